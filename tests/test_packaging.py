@@ -1,0 +1,93 @@
+"""The packaging traps that have been seen failing, each guarded."""
+
+import ast
+import operator
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+OUTER = ("operator", "epp", "sim", "cli")
+SOURCES = [path for outer in ("epp", "sim", "cli") for path in (ROOT / outer).rglob("*.py") if "/pb/" not in str(path)]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_the_standard_operator_module_is_not_shadowed() -> None:
+    """``import operator`` still means the standard library."""
+    assert str(operator.__file__).startswith(sysconfig.get_path("stdlib"))
+
+
+@pytest.mark.parametrize("outer", OUTER)
+def test_outer_folders_are_no_packages(outer: str) -> None:
+    """An ``__init__.py`` in an outer folder would shadow or enter the wheel."""
+    assert not (ROOT / outer / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("outer", OUTER)
+def test_outer_folders_hold_only_their_package(outer: str) -> None:
+    """The editable install puts outer folders on the path, so no module may lie directly inside."""
+    assert list((ROOT / outer).glob("*.py")) == []
+
+
+def test_test_folders_are_no_packages() -> None:
+    """``tests/operator/__init__.py`` would register itself as ``operator``."""
+    inner = [path for path in (ROOT / "tests").rglob("__init__.py") if path.parent != ROOT / "tests"]
+    assert inner == []
+
+
+def test_no_module_is_named_like_the_standard_library() -> None:
+    """A module named like one of the standard library breaks when a file is run by its path."""
+    allowed = {"__init__", "__main__"}
+    stems = {path.stem for path in SOURCES} - allowed
+    assert stems & set(sys.stdlib_module_names) == set()
+
+
+@pytest.mark.parametrize("script", sorted(PROJECT["project"]["scripts"]))
+def test_console_scripts_answer_help(script: str) -> None:
+    """Each installed command starts and shows examples."""
+    shown = subprocess.run([Path(sys.executable).parent / script, "--help"], capture_output=True, text=True, check=True)
+    assert "example" in shown.stdout
+
+
+def test_files_stay_small() -> None:
+    """No file of ours is longer than 400 lines."""
+    long = {str(path.relative_to(ROOT)): n for path in SOURCES if (n := len(path.read_text().splitlines())) > 400}
+    assert long == {}
+
+
+def test_functions_stay_small() -> None:
+    """The median function of the source is under ten lines."""
+    lengths = sorted(
+        node.end_lineno - node.lineno + 1
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno
+    )
+    assert lengths[len(lengths) // 2] < 10
+
+
+def test_the_map_names_every_module() -> None:
+    """docs/architecture.md has a line for each module."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    missing = [path.name for path in SOURCES if path.stem not in ("__init__", "__main__") and f"{path.name}" not in text]
+    assert missing == []
+
+
+def test_the_wheel_holds_the_packages_and_nothing_else(tmp_path: Path) -> None:
+    """The built wheel has our packages, their data and no outer folder."""
+    import zipfile
+
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT],
+        check=True,
+        capture_output=True,
+    )
+    [wheel] = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert tops == {"kvist", "kvist_epp", "kvist_sim", f"kvist-{PROJECT['project']['version']}.dist-info"}
+    assert {f"{package}/py.typed" for package in ("kvist", "kvist_epp", "kvist_sim")} <= set(names)
