@@ -1,0 +1,198 @@
+"""Every metric of the picker, once. Counters are plain numbers on ``Metrics``; gauges are asked for when
+scraped.
+
+The hot path only does ``metrics.requests[outcome] += 1`` and the like. Series of endpoints that have left are
+dropped (``forget``), so that a fleet that comes and goes does not grow the page.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from kvist_epp.admin.histogram import Histogram, Stages
+
+Counts = defaultdict[str, int]
+Key = TypeVar("Key")
+
+NO_COUNTS: Final[Mapping[str, int]] = {}
+
+
+def _none() -> Mapping[str, int]:
+    return NO_COUNTS
+
+
+def _no_blocks() -> Mapping[str, Mapping[str, int]]:
+    return {}
+
+
+@dataclass(slots=True)
+class Gauges:
+    """What is asked for at each scrape; each callable must be quick and is called on the event loop."""
+
+    index_blocks: Callable[[], Mapping[str, Mapping[str, int]]] = _no_blocks
+    """Blocks held by endpoint and medium."""
+    trust: Callable[[], Mapping[str, int]] = _none
+    """By endpoint: 1 precise, 0 approximate."""
+    owed: Callable[[], Mapping[str, int]] = _none
+    """Prefill tokens owed by endpoint."""
+    endpoints: Callable[[], Mapping[str, int]] = _none
+    """Endpoints by state."""
+    model_faithful: Callable[[], bool] = bool
+    """Whether the tokenizer's bytes are faithful: precise mode is possible."""
+    log_dropped: Callable[[], int] = int
+    """Log lines dropped because stderr was slow."""
+
+
+def _counts() -> Counts:
+    return defaultdict(int)
+
+
+@dataclass(slots=True)
+class Metrics:
+    """The picker's counters; ``requests["picked"] += 1`` on the hot path, ``render`` on the page."""
+
+    version: str = ""
+    gauges: Gauges = field(default_factory=Gauges)
+    requests: Counts = field(default_factory=_counts)
+    """By outcome: ``picked`` or the reason of a PickError."""
+    pick: Histogram = field(default_factory=Histogram)
+    """Whole picks, the waiting for bodies not included."""
+    stages: defaultdict[str, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
+    predicted_cached: Counts = field(default_factory=_counts)
+    """Tokens predicted to be cached on the picked pod, by endpoint."""
+    true_cached: Counts = field(default_factory=_counts)
+    """Tokens that the engine's events then showed to be cached, by endpoint, of the requests they told of."""
+    events: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+    """Applied KV events by endpoint and type: ``stored``, ``removed``, ``cleared``."""
+    gaps: Counts = field(default_factory=_counts)
+    """Gaps in the numbering of event batches, by endpoint."""
+    resets: Counts = field(default_factory=_counts)
+    """Times all that was known of an endpoint was forgotten: it restarted or could not replay."""
+    undecodable: Counts = field(default_factory=_counts)
+    """Event messages that could not be understood, by endpoint."""
+    ended: Counts = field(default_factory=_counts)
+    """Requests that ended, by how it was learned: ``access-log``, ``expired``, ``reconciled`` …"""
+    bad_endpoints_files: int = 0
+    template_failures: int = 0
+    """Prompts the model's chat template refused: routed by load."""
+
+    def observe(self, stages: Stages) -> None:
+        """Count one pick and its stages."""
+        total = 0.0
+        by_stage = self.stages
+        for stage, seconds in stages.laps:
+            by_stage[stage].observe(seconds)
+            total += seconds
+        self.pick.observe(total)
+
+    def forget(self, endpoint: str) -> None:
+        """The endpoint has left: drop its series."""
+        for counts in (self.predicted_cached, self.true_cached, self.gaps, self.resets, self.undecodable):
+            counts.pop(endpoint, None)
+        for key in [key for key in self.events if key[0] == endpoint]:
+            del self.events[key]
+
+    def snapshot(self) -> "Page":
+        """All families as they are now, ready to be written by another thread."""
+        return Page([*_PROCESS.collect(), *self._families()])
+
+    def _families(self) -> Iterable[Metric]:
+        yield _gauge("build_info", "Version of this picker; always 1.", ["version"], {self.version: 1})
+        yield _counter("requests", "Requests by outcome.", ["outcome"], self.requests)
+        yield _histogram("pick_seconds", "Time to pick, waiting for bodies not included.", {(): self.pick})
+        yield _histogram("stage_seconds", "Time of each stage of a pick.", _single(self.stages), ["stage"])
+        yield from self._cached_families()
+        yield from self._event_families()
+        gauges = self.gauges
+        owed = gauges.owed()
+        yield _gauge("owed_tokens", "Prefill tokens the endpoint still owes.", ["endpoint"], owed)
+        yield _gauge("endpoints", "Endpoints by state.", ["state"], gauges.endpoints())
+        faithful = int(gauges.model_faithful())
+        yield _gauge(
+            "model_faithful", "1: token ids decode to the prompt's bytes; 0: not.", [], {(): faithful}
+        )
+        yield _counter("bad_endpoints_files", "Endpoints files refused.", [], {(): self.bad_endpoints_files})
+        failures = {(): self.template_failures}
+        yield _counter("template_failures", "Prompts the chat template refused.", [], failures)
+        yield _counter("requests_ended", "Ended requests by how it was learned.", ["source"], self.ended)
+        dropped = {(): gauges.log_dropped()}
+        yield _counter("log_lines_dropped", "Log lines dropped, stderr being slow.", [], dropped)
+
+    def _cached_families(self) -> Iterable[Metric]:
+        label = ["endpoint"]
+        text = "Prompt tokens predicted to be cached on the picked endpoint."
+        yield _counter("predicted_cached_tokens", text, label, self.predicted_cached)
+        text = "Prompt tokens that were cached, by the engine's events."
+        yield _counter("true_cached_tokens", text, label, self.true_cached)
+
+    def _event_families(self) -> Iterable[Metric]:
+        label = ["endpoint"]
+        yield _counter("index_events", "KV events applied.", ["endpoint", "type"], self.events)
+        yield _counter("index_gaps", "Gaps in the numbering of event batches.", label, self.gaps)
+        yield _counter("index_resets", "Times an endpoint's blocks were forgotten.", label, self.resets)
+        yield _counter("index_undecodable", "Event messages not understood.", label, self.undecodable)
+        blocks = {
+            (endpoint, medium): count
+            for endpoint, media in self.gauges.index_blocks().items()
+            for medium, count in media.items()
+        }
+        yield _gauge("index_blocks", "Blocks held.", ["endpoint", "medium"], blocks)
+        yield _gauge("index_trust", "1: matched precisely; 0: approximately.", label, self.gauges.trust())
+
+
+class Page(Collector):
+    """Families that no longer change: formatting them may take its time elsewhere."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """The families."""
+        return self._families
+
+    def write(self, accept: str) -> tuple[bytes, str]:
+        """The page in the format an ``Accept`` header asks for, and its content type."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        encoder, content_type = choose_encoder(accept)
+        return encoder(registry), content_type
+
+
+_PROCESS: Final = ProcessCollector(registry=None)
+
+
+def _single(histograms: Mapping[str, Histogram]) -> dict[tuple[str, ...], Histogram]:
+    return {(name,): histogram for name, histogram in histograms.items()}
+
+
+def _labels(key: object) -> tuple[str, ...]:
+    return key if isinstance(key, tuple) else (str(key),)
+
+
+def _counter(name: str, text: str, labels: list[str], counts: Mapping[Key, int]) -> Metric:
+    family = CounterMetricFamily(f"kvist_epp_{name}", text, labels=labels)
+    for key, count in counts.items():
+        family.add_metric(_labels(key), count)
+    return family
+
+
+def _gauge(name: str, text: str, labels: list[str], values: Mapping[Key, float]) -> Metric:
+    family = GaugeMetricFamily(f"kvist_epp_{name}", text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(_labels(key), value)
+    return family
+
+
+def _histogram(
+    name: str, text: str, histograms: Mapping[tuple[str, ...], Histogram], labels: list[str] | None = None
+) -> Metric:
+    family = HistogramMetricFamily(f"kvist_epp_{name}", text, labels=labels or [])
+    for key, histogram in histograms.items():
+        family.add_metric(key, list(histogram.cumulative()), histogram.total)
+    return family

@@ -1,0 +1,154 @@
+"""The fleet as everybody reads it: frozen endpoints and one immutable snapshot of them.
+
+Whoever discovers endpoints (a file now, Kubernetes later) makes a new ``Fleet``; readers swap the reference,
+so nobody ever sees half a change.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from kvist_epp.names import KV_EVENTS_PORT, KV_REPLAY_PORT, LABEL_MAX_NUM_SEQS
+
+LABEL_ROLES: Final = ("kvist.dev/role", "llm-d.ai/role")
+"""Endpoint labels that tell a pod's role, first match counts: ``prefill``, ``decode``, ``both`` …"""
+
+
+class Source(NamedTuple):
+    """Where one data-parallel rank publishes its KV events."""
+
+    publisher: str
+    """``<pod uid or namespace/name>/<rank>``: the publisher's name in the index."""
+    rank: int
+    events: str
+    """ZMQ address of the PUB socket."""
+    replay: str | None
+    """ZMQ address of the replay ROUTER socket; None: lost events cannot be asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One engine as the gateway reaches it; ``hostport`` is what the picker answers with.
+
+    Equality counts every field, so a snapshot that differs tells an endpoint that changed.
+    """
+
+    name: str
+    namespace: str
+    address: str
+    """IPv4 or IPv6 address in its canonical text, without brackets."""
+    port: int
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    kv_events: str | None = None
+    """``tcp://host:port`` of rank 0's KV events; None: the engine publishes none (approximate mode)."""
+    kv_replay: str | None = None
+    """``tcp://host:port`` of rank 0's replay socket; None: no replay."""
+    ranks: int = 1
+    """Data-parallel ranks behind this one address."""
+    uid: str = ""
+    """Kubernetes pod UID; empty where there is none. A restarted pod of the same name has another one."""
+    hostport: str = field(init=False, compare=False)
+    """``ip:port`` or ``[v6]:port``."""
+    key: str = field(init=False, compare=False)
+    """``namespace/name``: the endpoint's name in the ledger, in metrics and on pages."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", MappingProxyType(dict(self.labels)))
+        object.__setattr__(self, "hostport", hostport(self.address, self.port))
+        object.__setattr__(self, "key", f"{self.namespace}/{self.name}")
+
+    @property
+    def max_num_seqs(self) -> int | None:
+        """The engine's batch size by its label (vLLM does not export it); None when absent or no number."""
+        text = self.labels.get(LABEL_MAX_NUM_SEQS, "")
+        return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else None
+
+    @property
+    def role(self) -> str:
+        """The pod's role by its label, ``both`` without one."""
+        return next((self.labels[label] for label in LABEL_ROLES if label in self.labels), "both")
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Where each rank publishes: rank r adds r to both ports, as vLLM's publisher does; () without
+        events."""
+        if self.kv_events is None:
+            return ()
+        return tuple(
+            Source(
+                f"{self.uid or self.key}/{rank}",
+                rank,
+                offset_port(self.kv_events, rank),
+                None if self.kv_replay is None else offset_port(self.kv_replay, rank),
+            )
+            for rank in range(self.ranks)
+        )
+
+
+def hostport(address: str, port: int) -> str:
+    """``ip:port``, with brackets around an IPv6 address (RFC 3986 section 3.2.2)."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def canonical_ip(text: str) -> str:
+    """The canonical text of an IPv4 or IPv6 address, brackets allowed.
+
+    Raises ``ValueError`` for anything else, zone identifiers included: a proxy could not connect to them.
+    """
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") and ":" in text else text
+    if "%" in bare:
+        raise ValueError(f"{text!r} has a zone identifier")
+    return str(ip_address(bare))
+
+
+def offset_port(source: str, rank: int) -> str:
+    """``tcp://host:port`` with ``rank`` added to the port (vLLM's ``offset_endpoint_port``)."""
+    head, _, port = source.rpartition(":")
+    return f"{head}:{int(port) + rank}"
+
+
+def default_sources(address: str) -> tuple[str, str]:
+    """Where an engine at ``address`` publishes its events and answers replays unless told otherwise."""
+    return f"tcp://{hostport(address, KV_EVENTS_PORT)}", f"tcp://{hostport(address, KV_REPLAY_PORT)}"
+
+
+class Change(NamedTuple):
+    """What one snapshot has that another has not. A changed endpoint is in both: it left and joined."""
+
+    left: tuple[Endpoint, ...]
+    joined: tuple[Endpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """All endpoints at one moment."""
+
+    endpoints: tuple[Endpoint, ...] = ()
+    _by_hostport: Mapping[str, Endpoint] = field(init=False, compare=False, repr=False)
+    _by_key: Mapping[str, Endpoint] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_hostport", {e.hostport: e for e in self.endpoints})
+        object.__setattr__(self, "_by_key", {e.key: e for e in self.endpoints})
+
+    def __len__(self) -> int:
+        return len(self.endpoints)
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        return iter(self.endpoints)
+
+    def by_hostport(self, hostport: str) -> Endpoint | None:
+        """The endpoint at ``ip:port`` or ``[v6]:port``."""
+        return self._by_hostport.get(hostport)
+
+    def by_key(self, key: str) -> Endpoint | None:
+        """The endpoint called ``namespace/name``."""
+        return self._by_key.get(key)
+
+    def since(self, old: "Fleet") -> Change:
+        """What left and what joined between ``old`` and this snapshot."""
+        left = tuple(e for e in old.endpoints if self._by_key.get(e.key) != e)
+        joined = tuple(e for e in self.endpoints if old.by_key(e.key) != e)
+        return Change(left, joined)

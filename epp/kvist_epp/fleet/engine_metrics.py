@@ -1,0 +1,249 @@
+"""What an engine's own pages say, without I/O: ``/metrics`` and ``/v1/models``, and the rates learned from
+them.
+
+Names and labels are vLLM's (``vllm/v1/metrics/loggers.py``, ``vllm/entrypoints/openai/models``). One regular
+expression picks the few lines needed out of the thousand; whatever is absent or malformed is passed over.
+Ranks (label ``engine``) are summed.
+"""
+
+import math
+import re
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+_LABELS = r'(?:[^"\n}]|"(?:\\.|[^"\\\n])*")*'
+_LINE: Final = re.compile(
+    r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|cache_config_info"
+    r"|prefix_cache_queries_total|prefix_cache_hits_total"
+    r"|prompt_tokens_total|prompt_tokens_by_source_total|generation_tokens_total"
+    r"|request_prefill_time_seconds_(?:sum|count)|request_prefill_kv_computed_tokens_sum"
+    r"|request_decode_time_seconds_(?:sum|count)|request_time_per_output_token_seconds_(?:sum|count))"
+    rf"(?:\{{({_LABELS})\}})?[ \t]+(\S+)",
+    re.MULTILINE,
+)
+_LABEL: Final = re.compile(r'([A-Za-z_]\w*)="((?:\\.|[^"\\\n])*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSample:
+    """One scrape. Counters are totals since the engine started; what the engine does not export is 0 or
+    None."""
+
+    running: int = 0
+    """Requests in the batch."""
+    waiting: int = 0
+    """Requests in the engine's queue."""
+    cache_usage: float = 0.0
+    """Share of KV blocks that cannot be evicted, 0..1, the fullest rank's."""
+    block_size: int | None = None
+    """Tokens a block."""
+    blocks: int | None = None
+    """KV blocks of all ranks."""
+    queries: float = 0.0
+    """Tokens looked up in the prefix cache."""
+    hits: float = 0.0
+    """Tokens found there."""
+    prompt_tokens: float = 0.0
+    computed_tokens: float = 0.0
+    """Prompt tokens computed, not cached, of requests that got their first token; prompt_tokens - hits in
+    older engines."""
+    generation_tokens: float = 0.0
+    prefills: float = 0.0
+    """Finished requests whose prefill is in the next two."""
+    prefill_seconds: float = 0.0
+    prefill_tokens: float = 0.0
+    decodes: float = 0.0
+    decode_seconds: float = 0.0
+    token_times: float = 0.0
+    """Finished requests whose mean time per output token is in ``token_seconds``."""
+    token_seconds: float = 0.0
+
+    @property
+    def cache_tokens(self) -> int | None:
+        """Tokens the KV cache holds."""
+        return None if self.blocks is None or self.block_size is None else self.blocks * self.block_size
+
+
+def parse(text: str) -> EngineSample:
+    """Prometheus text → sample. Never raises: a page that says nothing gives the empty sample."""
+    totals: dict[str, float] = {}
+    usage = 0.0
+    block_size: int | None = None
+    blocks: int | None = None
+    local_compute: float | None = None
+    for name, labels, raw in _LINE.findall(text):
+        value = _number(raw)
+        if value is None:
+            continue
+        if name == "cache_config_info":
+            found = dict(_LABEL.findall(labels))
+            block_size = _whole(found.get("block_size")) or block_size
+            rank_blocks = _whole(found.get("num_gpu_blocks"))
+            blocks = blocks if rank_blocks is None else (blocks or 0) + rank_blocks
+        elif name == "kv_cache_usage_perc":
+            usage = max(usage, value)
+        elif name == "prompt_tokens_by_source_total":
+            if 'source="local_compute"' in labels:
+                local_compute = (local_compute or 0.0) + value
+        else:
+            totals[name] = totals.get(name, 0.0) + value
+    get = totals.get
+    prompt, hits = get("prompt_tokens_total", 0.0), get("prefix_cache_hits_total", 0.0)
+    return EngineSample(
+        running=max(0, int(get("num_requests_running", 0.0))),
+        waiting=max(0, int(get("num_requests_waiting", 0.0))),
+        cache_usage=usage,
+        block_size=block_size,
+        blocks=blocks,
+        queries=get("prefix_cache_queries_total", 0.0),
+        hits=hits,
+        prompt_tokens=prompt,
+        computed_tokens=max(0.0, prompt - hits) if local_compute is None else local_compute,
+        generation_tokens=get("generation_tokens_total", 0.0),
+        prefills=get("request_prefill_time_seconds_count", 0.0),
+        prefill_seconds=get("request_prefill_time_seconds_sum", 0.0),
+        prefill_tokens=get("request_prefill_kv_computed_tokens_sum", 0.0),
+        decodes=get("request_decode_time_seconds_count", 0.0),
+        decode_seconds=get("request_decode_time_seconds_sum", 0.0),
+        token_times=get("request_time_per_output_token_seconds_count", 0.0),
+        token_seconds=get("request_time_per_output_token_seconds_sum", 0.0),
+    )
+
+
+def require_engine(text: str) -> str:
+    """The page itself. Raises ``ValueError`` when it is not vLLM's: other servers have a /metrics, too."""
+    if "vllm:num_requests_running" not in text:
+        raise ValueError("its /metrics page is not vLLM's")
+    return text
+
+
+def _number(raw: str) -> float | None:
+    try:
+        value = float(raw)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _whole(raw: str | None) -> int | None:
+    return int(raw) if raw and raw.isascii() and raw.isdigit() and len(raw) < 16 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What an engine serves."""
+
+    models: frozenset[str] = frozenset()
+    """Names of the base model."""
+    adapters: frozenset[str] = frozenset()
+    """LoRA adapters: entries that have a parent."""
+    max_model_len: int | None = None
+    """Tokens of prompt and answer together, at most."""
+
+
+class _Entry(msgspec.Struct):
+    id: str
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Entry]
+
+
+def parse_models(body: bytes) -> Served:
+    """``GET /v1/models`` → what is served. Raises ``ValueError`` when the body is not vLLM's list."""
+    try:
+        entries = msgspec.json.decode(body, type=_Models).data
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"not a list of models: {error}") from None
+    except RecursionError:
+        raise ValueError("not a list of models: nested too deeply") from None
+    lengths = [e.max_model_len for e in entries if e.max_model_len is not None]
+    return Served(
+        models=frozenset(e.id for e in entries if e.parent is None),
+        adapters=frozenset(e.id for e in entries if e.parent is not None),
+        max_model_len=min(lengths, default=None),
+    )
+
+
+@dataclass(slots=True)
+class Rates:
+    """What successive samples of one engine teach. ``None``: not learned yet.
+
+    Prefill time is summed over requests that overlap in one batch, so tokens are divided by the shorter of
+    that sum and the wall time, over a window long enough that requests which finish at once do not look like
+    speed. Windows of short prefills teach nothing: a step's fixed cost would make a pod with a warm cache
+    look slow and drive prompts off it.
+    """
+
+    WINDOW_SECONDS = 30.0
+    MIN_TOKENS = 4_000.0
+    MIN_TOKENS_PER_PREFILL = 512.0
+    """At 15,928 tokens/s these take 32 ms, against 20 ms of a step's fixed cost: shorter ones are all
+    step."""
+    BOUNDS = (50.0, 2_000_000.0)
+    """Prefill tokens/s outside of these is a counter that lies."""
+    SMOOTHING = 0.3
+    """Share of the new window in the average: three windows forget half of the past, one odd one moves it by
+    30 %."""
+
+    prefill: float | None = None
+    """Prefill tokens/s."""
+    decode_seconds: float | None = None
+    """Mean time from first to last token."""
+    token_seconds: float | None = None
+    """Mean time per output token."""
+    hit_ratio: float | None = None
+    """Prefix-cache hits per token looked up, over the window."""
+    _window: deque[tuple[float, EngineSample]] = field(default_factory=deque)
+    _learned_at: float = -math.inf
+
+    def observe(self, sample: EngineSample, now: float) -> None:
+        """One more sample, at ``now`` seconds of a monotonic clock."""
+        if self._window and sample.prompt_tokens < self._window[-1][1].prompt_tokens:
+            self._window.clear()  # the engine restarted: its counters begin anew
+        while len(self._window) > 1 and now - self._window[1][0] >= self.WINDOW_SECONDS:
+            self._window.popleft()
+        if self._window:
+            since, first = self._window[0]
+            self._learn(first, sample, now - since, now)
+        self._window.append((now, sample))
+
+    def _learn(self, first: EngineSample, last: EngineSample, wall: float, now: float) -> None:
+        self.decode_seconds = (
+            _mean(last.decode_seconds - first.decode_seconds, last.decodes - first.decodes)
+            or self.decode_seconds
+        )
+        self.token_seconds = (
+            _mean(last.token_seconds - first.token_seconds, last.token_times - first.token_times)
+            or self.token_seconds
+        )
+        looked_up = last.queries - first.queries
+        if looked_up > 0:
+            self.hit_ratio = min(1.0, max(0.0, (last.hits - first.hits) / looked_up))
+        rate = self._rate(first, last, wall)
+        if rate is None or now - self._learned_at < self.WINDOW_SECONDS / 10:
+            return
+        self._learned_at = now
+        self.prefill = rate if self.prefill is None else self.prefill + self.SMOOTHING * (rate - self.prefill)
+
+    def _rate(self, first: EngineSample, last: EngineSample, wall: float) -> float | None:
+        tokens = last.prefill_tokens - first.prefill_tokens
+        prefills = last.prefills - first.prefills
+        seconds = last.prefill_seconds - first.prefill_seconds
+        busy = min(seconds, wall)
+        if tokens < self.MIN_TOKENS or tokens < self.MIN_TOKENS_PER_PREFILL * prefills or busy <= 0:
+            return None
+        if seconds > wall and wall < self.WINDOW_SECONDS / 3:
+            return None  # prefills that began before the window would count as done within it
+        low, high = self.BOUNDS
+        rate = tokens / busy
+        return rate if low <= rate <= high else None
+
+
+def _mean(total: float, count: float) -> float | None:
+    return total / count if count > 0 and total > 0 else None

@@ -1,0 +1,121 @@
+"""What sending a request to a pod costs, in seconds, for comparing pods. Pure.
+
+::
+
+    wait(pod)     = prefill tokens it still owes / its prefill rate
+                    + time until a sequence slot is free when its batch is full
+    work(request) = uncached tokens / its prefill rate + time to load blocks from a slower tier
+    cost          = wait + price x work + a little per running sequence
+    price         = rises with the pool's mean backlog: recomputed tokens delay everybody behind them
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Every constant of the policy. Figures refer to ``facts/measured.md``, policies in virtual time."""
+
+    price_base: float = 2.0
+    """Price of a second of work while nothing waits anywhere. 1 (greedy) copies prefixes until caches
+    thrash."""
+    price_slope: float = 4.0
+    """Added to the price per second of mean backlog (1/s): near capacity, recomputed tokens delay all behind
+    them."""
+    running_seconds: float = 0.010
+    """Per sequence on the pod: each slows every decode step. 0.005 lost goodput on a hot prefix, 0.04 on the
+    groups."""
+    near_seconds: float = 0.001
+    """Costs this close are a tie: 16 tokens of prefill, less than a step's jitter."""
+    decode_seconds: float = 5.0
+    """Time from first to last token until a pod's own mean is learned: 250 tokens of 20 ms."""
+    bytes_per_token: float = 4.0
+    """Text per token until a match of this prompt tells better: English with a 150k vocabulary has 4 to
+    4.5."""
+    ratio_tokens: int = 64
+    """Tokens a match needs for its own bytes per token to count."""
+    load_rates: Mapping[str, float] = field(
+        default_factory=lambda: MappingProxyType({"CPU": 80_000.0, "STORAGE": 12_000.0}), hash=False
+    )
+    """Tokens/s loaded from a slower tier, by medium: 256 KiB a token (Qwen3-32B) over PCIe at 20 GB/s and
+    from a disk at 3 GB/s."""
+    other_load_rate: float = 12_000.0
+    """For a medium not named above."""
+
+
+DEFAULT: Final = Policy()
+
+
+class Hit(Protocol):
+    """What the index knows of this prompt on one pod: ``kvist_epp.cache.index.Hit``, or ``Approximate``."""
+
+    @property
+    def tokens(self) -> int:
+        """Cached tokens, from the start of the prompt."""
+
+    @property
+    def bytes(self) -> int:
+        """Their text."""
+
+    @property
+    def lower(self) -> Mapping[str, int]:
+        """Further tokens that a slower medium holds."""
+
+
+NOTHING_LOWER: Final[Mapping[str, int]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A hit by hand: none at all, or ``matched`` bytes of the routing history."""
+
+    tokens: int = 0
+    bytes: int = 0
+    lower: Mapping[str, int] = field(default_factory=lambda: NOTHING_LOWER, hash=False)
+
+    @classmethod
+    def of_history(cls, matched: int, bytes_per_token: float = DEFAULT.bytes_per_token) -> "Match":
+        """A match of the routing history, which knows bytes only (approximate mode)."""
+        return cls(int(matched / bytes_per_token), matched)
+
+
+NO_MATCH: Final = Match()
+
+
+def slot_seconds(running: int, slots: int | None, decode_seconds: float) -> float:
+    """Seconds until a sequence slot is free for one more request on a pod with ``running``.
+
+    A full batch of ``slots`` sequences that decode ``decode_seconds`` each frees a slot every
+    ``decode_seconds / slots``; those already waiting for one go first. 0 while there is room or slots are
+    unknown.
+    """
+    if slots is None or running < slots:
+        return 0.0
+    return (running - slots + 1) * decode_seconds / slots
+
+
+def work_seconds(
+    uncached: int, rate: float, lower: Mapping[str, int] = NOTHING_LOWER, policy: Policy = DEFAULT
+) -> float:
+    """Seconds of prefill, and of loading what a slower tier holds where that is quicker than computing it."""
+    left, loading = uncached, 0.0
+    for medium, held in lower.items():
+        tokens = min(held, left)
+        load_rate = policy.load_rates.get(medium, policy.other_load_rate)
+        if load_rate > rate:
+            left -= tokens
+            loading += tokens / load_rate
+    return left / rate + loading
+
+
+def price(mean_owed_seconds: float, policy: Policy = DEFAULT) -> float:
+    """Price of a second of work, given the eligible pods' mean backlog in seconds."""
+    return policy.price_base + policy.price_slope * mean_owed_seconds
+
+
+def cost(wait: float, work: float, running: int, price: float, policy: Policy = DEFAULT) -> float:
+    """Seconds, for comparing pods only; ``wait + work`` is the predicted time to the first token."""
+    return wait + price * work + policy.running_seconds * running

@@ -1,0 +1,227 @@
+"""The policy on one page: candidates → endpoints, best first, or ``NoEndpoints``. Pure.
+
+::
+
+    eligible = in the gateway's subset, and ready, and of a role that takes requests
+    best     = the least cost; near ties go to the fewest running requests, then in turn
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import ceil
+from operator import attrgetter
+from typing import Final
+
+from kvist_epp.errors import NoEndpoints
+from kvist_epp.fleet.endpoints import Endpoint, canonical_ip, hostport
+from kvist_epp.fleet.ledger import Load
+from kvist_epp.schedule.cost import DEFAULT, NO_MATCH, Hit, Policy, cost, price, slot_seconds, work_seconds
+
+MAX_ENDPOINTS: Final = 3
+NOT_IN_SUBSET: Final = "not in the gateway's subset"
+ROLES_WITHOUT_REQUESTS: Final = frozenset({"prefill", "encode", "encode-prefill"})
+"""Pods that only help others (llm-d's role labels)."""
+
+
+@dataclass(slots=True)
+class Candidate:
+    """How one endpoint stands: made when the fleet or a state changes, read by every pick."""
+
+    endpoint: Endpoint
+    load: Load
+    ready: bool = True
+    reason: str = ""
+    """Why it is not ready, in a word or two: clients see these counted."""
+    refusal: str = field(init=False)
+    """Why it cannot be picked, whatever the subset; empty when it can."""
+
+    def __post_init__(self) -> None:
+        role = self.endpoint.role
+        helper = f"role {role}" if role in ROLES_WITHOUT_REQUESTS else ""
+        self.refusal = helper if self.ready else self.reason or "not ready"
+
+
+@dataclass(slots=True)
+class Demand:
+    """What is asked for: one request."""
+
+    prompt_bytes: int = 0
+    """Bytes the engine will tokenise, or the body's where the prompt is not understood."""
+    hits: Mapping[str, Hit] = field(default_factory=dict)
+    """By endpoint key; absent: nothing of it is cached there."""
+    tokens: int | None = None
+    """Prompt tokens where the request itself tells (token ids); None: estimated from bytes."""
+
+
+@dataclass(slots=True)
+class Scored:
+    """One endpoint as the policy sees it: a row of ``/debug/pick``, and what the ledger is told."""
+
+    endpoint: Endpoint
+    eligible: bool
+    matched_tokens: int
+    matched_bytes: int
+    uncached_tokens: int
+    owed_tokens: int
+    predicted_ttft_seconds: float
+    reason: str
+
+
+@dataclass(slots=True)
+class _Row:
+    candidate: Candidate
+    hit: Hit
+    uncached: int
+    wait: float
+    work: float
+    running: int
+    cost: float = 0.0
+
+    def scored(self, refusal: str = "") -> Scored:
+        return Scored(
+            self.candidate.endpoint,
+            not refusal,
+            self.hit.tokens,
+            self.hit.bytes,
+            self.uncached,
+            round(self.candidate.load.owed),
+            self.wait + self.work,
+            refusal or f"cost {self.cost:.4f} s, {self.running} running",
+        )
+
+
+_BY_COST = attrgetter("cost")
+_BY_RUNNING = attrgetter("running")
+
+
+def choose(
+    candidates: Sequence[Candidate],
+    demand: Demand,
+    subset: tuple[str, ...] | None = None,
+    *,
+    now: float,
+    turn: int = 0,
+    limit: int = MAX_ENDPOINTS,
+    policy: Policy = DEFAULT,
+) -> list[Scored]:
+    """The best endpoint and up to ``limit - 1`` to fall back to.
+
+    ``subset``: the gateway's ``ip`` or ``ip:port`` strings; None: no hint; empty: nothing is allowed.
+    ``turn``: a number that differs from request to request, so that equal pods take turns. Drains the loads
+    to ``now``, changes nothing else.
+
+    Raises ``NoEndpoints`` saying why nobody is eligible.
+    """
+    allowed = [c for c in candidates if not c.refusal and (subset is None or allows(subset, c.endpoint))]
+    if not allowed:
+        raise NoEndpoints(_why_none(candidates, subset))
+    return [row.scored() for row in _ranked(_rows(allowed, demand, now, policy), turn, policy)[:limit]]
+
+
+def explain(
+    candidates: Sequence[Candidate],
+    demand: Demand,
+    subset: tuple[str, ...] | None = None,
+    *,
+    now: float,
+    turn: int = 0,
+    policy: Policy = DEFAULT,
+) -> list[Scored]:
+    """Every candidate as ``choose`` sees it: the eligible, best first, then the others with what stands in
+    the way."""
+    rows = [(row, obstacle(row.candidate, subset)) for row in _rows(candidates, demand, now, policy)]
+    ranked = _ranked([row for row, refusal in rows if not refusal], turn, policy)
+    return [row.scored() for row in ranked] + [row.scored(refusal) for row, refusal in rows if refusal]
+
+
+def obstacle(candidate: Candidate, subset: tuple[str, ...] | None) -> str:
+    """Why this candidate cannot be picked; empty when it can."""
+    if subset is not None and not allows(subset, candidate.endpoint):
+        return NOT_IN_SUBSET
+    return candidate.refusal
+
+
+def _rows(candidates: Sequence[Candidate], demand: Demand, now: float, policy: Policy) -> list[_Row]:
+    hits, ratio = demand.hits, _bytes_per_token(demand.hits, policy)
+    nothing = _uncached(demand, NO_MATCH, ratio)
+    rows = []
+    for candidate in candidates:
+        load = candidate.load
+        hit = hits.get(candidate.endpoint.key)
+        uncached = nothing if hit is None else _uncached(demand, hit, ratio)
+        work = work_seconds(uncached, load.rate, hit.lower, policy) if hit else uncached / load.rate
+        wait = load.drain(now) / load.rate
+        running = load.running
+        if load.slots is not None:
+            wait += slot_seconds(running, load.slots, load.decode_seconds or policy.decode_seconds)
+        rows.append(_Row(candidate, hit or NO_MATCH, uncached, wait, work, running))
+    return rows
+
+
+def _ranked(rows: list[_Row], turn: int, policy: Policy) -> list[_Row]:
+    if not rows:
+        return rows
+    backlog = sum(row.candidate.load.owed / row.candidate.load.rate for row in rows) / len(rows)
+    work_price = price(backlog, policy)
+    for row in rows:
+        row.cost = cost(row.wait, row.work, row.running, work_price, policy)
+    first = turn % len(rows)
+    rows = sorted(rows[first:] + rows[:first], key=_BY_COST)  # stable: equal costs stay in turn
+    near = rows[0].cost + policy.near_seconds
+    tied = next((i for i, row in enumerate(rows) if row.cost > near), len(rows))
+    return sorted(rows[:tied], key=_BY_RUNNING) + rows[tied:]
+
+
+def _uncached(demand: Demand, hit: Hit, bytes_per_token: float) -> int:
+    """Tokens to prefill; a prompt wholly matched still computes its last token."""
+    if demand.tokens is not None:
+        return max(demand.tokens - hit.tokens, min(demand.tokens, 1))
+    left = ceil((demand.prompt_bytes - hit.bytes) / bytes_per_token)
+    return max(left, min(demand.prompt_bytes, 1))
+
+
+def _bytes_per_token(hits: Mapping[str, Hit], policy: Policy) -> float:
+    """As the longest match of this very prompt tells, else the policy's guess; the same for all
+    candidates."""
+    tokens, text = 0, 0
+    for hit in hits.values():
+        if hit.tokens > tokens:
+            tokens, text = hit.tokens, hit.bytes
+    return text / tokens if tokens >= policy.ratio_tokens and text else policy.bytes_per_token
+
+
+def allows(subset: tuple[str, ...], endpoint: Endpoint) -> bool:
+    """Whether the gateway's subset names this endpoint, by address alone (any port) or with its port."""
+    names = _canonical(subset)
+    return endpoint.hostport in names or endpoint.address in names
+
+
+@lru_cache(maxsize=256)
+def _canonical(subset: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(filter(None, map(_canonical_member, subset)))
+
+
+def _canonical_member(member: str) -> str:
+    """``ip``, ``ip:port``, ``v6``, ``[v6]`` or ``[v6]:port`` in canonical text; empty for what is neither."""
+    text = member.strip()
+    address, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]") or (":" in address and not address.endswith("]")):
+        address, port = text, ""
+    try:
+        ip = canonical_ip(address)
+        return hostport(ip, int(port)) if port else ip
+    except ValueError:
+        return ""
+
+
+def _why_none(candidates: Sequence[Candidate], subset: tuple[str, ...] | None) -> str:
+    """For clients: counts, never addresses."""
+    if not candidates:
+        return "no endpoints are known"
+    if subset is not None and not any(allows(subset, c.endpoint) for c in candidates):
+        return f"none of the {len(candidates)} known endpoints is in the gateway's subset of {len(subset)}"
+    within = [c for c in candidates if subset is None or allows(subset, c.endpoint)]
+    reasons = Counter(c.refusal for c in within).most_common()
+    return f"none of {len(within)} endpoints can be picked: " + ", ".join(f"{n} {why}" for why, n in reasons)

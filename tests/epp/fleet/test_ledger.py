@@ -1,0 +1,259 @@
+"""The ledger: what is owed, by whom, and how it goes away; against a model in the properties."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvist_epp.fleet.ledger import Ledger
+
+RATE = 1000.0
+
+
+def ledger(**more: float) -> Ledger:
+    return Ledger(default_rate=RATE, **more)  # type: ignore[arg-type]
+
+
+def test_routed_tokens_are_owed_until_settled() -> None:
+    """A request owes its uncached tokens from the pick to its end."""
+    books = ledger()
+    books.routed("s", "p", 500, 900, now=10.0)
+
+    assert (books.owed("p"), books.running("p"), books.owed("q")) == (500, 1, 0)
+
+    ended = books.settled("s", now=10.0)
+
+    assert ended is not None
+    assert (ended.total, books.owed("p"), books.running("p"), len(books)) == (900, 0, 0, 0)
+    assert books.settled("s", now=10.0) is None
+
+
+def test_owed_drains_with_time_oldest_first() -> None:
+    """Between events tokens go away at the pod's rate, those of the oldest request first."""
+    books = ledger()
+    books.routed("old", "p", 500, 500, now=0.0)
+    books.routed("new", "p", 1000, 1000, now=0.0)
+
+    assert books.owed("p", now=0.6) == 900
+
+    books.settled("old", now=0.6)
+
+    assert books.owed("p", now=0.6) == 900
+    assert books.owed("p", now=9.0) == 0
+    assert books.running("p") == 1
+
+
+def test_events_correct_the_estimate_both_ways() -> None:
+    """What events say counts: prefill that is faster or slower than the clock thought."""
+    books = ledger()
+    books.routed("s", "p", 1000, 1000, now=0.0)
+    books.progress("s", 200, now=0.1)
+
+    assert books.owed("p") == 200
+
+    books.progress("s", 150, now=5.0)
+
+    assert books.owed("p") == 150
+
+    books.progress("s", 0, now=5.1)
+    books.progress("stranger", 7, now=5.1)
+
+    assert books.owed("p", now=5.1) == 0
+
+
+def test_a_session_with_several_requests_counts_each() -> None:
+    """Clients reuse session ids: both requests are owed, and each settling ends one."""
+    books = ledger()
+    books.routed("s", "p", 100, 100, now=0.0)
+    books.routed("s", "q", 200, 200, now=0.0)
+    books.settled("s", now=0.0)
+
+    assert (books.owed("p"), books.owed("q"), len(books)) == (0, 200, 1)
+
+
+def test_silence_expires() -> None:
+    """A request nothing is heard of is dropped after the expiry; signs of life put it off."""
+    books = ledger(expire_seconds=10.0)
+    books.routed("silent", "p", 100, 100, now=0.0)
+    books.routed("alive", "p", 100, 100, now=0.0)
+    books.progress("alive", 0, now=5.0)
+
+    assert books.expire(now=9.9) == []
+    assert books.expire(now=10.0) == ["silent"]
+    assert books.expire(now=15.0) == ["alive"]
+    assert (len(books), books.running("p"), books.owed("p")) == (0, 0, 0)
+
+
+def test_memory_is_bounded() -> None:
+    """Beyond the bound the request heard of longest ago makes room."""
+    books = ledger(max_requests=2)
+    for number in range(4):
+        books.routed(f"s{number}", "p", 10, 10, now=float(number))
+
+    assert (len(books), books.running("p")) == (2, 2)
+    assert books.settled("s1", now=4.0) is None
+    assert books.settled("s2", now=4.0) is not None
+
+
+def test_forget_closes_an_account() -> None:
+    """A pod that leaves takes its requests with it."""
+    books = ledger()
+    books.routed("s", "p", 10, 10, now=0.0)
+    books.routed("t", "q", 10, 10, now=0.0)
+
+    assert books.forget("p") == ["s"]
+    assert (len(books), books.running("p"), books.owed("q")) == (1, 0, 10)
+    assert books.forget("never") == []
+
+
+def test_fewer_requests_twice_end_the_oldest() -> None:
+    """Scrapes that show fewer requests than ours, twice in a row, end the ones heard of longest ago."""
+    books = ledger()
+    for number in range(3):
+        books.routed(f"s{number}", "p", 10, 10, now=float(number))
+    books.progress("s0", 0, now=5.0)
+
+    assert books.reconcile("p", 1, 0, now=10.0) == []
+    assert books.reconcile("p", 2, 0, now=12.0) == ["s1"]
+    assert books.running("p") == 2
+    assert books.reconcile("p", 2, 0, now=14.0) == []
+
+
+def test_a_request_on_its_way_is_not_missing() -> None:
+    """A request routed just before the scrape was sent, or after, may not have arrived: it is not ended."""
+    books = ledger(grace_seconds=0.5)
+    books.routed("s", "p", 10, 10, now=9.8)
+
+    assert [books.reconcile("p", 0, 0, now=20.0, asked_at=10.0) for _ in range(3)] == [[], [], []]
+
+
+def test_more_requests_are_foreign() -> None:
+    """Traffic that did not pass through us counts as running, and goes when it goes."""
+    books = ledger()
+    books.routed("s", "p", 10, 10, now=0.0)
+    books.reconcile("p", 5, 2, now=2.0)
+
+    assert books.running("p") == 7
+
+    books.reconcile("p", 1, 0, now=4.0)
+
+    assert books.running("p") == 1
+
+
+def test_requests_that_wait_in_the_engine_owe_everything() -> None:
+    """Time drains a request on paper; the engine's queue shows that it has not begun, so it owes all
+    again."""
+    books = ledger()
+    books.routed("begun", "p", 1000, 1000, now=0.0)
+    books.routed("queued", "p", 1000, 1000, now=0.0)
+    books.reconcile("p", 1, 1, now=3.0)
+
+    assert books.owed("p") == 1000
+
+
+def test_events_outweigh_the_queue() -> None:
+    """A request whose prefill events have shown progress is not set back by a scrape (a preempted one waits,
+    too)."""
+    books = ledger()
+    books.routed("s", "p", 1000, 1000, now=0.0)
+    books.progress("s", 100, now=1.0)
+    books.reconcile("p", 0, 1, now=1.0)
+
+    assert books.owed("p") == 100
+
+
+def test_rates_are_learned_and_shared() -> None:
+    """A pod without a rate of its own takes the median of the others'; without any, the default."""
+    books = ledger()
+    books.load("p")
+
+    assert books.rate("p") == RATE
+
+    for key, rate in (("a", 100.0), ("b", 300.0), ("c", 500.0)):
+        books.calibrate(key, rate=rate, decode_seconds=2.0, slots=8)
+
+    assert [books.rate(key) for key in ("p", "a", "late")] == [300.0, 100.0, 300.0]
+    assert (books.load("a").decode_seconds, books.load("a").slots) == (2.0, 8)
+
+
+def test_all_owed_names_every_pod() -> None:
+    """The metrics see each account at the same moment."""
+    books = ledger()
+    books.routed("s", "p", 500, 500, now=0.0)
+    books.load("q")
+
+    assert books.all_owed(now=0.2) == {"p": 300, "q": 0}
+
+
+sessions = st.sampled_from(["a", "b", "c", "d"])
+pods = st.sampled_from(["p", "q"])
+tokens = st.integers(-5, 5000)
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Any order of calls, clocks that stand or jump."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 100.0
+        self.books = ledger(max_requests=6, expire_seconds=30.0)
+
+    @rule(seconds=st.floats(0, 40))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(session=sessions, pod=pods, uncached=tokens)
+    def routed(self, session: str, pod: str, uncached: int) -> None:
+        before = self.books.owed(pod, self.now)
+        full = len(self.books) == 6
+        self.books.routed(session, pod, uncached, 5000, self.now)
+        assert full or self.books.owed(pod) == pytest.approx(before + max(uncached, 0), abs=2)
+
+    @rule(session=sessions, left=tokens)
+    def progress(self, session: str, left: int) -> None:
+        self.books.progress(session, left, self.now)
+
+    @rule(session=sessions)
+    def settled(self, session: str) -> None:
+        self.books.settled(session, self.now)
+
+    @rule(pod=pods, running=st.integers(-1, 5), waiting=st.integers(-1, 5), age=st.floats(0, 2))
+    def reconcile(self, pod: str, running: int, waiting: int, age: float) -> None:
+        self.books.reconcile(pod, running, waiting, self.now, asked_at=self.now - age)
+        assert self.books.running(pod) >= max(running, 0) + max(waiting, 0) - 6
+
+    @rule(pod=pods)
+    def forget(self, pod: str) -> None:
+        self.books.forget(pod)
+        assert (self.books.owed(pod), self.books.running(pod)) == (0, 0)
+
+    @rule()
+    def expire_all(self) -> None:
+        self.books.expire(self.now + 1000)
+        loads = [self.books.load(pod) for pod in ("p", "q")]
+        assert len(self.books) == 0
+        assert [(load.owed, len(load.requests), len(load.queue)) for load in loads] == [(0, 0, 0)] * 2
+
+    @invariant()
+    def accounts_are_sound(self) -> None:
+        loads = [self.books.load(pod) for pod in ("p", "q")]
+        assert sum(len(load.requests) for load in loads) == len(self.books) <= 6
+        for load in loads:
+            assert load.owed >= 0
+            assert load.owed == pytest.approx(sum(r.remaining for r in load.requests), abs=1e-3)
+            assert {r for r in load.requests if r.remaining > 0} == set(load.queue)
+
+
+TestAnyHistory = AnyHistory.TestCase
+
+
+@given(st.lists(st.tuples(sessions, pods, tokens), max_size=20))
+def test_settling_everything_leaves_nothing(routed: list[tuple[str, str, int]]) -> None:
+    """However requests were routed, when all have ended nobody owes anything."""
+    books = ledger()
+    for session, pod, uncached in routed:
+        books.routed(session, pod, uncached, 1, now=1.0)
+    for session, _, _ in routed:
+        books.settled(session, now=1.0)
+
+    assert (len(books), books.owed("p"), books.owed("q"), books.running("p")) == (0, 0, 0, 0)

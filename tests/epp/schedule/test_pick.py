@@ -1,0 +1,270 @@
+"""The policy: who is eligible, who is best, what is said when nobody is."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvist_epp.errors import NoEndpoints
+from kvist_epp.fleet.endpoints import Endpoint
+from kvist_epp.fleet.ledger import Load
+from kvist_epp.schedule.cost import Match
+from kvist_epp.schedule.pick import Candidate, Demand, Scored, allows, choose, explain
+
+NOW = 10.0
+
+
+def candidate(
+    number: int,
+    *,
+    owed: float = 0.0,
+    foreign: int = 0,
+    ready: bool = True,
+    reason: str = "",
+    slots: int | None = None,
+    **labels: str,
+) -> Candidate:
+    endpoint = Endpoint(
+        f"p{number}", "ns", f"10.0.0.{number}", 8000, {f"kvist.dev/{k}": v for k, v in labels.items()}
+    )
+    load = Load(endpoint.key, rate=1000.0, owed=owed, foreign=foreign, slots=slots, at=NOW)
+    return Candidate(endpoint, load, ready, reason)
+
+
+def names(rows: list[Scored]) -> list[str]:
+    return [row.endpoint.name for row in rows]
+
+
+def picks(
+    candidates: list[Candidate],
+    demand: Demand,
+    subset: tuple[str, ...] | None = None,
+    *,
+    turn: int = 0,
+    limit: int = 3,
+) -> list[str]:
+    return names(choose(candidates, demand, subset, now=NOW, turn=turn, limit=limit))
+
+
+def test_the_longest_prefix_wins_among_equals() -> None:
+    """Of pods that owe the same, the one that holds the prompt's prefix is first."""
+    pods = [candidate(1), candidate(2), candidate(3)]
+
+    assert picks(pods, Demand(4000, {"ns/p2": Match(900, 3600)}))[0] == "p2"
+
+
+def test_a_backlog_outweighs_a_prefix() -> None:
+    """A pod that owes more than the prefix saves is passed over."""
+    pods = [candidate(1), candidate(2, owed=5000.0), *(candidate(n) for n in range(3, 9))]
+
+    assert picks(pods, Demand(4000, {"ns/p2": Match(900, 3600)}))[0] == "p1"
+
+
+def test_a_busy_pool_keeps_to_its_prefixes() -> None:
+    """The price of recomputing rises with the backlog: what an idle pool would copy, a busy one does not."""
+    hit = {"ns/p1": Match(1000, 4000)}
+    idle = [candidate(1, owed=5000.0), *(candidate(n) for n in range(2, 9))]
+    busy = [candidate(1, owed=9000.0), *(candidate(n, owed=4000.0) for n in range(2, 9))]
+
+    assert picks(idle, Demand(4004, hit))[0] != "p1"
+    assert picks(busy, Demand(4004, hit))[0] == "p1"
+
+
+def test_a_full_batch_is_waited_for() -> None:
+    """A pod without a free slot costs the time until one is free."""
+    pods = [candidate(1, foreign=8, slots=8), candidate(2, foreign=8, slots=64)]
+
+    assert picks(pods, Demand(4000))[0] == "p2"
+
+
+def test_running_requests_cost_a_little() -> None:
+    """Between pods with nothing to prefill, fewer running requests win."""
+    assert picks([candidate(1, foreign=3), candidate(2, foreign=2)], Demand(4))[0] == "p2"
+
+
+def test_near_ties_go_to_the_fewest_running() -> None:
+    """A millisecond does not decide: the pod that runs less does."""
+    pods = [candidate(1, foreign=1), candidate(2, owed=10.5)]
+
+    assert picks(pods, Demand(4))[0] == "p2"
+
+
+def test_equal_pods_take_turns() -> None:
+    """Requests that find equal pods spread over all of them."""
+    pods = [candidate(n) for n in range(1, 5)]
+
+    assert [picks(pods, Demand(4), turn=t)[0] for t in range(5)] == ["p1", "p2", "p3", "p4", "p1"]
+
+
+def test_the_next_best_are_named_for_retries() -> None:
+    """Up to the limit, in the order of their cost."""
+    pods = [candidate(n, owed=1000.0 * n) for n in range(1, 6)]
+
+    assert [picks(pods, Demand(4)), picks(pods, Demand(4), limit=1)] == [["p1", "p2", "p3"], ["p1"]]
+
+
+def test_a_row_tells_everything() -> None:
+    """The best row carries what the ledger, the log and the page need."""
+    pods = [candidate(1, owed=500.0)]
+
+    assert choose(pods, Demand(4000, {"ns/p1": Match(900, 3600)}), now=NOW) == [
+        Scored(pods[0].endpoint, True, 900, 3600, 100, 500, 0.6, "cost 0.9000 s, 0 running")
+    ]
+
+
+def test_bytes_become_tokens_as_this_prompt_matched() -> None:
+    """A long match tells this text's bytes per token, for every pod; a short one does not; token ids need
+    none."""
+    long = Demand(3000, {"ns/p1": Match(500, 1000)})
+    short = Demand(3000, {"ns/p1": Match(16, 16)})
+    counted = Demand(3000, {"ns/p1": Match(500, 1000)}, tokens=600)
+    pods = [candidate(1), candidate(2)]
+
+    assert [row.uncached_tokens for row in choose(pods, long, now=NOW)] == [1000, 1500]
+    assert [row.uncached_tokens for row in choose(pods, short, now=NOW)] == [746, 750]
+    assert [row.uncached_tokens for row in choose(pods, counted, now=NOW)] == [100, 600]
+
+
+def test_a_prompt_wholly_matched_computes_its_last_token() -> None:
+    """The engine recomputes the last token; without a prompt there is nothing to compute."""
+    pods = [candidate(1)]
+
+    assert choose(pods, Demand(400, {"ns/p1": Match(100, 400)}), now=NOW)[0].uncached_tokens == 1
+    assert choose(pods, Demand(0), now=NOW)[0].uncached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("member", "expected"),
+    [
+        ("10.0.0.1", True),
+        (" 10.0.0.1:8000 ", True),
+        ("10.0.0.1:8001", False),
+        ("10.0.0.2", False),
+        ("pod-1", False),
+        ("10.0.0.1:http", False),
+        ("", False),
+    ],
+)
+def test_a_subset_names_addresses_with_or_without_port(member: str, expected: bool) -> None:
+    """``ip`` allows every port of it, ``ip:port`` this one; anything else allows nothing."""
+    assert allows((member,), candidate(1).endpoint) is expected
+
+
+@pytest.mark.parametrize("member", ["fd00::1", "[fd00::1]", "[fd00:0::1]:8000", "FD00::0001"])
+def test_a_subset_may_spell_ipv6_as_it_likes(member: str) -> None:
+    """Brackets, capitals and zeros do not matter."""
+    assert allows((member,), Endpoint("a", "ns", "fd00::1", 8000))
+
+
+def test_an_ipv6_port_in_a_subset_counts() -> None:
+    """``[v6]:port`` allows this port only."""
+    assert not allows(("[fd00::1]:8001",), Endpoint("a", "ns", "fd00::1", 8000))
+
+
+@pytest.mark.parametrize(
+    ("pods", "subset", "message"),
+    [
+        ([], None, "no endpoints are known"),
+        ([], ("10.0.0.1",), "no endpoints are known"),
+        ([candidate(1)], (), "none of the 1 known endpoints is in the gateway's subset of 0"),
+        (
+            [candidate(1), candidate(2, ready=False, reason="unreachable")],
+            ("10.0.0.2",),
+            "none of 1 endpoints can be picked: 1 unreachable",
+        ),
+        (
+            [
+                candidate(1, ready=False, reason="unreachable"),
+                candidate(2, ready=False),
+                candidate(3, role="prefill"),
+                candidate(4, ready=False, reason="unreachable"),
+            ],
+            None,
+            "none of 4 endpoints can be picked: 2 unreachable, 1 not ready, 1 role prefill",
+        ),
+    ],
+)
+def test_nobody_is_eligible(pods: list[Candidate], subset: tuple[str, ...] | None, message: str) -> None:
+    """The refusal says why, in counts and without addresses."""
+    with pytest.raises(NoEndpoints) as caught:
+        choose(pods, Demand(4), subset, now=NOW)
+
+    assert (caught.value.message, caught.value.status) == (message, 503)
+
+
+def test_explain_shows_everybody() -> None:
+    """The page has the eligible in the order of the pick, then the others with what stands in the way."""
+    pods = [
+        candidate(1, ready=False, reason="unreachable"),
+        candidate(2, owed=5.0),
+        candidate(3),
+        candidate(4),
+    ]
+    rows = explain(pods, Demand(4), ("10.0.0.1", "10.0.0.2", "10.0.0.3"), now=NOW)
+
+    assert [(row.endpoint.name, row.eligible) for row in rows] == [
+        ("p3", True),
+        ("p2", True),
+        ("p1", False),
+        ("p4", False),
+    ]
+    assert [row.reason for row in rows[2:]] == ["unreachable", "not in the gateway's subset"]
+
+
+loads = st.tuples(st.floats(0, 1e5), st.integers(0, 300), st.booleans(), st.none() | st.integers(1, 300))
+fleets = st.lists(loads, min_size=1, max_size=6)
+hits = st.dictionaries(st.integers(1, 6), st.integers(1, 900), max_size=6)
+
+
+def built(fleet: list[tuple[float, int, bool, int | None]]) -> list[Candidate]:
+    return [
+        candidate(n, owed=owed, foreign=foreign, ready=ready, slots=slots)
+        for n, (owed, foreign, ready, slots) in enumerate(fleet, 1)
+    ]
+
+
+def asked(matched: dict[int, int]) -> Demand:
+    return Demand(4000, {f"ns/p{n}": Match(tokens, 4 * tokens) for n, tokens in matched.items()})
+
+
+@given(fleets, hits, st.sets(st.integers(1, 8)), st.integers(0, 9))
+def test_the_subset_is_always_respected(
+    fleet: list[tuple[float, int, bool, int | None]], matched: dict[int, int], allowed: set[int], turn: int
+) -> None:
+    """Whatever the loads and matches: only ready pods of the subset, none twice, else NoEndpoints."""
+    pods = built(fleet)
+    possible = {f"p{n}" for n, pod in enumerate(pods, 1) if pod.ready and n in allowed}
+    try:
+        picked = picks(pods, asked(matched), tuple(f"10.0.0.{n}" for n in allowed), turn=turn, limit=9)
+    except NoEndpoints:
+        picked = []
+
+    assert sorted(picked) == sorted(possible)
+
+
+@given(fleets, hits, st.floats(1, 1e5))
+def test_more_owed_never_makes_a_pod_better(
+    fleet: list[tuple[float, int, bool, int | None]], matched: dict[int, int], more: float
+) -> None:
+    """By owing more, a pod's predicted time to the first token never gets shorter."""
+    rows = explain(built(fleet), asked(matched), now=NOW)
+    pods = built(fleet)
+    pods[0].load.owed += more
+    later = explain(pods, asked(matched), now=NOW)
+    before = next(row for row in rows if row.endpoint.name == "p1")
+    after = next(row for row in later if row.endpoint.name == "p1")
+
+    assert after.predicted_ttft_seconds >= before.predicted_ttft_seconds
+
+
+@given(fleets, hits, st.integers(0, 9))
+def test_choose_and_explain_agree(
+    fleet: list[tuple[float, int, bool, int | None]], matched: dict[int, int], turn: int
+) -> None:
+    """The debug page shows the very order in which requests are sent."""
+    rows = [row for row in explain(built(fleet), asked(matched), now=NOW, turn=turn) if row.eligible]
+    try:
+        chosen = choose(built(fleet), asked(matched), now=NOW, turn=turn, limit=9)
+    except NoEndpoints:
+        chosen = []
+
+    assert chosen == rows
