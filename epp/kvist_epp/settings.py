@@ -62,9 +62,8 @@ class Settings:
     scrape_timeout: float = _flag(2.0, "time one read of an engine's /metrics may take", unit="SECONDS")
     kv_events: bool = _flag(True, "follow the engines' KV events; false = approximate mode for all")
     kv_events_bind: str = _flag(
-        "", "also bind this ZMQ address for engines that connect, e.g. tcp://*:5557", unit="ADDRESS"
+        "", "ZMQ address to bind for engines that connect, instead of connecting to each", unit="ADDRESS"
     )
-    kv_events_topic: str = _flag("", "ZMQ topic prefix to subscribe to (default: all)", unit="PREFIX")
     warm_seconds: float = _flag(
         20.0, "longest wait for the index to fill (replay) before the picker says it is ready", unit="SECONDS"
     )
