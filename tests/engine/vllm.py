@@ -1,0 +1,210 @@
+"""Real vLLM on CPU as an async context manager: engines that serve, and render servers that only tokenise."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import aiohttp
+from tests.engine import install
+
+START_SECONDS = 300
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+"""No network, no telemetry, loopback only, one thread: two engines share two cores."""
+
+
+class EngineError(RuntimeError):
+    """vLLM ended before it was ready, or was not ready in time; the message has the end of its log."""
+
+
+class _Process:
+    """A process group of vLLM's interpreter; ended as a whole, by its id."""
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._arguments = arguments
+        self._environment = environment
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 closed in stop
+        self._running: asyncio.subprocess.Process | None = None
+
+    async def start(self, urls: Sequence[str]) -> None:
+        self._running = await asyncio.create_subprocess_exec(
+            str(install.install()),
+            *self._arguments,
+            stdout=self._log,
+            stderr=self._log,
+            env={**os.environ, **ENVIRONMENT, **self._environment},
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self._until_healthy(urls)
+        except TimeoutError:
+            raise EngineError(f"not ready after {START_SECONDS} s:\n{self.log()}") from None
+
+    async def _until_healthy(self, urls: Sequence[str]) -> None:
+        async with aiohttp.ClientSession() as client:
+            for url in urls:
+                while not await _answers(client, f"{url}/health"):
+                    if self._running is None or self._running.returncode is not None:
+                        raise EngineError(f"vLLM ended while starting:\n{self.log()}")
+                    await asyncio.sleep(0.2)
+
+    async def stop(self, kind: signal.Signals) -> None:
+        """Sends the signal to the engine and its children, waits, and leaves none of them behind."""
+        if self._running is None:
+            return
+        group = self._running.pid
+        for sent in (kind, signal.SIGKILL):
+            try:
+                os.killpg(group, sent)
+            except ProcessLookupError:
+                break
+            try:
+                async with asyncio.timeout(20):
+                    await self._running.wait()
+            except TimeoutError:
+                continue
+        await self._running.wait()
+        self._running = None
+        self._log.close()
+
+    def log(self) -> str:
+        """The last 4,000 bytes the process wrote."""
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - 4000))
+        return self._log.read().decode(errors="replace")
+
+
+class VllmEngine:
+    """One vLLM server with KV events and replay; about 1.5 GB and 20 to 75 seconds to be ready.
+
+    ``flags`` come last and win. Attributes after start: ``url``, ``events`` and ``replay`` (ZMQ endpoints
+    to connect to), ``hostport``.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *flags: str,
+        name: str = "m",
+        block_size: int = 32,
+        environment: Mapping[str, str] | None = None,
+        ports: tuple[int, ...] = (),
+    ) -> None:
+        self.name = name
+        self.ports = ports or tuple(free_ports(3))
+        port, events, replay = self.ports
+        self.hostport = f"127.0.0.1:{port}"
+        self.url = f"http://{self.hostport}"
+        self.events = f"tcp://127.0.0.1:{events}"
+        self.replay = f"tcp://127.0.0.1:{replay}"
+        kv_events = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{events}",
+            "replay_endpoint": f"tcp://*:{replay}",
+            "topic": "kv-events",
+        }
+        base = (
+            *("-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", name),
+            *("--host", "127.0.0.1", "--port", str(port), "--load-format", "dummy", "--enforce-eager"),
+            *("--dtype", "float32", "--max-model-len", "8192", "--max-num-seqs", "8"),
+            *("--kv-cache-memory-bytes", "64M", "--block-size", str(block_size)),
+            *("--enable-prompt-tokens-details", "--enable-scale-out"),
+            *("--kv-events-config", json.dumps(kv_events)),
+        )
+        self._process = _Process((*base, *flags), environment or {})
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._process.start([self.url])
+        except BaseException:
+            await self._process.stop(signal.SIGKILL)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def stop(self, kind: signal.Signals = signal.SIGTERM) -> None:
+        """Ends the engine and its children; ``SIGKILL`` for a crash. Does nothing when it has ended."""
+        await self._process.stop(kind)
+
+    def log(self) -> str:
+        """The end of what the engine wrote."""
+        return self._process.log()
+
+
+class RenderServers:
+    """A render-only server per model folder, in one process: ``urls`` maps folder names to base URLs."""
+
+    def __init__(self, models: Sequence[Path], *flags: str) -> None:
+        ports = free_ports(len(models))
+        self.urls = {
+            model.name: f"http://127.0.0.1:{port}" for model, port in zip(models, ports, strict=True)
+        }
+        pairs = [text for model, port in zip(models, ports, strict=True) for text in (str(model), str(port))]
+        script = Path(__file__).with_name("render_servers.py")
+        common = ("--served-model-name", "m", "--enable-scale-out", "--max-model-len", "32768")
+        # -P: this folder has a vllm.py of its own
+        self._process = _Process(("-P", str(script), *pairs, "--", *common, *flags), {})
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._process.start(list(self.urls.values()))
+        except BaseException:
+            await self._process.stop(signal.SIGKILL)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._process.stop(signal.SIGKILL)
+
+
+async def render(
+    client: aiohttp.ClientSession, url: str, path: str, body: Mapping[str, Any]
+) -> list[list[int]]:
+    """The token ids of each prompt the engine would run; empty when it refuses the request."""
+    async with client.post(f"{url}{path}/render", json=body) as response:
+        answer = await response.json()
+        if response.status != 200:
+            return []
+    return [one["token_ids"] for one in (answer if isinstance(answer, list) else [answer])]
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that were free a moment ago."""
+    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [one.getsockname()[1] for one in taken]
+    for one in taken:
+        one.close()
+    return ports
+
+
+async def _answers(client: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with client.get(url) as response:
+            return response.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False

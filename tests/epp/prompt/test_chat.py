@@ -1,0 +1,107 @@
+"""Promises of ``chat``: messages and tools as a template sees them (the engine's side: ``tests/engine``)."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvist_epp.prompt.chat import (
+    MEDIA_MARK,
+    Style,
+    Unrenderable,
+    conversation,
+    functions,
+    sent_tools,
+    without_developer,
+)
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+TEXT = {"type": "text", "text": "what is it?"}
+
+
+def call(arguments: Any) -> dict[str, Any]:
+    """An assistant message with one call."""
+    function = {"name": "f", "arguments": arguments, "extra": 1}
+    return {
+        "role": "assistant",
+        "tool_calls": [{"function": function, "type": "function", "id": "c", "index": 0}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("style", "content"),
+    [
+        ("string", f"{MEDIA_MARK}\nwhat is it?"),
+        ("openai", [{"type": "image"}, {"type": "text", "text": "what is it?"}]),
+    ],
+)
+def test_media_stand_where_the_engine_puts_them(style: Style, content: Any) -> None:
+    """In front of the message's text, or as a part of their own."""
+    assert conversation([{"role": "user", "content": [IMAGE, TEXT]}], style) == [
+        {"role": "user", "content": content}
+    ]
+
+
+def test_tool_calls_have_the_validated_order_and_parsed_arguments() -> None:
+    """Fields as the chat API's types order them, unknown ones behind."""
+    [message] = conversation([call('{"b": 1, "a": 2}')], "string")
+    [seen] = message["tool_calls"]
+    assert (list(seen), list(seen["function"].items())) == (
+        ["id", "function", "type", "index"],
+        [("arguments", {"b": 1, "a": 2}), ("name", "f"), ("extra", 1)],
+    )
+
+
+@pytest.mark.parametrize("arguments", ["", "nonsense", "[1]", "5", "null", "[" * 100_000])
+def test_arguments_that_are_no_object_become_an_empty_one(arguments: str) -> None:
+    """A conversation goes on after a model's malformed call."""
+    [message] = conversation([call(arguments)], "string")
+    assert message["tool_calls"][0]["function"]["arguments"] == {}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "x"},
+        {"role": 5, "content": "x"},
+        {"role": "user", "content": 5},
+        {"role": "user", "content": [5]},
+        {"role": "user", "content": [{"type": "hologram"}]},
+        {"role": "user", "content": [{"type": "thinking"}]},
+        {"role": "assistant", "tool_calls": [{"id": "c"}]},
+        {"role": "assistant", "tool_calls": [5]},
+    ],
+)
+@pytest.mark.parametrize("style", ["string", "openai"])
+def test_shapes_the_engine_refuses_are_not_rendered(message: dict[str, Any], style: Style) -> None:
+    """They are routed by load."""
+    with pytest.raises(Unrenderable):
+        conversation([message], style)
+
+
+def test_developer_messages_join_the_system_in_front() -> None:
+    """For a template without that role all system texts become one, first."""
+    before: list[dict[str, Any]] = [
+        {"role": "user", "content": "u"},
+        {"role": "developer", "content": "d", "tools": None},
+        {"role": "system", "content": [{"type": "text", "text": "s"}, {"type": "text", "text": "t"}]},
+    ]
+    assert without_developer(before) == [
+        {"role": "system", "content": "d\n\ns\nt"},
+        {"role": "user", "content": "u"},
+    ]
+
+
+def test_the_same_tools_are_the_same_objects() -> None:
+    """An agent's tools are decoded once, so that their JSON is remembered."""
+    raw = b'[{"type":"function","function":{"name":"f"}}]'
+    first, second = sent_tools(msgspec.Raw(raw)), sent_tools(msgspec.Raw(raw))
+    assert first is not None
+    assert first is second
+
+
+@pytest.mark.parametrize("tools", [[], [{}], [{"type": "web"}], [{"function": 5}]])
+def test_what_is_no_function_is_not_rendered(tools: list[dict[str, Any]]) -> None:
+    """The engine refuses it, or knows better."""
+    with pytest.raises(Unrenderable):
+        functions(tools)

@@ -1,0 +1,84 @@
+"""Model folders as publishers lay them out: five template shapes, each with a tokenizer of its family."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.models import vocabularies
+from tokenizers import Tokenizer
+
+TEMPLATES = Path(__file__).with_name("templates")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """One family of models."""
+
+    tokenizer: Callable[[], Tokenizer]
+    bos: str | None
+    eos: str
+    inline: bool
+    """The template is in ``tokenizer_config.json``; else in ``chat_template.jinja``."""
+    add_bos: bool = False
+    """The tokenizer config repeats ``add_bos_token``, as older models do."""
+
+    def write(self, name: str, folder: Path) -> Path:
+        """The folder with ``tokenizer.json``, ``tokenizer_config.json`` and the chat template."""
+        folder.mkdir(parents=True, exist_ok=True)
+        template = (TEMPLATES / f"{name}.jinja").read_text()
+        config: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.eos}
+        if self.bos is not None:
+            config["bos_token"] = {"content": self.bos, "__type": "AddedToken", "special": True}
+        if self.add_bos:
+            config["add_bos_token"] = True
+        if self.inline:
+            config["chat_template"] = template
+        else:
+            (folder / "chat_template.jinja").write_text(template)
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        self.tokenizer().save(str(folder / "tokenizer.json"))
+        return folder
+
+
+LLAMA = ["<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"]
+MISTRAL = ["[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]"]
+DEEPSEEK = [
+    "<｜begin▁of▁sentence｜>",
+    "<｜end▁of▁sentence｜>",
+    "<｜User｜>",
+    "<｜Assistant｜>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁output▁begin｜>",
+    "<｜tool▁output▁end｜>",
+]
+
+SHAPES = {
+    "chatml": Shape(vocabularies.qwen, None, "<|im_end|>", inline=True),
+    "llama3": Shape(
+        lambda: vocabularies.byte_level(LLAMA, bos=LLAMA[0]), LLAMA[0], "<|eot_id|>", inline=True
+    ),
+    "mistral": Shape(
+        lambda: vocabularies.sentencepiece_bpe(MISTRAL, bos="<s>"), "<s>", "</s>", inline=False, add_bos=True
+    ),
+    "deepseek": Shape(
+        lambda: vocabularies.byte_level(DEEPSEEK, bos=DEEPSEEK[0]), DEEPSEEK[0], DEEPSEEK[1], inline=True
+    ),
+    "gemma": Shape(
+        lambda: vocabularies.sentencepiece_bpe(
+            ["<bos>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>"], bos="<bos>", prefix="never"
+        ),
+        "<bos>",
+        "<end_of_turn>",
+        inline=False,
+    ),
+}
+
+
+def write(name: str, folder: Path) -> Path:
+    """The model folder of one shape of ``SHAPES``, without weights."""
+    return SHAPES[name].write(name, folder)
