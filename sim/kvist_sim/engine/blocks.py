@@ -1,0 +1,164 @@
+"""The pool of KV blocks, with vLLM's semantics (``vllm/v1/core/block_pool.py``). Pure.
+
+Only full blocks are cached. A freed block stays cached until it is allocated again (lazy eviction), least
+recently freed first; whoever frees a chain passes it tail first, so that the tail is evicted first. Two
+blocks may hold the same hash: nothing is merged. Every change of what is cached is an event.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from kvist_epp.cache.events import Cleared, Event, Removed, Stored
+from kvist_sim.engine.chain import Digest, short
+
+
+class BlockPool:
+    """`blocks` blocks, the first of which is vLLM's placeholder and never handed out.
+
+    A block is an int. It is *held* while its reference count is positive, else free; independent of that it
+    is *cached* while it has a digest.
+    """
+
+    def __init__(self, blocks: int, block_size: int, *, caching: bool = True) -> None:
+        self.block_size = block_size
+        self.caching = caching
+        self._digests: list[Digest | None] = [None] * blocks
+        self._held = [0] * blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, blocks))
+        self._cached: dict[Digest, tuple[int, ...]] = {}
+        self._events: list[Event] = []
+
+    def __repr__(self) -> str:
+        return f"<BlockPool {len(self._free)} of {self.capacity} free, {len(self._cached)} hashes cached>"
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that can be handed out."""
+        return len(self._held) - 1
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks nobody holds, cached or not."""
+        return len(self._free)
+
+    @property
+    def usage(self) -> float:
+        """Share of blocks held, 0..1; cached blocks nobody holds count as free."""
+        return 1.0 - len(self._free) / self.capacity if self.capacity else 0.0
+
+    def cached(self) -> dict[int, int]:
+        """Published hash to the number of blocks that hold it."""
+        return {short(digest): len(blocks) for digest, blocks in self._cached.items()}
+
+    def hit(self, digests: Sequence[Digest], tokens: int) -> list[int]:
+        """Blocks of the longest cached prefix of a sequence of `tokens` tokens.
+
+        The last token is always computed again, so that a hit ends before it.
+        """
+        found: list[int] = []
+        for digest in digests[: max(0, tokens - 1) // self.block_size]:
+            blocks = self._cached.get(digest)
+            if blocks is None:
+                break
+            found.append(blocks[0])
+        return found
+
+    def evictable(self, blocks: Iterable[int]) -> int:
+        """How many of `blocks` count as free, and would not after ``hold``."""
+        return sum(not self._held[block] for block in blocks)
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """One more holder for each."""
+        for block in blocks:
+            if not self._held[block]:
+                del self._free[block]
+            self._held[block] += 1
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks held once, evicting what they cached. Raises KeyError when fewer are free."""
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            self._held[block] = 1
+            digest = self._digests[block]
+            if digest is not None:
+                self._evict(block, digest)
+        return blocks
+
+    def _evict(self, block: int, digest: Digest) -> None:
+        others = tuple(other for other in self._cached[digest] if other != block)
+        if others:
+            self._cached[digest] = others
+        else:
+            del self._cached[digest]
+        self._digests[block] = None
+        self._events.append(Removed(hashes=[short(digest)], group=0))
+
+    def store(
+        self,
+        blocks: Sequence[int],
+        digests: Sequence[Digest],
+        tokens: list[int],
+        *,
+        parent: Digest | None,
+        lora: str | None = None,
+        salt: str | None = None,
+        session: str | None = None,
+    ) -> None:
+        """Caches full blocks, in chain order after `parent`; `tokens` are theirs alone."""
+        if not self.caching or not blocks:
+            return
+        for block, digest in zip(blocks, digests, strict=True):
+            self._digests[block] = digest
+            self._cached[digest] = (*self._cached.get(digest, ()), block)
+        self.announce(digests, tokens, parent=parent, lora=lora, salt=salt, session=session)
+
+    def announce(
+        self,
+        digests: Sequence[Digest],
+        tokens: list[int],
+        *,
+        parent: Digest | None,
+        lora: str | None = None,
+        salt: str | None = None,
+        session: str | None = None,
+    ) -> None:
+        """The event of ``store`` without storing (vLLM's report mode "full" repeats what was hit)."""
+        self._events.append(
+            Stored(
+                hashes=list(map(short, digests)),
+                parent=None if parent is None else short(parent),
+                token_ids=tokens,
+                block_size=self.block_size,
+                lora=lora,
+                group=0,
+                kind="full_attention",
+                salt=salt if parent is None else None,
+                session=session,
+            )
+        )
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """One holder less for each, in the order in which they should be evicted.
+
+        What is cached joins the end of the queue; what is not can never be hit and is reused first.
+        """
+        for block in blocks:
+            self._held[block] -= 1
+            if not self._held[block]:
+                self._free[block] = None
+                if self._digests[block] is None:
+                    self._free.move_to_end(block, last=False)
+
+    def reset(self) -> bool:
+        """Forgets all that is cached; False, and nothing changed, while any block is held."""
+        if len(self._free) != self.capacity:
+            return False
+        self._cached.clear()
+        self._digests = [None] * len(self._digests)
+        self._events.append(Cleared())
+        return True
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call."""
+        taken, self._events = self._events, []
+        return taken

@@ -1,0 +1,50 @@
+"""How long a step takes, and what time it is. Every constant of the simulated hardware is here."""
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Wall time or virtual time: the loop's only source of either."""
+
+    def now(self) -> float:
+        """Seconds since some fixed moment; never goes back."""
+
+    async def sleep_until(self, when: float) -> None:
+        """Returns at `when` or a little later; always lets others run once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Qwen3-32B on one H100 80 GB, bf16. The figures are those of ``facts/measured.md``, where they drive
+    the policy model; the first is the prefill rate llm-d publishes for this pair."""
+
+    prefill_tokens_per_second: float = 15_928.0
+    """Prompt tokens computed per second when nothing else limits."""
+    step_seconds: float = 0.018
+    """One pass over the weights: the least time of a step (64 GB at 3.35 TB/s)."""
+    sequence_seconds: float = 0.0001
+    """Added per sequence that decodes in the step: reading its keys and values."""
+
+    def step(self, prefill_tokens: int, decoding: int) -> float:
+        """Seconds for one step. Prompt tokens ride on the same pass over the weights as the decoding
+        sequences, so the longer of the two counts (a roofline), not their sum."""
+        compute = (prefill_tokens + decoding) / self.prefill_tokens_per_second
+        return max(self.step_seconds, compute) + self.sequence_seconds * decoding
+
+    def scaled(self, factor: float) -> "Timing":
+        """The same hardware `factor` times as fast, in every respect."""
+        return replace(
+            self,
+            prefill_tokens_per_second=self.prefill_tokens_per_second * factor,
+            step_seconds=self.step_seconds / factor,
+            sequence_seconds=self.sequence_seconds / factor,
+        )
+
+
+KV_BYTES_PER_TOKEN: int = 262_144
+"""Qwen3-32B: 64 layers x 2 (keys, values) x 8 KV heads x 128 x 2 bytes; half with an 8-bit cache."""
+
+KV_CACHE_TOKENS: int = 250_000
+"""Cache of the default engine (``facts/measured.md``, the policy model): about 61 GiB, as two H100 would
+leave."""

@@ -1,0 +1,130 @@
+"""Between text and token ids: the picker's own renderer for the prompt, the real tokenizer for its tokens.
+
+Prompts of chats share long beginnings, and splitting them at special tokens cannot change the result (a
+special token is cut out before anything else happens). So the pieces between special tokens are remembered.
+"""
+
+import codecs
+import json
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from kvist_epp.errors import BadRequest
+from kvist_epp.prompt.model import Model
+from kvist_epp.prompt.request import Request
+from kvist_epp.prompt.source import folder
+
+REMEMBERED: Final = 20_000
+"""Pieces; of a few hundred bytes each."""
+
+
+class Prompts:
+    """Tokenizer and template of one model. Raises errors.ModelFilesError when they cannot be loaded."""
+
+    def __init__(self, source: str) -> None:
+        home = folder(source)
+        self._model = Model.load(str(home))
+        self._pieces = self._model.pieces
+        self._special = _special(home)
+        self._encode = lru_cache(maxsize=REMEMBERED)(self._model.encode)
+        self.encode = self._model.encode
+        self.end = _end(home, self._model)
+        """The token that ends an answer."""
+        self.longest = _longest(home)
+        """Tokens the model was made for; None when no ``config.json`` says so."""
+
+    def ids(self, request: Request) -> list[list[int]]:
+        """Token ids of each prompt. Raises BadRequest for what has none."""
+        if request.prompts and not isinstance(request.prompts[0], str):
+            return [self._known(list(prompt)) for prompt in request.prompts if not isinstance(prompt, str)]
+        rendered = self._model.prompts(request)
+        if not rendered:
+            raise BadRequest("the prompt of this request cannot be rendered")
+        return [self.text_ids(prompt.decode("utf-8", "replace")) for prompt in rendered]
+
+    def _known(self, ids: list[int]) -> list[int]:
+        wrong = [token for token in ids if not 0 <= token < len(self._pieces)]
+        if wrong:
+            raise BadRequest(f"Token id {wrong[0]} is out of vocabulary")
+        return ids
+
+    def text_ids(self, text: str) -> list[int]:
+        """Token ids of a rendered prompt: special tokens recognised, none added."""
+        if self._special is None:
+            return list(self._encode(text))
+        ids: list[int] = []
+        for piece in self._special.split(text):
+            if piece:
+                ids += self._encode(piece)
+        return ids
+
+    def text(self, ids: list[int]) -> str:
+        """The text of token ids; what is no UTF-8 becomes U+FFFD. Raises BadRequest for an unknown id."""
+        return b"".join([self._pieces[token] for token in self._known(ids)]).decode("utf-8", "replace")
+
+    def stream(self) -> "TextStream":
+        """A decoder for one output."""
+        return TextStream(self._pieces)
+
+
+class TextStream:
+    """Token ids to text, bit by bit: a character that is spread over tokens comes with the last of them."""
+
+    __slots__ = ("_decode", "_pieces")
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def feed(self, ids: list[int]) -> str:
+        """The text that is now certain."""
+        return self._decode(b"".join([self._pieces[token] for token in ids]))
+
+
+def _special(home: Path) -> re.Pattern[str] | None:
+    """Splits a text so that each special token is a piece; None when splitting might change the tokens.
+
+    It does not when nothing is put before or stripped off a piece: byte-level BPE without normaliser, special
+    tokens without stripping.
+    """
+    file = home / "tokenizer.json"
+    if not file.is_file():
+        return None
+    document = json.loads(file.read_text(encoding="utf-8"))
+    special = [token for token in document.get("added_tokens") or [] if token.get("special")]
+    stripped = any(token.get("lstrip") or token.get("rstrip") for token in document.get("added_tokens") or [])
+    plain = document.get("normalizer") is None and '"add_prefix_space":true' not in file.read_text().replace(
+        " ", ""
+    )
+    if not special or stripped or not plain or document["model"].get("type") != "BPE":
+        return None
+    texts = sorted((token["content"] for token in special), key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, texts))})")
+
+
+def _end(home: Path, model: Model) -> int | None:
+    """The token that ends an answer, from ``tokenizer_config.json``."""
+    file = home / "tokenizer_config.json"
+    if not file.is_file():
+        return None
+    named = json.loads(file.read_text(encoding="utf-8")).get("eos_token")
+    text = named.get("content") if isinstance(named, dict) else named
+    ids = model.encode(text) if isinstance(text, str) else []
+    return ids[0] if len(ids) == 1 else None
+
+
+def _longest(home: Path) -> int | None:
+    file = home / "config.json"
+    found = (
+        json.loads(file.read_text(encoding="utf-8")).get("max_position_embeddings")
+        if file.is_file()
+        else None
+    )
+    return found if isinstance(found, int) else None
+
+
+def local(source: str) -> bool:
+    """Whether tokenizer files lie there."""
+    return (Path(source) / "tokenizer.json").is_file()
