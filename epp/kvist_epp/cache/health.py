@@ -1,0 +1,163 @@
+"""Does the index say the truth? Predicted cached tokens against true ones, per endpoint, all the time.
+
+Wrong salts, sizes, encodings or lost events make an index silently wrong. Here an endpoint whose predictions
+part from what its engine really hit falls back to approximate mode, and comes back when they agree again:
+predictions are recorded in both modes. Pure; the clock is a parameter.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TrustLimits:
+    """When to fall back, and when to come back."""
+
+    enter: float = 0.05
+    """Error above which an endpoint becomes approximate."""
+    leave: float = 0.02
+    """Error below which it becomes precise again."""
+    requests: int = 200
+    seconds: float = 60.0
+    """The window: the last 200 requests of the last 60 s …"""
+    least: int = 20
+    """… but at least the last 20, however old; fewer say nothing."""
+    floor_tokens: int = 1024
+    """Errors are measured against at least so many tokens, so that a cold cache is not an alarm."""
+    counter_tokens: int = 20_000
+    """Tokens the engine must have looked up before its counters are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    off: int
+    total: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Sums at one moment: the engine's prefix cache counters beside what was predicted for it."""
+
+    hits: int
+    """``vllm:prefix_cache_hits_total``, tokens."""
+    queries: int
+    """``vllm:prefix_cache_queries_total``, tokens."""
+    predicted: int
+    """Tokens predicted as cached, of all requests routed there."""
+    routed: int
+    """Tokens of all requests routed there."""
+
+
+class Verdict:
+    """One endpoint. ``precise`` is the verdict; ``record`` and ``counters`` change it."""
+
+    def __init__(self, limits: TrustLimits = TrustLimits()) -> None:
+        self.precise = True
+        self.error = 0.0
+        """Share of tokens by which predictions were off, each request by itself, in the last window."""
+        self.sent = 0
+        """Requests routed there."""
+        self.sums = (0, 0)
+        """(predicted as cached, in all) of what was routed there, tokens."""
+        self._limits = limits
+        self._samples: deque[_Sample] = deque()
+        self._off = 0
+        self._total = 0
+        self._counted: deque[tuple[float, Counted]] = deque()
+
+    def record(self, predicted: int, true: int, now: float) -> None:
+        """A request's predicted and true cached tokens; errors of opposite sign do not cancel."""
+        self._add(_Sample(abs(predicted - true), max(predicted, true), now))
+        while self._is_stale(now):
+            self._drop_oldest()
+        if len(self._samples) >= self._limits.least:
+            self._judge(self._off / max(self._total, self._limits.floor_tokens))
+
+    def counters(self, counted: Counted, now: float) -> None:
+        """The sums at a scrape, for engines that do not tell sessions: hit ratios over the window count.
+
+        Ignored while requests are recorded one by one, which is sharper. Sums that fell begin anew: the
+        engine restarted.
+        """
+        if self._counted and counted.queries < self._counted[-1][1].queries:
+            self._counted.clear()
+        self._counted.append((now, counted))
+        while len(self._counted) > 2 and self._counted[1][0] <= now - self._limits.seconds:
+            self._counted.popleft()
+        if not self._samples or now - self._samples[-1].at > self._limits.seconds:
+            self._compare(self._counted[0][1], counted)
+
+    def restarted(self) -> None:
+        """The engine began anew: what was predicted of its old life says nothing."""
+        self._samples.clear()
+        self._off = self._total = 0
+        self._counted.clear()
+
+    def _add(self, sample: _Sample) -> None:
+        self._samples.append(sample)
+        self._off += sample.off
+        self._total += sample.total
+
+    def _drop_oldest(self) -> None:
+        sample = self._samples.popleft()
+        self._off -= sample.off
+        self._total -= sample.total
+
+    def _is_stale(self, now: float) -> bool:
+        """Whether the oldest sample is out of the window."""
+        many = len(self._samples)
+        old = now - self._samples[0].at > self._limits.seconds
+        return many > self._limits.requests or (old and many > self._limits.least)
+
+    def _compare(self, first: Counted, last: Counted) -> None:
+        queries, routed = last.queries - first.queries, last.routed - first.routed
+        if min(queries, routed) < self._limits.counter_tokens:
+            return
+        true = (last.hits - first.hits) / queries
+        predicted = (last.predicted - first.predicted) / routed
+        self._judge(abs(predicted - true) / max(predicted, true, self._limits.floor_tokens / queries))
+
+    def _judge(self, error: float) -> None:
+        self.error = error
+        self.precise = error <= self._limits.enter if self.precise else error < self._limits.leave
+
+
+class Trust:
+    """Every endpoint's verdict, by its key. A new endpoint is trusted."""
+
+    def __init__(self, limits: TrustLimits = TrustLimits()) -> None:
+        self._limits = limits
+        self._verdicts: dict[str, Verdict] = {}
+
+    def of(self, endpoint: str) -> Verdict:
+        """One endpoint's verdict."""
+        return self._verdicts.setdefault(endpoint, Verdict(self._limits))
+
+    def routed(self, endpoint: str, predicted: int, tokens: int) -> None:
+        """A request of ``tokens`` was sent there; ``predicted`` by the index, also in approximate mode."""
+        verdict = self.of(endpoint)
+        verdict.sent += 1
+        verdict.sums = (verdict.sums[0] + predicted, verdict.sums[1] + tokens)
+
+    def record(self, endpoint: str, predicted: int, true: int, now: float) -> None:
+        """The truth about one request, in tokens."""
+        self.of(endpoint).record(predicted, true, now)
+
+    def counters(self, endpoint: str, queries: int, hits: int, now: float) -> None:
+        """A scrape of ``vllm:prefix_cache_queries_total`` and ``…hits_total``, in tokens."""
+        verdict = self.of(endpoint)
+        verdict.counters(Counted(hits, queries, *verdict.sums), now)
+
+    def why_not(self, endpoint: str, now: float = 0.0) -> str:  # noqa: ARG002
+        """Why the endpoint's index is not believed; empty when it is."""
+        verdict = self.of(endpoint)
+        return "" if verdict.precise else f"predictions are off by {verdict.error:.1%}"
+
+    def silent(self, endpoint: str, messages: int, requests: int = 20) -> bool:
+        """Whether it was sent requests and published nothing: its index would stay empty without a word."""
+        return messages == 0 and self.of(endpoint).sent >= requests
+
+    def forget(self, endpoint: str) -> None:
+        """The endpoint is gone."""
+        self._verdicts.pop(endpoint, None)

@@ -1,0 +1,168 @@
+"""Who holds which blocks of one segment on one medium.
+
+Nearly every holder holds a segment from its first block on: all of it, or as far as its request went,
+or what eviction (tail first) has left. So holders are kept as bit sets by the length of that run, and
+asking "who holds the first m blocks" costs the same for ten or a thousand of them. Only a holder with
+a hole has a block mask of its own.
+
+A holder is named by one bit (``1 << slot``); a mask has one bit for each block of the segment.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+SEGMENT_BLOCKS: Final = 64
+ONES: Final = tuple((1 << count) - 1 for count in range(SEGMENT_BLOCKS + 1))
+"""``ONES[n]``: the mask of the first n blocks."""
+
+
+def leading(mask: int) -> int:
+    """How many blocks from the first on are in the mask without a hole."""
+    return (~mask & (mask + 1)).bit_length() - 1
+
+
+def each(bits: int) -> Iterator[int]:
+    """The single bits of a bit set, lowest first."""
+    while bits:
+        bit = bits & -bits
+        yield bit
+        bits ^= bit
+
+
+class Holders:
+    """Each holder is in at most one place: ``full``, one of ``runs``, or ``part``."""
+
+    __slots__ = ("full", "part", "runs")
+
+    full: int
+    """Holders of every block of the segment."""
+    runs: dict[int, int] | None
+    """Run length → holders of exactly the first so many blocks (at least one, not all)."""
+    part: dict[int, int] | None
+    """Holder → its mask, when that has a hole."""
+
+    def __init__(self) -> None:
+        self.full = 0
+        self.runs = None
+        self.part = None
+
+    def __bool__(self) -> bool:
+        return bool(self.full or self.runs or self.part)
+
+    def mask(self, bit: int, length: int) -> int:
+        """What one holder holds; ``length`` is the segment's, in blocks."""
+        if self.full & bit:
+            return ONES[length]
+        if self.runs:
+            for run, bits in self.runs.items():
+                if bits & bit:
+                    return ONES[run]
+        return self.part.get(bit, 0) if self.part else 0
+
+    def everybody(self) -> int:
+        """Bit set of those that hold at least one block."""
+        bits = self.full
+        for run in (self.runs or {}).values():
+            bits |= run
+        for bit in self.part or ():
+            bits |= bit
+        return bits
+
+    def covering(self, count: int) -> int:
+        """Bit set of those that hold the first ``count`` blocks."""
+        bits = self.full
+        if self.runs:
+            for run, some in self.runs.items():
+                if run >= count:
+                    bits |= some
+        if self.part:
+            wanted = ONES[count]
+            for bit, mask in self.part.items():
+                if mask & wanted == wanted:
+                    bits |= bit
+        return bits
+
+    def shorter(self, count: int) -> Iterator[tuple[int, int]]:
+        """(holders, run) of those that hold just the first ``run`` blocks in a row, 0 < run < ``count``."""
+        for run, bits in (self.runs or {}).items():
+            if run < count:
+                yield bits, run
+        for bit, mask in (self.part or {}).items():
+            run = leading(mask)
+            if 0 < run < count:
+                yield bit, run
+
+    def reach(self, length: int) -> int:
+        """Number of blocks up to the last that anybody holds."""
+        if self.full:
+            return length
+        far = max(self.runs) if self.runs else 0
+        for mask in (self.part or {}).values():
+            far = max(far, mask.bit_length())
+        return far
+
+    def add(self, bit: int, mask: int, length: int) -> int:
+        """The holder now holds the mask's blocks too; returns what it held before."""
+        if self.full & bit:
+            return ONES[length]
+        before = self.take(bit, length) if self.runs or self.part else 0
+        self._put(bit, before | mask, length)
+        return before
+
+    def remove(self, bit: int, mask: int, length: int) -> int:
+        """The holder no longer holds the mask's blocks; returns what it held before."""
+        before = self.take(bit, length)
+        if after := before & ~mask:
+            self._put(bit, after, length)
+        return before
+
+    def take(self, bit: int, length: int) -> int:
+        """The holder holds nothing any more; returns what it held."""
+        if self.full & bit:
+            self.full ^= bit
+            return ONES[length]
+        if self.runs:
+            for run, bits in self.runs.items():
+                if bits & bit:
+                    self._leave_run(run, bits ^ bit)
+                    return ONES[run]
+        if self.part and bit in self.part:
+            mask = self.part.pop(bit)
+            self.part = self.part or None
+            return mask
+        return 0
+
+    def grow(self, length: int) -> None:
+        """The segment gets more blocks than its present ``length``: nobody holds all of it now."""
+        if self.full:
+            runs = self.runs = self.runs or {}
+            runs[length] = self.full
+            self.full = 0
+
+    def shrink(self, length: int) -> None:
+        """The segment keeps its first ``length`` blocks; nobody held the others."""
+        if self.runs and (bits := self.runs.get(length)):
+            self.full = bits
+            self._leave_run(length, 0)
+
+    def _put(self, bit: int, mask: int, length: int) -> None:
+        if mask == ONES[length]:
+            self.full |= bit
+        elif mask & (mask + 1):
+            part = self.part = self.part or {}
+            part[bit] = mask
+        else:
+            runs = self.runs = self.runs or {}
+            run = mask.bit_length()
+            runs[run] = runs.get(run, 0) | bit
+
+    def _leave_run(self, run: int, bits: int) -> None:
+        runs = self.runs
+        if runs is None:
+            return
+        if bits:
+            runs[run] = bits
+            return
+        del runs[run]
+        if not runs:
+            self.runs = None

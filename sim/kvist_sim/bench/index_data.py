@@ -1,0 +1,49 @@
+"""Blocks for the index's benchmarks: random hashes, 64 random bytes a block (16 tokens of about 4)."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from kvist_epp.cache.index import Index, Root
+
+ROOT: Final[Root] = (None, None)
+EVENT_BLOCKS: Final = 64
+BLOCK_BYTES: Final = 64
+BLOCK_SIZE: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One prompt as an engine caches it."""
+
+    hashes: list[int]
+    blocks: list[bytes]
+
+    @property
+    def prompt(self) -> bytes:
+        """Its text and one byte more, so that the last block counts."""
+        return b"".join(self.blocks) + b"."
+
+    def store(self, index: Index, publisher: int) -> None:
+        """As prefill announces it: event after event."""
+        parent = None
+        for at in range(0, len(self.hashes), EVENT_BLOCKS):
+            names = self.hashes[at : at + EVENT_BLOCKS]
+            blocks = self.blocks[at : at + EVENT_BLOCKS]
+            index.stored(publisher, ROOT, parent, names, blocks, block_size=BLOCK_SIZE)
+            parent = names[-1]
+
+
+def chain(seed: object, count: int, *, names: object = "") -> Chain:
+    """``count`` blocks; the same seed gives the same text, and with the same ``names`` the same hashes."""
+    texts, hashes = random.Random(f"text {seed}"), random.Random(f"hashes {seed} {names}")
+    return Chain(
+        [hashes.getrandbits(64) for _ in range(count)], [texts.randbytes(BLOCK_BYTES) for _ in range(count)]
+    )
+
+
+def chains(blocks: int, length: int = EVENT_BLOCKS) -> Iterator[Chain]:
+    """Distinct chains of ``length`` blocks, ``blocks`` in all."""
+    for number in range(blocks // length):
+        yield chain(number, length)

@@ -1,0 +1,210 @@
+"""The index as the picker feeds it: ZMQ sockets, event messages, the learner, and picks in between.
+
+``python -m kvist_sim.bench.index_zmq SPEC`` measures one thing and prints it as JSON.
+"""
+
+import asyncio
+import gc
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import uvloop
+
+from kvist_epp.admin.log import RequestLog
+from kvist_epp.admin.metrics import Metrics
+from kvist_epp.admin.writer import Writer
+from kvist_epp.cache.followed import Followed
+from kvist_epp.cache.history import History
+from kvist_epp.cache.index import Index
+from kvist_epp.cache.learner import Learner
+from kvist_epp.cache.lookup import Lookup, Member
+from kvist_epp.cache.subscriber import Subscriber
+from kvist_epp.fleet.endpoints import Endpoint
+from kvist_epp.fleet.ledger import Ledger
+from kvist_epp.flights import Flights
+from kvist_epp.names import SESSION_HEADER
+from kvist_epp.picker import Picker
+from kvist_epp.prompt.model import Model
+from kvist_epp.schedule.pick import Candidate
+from kvist_epp.wire.exchange import Ask
+from kvist_sim import model as model_files
+from kvist_sim.workloads import text
+
+from .index_data import EVENT_BLOCKS
+from .index_publisher import TOKENS
+
+ENGINES: Final = 8
+ENDPOINTS: Final = 20
+KEEP_MESSAGES: Final = 200
+"""Chains each engine's cache holds: 12,800 blocks, 102,400 for the eight."""
+STARTUP_SECONDS: Final = 1.0
+"""The client that asks is a process and takes this long to begin; blocks still come when it ends."""
+
+
+@dataclass(slots=True)
+class Words:
+    """A vocabulary of four random bytes a token: 64 a block."""
+
+    pieces: list[bytes] = field(
+        default_factory=lambda: [random.Random(token).randbytes(4) for token in range(TOKENS)]
+    )
+
+    def encode(self, text: str) -> list[int]:  # noqa: ARG002  # nothing here is born in decode
+        """Never asked for."""
+        return []
+
+
+@asynccontextmanager
+async def _child(*argv: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "kvist_sim.bench.index_publisher",
+        *argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        limit=1 << 20,
+    )
+    try:
+        yield child
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
+
+
+async def _fed(
+    index: Index, messages: int, keep: int, rate: float, asked: Callable[[], Coroutine[Any, Any, None]]
+) -> dict[str, float]:
+    """Publishes and learns, and runs ``asked`` meanwhile. Wall and CPU seconds from the first block on."""
+    spec = {"engines": ENGINES, "messages": messages, "keep": keep, "rate": rate}
+    learner = Learner(index, Words())
+    sources = [f"bench/engine-{number}/0" for number in range(ENGINES)]
+    async with _child("publish", json.dumps(spec)) as child:
+        assert child.stdout is not None
+        ports = json.loads(await child.stdout.readline())
+        subscriber = Subscriber(learner)
+        subscriber.follow(
+            Followed(source.rpartition("/")[0], source, 0, f"tcp://127.0.0.1:{port}", None)
+            for source, port in zip(sources, ports, strict=True)
+        )
+        beside = asyncio.create_task(asked())
+        try:
+            await _learned(learner, sources, 1)
+            begin, cpu = time.perf_counter(), time.process_time()
+            await _learned(learner, sources, ENGINES * messages * EVENT_BLOCKS)
+            took = {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu}
+            await beside
+        finally:
+            beside.cancel()
+            await subscriber.close()
+    return took
+
+
+async def _learned(learner: Learner, sources: Sequence[str], blocks: int) -> None:
+    """Waits until so many blocks are learned; looks, because a callback would be measured too."""
+    while sum(learner.stats(source).blocks for source in sources) < blocks:  # noqa: ASYNC110
+        await asyncio.sleep(0.002)
+
+
+async def _nothing() -> None:
+    """No picks."""
+
+
+async def measure_ingest(blocks: int, *, evict: bool) -> dict[str, float]:
+    """How fast events are taken from sockets into the index, with nothing else to do."""
+    messages = max(1, blocks // ENGINES // EVENT_BLOCKS)
+    took = await _fed(Index(), messages, KEEP_MESSAGES if evict else 0, 0, _nothing)
+    stored = messages * ENGINES * EVENT_BLOCKS
+    return {
+        "blocks_per_second": stored / took["seconds"],
+        "cpu_us_per_block": took["cpu_seconds"] / stored * 1e6,
+    }
+
+
+async def measure_picks(rate: float, seconds: float) -> dict[str, float]:
+    """Latency of picks, the event loop's included, while ``rate`` blocks/s arrive and as many go."""
+    picker, latencies = _picker(), list[float]()
+    asking = _asker(picker, latencies, seconds)
+    if rate:
+        messages = round(rate * (seconds + STARTUP_SECONDS) / ENGINES / EVENT_BLOCKS)
+        await _fed(picker.index, messages, KEEP_MESSAGES, rate, asking)
+    else:
+        await asking()
+    ordered = sorted(latencies)
+    return {
+        "picks": len(ordered),
+        "p50_ms": ordered[len(ordered) // 2],
+        "p99_ms": ordered[len(ordered) * 99 // 100],
+        "max_ms": ordered[-1],
+    }
+
+
+def _asker(picker: Picker, latencies: list[float], seconds: float) -> Callable[[], Coroutine[Any, Any, None]]:
+    words = random.Random("picks")
+    messages = [
+        {"role": "system", "content": text(words, 600)},
+        {"role": "user", "content": text(words, 800)},
+    ]
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+
+    async def asked() -> None:
+        async with _child("ask", str(seconds)) as child:
+            assert child.stdout is not None
+            while sent := await _exactly(child.stdout, 8):
+                session = f"pick-{len(latencies)}"
+                picker.decide(Ask("POST", "/v1/chat/completions", {SESSION_HEADER: session}, body, None))
+                latencies.append((time.monotonic_ns() - int.from_bytes(sent, "big")) / 1e6)
+                picker.settled([session], "access-log")
+
+    return asked
+
+
+async def _exactly(stream: asyncio.StreamReader, size: int) -> bytes:
+    try:
+        return await stream.readexactly(size)
+    except asyncio.IncompleteReadError:
+        return b""
+
+
+def _picker() -> Picker:
+    index, history, ledger = Index(), History(), Ledger()
+    lookup = Lookup(index, history)
+    endpoints = [
+        Endpoint(name=f"engine-{number}", namespace="bench", address=f"10.0.0.{number + 1}", port=8000)
+        for number in range(ENDPOINTS)
+    ]
+    for endpoint in endpoints:
+        lookup.members[endpoint.key] = Member((index.publisher(f"{endpoint.key}/0"),))
+    return Picker(
+        model=Model.load(str(model_files.folder())),
+        index=index,
+        history=history,
+        lookup=lookup,
+        ledger=ledger,
+        flights=Flights(),
+        metrics=Metrics(),
+        log=RequestLog(Writer(), enabled=False),
+        candidates=tuple(Candidate(endpoint, ledger.load(endpoint.key)) for endpoint in endpoints),
+    )
+
+
+def main(what: str, amount: float, seconds: float, *, evict: bool) -> dict[str, float]:
+    """``ingest`` of ``amount`` blocks, or ``picks`` while that many come in each second."""
+    gc.collect()  # the collector as in the picker's own process (kvist_epp.serving)
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    if what == "ingest":
+        return uvloop.run(measure_ingest(int(amount), evict=evict))
+    return uvloop.run(measure_picks(amount, seconds))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(**json.loads(sys.argv[1]))))

@@ -1,0 +1,90 @@
+"""A learner with its index, fed with events of one publisher at a time."""
+
+from collections.abc import Sequence
+
+from tests.fakes.vocabulary import Words
+
+from kvist_epp.cache.events import Batch, Event, Stored
+from kvist_epp.cache.index import Index
+from kvist_epp.cache.learner import Learner
+from kvist_epp.cache.observed import Observed
+from kvist_epp.cache.stats import SourceStats
+
+SIZE = 4
+"""Tokens a block."""
+PROMPT = b"aaaabbbb"
+
+
+class Learning:
+    """Sends events straight into a learner."""
+
+    def __init__(self, *, check: bool = True) -> None:
+        self.index = Index()
+        self.words = Words()
+        self.now = 0.0
+        self.learner = Learner(self.index, self.words, check=check, clock=lambda: self.now)
+        self.source = "ns/pod/0"
+
+    def send(self, *events: Event) -> list[Observed]:
+        """One batch."""
+        return self.learner.apply(self.source, Batch(ts=0.0, rank=0, events=list(events)))
+
+    def settle(self) -> None:
+        """All checks are done."""
+        while self.learner.checker.step():
+            pass
+
+    def tokens(
+        self, text: bytes, salt: str | None = None, lora: str | None = None, medium: str = "GPU"
+    ) -> int:
+        """Tokens matched; asked with one letter more so that the last block is not held back."""
+        number = self.index.publisher(self.source)
+        hit = self.index.match((lora, salt), text + b"?").of(number)
+        return hit.tokens if medium == "GPU" else hit.lower.get(medium, 0)
+
+    @property
+    def counters(self) -> SourceStats:
+        """Of the present publisher."""
+        return self.learner.stats(self.source)
+
+    @property
+    def stats(self) -> tuple[int, int, int]:
+        """(credited, uncredited, revoked)"""
+        return self.counters.credited, self.counters.uncredited, self.counters.revoked
+
+
+def stored(
+    names: list[int],
+    parent: int | None,
+    ids: Sequence[int],
+    session: str | None = "s",
+    *,
+    medium: str = "GPU",
+    size: int = SIZE,
+    group: int | None = None,
+    kind: str | None = None,
+    lora: str | None = None,
+    salt: str | None = None,
+    opaque_from: int | None = None,
+) -> Stored:
+    """A stored event of blocks of ``SIZE`` tokens."""
+    return Stored(
+        hashes=names,
+        parent=parent,
+        token_ids=list(ids),
+        block_size=size,
+        medium=medium,
+        lora=lora,
+        group=group,
+        kind=kind,
+        salt=salt,
+        opaque_from=opaque_from,
+        session=session,
+    )
+
+
+def prompted(*, check: bool = True) -> Learning:
+    """One request's prompt was stored: blocks 1 and 2."""
+    engine = Learning(check=check)
+    engine.send(stored([1, 2], None, PROMPT))
+    return engine

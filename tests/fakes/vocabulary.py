@@ -1,0 +1,31 @@
+"""A vocabulary small enough to reason about: all bytes, and a few words matched greedily, longest first."""
+
+from collections.abc import Sequence
+
+WORDS = (b"hello", b" hel", b"lo", b" hello", b"the ", b"\xc3\xa9", b"<|end|>", b"zzz")
+
+
+class Words:
+    """Ids 0-255 are bytes, then ``WORDS``; then one id that does not exist."""
+
+    def __init__(self) -> None:
+        self.pieces: Sequence[bytes] = [*(bytes([byte]) for byte in range(256)), *WORDS, b""]
+        self.encoded: list[str] = []
+
+    def encode(self, text: str) -> list[int]:
+        """Greedy, longest match first."""
+        self.encoded.append(text)
+        data = text.encode()
+        longest = sorted(range(256, 256 + len(WORDS)), key=lambda token: -len(self.pieces[token]))
+        ids: list[int] = []
+        at = 0
+        while at < len(data):
+            word = next((token for token in longest if data.startswith(self.pieces[token], at)), data[at])
+            ids.append(word)
+            at += len(self.pieces[word])
+        return ids
+
+
+def word(text: bytes) -> int:
+    """The id of one of ``WORDS``."""
+    return 256 + WORDS.index(text)
