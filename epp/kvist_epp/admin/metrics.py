@@ -79,7 +79,7 @@ class Metrics:
     ended: Counts = field(default_factory=_counts)
     """Requests that ended, by how it was learned: ``access-log``, ``expired``, ``reconciled`` …"""
     bad_endpoints_files: int = 0
-    template_failures: int = 0
+    template_failures: Counts = field(default_factory=_counts)
     """Prompts the model's chat template refused: routed by load."""
 
     def observe(self, stages: Stages) -> None:
@@ -118,8 +118,8 @@ class Metrics:
             "model_faithful", "1: token ids decode to the prompt's bytes; 0: not.", [], {(): faithful}
         )
         yield _counter("bad_endpoints_files", "Endpoints files refused.", [], {(): self.bad_endpoints_files})
-        failures = {(): self.template_failures}
-        yield _counter("template_failures", "Prompts the chat template refused.", [], failures)
+        failures = self.template_failures
+        yield _counter("template_failures", "Prompts not rendered, so routed by load.", ["reason"], failures)
         yield _counter("requests_ended", "Ended requests by how it was learned.", ["source"], self.ended)
         dropped = {(): gauges.log_dropped()}
         yield _counter("log_lines_dropped", "Log lines dropped, stderr being slow.", [], dropped)

@@ -6,6 +6,7 @@
                     + time until a sequence slot is free when its batch is full
     work(request) = uncached tokens / its prefill rate + time to load blocks from a slower tier
     cost          = wait + price x work + a little per running sequence
+                    + a little for the share of the prompt that somebody else holds
     price         = rises with the pool's mean backlog: recomputed tokens delay everybody behind them
 """
 
@@ -28,6 +29,10 @@ class Policy:
     running_seconds: float = 0.010
     """Per sequence on the pod: each slows every decode step. 0.005 lost goodput on a hot prefix, 0.04 on the
     groups."""
+    copy_seconds: float = 0.050
+    """For a whole prompt recomputed although a pod holds it: a copy takes cache, and less than this is not
+    felt. Without it, requests of a few hundred tokens left their pod because three had ended there that the
+    access log had not told of yet (``docs/decisions/0003``)."""
     near_seconds: float = 0.001
     """Costs this close are a tie: 16 tokens of prefill, less than a step's jitter."""
     decode_seconds: float = 5.0

@@ -165,8 +165,10 @@ def _ranked(rows: list[_Row], turn: int, policy: Policy) -> list[_Row]:
         return rows
     backlog = sum(row.candidate.load.owed / row.candidate.load.rate for row in rows) / len(rows)
     work_price = price(backlog, policy)
+    least = min(row.uncached for row in rows)
+    copied = policy.copy_seconds / max(rows[0].uncached + rows[0].hit.tokens, 1)
     for row in rows:
-        row.cost = cost(row.wait, row.work, row.running, work_price, policy)
+        row.cost = cost(row.wait, row.work, row.running, work_price, policy) + copied * (row.uncached - least)
     first = turn % len(rows)
     rows = sorted(rows[first:] + rows[:first], key=_BY_COST)  # stable: equal costs stay in turn
     near = rows[0].cost + policy.near_seconds

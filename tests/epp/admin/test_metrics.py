@@ -30,7 +30,7 @@ def filled() -> Metrics:
     metrics.undecodable["ns/a"] += 3
     metrics.ended["access-log"] += 4
     metrics.bad_endpoints_files = 5
-    metrics.template_failures = 6
+    metrics.template_failures["shape"] = 6
     metrics.gauges = Gauges(
         index_blocks=lambda: {"ns/a": {"GPU": 10, "CPU": 20}},
         trust=lambda: {"ns/a": 1},
@@ -64,7 +64,7 @@ def test_every_name_others_rely_on() -> None:
         ("kvist_epp_endpoints", (("state", "unreachable"),)): 0,
         ("kvist_epp_model_faithful", ()): 1,
         ("kvist_epp_bad_endpoints_files_total", ()): 5,
-        ("kvist_epp_template_failures_total", ()): 6,
+        ("kvist_epp_template_failures_total", (("reason", "shape"),)): 6,
         ("kvist_epp_requests_ended_total", (("source", "access-log"),)): 4,
         ("kvist_epp_log_lines_dropped_total", ()): 8,
     }

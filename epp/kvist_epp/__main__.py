@@ -1,0 +1,34 @@
+"""argv → Settings → run until SIGTERM, then drain."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from kvist_epp.errors import KvistError
+from kvist_epp.settings import Settings
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The ``kvist-epp`` command; 2 for settings that do not work, 1 when it could not start."""
+    try:
+        settings = Settings.from_args(sys.argv[1:] if argv is None else argv, os.environ).check()
+    except KvistError as error:
+        return _complain(error, 2)
+    try:
+        from kvist_epp import serving
+    except ImportError as error:
+        return _complain(f"{error.name} is not installed: pip install 'kvist[epp]'", 2)
+    try:
+        serving.main(settings)
+    except (KvistError, OSError) as error:
+        return _complain(error, 1)
+    return 0
+
+
+def _complain(what: object, code: int) -> int:
+    print(f"kvist-epp: {what}", file=sys.stderr)  # noqa: T201 - before there is a log
+    return code
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

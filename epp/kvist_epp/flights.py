@@ -1,0 +1,77 @@
+"""Requests on their way: what was predicted of each, until events, the access log or time tell the truth."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvist_epp.cache.history import Note
+from kvist_epp.cache.index import Root
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """One request that was routed."""
+
+    session: str
+    endpoint: str
+    """Endpoint key."""
+    departed_at: float
+    tokens: int
+    """Of the prompt, as far as known."""
+    predicted: int
+    """Cached tokens the answer rested on, credit on the way included."""
+    indexed: int
+    """Cached tokens by the index alone: when it was routed, then when the engine took it up."""
+    root: Root = (None, None)
+    prompt: bytes | None = None
+    """Kept until the engine takes it up, to ask the index then."""
+    handles: list[Note] = field(default_factory=list)
+    """Its prompts in the routing history."""
+    compared: bool = False
+    """``indexed`` is of the moment when the engine took it up."""
+    told: bool = False
+    """The engine has told how much was cached, or cannot (several prompts under one session)."""
+
+
+class Flights:
+    """By session; clients may use one session id for several requests, even at once."""
+
+    KEPT_BYTES: Final = 256 << 20
+    """Prompts kept at most; of further requests the engine's truth is not compared."""
+
+    def __init__(self) -> None:
+        self._kept = 0
+        self._by_session: dict[str, deque[Flight]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_session.values()))
+
+    def departed(self, flight: Flight) -> None:
+        """It was routed."""
+        if flight.prompt is not None:
+            self._kept += len(flight.prompt)
+            if self._kept > self.KEPT_BYTES:
+                self.release(flight)
+        self._by_session.setdefault(flight.session, deque()).append(flight)
+
+    def release(self, flight: Flight) -> bytes | None:
+        """Its prompt, which is not kept any longer; None when it was not."""
+        prompt, flight.prompt = flight.prompt, None
+        self._kept -= len(prompt or b"")
+        return prompt
+
+    def of(self, session: str, endpoint: str) -> Flight | None:
+        """Whose event this is: the oldest untold flight of the session on this endpoint, else the newest."""
+        flights = [f for f in self._by_session.get(session, ()) if f.endpoint == endpoint]
+        return next((f for f in flights if not f.told), flights[-1] if flights else None)
+
+    def landed(self, session: str) -> Flight | None:
+        """It has ended (the oldest, where a session has several)."""
+        flights = self._by_session.get(session)
+        if not flights:
+            return None
+        flight = flights.popleft()
+        self.release(flight)
+        if not flights:
+            del self._by_session[session]
+        return flight

@@ -1,0 +1,208 @@
+"""Keeps every part in step with the fleet: who is there, who is ready, whose events are trusted.
+
+Driven by three things: a new fleet, an engine's scrape, and a tick. No I/O of its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvist_epp.cache.followed import Followed
+from kvist_epp.cache.health import Trust
+from kvist_epp.cache.learner import Learner
+from kvist_epp.cache.lookup import Member
+from kvist_epp.cache.subscriber import Subscriber
+from kvist_epp.fleet.endpoints import Endpoint, Fleet
+from kvist_epp.fleet.scrape import EngineState, Scraper
+from kvist_epp.flights import Flight
+from kvist_epp.picker import Picker
+from kvist_epp.schedule.pick import Candidate
+from kvist_epp.settings import Settings
+
+
+@dataclass(slots=True)
+class Membership:
+    """One for the process; ``learner`` and ``subscriber`` are None where no events are followed."""
+
+    settings: Settings
+    picker: Picker
+    learner: Learner | None
+    subscriber: Subscriber | None
+    trust: Trust
+    scraper: Scraper = field(init=False)
+    """Set right after: it calls back."""
+    fleet: Fleet | None = None
+    """None until it was listed once."""
+    _candidates: dict[str, Candidate] = field(default_factory=dict)
+    _restarts: dict[str, int] = field(default_factory=dict)
+    """Restarts of engines that their trust knows of."""
+
+    def follow(self, fleet: Fleet) -> None:
+        """From now on this is the fleet. An endpoint that changed has left and joined."""
+        old = self.fleet or Fleet()
+        self.fleet = fleet
+        self.scraper.follow(fleet)
+        for endpoint in old:
+            if fleet.by_key(endpoint.key) != endpoint:
+                self._left(endpoint)
+        if self.subscriber is not None:
+            self.subscriber.follow(followed for endpoint in fleet for followed in _followed(endpoint))
+        for endpoint in fleet:
+            if endpoint.key not in self._candidates:
+                self._joined(endpoint)
+        self.picker.candidates = tuple(self._candidates.values())
+
+    def scraped(self, state: EngineState) -> None:
+        """An engine answered: calibrate what it owes and what its cache holds."""
+        key, sample = state.endpoint.key, state.sample
+        candidate = self._candidates.get(key)
+        if candidate is None:
+            return
+        now = self.picker.clock()
+        slots = state.slots(self.settings.max_num_seqs)
+        ledger = self.picker.ledger
+        ledger.calibrate(
+            key, rate=state.rates.prefill, decode_seconds=state.rates.decode_seconds, slots=slots
+        )
+        ended = ledger.reconcile(key, sample.running, sample.waiting, now, asked_at=state.asked_at)
+        self.picker.settled(ended, "reconciled")
+        member = self.picker.lookup.members[key]
+        if sample.block_size:
+            member.block_size = sample.block_size
+        tokens = sample.cache_tokens or self.settings.approximate_cache_tokens
+        self.picker.history.limit(key, round(tokens * self.picker.lookup.bytes_per_token))
+        self.trust.counters(key, round(sample.queries), round(sample.hits), now)
+
+    def changed(self, state: EngineState) -> None:
+        """An engine became ready or unreachable, or serves something else."""
+        key = state.endpoint.key
+        if key in self._candidates:
+            self._stands(state)
+            self.picker.candidates = tuple(self._candidates.values())
+        self.picker.adapters = self.scraper.adapters() | self.picker.index.adapters()
+
+    def departed(self, flight: Flight) -> None:
+        """A request was routed: what its engine's counters are held against grows."""
+        self.trust.routed(flight.endpoint, flight.indexed, flight.tokens)
+
+    def truth(self, flight: Flight, cached: int, now: float) -> None:
+        """An engine's event showed how much of a request was cached."""
+        candidate = self._candidates.get(flight.endpoint)
+        if candidate is None:
+            return
+        self.picker.metrics.true_cached[candidate.endpoint.hostport] += cached
+        if flight.compared:
+            self.trust.record(flight.endpoint, flight.indexed, cached, now)
+
+    def tick(self) -> None:
+        """Now and then: expire requests, decide whose events are trusted, bring the counters up to date."""
+        now = self.picker.clock()
+        self.picker.settled(self.picker.ledger.expire(now), "expired")
+        for key, member in self.picker.lookup.members.items():
+            member.precise = not self.why_approximate(key)
+        if self.subscriber is not None:
+            self._count(self.subscriber)
+
+    def trusted(self) -> Mapping[str, int]:
+        """By ``ip:port``: 1 precise, 0 approximate."""
+        members = self.picker.lookup.members
+        return {c.endpoint.hostport: int(members[key].precise) for key, c in self._candidates.items()}
+
+    def blocks(self) -> Mapping[str, Mapping[str, int]]:
+        """Blocks held by ``ip:port`` and medium, over all ranks."""
+        held: dict[str, dict[str, int]] = {}
+        for key, candidate in self._candidates.items():
+            media = held.setdefault(candidate.endpoint.hostport, {})
+            for publisher in self.picker.lookup.members[key].publishers:
+                for medium, blocks in self.picker.index.blocks(publisher).items():
+                    media[medium] = media.get(medium, 0) + blocks
+        return held
+
+    def owed(self) -> Mapping[str, int]:
+        """Prefill tokens owed, by ``ip:port``."""
+        owed = self.picker.ledger.all_owed(self.picker.clock())
+        return {c.endpoint.hostport: owed.get(key, 0) for key, c in self._candidates.items()}
+
+    def cold(self) -> list[str]:
+        """Endpoints whose events are followed and whose first replay is not over."""
+        if self.subscriber is None:
+            return []
+        subscriber = self.subscriber
+        return [
+            key
+            for key, member in self.picker.lookup.members.items()
+            if member.publishers and not subscriber.warm(key)
+        ]
+
+    def why_approximate(self, key: str) -> str:
+        """Why the index is not believed for this endpoint; empty when it is."""
+        member = self.picker.lookup.members[key]
+        if self.subscriber is None or not member.publishers:
+            return "no KV events are followed"
+        if not self.subscriber.warm(key):
+            return "its first replay is not over"
+        if self.subscriber.suspect(key):
+            return "events are missing"
+        if self.trust.silent(key, self._messages(self.subscriber, key)):
+            return "it publishes no events"
+        return self.trust.why_not(key, self.picker.clock())
+
+    def _joined(self, endpoint: Endpoint) -> None:
+        key = endpoint.key
+        ledger = self.picker.ledger
+        ledger.calibrate(key, slots=endpoint.max_num_seqs or self.settings.max_num_seqs)
+        self._stands(self.scraper.states[key])
+        publishers: tuple[int, ...] = ()
+        if self.learner is not None:
+            publishers = tuple(self.picker.index.publisher(s.publisher) for s in endpoint.sources)
+        self.picker.lookup.members[key] = Member(publishers, precise=False)
+        self.picker.history.limit(
+            key, round(self.settings.approximate_cache_tokens * self.picker.lookup.bytes_per_token)
+        )
+
+    def _stands(self, state: EngineState) -> None:
+        """How the endpoint stands now, as the policy reads it."""
+        endpoint = state.endpoint
+        load = self.picker.ledger.load(endpoint.key)
+        self._candidates[endpoint.key] = Candidate(endpoint, load, state.ready, state.state.value)
+
+    def _left(self, endpoint: Endpoint) -> None:
+        key = endpoint.key
+        self._candidates.pop(key, None)
+        self.picker.settled(self.picker.ledger.forget(key), "left")
+        self.picker.history.forget(key)
+        self.picker.lookup.members.pop(key, None)
+        self.trust.forget(key)
+        self._restarts.pop(key, None)
+        self.picker.metrics.forget(endpoint.hostport)
+
+    def _count(self, subscriber: Subscriber) -> None:
+        """Counters by endpoint from the counters by publisher."""
+        metrics = self.picker.metrics
+        stats = subscriber.stats()
+        for candidate in self._candidates.values():
+            name = candidate.endpoint.hostport
+            ranks = [stats[s.publisher] for s in candidate.endpoint.sources if s.publisher in stats]
+            for kind in ("stored", "removed", "cleared"):
+                metrics.events[name, kind] = sum(getattr(rank, kind) for rank in ranks)
+            metrics.gaps[name] = sum(rank.gaps for rank in ranks)
+            metrics.resets[name] = sum(rank.resets for rank in ranks)
+            self._restarted(candidate.endpoint.key, sum(rank.restarts for rank in ranks))
+            metrics.undecodable[name] = sum(rank.garbage + rank.malformed for rank in ranks)
+
+    def _restarted(self, key: str, restarts: int) -> None:
+        if restarts != self._restarts.get(key, 0):
+            self._restarts[key] = restarts
+            self.trust.of(key).restarted()
+
+    def _messages(self, subscriber: Subscriber, key: str) -> int:
+        stats = subscriber.stats()
+        sources = self._candidates[key].endpoint.sources
+        return sum(stats[s.publisher].messages for s in sources if s.publisher in stats)
+
+
+def _followed(endpoint: Endpoint) -> list[Followed]:
+    names = (endpoint.hostport, endpoint.name, endpoint.key)
+    return [
+        Followed(endpoint.key, source.publisher, source.rank, source.events, source.replay, names)
+        for source in endpoint.sources
+    ]
