@@ -12,7 +12,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 OUTER = ("operator", "epp", "sim", "cli")
-SOURCES = [path for outer in ("epp", "sim", "cli") for path in (ROOT / outer).rglob("*.py") if "/pb/" not in str(path)]
+SOURCES = [
+    path
+    for outer in ("epp", "sim", "cli")
+    for path in (ROOT / outer).rglob("*.py")
+    if "/pb/" not in str(path)
+]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -49,13 +54,17 @@ def test_no_module_is_named_like_the_standard_library() -> None:
 @pytest.mark.parametrize("script", sorted(PROJECT["project"]["scripts"]))
 def test_console_scripts_answer_help(script: str) -> None:
     """Each installed command starts and shows examples."""
-    shown = subprocess.run([Path(sys.executable).parent / script, "--help"], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [Path(sys.executable).parent / script, "--help"], capture_output=True, text=True, check=True
+    )
     assert "example" in shown.stdout
 
 
 def test_files_stay_small() -> None:
     """No file of ours is longer than 400 lines."""
-    long = {str(path.relative_to(ROOT)): n for path in SOURCES if (n := len(path.read_text().splitlines())) > 400}
+    long = {
+        str(path.relative_to(ROOT)): n for path in SOURCES if (n := len(path.read_text().splitlines())) > 400
+    }
     assert long == {}
 
 
@@ -73,7 +82,11 @@ def test_functions_stay_small() -> None:
 def test_the_map_names_every_module() -> None:
     """docs/architecture.md has a line for each module."""
     text = (ROOT / "docs" / "architecture.md").read_text()
-    missing = [path.name for path in SOURCES if path.stem not in ("__init__", "__main__") and f"{path.name}" not in text]
+    missing = [
+        path.name
+        for path in SOURCES
+        if path.stem not in ("__init__", "__main__") and f"{path.name}" not in text
+    ]
     assert missing == []
 
 
