@@ -6,7 +6,7 @@ Driven by three things: a new fleet, an engine's scrape, and a tick. No I/O of i
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvist_epp.cache.followed import Followed
+from kvist_epp.cache.follow.followed import Followed
 from kvist_epp.cache.health import Trust
 from kvist_epp.cache.learner import Learner
 from kvist_epp.cache.lookup import Member

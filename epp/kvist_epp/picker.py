@@ -16,8 +16,8 @@ from kvist_epp.admin.log import RequestLine, RequestLog
 from kvist_epp.admin.metrics import Metrics
 from kvist_epp.cache.history import History
 from kvist_epp.cache.index import Index, Root
+from kvist_epp.cache.learn.observed import Observed
 from kvist_epp.cache.lookup import Found, Lookup
-from kvist_epp.cache.observed import Observed
 from kvist_epp.errors import PickError
 from kvist_epp.fleet.ledger import Ledger
 from kvist_epp.flights import Flight, Flights

@@ -1,9 +1,10 @@
 import json
+from typing import Any
 
 import pytest
 from tests.epp.parts import BLOCK, CHAT, MODEL, ask, chat, make
 
-from kvist_epp.cache.observed import Observed
+from kvist_epp.cache.learn.observed import Observed
 from kvist_epp.errors import BadRequest, NoEndpoints
 from kvist_epp.names import DATA_PARALLEL_RANK_HEADER, SESSION_HEADER
 from kvist_epp.wire.exchange import Picked
@@ -115,7 +116,7 @@ def test_bad_bodies_of_known_paths_are_refused(body: bytes) -> None:
         (b'{"model": "m", "mess', CHAT, {"partial": True}),
     ],
 )
-def test_what_is_not_understood_is_routed_by_load(body: bytes, path: str, more: dict[str, bool]) -> None:
+def test_what_is_not_understood_is_routed_by_load(body: bytes, path: str, more: dict[str, Any]) -> None:
     """Unknown paths, bodies that are not JSON and bodies seen in part are routed, never refused."""
     parts = make()
     answer = picked(parts.picker.decide(ask(body, path, **more)))

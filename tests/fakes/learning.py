@@ -6,9 +6,9 @@ from tests.fakes.vocabulary import Words
 
 from kvist_epp.cache.events import Batch, Event, Stored
 from kvist_epp.cache.index import Index
+from kvist_epp.cache.learn.observed import Observed
+from kvist_epp.cache.learn.stats import SourceStats
 from kvist_epp.cache.learner import Learner
-from kvist_epp.cache.observed import Observed
-from kvist_epp.cache.stats import SourceStats
 
 SIZE = 4
 """Tokens a block."""

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final
 
-from kvist_epp.cache.segment import Root
+from kvist_epp.cache.tree.segment import Root
 
 END_BYTES: Final = 64
 """What a note costs besides its text: each request ends in a block of its own (16 tokens, 64 bytes)."""

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvist_epp.cache.forest import Forest, Place
-from kvist_epp.cache.holders import ONES
-from kvist_epp.cache.matches import Hit, Matches, search
-from kvist_epp.cache.presence import Presence
-from kvist_epp.cache.segment import GPU, Root
-from kvist_epp.cache.storing import Storing
+from kvist_epp.cache.tree.forest import Forest, Place
+from kvist_epp.cache.tree.holders import ONES
+from kvist_epp.cache.tree.matches import Hit, Matches, search
+from kvist_epp.cache.tree.presence import Presence
+from kvist_epp.cache.tree.segment import GPU, Root
+from kvist_epp.cache.tree.storing import Storing
 
 __all__ = ["GPU", "Hit", "Index", "Matches", "Root"]
 

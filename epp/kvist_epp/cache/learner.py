@@ -13,15 +13,15 @@ from typing import Protocol
 
 import msgspec
 
-from kvist_epp.cache.canonical import Encode, Piece
-from kvist_epp.cache.checker import Checker, Ward
 from kvist_epp.cache.events import GPU, Batch, Removed, Stored
 from kvist_epp.cache.index import Index
-from kvist_epp.cache.observed import Observed, Sessions
-from kvist_epp.cache.pending import Born
-from kvist_epp.cache.quarantine import Quarantine
-from kvist_epp.cache.stats import SourceStats
-from kvist_epp.cache.texts import Texts
+from kvist_epp.cache.learn.canonical import Encode, Piece
+from kvist_epp.cache.learn.checker import Checker, Ward
+from kvist_epp.cache.learn.observed import Observed, Sessions
+from kvist_epp.cache.learn.pending import Born
+from kvist_epp.cache.learn.quarantine import Quarantine
+from kvist_epp.cache.learn.stats import SourceStats
+from kvist_epp.cache.learn.texts import Texts
 
 FULL_KINDS = frozenset({None, "full_attention", "mla_attention", "sink_full_attention", "unknown"})
 """``KVCacheSpecKind`` values (``vllm/v1/kv_cache_interface.py``) whose blocks hold a prefix for ever."""
@@ -77,8 +77,8 @@ class Learner:
         self._sources: dict[str, _Source] = {}
         self._sessions = Sessions()
         self.begins: Callable[[str, str, str], None] = lambda _source, _endpoint, _session: None
-        """Told of (source, endpoint, session) before the first event of a request is learned: the index still stands as
-        the engine's cache stood when it took the request up."""
+        """Told of (source, endpoint, session) before the first event of a request is learned: the index still
+        stands as the engine's cache stood when it took the request up."""
         self.unswept = False
         """Something was forgotten whose memory ``sweep`` has to free."""
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from kvist_epp.cache.history import History
 from kvist_epp.cache.index import Index, Root
-from kvist_epp.cache.matches import MISS, Hit, Matches
+from kvist_epp.cache.tree.matches import MISS, Hit, Matches
 
 RATIO_TOKENS: Final = 64
 """Tokens a match needs for its own bytes per token to count."""

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable
 
 import zmq
 
-from kvist_epp.cache.chores import Chores
-from kvist_epp.cache.door import Door
-from kvist_epp.cache.feed import Feed
-from kvist_epp.cache.followed import Followed, SubscriberLimits
+from kvist_epp.cache.follow.chores import Chores
+from kvist_epp.cache.follow.door import Door
+from kvist_epp.cache.follow.feed import Feed
+from kvist_epp.cache.follow.followed import Followed, SubscriberLimits
+from kvist_epp.cache.follow.pump import Pump
+from kvist_epp.cache.follow.slots import Slots
+from kvist_epp.cache.learn.observed import Observed
+from kvist_epp.cache.learn.stats import SourceStats
 from kvist_epp.cache.learner import Learner
-from kvist_epp.cache.observed import Observed
-from kvist_epp.cache.pump import Pump
-from kvist_epp.cache.slots import Slots
-from kvist_epp.cache.stats import SourceStats
 
 __all__ = ["Followed", "Subscriber", "SubscriberLimits"]
 

@@ -20,7 +20,7 @@ import uvloop
 from kvist_epp.admin.log import RequestLog
 from kvist_epp.admin.metrics import Metrics
 from kvist_epp.admin.writer import Writer
-from kvist_epp.cache.followed import Followed
+from kvist_epp.cache.follow.followed import Followed
 from kvist_epp.cache.history import History
 from kvist_epp.cache.index import Index
 from kvist_epp.cache.learner import Learner

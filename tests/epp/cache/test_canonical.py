@@ -6,9 +6,9 @@ import pytest
 from tests.fakes.learning import PROMPT, Learning, prompted, stored
 from tests.fakes.vocabulary import Words, word
 
-from kvist_epp.cache.canonical import Finding, Piece, examine
-from kvist_epp.cache.checker import Checker
 from kvist_epp.cache.events import Cleared, Removed, Stored
+from kvist_epp.cache.learn.canonical import Finding, Piece, examine
+from kvist_epp.cache.learn.checker import Checker
 
 HEL, LO, HELLO, ACCENT = word(b" hel"), word(b"lo"), word(b" hello"), word(b"\xc3\xa9")
 

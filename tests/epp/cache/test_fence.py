@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvist_epp.cache.fence import Cursor, Verdict, advance, begin, ended, release, replayed
-from kvist_epp.cache.stream import Apply, Ask, Forget, Step, Stream
+from kvist_epp.cache.follow.stream import Apply, Ask, Forget, Step, Stream
 
 
 def batch(seq: int, life: int = 0) -> bytes:

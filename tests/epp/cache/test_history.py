@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.strategies import roots
 
 from kvist_epp.cache.history import END_BYTES, History, Note
-from kvist_epp.cache.segment import Root
+from kvist_epp.cache.tree.segment import Root
 
 PLAIN: Root = (None, None)
 

@@ -8,7 +8,7 @@ import pytest
 from tests.oracle import NaiveIndex
 
 from kvist_epp.cache.index import Index, Root
-from kvist_epp.cache.matches import Hit
+from kvist_epp.cache.tree.matches import Hit
 
 PLAIN: Root = (None, None)
 AnyIndex = Index | NaiveIndex

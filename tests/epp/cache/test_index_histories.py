@@ -9,7 +9,7 @@ from tests.oracle import NaiveIndex
 from tests.strategies import chains, media, prompts, roots
 
 from kvist_epp.cache.index import Index, Root
-from kvist_epp.cache.segment import Segment
+from kvist_epp.cache.tree.segment import Segment
 
 PUBLISHERS = 4
 BLOCK_SIZES = (4, 4, 8, 4)

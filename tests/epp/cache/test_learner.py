@@ -7,8 +7,8 @@ from tests.fakes.learning import PROMPT, SIZE, Learning, prompted, stored
 from tests.fakes.vocabulary import Words, word
 
 from kvist_epp.cache.events import Batch, Cleared, Removed, Stored
-from kvist_epp.cache.observed import Sessions
-from kvist_epp.cache.quarantine import Quarantine
+from kvist_epp.cache.learn.observed import Sessions
+from kvist_epp.cache.learn.quarantine import Quarantine
 
 ABSENT = len(Words().pieces) - 1
 

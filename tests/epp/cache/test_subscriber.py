@@ -13,12 +13,12 @@ from tests.fakes.learning import PROMPT, stored
 from tests.fakes.vocabulary import Words
 
 from kvist_epp.cache.events import Batch, Event, Form, Removed, encode
+from kvist_epp.cache.follow.pump import Pump
+from kvist_epp.cache.follow.slots import Slots
 from kvist_epp.cache.index import Index
+from kvist_epp.cache.learn.observed import Observed
+from kvist_epp.cache.learn.stats import SourceStats
 from kvist_epp.cache.learner import Learner
-from kvist_epp.cache.observed import Observed
-from kvist_epp.cache.pump import Pump
-from kvist_epp.cache.slots import Slots
-from kvist_epp.cache.stats import SourceStats
 from kvist_epp.cache.subscriber import Followed, Subscriber, SubscriberLimits
 from kvist_sim.publisher import Publisher, PublisherConfig
 

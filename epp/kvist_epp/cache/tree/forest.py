@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvist_epp.cache.holders import ONES, each
-from kvist_epp.cache.names import Names
-from kvist_epp.cache.presence import Presence
-from kvist_epp.cache.segment import GPU, Root, Segment, Tree, attach, detach
+from kvist_epp.cache.tree.holders import ONES, each
+from kvist_epp.cache.tree.names import Names
+from kvist_epp.cache.tree.presence import Presence
+from kvist_epp.cache.tree.segment import GPU, Root, Segment, Tree, attach, detach
 
 Place = tuple[Segment, int]
 """A block: its segment and its position there; (tree root, -1) stands before the first block."""

@@ -7,9 +7,9 @@ ranks by the data-parallel rank in the batch.
 from time import perf_counter
 
 from kvist_epp.cache.events import rank_of
-from kvist_epp.cache.feed import Feed
-from kvist_epp.cache.followed import Followed
-from kvist_epp.cache.ports import Hub
+from kvist_epp.cache.follow.feed import Feed
+from kvist_epp.cache.follow.followed import Followed
+from kvist_epp.cache.follow.ports import Hub
 
 
 class Door:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from kvist_epp.cache.events import decode
+from kvist_epp.cache.follow.stream import Apply, Ask, Forget, Step, Stream
+from kvist_epp.cache.learn.observed import Observed
 from kvist_epp.cache.learner import Learner
-from kvist_epp.cache.observed import Observed
-from kvist_epp.cache.stream import Apply, Ask, Forget, Step, Stream
 from kvist_epp.errors import EventError
 
 END_SEQ = (1 << 64) - 1

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from kvist_epp.cache.followed import SubscriberLimits
-from kvist_epp.cache.pump import Pump
-from kvist_epp.cache.slots import Slots
+from kvist_epp.cache.follow.followed import SubscriberLimits
+from kvist_epp.cache.follow.pump import Pump
+from kvist_epp.cache.follow.slots import Slots
 
 
 class Line(Protocol):

@@ -8,10 +8,10 @@ waits for its turn are checked in one window, so that the cost of a block falls 
 from collections import deque
 from collections.abc import Sequence
 
-from kvist_epp.cache.canonical import Encode, Finding, Piece, examine
 from kvist_epp.cache.index import Index
-from kvist_epp.cache.pending import Born, Pending, State
-from kvist_epp.cache.stats import SourceStats
+from kvist_epp.cache.learn.canonical import Encode, Finding, Piece, examine
+from kvist_epp.cache.learn.pending import Born, Pending, State
+from kvist_epp.cache.learn.stats import SourceStats
 
 TAIL_BYTES = 64
 """Text before a block in the first look; tokens settle within a word or two."""

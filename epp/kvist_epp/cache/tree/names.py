@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Final
 
-from kvist_epp.cache.segment import Segment
+from kvist_epp.cache.tree.segment import Segment
 
 SHARDS: Final = 256
 SHIFT: Final = 56

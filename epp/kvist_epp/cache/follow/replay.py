@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from kvist_epp.cache.intake import Intake
-from kvist_epp.cache.ports import Hub, Line
+from kvist_epp.cache.follow.intake import Intake
+from kvist_epp.cache.follow.ports import Hub, Line
 
 
 class Replay:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import takewhile
 
-from kvist_epp.cache.canonical import Piece
 from kvist_epp.cache.events import GPU
+from kvist_epp.cache.learn.canonical import Piece
 
 
 class State(Enum):

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Callable
 from time import perf_counter
 
-from kvist_epp.cache.followed import Followed
-from kvist_epp.cache.intake import Intake
+from kvist_epp.cache.follow.followed import Followed
+from kvist_epp.cache.follow.intake import Intake
+from kvist_epp.cache.follow.ports import Hub, Line
+from kvist_epp.cache.follow.replay import Replay
+from kvist_epp.cache.follow.stream import Stream
+from kvist_epp.cache.learn.observed import Observed
 from kvist_epp.cache.learner import Learner
-from kvist_epp.cache.observed import Observed
-from kvist_epp.cache.ports import Hub, Line
-from kvist_epp.cache.replay import Replay
-from kvist_epp.cache.stream import Stream
 
 
 class Feed:

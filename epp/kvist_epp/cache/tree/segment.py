@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from kvist_epp.cache.holders import SEGMENT_BLOCKS, Holders
+from kvist_epp.cache.tree.holders import SEGMENT_BLOCKS, Holders
 
 if TYPE_CHECKING:
-    from kvist_epp.cache.presence import Presence
+    from kvist_epp.cache.tree.presence import Presence
 
 GPU: Final = "GPU"
 

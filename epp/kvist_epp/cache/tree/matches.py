@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from kvist_epp.cache.holders import ONES, Holders, each, leading
-from kvist_epp.cache.segment import Segment, Tree, continuations
+from kvist_epp.cache.tree.holders import ONES, Holders, each, leading
+from kvist_epp.cache.tree.segment import Segment, Tree, continuations
 
 Loads = tuple["Loads | None", int, str, int]
 """What must be loaded on the way down: (what came before, holders, medium, blocks)."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvist_epp.cache.segment import Segment
+    from kvist_epp.cache.tree.segment import Segment
 
 
 class Presence:

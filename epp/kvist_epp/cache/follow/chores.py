@@ -3,8 +3,8 @@
 import asyncio
 from time import perf_counter
 
+from kvist_epp.cache.follow.pump import Pump
 from kvist_epp.cache.learner import Learner
-from kvist_epp.cache.pump import Pump
 
 
 class Chores:

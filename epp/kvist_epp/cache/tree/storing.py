@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
-from kvist_epp.cache.forest import Forest, Place
-from kvist_epp.cache.holders import ONES, SEGMENT_BLOCKS
-from kvist_epp.cache.presence import Presence
-from kvist_epp.cache.segment import Segment, child
+from kvist_epp.cache.tree.forest import Forest, Place
+from kvist_epp.cache.tree.holders import ONES, SEGMENT_BLOCKS
+from kvist_epp.cache.tree.presence import Presence
+from kvist_epp.cache.tree.segment import Segment, child
 
 
 class Storing:

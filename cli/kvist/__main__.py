@@ -1,0 +1,111 @@
+"""The ``kvist`` command: finds the command, hands over, and says in one line what is missing.
+
+Thin on purpose: parsers need the standard library only, so ``--help`` works without extras.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Any, Final
+
+from .commands import COMMANDS, GROUPS, Command
+
+EPILOG: Final = """\
+examples:
+  kvist demo                        kvist beside round robin, on this machine, in two minutes
+  kvist sim engine --port 8000      an engine that looks like vLLM from outside
+  kvist bench epp --quick           what the picker costs behind a real Envoy
+  kvist COMMAND --help              options and examples of one command
+"""
+OUR_PACKAGES: Final = ("kvist", "kvist_sim", "kvist_epp")
+MISSING_EXTRA: Final = 2
+
+
+class MissingExtraError(Exception):
+    """A command needs packages of an extra that is not installed."""
+
+    def __init__(self, command: Command, module: str) -> None:
+        words = " ".join(command.words)
+        super().__init__(f"kvist {words} needs {module}: pip install 'kvist[{command.extra}]'")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code; argparse exits 2 on what it cannot read."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return run(words)
+    except MissingExtraError as missing:
+        print(f"kvist: {missing}", file=sys.stderr)
+        return MISSING_EXTRA
+
+
+def run(words: list[str]) -> int:
+    """Find the command and call its function. Raises MissingExtraError."""
+    for command in COMMANDS:
+        length = len(command.words)
+        if command.options is None and tuple(words[:length]) == command.words:
+            return int(_function(command)(words[length:]) or 0)
+    options = _parser().parse_args(words)
+    return int(_function(options.command)(options) or 0)
+
+
+def _function(command: Command) -> Callable[[Any], int | None]:
+    module, _, name = command.function.partition(":")
+    try:
+        found: Callable[[Any], int | None] = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as missing:
+        absent = missing.name or ""
+        if absent.split(".")[0] in OUR_PACKAGES:
+            raise
+        raise MissingExtraError(command, absent) from missing
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvist",
+        description="Prefix-aware routing for vLLM: the demo, the simulator, the benchmarks.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"kvist {metadata.version('kvist')}")
+    top = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    groups: dict[str, _Subparsers] = {}
+    for command in COMMANDS:
+        first = command.words[0]
+        if first in GROUPS and first not in groups:
+            groups[first] = _group(top, first, GROUPS[first])
+        _add(groups.get(first, top), command)
+    return parser
+
+
+_Subparsers = Any  # argparse has no public name for what add_subparsers returns
+
+
+def _group(top: _Subparsers, name: str, text: str) -> _Subparsers:
+    lines = [f"  kvist {' '.join(c.words):<12} {c.summary}" for c in COMMANDS if c.words[0] == name]
+    parser = top.add_parser(name, help=text, description=text, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "\n".join(["examples:", *lines])
+    return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+
+def _add(parent: _Subparsers, command: Command) -> None:
+    parser = parent.add_parser(
+        command.words[-1],
+        help=command.summary,
+        description=command.summary,
+        epilog=f"examples:\n{command.examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(command=command)
+    if command.options is not None:
+        command.options(parser)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

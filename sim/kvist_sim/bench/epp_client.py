@@ -1,0 +1,146 @@
+"""A closed-loop HTTP/1.1 client that does as little as can be: prebuilt bytes out, a status and a length in.
+
+Its own cost is part of every latency it measures, with and without the filter alike.
+"""
+
+import asyncio
+import gc
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+HOST = "127.0.0.1"
+
+
+@dataclass(slots=True)
+class Sample:
+    """What a window saw."""
+
+    seconds: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+    """Of each good answer, in seconds."""
+    errors: int = 0
+    """Answers other than 200, and connections lost."""
+    uncounted: int = 0
+    """Requests that opened the connections: no latency of theirs counts, but the picker worked for them."""
+
+    def add(self, other: "Sample") -> None:
+        """Take in another window of the same cell."""
+        self.seconds += other.seconds
+        self.latencies += other.latencies
+        self.errors += other.errors
+        self.uncounted += other.uncounted
+
+
+class _Client(asyncio.Protocol):
+    """One connection: sends its next request as soon as an answer is whole, until told to stop."""
+
+    def __init__(self, requests: Iterator[bytes]) -> None:
+        self._requests = requests
+        self._buffer = b""
+        self._missing = -1
+        self._sent_at = 0.0
+        self._good = True
+        self._lost = False
+        self.sample = Sample()
+        self.going = False
+        self.idle = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's is no subclass
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._lost = True
+        if not self.idle.is_set():
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self.sample.errors += 1
+        self.idle.set()
+
+    def send(self) -> None:
+        if self._lost:
+            self._give_up()
+            return
+        self.idle.clear()
+        self._sent_at = time.perf_counter()
+        self._transport.write(next(self._requests))
+
+    def data_received(self, data: bytes) -> None:
+        if self._missing < 0:
+            data = self._buffer + data
+            end = data.find(b"\r\n\r\n")
+            if end < 0:
+                self._buffer = data
+                return
+            self._missing = self._length(data[:end]) - (len(data) - end - 4)
+            self._good = data.startswith(b"HTTP/1.1 200") and self._missing >= 0
+            self._buffer = b""
+        else:
+            self._missing -= len(data)
+        if self._missing <= 0:
+            self._missing = -1
+            self._answered()
+
+    def _length(self, head: bytes) -> int:
+        """Of the body. The upstream always says it: an answer that does not has been tampered with."""
+        _, _, rest = head.partition(b"\r\ncontent-length: ")
+        if not rest:
+            self._transport.abort()
+        return int(rest.partition(b"\r\n")[0] or 0)
+
+    def _answered(self) -> None:
+        if self._good:
+            self.sample.latencies.append(time.perf_counter() - self._sent_at)
+        else:
+            self.sample.errors += 1
+        if self.going:
+            self.send()
+        else:
+            self.idle.set()
+
+    def close(self) -> None:
+        self._transport.abort()
+
+
+async def window(port: int, requests: Sequence[bytes], *, concurrency: int, seconds: float) -> Sample:
+    """Keep ``concurrency`` requests under way for ``seconds``, after an uncounted one on each connection.
+
+    Raises OSError when nobody listens.
+    """
+    loop = asyncio.get_running_loop()
+    endless = itertools.cycle(requests)
+    clients = [
+        (await loop.create_connection(lambda: _Client(endless), HOST, port))[1] for _ in range(concurrency)
+    ]
+    await _round(clients)
+    total = Sample(uncounted=concurrency)
+    for client in clients:
+        client.sample = Sample()
+        client.going = True
+    gc.collect()
+    gc.disable()
+    try:
+        began = time.perf_counter()
+        for client in clients:
+            client.send()
+        await asyncio.sleep(seconds)
+        for client in clients:
+            client.going = False
+        await asyncio.gather(*(client.idle.wait() for client in clients))
+        total.seconds = time.perf_counter() - began
+    finally:
+        gc.enable()
+    for client in clients:
+        total.add(client.sample)
+        client.close()
+    return total
+
+
+async def _round(clients: Sequence[_Client]) -> None:
+    """One request on each connection: opens Envoy's connections to picker and engines."""
+    for client in clients:
+        client.send()
+    await asyncio.gather(*(client.idle.wait() for client in clients))

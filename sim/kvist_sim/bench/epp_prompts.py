@@ -1,0 +1,97 @@
+"""The requests of ``kvist bench epp``, and the cached prefixes that half of them share.
+
+All from one seed: the client builds the bodies, the publisher the events, in two processes that never talk.
+"""
+
+import functools
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from kvist_sim.http1 import request_bytes
+from kvist_sim.workloads import text
+
+MODEL_NAME: Final = "kvist-bench"
+VARIANTS: Final = 4
+"""Different bodies of each size and shape, so that no one of them is all that stays in the CPU's caches."""
+WARM_VARIANTS: Final = 2
+"""How many of them share a cached prefix."""
+WARM_SHARE: Final = 0.75
+"""How much of a warm prompt is cached."""
+_WORD_BYTES: Final = 5.0
+"""Less than an average word and its blank, so that a text of size / this many words is long enough to cut."""
+_CHAT_TURNS: Final = 40
+
+
+class Shape(Enum):
+    """What a body is; the value names it in tables and JSON."""
+
+    COMPLETION = "completion"
+    CHAT_2 = "chat of 2"
+    CHAT_40 = "chat of 40"
+
+    @property
+    def path(self) -> str:
+        """Where it is posted."""
+        return "/v1/completions" if self is Shape.COMPLETION else "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One sort of request."""
+
+    kilobytes: int
+    """Length of the prompt's text, all messages together, in units of 1,000 bytes."""
+    shape: Shape
+
+    @property
+    def name(self) -> str:
+        """As a table shows it."""
+        return f"{self.kilobytes} KB {self.shape.value}"
+
+
+def bodies(kind: Kind) -> list[bytes]:
+    """The variants, plain ASCII. The first ones are warm."""
+    return [_body(kind, variant) for variant in range(VARIANTS)]
+
+
+@functools.cache
+def requests(kind: Kind) -> list[bytes]:
+    """The variants as whole HTTP requests."""
+    return [request_bytes("POST", kind.shape.path, "bench", body) for body in bodies(kind)]
+
+
+def warm(kinds: list[Kind]) -> Iterator[tuple[str, bytes]]:
+    """Path and body of every request whose prefix an engine holds."""
+    for kind in kinds:
+        for body in bodies(kind)[:WARM_VARIANTS]:
+            yield kind.shape.path, body
+
+
+def _body(kind: Kind, variant: int) -> bytes:
+    rng = random.Random(f"{kind.name}/{variant}")
+    wanted = kind.kilobytes * 1_000
+    return _json(kind.shape, text(rng, int(wanted / _WORD_BYTES))[:wanted])
+
+
+def _json(shape: Shape, words: str) -> bytes:
+    request: dict[str, Any] = {"model": MODEL_NAME, "max_tokens": 16}
+    if shape is Shape.COMPLETION:
+        request["prompt"] = words
+    else:
+        request["messages"] = _messages(words, 2 if shape is Shape.CHAT_2 else _CHAT_TURNS)
+    return json.dumps(request, separators=(",", ":")).encode()
+
+
+def _messages(words: str, count: int) -> list[dict[str, str]]:
+    """A system message of a quarter, the rest evenly by turns."""
+    system, rest = words[: len(words) // 4], words[len(words) // 4 :]
+    cuts = [len(rest) * turn // (count - 1) for turn in range(count)]
+    turns = [rest[begin:end] for begin, end in itertools.pairwise(cuts)]
+    roles = ["user" if turn % 2 == 0 else "assistant" for turn in range(len(turns))]
+    spoken = [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=True)]
+    return [{"role": "system", "content": system}, *spoken]

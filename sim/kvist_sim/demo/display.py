@@ -1,0 +1,85 @@
+"""What a demo shows while it runs: on a terminal live lines, elsewhere one plain line per step."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from kvist_sim import load
+
+REFRESH_SECONDS: Final = 0.25
+RECENT: Final = 100
+"""Requests that the live figures are of."""
+_NAME_WIDTH: Final = 12
+
+
+class Display:
+    """Writes to one console, which must not be the one the result goes to when that is for programs."""
+
+    def __init__(self, console: Console) -> None:
+        """``console`` usually is stderr."""
+        self._console = console
+        self._progress = Progress(
+            TextColumn(f"  {{task.fields[policy]:<{_NAME_WIDTH}}}", style="bold"),
+            BarColumn(bar_width=16),
+            TextColumn("{task.completed:>3.0f}/{task.total:.0f} s"),
+            TextColumn("{task.fields[figures]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def say(self, text: str) -> None:
+        """One line."""
+        self._console.print(text, highlight=False)
+
+    @contextmanager
+    def start(self, policy: str, what: str) -> Iterator[None]:
+        """Something starts, which takes a moment; says how long when it has."""
+        began = time.monotonic()
+        if self._console.is_terminal:
+            with self._console.status(f"{policy}: starting {what} …"):
+                yield
+        else:
+            yield
+        self.say(f"  {policy:<{_NAME_WIDTH}} started {what} [dim]({time.monotonic() - began:.1f} s)[/dim]")
+
+    @contextmanager
+    def load(self, policy: str, seconds: float) -> Iterator["LoadDisplay"]:
+        """A bar for one run of the load."""
+        with self._progress:
+            task = self._progress.add_task("", total=seconds, policy=policy, figures="")
+            shown = LoadDisplay(self._progress, task)
+            yield shown
+            self._progress.remove_task(task)
+        self.say(f"  {policy:<{_NAME_WIDTH}} load done: {shown.latest}")
+
+
+class LoadDisplay:
+    """The bar of one run."""
+
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        """Made by ``Display.load``."""
+        self._progress, self._task = progress, task
+        self.latest = ""
+        """The figures shown last."""
+
+    def update(self, elapsed: float, state: load.Progress, phase: str) -> None:
+        """Show where the load is; ``phase`` says which part it is in."""
+        self.latest = figures(state)
+        self._progress.update(self._task, completed=elapsed, figures=f"{self.latest} · {phase}")
+
+
+def figures(state: load.Progress) -> str:
+    """Live figures of the latest answers."""
+    recent = state.outcomes[-RECENT:]
+    waits = [o.ttft for o in recent if o.ttft is not None]
+    prompt = sum(o.prompt_tokens for o in recent)
+    cached = sum(o.cached_tokens for o in recent) / prompt if prompt else 0.0
+    errors = sum(o.finished and not o.good for o in state.outcomes)
+    return (
+        f"{len(state.outcomes):>4} answers · TTFT {load.percentile(waits, 0.5):.2f} s · "
+        f"cached {cached:>3.0%} · {errors} errors"
+    )

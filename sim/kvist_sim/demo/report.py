@@ -1,0 +1,116 @@
+"""A demo's result, as a table for people and as JSON for programs."""
+
+import dataclasses
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Final
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvist_sim.load import Summary
+
+from .plan import Plan
+
+KVIST: Final = "kvist"
+ROUND_ROBIN: Final = "round robin"
+TENFOLD: Final = 10
+"""From here on a ratio is shown without decimals."""
+TOLERATED_ERROR_SHARE: Final = 0.01
+"""A run with more failed requests than this has failed, however fast the rest was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Both runs of a demo."""
+
+    plan: Plan
+    kvist: Summary
+    round_robin: Summary
+
+    def failure(self) -> str | None:
+        """Why this is no result, if it is none."""
+        for name, summary in ((KVIST, self.kvist), (ROUND_ROBIN, self.round_robin)):
+            if summary.requests == summary.unfinished:
+                return f"{name}: none of {summary.requests} requests was answered"
+            if summary.errors > TOLERATED_ERROR_SHARE * summary.requests:
+                return f"{name}: {summary.errors} of {summary.requests} requests failed"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    name: str
+    value: Callable[[Summary], float]
+    shown: Callable[[float], str]
+    verdict: str
+    """How a ratio in kvist's favour is worded."""
+    opposite: str = ""
+    less_is_better: bool = False
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+ROWS: Final = (
+    _Row("output tokens/s", lambda s: s.output_tokens_per_second, _count, "more", "less"),
+    _Row("answers/s", lambda s: s.requests_per_second, lambda v: f"{v:.1f}", "more", "less"),
+    _Row("time to first token, p50", lambda s: s.ttft_p50, _seconds, "faster", "slower", less_is_better=True),
+    _Row("time to first token, p90", lambda s: s.ttft_p90, _seconds, "faster", "slower", less_is_better=True),
+    _Row("prompt tokens from cache", lambda s: s.cached_share, lambda v: f"{v:.1%}", "more", "less"),
+    _Row("errors", lambda s: s.errors, _count, ""),
+    _Row("still waiting at the end", lambda s: s.unfinished, _count, ""),
+)
+
+
+def explanation(plan: Plan) -> str:
+    """What is compared, in one sentence, and with what."""
+    shape = plan.shape
+    return (
+        f"The same {plan.seconds:g} s of chat traffic through the same Envoy, twice: "
+        f"kvist picked the engine,\nthen Envoy took turns (round robin).\n"
+        f"{plan.rate:g} requests/s, {shape.groups} shared system prompts, {plan.engines} simulated engines "
+        f"(timed as Qwen3-32B on one H100).\n"
+        f"All caches together hold every prompt, one alone does not: that is where routing matters."
+    )
+
+
+def table(report: Report) -> RenderableType:
+    """The explanation and the figures side by side."""
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown.add_column("")
+    shown.add_column(KVIST, justify="right", style="bold green")
+    shown.add_column(ROUND_ROBIN, justify="right")
+    shown.add_column("kvist is", justify="right", style="dim")
+    for row in ROWS:
+        kvist, robin = row.value(report.kvist), row.value(report.round_robin)
+        shown.add_row(row.name, row.shown(kvist), row.shown(robin), _verdict(row, kvist, robin))
+    return Group(Text(explanation(report.plan)), shown)
+
+
+def _verdict(row: _Row, kvist: float, robin: float) -> str:
+    better, worse = (robin, kvist) if row.less_is_better else (kvist, robin)
+    if not row.verdict or not worse or not better:
+        return ""
+    ratio = better / worse
+    times, word = (ratio, row.verdict) if ratio >= 1 else (1 / ratio, row.opposite)
+    return f"{times:.{1 if times < TENFOLD else 0}f} x {word}"
+
+
+def document(report: Report) -> dict[str, Any]:
+    """The same for programs: plain JSON values, times in seconds."""
+    runs = {"kvist": report.kvist, "round_robin": report.round_robin}
+    return {
+        "plan": {**dataclasses.asdict(report.plan), "shape": dataclasses.asdict(report.plan.shape)},
+        **{name: {**dataclasses.asdict(s), "cached_share": s.cached_share} for name, s in runs.items()},
+        "versions": {"kvist": metadata.version("kvist"), "python": platform.python_version()},
+    }

@@ -1,0 +1,147 @@
+"""Runs a demo: for each policy fresh engines, the same warm-up, the same traffic."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvist_sim import envoy, launch, load
+from kvist_sim import model as model_files
+from kvist_sim.processes import ChildFailedError, Children
+from kvist_sim.workloads import Arrival, arrivals, warm_up
+
+from . import pool
+from .display import REFRESH_SECONDS, Display, LoadDisplay
+from .plan import MODEL_NAME, Plan
+from .report import KVIST, ROUND_ROBIN, Report
+
+POLICIES: Final = (KVIST, ROUND_ROBIN)
+PICKS_METRIC: Final = "kvist_epp_requests_total"
+METRICS_SECONDS: Final = 3.0
+"""Longest wait for the picker's counters, which it does not bring up to date with every request."""
+PICKER_ARGUMENTS: Final = ("--log-requests=false", "--log-format=text")
+"""So that the tail of its log says what went wrong, not what went well."""
+PICKED_SHARE: Final = 0.95
+"""Of the requests sent; some may have been given up on their way."""
+
+
+async def demo(plan: Plan, display: Display) -> Report:
+    """Both runs. Raises ChildFailedError when a component fails, EnvoyMissingError without an Envoy."""
+    kvist, round_robin = [await _run(plan, policy, display) for policy in POLICIES]
+    return Report(plan, kvist, round_robin)
+
+
+async def _run(plan: Plan, policy: str, display: Display) -> load.Summary:
+    async with _gateway(plan, policy, display) as gateway:
+        with display.load(policy, plan.run_seconds) as shown:
+            outcomes = await _load(plan, gateway, shown)
+        await gateway.check_picks(len(outcomes))
+    begin = plan.warm_up_seconds + plan.lead_in_seconds
+    return load.summarise(outcomes, begin=begin, end=begin + plan.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gateway:
+    """What runs."""
+
+    port: int
+    """Envoy's."""
+    children: Children
+    picker: launch.Picker | None
+
+    async def check_picks(self, requests: int) -> None:
+        """An Envoy that gets no answer from its picker takes turns, silently: that would be no comparison.
+
+        Raises ChildFailedError.
+        """
+        if self.picker is None:
+            return
+        picked = await launch.metric(self.picker, PICKS_METRIC, 'outcome="picked"')
+        if picked < PICKED_SHARE * requests:
+            child = self.picker.child
+            raise ChildFailedError(
+                child.name, f"picked for {picked:.0f} of {requests} requests", child.tail()
+            )
+
+
+@contextlib.asynccontextmanager
+async def _gateway(plan: Plan, policy: str, display: Display) -> AsyncIterator[_Gateway]:
+    """Everything a run needs, started in order."""
+    model = str(model_files.folder())
+    engines = launch.engine_ports(plan.engines)
+    async with contextlib.AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvist-demo-")))
+        children = await stack.enter_async_context(Children(folder))
+        with display.start(policy, f"{plan.engines} simulated engines"):
+            await pool.start_engines(children, engines, model)
+        picker = None
+        if policy == KVIST:
+            with display.start(policy, "the picker"):
+                picker = await _start_picker(children, folder, engines, model)
+        with display.start(policy, "Envoy"):
+            address = picker.address if picker else None
+            gateway = envoy.Gateway(endpoints=[engine.hostport for engine in engines], picker=address)
+            proxy = await stack.enter_async_context(envoy.Envoy(envoy.config(gateway)))
+        yield _Gateway(proxy.port, children, picker)
+
+
+async def _start_picker(
+    children: Children, folder: Path, engines: list[launch.EnginePorts], model: str
+) -> launch.Picker:
+    file = folder / "endpoints.json"
+    file.write_text(json.dumps(launch.endpoints_file(engines)))
+    return await launch.start_picker(children, file, model, arguments=PICKER_ARGUMENTS)
+
+
+async def _load(plan: Plan, gateway: _Gateway, shown: LoadDisplay) -> list[load.Outcome]:
+    target, state = load.Target(launch.HOST, gateway.port), load.Progress()
+    watching = asyncio.create_task(_watch(plan, shown, state, gateway.children))
+    running = asyncio.create_task(
+        load.open_loop(
+            target,
+            traffic(plan),
+            seconds=plan.run_seconds,
+            drain_seconds=plan.drain_seconds,
+            progress=state,
+        )
+    )
+    try:
+        await asyncio.wait((watching, running), return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            watching.result()  # raises: it only ends when a child has failed
+        return await running
+    finally:
+        for task in (watching, running):
+            task.cancel()
+        await asyncio.gather(watching, running, return_exceptions=True)
+        target.close()
+
+
+def traffic(plan: Plan) -> Iterator[Arrival]:
+    """Warm-up, then the traffic; the same for every policy."""
+    shape, begin = plan.shape, plan.warm_up_seconds
+    first = warm_up(shape, rate=plan.warm_up_rate, seed=plan.seed, model=MODEL_NAME)
+    rest = arrivals(shape, rate=plan.rate, seed=plan.seed, model=MODEL_NAME)
+    return itertools.chain(first, (Arrival(a.at + begin, a.group, a.turn, a.body) for a in rest))
+
+
+async def _watch(plan: Plan, shown: LoadDisplay, state: load.Progress, children: Children) -> None:
+    """Keeps the display up to date; raises ChildFailedError as soon as a component has died."""
+    clock = asyncio.get_running_loop().time
+    zero = clock()
+    while True:
+        elapsed = clock() - zero
+        shown.update(min(elapsed, plan.run_seconds), state, _phase(plan, elapsed))
+        children.check()
+        await asyncio.sleep(REFRESH_SECONDS)
+
+
+def _phase(plan: Plan, elapsed: float) -> str:
+    if elapsed < plan.warm_up_seconds + plan.lead_in_seconds:
+        return "warm-up"
+    return "measuring" if elapsed < plan.run_seconds else "draining"

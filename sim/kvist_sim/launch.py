@@ -1,0 +1,97 @@
+"""Starts a picker on a pool of local engines; what the demo and the benchmarks have in common."""
+
+import functools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from .http1 import HttpError, answers, get
+from .processes import Child, Children, free_ports
+
+HOST: Final = "127.0.0.1"
+START_SECONDS: Final = 60.0
+"""Longest wait for one component; a machine with all cores busy starts Python slowly."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePorts:
+    """Where one engine listens."""
+
+    http: int
+    events: int
+    replay: int
+
+    @property
+    def hostport(self) -> str:
+        """For Envoy and the picker."""
+        return f"{HOST}:{self.http}"
+
+
+@dataclass(frozen=True, slots=True)
+class Picker:
+    """A running picker."""
+
+    child: Child
+    grpc_port: int
+    metrics_port: int
+
+    @property
+    def address(self) -> str:
+        """For Envoy."""
+        return f"{HOST}:{self.grpc_port}"
+
+
+def engine_ports(count: int) -> list[EnginePorts]:
+    """Free ports for so many engines."""
+    ports = free_ports(3 * count)
+    return [EnginePorts(*ports[at : at + 3]) for at in range(0, 3 * count, 3)]
+
+
+def endpoints_file(engines: Sequence[EnginePorts]) -> dict[str, Any]:
+    """What the picker reads, as JSON (which is YAML too)."""
+    return {
+        "endpoints": [
+            {
+                "name": f"engine-{number}",
+                "namespace": "local",
+                "address": HOST,
+                "port": ports.http,
+                "kvEvents": f"tcp://{HOST}:{ports.events}",
+                "kvReplay": f"tcp://{HOST}:{ports.replay}",
+            }
+            for number, ports in enumerate(engines)
+        ]
+    }
+
+
+async def start_picker(
+    children: Children,
+    file: Path,
+    model: str,
+    *,
+    name: str = "picker",
+    arguments: Sequence[str] = (),
+    program: Sequence[str] = (sys.executable, "-m", "kvist_epp"),
+) -> Picker:
+    """Start one on an endpoints file and wait until it is ready to be asked. Raises ChildFailedError."""
+    grpc, health, metrics = free_ports(3)
+    command = [
+        *(*program, f"--endpoints-file={file}", f"--model={model}"),
+        *(f"--host={HOST}", f"--grpc-port={grpc}", f"--grpc-health-port={health}"),
+        *(f"--metrics-port={metrics}", "--secure-serving=false", *arguments),
+    ]
+    child = children.start(name, command)
+    await children.ready(child, functools.partial(answers, HOST, metrics, "/readyz"), START_SECONDS)
+    return Picker(child, grpc, metrics)
+
+
+async def metric(picker: Picker, name: str, label: str = "") -> float:
+    """Sum of a picker's metric over its labels, or those with ``label`` in them; 0.0 when it is silent."""
+    try:
+        _, page = await get(HOST, picker.metrics_port, "/metrics")
+    except (OSError, HttpError):
+        return 0.0
+    lines = (line for line in page.decode().splitlines() if line.startswith((f"{name}{{", f"{name} ")))
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if label in line)

