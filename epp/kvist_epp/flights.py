@@ -1,6 +1,7 @@
 """Requests on their way: what was predicted of each, until events, the access log or time tell the truth."""
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,6 +30,7 @@ class Flight:
     """Its prompts in the routing history."""
     compared: bool = False
     """``indexed`` is of the moment when the engine took it up."""
+    prefilled: bool = False
     told: bool = False
     """The engine has told how much was cached, or cannot (several prompts under one session)."""
 
@@ -41,6 +43,7 @@ class Flights:
 
     def __init__(self) -> None:
         self._kept = 0
+        self._prefilled: deque[tuple[float, Flight]] = deque()
         self._by_session: dict[str, deque[Flight]] = {}
 
     def __len__(self) -> int:
@@ -64,6 +67,17 @@ class Flights:
         """Whose event this is: the oldest untold flight of the session on this endpoint, else the newest."""
         flights = [f for f in self._by_session.get(session, ()) if f.endpoint == endpoint]
         return next((f for f in flights if not f.told), flights[-1] if flights else None)
+
+    def prefilled(self, flight: Flight, now: float) -> None:
+        """Its engine told that the whole prompt is computed."""
+        if not flight.prefilled:
+            flight.prefilled = True
+            self._prefilled.append((now, flight))
+
+    def indexed_by(self, then: float) -> Iterator[Flight]:
+        """Takes out those that were prefilled before ``then``."""
+        while self._prefilled and self._prefilled[0][0] < then:
+            yield self._prefilled.popleft()[1]
 
     def landed(self, session: str) -> Flight | None:
         """It has ended (the oldest, where a session has several)."""

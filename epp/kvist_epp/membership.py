@@ -97,6 +97,7 @@ class Membership:
         """Now and then: expire requests, decide whose events are trusted, bring the counters up to date."""
         now = self.picker.clock()
         self.picker.settled(self.picker.ledger.expire(now), "expired")
+        self.picker.tick()
         for key, member in self.picker.lookup.members.items():
             member.precise = not self.why_approximate(key)
         if self.subscriber is not None:
@@ -154,7 +155,7 @@ class Membership:
         publishers: tuple[int, ...] = ()
         if self.learner is not None:
             publishers = tuple(self.picker.index.publisher(s.publisher) for s in endpoint.sources)
-        self.picker.lookup.members[key] = Member(publishers, precise=False)
+        self.picker.lookup.join(key, Member(publishers, precise=False))
         self.picker.history.limit(
             key, round(self.settings.approximate_cache_tokens * self.picker.lookup.bytes_per_token)
         )
@@ -170,7 +171,7 @@ class Membership:
         self._candidates.pop(key, None)
         self.picker.settled(self.picker.ledger.forget(key), "left")
         self.picker.history.forget(key)
-        self.picker.lookup.members.pop(key, None)
+        self.picker.lookup.leave(key)
         self.trust.forget(key)
         self._restarts.pop(key, None)
         self.picker.metrics.forget(endpoint.hostport)

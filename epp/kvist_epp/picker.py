@@ -27,6 +27,9 @@ from kvist_epp.prompt.request import Kind, Request, parse
 from kvist_epp.schedule.pick import Candidate, Demand, Scored, choose, explain
 from kvist_epp.wire.exchange import Ask, Decision, Picked
 
+CREDIT_SECONDS: Final = 2.0
+"""After an engine told that a prefill is done its blocks may wait this long for a check; they are not evicted
+while the request runs, so the credit may stay."""
 NO_REQUEST: Final = Request(kind=Kind.OTHER)
 
 
@@ -236,11 +239,16 @@ class Picker:
         member = self.lookup.members.get(flight.endpoint)
         if member is None or left < member.block_size:
             left = 0
-            self.arrived(flight)
+            self.flights.prefilled(flight, now)
         self.ledger.progress(flight.session, left, now)
 
+    def tick(self) -> None:
+        """Now and then: credit ends for requests whose engines told of their prefill a while ago."""
+        for flight in self.flights.indexed_by(self.clock() - CREDIT_SECONDS):
+            self.arrived(flight)
+
     def arrived(self, flight: Flight) -> None:
-        """Its prefix is in the engine's events now, or never will be: the credit on the way ends.
+        """Its prefix is in the index now, or never will be: the credit on the way ends.
 
         An endpoint without trusted events keeps it: the routing history is all that is known there.
         """

@@ -90,7 +90,7 @@ def make(count: int = 2, *, model: Model | None = MODEL, precise: bool = True, r
     picker.candidates = tuple(Candidate(e, picker.ledger.load(e.key)) for e in endpoints)
     for e in endpoints:
         numbers = tuple(index.publisher(f"{e.key}/{rank}") for rank in range(ranks))
-        picker.lookup.members[e.key] = Member(numbers, precise=precise, block_size=BLOCK)
+        picker.lookup.join(e.key, Member(numbers, precise=precise, block_size=BLOCK))
     return Parts(picker, log, clock, endpoints)
 
 

@@ -23,7 +23,7 @@ def lookup(*held: int, precise: bool = True) -> Lookup:
         publisher = index.publisher(f"e{number}/0")
         hashes = [1000 * number + at for at in range(count)]
         index.stored(publisher, ROOT, None, hashes, blocks(count), block_size=BLOCK)
-        found.members[f"e{number}"] = Member((publisher,), precise=precise, block_size=BLOCK)
+        found.join(f"e{number}", Member((publisher,), precise=precise, block_size=BLOCK))
     return found
 
 
@@ -37,7 +37,7 @@ def test_precise_members_answer_from_their_events() -> None:
 def test_unknown_members_hold_nothing() -> None:
     """An endpoint that left is absent, though its blocks may still be in the index."""
     some = lookup(3, 5)
-    del some.members["e1"]
+    some.leave("e1")
     assert list(some.look(ROOT, [TEXT]).hits) == ["e0"]
 
 

@@ -60,9 +60,15 @@ def test_credit_on_the_way_counts_until_events_arrive() -> None:
     key = next(e.key for e in parts.endpoints if e.hostport == first.endpoints[0])
     parts.picker.settled([line.session for line in parts.log.lines[1:]], "access-log")
     parts.picker.observed(observed("s", key, 0, depth=10_000))
+    parts.picker.tick()
     parts.picker.decide(ask(chat(LONG, "ok", "other")))
+    assert parts.log.lines[2].matched_tokens > 0
 
-    assert parts.log.lines[2].matched_tokens == 0
+    parts.picker.settled([parts.log.lines[2].session], "access-log")
+    parts.clock.now += 3
+    parts.picker.tick()
+    parts.picker.decide(ask(chat(LONG, "ok", "third")))
+    assert parts.log.lines[3].matched_tokens == 0
 
 
 def test_owed_tokens_go_as_prefill_advances_and_end_with_the_request() -> None:

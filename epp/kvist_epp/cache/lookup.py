@@ -4,7 +4,7 @@ Precise endpoints answer from their own events, plus what is on its way to them 
 just routed there, until their events arrive). Approximate ones answer from the routing history alone. Pure.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,11 +59,22 @@ class Lookup:
 
     def __init__(self, index: Index, history: History, *, bytes_per_token: float = 4.0) -> None:
         self.members: dict[str, Member] = {}
-        """By endpoint key."""
+        """By endpoint key; changed by ``join`` and ``leave``."""
         self.bytes_per_token = bytes_per_token
         """Running mean over matches; the prior until there are any."""
+        self._owners: dict[int, str] = {}
         self._index = index
         self._history = history
+
+    def join(self, key: str, member: Member) -> None:
+        """An endpoint is to be looked at."""
+        self.members[key] = member
+        self._owners |= dict.fromkeys(member.publishers, key)
+
+    def leave(self, key: str) -> None:
+        """It is not any more."""
+        for publisher in self.members.pop(key).publishers:
+            del self._owners[publisher]
 
     def look(self, root: Root, prompts: Sequence[bytes]) -> Found:
         """What the members hold of these prompts of one request; several add up."""
@@ -84,8 +95,8 @@ class Lookup:
         _, known_tokens, known, _ = matches.groups[0] if matches.groups else (0, 0, 0, None)
         found = Found(size, known_tokens + max(1, round((size - known) / ratio)), {})
         if matches.groups or routed:
-            keys: Collection[str] = self.members if matches.groups else routed
-            for key in keys:
+            owners = self._owners
+            for key in {*routed, *(owners[p] for p in matches.publishers() if p in owners)}:
                 member = self.members.get(key)
                 holding = member and _holding(member, matches, routed.get(key, 0), size, ratio)
                 if holding:

@@ -59,6 +59,13 @@ class Matches:
         """The most tokens anybody holds."""
         return self.groups[0][1] if self.groups else 0
 
+    def publishers(self) -> list[int]:
+        """Those that hold any of the prompt."""
+        anybody = 0
+        for group in self.groups:
+            anybody |= group[0]
+        return [publisher for publisher, bit in self._bits.items() if bit & anybody]
+
     def of(self, publisher: int) -> Hit:
         """The best hit of one publisher: most tokens, then least to load, then most bytes."""
         bit = self._bits.get(publisher, 0)
