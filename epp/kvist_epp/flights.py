@@ -2,15 +2,15 @@
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from kvist_epp.cache.history import Note
 from kvist_epp.cache.index import Root
 
 
-@dataclass(slots=True, eq=False)
-class Flight:
+class Flight(msgspec.Struct, eq=False):
     """One request that was routed."""
 
     session: str
@@ -26,7 +26,7 @@ class Flight:
     root: Root = (None, None)
     prompt: bytes | None = None
     """Kept until the engine takes it up, to ask the index then."""
-    handles: list[Note] = field(default_factory=list)
+    handles: list[Note] = []
     """Its prompts in the routing history."""
     compared: bool = False
     """``indexed`` is of the moment when the engine took it up."""

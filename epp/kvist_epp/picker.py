@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from kvist_epp.admin.describe import pick_document
 from kvist_epp.admin.histogram import Stages
 from kvist_epp.admin.log import RequestLine, RequestLog
@@ -33,8 +35,7 @@ while the request runs, so the credit may stay."""
 NO_REQUEST: Final = Request(kind=Kind.OTHER)
 
 
-@dataclass(slots=True)
-class Thought:
+class Thought(msgspec.Struct):
     """One request as the picker understands it, before and after the choice."""
 
     request: Request

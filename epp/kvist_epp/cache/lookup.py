@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from kvist_epp.cache.history import History
 from kvist_epp.cache.index import Index, Root
 from kvist_epp.cache.tree.matches import MISS, Hit, Matches
@@ -18,8 +20,7 @@ RATIO_WEIGHT: Final = 0.05
 """How much one such match moves the running mean."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(msgspec.Struct, frozen=True):
     """What one endpoint holds of one request's prompts; has the shape of ``schedule.cost.Hit``."""
 
     tokens: int
@@ -42,8 +43,7 @@ class Member:
     """Tokens; used where only bytes are known."""
 
 
-@dataclass(slots=True)
-class Found:
+class Found(msgspec.Struct):
     """What a look-up gives."""
 
     size: int

@@ -14,6 +14,8 @@ from math import ceil
 from operator import attrgetter
 from typing import Final
 
+import msgspec
+
 from kvist_epp.errors import NoEndpoints
 from kvist_epp.fleet.endpoints import Endpoint, canonical_ip, hostport
 from kvist_epp.fleet.ledger import Load
@@ -43,20 +45,18 @@ class Candidate:
         self.refusal = helper if self.ready else self.reason or "not ready"
 
 
-@dataclass(slots=True)
-class Demand:
+class Demand(msgspec.Struct):
     """What is asked for: one request."""
 
     prompt_bytes: int = 0
     """Bytes the engine will tokenise, or the body's where the prompt is not understood."""
-    hits: Mapping[str, Hit] = field(default_factory=dict)
+    hits: Mapping[str, Hit] = {}
     """By endpoint key; absent: nothing of it is cached there."""
     tokens: int | None = None
     """Prompt tokens where the request itself tells (token ids); None: estimated from bytes."""
 
 
-@dataclass(slots=True)
-class Scored:
+class Scored(msgspec.Struct):
     """One endpoint as the policy sees it: a row of ``/debug/pick``, and what the ledger is told."""
 
     endpoint: Endpoint
@@ -69,8 +69,7 @@ class Scored:
     reason: str
 
 
-@dataclass(slots=True)
-class _Row:
+class _Row(msgspec.Struct):
     candidate: Candidate
     hit: Hit
     uncached: int

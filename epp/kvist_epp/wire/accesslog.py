@@ -5,9 +5,9 @@ own, so that one that cannot be read costs only itself.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from ipaddress import ip_address
 
+import msgspec
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError
 
@@ -21,8 +21,7 @@ from kvist_epp.wire.pb.accesslog_pb2 import (
 from kvist_epp.wire.pb.base_pb2 import SocketAddress
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """One request that ended at the gateway."""
 
     session: str | None

@@ -6,9 +6,9 @@ it is one copy each way. Whatever is not a plain chunk is left to protobuf. Fiel
 have the same encoding, so an echo needs no parsing at all.
 """
 
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 from google.protobuf.message import DecodeError
 
 from kvist_epp.names import BODY_CHUNK_BYTES
@@ -25,8 +25,7 @@ _END_TAG: Final = 0x10
 _END_OF_STREAM: Final = b"\x10\x01"
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """One ``HttpBody`` where it lies in its message."""
 
     data: memoryview

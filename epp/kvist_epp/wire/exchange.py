@@ -22,10 +22,10 @@ while flow control still holds back the echo of a long body loses its answer's b
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
+import msgspec
 from google.protobuf.message import DecodeError
 from google.protobuf.struct_pb2 import Value
 
@@ -40,8 +40,7 @@ STREAMED_LOOKAHEAD_BYTES: Final = 512 * 1024
 """Half of Envoy's default buffer: beyond it a STREAMED request is routed by what was seen."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """What the picker is asked."""
 
     method: str
@@ -56,8 +55,7 @@ class Ask:
     """The request has more body than ``body`` shows: its shape must not be judged."""
 
 
-@dataclass(frozen=True, slots=True)
-class Picked:
+class Picked(msgspec.Struct, frozen=True):
     """Where the request goes."""
 
     endpoints: tuple[str, ...]
@@ -69,8 +67,7 @@ class Picked:
 Decision = Picked | PickError
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """What one transition asks the shell to do, in the order of the fields."""
 
     replies: tuple[bytes, ...] = ()

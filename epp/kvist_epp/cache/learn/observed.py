@@ -1,12 +1,12 @@
 """What events reveal about the requests that caused them."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+
+class Observed(msgspec.Struct, frozen=True):
     """What one stored event says about its request (vLLM 0.32 on tells the request by its session id)."""
 
     source: str

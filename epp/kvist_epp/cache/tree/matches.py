@@ -8,8 +8,9 @@ of the same text) all are tried; a publisher's hit is its best.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+
+import msgspec
 
 from kvist_epp.cache.tree.holders import ONES, Holders, each, leading
 from kvist_epp.cache.tree.segment import Segment, Tree, continuations
@@ -22,15 +23,14 @@ Reached = tuple[int, int, Loads | None]
 """Who got so far: (on the GPU alone, with loads from slower media, those loads)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(msgspec.Struct, frozen=True):
     """How much of the prompt one publisher holds, from its first byte on without a gap."""
 
     tokens: int = 0
     """All of them, whatever the medium; never the prompt's last token, which the engine always computes."""
     bytes: int = 0
     """Bytes of the prompt those tokens stand for."""
-    lower: Mapping[str, int] = field(default_factory=dict)
+    lower: Mapping[str, int] = {}
     """How many of ``tokens`` are not in GPU memory, by the medium they must be loaded from."""
 
 
