@@ -20,6 +20,7 @@ from kvist_epp.cache.learn.checker import Checker, Ward
 from kvist_epp.cache.learn.observed import Observed, Sessions
 from kvist_epp.cache.learn.pending import Born
 from kvist_epp.cache.learn.quarantine import Quarantine
+from kvist_epp.cache.learn.removals import joined
 from kvist_epp.cache.learn.stats import SourceStats
 from kvist_epp.cache.learn.texts import Texts
 
@@ -100,10 +101,11 @@ class Learner:
         stats = state.ward.stats
         stats.unknown += batch.unknown
         stats.malformed += batch.malformed
-        for event in batch.events:
+        for event, count in joined(batch.events):
             if isinstance(event, Stored):
                 yield from self._stored(state, event)
             elif isinstance(event, Removed):
+                stats.removed += count
                 self._removed(state, event)
                 yield None
             else:
@@ -160,7 +162,6 @@ class Learner:
 
     def _removed(self, state: _Source, event: Removed) -> None:
         ward = state.ward
-        ward.stats.removed += 1
         if not _same_group(state.group, event.group):
             ward.stats.other_groups += 1
             return

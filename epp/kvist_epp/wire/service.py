@@ -7,6 +7,7 @@ awaitable one (a request that waits in a queue) is awaited in a task, which dies
 import asyncio
 import logging
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
@@ -165,7 +166,7 @@ class _AccessLogs:
         pass
 
 
-class _Unary:
+class _Unary(ABC):
     """A call that answers its one request."""
 
     __slots__ = ("_health", "_sink")
@@ -180,8 +181,8 @@ class _Unary:
         except ProtocolError as error:
             self._sink.close(_INVALID_ARGUMENT, str(error))
 
-    def _answer(self, data: bytes, /) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _answer(self, data: bytes, /) -> None: ...
 
     def half_closed(self) -> None:
         self._sink.close(_INTERNAL, "ended without a request")
