@@ -187,7 +187,7 @@ class _Unary(ABC):
     def half_closed(self) -> None:
         self._sink.close(_INTERNAL, "ended without a request")
 
-    def cancelled(self) -> None:
+    def cancelled(self) -> None:  # noqa: B027  nothing is under way
         pass
 
 
