@@ -27,18 +27,23 @@ def resident() -> int:
 def fill(blocks: int, publishers: int, *, foreign: bool) -> int:
     """Bytes by which the process grows when so many publishers hold the same so many distinct blocks.
 
-    ``foreign``: each gives the blocks other hashes, as engines with seeds of their own do.
+    ``foreign``: each gives the blocks other hashes, as engines with seeds of their own do. Before that as many
+    other blocks are stored: they take up the heap that imports left behind.
     """
     index = Index()
     numbers = [index.publisher(f"engine-{number}/0") for number in range(publishers)]
-    chain("first", 2).store(index, numbers[0])
-    gc.collect()
+    chains = blocks // CHAIN_BLOCKS
+    _store(index, numbers, range(chains), foreign=foreign)
     before = resident()
-    for at in range(blocks // CHAIN_BLOCKS):
+    _store(index, numbers, range(chains, 2 * chains), foreign=foreign)
+    return resident() - before
+
+
+def _store(index: Index, numbers: list[int], chains: range, *, foreign: bool) -> None:
+    for at in chains:
         for number in numbers:
             chain(at, CHAIN_BLOCKS, names=number if foreign else "").store(index, number)
     gc.collect()
-    return resident() - before
 
 
 if __name__ == "__main__":
