@@ -27,7 +27,7 @@ def resident() -> int:
 def fill(blocks: int, publishers: int, *, foreign: bool) -> int:
     """Bytes by which the process grows when so many publishers hold the same so many distinct blocks.
 
-    ``foreign``: each gives the blocks other hashes, as engines with seeds of their own do. Before that as many
+    ``foreign``: each gives the blocks other hashes, as engines with own seeds do. Before that as many
     other blocks are stored: they take up the heap that imports left behind.
     """
     index = Index()
