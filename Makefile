@@ -9,7 +9,7 @@ PROTOC := $(BIN)/uv run --quiet --no-project --isolated --python $(BIN)/python -
 PROTOS := protos/kvist_epp/wire/pb
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-data-plane test-engine test-all check fmt lint types imports proto check-proto bench-epp bench-index build clean
+.PHONY: help setup demo test test-unit test-data-plane test-engine test-all check fmt lint types imports proto check-proto docs models bench-epp bench-index build clean
 
 help:  ## list these verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -67,6 +67,12 @@ check-proto: $(READY)
 	@rm -rf build/proto && mkdir -p build/proto
 	@$(PROTOC) -Iprotos --python_out=build/proto --pyi_out=build/proto $(PROTOS)/*.proto
 	@diff -r build/proto/kvist_epp/wire/pb epp/kvist_epp/wire/pb -x __init__.py -x __pycache__ || { echo "generated code is stale: run 'make proto'"; exit 1; }
+
+docs: $(READY)  ## write the generated parts of docs/ again
+	$(BIN)/python -m tests.docs
+
+models: $(READY)  ## train the simulator's vocabulary again
+	$(BIN)/python -m kvist_sim.model.train sim/kvist_sim/model
 
 bench-epp: $(READY)  ## CPU and latency of the picker behind Envoy (about 10 minutes)
 	$(BIN)/kvist bench epp
