@@ -179,7 +179,11 @@ async def _servers(
     def ended(entries: list[Ended]) -> None:
         picker.settled((entry.session for entry in entries if entry.session), "access-log")
 
-    served = methods(picker.decide, ended, health, observe_responses=settings.observe_responses)
+    def trouble(kind: str, count: int) -> None:
+        picker.metrics.troubles[kind] += count
+
+    observe = settings.observe_responses
+    served = methods(picker.decide, ended, health, observe_responses=observe, trouble=trouble)
     grpc = await _listen(settings, served, settings.grpc_port, "--grpc-port")
     stack.push_async_callback(grpc.close)
     port = settings.grpc_health_port
@@ -193,7 +197,7 @@ async def _listen(settings: Settings, served: dict[str, Method], port: int, flag
         if settings.transport == "grpc":
             from kvist_epp.wire.grpc_server import serve_grpc
 
-            return await serve_grpc(served, settings.host or "[::]", port)
+            return await serve_grpc(served, settings.host or "[::]", port, settings.max_message_bytes)
         from kvist_epp.wire.server import serve_fast
 
         limits = Limits(message_bytes=settings.max_message_bytes)

@@ -56,7 +56,7 @@ class Settings:
     observe_responses: bool = _flag(False, "keep the ext_proc stream open and echo responses")
     drain_seconds: float = _flag(30.0, "time that running streams get on SIGTERM", unit="SECONDS")
     max_message_bytes: int = _flag(
-        32 << 20, "largest gRPC message taken, so the largest request body in BUFFERED mode", unit="BYTES"
+        33 << 20, "largest gRPC message taken: a request body of 32 MiB and what is around it", unit="BYTES"
     )
     scrape_interval: float = _flag(2.0, "time between two reads of each engine's /metrics", unit="SECONDS")
     scrape_timeout: float = _flag(2.0, "time one read of an engine's /metrics may take", unit="SECONDS")

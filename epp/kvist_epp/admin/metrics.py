@@ -79,6 +79,8 @@ class Metrics:
     ended: Counts = field(default_factory=_counts)
     """Requests that ended, by how it was learned: ``access-log``, ``expired``, ``reconciled`` …"""
     bad_endpoints_files: int = 0
+    troubles: Counts = field(default_factory=_counts)
+    """``wire.service.TROUBLES``: messages that could not be read, picks that failed."""
     template_failures: Counts = field(default_factory=_counts)
     """Prompts the model's chat template refused: routed by load."""
 
@@ -119,6 +121,8 @@ class Metrics:
         )
         yield _counter("bad_endpoints_files", "Endpoints files refused.", [], {(): self.bad_endpoints_files})
         failures = self.template_failures
+        troubles = self.troubles
+        yield _counter("wire_troubles", "What gateways, or picks, got wrong, by kind.", ["kind"], troubles)
         yield _counter("template_failures", "Prompts not rendered, so routed by load.", ["reason"], failures)
         yield _counter("requests_ended", "Ended requests by how it was learned.", ["source"], self.ended)
         dropped = {(): gauges.log_dropped()}

@@ -20,21 +20,22 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc
 
-MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024
+MAX_MESSAGE_BYTES: Final = 33 * 1024 * 1024
 """Largest message taken in: grpc's own 4 MiB is less than a long prompt in BUFFERED mode."""
-
-_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),
-)
 
 _Context = Any  # grpc.aio.ServicerContext[bytes, bytes], which cannot be subscripted at run time
 
 
-async def serve_grpc(methods: Mapping[str, Method], host: str, port: int) -> Server:
+async def serve_grpc(
+    methods: Mapping[str, Method], host: str, port: int, message_bytes: int = MAX_MESSAGE_BYTES
+) -> Server:
     """Listen on ``host:port`` in plaintext (port 0: the system chooses); raises OSError when it cannot."""
-    server = grpc.aio.server(options=_OPTIONS)
+    options = (
+        ("grpc.max_receive_message_length", message_bytes),
+        ("grpc.max_send_message_length", message_bytes),
+        ("grpc.so_reuseport", 0),
+    )
+    server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers([_handler(path, method) for path, method in methods.items()])
     try:
         bound = server.add_insecure_port(f"{host}:{port}")
