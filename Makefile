@@ -36,7 +36,7 @@ test-data-plane: $(READY)  ## real Envoy, both transports, both modes
 	$(PYTEST) tests/data_plane
 
 test-engine: $(READY)  ## real vLLM on CPU (fetched once into a cache folder, about 5 GB)
-	$(PYTEST) tests/engine
+	$(PYTEST) -rP tests/engine
 
 test-all: test test-engine  ## every tier that exists
 

@@ -3,6 +3,7 @@
 Driven by three things: a new fleet, an engine's scrape, and a tick. No I/O of its own.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +18,8 @@ from kvist_epp.flights import Flight
 from kvist_epp.picker import Picker
 from kvist_epp.schedule.pick import Candidate
 from kvist_epp.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -137,6 +140,9 @@ class Membership:
     def why_approximate(self, key: str) -> str:
         """Why the index is not believed for this endpoint; empty when it is."""
         member = self.picker.lookup.members[key]
+        model = self.picker.model
+        if model is None or not model.faithful:
+            return f"bytes are not faithful: {model.why_not}" if model else "no --model"
         if self.subscriber is None or not member.publishers:
             return "no KV events are followed"
         if not self.subscriber.warm(key):
@@ -185,8 +191,10 @@ class Membership:
             ranks = [stats[s.publisher] for s in candidate.endpoint.sources if s.publisher in stats]
             for kind in ("stored", "removed", "cleared"):
                 metrics.events[name, kind] = sum(getattr(rank, kind) for rank in ranks)
-            metrics.gaps[name] = sum(rank.gaps for rank in ranks)
-            metrics.resets[name] = sum(rank.resets for rank in ranks)
+            gaps, resets = sum(rank.gaps for rank in ranks), sum(rank.resets for rank in ranks)
+            if (gaps, resets) != (metrics.gaps[name], metrics.resets[name]):
+                logger.warning("events of %s: %d gaps, %d resets so far", name, gaps, resets)
+            metrics.gaps[name], metrics.resets[name] = gaps, resets
             self._restarted(candidate.endpoint.key, sum(rank.restarts for rank in ranks))
             metrics.undecodable[name] = sum(rank.garbage + rank.malformed for rank in ranks)
 

@@ -125,27 +125,27 @@ class Picker:
         self._account(stages, line, thought.prompts[0] if thought.prompts else b"")
         return picked
 
-    def _understand(self, ask: Ask, stages: Stages) -> Thought:
+    def _understand(self, ask: Ask, stages: Stages, *, learn: bool = True) -> Thought:
         request = NO_REQUEST if ask.partial else parse(ask.path, ask.body, method=ask.method)
         stages.mark("parse")
-        prompts = self._prompts(request, ask.body)
+        prompts = self._prompts(request, ask.body, self._unrendered if learn else _unheard)
         stages.mark("render")
         adapter = request.model if request.model in self.adapters else None
         root = (adapter, request.salt)
         if prompts:
-            found, mode = self.lookup.look(root, prompts), self._mode(request)
+            found, mode = self.lookup.look(root, prompts, learn=learn), self._mode(request)
         else:
             size = len(ask.body)
             found, mode = Found(size, self.lookup.tokens(size), {}), "load"
         stages.mark("match")
         return Thought(request, prompts, root, found, mode)
 
-    def _prompts(self, request: Request, body: bytes) -> Sequence[bytes]:
+    def _prompts(self, request: Request, body: bytes, failed: Callable[[str], None]) -> Sequence[bytes]:
         if request.kind is Kind.OTHER:
             return ()
         if self.model is None:
             return (_bare(body),)
-        return self.model.prompts(request, self._unrendered)
+        return self.model.prompts(request, failed)
 
     def _unrendered(self, why: str) -> None:
         self.metrics.template_failures[why] += 1
@@ -198,13 +198,16 @@ class Picker:
     def explain(self, path: str, headers: Mapping[str, str], body: bytes) -> dict[str, object]:
         """The answer of ``/debug/pick``: as ``decide`` would, without a trace of it. Raises ``PickError``."""
         ask = Ask(method="POST", path=path, headers=headers, body=body, subset=None)
-        thought = self._understand(ask, Stages())
+        thought = self._understand(ask, Stages(), learn=False)
         rows = explain(self.candidates, thought.demand, now=self.clock(), turn=self.turn + 1)
         size = thought.found.size if thought.prompts else 0
         return pick_document(thought.mode, size, rows, limit=self.max_endpoints)
 
-    def settled(self, sessions: Iterable[str], how: str) -> None:
-        """Requests have ended; ``how``: by the ``access-log``, ``expired``, ``reconciled``, ``left``."""
+    def settled(self, sessions: Iterable[str], how: str, *, refused: bool = False) -> None:
+        """Requests have ended, ``refused`` without a prefill.
+
+        ``how``: known by the ``access-log``, ``expired``, ``reconciled``, or their endpoint ``left``.
+        """
         now = self.clock()
         for session in sessions:
             flight = self.flights.landed(session)
@@ -212,7 +215,7 @@ class Picker:
                 continue
             self.metrics.ended[how] += 1
             self.ledger.settled(session, now)
-            self.arrived(flight)
+            self.arrived(flight, never=refused)
 
     def begins(self, source: str, endpoint: str, session: str) -> None:
         """An engine took a request up: what the index says at this moment is held against the truth.
@@ -248,13 +251,13 @@ class Picker:
         for flight in self.flights.indexed_by(self.clock() - CREDIT_SECONDS):
             self.arrived(flight)
 
-    def arrived(self, flight: Flight) -> None:
+    def arrived(self, flight: Flight, *, never: bool = False) -> None:
         """Its prefix is in the index now, or never will be: the credit on the way ends.
 
         An endpoint without trusted events keeps it: the routing history is all that is known there.
         """
         member = self.lookup.members.get(flight.endpoint)
-        if member is None or member.precise:
+        if never or member is None or member.precise:
             for handle in flight.handles:
                 self.history.drop(handle)
             flight.handles = []
@@ -262,11 +265,15 @@ class Picker:
 
 def _tell(line: RequestLine, thought: Thought, best: Scored, candidates: int) -> None:
     line.endpoint = best.endpoint.hostport
-    line.prompt_bytes = thought.found.size
+    line.prompt_bytes = thought.found.size if thought.prompts else 0
     line.matched_bytes = best.matched_bytes
     line.matched_tokens = best.matched_tokens
     line.predicted_ttft_ms = round(best.predicted_ttft_seconds * 1000, 3)
     line.candidates = candidates
+
+
+def _unheard(_why: str) -> None:
+    pass
 
 
 def _bare(body: bytes) -> bytes:

@@ -68,9 +68,9 @@ def main(settings: Settings) -> None:
 
 async def _until_told(settings: Settings) -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with running(settings) as picker:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         logger.info(
             "listening: ext_proc %d, health %d, metrics %d, transport %s",
             picker.grpc.port,
@@ -94,7 +94,7 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
             debug_text=settings.debug_text,
         )
         stack.callback(logs.close)
-        model = await _model(settings)
+        model = _model(settings)
         picker = _picker(settings, model, logs)
         membership = await _membership(settings, picker, model, stack)
         _gauges(picker, membership, logs)
@@ -109,11 +109,12 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
         yield Running(picker, membership, health, grpc, grpc_health, pages.port)
 
 
-async def _model(settings: Settings) -> Model | None:
+def _model(settings: Settings) -> Model | None:
+    """Blocks: nothing else runs yet, and a signal still ends the process at once."""
     if not settings.model:
         logger.warning("no --model: approximate mode, from the routing history alone")
         return None
-    model = await asyncio.to_thread(Model.load, settings.model)
+    model = Model.load(settings.model)
     if not model.faithful:
         logger.warning("%s: approximate mode, its bytes are not faithful: %s", settings.model, model.why_not)
     return model
@@ -142,7 +143,7 @@ async def _membership(
     learner = subscriber = None
     if settings.kv_events and model is not None and model.faithful:
         learner = Learner(picker.index, model)
-        subscriber = Subscriber(learner, observe=picker.observed, bind=settings.kv_events_bind or None)
+        subscriber = _subscriber(settings, learner, picker)
         stack.push_async_callback(subscriber.close)
         picker.expect = learner.expect
         learner.begins = picker.begins
@@ -157,6 +158,13 @@ async def _membership(
     picker.truth = membership.truth
     picker.departed = membership.departed
     return membership
+
+
+def _subscriber(settings: Settings, learner: Learner, picker: Picker) -> Subscriber:
+    try:
+        return Subscriber(learner, observe=picker.observed, bind=settings.kv_events_bind or None)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"--kv-events-bind: cannot bind {settings.kv_events_bind}: {error}") from error
 
 
 def _gauges(picker: Picker, membership: Membership, logs: log.Logs) -> None:
@@ -177,7 +185,10 @@ async def _servers(
     settings: Settings, picker: Picker, health: Health, stack: AsyncExitStack
 ) -> tuple[Server, Server]:
     def ended(entries: list[Ended]) -> None:
-        picker.settled((entry.session for entry in entries if entry.session), "access-log")
+        for entry in entries:
+            if entry.session:
+                refused = not 200 <= entry.status < 400
+                picker.settled([entry.session], "access-log", refused=refused)
 
     def trouble(kind: str, count: int) -> None:
         picker.metrics.troubles[kind] += count

@@ -2,11 +2,12 @@
 
 Standard library only, because the operator renders the picker's arguments from it:
 ``Settings.from_args(s.to_args()) == s`` for every ``s``. Each flag can also be given as an environment
-variable ``KVIST_EPP_<FLAG>`` (dashes as underscores); the command line wins.
+variable ``KVIST_EPP_<FLAG>`` (dashes as underscores); the command line wins, an empty one is none.
 """
 
 import argparse
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -91,6 +92,9 @@ class Settings:
         for port in ("grpc_port", "grpc_health_port", "metrics_port"):
             if not 0 <= getattr(self, port) <= 65_535:
                 raise SettingsError(f"--{_dashed(port)}: {getattr(self, port)} is not a port (0 to 65535)")
+        for f in dataclasses.fields(self):
+            if isinstance(f.default, float) and not math.isfinite(getattr(self, f.name)):
+                raise SettingsError(f"--{_dashed(f.name)}: {getattr(self, f.name)} is no time or rate")
         for name in ("scrape_interval", "scrape_timeout", "prefill_tokens_per_second", "request_seconds"):
             if getattr(self, name) <= 0:
                 raise SettingsError(f"--{_dashed(name)}: must be above zero")
@@ -123,8 +127,15 @@ class Settings:
     @classmethod
     def from_args(cls, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Self:
         """Settings of a command line; argparse exits 2 on what it cannot read. Raises SettingsError."""
-        parsed = _parser(cls, environment or {}).parse_args(list(argv))
+        given = {word.partition("=")[0] for word in argv}
+        read = {} if given & {"-h", "--help"} else environment or {}
+        used = {name: text for name, text in read.items() if text and _flag_of(name) not in given}
+        parsed = _parser(cls, used).parse_args(list(argv))
         return cls(**vars(parsed))
+
+
+def _flag_of(variable: str) -> str:
+    return f"--{_dashed(variable.removeprefix(ENVIRONMENT_PREFIX).lower())}"
 
 
 def _dashed(name: str) -> str:

@@ -110,7 +110,7 @@ def test_bad_bodies_of_known_paths_are_refused(body: bytes) -> None:
         parts.picker.decide(ask(body))
     [line] = parts.log.lines
     assert line.outcome.startswith("bad-")
-    assert parts.picker.metrics.requests == {line.outcome: 1}
+    assert parts.picker.metrics.requests == {"picked": 0, line.outcome: 1}
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,11 @@ def test_explain_changes_nothing() -> None:
     } <= set(rows[0])
     assert page["picked"] == [parts.endpoints[1].hostport, parts.endpoints[0].hostport]
     assert held - 2 * BLOCK <= rows[0]["matched_tokens"] <= held
-    assert (len(parts.picker.flights), parts.picker.metrics.requests, parts.log.lines) == (0, {}, [])
+    assert (len(parts.picker.flights), parts.picker.metrics.requests, parts.log.lines) == (
+        0,
+        {"picked": 0},
+        [],
+    )
     assert parts.picker.ledger.owed(parts.endpoints[1].key) == 0
 
 
@@ -238,3 +242,24 @@ def test_a_hot_prefix_is_copied_in_the_end() -> None:
     parts.warm(1, chat(LONG))
     answers = [picked(parts.picker.decide(ask(chat(LONG, "ok", f"question {n}")))) for n in range(40)]
     assert {answer.endpoints[0] for answer in answers} == {e.hostport for e in parts.endpoints}
+
+
+def test_explaining_teaches_nothing() -> None:
+    """However often /debug/pick is asked, estimates and counters stay as they were."""
+    parts = make()
+    parts.warm(1, chat(LONG))
+    before = parts.picker.lookup.bytes_per_token
+    for _ in range(20):
+        parts.picker.explain(CHAT, {}, json.dumps(chat(LONG, "ok", "more")).encode())
+    parts.picker.explain(CHAT, {}, b'{"model": "m", "messages": 3}')
+    assert parts.picker.lookup.bytes_per_token == before
+    assert parts.picker.metrics.template_failures == {}
+
+
+def test_a_refused_request_leaves_no_prefix_behind() -> None:
+    """In approximate mode too, a prompt that the engine answered with an error is not taken for cached."""
+    parts = make(2, precise=False)
+    parts.picker.decide(ask(chat(LONG), headers={SESSION_HEADER: "s"}))
+    parts.picker.settled(["s"], "access-log", refused=True)
+    parts.picker.decide(ask(chat(LONG)))
+    assert parts.log.lines[1].matched_bytes == 0

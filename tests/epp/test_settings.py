@@ -68,3 +68,16 @@ def test_tls_is_refused_with_the_remedy() -> None:
 def test_every_setting_has_a_help_text() -> None:
     """No flag is undocumented."""
     assert [f.name for f in dataclasses.fields(Settings) if not f.metadata["help"]] == []
+
+
+def test_a_flag_on_the_command_line_hides_its_variable() -> None:
+    """A variable that cannot be read does no harm where the command line wins anyway, and an empty one is none."""
+    environment = {"KVIST_EPP_GRPC_PORT": "many", "KVIST_EPP_METRICS_PORT": ""}
+    assert Settings.from_args(["--grpc-port=1"], environment) == Settings(grpc_port=1)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf"])
+def test_times_are_numbers(text: str) -> None:
+    """Neither nan nor infinity is a time."""
+    with pytest.raises(SettingsError, match="--scrape-interval"):
+        Settings.from_args([f"--scrape-interval={text}"])

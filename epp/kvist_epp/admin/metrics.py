@@ -49,8 +49,9 @@ class Gauges:
     """Log lines dropped because stderr was slow."""
 
 
-def _counts() -> Counts:
-    return defaultdict(int)
+def _counts(*begun: str) -> Counts:
+    """Counters; those ``begun`` are there from the start, so that a rate sees their first step."""
+    return defaultdict(int, dict.fromkeys(begun, 0))
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ class Metrics:
 
     version: str = ""
     gauges: Gauges = field(default_factory=Gauges)
-    requests: Counts = field(default_factory=_counts)
+    requests: Counts = field(default_factory=lambda: _counts("picked"))
     """By outcome: ``picked`` or the reason of a PickError."""
     pick: Histogram = field(default_factory=Histogram)
     """Whole picks, the waiting for bodies not included."""
@@ -76,7 +77,7 @@ class Metrics:
     """Times all that was known of an endpoint was forgotten: it restarted or could not replay."""
     undecodable: Counts = field(default_factory=_counts)
     """Event messages that could not be understood, by endpoint."""
-    ended: Counts = field(default_factory=_counts)
+    ended: Counts = field(default_factory=lambda: _counts("access-log", "expired", "left", "reconciled"))
     """Requests that ended, by how it was learned: ``access-log``, ``expired``, ``reconciled`` …"""
     bad_endpoints_files: int = 0
     troubles: Counts = field(default_factory=_counts)

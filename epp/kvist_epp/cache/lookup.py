@@ -76,8 +76,18 @@ class Lookup:
         for publisher in self.members.pop(key).publishers:
             del self._owners[publisher]
 
-    def look(self, root: Root, prompts: Sequence[bytes]) -> Found:
-        """What the members hold of these prompts of one request; several add up."""
+    def look(self, root: Root, prompts: Sequence[bytes], *, learn: bool = True) -> Found:
+        """What the members hold of these prompts of one request; several add up.
+
+        ``learn``: the mean bytes per token follows what is matched.
+        """
+        before = self.bytes_per_token
+        found = self._all(root, prompts)
+        if not learn:
+            self.bytes_per_token = before
+        return found
+
+    def _all(self, root: Root, prompts: Sequence[bytes]) -> Found:
         found = self._of(root, prompts[0])
         for prompt in prompts[1:]:
             _add(found, self._of(root, prompt))
@@ -138,7 +148,8 @@ def _estimated(routed: int, size: int, block_size: int, ratio: float, matches: M
     tokens, known = 0, 0
     if matches is not None and matches.groups and matches.groups[0][2] <= routed:
         _, tokens, known, _ = matches.groups[0]
-    tokens += int((min(routed, size - 1) - known) / ratio)
+    last = 1 if routed >= size else 0  # the engine computes a prompt's last token whatever it holds
+    tokens += int((routed - known) / ratio - last)
     return max(tokens, 0) // block_size * block_size
 
 

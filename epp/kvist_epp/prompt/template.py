@@ -5,9 +5,11 @@ The environment is the one of ``transformers.utils.chat_template_utils``: immuta
 ``tojson`` without HTML escapes.
 
 A template runs in the picker's only thread, over messages a client wrote, so its work is bounded: each loop
-is charged the length of what it runs over, and a render may spend ``LOOP_LIMIT`` of it. Templates join texts
-in loops, which copies up to the whole prompt a message, hence ``COPY_LIMIT``. What exceeds them is routed by
-load, as are templates that raise.
+is charged the length of what it runs over, each macro call one step, and a render may spend ``LOOP_LIMIT``
+of them; repetition (``*``, ``**``) is bounded by ``REPEAT_LIMIT``, the prompt by ``GROWTH_LIMIT``. Templates
+join texts in loops, which copies up to the whole prompt a message, hence ``COPY_LIMIT``. What exceeds them is
+routed by load, as are templates that raise. Clients cannot send templates; filters are left to the model's
+author.
 """
 
 import datetime as dt
@@ -28,6 +30,12 @@ LOOP_LIMIT: Final = 50_000
 
 COPY_LIMIT: Final = 4_000_000_000
 """Messages times bytes of the body: half a second of copying for the worst template."""
+
+REPEAT_LIMIT: Final = 1_000_000
+"""Characters or items that ``*`` may make."""
+
+GROWTH_LIMIT: Final = 16
+"""Times the request's size, and a megabyte on top: tools written out with indents grow three- to fivefold."""
 
 _CONTINUE: Final = "KVIST-CONTINUES-HERE "
 """Marks the end of the message to be continued; its blank shows whether the template trims."""
@@ -68,7 +76,10 @@ class Template:
             raise Unrenderable("empty")
         if chat.continue_final_message:
             return self._continued(chat, messages)
-        return _until_media(self._run(chat, messages))
+        rendered = _until_media(self._run(chat, messages))
+        if len(rendered) > GROWTH_LIMIT * size + 1_000_000:
+            raise Unrenderable("work")
+        return rendered
 
     def _run(self, chat: Chat, messages: list[dict[str, Any]]) -> str:
         variables = self._specials | {
@@ -139,11 +150,13 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
     """transformers' environment, with a budget on loops and a short way to the keys of plain dicts."""
 
     left = LOOP_LIMIT
+    intercepted_binops = frozenset(("*", "**"))
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols])
         self.filters["tojson"] = _tojson
         self.filters["_charged"] = self._charged
+        self.globals["_step"] = self._step
         self.globals["raise_exception"] = _raise
         self.globals["strftime_now"] = _now
 
@@ -152,7 +165,23 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
     ) -> str:
         for loop in source.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, "_charged", [], [], None, None, lineno=loop.lineno)
+        for macro in source.find_all(nodes.Macro):
+            call = nodes.Call(nodes.Name("_step", "load"), [], [], None, None, lineno=macro.lineno)
+            macro.body.insert(0, nodes.ExprStmt(call, lineno=macro.lineno))
         return super()._generate(source, name, filename, defer_init)
+
+    def call_binop(self, context: runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        """``*`` and ``**``: refused where the result would be huge."""
+        sizes = [len(side) for side in (left, right) if hasattr(side, "__len__")]
+        counts = [abs(side) for side in (left, right) if isinstance(side, int)]
+        if operator == "**" and max(counts, default=0) > 64:
+            raise _TooMuchWork
+        if sizes and counts and sizes[0] * counts[0] > REPEAT_LIMIT:
+            raise _TooMuchWork
+        return super().call_binop(context, operator, left, right)
+
+    def _step(self) -> None:
+        self._charge(1)
 
     def _charged(self, items: Any) -> Any:
         """What a loop runs over, its length taken off the budget; loops cut short are charged whole."""

@@ -193,6 +193,9 @@ def _tokens(args: argparse.Namespace) -> int:
 
 
 def _batch(args: argparse.Namespace) -> dict[str, Any]:
+    for flag in ("max_num_batched_tokens", "max_num_seqs"):
+        if getattr(args, flag) is not None and getattr(args, flag) < 1:
+            raise SettingsError(f"{flag} must be greater than or equal to 1.")
     double = 2 if args.performance_mode == "throughput" else 1
     tokens = args.max_num_batched_tokens or H100_BATCHED_TOKENS * double
     sequences = args.max_num_seqs or min(H100_SEQUENCES * double, tokens)

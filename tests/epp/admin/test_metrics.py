@@ -66,6 +66,9 @@ def test_every_name_others_rely_on() -> None:
         ("kvist_epp_bad_endpoints_files_total", ()): 5,
         ("kvist_epp_template_failures_total", (("reason", "shape"),)): 6,
         ("kvist_epp_requests_ended_total", (("source", "access-log"),)): 4,
+        ("kvist_epp_requests_ended_total", (("source", "expired"),)): 0,
+        ("kvist_epp_requests_ended_total", (("source", "left"),)): 0,
+        ("kvist_epp_requests_ended_total", (("source", "reconciled"),)): 0,
         ("kvist_epp_log_lines_dropped_total", ()): 8,
     }
 

@@ -174,3 +174,29 @@ def test_a_template_that_unpacks_its_messages_takes_texts() -> None:
         Template("{% for a, b in messages %}{% for c in content %}{% endfor %}{% endfor %}", {}).style
         == "string"
     )
+
+
+FOREVER = "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(22) }}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        FOREVER,
+        "{{ messages[0]['content'] * 20000000 }}",
+        "{{ 20000000 * 'x' }}",
+        "{{ 9 ** 99999999 }}",
+        "{% for i in range(10 ** 9) %}x{% endfor %}",
+        "{% for i in range(40000) %}{{ 'x' * 1000 }}{% endfor %}",
+    ],
+)
+def test_templates_that_would_work_for_ever_are_stopped(source: str) -> None:
+    """Recursion, repetition and growth are bounded like loops: such a prompt is not rendered."""
+    with pytest.raises(Unrenderable):
+        render(source)
+
+
+def test_macros_and_small_repetitions_are_free_to_use() -> None:
+    """What real templates do with macros and ``*`` still works."""
+    source = "{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f('-' * 3) }}{{ 2 ** 3 }}{{ 2 * 3 }}"
+    assert render(source) == "<--->86"

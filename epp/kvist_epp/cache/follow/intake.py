@@ -102,6 +102,7 @@ class Intake:
             self._batch = self._learner.steps(self.source, decode(payload))
         except EventError:
             self.stats.garbage += 1
+            self._learner.forget(self.source)  # it may have told of removals
 
     def _note(self) -> None:
         stats, stream = self.stats, self.stream
