@@ -71,7 +71,7 @@ def test_every_setting_has_a_help_text() -> None:
 
 
 def test_a_flag_on_the_command_line_hides_its_variable() -> None:
-    """A variable that cannot be read does no harm where the command line wins anyway, and an empty one is none."""
+    """A variable does no harm where the command line wins anyway, and an empty one is none."""
     environment = {"KVIST_EPP_GRPC_PORT": "many", "KVIST_EPP_METRICS_PORT": ""}
     assert Settings.from_args(["--grpc-port=1"], environment) == Settings(grpc_port=1)
 

@@ -189,7 +189,7 @@ async def test_a_last_message_that_was_lost_is_found_while_the_engine_is_idle() 
 
 
 async def test_garbage_is_counted_and_following_goes_on() -> None:
-    """Half a msgpack, no msgpack, odd frames: counted, what they may have removed is forgotten, on it goes."""
+    """Half a msgpack, no msgpack, odd frames: counted, what they may have removed forgotten, on it goes."""
     async with publishing() as engine, following(engine) as follower:
         engine.publish_raw(b"\xc1 no msgpack")
         engine.publish_raw(encode(batch(chain(0)))[:-5])
