@@ -19,8 +19,6 @@ class Flight(msgspec.Struct, eq=False):
     departed_at: float
     tokens: int
     """Of the prompt, as far as known."""
-    predicted: int
-    """Cached tokens the answer rested on, credit on the way included."""
     indexed: int
     """Cached tokens by the index alone: when it was routed, then when the engine took it up."""
     root: Root = (None, None)

@@ -149,7 +149,7 @@ class Membership:
             return "its first replay is not over"
         if self.subscriber.suspect(key):
             return "events are missing"
-        if self.trust.silent(key, self._messages(self.subscriber, key)):
+        if self.trust.silent(key, sum(rank.messages for rank in self.subscriber.of(key))):
             return "it publishes no events"
         return self.trust.why_not(key, self.picker.clock())
 
@@ -185,10 +185,9 @@ class Membership:
     def _count(self, subscriber: Subscriber) -> None:
         """Counters by endpoint from the counters by publisher."""
         metrics = self.picker.metrics
-        stats = subscriber.stats()
         for candidate in self._candidates.values():
             name = candidate.endpoint.hostport
-            ranks = [stats[s.publisher] for s in candidate.endpoint.sources if s.publisher in stats]
+            ranks = subscriber.of(candidate.endpoint.key)
             for kind in ("stored", "removed", "cleared"):
                 metrics.events[name, kind] = sum(getattr(rank, kind) for rank in ranks)
             gaps, resets = sum(rank.gaps for rank in ranks), sum(rank.resets for rank in ranks)
@@ -202,11 +201,6 @@ class Membership:
         if restarts != self._restarts.get(key, 0):
             self._restarts[key] = restarts
             self.trust.of(key).restarted()
-
-    def _messages(self, subscriber: Subscriber, key: str) -> int:
-        stats = subscriber.stats()
-        sources = self._candidates[key].endpoint.sources
-        return sum(stats[s.publisher].messages for s in sources if s.publisher in stats)
 
 
 def _followed(endpoint: Endpoint) -> list[Followed]:

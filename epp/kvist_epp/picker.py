@@ -167,7 +167,6 @@ class Picker:
             key,
             now,
             tokens=thought.found.tokens,
-            predicted=best.matched_tokens,
             indexed=holding.indexed if holding else 0,
             root=thought.root,
             prompt=thought.prompts[0] if len(thought.prompts) == 1 else None,

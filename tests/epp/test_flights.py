@@ -3,7 +3,7 @@ from kvist_epp.flights import Flight, Flights
 
 def flight(session: str, endpoint: str = "e", *, told: bool = False) -> Flight:
     """A flight on its way."""
-    return Flight(session, endpoint, 0.0, tokens=10, predicted=0, indexed=0, told=told)
+    return Flight(session, endpoint, 0.0, tokens=10, indexed=0, told=told)
 
 
 def test_flights_of_one_session_land_in_order() -> None:

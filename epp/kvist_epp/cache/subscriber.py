@@ -49,6 +49,8 @@ class Subscriber:
         self._hub = _Hub(limits, ipv6=ipv6)
         self._chores = Chores(learner, self._hub.pump)
         self._feeds: dict[Followed, Feed] = {}
+        self._stats: dict[str, list[SourceStats]] = {}
+        """By endpoint: asked for each one, several times a second."""
         self._door = None if bind is None else Door(self._hub, bind)
         self._orphans = limits.orphans
         self._timer = self._hub.loop.call_later(limits.orphans, self._expire)
@@ -73,6 +75,9 @@ class Subscriber:
         for new in wanted - self._feeds.keys():
             self._learner.join(new.source, new.endpoint)
             self._feeds[new] = self._feed(new)
+        self._stats = {}
+        for one, feed in self._feeds.items():
+            self._stats.setdefault(one.endpoint, []).append(feed.intake.stats)
         if self._door is not None:
             self._door.know(self._feeds)
 
@@ -80,14 +85,18 @@ class Subscriber:
         """Counters by source."""
         return {followed.source: feed.intake.stats for followed, feed in self._feeds.items()}
 
+    def of(self, endpoint: str) -> list[SourceStats]:
+        """Counters of the endpoint's publishers; none when it is not followed."""
+        return self._stats.get(endpoint, [])
+
     def warm(self, endpoint: str) -> bool:
         """Whether the first replay of each of its publishers is over and learned."""
-        mine = self._of(endpoint)
+        mine = self.of(endpoint)
         return bool(mine) and all(stats.warm for stats in mine)
 
     def suspect(self, endpoint: str) -> bool:
         """Whether messages of one of its publishers are missing and not explained yet."""
-        return any(stats.suspect for stats in self._of(endpoint))
+        return any(stats.suspect for stats in self.of(endpoint))
 
     async def close(self) -> None:
         """Closes all sockets and timers; nothing is left behind."""
@@ -107,9 +116,6 @@ class Subscriber:
         else:
             feed.begin()
         return feed
-
-    def _of(self, endpoint: str) -> list[SourceStats]:
-        return [feed.intake.stats for followed, feed in self._feeds.items() if followed.endpoint == endpoint]
 
     def _expire(self) -> None:
         self._learner.expire()
