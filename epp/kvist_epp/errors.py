@@ -6,11 +6,18 @@
     ├── PickError            an answer other than an endpoint: status, reason, message
     │   ├── BadRequest       400
     │   ├── NoEndpoints      503
+    │   ├── ShuttingDown     503
+    │   ├── Cancelled        nobody hears it: the client has given up
     │   └── Shed             429 with Retry-After
     ├── ProtocolError        a peer broke HTTP/2, gRPC or ext_proc; ends a stream or a connection
     ├── EventError           an engine's event message that cannot be understood
+    ├── SnapshotError        a peer's snapshot that contradicts itself
+    ├── PeerError            a conversation with another replica broke off
     ├── ModelFilesError      model files that are absent or unusable
     ├── EndpointsFileError   an endpoints file that cannot be used; the old fleet stays
+    ├── ApiError             the Kubernetes API refused, or could not be reached; the old fleet stays
+    ├── CertificateError     a certificate, key or authority that cannot be used; the old one stays
+    ├── UncleanEnd           a part of the picker failed, or its drain was cut short
     └── SettingsError        flags that do not go together
 """
 
@@ -55,6 +62,22 @@ class NoEndpoints(PickError):
     default_reason = "rejected-no-endpoints"
 
 
+class ShuttingDown(PickError):
+    """It waited, and this picker's time is over: another one may have room."""
+
+    status = 503
+    kind = "service_unavailable"
+    default_reason = "rejected-shutting-down"
+
+
+class Cancelled(PickError):
+    """The client gave up while its request waited: for the log and the metrics only."""
+
+    status = 499
+    kind = "cancelled"
+    default_reason = "rejected-context-cancelled"
+
+
 class Shed(PickError):
     """Dropped under load, or waited too long."""
 
@@ -64,11 +87,15 @@ class Shed(PickError):
 
 
 class ProtocolError(KvistError):
-    """A peer broke the protocol; ``code`` is the HTTP/2 error code (RFC 9113 section 7)."""
+    """A peer broke the protocol; ``code`` is the HTTP/2 error code (RFC 9113 section 7).
 
-    def __init__(self, message: str, code: int = 1) -> None:
+    ``reason`` is one of ``wire.tally.CONNECTION_ENDS``; empty: what the code says.
+    """
+
+    def __init__(self, message: str, code: int = 1, *, reason: str = "") -> None:
         super().__init__(message)
         self.code = code
+        self.reason = reason
 
 
 class EventError(KvistError):
@@ -79,8 +106,34 @@ class ModelFilesError(KvistError):
     """Names the file and the remedy."""
 
 
+class SnapshotError(KvistError):
+    """A snapshot of a peer that cannot be what a peer sends; the engines' replay is asked instead."""
+
+
+class PeerError(KvistError):
+    """A conversation with another replica broke off; says how."""
+
+
 class EndpointsFileError(KvistError):
     """Names the entry and the field."""
+
+
+class ApiError(KvistError):
+    """The Kubernetes API did not give what was asked for; ``status`` is its HTTP status, 0: no answer."""
+
+    def __init__(self, message: str, status: int = 0, *, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
+        """Seconds it wants to be left alone."""
+
+
+class CertificateError(KvistError):
+    """Names the file and what is wrong with it; never the content."""
+
+
+class UncleanEnd(KvistError):
+    """Why the process ends with a non-zero exit code although it was running."""
 
 
 class SettingsError(KvistError):

@@ -15,7 +15,7 @@ class Flight(msgspec.Struct, eq=False):
 
     session: str
     endpoint: str
-    """Endpoint key."""
+    """Key of the endpoint that serves it: the picked one, until it is known that another one does."""
     departed_at: float
     tokens: int
     """Of the prompt, as far as known."""
@@ -31,6 +31,15 @@ class Flight(msgspec.Struct, eq=False):
     prefilled: bool = False
     told: bool = False
     """The engine has told how much was cached, or cannot (several prompts under one session)."""
+    hostport: str = ""
+    """Of ``endpoint``."""
+    request_id: str = ""
+    """``x-request-id``: tells apart the requests of one session; empty where the gateway gave none."""
+
+    def fits(self, request_id: str, endpoint: str) -> bool:
+        """Whether it may be the request with this id on this endpoint; an empty one says nothing."""
+        same_id = not request_id or not self.request_id or self.request_id == request_id
+        return same_id and (not endpoint or self.endpoint == endpoint)
 
 
 class Flights:
@@ -47,6 +56,11 @@ class Flights:
     def __len__(self) -> int:
         return sum(map(len, self._by_session.values()))
 
+    @property
+    def kept_bytes(self) -> int:
+        """Prompts that wait for their engine to take them up."""
+        return self._kept
+
     def departed(self, flight: Flight) -> None:
         """It was routed."""
         if flight.prompt is not None:
@@ -60,6 +74,12 @@ class Flights:
         prompt, flight.prompt = flight.prompt, None
         self._kept -= len(prompt or b"")
         return prompt
+
+    def release_all(self) -> None:
+        """No prompt is kept any longer."""
+        for flights in self._by_session.values():
+            for flight in flights:
+                self.release(flight)
 
     def of(self, session: str, endpoint: str) -> Flight | None:
         """Whose event this is: the oldest untold flight of the session on this endpoint, else the newest."""
@@ -77,12 +97,18 @@ class Flights:
         while self._prefilled and self._prefilled[0][0] < then:
             yield self._prefilled.popleft()[1]
 
-    def landed(self, session: str) -> Flight | None:
-        """It has ended (the oldest, where a session has several)."""
-        flights = self._by_session.get(session)
-        if not flights:
+    def find(self, session: str, request_id: str = "", endpoint: str = "") -> Flight | None:
+        """The oldest of the session that fits what else is known of it."""
+        flights = self._by_session.get(session, ())
+        return next((flight for flight in flights if flight.fits(request_id, endpoint)), None)
+
+    def landed(self, session: str, request_id: str = "", endpoint: str = "") -> Flight | None:
+        """It has ended (the oldest that fits, where a session has several)."""
+        flight = self.find(session, request_id, endpoint)
+        if flight is None:
             return None
-        flight = flights.popleft()
+        flights = self._by_session[session]
+        flights.remove(flight)
         self.release(flight)
         if not flights:
             del self._by_session[session]

@@ -14,6 +14,7 @@ from kvist_epp.cache.lookup import Member
 from kvist_epp.cache.subscriber import Subscriber
 from kvist_epp.fleet.endpoints import Endpoint, Fleet
 from kvist_epp.fleet.scrape import EngineState, Scraper
+from kvist_epp.fleet.served import partly_served
 from kvist_epp.flights import Flight
 from kvist_epp.picker import Picker
 from kvist_epp.schedule.pick import Candidate
@@ -40,19 +41,37 @@ class Membership:
     """Restarts of engines that their trust knows of."""
 
     def follow(self, fleet: Fleet) -> None:
-        """From now on this is the fleet. An endpoint that changed has left and joined."""
-        old = self.fleet or Fleet()
+        """From now on this is the fleet.
+
+        An endpoint that is another engine now has left and joined. One that only may not be picked for a
+        while, or has other labels, keeps all that is known of it."""
+        left, joined = fleet.since(self.fleet or Fleet())
         self.fleet = fleet
         self.scraper.follow(fleet)
-        for endpoint in old:
-            if fleet.by_key(endpoint.key) != endpoint:
-                self._left(endpoint)
-        if self.subscriber is not None:
+        for endpoint in left:
+            self._left(endpoint)
+        if self.subscriber is not None and (left or joined):
             self.subscriber.follow(followed for endpoint in fleet for followed in _followed(endpoint))
+        for endpoint in joined:
+            self._joined(endpoint)
         for endpoint in fleet:
-            if endpoint.key not in self._candidates:
-                self._joined(endpoint)
-        self.picker.candidates = tuple(self._candidates.values())
+            if self._candidates[endpoint.key].endpoint is not endpoint:
+                self._stands(self.scraper.states[endpoint.key])
+        self._name_models()
+        self.picker.gather(self._candidates.values())
+
+    def understand(self, learner: Learner | None, subscriber: Subscriber | None) -> None:
+        """Prompts are understood, and events followed where there is a subscriber. What was routed before is
+        forgotten: it was kept as bodies, which no prompt begins with."""
+        self.learner, self.subscriber = learner, subscriber
+        self.picker.flights.release_all()
+        fleet = self.fleet or Fleet()
+        for endpoint in fleet:
+            self.picker.history.forget(endpoint.key)
+            self.picker.lookup.leave(endpoint.key)
+            self._look_at(endpoint)
+        if subscriber is not None and fleet:
+            subscriber.follow(followed for endpoint in fleet for followed in _followed(endpoint))
 
     def scraped(self, state: EngineState) -> None:
         """An engine answered: calibrate what it owes and what its cache holds."""
@@ -61,13 +80,16 @@ class Membership:
         if candidate is None:
             return
         now = self.picker.clock()
-        slots = state.slots(self.settings.max_num_seqs)
         ledger = self.picker.ledger
         ledger.calibrate(
-            key, rate=state.rates.prefill, decode_seconds=state.rates.decode_seconds, slots=slots
+            key,
+            rate=state.rates.prefill,
+            decode_seconds=state.rates.decode_seconds,
+            slots=state.slots(self.settings.max_num_seqs),
+            crowd=state.crowd,
         )
         ended = ledger.reconcile(key, sample.running, sample.waiting, now, asked_at=state.asked_at)
-        self.picker.settled(ended, "reconciled")
+        self.picker.settled(ended, "reconciled", endpoint=key)
         member = self.picker.lookup.members[key]
         if sample.block_size:
             member.block_size = sample.block_size
@@ -80,8 +102,8 @@ class Membership:
         key = state.endpoint.key
         if key in self._candidates:
             self._stands(state)
-            self.picker.candidates = tuple(self._candidates.values())
-        self.picker.adapters = self.scraper.adapters() | self.picker.index.adapters()
+            self.picker.gather(self._candidates.values())
+        self._name_models()
 
     def departed(self, flight: Flight) -> None:
         """A request was routed: what its engine's counters are held against grows."""
@@ -127,14 +149,14 @@ class Membership:
         return {c.endpoint.hostport: owed.get(key, 0) for key, c in self._candidates.items()}
 
     def cold(self) -> list[str]:
-        """Endpoints whose events are followed and whose first replay is not over."""
+        """Endpoints that may be picked, whose events are followed and whose first replay is not over."""
         if self.subscriber is None:
             return []
         subscriber = self.subscriber
         return [
             key
             for key, member in self.picker.lookup.members.items()
-            if member.publishers and not subscriber.warm(key)
+            if member.publishers and not subscriber.warm(key) and not self._candidates[key].endpoint.refusal
         ]
 
     def why_approximate(self, key: str) -> str:
@@ -142,7 +164,8 @@ class Membership:
         member = self.picker.lookup.members[key]
         model = self.picker.model
         if model is None or not model.faithful:
-            return f"bytes are not faithful: {model.why_not}" if model else "no --model"
+            wanted = "its tokenizer has not come yet" if self.settings.model else "no --model"
+            return f"bytes are not faithful: {model.why_not}" if model else wanted
         if self.subscriber is None or not member.publishers:
             return "no KV events are followed"
         if not self.subscriber.warm(key):
@@ -156,8 +179,13 @@ class Membership:
     def _joined(self, endpoint: Endpoint) -> None:
         key = endpoint.key
         ledger = self.picker.ledger
-        ledger.calibrate(key, slots=endpoint.max_num_seqs or self.settings.max_num_seqs)
+        ledger.calibrate(key, slots=self.scraper.states[key].slots(self.settings.max_num_seqs))
         self._stands(self.scraper.states[key])
+        self._look_at(endpoint)
+
+    def _look_at(self, endpoint: Endpoint) -> None:
+        """Of an engine that nothing is known of."""
+        key = endpoint.key
         publishers: tuple[int, ...] = ()
         if self.learner is not None:
             publishers = tuple(self.picker.index.publisher(s.publisher) for s in endpoint.sources)
@@ -170,14 +198,21 @@ class Membership:
         """How the endpoint stands now, as the policy reads it."""
         endpoint = state.endpoint
         load = self.picker.ledger.load(endpoint.key)
-        self._candidates[endpoint.key] = Candidate(endpoint, load, state.ready, state.state.value)
+        self._candidates[endpoint.key] = Candidate(endpoint, load, state.ready, state.standing)
+
+    def _name_models(self) -> None:
+        """Which names are adapters, and which are not served by all."""
+        self.picker.adapters = self.scraper.adapters() | self.picker.index.adapters()
+        states = self.scraper.states.values()
+        self.picker.partly_served = partly_served((state.endpoint, state.served) for state in states)
 
     def _left(self, endpoint: Endpoint) -> None:
         key = endpoint.key
         self._candidates.pop(key, None)
-        self.picker.settled(self.picker.ledger.forget(key), "left")
+        self.picker.settled(self.picker.ledger.forget(key), "left", endpoint=key)
         self.picker.history.forget(key)
         self.picker.lookup.leave(key)
+        self.picker.savings.forget(key)
         self.trust.forget(key)
         self._restarts.pop(key, None)
         self.picker.metrics.forget(endpoint.hostport)
@@ -204,7 +239,7 @@ class Membership:
 
 
 def _followed(endpoint: Endpoint) -> list[Followed]:
-    names = (endpoint.hostport, endpoint.name, endpoint.key)
+    names = (endpoint.hostport, endpoint.name, endpoint.key, *endpoint.aliases)
     return [
         Followed(endpoint.key, source.publisher, source.rank, source.events, source.replay, names)
         for source in endpoint.sources

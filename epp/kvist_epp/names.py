@@ -17,6 +17,23 @@ SERVED_KEY: Final = "x-gateway-destination-endpoint-served"
 DROPPED_REASON_HEADER: Final = "x-kvist-dropped-reason"
 DROPPED_REASON_ALIAS: Final = "x-llm-d-request-dropped-reason"
 
+MODEL_REWRITE_HEADER: Final = "x-llm-d-model-name-rewrite"
+MODEL_REWRITE_ALIAS: Final = "x-gateway-model-name-rewrite"
+"""Request header that names the model to ask the engine for, instead of the body's."""
+
+GATEWAY_OWNED: Final = (SUBSET_KEY, SERVED_KEY, DROPPED_REASON_HEADER, DROPPED_REASON_ALIAS)
+"""Names that only gateways and pickers may use: as request headers of a client they are taken away."""
+
+PRIORITY_HEADER: Final = "x-kvist-priority"
+"""A whole number: higher goes first, negative is shed first."""
+OBJECTIVE_HEADERS: Final = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+"""Name an objective, which has a priority; canonical name first, then its alias."""
+TENANT_HEADERS: Final = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+"""Name whose request it is: requests that wait take turns by it."""
+ENGINE_PRIORITY_HEADER: Final = "x-vllm-priority"
+"""A whole number, lower goes first; above the body's ``priority``. vLLM takes others than 0 only with
+``--scheduling-policy priority``."""
+
 SESSION_HEADER: Final = "x-session-id"
 """vLLM copies it to ``BlockStored.session_id`` (0.32 on)."""
 
@@ -31,6 +48,12 @@ HEALTH_CHECK_METHOD: Final = "/grpc.health.v1.Health/Check"
 HEALTH_WATCH_METHOD: Final = "/grpc.health.v1.Health/Watch"
 HEALTH_LIST_METHOD: Final = "/grpc.health.v1.Health/List"
 
+LASTING_METHODS: Final = frozenset({ACCESS_LOG_METHOD, HEALTH_WATCH_METHOD})
+"""Methods whose calls end only when one side leaves: a drain does not wait for them."""
+
+PEERS_FOLLOW_METHOD: Final = "/kvist.epp.peers.v1.Peers/Follow"
+PEERS_SNAPSHOT_METHOD: Final = "/kvist.epp.peers.v1.Peers/Snapshot"
+
 LIVENESS: Final = "liveness"
 READINESS: Final = ("", "inference-extension", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor")
 """Health service names that answer SERVING only when the picker may be asked."""
@@ -43,3 +66,21 @@ KV_REPLAY_PORT: Final = 5657
 
 LABEL_MAX_NUM_SEQS: Final = "kvist.dev/max-num-seqs"
 """Endpoint label that tells the engine's ``--max-num-seqs`` (vLLM does not export it)."""
+
+LABEL_ROLES: Final = ("kvist.dev/role", "llm-d.ai/role")
+"""Endpoint labels that tell a pod's role, first match counts: ``prefill``, ``decode``, ``both`` …"""
+
+LABEL_POOL: Final = "kvist.dev/pool"
+"""Label of the pods of our own InferencePool: its name."""
+
+POOL_GROUP: Final = "inference.networking.k8s.io"
+OWN_GROUP: Final = "kvist.dev"
+POOL_GROUPS: Final = (POOL_GROUP, OWN_GROUP)
+"""API groups whose ``InferencePool`` the picker can follow: ``v1`` of the first, ``v1alpha1`` of ours."""
+
+POD_KV_EVENTS: Final = "kvist.dev/kv-events"
+POD_KV_EVENTS_PORT: Final = "kvist.dev/kv-events-port"
+POD_KV_REPLAY_PORT: Final = "kvist.dev/kv-replay-port"
+POD_DATA_PARALLEL_SIZE: Final = "kvist.dev/data-parallel-size"
+"""Annotations of a pod (or labels, where there is no annotation) that say how its engine publishes KV events:
+``"false"`` for none, the two ports of rank 0, and the ranks behind one port."""

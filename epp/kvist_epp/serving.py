@@ -3,43 +3,54 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import kvist_epp
-from kvist_epp.admin import log, views
+from kvist_epp import ports
+from kvist_epp.admin import log, queues, views
 from kvist_epp.admin import server as admin
+from kvist_epp.admin.fleet import FleetPage
+from kvist_epp.admin.held import held
 from kvist_epp.admin.metrics import Metrics
 from kvist_epp.admin.pages import Pages
+from kvist_epp.admin.queues import QueueGauges
+from kvist_epp.aftermath import Aftermath
 from kvist_epp.cache.health import Trust
 from kvist_epp.cache.history import History
 from kvist_epp.cache.index import Index
-from kvist_epp.cache.learner import Learner
 from kvist_epp.cache.lookup import Lookup
-from kvist_epp.cache.subscriber import Subscriber
-from kvist_epp.errors import SettingsError
+from kvist_epp.ending import Ending
+from kvist_epp.fleet.discovery import Discovery, open_discovery
 from kvist_epp.fleet.ledger import Ledger
 from kvist_epp.fleet.scrape import Scraper
-from kvist_epp.fleet.watch import FileWatch
 from kvist_epp.flights import Flights
+from kvist_epp.gate import Gate
 from kvist_epp.membership import Membership
 from kvist_epp.picker import Picker
-from kvist_epp.prompt.model import Model
+from kvist_epp.priorities import Priorities, named_priorities
+from kvist_epp.queueing import Bounds, Queue
 from kvist_epp.settings import Settings
-from kvist_epp.wire.accesslog import Ended
-from kvist_epp.wire.call import Method, Server
+from kvist_epp.tokenizer import Tokenizer
+from kvist_epp.understanding import Understanding
+from kvist_epp.wire.call import Server
 from kvist_epp.wire.health import Health
-from kvist_epp.wire.limits import Limits
 from kvist_epp.wire.service import health_methods, methods
+from kvist_epp.wire.tls import Certificates
+
+if TYPE_CHECKING:
+    from kvist_epp.peers.peers import Peers
 
 logger = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.25
 """How often requests expire, trust is weighed and counters are brought up to date."""
+ANSWER_SECONDS: Final = 1.0
+"""Time kept at the end of a drain to answer those who still wait: 10,000 take half of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +59,44 @@ class Running:
 
     picker: Picker
     membership: Membership
-    health: Health
+    gate: Gate
     grpc: Server
     grpc_health: Server
     metrics_port: int
+    peers: "Peers | None" = None
 
-    async def drain(self, grace_seconds: float) -> None:
-        """Not ready from now on; running calls get their answers."""
-        self.health.set(False)
-        await asyncio.gather(self.grpc.drain(grace_seconds), self.grpc_health.drain(0))
+    async def drain(self, delay_seconds: float, grace_seconds: float) -> None:
+        """Not ready from now on; new calls are still taken for the delay, then running ones get the grace.
+
+        The health port says so to the end.
+        """
+        self.gate.shut("draining")
+        self._shut_queue(delay_seconds + grace_seconds)
+        await asyncio.sleep(delay_seconds)
+        await self.grpc.drain(grace_seconds)
+        if self.peers is not None:
+            await self.peers.leave()
+        await self.grpc_health.drain(0)
+
+    def _shut_queue(self, seconds: float) -> None:
+        """Who still waits at the end is told so while there is time to answer."""
+        if self.picker.queue is not None:
+            self.picker.queue.shut_in(seconds - min(ANSWER_SECONDS, seconds / 4))
 
 
 def main(settings: Settings) -> None:
-    """Run until SIGTERM or SIGINT. Raises ``KvistError`` or ``OSError`` when it cannot start."""
+    """Run until SIGTERM or SIGINT. Raises ``KvistError`` or ``OSError`` when it cannot start, or fails."""
     import uvloop
 
+    # As process 1 of a container a signal without a handler would do nothing, while models are loaded.
+    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     uvloop.run(_until_told(settings))
 
 
 async def _until_told(settings: Settings) -> None:
-    stop = asyncio.Event()
-    async with running(settings) as picker:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    ending = Ending()
+    async with running(settings, ending) as picker:
+        ending.heed_signals()
         logger.info(
             "listening: ext_proc %d, health %d, metrics %d, transport %s",
             picker.grpc.port,
@@ -78,14 +104,21 @@ async def _until_told(settings: Settings) -> None:
             picker.metrics_port,
             settings.transport,
         )
-        await stop.wait()
-        logger.info("draining, at most %g s", settings.drain_seconds)
-        await picker.drain(settings.drain_seconds)
+        await ending.begun()
+        await ending.unless_cut(_drain(settings, picker, ending))
+    ending.check()
+
+
+async def _drain(settings: Settings, picker: Running, ending: Ending) -> None:
+    """Whoever ends it at a terminal does not wait for gateways to notice."""
+    delay = 0.0 if ending.watched else min(settings.drain_delay, settings.drain_timeout / 2)
+    logger.info("draining: %g s for gateways to notice, %g s in all", delay, settings.drain_timeout)
+    await picker.drain(delay, settings.drain_timeout - delay)
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Running]:
-    """A picker with open ports; everything is closed on the way out."""
+async def running(settings: Settings, ending: Ending) -> AsyncIterator[Running]:
+    """A picker with open ports; everything is closed on the way out. A part that fails begins the end."""
     async with AsyncExitStack() as stack:
         logs = log.configure(
             level=settings.log_level,
@@ -94,36 +127,40 @@ async def running(settings: Settings) -> AsyncIterator[Running]:
             debug_text=settings.debug_text,
         )
         stack.callback(logs.close)
-        model = _model(settings)
-        picker = _picker(settings, model, logs)
-        membership = await _membership(settings, picker, model, stack)
-        _gauges(picker, membership, logs)
-        watch = FileWatch(Path(settings.endpoints_file), membership.follow, lambda _: _refused(picker))
+        certificates = ports.certificates(settings)
+        tokenizer = Tokenizer(settings)
+        model = tokenizer.first()
+        picker = _picker(settings, logs)
+        stack.callback(_queue(settings, picker).close)
+        membership = await _membership(settings, picker, stack)
+        understanding = Understanding(settings, membership, stack)
+        if model is not None:
+            understanding.begin(model)
+        _gauges(picker, membership, logs, tokenizer)
+        discovery = _discovery(settings, picker, membership)
         health = Health()
-        grpc, grpc_health = await _servers(settings, picker, health, stack)
-        pages = await _pages(settings, picker, membership, watch, health)
-        stack.push_async_callback(pages.close)
-        _run(stack, watch.run(), "endpoints file")
-        _run(stack, _tick(membership, _Gate(membership, health, settings.warm_seconds)), "tick")
+        grpc, grpc_health = await _servers(settings, picker, health, certificates, stack)
+        peers = await _peers(settings, membership, ending, stack)
+        conditions = () if peers is None else (peers.waiting,)
+        gate = Gate(membership, health, settings.warm_seconds, conditions=conditions)
+        if peers is not None:
+            peers.ready = lambda: gate.opened and not gate.why_shut
+        problems = (lambda: tokenizer.problem, lambda: "" if certificates is None else certificates.problem)
+        pages = await _pages(settings, membership, discovery, gate, certificates, peers, problems, stack)
+        if certificates is not None:
+            picker.metrics.gauges.certificate = certificates.counters
+            ending.keep(stack, certificates.run(), "certificates")
+        ending.keep(stack, tokenizer.run(understanding.late), "tokenizer")
+        ending.keep(stack, discovery.run(), "discovery")
+        ending.keep(stack, _tick(membership, gate), "tick")
         _settle_memory()
-        yield Running(picker, membership, health, grpc, grpc_health, pages.port)
+        yield Running(picker, membership, gate, grpc, grpc_health, pages.port, peers)
 
 
-def _model(settings: Settings) -> Model | None:
-    """Blocks: nothing else runs yet, and a signal still ends the process at once."""
-    if not settings.model:
-        logger.warning("no --model: approximate mode, from the routing history alone")
-        return None
-    model = Model.load(settings.model)
-    if not model.faithful:
-        logger.warning("%s: approximate mode, its bytes are not faithful: %s", settings.model, model.why_not)
-    return model
-
-
-def _picker(settings: Settings, model: Model | None, logs: log.Logs) -> Picker:
+def _picker(settings: Settings, logs: log.Logs) -> Picker:
     index, history = Index(), History()
     return Picker(
-        model=model,
+        model=None,
         index=index,
         history=history,
         lookup=Lookup(index, history),
@@ -134,20 +171,29 @@ def _picker(settings: Settings, model: Model | None, logs: log.Logs) -> Picker:
         metrics=Metrics(version=kvist_epp.__version__),
         log=logs.requests,
         max_endpoints=settings.max_endpoints,
+        priorities=Priorities(named_priorities(settings.priorities)),
+        engine_priorities=settings.scheduling_policy == "priority",
     )
 
 
-async def _membership(
-    settings: Settings, picker: Picker, model: Model | None, stack: AsyncExitStack
-) -> Membership:
-    learner = subscriber = None
-    if settings.kv_events and model is not None and model.faithful:
-        learner = Learner(picker.index, model)
-        subscriber = _subscriber(settings, learner, picker)
-        stack.push_async_callback(subscriber.close)
-        picker.expect = learner.expect
-        learner.begins = picker.begins
-    membership = Membership(settings, picker, learner, subscriber, Trust())
+def _queue(settings: Settings, picker: Picker) -> Queue:
+    """Where requests wait that find no room."""
+    bounds = Bounds(
+        max_owed=settings.max_owed_seconds,
+        requests=settings.queue_requests,
+        size=settings.queue_bytes,
+        room_seconds=settings.queue_seconds,
+        empty_seconds=settings.empty_pool_seconds,
+    )
+    waits = picker.metrics.queue_waits
+    picker.queue = queue = Queue(bounds, lambda: picker.candidates, picker.clock, waits)
+    picker.ledger.eased = queue.wake
+    QueueGauges(queue).attach(picker.metrics.gauges)
+    return queue
+
+
+async def _membership(settings: Settings, picker: Picker, stack: AsyncExitStack) -> Membership:
+    membership = Membership(settings, picker, None, None, Trust())
     membership.scraper = Scraper(
         scraped=membership.scraped,
         changed=membership.changed,
@@ -160,15 +206,9 @@ async def _membership(
     return membership
 
 
-def _subscriber(settings: Settings, learner: Learner, picker: Picker) -> Subscriber:
-    try:
-        return Subscriber(learner, observe=picker.observed, bind=settings.kv_events_bind or None)
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"--kv-events-bind: cannot bind {settings.kv_events_bind}: {error}") from error
-
-
-def _gauges(picker: Picker, membership: Membership, logs: log.Logs) -> None:
+def _gauges(picker: Picker, membership: Membership, logs: log.Logs, tokenizer: Tokenizer) -> None:
     gauges = picker.metrics.gauges
+    gauges.tokenizer = lambda: (bool(tokenizer.problem), tokenizer.failures)
     gauges.index_blocks = membership.blocks
     gauges.trust = membership.trusted
     gauges.owed = membership.owed
@@ -177,109 +217,89 @@ def _gauges(picker: Picker, membership: Membership, logs: log.Logs) -> None:
     gauges.log_dropped = lambda: logs.writer.dropped
 
 
-def _refused(picker: Picker) -> None:
-    picker.metrics.bad_endpoints_files += 1
+def _discovery(settings: Settings, picker: Picker, membership: Membership) -> Discovery:
+    """Where the fleet comes from, and what names of objectives stand for."""
+
+    def refused(_problem: str) -> None:
+        picker.metrics.bad_endpoints_files += 1
+
+    def objectives(found: Mapping[str, int]) -> None:
+        picker.priorities.objectives = found.get
+
+    follow = membership.follow
+    discovery = open_discovery(settings, follow, os.environ, refused=refused, objectives=objectives)
+    picker.metrics.gauges.watches = discovery.watches
+    return discovery
+
+
+async def _peers(
+    settings: Settings, membership: Membership, ending: Ending, stack: AsyncExitStack
+) -> "Peers | None":
+    if not settings.peers:
+        return None
+    from kvist_epp.peers.peers import opened  # imports grpc, which takes its time and 20 MB
+
+    return await stack.enter_async_context(opened(settings, membership, ending))
 
 
 async def _servers(
-    settings: Settings, picker: Picker, health: Health, stack: AsyncExitStack
+    settings: Settings, picker: Picker, health: Health, tls: Certificates | None, stack: AsyncExitStack
 ) -> tuple[Server, Server]:
-    def ended(entries: list[Ended]) -> None:
-        for entry in entries:
-            if entry.session:
-                refused = not 200 <= entry.status < 400
-                picker.settled([entry.session], "access-log", refused=refused)
-
     def trouble(kind: str, count: int) -> None:
         picker.metrics.troubles[kind] += count
 
-    observe = settings.observe_responses
-    served = methods(picker.decide, ended, health, observe_responses=observe, trouble=trouble)
-    grpc = await _listen(settings, served, settings.grpc_port, "--grpc-port")
+    after = Aftermath(picker)
+    responded = after.responded if settings.observe_responses else None
+    served = methods(picker.decide, after.ended, health, responded=responded, trouble=trouble)
+    tallies = picker.metrics.ports
+    grpc = await ports.listen(settings, served, settings.grpc_port, "--grpc-port", tls, tallies=tallies)
     stack.push_async_callback(grpc.close)
     port = settings.grpc_health_port
-    grpc_health = await _listen(settings, health_methods(health), port, "--grpc-health-port")
+    # Plaintext always: probes of the kubelet and of cloud load balancers speak no TLS.
+    grpc_health = await ports.listen(
+        settings, health_methods(health), port, "--grpc-health-port", tallies=tallies
+    )
     stack.push_async_callback(grpc_health.close)
     return grpc, grpc_health
 
 
-async def _listen(settings: Settings, served: dict[str, Method], port: int, flag: str) -> Server:
-    try:
-        if settings.transport == "grpc":
-            from kvist_epp.wire.grpc_server import serve_grpc
-
-            return await serve_grpc(served, settings.host or "[::]", port, settings.max_message_bytes)
-        from kvist_epp.wire.server import serve_fast
-
-        limits = Limits(message_bytes=settings.max_message_bytes)
-        return await serve_fast(served, settings.host, port, limits)
-    except OSError as error:
-        raise SettingsError(f"{flag}: cannot listen on port {port}: {error}") from error
-
-
 async def _pages(
-    settings: Settings, picker: Picker, membership: Membership, watch: FileWatch, health: Health
+    settings: Settings,
+    membership: Membership,
+    discovery: Discovery,
+    gate: Gate,
+    tls: Certificates | None,
+    peers: "Peers | None",
+    problems: Iterable[Callable[[], str]],
+    stack: AsyncExitStack,
 ) -> admin.AdminServer:
+    picker, worth = membership.picker, FleetPage(membership)
+    stack.push_async_callback(worth.close)
     pages = Pages(
         metrics=picker.metrics,
         explain=picker.explain,
-        fleet=lambda: views.fleet(membership, watch),
+        fleet=lambda: views.fleet(membership, discovery),
         index=lambda: views.index(membership),
-        not_ready=lambda: "" if health.ready else watch.problem or "warming up",
+        worth=worth.document,
+        queue=lambda: queues.document(picker.queue),
+        held=lambda: held(picker, 0 if peers is None else len(peers.book)),
+        peers=lambda: {} if peers is None else peers.document(),
+        not_ready=lambda: gate.not_ready(discovery.problem),
+        warning=lambda: "; ".join(filter(None, (problem() for problem in problems))),
+        ca=lambda: tls.ca_pem() if tls is not None else b"",
     )
-    return await admin.serve(
+    server = await admin.serve(
         pages, settings.host, settings.metrics_port, body_limit=settings.max_message_bytes
     )
+    stack.push_async_callback(server.close)
+    return server
 
 
-class _Gate:
-    """Ready, once: when the fleet was listed and the index has caught up, or the wait for it is over."""
-
-    def __init__(self, membership: Membership, health: Health, patience: float) -> None:
-        self._membership = membership
-        self._health = health
-        self._patience = patience
-        self._listed_at: float | None = None
-        self._open = False
-
-    def look(self) -> None:
-        """Open it if it is time."""
-        membership = self._membership
-        if self._open or membership.fleet is None:
-            return
-        now = membership.picker.clock()
-        self._listed_at = now if self._listed_at is None else self._listed_at
-        cold = membership.cold()
-        if not cold or now - self._listed_at >= self._patience:
-            self._open = True
-            self._health.set(True)
-            logger.info("ready: %r%s", membership.picker.index, f", cold: {cold}" if cold else "")
-
-
-async def _tick(membership: Membership, gate: _Gate) -> None:
+async def _tick(membership: Membership, gate: Gate) -> None:
     while True:
         membership.tick()
         gate.look()
         await asyncio.sleep(TICK_SECONDS)
-
-
-def _run(stack: AsyncExitStack, coroutine: Coroutine[None, None, None], name: str) -> None:
-    """A task for the life of the picker; if it dies, the picker says so and ends."""
-    task = asyncio.create_task(coroutine, name=name)
-    task.add_done_callback(_died)
-
-    async def stop() -> None:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-    stack.push_async_callback(stop)
-
-
-def _died(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        logger.critical("%s ended", task.get_name(), exc_info=task.exception())
-        signal.raise_signal(signal.SIGTERM)
 
 
 def _settle_memory() -> None:

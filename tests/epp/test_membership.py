@@ -1,17 +1,24 @@
+import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 
 import pytest
+from tests.epp.fleet.kube.documents import parsed, pod
 from tests.epp.parts import MODEL, Parts, ask, chat, make
 
+from kvist_epp.cache.events import Batch, Cleared
 from kvist_epp.cache.health import Trust
 from kvist_epp.cache.learner import Learner
 from kvist_epp.cache.subscriber import Subscriber
+from kvist_epp.errors import NoEndpoints
 from kvist_epp.fleet.endpoints import Endpoint, Fleet
 from kvist_epp.fleet.engine_metrics import EngineSample
+from kvist_epp.fleet.kube import pods
 from kvist_epp.fleet.scrape import Scraper, State
 from kvist_epp.membership import Membership
 from kvist_epp.names import SESSION_HEADER
 from kvist_epp.settings import Settings
+from kvist_sim.publisher import Publisher, PublisherConfig
 
 NOBODY = "tcp://127.0.0.1:9"
 """The discard port: nobody listens."""
@@ -74,6 +81,29 @@ async def test_an_endpoint_that_changed_has_left_and_joined(membership: Membersh
     assert [c.endpoint.hostport for c in membership.picker.candidates] == ["10.9.9.9:80"]
     assert membership.picker.candidates[0].load is membership.picker.ledger.load("t/e1")
     assert membership.picker.ledger.owed("t/e1") == 0
+
+
+async def test_a_moment_of_unreadiness_costs_no_knowledge(following: Membership) -> None:
+    """An endpoint that is not to be picked for a while keeps its index, its debts and its place in line."""
+    picker = following.picker
+    engine = endpoint(1, kv_events=NOBODY, kv_replay=None, uid="u")
+    following.follow(Fleet((engine,)))
+    picker.decide(ask(chat("x" * 500)))
+    publisher, owed = picker.index.publisher("u/0"), picker.ledger.owed("t/e1")
+    picker.index.stored(publisher, (None, None), None, [7], [b"a block"], block_size=16)
+
+    following.follow(Fleet((dataclasses.replace(engine, refusal="not ready"),)))
+
+    assert [c.refusal for c in picker.candidates] == ["not ready"]
+    assert following.cold() == []
+    with pytest.raises(NoEndpoints, match="1 not ready"):
+        picker.decide(ask(chat("y")))
+
+    following.follow(Fleet((engine,)))
+
+    assert [c.refusal for c in picker.candidates] == [""]
+    assert sum(picker.index.blocks(publisher).values()) == 1
+    assert (picker.ledger.owed("t/e1"), len(picker.flights)) == (owed, 1)
 
 
 async def test_scrapes_calibrate(membership: Membership) -> None:
@@ -159,3 +189,21 @@ async def test_a_tick_brings_the_counters_up_to_date(following: Membership) -> N
     metrics, name = following.picker.metrics, "10.0.0.1:80"
     assert metrics.events[name, "stored"] == 7
     assert (metrics.gaps[name], metrics.resets[name], metrics.undecodable[name]) == (1, 0, 3)
+
+
+async def test_ranks_of_a_pod_with_a_port_each_may_connect_to_us(membership: Membership) -> None:
+    """In bind mode all ranks of a pod name it alike; each batch's own rank tells which endpoint it is of."""
+    membership.learner = Learner(membership.picker.index, MODEL)
+    bound = membership.subscriber = Subscriber(
+        membership.learner, observe=membership.picker.observed, bind="tcp://127.0.0.1:*"
+    )
+    membership.follow(Fleet(pods.endpoints(parsed(pod()), (8000, 8001), print)))
+    publisher = Publisher(PublisherConfig(endpoint=bound.bound or "", topic="kv@10.0.0.1:8000@m"))
+    try:
+        while not bound.stats()["uid-a/1"].messages:
+            publisher.publish(Batch(ts=1.0, rank=1, events=[Cleared()]))
+            await asyncio.sleep(0.01)
+        assert (bound.stats()["uid-a/0"].messages, bound.strangers) == (0, 0)
+    finally:
+        publisher.close()
+        await bound.close()

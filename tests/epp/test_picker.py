@@ -6,7 +6,7 @@ from tests.epp.parts import BLOCK, CHAT, MODEL, ask, chat, make
 
 from kvist_epp.cache.learn.observed import Observed
 from kvist_epp.errors import BadRequest, NoEndpoints
-from kvist_epp.names import DATA_PARALLEL_RANK_HEADER, SESSION_HEADER
+from kvist_epp.names import DATA_PARALLEL_RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
 from kvist_epp.wire.exchange import Picked
 
 LONG = "The library opens at nine and closes when the last reader has left. " * 12
@@ -44,9 +44,22 @@ def test_a_session_is_given_and_kept() -> None:
     theirs = picked(parts.picker.decide(ask(chat("a"), headers={SESSION_HEADER: "s"})))
     inside = picked(parts.picker.decide(ask(chat("a", session_id="t"))))
 
-    assert [name for name, _ in ours.headers] == [SESSION_HEADER]
-    assert (theirs.headers, inside.headers) == ((), ())
+    [own, *_] = [value for name, value in ours.headers if name == SESSION_HEADER]
+    assert ours.session == own
+    assert (theirs.session, inside.session) == ("s", "t")
+    assert SESSION_HEADER not in dict(theirs.headers) | dict(inside.headers)
     assert [line.session for line in parts.log.lines][1:] == ["s", "t"]
+
+
+def test_a_missing_request_id_is_given() -> None:
+    """Where the gateway gives no ``x-request-id`` ours goes on, the same as the session; else it is kept."""
+    parts = make()
+    ours = dict(picked(parts.picker.decide(ask(chat("a")))).headers)
+    theirs = dict(picked(parts.picker.decide(ask(chat("a"), headers={REQUEST_ID_HEADER: "r"}))).headers)
+
+    assert ours[REQUEST_ID_HEADER] == ours[SESSION_HEADER]
+    assert REQUEST_ID_HEADER not in theirs
+    assert [line.id for line in parts.log.lines] == [ours[REQUEST_ID_HEADER], "r"]
 
 
 def test_credit_on_the_way_counts_until_events_arrive() -> None:

@@ -59,10 +59,90 @@ def test_a_bad_variable_names_itself() -> None:
         Settings.from_args([], {"KVIST_EPP_GRPC_PORT": "many"})
 
 
-def test_tls_is_refused_with_the_remedy() -> None:
-    """Until TLS exists the picker says that --secure-serving=false is required."""
-    with pytest.raises(SettingsError, match="--secure-serving=false"):
-        Settings(endpoints_file="x").check()
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--secure-serving=false", "--cert-path=f"], "--cert-path"),
+        (["--secure-serving=false", "--client-ca-path=f"], "--client-ca-path"),
+        (["--cert-path=f", "--tls-names=n"], "--tls-names"),
+        (["--tls-min-version=1.3", "--transport=grpc"], "--tls-min-version"),
+    ],
+)
+def test_tls_flags_that_do_not_go_together(flags: list[str], named: str) -> None:
+    """A flag that would change nothing, or that a transport cannot keep, is refused by its name."""
+    with pytest.raises(SettingsError, match=f"^{named}: "):
+        Settings.from_args(["--endpoints-file=f", *flags]).check()
+
+
+def test_tls_is_the_default() -> None:
+    """Without a flag the picker serves TLS, with a certificate of its own."""
+    assert Settings(endpoints_file="f").check().secure_serving
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 30), ("30s", 30), ("1m30s", 90), ("1.5h", 5400), ("250ms", 0.25), ("0", 0), ("2.5", 2.5)],
+)
+def test_times_are_seconds_or_what_go_programs_take(text: str, seconds: float) -> None:
+    """llm-d's ``--drain-timeout=1m30s`` works, on the command line and as a variable."""
+    assert Settings.from_args([f"--drain-timeout={text}"]).drain_timeout == seconds
+    assert Settings.from_args([], {"KVIST_EPP_DRAIN_TIMEOUT": text}).drain_timeout == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "1m30", "30 s", "1d", "m30s", "1m 30s", "nan", "-5s", "1e400"])
+def test_times_that_are_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Anything else is refused with the name of the flag."""
+    with pytest.raises((SettingsError, SystemExit)) as refused:
+        Settings.from_args([f"--drain-timeout={text}"])
+    assert "--drain-timeout" in f"{refused.value}{capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({}, ["--endpoints-file", "--endpoint-selector", "--pool-name"]),
+        ({"endpoints_file": "f", "pool_name": "p"}, ["--endpoints-file and --pool-name", "only one"]),
+        ({"pool_name": "p", "endpoint_selector": "a=b"}, ["--endpoint-selector and --pool-name"]),
+        ({"endpoint_selector": "a=b"}, ["--endpoint-selector and --endpoint-target-ports"]),
+        (
+            {"pool_name": "p", "endpoint_target_ports": "1"},
+            ["--endpoint-selector and --endpoint-target-ports"],
+        ),
+        ({"endpoints_file": "f", "pool_namespace": "n"}, ["--pool-namespace", "--endpoints-file"]),
+        ({"endpoints_file": "f", "pool_group": "kvist.dev"}, ["--pool-group", "--pool-name"]),
+    ],
+)
+def test_one_source_says_where_the_engines_are(flags: dict[str, str], named: list[str]) -> None:
+    """None, two, or flags of another source are refused by the flags' names."""
+    with pytest.raises(SettingsError) as refused:
+        Settings(secure_serving=False, **flags).check()  # type: ignore[arg-type]
+    assert [name for name in named if name not in str(refused.value)] == []
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"endpoints_file": "f"},
+        {"pool_name": "p", "pool_namespace": "n", "pool_group": "kvist.dev"},
+        {"endpoint_selector": "a in (b,c),!d", "endpoint_target_ports": "8000,8001", "pool_namespace": "n"},
+    ],
+)
+def test_each_source_alone_will_do(flags: dict[str, str]) -> None:
+    """A file, a selector with ports, or a pool: each is enough, and survives the command line."""
+    settings = Settings(secure_serving=False, **flags)  # type: ignore[arg-type]
+    assert settings.check() == Settings.from_args(settings.to_args())
+
+
+@pytest.mark.parametrize("text", ["0", "65536", "a", "1,,2", "1, 2", "1,2,3,4,5,6,7,8,9", "٣", "-1"])
+def test_target_ports_are_ports(text: str) -> None:
+    """One to eight ports, separated by commas and nothing else; anything else is refused by its flag."""
+    with pytest.raises(SettingsError, match="--endpoint-target-ports"):
+        Settings(endpoint_target_ports=text)
+
+
+def test_a_target_port_counts_once() -> None:
+    """A port that is named twice is one port, in the place of its first."""
+    assert Settings(endpoint_target_ports="8001,8000,8001").target_ports == (8001, 8000)
 
 
 def test_every_setting_has_a_help_text() -> None:
@@ -81,3 +161,29 @@ def test_times_are_numbers(text: str) -> None:
     """Neither nan nor infinity is a time."""
     with pytest.raises(SettingsError, match="--scrape-interval"):
         Settings.from_args([f"--scrape-interval={text}"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "match"),
+    [
+        ("--max-owed-seconds=0", "--max-owed-seconds"),
+        ("--queue-requests=-1", "--queue-requests"),
+        ("--queue-bytes=-1", "--queue-bytes"),
+        ("--queue-seconds=-1s", "--queue-seconds"),
+        ("--empty-pool-seconds=-1", "--empty-pool-seconds"),
+        ("--priorities=high", "--priorities: 'high'"),
+    ],
+)
+def test_bounds_of_the_queue_are_checked(flag: str, match: str) -> None:
+    """Each is refused by its name; 0 requests, bytes or seconds mean none."""
+    with pytest.raises(SettingsError, match=match):
+        Settings.from_args([flag])
+    Settings(queue_requests=0, queue_bytes=0, queue_seconds=0, empty_pool_seconds=0)
+
+
+def test_nobody_waits_longer_than_a_stream_may_be_silent() -> None:
+    """Together the waits stay below --stream-idle-timeout, which would cut them."""
+    source = {"secure_serving": False, "endpoints_file": "x"}
+    with pytest.raises(SettingsError, match="--stream-idle-timeout"):
+        Settings(**source, queue_seconds=420, empty_pool_seconds=180).check()  # type: ignore[arg-type]
+    Settings(**source, queue_seconds=419, empty_pool_seconds=180).check()  # type: ignore[arg-type]

@@ -29,6 +29,12 @@ BUCKETS: Final = (
 )
 """Upper bounds in seconds: a stage of a short request takes 5 us, a pick that takes a second is a fault."""
 
+WAIT_BUCKETS: Final = (
+    *(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0),
+)
+"""Upper bounds in seconds of waits for room, up to the default limits."""
+
 
 class Histogram:
     """Counts by bucket and their sum, in seconds."""

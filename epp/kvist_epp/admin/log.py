@@ -44,6 +44,9 @@ class RequestLine(msgspec.Struct, kw_only=True):
     predicted_ttft_ms: float | None = None
     candidates: int = 0
     """Endpoints looked at."""
+    priority: int = 0
+    waited_ms: float = 0.0
+    """In the queue, for room or for a first endpoint."""
     us: dict[str, int] = {}
     """Microseconds by stage (``Stages.microseconds``)."""
     text: str | None = None
@@ -92,6 +95,8 @@ def _text_line(line: RequestLine, colour: bool) -> bytes:
         f"{line.outcome:<10} {line.kind:<10} {line.endpoint or '-':<21} {line.mode:<11}",
         f"{matched:>19} {line.matched_tokens:>7,} tok {ttft:>14} {sum(line.us.values()):>6} us  {line.id}",
     ]
+    if line.waited_ms:
+        parts.append(f"waited {line.waited_ms:.0f} ms")
     if line.text is not None:
         parts.append(repr(line.text))
     return _row("info", " ".join(parts), colour)

@@ -15,7 +15,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from kvist_epp.admin.histogram import Histogram, Stages
+from kvist_epp.admin import peer_metrics, port_metrics
+from kvist_epp.admin.histogram import WAIT_BUCKETS, Histogram, Stages
+from kvist_epp.fleet.discovery import Watched
+from kvist_epp.peers.tally import Report
+from kvist_epp.wire.tally import Tally
 
 Counts = defaultdict[str, int]
 Key = TypeVar("Key")
@@ -41,12 +45,27 @@ class Gauges:
     """By endpoint: 1 precise, 0 approximate."""
     owed: Callable[[], Mapping[str, int]] = _none
     """Prefill tokens owed by endpoint."""
+    owed_seconds: Callable[[], float] = float
+    """Mean time in which the endpoints that can be picked would have prefilled what they owe."""
+    queue_requests: Callable[[], Mapping[str, int]] = _none
+    """Requests that wait, by priority."""
+    queue_tokens: Callable[[], int] = int
+    queue_bytes: Callable[[], int] = int
+    full_endpoints: Callable[[], int] = int
     endpoints: Callable[[], Mapping[str, int]] = _none
     """Endpoints by state."""
     model_faithful: Callable[[], bool] = bool
     """Whether the tokenizer's bytes are faithful: precise mode is possible."""
+    tokenizer: Callable[[], tuple[bool, int]] = lambda: (False, 0)
+    """Whether the one that was asked for is missing; how often it could not be fetched."""
     log_dropped: Callable[[], int] = int
     """Log lines dropped because stderr was slow."""
+    watches: Callable[[], Iterable[Watched]] = tuple
+    """What is followed in Kubernetes."""
+    peers: Callable[[], Report] = Report
+    """Other replicas."""
+    certificate: Callable[[], Mapping[str, float]] = _none
+    """Of the ext_proc port: ``expires`` in Unix seconds, changes ``taken`` and ``refused``; empty: no TLS."""
 
 
 def _counts(*begun: str) -> Counts:
@@ -60,11 +79,17 @@ class Metrics:
 
     version: str = ""
     gauges: Gauges = field(default_factory=Gauges)
+    ports: dict[str, Tally] = field(default_factory=dict)
+    """The gRPC ports by name: ``grpc``, ``grpc-health`` …"""
     requests: Counts = field(default_factory=lambda: _counts("picked"))
     """By outcome: ``picked`` or the reason of a PickError."""
     pick: Histogram = field(default_factory=Histogram)
     """Whole picks, the waiting for bodies not included."""
     stages: defaultdict[str, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
+    queue_waits: defaultdict[str, Histogram] = field(
+        default_factory=lambda: defaultdict(lambda: Histogram(WAIT_BUCKETS))
+    )
+    """How long requests waited that had to, by what became of them, as ``requests``."""
     predicted_cached: Counts = field(default_factory=_counts)
     """Tokens predicted to be cached on the picked pod, by endpoint."""
     true_cached: Counts = field(default_factory=_counts)
@@ -77,8 +102,16 @@ class Metrics:
     """Times all that was known of an endpoint was forgotten: it restarted or could not replay."""
     undecodable: Counts = field(default_factory=_counts)
     """Event messages that could not be understood, by endpoint."""
-    ended: Counts = field(default_factory=lambda: _counts("access-log", "expired", "left", "reconciled"))
+    ended: Counts = field(
+        default_factory=lambda: _counts("access-log", "expired", "left", "reconciled", "response")
+    )
     """Requests that ended, by how it was learned: ``access-log``, ``expired``, ``reconciled`` …"""
+    served_elsewhere: Counts = field(default_factory=_counts)
+    """Requests that another endpoint served than the picked one, by the picked one."""
+    responses: Counts = field(default_factory=_counts)
+    """Observed responses: ``usage`` was read, there was ``none``, or the response was ``cut``."""
+    usage: Counts = field(default_factory=_counts)
+    """Tokens that observed responses counted: ``prompt``, ``completion``, ``cached``."""
     bad_endpoints_files: int = 0
     troubles: Counts = field(default_factory=_counts)
     """``wire.service.TROUBLES``: messages that could not be read, picks that failed."""
@@ -96,7 +129,8 @@ class Metrics:
 
     def forget(self, endpoint: str) -> None:
         """The endpoint has left: drop its series."""
-        for counts in (self.predicted_cached, self.true_cached, self.gaps, self.resets, self.undecodable):
+        by_endpoint = (self.predicted_cached, self.true_cached, self.served_elsewhere)
+        for counts in (*by_endpoint, self.gaps, self.resets, self.undecodable):
             counts.pop(endpoint, None)
         for key in [key for key in self.events if key[0] == endpoint]:
             del self.events[key]
@@ -110,8 +144,13 @@ class Metrics:
         yield _counter("requests", "Requests by outcome.", ["outcome"], self.requests)
         yield _histogram("pick_seconds", "Time to pick, waiting for bodies not included.", {(): self.pick})
         yield _histogram("stage_seconds", "Time of each stage of a pick.", _single(self.stages), ["stage"])
+        yield from self._queue_families()
         yield from self._cached_families()
         yield from self._event_families()
+        yield from port_metrics.families(self.ports)
+        yield from peer_metrics.families(self.gauges.peers())
+        yield from self._certificate_families()
+        yield from self._discovery_families()
         gauges = self.gauges
         owed = gauges.owed()
         yield _gauge("owed_tokens", "Prefill tokens the endpoint still owes.", ["endpoint"], owed)
@@ -120,14 +159,37 @@ class Metrics:
         yield _gauge(
             "model_faithful", "1: token ids decode to the prompt's bytes; 0: not.", [], {(): faithful}
         )
+        missing, failures = gauges.tokenizer()
+        text = "1: the tokenizer of --model has not come yet, everything is approximate."
+        yield _gauge("tokenizer_missing", text, [], {(): int(missing)})
+        yield _counter("tokenizer_failures", "Times it could not be fetched.", [], {(): failures})
         yield _counter("bad_endpoints_files", "Endpoints files refused.", [], {(): self.bad_endpoints_files})
-        failures = self.template_failures
         troubles = self.troubles
         yield _counter("wire_troubles", "What gateways, or picks, got wrong, by kind.", ["kind"], troubles)
-        yield _counter("template_failures", "Prompts not rendered, so routed by load.", ["reason"], failures)
+        yield _counter(
+            "template_failures",
+            "Prompts not rendered, so routed by load.",
+            ["reason"],
+            self.template_failures,
+        )
         yield _counter("requests_ended", "Ended requests by how it was learned.", ["source"], self.ended)
+        text = "Requests that another endpoint served than the picked one, by the picked one."
+        yield _counter("served_elsewhere", text, ["endpoint"], self.served_elsewhere)
+        yield from self._response_families()
         dropped = {(): gauges.log_dropped()}
         yield _counter("log_lines_dropped", "Log lines dropped, stderr being slow.", [], dropped)
+
+    def _queue_families(self) -> Iterable[Metric]:
+        gauges, waits = self.gauges, _single(self.queue_waits)
+        waiting = gauges.queue_requests()
+        yield _gauge("queue_requests", "Requests that wait, by priority.", ["priority"], waiting)
+        yield _gauge("queue_tokens", "Prompt tokens that wait.", [], {(): gauges.queue_tokens()})
+        yield _gauge("queue_bytes", "Memory held for what waits.", [], {(): gauges.queue_bytes()})
+        text = "Time that requests waited which had to, by what became of them."
+        yield _histogram("queue_seconds", text, waits, ["outcome"])
+        yield _gauge("full_endpoints", "Endpoints without room.", [], {(): gauges.full_endpoints()})
+        text = "Mean time in which the endpoints would have prefilled what they owe."
+        yield _gauge("owed_seconds", text, [], {(): gauges.owed_seconds()})
 
     def _cached_families(self) -> Iterable[Metric]:
         label = ["endpoint"]
@@ -135,6 +197,34 @@ class Metrics:
         yield _counter("predicted_cached_tokens", text, label, self.predicted_cached)
         text = "Prompt tokens that were cached, by the engine's events."
         yield _counter("true_cached_tokens", text, label, self.true_cached)
+
+    def _response_families(self) -> Iterable[Metric]:
+        text = "Responses seen with --observe-responses, by whether they told their usage."
+        yield _counter("observed_responses", text, ["outcome"], self.responses)
+        yield _counter("usage_tokens", "Tokens that observed responses counted.", ["kind"], self.usage)
+
+    def _certificate_families(self) -> Iterable[Metric]:
+        found = self.gauges.certificate()
+        expires = {(): found["expires"]} if found else {}
+        text = "When the certificate in use expires, Unix time; absent without TLS."
+        yield _gauge("certificate_expiry_timestamp_seconds", text, [], expires)
+        changes = {name: int(found[name]) for name in ("taken", "refused") if found}
+        text = "New certificates, keys or authorities found, by what became of them."
+        yield _counter("certificate_changes", text, ["outcome"], changes)
+
+    def _discovery_families(self) -> Iterable[Metric]:
+        watches = list(self.gauges.watches())
+        label = ["resource"]
+        found = {w.resource: int(w.open) for w in watches}
+        yield _gauge("discovery_watching", "1: a watch of the Kubernetes API is open.", label, found)
+        silent = {w.resource: w.silent_seconds for w in watches if w.silent_seconds is not None}
+        text = "Time since the Kubernetes API was last heard of this."
+        yield _gauge("discovery_silent_seconds", text, label, silent)
+        lists = {w.resource: w.lists for w in watches}
+        yield _counter("discovery_lists", "Complete lists read from the Kubernetes API.", label, lists)
+        errors = {(w.resource, status): n for w in watches for status, n in w.errors.items()}
+        text = "Lists and watches of the Kubernetes API that failed, by HTTP status."
+        yield _counter("discovery_errors", text, ["resource", "status"], errors)
 
     def _event_families(self) -> Iterable[Metric]:
         label = ["endpoint"]

@@ -30,9 +30,14 @@ INDEX: Final = {
     "/metrics": "Prometheus metrics",
     "/healthz": "200 while the process lives",
     "/readyz": "200 when requests may be sent here, else 503 and why not",
+    "/ca.crt": "PEM of the authority that signed the ext_proc port's certificate",
+    "/fleet": "what each endpoint's cache is worth, for the operator",
     "/debug/pick": "POST a request body with its path in x-kvist-path: where it would go, and why",
     "/debug/fleet": "endpoints, their state and what they owe",
     "/debug/index": "the index: publishers, blocks, trust",
+    "/debug/queue": "requests that wait, by priority; bounds; how full the endpoints are",
+    "/debug/peers": "other replicas: who they are, how they stand, what they routed",
+    "/debug/held": "what is held for requests on their way: nothing when there are none",
 }
 
 
@@ -47,10 +52,25 @@ class Pages:
     index: Callable[[], Document]
     not_ready: Callable[[], str]
     """Why the picker is not ready; empty when it is."""
+    worth: Callable[[], Awaitable[Document]] | None = None
+    queue: Callable[[], Document] = dict
+    held: Callable[[], Document] = dict
+    peers: Callable[[], Document] = dict
+    warning: Callable[[], str] = str
+    """What somebody should look at although the picker is ready; empty when there is nothing."""
+    ca: Callable[[], bytes] = bytes
+    """PEM that verifies the ext_proc port; empty when there is none."""
 
 
 def routes(pages: Pages) -> list[web.RouteDef]:
     """The handlers."""
+    documents = {
+        "/debug/fleet": pages.fleet,
+        "/debug/index": pages.index,
+        "/debug/queue": pages.queue,
+        "/debug/held": pages.held,
+        "/debug/peers": pages.peers,
+    }
 
     async def metrics(request: web.Request) -> web.Response:
         page, accept = pages.metrics.snapshot(), request.headers.get("Accept", "")
@@ -62,7 +82,14 @@ def routes(pages: Pages) -> list[web.RouteDef]:
 
     async def ready(_: web.Request) -> web.Response:
         why = pages.not_ready()
-        return web.Response(text=f"{why or 'ok'}\n", status=503 if why else 200)
+        warning = pages.warning()
+        text = f"{why or 'ok'}\n" + (f"warning: {warning}\n" if warning else "")
+        return web.Response(text=text, status=503 if why else 200)
+
+    async def ca(_: web.Request) -> web.Response:
+        if not (pem := pages.ca()):
+            raise web.HTTPNotFound(reason="no authority is known: plaintext, or no ca.crt in --cert-path")
+        return web.Response(body=pem, content_type="application/x-pem-file")
 
     async def pick(request: web.Request) -> web.Response:
         body = await request.read()
@@ -71,10 +98,9 @@ def routes(pages: Pages) -> list[web.RouteDef]:
         return _json(pages.explain(path, headers, body))
 
     async def fleet(_: web.Request) -> web.Response:
-        return _json(pages.fleet())
-
-    async def index(_: web.Request) -> web.Response:
-        return _json(pages.index())
+        if pages.worth is None:
+            raise web.HTTPNotFound(reason="nothing is known of a fleet here")
+        return _json(await pages.worth())
 
     async def contents(request: web.Request) -> web.Response:
         if "json" in request.headers.get("Accept", ""):
@@ -85,11 +111,19 @@ def routes(pages: Pages) -> list[web.RouteDef]:
         web.get("/metrics", metrics),
         web.get("/healthz", alive),
         web.get("/readyz", ready),
+        web.get("/ca.crt", ca),
+        web.get("/fleet", fleet),
         web.post("/debug/pick", pick),
-        web.get("/debug/fleet", fleet),
-        web.get("/debug/index", index),
+        *(web.get(path, _shows(document)) for path, document in documents.items()),
         web.get("/debug", contents),
     ]
+
+
+def _shows(document: Callable[[], Document]) -> Handler:
+    async def show(_: web.Request) -> web.StreamResponse:
+        return _json(document())
+
+    return show
 
 
 @web.middleware

@@ -85,9 +85,11 @@ class History:
         self._books: dict[str, _Book] = {}
 
     def __repr__(self) -> str:
-        return (
-            f"<History {len(self._books)} names, {sum(len(book.ends) for book in self._books.values())} ends>"
-        )
+        return f"<History {len(self._books)} names, {len(self)} ends>"
+
+    def __len__(self) -> int:
+        """Prompts that are kept, each counted once for a name."""
+        return sum(len(book.ends) for book in self._books.values())
 
     def note(self, name: str, root: Root, prompt: bytes) -> Note:
         """The prompt was routed to this name."""
@@ -106,6 +108,15 @@ class History:
             end.count -= 1
             if not end.count:
                 self._remove(end)
+
+    def moved(self, note: Note, root: Root, name: str) -> Note:
+        """The prompt went to this name instead."""
+        node = None if note._end is None else note._end.node
+        if node is None:
+            return note
+        texts = [above.text for above in node.upwards()]
+        self.drop(note)
+        return self.note(name, root, b"".join(reversed(texts)))
 
     def match(self, root: Root, prompt: bytes) -> dict[str, int]:
         """How many bytes of the prompt's beginning each name has; names that have none are left out."""

@@ -12,13 +12,15 @@ down), ``names`` (the mapping).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from kvist_epp.cache.snapshot.capture import Capture
+from kvist_epp.cache.snapshot.restore import Restore
 from kvist_epp.cache.tree.forest import Forest, Place
 from kvist_epp.cache.tree.holders import ONES
 from kvist_epp.cache.tree.matches import Hit, Matches, search
 from kvist_epp.cache.tree.presence import Presence
-from kvist_epp.cache.tree.segment import GPU, Root
+from kvist_epp.cache.tree.segment import GPU, Root, Segment
 from kvist_epp.cache.tree.storing import Storing
 
 __all__ = ["GPU", "Hit", "Index", "Matches", "Root"]
@@ -116,12 +118,39 @@ class Index:
             self._live |= who.bit
         return who
 
+    # Snapshots
+
+    def capture(self, publisher: int) -> Capture:
+        """What it holds, to be recorded while none of its events is learned."""
+        who = self._presences[publisher]
+        return Capture(who, lambda: self._presences.get(publisher) is who)
+
+    def restore(self, publisher: int) -> Restore:
+        """``forget``, and the publisher's part of a snapshot may come in."""
+        if self._presences[publisher].bit:
+            self.forget(publisher)
+        who = self._with_bit(publisher)
+        return Restore(self._forest, who, lambda: self._presences.get(publisher) is who)
+
     # Looking
 
     def match(self, root: Root, prompt: bytes) -> Matches:
         """Who holds how much of the prompt's beginning. Changes nothing."""
         trees = self._forest.trees.get(root, {}).values()
         return Matches([pair for tree in trees for pair in search(tree, prompt, self._live)], self._bits)
+
+    def exclusive(self, publishers: Iterable[int]) -> Iterator[tuple[Segment, int]]:
+        """Each segment in which these publishers hold something, with the mask of the blocks that nobody else
+        holds on any medium.
+
+        The index may change meanwhile: each segment is told as it stands when its turn comes.
+        """
+        presences = [who for number in publishers if (who := self._presences.get(number))]
+        own = 0
+        for who in presences:
+            own |= who.bit
+        for segment in set[Segment]().union(*(who.segments for who in presences)):
+            yield segment, segment.exclusive(own, self._live & ~own)
 
     def depth(self, name: int, publisher: int | None = None) -> int | None:
         """Tokens from the root to the end of this block; None: unknown (or opaque).

@@ -9,6 +9,7 @@ answer one block at a time.
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import msgspec
@@ -23,6 +24,7 @@ from kvist_epp.cache.learn.quarantine import Quarantine
 from kvist_epp.cache.learn.removals import joined
 from kvist_epp.cache.learn.stats import SourceStats
 from kvist_epp.cache.learn.texts import Texts
+from kvist_epp.cache.snapshot.section import Captured, Section
 
 FULL_KINDS = frozenset({None, "full_attention", "mla_attention", "sink_full_attention", "unknown"})
 """``KVCacheSpecKind`` values (``vllm/v1/kv_cache_interface.py``) whose blocks hold a prefix for ever."""
@@ -137,9 +139,30 @@ class Learner:
         for event in state.quarantine.children(known):
             yield from self._learn(state, event)
 
+    def capture(self, source: str) -> Captured:
+        """The publisher's blocks, to be recorded before its next event is learned.
+
+        Its blocks born in decode are copied first: one that is credited while the others are recorded is then
+        in both, never in none. Events that wait for their parents are left out: they were never credited. So
+        is which requests have begun to generate: what they compute again after a preemption passes unchecked.
+        """
+        state = self._source(source)
+        pending = tuple(replace(born, media=list(born.media)) for born in state.ward.pending.all())
+        return Captured(state.group, pending, self._index.capture(state.ward.number))
+
+    def restore(self, source: str, group: int | None) -> Section:
+        """The publisher's section of a peer's snapshot comes in, instead of whatever was known of it."""
+        state = self._source(source)
+        state.ward.pending.clear()
+        state.quarantine.clear()
+        state.group = group
+        self.unswept = True
+        return Section(self._index.restore(state.ward.number), state.ward, self.checker)
+
     def expire(self) -> None:
-        """Drops events whose parents never came."""
+        """Drops events whose parents never came, and forgets requests that have been silent for long."""
         now = self._clock()
+        self._sessions.age(now)
         for state in self._sources.values():
             state.ward.stats.orphans_dropped += state.quarantine.expire(now)
 

@@ -4,7 +4,7 @@ Precise endpoints answer from their own events, plus what is on its way to them 
 just routed there, until their events arrive). Approximate ones answer from the routing history alone. Pure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,6 +52,8 @@ class Found(msgspec.Struct):
     """Their tokens: exact as far as somebody's blocks match, estimated beyond."""
     hits: dict[str, Holding]
     """By endpoint key; endpoints that hold nothing are absent."""
+    matches: tuple[Matches, ...] = ()
+    """Of each prompt: where in the index its hits end."""
 
 
 class Lookup:
@@ -62,6 +64,8 @@ class Lookup:
         """By endpoint key; changed by ``join`` and ``leave``."""
         self.bytes_per_token = bytes_per_token
         """Running mean over matches; the prior until there are any."""
+        self.elsewhere: Callable[[Root, bytes], Mapping[str, int]] | None = None
+        """Bytes of a prompt's beginning that other replicas sent to endpoints; None: there are none."""
         self._owners: dict[int, str] = {}
         self._index = index
         self._history = history
@@ -101,9 +105,12 @@ class Lookup:
         size = len(prompt)
         matches = self._index.match(root, prompt)
         routed = self._history.match(root, prompt)
+        if self.elsewhere is not None:
+            for key, sent in self.elsewhere(root, prompt).items():
+                routed[key] = max(sent, routed.get(key, 0))
         ratio = self._ratio(matches)
-        _, known_tokens, known, _ = matches.groups[0] if matches.groups else (0, 0, 0, None)
-        found = Found(size, known_tokens + max(1, round((size - known) / ratio)), {})
+        known_tokens, known = matches.groups[0][1:3] if matches.groups else (0, 0)
+        found = Found(size, known_tokens + max(1, round((size - known) / ratio)), {}, (matches,))
         if matches.groups or routed:
             owners = self._owners
             for key in {*routed, *(owners[p] for p in matches.publishers() if p in owners)}:
@@ -116,7 +123,7 @@ class Lookup:
     def _ratio(self, matches: Matches) -> float:
         if matches.best < RATIO_TOKENS:
             return self.bytes_per_token
-        _, tokens, size, _ = matches.groups[0]
+        tokens, size = matches.groups[0][1:3]
         self.bytes_per_token += RATIO_WEIGHT * (size / tokens - self.bytes_per_token)
         return size / tokens
 
@@ -147,7 +154,7 @@ def _estimated(routed: int, size: int, block_size: int, ratio: float, matches: M
     """Whole blocks in ``routed`` bytes, never the prompt's last token; exact as far as blocks tell."""
     tokens, known = 0, 0
     if matches is not None and matches.groups and matches.groups[0][2] <= routed:
-        _, tokens, known, _ = matches.groups[0]
+        tokens, known = matches.groups[0][1:3]
     last = 1 if routed >= size else 0  # the engine computes a prompt's last token whatever it holds
     tokens += int((routed - known) / ratio - last)
     return max(tokens, 0) // block_size * block_size
@@ -156,6 +163,7 @@ def _estimated(routed: int, size: int, block_size: int, ratio: float, matches: M
 def _add(found: Found, further: Found) -> None:
     found.size += further.size
     found.tokens += further.tokens
+    found.matches += further.matches
     for key, holding in further.hits.items():
         found.hits[key] = _sum(found.hits[key], holding) if key in found.hits else holding
 

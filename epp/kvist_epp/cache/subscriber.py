@@ -49,9 +49,11 @@ class Subscriber:
         self._hub = _Hub(limits, ipv6=ipv6)
         self._chores = Chores(learner, self._hub.pump)
         self._feeds: dict[Followed, Feed] = {}
+        self._by_source: dict[str, Feed] = {}
         self._stats: dict[str, list[SourceStats]] = {}
         """By endpoint: asked for each one, several times a second."""
         self._door = None if bind is None else Door(self._hub, bind)
+        self._waiting = False
         self._orphans = limits.orphans
         self._timer = self._hub.loop.call_later(limits.orphans, self._expire)
 
@@ -75,6 +77,7 @@ class Subscriber:
         for new in wanted - self._feeds.keys():
             self._learner.join(new.source, new.endpoint)
             self._feeds[new] = self._feed(new)
+        self._by_source = {one.source: feed for one, feed in self._feeds.items()}
         self._stats = {}
         for one, feed in self._feeds.items():
             self._stats.setdefault(one.endpoint, []).append(feed.intake.stats)
@@ -98,6 +101,35 @@ class Subscriber:
         """Whether messages of one of its publishers are missing and not explained yet."""
         return any(stats.suspect for stats in self.of(endpoint))
 
+    @property
+    def pump(self) -> Pump:
+        """Where work is done in slices between picks."""
+        return self._hub.pump
+
+    def wait(self) -> None:
+        """Publishers followed from now on wait for ``adopt`` or ``resume`` before their rings are asked."""
+        self._waiting = True
+
+    def waiting(self) -> list[str]:
+        """The publishers that wait for a peer's snapshot."""
+        return [one.source for one, feed in self._feeds.items() if feed.intake.stream.waiting]
+
+    def waits(self, source: str) -> bool:
+        """Whether this publisher waits for a peer's snapshot."""
+        feed = self.feed(source)
+        return feed is not None and feed.intake.stream.waiting
+
+    def resume(self) -> None:
+        """No snapshot comes, or no more: whoever still waits asks its ring."""
+        self._waiting = False
+        for feed in self._feeds.values():
+            if feed.intake.stream.waiting:
+                feed.resume()
+
+    def feed(self, source: str) -> Feed | None:
+        """The feed of a publisher."""
+        return self._by_source.get(source)
+
     async def close(self) -> None:
         """Closes all sockets and timers; nothing is left behind."""
         self._timer.cancel()
@@ -111,6 +143,8 @@ class Subscriber:
 
     def _feed(self, followed: Followed) -> Feed:
         feed = Feed(self._hub, followed, self._learner, self._observe, self._chores.look)
+        if self._waiting:
+            feed.intake.stream.wait()
         if self._door is None:
             feed.connect(followed.events)
         else:

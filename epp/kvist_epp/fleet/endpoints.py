@@ -1,19 +1,16 @@
 """The fleet as everybody reads it: frozen endpoints and one immutable snapshot of them.
 
-Whoever discovers endpoints (a file now, Kubernetes later) makes a new ``Fleet``; readers swap the reference,
-so nobody ever sees half a change.
+Whoever discovers endpoints (a file, Kubernetes) makes a new ``Fleet``; readers swap the reference, so nobody
+ever sees half a change.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from kvist_epp.names import KV_EVENTS_PORT, KV_REPLAY_PORT, LABEL_MAX_NUM_SEQS
-
-LABEL_ROLES: Final = ("kvist.dev/role", "llm-d.ai/role")
-"""Endpoint labels that tell a pod's role, first match counts: ``prefill``, ``decode``, ``both`` …"""
+from kvist_epp.names import KV_EVENTS_PORT, KV_REPLAY_PORT, LABEL_MAX_NUM_SEQS, LABEL_ROLES
 
 
 class Source(NamedTuple):
@@ -32,8 +29,8 @@ class Source(NamedTuple):
 class Endpoint:
     """One engine as the gateway reaches it; ``hostport`` is what the picker answers with.
 
-    Equality counts every field, so a snapshot that differs tells an endpoint that changed.
-    """
+    Equality counts every field. Labels and ``refusal`` may change while the engine stays the same one: what
+    is known of it is kept as long as its ``identity`` is."""
 
     name: str
     namespace: str
@@ -49,6 +46,14 @@ class Endpoint:
     """Data-parallel ranks behind this one address."""
     uid: str = ""
     """Kubernetes pod UID; empty where there is none. A restarted pod of the same name has another one."""
+    first_rank: int = 0
+    """Data-parallel rank of the first engine behind this address: pods with a port per rank have several
+    endpoints."""
+    aliases: tuple[str, ...] = ()
+    """Other names its engine may use in the topic of its events: those of the whole pod."""
+    refusal: str = ""
+    """Why nobody is to be sent there now, in a word or two, though it is still followed: ``not ready``,
+    ``terminating``; empty: it may be picked."""
     hostport: str = field(init=False, compare=False)
     """``ip:port`` or ``[v6]:port``."""
     key: str = field(init=False, compare=False)
@@ -58,6 +63,14 @@ class Endpoint:
         object.__setattr__(self, "labels", MappingProxyType(dict(self.labels)))
         object.__setattr__(self, "hostport", hostport(self.address, self.port))
         object.__setattr__(self, "key", f"{self.namespace}/{self.name}")
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What makes it another engine when it changes: everything but labels and ``refusal``."""
+        return (
+            *(self.namespace, self.name, self.uid, self.address, self.port),
+            *(self.kv_events, self.kv_replay, self.first_rank, self.ranks, self.aliases),
+        )
 
     @property
     def max_num_seqs(self) -> int | None:
@@ -83,7 +96,7 @@ class Endpoint:
                 offset_port(self.kv_events, rank),
                 None if self.kv_replay is None else offset_port(self.kv_replay, rank),
             )
-            for rank in range(self.ranks)
+            for rank in range(self.first_rank, self.first_rank + self.ranks)
         )
 
 
@@ -114,8 +127,13 @@ def default_sources(address: str) -> tuple[str, str]:
     return f"tcp://{hostport(address, KV_EVENTS_PORT)}", f"tcp://{hostport(address, KV_REPLAY_PORT)}"
 
 
+def same(one: Endpoint | None, other: Endpoint) -> bool:
+    """Whether both are the same engine, whatever it may be picked for now."""
+    return one is other or (one is not None and one.identity == other.identity)
+
+
 class Change(NamedTuple):
-    """What one snapshot has that another has not. A changed endpoint is in both: it left and joined."""
+    """What one snapshot has that another has not. An endpoint that is another engine now left and joined."""
 
     left: tuple[Endpoint, ...]
     joined: tuple[Endpoint, ...]
@@ -149,6 +167,6 @@ class Fleet:
 
     def since(self, old: "Fleet") -> Change:
         """What left and what joined between ``old`` and this snapshot."""
-        left = tuple(e for e in old.endpoints if self._by_key.get(e.key) != e)
-        joined = tuple(e for e in self.endpoints if old.by_key(e.key) != e)
+        left = tuple(e for e in old.endpoints if not same(self._by_key.get(e.key), e))
+        joined = tuple(e for e in self.endpoints if not same(old.by_key(e.key), e))
         return Change(left, joined)

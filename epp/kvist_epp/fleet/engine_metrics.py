@@ -17,7 +17,7 @@ import msgspec
 _LABELS = r'(?:[^"\n}]|"(?:\\.|[^"\\\n])*")*'
 _LINE: Final = re.compile(
     r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|cache_config_info"
-    r"|prefix_cache_queries_total|prefix_cache_hits_total"
+    r"|prefix_cache_queries_total|prefix_cache_hits_total|num_preemptions_total"
     r"|prompt_tokens_total|prompt_tokens_by_source_total|generation_tokens_total"
     r"|request_prefill_time_seconds_(?:sum|count)|request_prefill_kv_computed_tokens_sum"
     r"|request_decode_time_seconds_(?:sum|count)|request_time_per_output_token_seconds_(?:sum|count))"
@@ -42,10 +42,15 @@ class EngineSample:
     """Tokens a block."""
     blocks: int | None = None
     """KV blocks of all ranks."""
+    size_tokens: int | None = None
+    """Tokens that all ranks' caches hold, by the engine's own account: where layers differ, blocks do not
+    tell (label ``kv_cache_size_tokens``)."""
     queries: float = 0.0
     """Tokens looked up in the prefix cache."""
     hits: float = 0.0
     """Tokens found there."""
+    preemptions: float = 0.0
+    """Requests thrown out of the cache, to be computed again."""
     prompt_tokens: float = 0.0
     computed_tokens: float = 0.0
     """Prompt tokens computed, not cached, of requests that got their first token; prompt_tokens - hits in
@@ -66,6 +71,11 @@ class EngineSample:
         """Tokens the KV cache holds."""
         return None if self.blocks is None or self.block_size is None else self.blocks * self.block_size
 
+    @property
+    def reported_tokens(self) -> int | None:
+        """The same in the engine's own words, where it has any."""
+        return self.size_tokens or self.cache_tokens
+
 
 def parse(text: str) -> EngineSample:
     """Prometheus text → sample. Never raises: a page that says nothing gives the empty sample."""
@@ -73,6 +83,7 @@ def parse(text: str) -> EngineSample:
     usage = 0.0
     block_size: int | None = None
     blocks: int | None = None
+    size_tokens: int | None = None
     local_compute: float | None = None
     for name, labels, raw in _LINE.findall(text):
         value = _number(raw)
@@ -83,6 +94,8 @@ def parse(text: str) -> EngineSample:
             block_size = _whole(found.get("block_size")) or block_size
             rank_blocks = _whole(found.get("num_gpu_blocks"))
             blocks = blocks if rank_blocks is None else (blocks or 0) + rank_blocks
+            rank_tokens = _whole(found.get("kv_cache_size_tokens"))
+            size_tokens = size_tokens if rank_tokens is None else (size_tokens or 0) + rank_tokens
         elif name == "kv_cache_usage_perc":
             usage = max(usage, value)
         elif name == "prompt_tokens_by_source_total":
@@ -98,8 +111,10 @@ def parse(text: str) -> EngineSample:
         cache_usage=usage,
         block_size=block_size,
         blocks=blocks,
+        size_tokens=size_tokens,
         queries=get("prefix_cache_queries_total", 0.0),
         hits=hits,
+        preemptions=get("num_preemptions_total", 0.0),
         prompt_tokens=prompt,
         computed_tokens=max(0.0, prompt - hits) if local_compute is None else local_compute,
         generation_tokens=get("generation_tokens_total", 0.0),
@@ -174,17 +189,22 @@ def parse_models(body: bytes) -> Served:
 class Rates:
     """What successive samples of one engine teach. ``None``: not learned yet.
 
-    Prefill time is summed over requests that overlap in one batch, so tokens are divided by the shorter of
-    that sum and the wall time, over a window long enough that requests which finish at once do not look like
-    speed. Windows of short prefills teach nothing: a step's fixed cost would make a pod with a warm cache
-    look slow and drive prompts off it.
+    Prefill time is summed over requests that overlap in one batch, and each waits for the whole step: on a
+    busy engine with a warm cache it told a quarter of the true rate, prompts left such pods, and the others
+    were crowded (``kvist bench route``). So only windows teach in which hardly any prefills overlapped and
+    prompts were long enough for a step's fixed cost not to count.
     """
 
     WINDOW_SECONDS = 30.0
     MIN_TOKENS = 4_000.0
-    MIN_TOKENS_PER_PREFILL = 512.0
-    """At 15,928 tokens/s these take 32 ms, against 20 ms of a step's fixed cost: shorter ones are all
-    step."""
+    MIN_TOKENS_PER_PREFILL = 2_000.0
+    """At 15,928 tokens/s these take 126 ms, six times the fixed cost of a step."""
+    OVERLAP = 0.2
+    """Mean number of prefills under way from which they are not told apart (Little's law): with 0.2, one in
+    five finds another before it."""
+    STEADY = 1.2
+    """Tokens computed may exceed those of finished requests by this factor. While a batch fills up more begin
+    than end, and the few that ended say nothing of how many overlapped."""
     BOUNDS = (50.0, 2_000_000.0)
     """Prefill tokens/s outside of these is a counter that lies."""
     SMOOTHING = 0.3
@@ -235,13 +255,12 @@ class Rates:
         tokens = last.prefill_tokens - first.prefill_tokens
         prefills = last.prefills - first.prefills
         seconds = last.prefill_seconds - first.prefill_seconds
-        busy = min(seconds, wall)
-        if tokens < self.MIN_TOKENS or tokens < self.MIN_TOKENS_PER_PREFILL * prefills or busy <= 0:
+        few = tokens < self.MIN_TOKENS or tokens < self.MIN_TOKENS_PER_PREFILL * prefills
+        filling = last.computed_tokens - first.computed_tokens > self.STEADY * tokens
+        if few or filling or not 0 < seconds <= self.OVERLAP * wall:
             return None
-        if seconds > wall and wall < self.WINDOW_SECONDS / 3:
-            return None  # prefills that began before the window would count as done within it
         low, high = self.BOUNDS
-        rate = tokens / busy
+        rate = tokens / seconds
         return rate if low <= rate <= high else None
 
 

@@ -9,8 +9,9 @@ us.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 DEFAULT_RATE: Final = 15_928.0
@@ -34,6 +35,17 @@ class Request:
     """Tokens still to prefill, as far as known; never below zero."""
     progressed: bool = False
     """Events have told its progress: what scrapes suggest does not count any more."""
+    number: int = 0
+    """Of all requests its replica routed."""
+    origin: str = ""
+    """The replica that routed it and will say how it ends; empty: this one."""
+    orphan: bool = False
+    """That replica has gone: nobody will."""
+
+    @property
+    def open(self) -> bool:
+        """Whether it still counts."""
+        return self in self.load.requests
 
 
 @dataclass(slots=True, eq=False)
@@ -46,23 +58,46 @@ class Load:
     owed: float = 0.0
     """Tokens owed at ``at``; ``drain`` first."""
     foreign: int = 0
-    """Requests the engine has beyond ours, by the last scrape."""
+    """Requests the engine has beyond ours and our peers', by the last scrape."""
     slots: int | None = None
     """Sequences the engine runs at once; None: not known, so never taken for full."""
+    crowd: int | None = None
+    """Sequences it ran when its KV cache was full and requests waited in it; None: that was not so."""
     decode_seconds: float | None = None
     """Mean time from first to last token of a request on this pod; None: not learned."""
     at: float = 0.0
     requests: dict[Request, None] = field(default_factory=dict)
-    """Ours on their way, in the order they were routed."""
+    """Ours and our peers' on their way, in the order they were heard of."""
     queue: OrderedDict[Request, None] = field(default_factory=OrderedDict)
     """Those with tokens left, oldest first."""
     missing: int = 0
-    """How many requests fewer than ours the last scrape showed."""
+    """How many requests fewer than those the last scrape showed, less those that ended since."""
+    looked_at: float = -inf
+    """When the last scrape was sent."""
 
     @property
     def running(self) -> int:
         """Requests on the pod, whoever sent them."""
         return len(self.requests) + self.foreign
+
+    def full(self, max_owed_seconds: float) -> bool:
+        """Whether it should get no more, as of the last ``drain``: its batch is full, or it owes more than
+        that many seconds of prefill. What a scrape did not find is not counted: ends are told late."""
+        return self._runs(self.slots) or self.owed > max_owed_seconds * self.rate
+
+    def closed(self, max_owed_seconds: float) -> bool:
+        """Whether nobody who waits may go there: it is full, or so is its KV cache."""
+        return self._runs(self.crowd) or self.full(max_owed_seconds)
+
+    def _runs(self, number: int | None) -> bool:
+        return number is not None and len(self.requests) + self.foreign - self.missing >= number
+
+    def relieved_in(self, max_owed_seconds: float) -> float:
+        """Seconds until it owes no more than that if nothing ends or arrives; infinite where its batch or
+        its cache is full."""
+        if self._runs(self.slots) or self._runs(self.crowd):
+            return inf
+        return max(0.0, self.owed / self.rate - max_owed_seconds)
 
     def drain(self, now: float) -> float:
         """Let the time since the last call prefill at ``rate``; returns the tokens still owed."""
@@ -93,17 +128,18 @@ class Load:
             self.owed = sum(r.remaining for r in self.queue)
 
     def add(self, request: Request) -> None:
-        """A request was routed here."""
+        """A request was routed here; it owes all of its tokens unless ``remaining`` is set."""
         self.requests[request] = None
-        if request.uncached > 0:
+        if request.remaining > 0:
             self.queue[request] = None
-            self.owed += request.uncached
-            request.remaining = request.uncached
+            self.owed += request.remaining
 
     def drop(self, request: Request) -> None:
         """A request has ended."""
         self.set_remaining(request, 0.0)
         del self.requests[request]
+        if self.missing:
+            self.missing -= 1
 
     def still_waiting(self, newest: list[Request]) -> None:
         """The engine has not begun these: they owe all of their tokens, whatever time has drained."""
@@ -136,9 +172,23 @@ class Ledger:
         self._learned: dict[str, float] = {}
         self._sessions: dict[str, list[Request]] = {}
         self._heard: OrderedDict[Request, None] = OrderedDict()
+        self._count = 0
+        self.changes: list[Request] | None = None
+        """Requests of ours that were routed or have ended since somebody took the list; None: nobody does."""
+        self.eased: Callable[[], None] = lambda: None
+        """Told whenever a pod may have got room: a request ended or advanced, a scrape corrected it."""
 
     def __len__(self) -> int:
-        return len(self._heard)
+        return sum(len(load.requests) for load in self._loads.values())
+
+    @property
+    def expire_seconds(self) -> float:
+        """A request not heard of for this long is gone."""
+        return self._expire_seconds
+
+    def ours(self) -> list[Request]:
+        """Open requests that were routed here, heard of longest ago first."""
+        return list(self._heard)
 
     def load(self, endpoint_key: str) -> Load:
         """The pod's account, opened when there is none; the same object until ``forget``."""
@@ -154,12 +204,42 @@ class Ledger:
         """
         load = self.load(endpoint_key)
         load.drain(now)
-        request = Request(session, load, float(max(uncached, 0)), total, now, now)
+        self._count += 1
+        owed = float(max(uncached, 0))
+        request = Request(session, load, owed, total, now, now, remaining=owed, number=self._count)
         load.add(request)
+        if self.changes is not None:
+            self.changes.append(request)
         self._sessions.setdefault(session, []).append(request)
         self._heard[request] = None
         if len(self._heard) > self._max_requests:
             self._drop(next(iter(self._heard)))
+
+    def taken(self, request: Request, now: float) -> None:
+        """A peer routed it. If the last scrape may have counted it as foreign, it is not any more."""
+        load = request.load
+        load.drain(now)
+        load.add(request)
+        if load.foreign and request.routed_at <= load.looked_at:
+            load.foreign -= 1
+
+    def parted(self, request: Request, now: float, *, silent: bool = False) -> None:
+        """A peer's request has ended; or the peer is ``silent``, and the request foreign from now on."""
+        if not request.open:
+            return
+        request.load.drain(now)
+        request.load.drop(request)
+        if silent:
+            request.load.foreign += 1
+        self.eased()
+
+    def advanced(self, request: Request, tokens_remaining: int, now: float) -> None:
+        """``progress`` of a peer's request."""
+        request.load.drain(now)
+        request.load.set_remaining(request, float(tokens_remaining))
+        request.progressed = True
+        request.heard_at = now
+        self.eased()
 
     def progress(self, session: str, tokens_remaining: int, now: float) -> None:
         """The engine's events say that so many tokens are left to prefill (0: it decodes); strangers are
@@ -173,15 +253,24 @@ class Ledger:
         request.progressed = True
         request.heard_at = now
         self._heard.move_to_end(request)
+        self.eased()
 
-    def settled(self, session: str, now: float) -> Request | None:
-        """The request has ended (the oldest, where a session has several): it owes nothing. Returns it, or
-        None."""
-        requests = self._sessions.get(session)
-        if not requests:
+    def settled(self, session: str, now: float, endpoint_key: str = "") -> Request | None:
+        """The request has ended (the oldest, where a session has several, on this pod if one is named): it
+        owes nothing. Returns it, or None."""
+        requests = self._sessions.get(session, ())
+        request = next((r for r in requests if endpoint_key in ("", r.load.key)), None)
+        if request is None:
             return None
-        requests[0].load.drain(now)
-        return self._drop(requests[0])
+        request.load.drain(now)
+        return self._drop(request)
+
+    def moved(self, session: str, old_key: str, new_key: str, uncached: int, now: float) -> None:
+        """The request went to another pod than the one it was routed to; there it owes ``uncached``
+        tokens."""
+        request = self.settled(session, now, old_key)
+        if request is not None:
+            self.routed(session, new_key, uncached, request.total, now)
 
     def expire(self, now: float) -> list[str]:
         """Drop what nothing was heard of for ``expire_seconds``; the sessions dropped."""
@@ -194,10 +283,10 @@ class Ledger:
         return gone
 
     def forget(self, endpoint_key: str) -> list[str]:
-        """The pod has left: close its account; the sessions that were on it."""
+        """The pod has left: close its account; our sessions that were on it."""
         self._learned.pop(endpoint_key, None)
         load = self._loads.pop(endpoint_key, None)
-        return [self._drop(request).session for request in tuple(load.requests)] if load else []
+        return self._end(tuple(load.requests)) if load else []
 
     def reconcile(
         self, endpoint_key: str, running: int, waiting: int, now: float, *, asked_at: float | None = None
@@ -205,24 +294,27 @@ class Ledger:
         """Compare with what the engine says it has; ``asked_at``: when the scrape was sent (default:
         ``now``).
 
-        More than ours: the rest is foreign. Fewer, twice in a row: the ones heard of longest ago have ended
-        unnoticed; their sessions are returned. Requests that still wait in the engine owe all of their
-        tokens: vLLM starts the oldest first, so those are the newest.
+        More than ours and our peers': the rest is foreign. Fewer, twice in a row: the ones heard of longest
+        ago have ended unnoticed. Ours among them end, and their sessions are returned; a peer's are left to
+        that peer, which sees the same. Requests that still wait in the engine owe all of their tokens: vLLM
+        starts the oldest first, so those are the newest.
         """
         load = self.load(endpoint_key)
         load.drain(now)
         there = max(running, 0) + max(waiting, 0)
         load.foreign = max(0, there - len(load.requests))
-        arrived = self._arrived(load, now if asked_at is None else asked_at)
+        load.looked_at = now if asked_at is None else asked_at
+        arrived = self._arrived(load, load.looked_at)
         missing = max(0, len(arrived) - there)
-        ended = sorted(arrived, key=_heard_at)[: min(missing, load.missing)]
+        silent = sorted(arrived, key=self._silence)[: min(missing, load.missing)]
+        ended = [request for request in silent if request.orphan or not request.origin]
+        sessions = self._end(ended)
         load.missing = missing - len(ended)
-        for request in ended:
-            self._drop(request)
         theirs = max(0, waiting - load.foreign)
         kept = [request for request in arrived if request in load.requests]
         load.still_waiting(kept[-theirs:] if theirs else [])
-        return [request.session for request in ended]
+        self.eased()
+        return sessions
 
     def calibrate(
         self,
@@ -231,23 +323,23 @@ class Ledger:
         rate: float | None = None,
         decode_seconds: float | None = None,
         slots: int | None = None,
+        crowd: int | None = None,
     ) -> None:
-        """What scrapes have taught about this pod; None: nothing (yet). Pods without a rate take the others'
-        median."""
+        """What scrapes taught about this pod; None: nothing (yet). Without a rate: the others' median."""
         load = self.load(endpoint_key)
         load.decode_seconds = decode_seconds
-        load.slots = slots
+        load.slots, load.crowd = slots, crowd
         if rate is not None and rate > 0:
             self._learned[endpoint_key] = load.rate = rate
             prior = self._prior()
             for other in self._loads.values():
                 if other.key not in self._learned:
                     other.rate = prior
+        self.eased()
 
     def owed(self, endpoint_key: str, now: float | None = None) -> int:
         """Tokens the pod still has to prefill; as of the last change without ``now``."""
-        load = self._loads.get(endpoint_key)
-        if load is None:
+        if (load := self._loads.get(endpoint_key)) is None:
             return 0
         return round(load.owed if now is None else load.drain(now))
 
@@ -272,21 +364,36 @@ class Ledger:
 
     def _arrived(self, load: Load, asked_at: float) -> list[Request]:
         """Those the engine must have had when it was asked, in the order they were routed."""
-        return [request for request in load.requests if request.routed_at <= asked_at - self._grace]
+        arrived = [request for request in load.requests if request.routed_at <= asked_at - self._grace]
+        return sorted(arrived, key=_routed_at)
+
+    def _silence(self, request: Request) -> float:
+        """When it was last heard of. Of requests heard of at nearly the same time each replica gives up its
+        own first: else two could each wait for the other."""
+        return request.heard_at + (self._grace if request.origin else 0.0)
+
+    def _end(self, requests: Iterable[Request]) -> list[str]:
+        """These have ended; the sessions of ours."""
+        sessions = []
+        for request in requests:
+            if request.origin:
+                request.load.drop(request)
+            else:
+                sessions.append(self._drop(request).session)
+        return sessions
 
     def _drop(self, request: Request) -> Request:
         request.load.drop(request)
+        if self.changes is not None:
+            self.changes.append(request)
         del self._heard[request]
         requests = self._sessions[request.session]
         requests.remove(request)
         if not requests:
             del self._sessions[request.session]
+        self.eased()
         return request
 
 
 def _routed_at(request: Request) -> float:
     return request.routed_at
-
-
-def _heard_at(request: Request) -> float:
-    return request.heard_at

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kvist_epp.errors import EndpointsFileError
 from kvist_epp.fleet.endpoints import Fleet
@@ -50,6 +50,15 @@ class FileWatch:
         self._complained = complained
         self._interval = interval
         self._seen: tuple[Signature, bytes] | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """For ``/debug/fleet``."""
+        path = str(self.path)
+        return {"kind": "file", "path": path, "problem": self.problem, "refused": self.bad_files}
+
+    def watches(self) -> tuple[()]:
+        """Nothing in Kubernetes."""
+        return ()
 
     async def run(self) -> None:
         """Look at the file for ever; the first look is at once."""

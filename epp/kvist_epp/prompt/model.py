@@ -1,7 +1,7 @@
 """One model's files, ready to use: its chat template and its vocabulary."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from kvist_epp.errors import ModelFilesError
 from kvist_epp.prompt import source as sources
-from kvist_epp.prompt.chat import Unrenderable
+from kvist_epp.prompt.chat import Style, Unrenderable
 from kvist_epp.prompt.forms import Request
 from kvist_epp.prompt.template import Template
 from kvist_epp.prompt.vocab import Vocabulary
@@ -40,6 +40,33 @@ def _ignore(why: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Chats:
+    """What engines may be told of their chats, by the flags of the same names; it goes before the files."""
+
+    template: str = ""
+    """A file, or the template itself, told apart as vLLM does: a path has no brace and no line end."""
+    style: Style | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def templates(self) -> dict[str, str]:
+        """By name; none where none was given. Raises ModelFilesError: the file cannot be read."""
+        if not self.template:
+            return {}
+        try:
+            return {"default": Path(self.template).read_text(encoding="utf-8")}
+        except (OSError, ValueError) as error:
+            if not set(self.template).isdisjoint("{}\n"):
+                return {"default": self.template}
+            raise ModelFilesError(
+                f"--chat-template: cannot read {self.template} ({type(error).__name__}): give a file of this "
+                "machine, or the template itself"
+            ) from error
+
+
+_UNTOLD: Final = Chats()
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """Renders requests to the bytes the engine's tokens will join to; immutable after load."""
 
@@ -52,8 +79,8 @@ class Model:
     """The template for requests with tools, where the model has one of its own."""
 
     @classmethod
-    def load(cls, source: str) -> Self:
-        """Reads a folder or ``hf://repo[@revision]``.
+    def load(cls, source: str, chats: Chats = _UNTOLD) -> Self:
+        """Reads a folder or ``hf://repo[@revision]``; ``chats``: what the engines were told of theirs.
 
         Raises:
             ModelFilesError: a file is absent or cannot be used; names it and the remedy.
@@ -61,14 +88,14 @@ class Model:
         home = sources.folder(source)
         settings = _json(home / "tokenizer_config.json") if (home / "tokenizer_config.json").exists() else {}
         specials = _specials(home, settings)
-        templates = {} if _chats_are_coded(home) else _templates(home, settings)
+        templates = {} if _chats_are_coded(home) else chats.templates() or _templates(home, settings)
         default = templates.get("default")
         tools = templates.get("tool_use")
         return cls(
             name=source,
             vocabulary=Vocabulary(_tokenizer(home, settings, specials)),
-            template=None if default is None else _compiled(source, default, specials),
-            tool_template=None if tools is None else _compiled(source, tools, specials),
+            template=None if default is None else _compiled(source, default, specials, chats),
+            tool_template=None if tools is None else _compiled(source, tools, specials, chats),
         )
 
     @property
@@ -216,8 +243,8 @@ def _named(template: Any) -> dict[str, str]:
     return template if isinstance(template, dict) else {}
 
 
-def _compiled(source: str, template: str, specials: dict[str, str]) -> Template:
+def _compiled(source: str, template: str, specials: dict[str, str], chats: Chats) -> Template:
     try:
-        return Template(template, specials)
+        return Template(template, specials, chats.style, chats.defaults)
     except jinja2.TemplateError as error:
         raise ModelFilesError(f"the chat template of {source} does not compile: {error}") from error

@@ -21,7 +21,7 @@ import jinja2
 from jinja2 import ext, meta, nodes, parser, runtime, sandbox, utils
 
 from kvist_epp.prompt import chat as chats
-from kvist_epp.prompt.chat import MEDIA_MARK, Tool, Unrenderable
+from kvist_epp.prompt.chat import MEDIA_MARK, Style, Tool, Unrenderable
 from kvist_epp.prompt.forms import Chat
 from kvist_epp.prompt.style import content_style
 
@@ -37,6 +37,9 @@ REPEAT_LIMIT: Final = 1_000_000
 GROWTH_LIMIT: Final = 16
 """Times the request's size, and a megabyte on top: tools written out with indents grow three- to fivefold."""
 
+Variables = Mapping[str, Any]
+NONE: Final[Variables] = {}
+
 _CONTINUE: Final = "KVIST-CONTINUES-HERE "
 """Marks the end of the message to be continued; its blank shows whether the template trims."""
 
@@ -44,8 +47,11 @@ _CONTINUE: Final = "KVIST-CONTINUES-HERE "
 class Template:
     """One compiled chat template with the special tokens it may name."""
 
-    def __init__(self, source: str, specials: Mapping[str, str]) -> None:
-        """Compiles; ``specials`` are the template's variables such as ``bos_token``.
+    def __init__(
+        self, source: str, specials: Mapping[str, str], style: Style | None = None, defaults: Variables = NONE
+    ) -> None:
+        """Compiles; ``specials`` are the template's variables such as ``bos_token``, ``defaults`` those that
+        requests may override. ``style``: how contents are handed over; None: as the template shows.
 
         Raises:
             jinja2.TemplateError: the source is no template.
@@ -58,7 +64,8 @@ class Template:
         self._variables = meta.find_undeclared_variables(tree)
         self._has_content = "content" in source
         self._knows_developer = '"developer"' in source or "'developer'" in source
-        self.style = content_style(tree)
+        self._defaults = {name: defaults[name] for name in defaults if name in self._variables}
+        self.style = style or content_style(tree)
         """``string`` or ``openai``: how contents are handed over."""
 
     def render(self, chat: Chat, size: int = 0) -> str:
@@ -82,9 +89,8 @@ class Template:
         return rendered
 
     def _run(self, chat: Chat, messages: list[dict[str, Any]]) -> str:
-        variables = self._specials | {
-            name: chat.variables[name] for name in chat.variables if name in self._variables
-        }
+        given = {name: chat.variables[name] for name in chat.variables if name in self._variables}
+        variables = self._specials | self._defaults | given
         variables["messages"] = messages
         variables["tools"] = chat.tools
         variables["documents"] = chat.documents

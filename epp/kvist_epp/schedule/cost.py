@@ -7,7 +7,7 @@
     work(request) = uncached tokens / its prefill rate + time to load blocks from a slower tier
     cost          = wait + price x work + a little per running sequence
                     + a little for the share of the prompt that somebody else holds
-    price         = rises with the pool's mean backlog: recomputed tokens delay everybody behind them
+    price(pod)    = rises with the sequences that run there: each of them waits while a prompt is computed
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,16 @@ class Policy:
     """Every constant of the policy. Figures refer to ``facts/measured.md``, policies in virtual time."""
 
     price_base: float = 2.0
-    """Price of a second of work while nothing waits anywhere. 1 (greedy) copies prefixes until caches
-    thrash."""
-    price_slope: float = 4.0
-    """Added to the price per second of mean backlog (1/s): near capacity, recomputed tokens delay all behind
-    them."""
+    """Price of a second of work on a pod that runs nothing: the request's own time, and as much for what its
+    blocks evict. 1 (greedy) lost goodput on chats (``kvist bench route``)."""
+    price_running: float = 0.05
+    """Added to the price per sequence on the pod (1/sequence). A second of prefill delays each of them by a
+    second once, over hundreds of tokens; that weighs a twentieth of a second before the first token. So a
+    busy pool hardly copies and an idle one does. 0.03 lost goodput on groups near the cache's size, 0.2 let
+    one pod of popular system prompts fill up."""
     running_seconds: float = 0.010
-    """Per sequence on the pod: each slows every decode step. 0.005 lost goodput on a hot prefix, 0.04 on the
-    groups."""
+    """Per sequence on the pod: each slows every decode step. Without it, pods with cheap work collect
+    sequences until their cache is full of them."""
     copy_seconds: float = 0.050
     """For a whole prompt recomputed although a pod holds it: a copy takes cache, and less than this is not
     felt. Without it, requests of a few hundred tokens left their pod because three had ended there that the
@@ -37,11 +39,6 @@ class Policy:
     """Costs this close are a tie: 16 tokens of prefill, less than a step's jitter."""
     decode_seconds: float = 5.0
     """Time from first to last token until a pod's own mean is learned: 250 tokens of 20 ms."""
-    bytes_per_token: float = 4.0
-    """Text per token until a match of this prompt tells better: English with a 150k vocabulary has 4 to
-    4.5."""
-    ratio_tokens: int = 64
-    """Tokens a match needs for its own bytes per token to count."""
     load_rates: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({"CPU": 80_000.0, "STORAGE": 12_000.0}), hash=False
     )
@@ -75,16 +72,11 @@ NOTHING_LOWER: Final[Mapping[str, int]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A hit by hand: none at all, or ``matched`` bytes of the routing history."""
+    """A hit by hand."""
 
     tokens: int = 0
     bytes: int = 0
     lower: Mapping[str, int] = field(default_factory=lambda: NOTHING_LOWER, hash=False)
-
-    @classmethod
-    def of_history(cls, matched: int, bytes_per_token: float = DEFAULT.bytes_per_token) -> "Match":
-        """A match of the routing history, which knows bytes only (approximate mode)."""
-        return cls(int(matched / bytes_per_token), matched)
 
 
 NO_MATCH: Final = Match()
@@ -116,9 +108,9 @@ def work_seconds(
     return left / rate + loading
 
 
-def price(mean_owed_seconds: float, policy: Policy = DEFAULT) -> float:
-    """Price of a second of work, given the eligible pods' mean backlog in seconds."""
-    return policy.price_base + policy.price_slope * mean_owed_seconds
+def price(running: int, policy: Policy = DEFAULT) -> float:
+    """Price of a second of work on a pod with so many sequences."""
+    return policy.price_base + policy.price_running * running
 
 
 def cost(wait: float, work: float, running: int, price: float, policy: Policy = DEFAULT) -> float:

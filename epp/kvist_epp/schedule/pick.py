@@ -3,14 +3,17 @@
 ::
 
     eligible = in the gateway's subset, and ready, and of a role that takes requests
+    full     = its batch is, or it owes too many seconds of prefill: after all that are not. One whose KV
+               cache is full keeps its place: elsewhere the prompt's blocks would fill the next cache; but
+               when every pod is full one way or the other, all are, and the request waits
     best     = the least cost; near ties go to the fewest running requests, then in turn
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import ceil
+from math import inf
 from operator import attrgetter
 from typing import Final
 
@@ -22,7 +25,7 @@ from kvist_epp.fleet.ledger import Load
 from kvist_epp.schedule.cost import DEFAULT, NO_MATCH, Hit, Policy, cost, price, slot_seconds, work_seconds
 
 MAX_ENDPOINTS: Final = 3
-NOT_IN_SUBSET: Final = "not in the gateway's subset"
+NOT_IN_SUBSET: Final = "not in the gateway's subset, or does not serve the model"
 ROLES_WITHOUT_REQUESTS: Final = frozenset({"prefill", "encode", "encode-prefill"})
 """Pods that only help others (llm-d's role labels)."""
 
@@ -48,12 +51,10 @@ class Candidate:
 class Demand(msgspec.Struct):
     """What is asked for: one request."""
 
-    prompt_bytes: int = 0
-    """Bytes the engine will tokenise, or the body's where the prompt is not understood."""
+    tokens: int = 0
+    """Of its prompt, as far as known (``cache.lookup.Found``)."""
     hits: Mapping[str, Hit] = {}
     """By endpoint key; absent: nothing of it is cached there."""
-    tokens: int | None = None
-    """Prompt tokens where the request itself tells (token ids); None: estimated from bytes."""
 
 
 class Scored(msgspec.Struct):
@@ -67,6 +68,8 @@ class Scored(msgspec.Struct):
     owed_tokens: int
     predicted_ttft_seconds: float
     reason: str
+    full: bool = False
+    """It has no room for one more; so the best of ``choose`` is full only when all are."""
 
 
 class _Row(msgspec.Struct):
@@ -76,6 +79,7 @@ class _Row(msgspec.Struct):
     wait: float
     work: float
     running: int
+    full: bool
     cost: float = 0.0
 
     def scored(self, refusal: str = "") -> Scored:
@@ -87,12 +91,14 @@ class _Row(msgspec.Struct):
             self.uncached,
             round(self.candidate.load.owed),
             self.wait + self.work,
-            refusal or f"cost {self.cost:.4f} s, {self.running} running",
+            refusal or f"{'full, ' if self.full else ''}cost {self.cost:.4f} s, {self.running} running",
+            self.full,
         )
 
 
 _BY_COST = attrgetter("cost")
 _BY_RUNNING = attrgetter("running")
+_BY_ROOM = attrgetter("full")
 
 
 def choose(
@@ -103,20 +109,26 @@ def choose(
     now: float,
     turn: int = 0,
     limit: int = MAX_ENDPOINTS,
+    max_owed: float = inf,
     policy: Policy = DEFAULT,
 ) -> list[Scored]:
-    """The best endpoint and up to ``limit - 1`` to fall back to.
+    """The best endpoint and up to ``limit - 1`` to fall back to; those with room before those without.
 
     ``subset``: the gateway's ``ip`` or ``ip:port`` strings; None: no hint; empty: nothing is allowed.
-    ``turn``: a number that differs from request to request, so that equal pods take turns. Drains the loads
-    to ``now``, changes nothing else.
+    ``turn``: a number that differs from request to request, so that equal pods take turns. ``max_owed``:
+    seconds of prefill from which a pod is full. Drains the loads to ``now``, changes nothing else.
 
     Raises ``NoEndpoints`` saying why nobody is eligible.
     """
     allowed = [c for c in candidates if not c.refusal and (subset is None or allows(subset, c.endpoint))]
     if not allowed:
         raise NoEndpoints(_why_none(candidates, subset))
-    return [row.scored() for row in _ranked(_rows(allowed, demand, now, policy), turn, policy)[:limit]]
+    rows = _rows(allowed, demand, now, max_owed, policy)
+    best = _ranked(rows, turn, policy)[:limit]
+    if all(c.load.closed(max_owed) for c in allowed):
+        for row in best:
+            row.full = True
+    return [row.scored() for row in best]
 
 
 def explain(
@@ -126,11 +138,13 @@ def explain(
     *,
     now: float,
     turn: int = 0,
+    max_owed: float = inf,
     policy: Policy = DEFAULT,
 ) -> list[Scored]:
     """Every candidate as ``choose`` sees it: the eligible, best first, then the others with what stands in
     the way."""
-    rows = [(row, obstacle(row.candidate, subset)) for row in _rows(candidates, demand, now, policy)]
+    every = _rows(candidates, demand, now, max_owed, policy)
+    rows = [(row, obstacle(row.candidate, subset)) for row in every]
     ranked = _ranked([row for row, refusal in rows if not refusal], turn, policy)
     return [row.scored() for row in ranked] + [row.scored(refusal) for row, refusal in rows if refusal]
 
@@ -142,65 +156,64 @@ def obstacle(candidate: Candidate, subset: tuple[str, ...] | None) -> str:
     return candidate.refusal
 
 
-def _rows(candidates: Sequence[Candidate], demand: Demand, now: float, policy: Policy) -> list[_Row]:
-    hits, ratio = demand.hits, _bytes_per_token(demand.hits, policy)
-    nothing = _uncached(demand, NO_MATCH, ratio)
+def _rows(
+    candidates: Sequence[Candidate], demand: Demand, now: float, max_owed: float, policy: Policy
+) -> list[_Row]:
+    hits, nothing = demand.hits, _uncached(demand, NO_MATCH)
     rows = []
     for candidate in candidates:
         load = candidate.load
         hit = hits.get(candidate.endpoint.key)
-        uncached = nothing if hit is None else _uncached(demand, hit, ratio)
-        work = work_seconds(uncached, load.rate, hit.lower, policy) if hit else uncached / load.rate
+        uncached = nothing if hit is None else _uncached(demand, hit)
+        lower = hit.lower if hit else None
+        work = work_seconds(uncached, load.rate, lower, policy) if lower else uncached / load.rate
         wait = load.drain(now) / load.rate
         running = load.running
         if load.slots is not None:
             wait += slot_seconds(running, load.slots, load.decode_seconds or policy.decode_seconds)
-        rows.append(_Row(candidate, hit or NO_MATCH, uncached, wait, work, running))
+        rows.append(_Row(candidate, hit or NO_MATCH, uncached, wait, work, running, load.full(max_owed)))
     return rows
 
 
 def _ranked(rows: list[_Row], turn: int, policy: Policy) -> list[_Row]:
     if not rows:
         return rows
-    backlog = sum(row.candidate.load.owed / row.candidate.load.rate for row in rows) / len(rows)
-    work_price = price(backlog, policy)
     least = min(row.uncached for row in rows)
     copied = policy.copy_seconds / max(rows[0].uncached + rows[0].hit.tokens, 1)
     for row in rows:
+        work_price = price(row.running, policy)
         row.cost = cost(row.wait, row.work, row.running, work_price, policy) + copied * (row.uncached - least)
     first = turn % len(rows)
     rows = sorted(rows[first:] + rows[:first], key=_BY_COST)  # stable: equal costs stay in turn
     near = rows[0].cost + policy.near_seconds
     tied = next((i for i, row in enumerate(rows) if row.cost > near), len(rows))
-    return sorted(rows[:tied], key=_BY_RUNNING) + rows[tied:]
+    rows = sorted(rows[:tied], key=_BY_RUNNING) + rows[tied:]
+    return sorted(rows, key=_BY_ROOM) if any(map(_BY_ROOM, rows)) else rows
 
 
-def _uncached(demand: Demand, hit: Hit, bytes_per_token: float) -> int:
+def _uncached(demand: Demand, hit: Hit) -> int:
     """Tokens to prefill; a prompt wholly matched still computes its last token."""
-    if demand.tokens is not None:
-        return max(demand.tokens - hit.tokens, min(demand.tokens, 1))
-    left = ceil((demand.prompt_bytes - hit.bytes) / bytes_per_token)
-    return max(left, min(demand.prompt_bytes, 1))
-
-
-def _bytes_per_token(hits: Mapping[str, Hit], policy: Policy) -> float:
-    """As the longest match of this very prompt tells, else the policy's guess; the same for all
-    candidates."""
-    tokens, text = 0, 0
-    for hit in hits.values():
-        if hit.tokens > tokens:
-            tokens, text = hit.tokens, hit.bytes
-    return text / tokens if tokens >= policy.ratio_tokens and text else policy.bytes_per_token
+    return max(demand.tokens - hit.tokens, min(demand.tokens, 1))
 
 
 def allows(subset: tuple[str, ...], endpoint: Endpoint) -> bool:
     """Whether the gateway's subset names this endpoint, by address alone (any port) or with its port."""
-    names = _canonical(subset)
+    return named(canonical(subset), endpoint)
+
+
+def named(names: frozenset[str], endpoint: Endpoint) -> bool:
+    """The same for a subset in canonical text."""
     return endpoint.hostport in names or endpoint.address in names
 
 
+def members(names: frozenset[str], hostports: Iterable[str]) -> Iterator[str]:
+    """Those of ``hostports`` that a subset in canonical text names, by address or with the port."""
+    return (host for host in hostports if host in names or host.rpartition(":")[0].strip("[]") in names)
+
+
 @lru_cache(maxsize=256)
-def _canonical(subset: tuple[str, ...]) -> frozenset[str]:
+def canonical(subset: tuple[str, ...]) -> frozenset[str]:
+    """The subset with each address in its canonical text, without what is no address."""
     return frozenset(filter(None, map(_canonical_member, subset)))
 
 

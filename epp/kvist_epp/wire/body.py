@@ -6,6 +6,7 @@ it is one copy each way. Whatever is not a plain chunk is left to protobuf. Fiel
 have the same encoding, so an echo needs no parsing at all.
 """
 
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -20,6 +21,7 @@ RESPONSE_BODY: Final = 5
 
 _NO_METADATA: Final = b"\x42\x00"
 """What Envoy puts after every message when it has no metadata to forward."""
+_KNOWN_TAIL_BYTES: Final = 1024
 _BODY_TAG: Final = 0x0A
 _END_TAG: Final = 0x10
 _END_OF_STREAM: Final = b"\x10\x01"
@@ -92,11 +94,16 @@ def streamed(number: int, body: bytes | memoryview, *, end_of_stream: bool) -> l
 
 def _wrap(number: int, parts: tuple[bytes | memoryview, ...]) -> bytes:
     """``ProcessingResponse.<number>.response(1).body_mutation(3).streamed_response(3)`` around ``parts``."""
-    size = sum(map(len, parts))
+    return b"".join((_head(number, sum(map(len, parts))), *parts))
+
+
+@lru_cache(maxsize=4096)
+def _head(number: int, size: int) -> bytes:
+    """What stands before ``size`` bytes of a chunk: the events of a stream have few different sizes."""
     head = b""
     for tag in (0x1A, 0x1A, 0x0A, number << 3 | 2):
         head = bytes((tag,)) + varint(size + len(head)) + head
-    return b"".join((head, *parts))
+    return head
 
 
 def _read_http_body(encoded: memoryview) -> Chunk | None:
@@ -124,6 +131,16 @@ def _is_tail(rest: bytes) -> bool:
     """Whether ``rest`` holds only what may follow the body: metadata, attributes, configuration."""
     if not rest or rest == _NO_METADATA:
         return True
+    return _is_known_tail(rest) if len(rest) <= _KNOWN_TAIL_BYTES else _decodes_as_tail(rest)
+
+
+@lru_cache(maxsize=256)
+def _is_known_tail(rest: bytes) -> bool:
+    """Forwarded metadata is the same in every message of a stream: it is parsed once."""
+    return _decodes_as_tail(rest)
+
+
+def _decodes_as_tail(rest: bytes) -> bool:
     try:
         return ProcessingRequest.FromString(rest).WhichOneof("request") is None
     except DecodeError:

@@ -2,7 +2,8 @@
 
 The request's body is collected as the gateway's mode asks, the picker is asked once, its answer is written
 and the stream ends with status OK: the response is not ours to touch, Envoy goes on alone, and a picker that
-dies later cuts nothing. Modes (first message's ``protocol_config``; Envoy's ``BodySendMode``):
+dies later cuts nothing. Only with ``observe_responses`` the stream goes on (``response.py``). Modes (first
+message's ``protocol_config``; Envoy's ``BodySendMode``):
 
 ====================  ========================================================================
 BUFFERED              headers let pass at once, answer to the one body message
@@ -14,6 +15,9 @@ STREAMED              with ``send_body_without_waiting_for_header_response`` the
 NONE, GRPC, unknown   no body is seen: the `Ask` is partial
 absent                FULL_DUPLEX_STREAMED, the mode the Endpoint Picker Protocol demands of a gateway
 ====================  ========================================================================
+
+A body that is seen whole can also be replaced: by the name of another model, which a header asks for
+(``rewrite.py``), or by the picker.
 
 Envoy does not keep response bytes that it passed to a stream whose end it has not seen yet. So the end of
 the stream must leave together with the last reply (both servers see to it). What is left, in the mode
@@ -27,14 +31,18 @@ from typing import Final
 
 import msgspec
 from google.protobuf.message import DecodeError
-from google.protobuf.struct_pb2 import Value
 
 from kvist_epp.errors import PickError, ProtocolError
-from kvist_epp.names import SUBSET_KEY, SUBSET_NAMESPACE
+from kvist_epp.names import (
+    GATEWAY_OWNED,
+    MODEL_REWRITE_ALIAS,
+    MODEL_REWRITE_HEADER,
+    REQUEST_ID_HEADER,
+)
 from kvist_epp.wire import body as bodies
-from kvist_epp.wire import reply
+from kvist_epp.wire import gateway, reply, rewrite
 from kvist_epp.wire.pb import ext_proc_pb2 as pb
-from kvist_epp.wire.pb.base_pb2 import Metadata
+from kvist_epp.wire.response import Response, Seen
 
 STREAMED_LOOKAHEAD_BYTES: Final = 512 * 1024
 """Half of Envoy's default buffer: beyond it a STREAMED request is routed by what was seen."""
@@ -49,6 +57,7 @@ class Ask(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]
     """Lower-case names without pseudo headers; latin-1; repeated ones joined by a comma."""
     body: bytes
+    """With the model's name already rewritten, where a header asks for that."""
     subset: tuple[str, ...] | None
     """The gateway's hint: "ip" or "ip:port" each; ``None`` = no hint, empty = nothing is allowed."""
     partial: bool = False
@@ -62,6 +71,10 @@ class Picked(msgspec.Struct, frozen=True):
     """In order of preference, "ip:port" or "[v6]:port"; at least one."""
     headers: tuple[tuple[str, str], ...] = ()
     """Request headers to set besides the destination."""
+    body: bytes | None = None
+    """Replaces the request's body, where it was seen whole; ``content-length`` follows by itself."""
+    session: str = ""
+    """What the picker calls this request: told again with what is seen of its response."""
 
 
 Decision = Picked | PickError
@@ -76,8 +89,12 @@ class Step(msgspec.Struct, frozen=True):
     """Then: ask the picker and give its decision to `Exchange.decided`."""
     end: bool = False
     """Then: end the stream with grpc-status 0."""
+    seen: Seen | None = None
+    """And: what was seen of the response, once."""
 
 
+_TAKEN: Final = memoryview(b"")
+"""Stands for a chunk that was taken into the body."""
 _NOTHING: Final = Step()
 _END: Final = Step(end=True)
 
@@ -95,15 +112,23 @@ class Exchange:
     __slots__ = (
         "_answer_in",
         "_body",
+        "_chunk_count",
         "_chunks",
         "_config",
         "_headers",
+        "_late_chunks",
         "_mode",
+        "_names",
         "_observe",
         "_phase",
+        "_remove",
+        "_replaced",
+        "_response",
+        "_session",
         "_size",
         "_subset",
         "_trailers",
+        "_whole",
     )
 
     def __init__(self, *, observe_responses: bool = False) -> None:
@@ -114,14 +139,24 @@ class Exchange:
         self._headers: dict[str, str] = {}
         self._subset: tuple[str, ...] | None = None
         self._chunks: list[memoryview] = []
+        self._chunk_count = 0
         self._size = 0
+        self._late_chunks = 0
         self._body = b""
+        self._whole = False
+        self._replaced = False
+        self._remove: tuple[str, ...] = ()
+        self._names: tuple[str, str] | None = None
+        self._response: Response | None = None
+        self._session = ""
         self._trailers = False
         self._answer_in = reply.REQUEST_HEADERS
 
     def feed(self, message: bytes) -> Step:
         """One serialised ``ProcessingRequest``; raises `ProtocolError` when it cannot be decoded."""
         if self._phase in (_Phase.DECIDING, _Phase.ENDED):
+            if self._mode == pb.STREAMED:
+                self._late(message)
             return _NOTHING  # Envoy was seen to repeat the last chunk (GAIE issue 2988)
         if self._config is not None and (step := self._chunk(message)) is not None:
             return step
@@ -144,13 +179,25 @@ class Exchange:
         if isinstance(decision, PickError):
             self._phase = _Phase.ENDED
             return Step((reply.immediate(decision),), end=True)
+        if decision.body is not None and self._whole and self._chunk_count:
+            self._body, self._replaced = decision.body, True
         replies = self._answers(decision)
-        self._chunks, self._body = [], b""
-        self._phase = _Phase.RESPONSE if self._observe else _Phase.ENDED
-        return Step(replies, end=not self._observe)
+        self._body = b""
+        if not self._observe:
+            self._phase = _Phase.ENDED
+            return Step(replies, end=True)
+        self._phase, self._session = _Phase.RESPONSE, decision.session
+        config = self._config or gateway.DEFAULT_CONFIG
+        self._response = Response(config.response_body_mode, self._names)
+        return Step(replies)
+
+    def gone(self) -> Seen | None:
+        """The gateway ended the stream; what was seen of a response that was not told yet."""
+        waited, self._phase = self._phase is _Phase.RESPONSE, _Phase.ENDED
+        return self._told(whole=False) if waited else None
 
     def _configure(self, request: pb.ProcessingRequest) -> None:
-        self._config = request.protocol_config if request.HasField("protocol_config") else _DEFAULT_CONFIG
+        self._config = gateway.configuration(request)
         self._mode = self._config.request_body_mode
 
     def _finish(self) -> Step:
@@ -160,8 +207,8 @@ class Exchange:
     # -- the request
 
     def _request_headers(self, request: pb.ProcessingRequest) -> Step:
-        self._headers = _headers(request.request_headers)
-        self._subset = _subset(request.metadata_context)
+        self._headers = gateway.header_values(request.request_headers)
+        self._subset = gateway.subset(request.metadata_context)
         if request.request_headers.end_of_stream:
             return self._ask()
         if self._mode in _WHOLE_MESSAGE:
@@ -183,8 +230,8 @@ class Exchange:
         return self._respond_chunk(chunk) if chunk else None
 
     def _request_body(self, request: pb.ProcessingRequest) -> Step:
-        if self._phase is not _Phase.REQUEST:
-            return _NOTHING
+        if self._phase is not _Phase.REQUEST:  # the rest of a body that was picked for by its beginning
+            return Step((reply.CONTINUE_REQUEST_BODY,)) if self._mode == pb.STREAMED else _NOTHING
         chunk = request.request_body
         return self._collect(memoryview(chunk.body), end_of_stream=chunk.end_of_stream)
 
@@ -200,105 +247,136 @@ class Exchange:
             return self._ask(partial=True)
         return _NOTHING
 
+    def _late(self, message: bytes) -> None:
+        """STREAMED: what comes while the picker thinks wants its answer too."""
+        kind = message[:1]
+        self._late_chunks += kind == _REQUEST_BODY
+        self._trailers |= kind == _REQUEST_TRAILERS
+
     def _request_trailers(self, _: pb.ProcessingRequest) -> Step:
         if self._phase is _Phase.RESPONSE:
             return Step((reply.CONTINUE_REQUEST_TRAILERS,))
-        if self._mode in _WHOLE_MESSAGE:  # trailers without any body, headers let pass: nothing left to set
-            return self._finish()
+        if self._mode in _WHOLE_MESSAGE:  # no body came: the headers have been answered
+            self._answer_in = reply.REQUEST_TRAILERS
         self._trailers = True
         return self._ask()
 
     def _ask(self, *, partial: bool = False) -> Step:
         self._phase = _Phase.DECIDING
-        self._body = b"".join(self._chunks)
+        body = b"".join(self._chunks)
+        self._chunk_count, self._chunks = len(self._chunks), []
+        self._whole = not partial
         headers = self._headers
+        if not _NOT_SENT_ON.isdisjoint(headers):
+            body = self._obeyed(body)
+        if self._replaced or self._mode == pb.FULL_DUPLEX_STREAMED:
+            self._body = body  # a request may wait long: what will not be sent is not kept
         ask = Ask(
             method=headers.get(":method", ""),
             path=headers.get(":path", "").partition("?")[0],
             headers={key: value for key, value in headers.items() if not key.startswith(":")},
-            body=self._body,
+            body=body,
             subset=self._subset,
             partial=partial,
         )
+        self._lighten()
         return Step(ask=ask)
 
+    def _lighten(self) -> None:
+        """The answer may be long in coming, for thousands at once: keep what it will need and no more."""
+        self._chunks = [_TAKEN] * len(self._chunks)
+        if not (self._replaced or self._mode == pb.FULL_DUPLEX_STREAMED):
+            self._body = b""
+        if not self._observe:
+            self._headers = {}
+
+    def _obeyed(self, body: bytes) -> bytes:
+        """The body from now on: headers are obeyed, and those that clients may not use are taken away."""
+        self._remove = tuple([name for name in GATEWAY_OWNED if name in self._headers])
+        name = rewrite.wanted(self._headers)
+        renamed = rewrite.renamed(body, name) if name and self._whole else None
+        if renamed is None:
+            return body
+        self._replaced = True
+        self._remove += (MODEL_REWRITE_HEADER, MODEL_REWRITE_ALIAS)
+        if renamed.client is not None and renamed.client != name:
+            self._names = (name, renamed.client)
+        return renamed.body
+
     def _answers(self, picked: Picked) -> tuple[bytes, ...]:
-        first = reply.picked(self._answer_in, picked.endpoints, picked.headers)
-        if self._mode != pb.FULL_DUPLEX_STREAMED:
-            return (first,)  # what is still unanswered Envoy passes on when the stream ends
-        replies = [first]
-        if self._chunks:
+        if self._answer_in == reply.REQUEST_TRAILERS:
+            return (reply.picked_at_trailers(picked.endpoints),)
+        headers, body = picked.headers, None
+        if self._replaced:
+            headers = (*headers, reply.measured(self._body))
+            body = self._body if self._answer_in == reply.REQUEST_BODY else None
+        first = reply.picked(self._answer_in, picked.endpoints, headers, self._remove, body)
+        if self._mode == pb.FULL_DUPLEX_STREAMED:
+            return (first, *self._echoes())
+        if self._mode == pb.STREAMED and (self._replaced or self._observe):
+            return (first, *self._one_each())
+        return (first,)  # what is still unanswered Envoy passes on when the stream ends
+
+    def _echoes(self) -> list[bytes]:
+        replies = []
+        if self._chunk_count:
             replies += bodies.streamed(reply.REQUEST_BODY, self._body, end_of_stream=not self._trailers)
         if self._trailers:
             replies.append(reply.CONTINUE_REQUEST_TRAILERS)
-        return tuple(replies)
+        return replies
+
+    def _one_each(self) -> list[bytes]:
+        """STREAMED: an answer to each chunk so far. A new body goes with the first, the others get empty."""
+        replies = [reply.CONTINUE_REQUEST_BODY] * self._chunk_count
+        if self._replaced:
+            replies = [reply.request_body(b"")] * self._chunk_count
+            replies[0] = reply.request_body(self._body)
+        replies += [reply.CONTINUE_REQUEST_BODY] * self._late_chunks
+        return replies + [reply.CONTINUE_REQUEST_TRAILERS] * self._trailers
 
     # -- the response
 
-    def _respond(self, answer: bytes, *, last: bool) -> Step:
-        if self._phase is not _Phase.RESPONSE:
-            return self._finish()
-        return self._observed((answer,), last=last)
-
-    def _observed(self, replies: tuple[bytes, ...], *, last: bool) -> Step:
-        if last:
-            self._phase = _Phase.ENDED
-        return Step(replies, end=last)
+    def _respond(self, replies: list[bytes], *, last: bool) -> Step:
+        if not last:
+            return Step(tuple(replies))
+        self._phase = _Phase.ENDED
+        return Step(tuple(replies), end=True, seen=self._told(whole=True))
 
     def _respond_headers(self, request: pb.ProcessingRequest) -> Step:
-        return self._respond(reply.CONTINUE_RESPONSE_HEADERS, last=request.response_headers.end_of_stream)
+        if self._response is None:
+            return self._finish()
+        headers = request.response_headers
+        answer = self._response.headers(headers, request.metadata_context)
+        return self._respond([answer], last=headers.end_of_stream)
 
     def _respond_chunk(self, chunk: bodies.Chunk) -> Step:
-        if self._config and self._config.response_body_mode == pb.FULL_DUPLEX_STREAMED:
-            return self._observed(tuple(bodies.echo(chunk)), last=chunk.end_of_stream)
-        return self._observed((reply.CONTINUE_RESPONSE_BODY,), last=chunk.end_of_stream)
+        if self._response is None:
+            return self._finish()
+        return self._respond(self._response.chunk(chunk), last=chunk.end_of_stream)
 
     def _respond_body(self, request: pb.ProcessingRequest) -> Step:
-        if self._phase is not _Phase.RESPONSE:
-            return self._finish()
         http_body = request.response_body
         encoded = memoryview(http_body.SerializeToString())
         return self._respond_chunk(bodies.Chunk(memoryview(http_body.body), http_body.end_of_stream, encoded))
 
     def _respond_trailers(self, _: pb.ProcessingRequest) -> Step:
-        return self._respond(reply.CONTINUE_RESPONSE_TRAILERS, last=True)
+        if self._response is None:
+            return self._finish()
+        return self._respond(self._response.trailers(), last=True)
+
+    def _told(self, *, whole: bool) -> Seen | None:
+        response = self._response
+        if response is None:
+            return None
+        request_id = self._headers.get(REQUEST_ID_HEADER, "")
+        return Seen(self._session, request_id, response.served, response.status, response.usage, whole)
 
 
-def _headers(message: pb.HttpHeaders) -> dict[str, str]:
-    """All headers; gateways fill ``raw_value`` or ``value``, some one for each kind of header."""
-    headers: dict[str, str] = {}
-    for header in message.headers.headers:
-        key, raw = header.key.lower(), header.raw_value
-        value = raw.decode("latin-1") if raw else header.value
-        headers[key] = f"{headers[key]},{value}" if key in headers else value
-    return headers
-
-
-def _subset(metadata: Metadata) -> tuple[str, ...] | None:
-    """The subset hint as the Endpoint Picker Protocol (list) and LWEPP (comma string) have it.
-
-    A hint of any other type allows nothing: failing open would leave the subset.
-    """
-    if SUBSET_NAMESPACE not in metadata.filter_metadata:
-        return None
-    fields = metadata.filter_metadata[SUBSET_NAMESPACE].fields
-    if SUBSET_KEY not in fields:
-        return None
-    return _strings(fields[SUBSET_KEY])
-
-
-def _strings(value: Value) -> tuple[str, ...]:
-    if value.WhichOneof("kind") == "list_value":
-        found = [item.string_value for item in value.list_value.values]
-    else:
-        found = value.string_value.split(",")
-    return tuple(text for item in found if (text := item.strip()))
-
-
+_NOT_SENT_ON: Final = frozenset((*GATEWAY_OWNED, MODEL_REWRITE_HEADER, MODEL_REWRITE_ALIAS))
+_REQUEST_BODY: Final = b"\x22"
+_REQUEST_TRAILERS: Final = b"\x32"
+"""First bytes of the messages whose fields are 4 and 6."""
 _WHOLE_MESSAGE: Final = frozenset((pb.BUFFERED, pb.BUFFERED_PARTIAL))
-_DEFAULT_CONFIG: Final = pb.ProtocolConfiguration(
-    request_body_mode=pb.FULL_DUPLEX_STREAMED, response_body_mode=pb.FULL_DUPLEX_STREAMED
-)
 _Handler = Callable[[Exchange, pb.ProcessingRequest], Step]
 _HANDLERS: Final[Mapping[str, _Handler]] = {
     "request_headers": Exchange._request_headers,

@@ -51,6 +51,7 @@ LARGEST_STREAM: Final = (1 << 31) - 1
 
 OK: Final = 0
 UNKNOWN: Final = 2
+DEADLINE_EXCEEDED: Final = 4
 RESOURCE_EXHAUSTED: Final = 8
 UNIMPLEMENTED: Final = 12
 INTERNAL: Final = 13

@@ -180,6 +180,7 @@ class FrameReader:
         if flags & frames.WITH_PRIORITY:
             _check_priority(number, payload)
             payload = payload[5:]
+        self._check_block(len(payload))
         ends = flags & frames.END_STREAM
         if flags & frames.END_HEADERS:
             self._receiver.header_block(number, ends, payload)
@@ -194,12 +195,15 @@ class FrameReader:
         if block is None or number != self._block_stream:
             raise ProtocolError("CONTINUATION without HEADERS")
         self._block_parts += 1
+        self._check_block(len(block) + len(payload), self._block_parts)
         block += payload
-        if self._block_parts > self._limits.continuations or len(block) > self._limits.header_block_bytes:
-            raise ProtocolError("header block too large", frames.ENHANCE_YOUR_CALM)
         if flags & frames.END_HEADERS:
             self._block = None
             self._receiver.header_block(number, self._block_ends, bytes(block))
+
+    def _check_block(self, size: int, continuations: int = 0) -> None:
+        if size > self._limits.header_bytes or continuations > self._limits.continuations:
+            raise ProtocolError("header block too large", frames.ENHANCE_YOUR_CALM, reason="header-bytes")
 
 
 def _check_shape(kind: int, number: int, size: int) -> None:

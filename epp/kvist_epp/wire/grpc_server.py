@@ -12,7 +12,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+from kvist_epp.names import LASTING_METHODS
 from kvist_epp.wire.call import Call, Method, Server
+from kvist_epp.wire.tls import Certificates, Material
 
 # Read by grpc when it is imported. Its fork handlers run in every child that is only started to become
 # another program, and now and then abort it.
@@ -27,49 +29,106 @@ _Context = Any  # grpc.aio.ServicerContext[bytes, bytes], which cannot be subscr
 
 
 async def serve_grpc(
-    methods: Mapping[str, Method], host: str, port: int, message_bytes: int = MAX_MESSAGE_BYTES
+    methods: Mapping[str, Method],
+    host: str,
+    port: int,
+    message_bytes: int = MAX_MESSAGE_BYTES,
+    *,
+    tls: Certificates | None = None,
 ) -> Server:
-    """Listen on ``host:port`` in plaintext (port 0: the system chooses); raises OSError when it cannot."""
+    """Listen on ``host:port`` (port 0: the system chooses); raises OSError when it cannot.
+
+    Plaintext without ``tls``. grpc takes TLS 1.2 and later, whatever ``tls`` says: Python cannot tell it.
+    """
     options = (
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_bytes),
         ("grpc.so_reuseport", 0),
     )
     server = grpc.aio.server(options=options)
-    server.add_generic_rpc_handlers([_handler(path, method) for path, method in methods.items()])
+    lasting: set[_QueueSink] = set()
+    for path, method in methods.items():
+        kept = lasting if path in LASTING_METHODS else None
+        server.add_generic_rpc_handlers([_handler(path, method, kept)])
+    await _check_free(host, port)
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        bound = _bind(server, f"{host}:{port}", tls)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {host}:{port}") from error
     await server.start()
-    return _GrpcServer(server, bound)
+    return _GrpcServer(server, bound, lasting)
+
+
+async def _check_free(host: str, port: int) -> None:
+    """Raises OSError when the port is taken: grpc would say so on stderr in lines of its own."""
+    if port:
+        loop = asyncio.get_running_loop()
+        probe = await loop.create_server(asyncio.Protocol, host.strip("[]"), port, start_serving=False)
+        probe.close()
+
+
+def _bind(server: grpc.aio.Server, address: str, tls: Certificates | None) -> int:
+    if tls is None:
+        return server.add_insecure_port(address)
+    return server.add_secure_port(address, _credentials(tls))
+
+
+def _credentials(tls: Certificates) -> grpc.ServerCredentials:
+    """grpc asks at every handshake, on a thread of its own, and keeps its own copy when told None."""
+    given = tls.material
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal given
+        current = tls.material
+        if current is given:
+            return None
+        given = current
+        return _configuration(current)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(given),
+        changed,  # type: ignore[arg-type]  # the stubs do not know that it may return None
+        require_client_authentication=bool(given.clients),
+    )
+
+
+def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(material.key, material.chain)], root_certificates=material.clients or None
+    )
 
 
 class _GrpcServer:
-    def __init__(self, server: grpc.aio.Server, port: int) -> None:
+    def __init__(self, server: grpc.aio.Server, port: int, lasting: set["_QueueSink"]) -> None:
         self._server = server
         self._port = port
+        self._lasting = lasting
 
     @property
     def port(self) -> int:
         return self._port
 
     async def drain(self, grace_seconds: float) -> None:
-        await self._server.stop(grace_seconds)
+        stopped = asyncio.ensure_future(self._server.stop(grace_seconds))
+        for sink in list(self._lasting):
+            sink.close(_UNAVAILABLE, "the server is going away")
+        await stopped
 
     async def close(self) -> None:
         await self._server.stop(None)
 
 
-def _handler(path: str, method: Method) -> Any:
+def _handler(path: str, method: Method, kept: set["_QueueSink"] | None) -> Any:
     _, service, name = path.split("/")
-    handler = grpc.stream_unary_rpc_method_handler(_behaviour(method))
+    handler = grpc.stream_unary_rpc_method_handler(_behaviour(method, kept))
     return grpc.method_handlers_generic_handler(service, {name: handler})
 
 
-def _behaviour(method: Method) -> Callable[[Any, _Context], Awaitable[bytes]]:
+def _behaviour(method: Method, kept: set["_QueueSink"] | None) -> Callable[[Any, _Context], Awaitable[bytes]]:
     async def run(_: object, context: _Context) -> bytes:
         sink = _QueueSink()
+        if kept is not None:
+            kept.add(sink)
         call = method(sink)
         reader = asyncio.ensure_future(_read(context, call, sink))
         try:
@@ -79,6 +138,8 @@ def _behaviour(method: Method) -> Callable[[Any, _Context], Awaitable[bytes]]:
             raise
         finally:
             reader.cancel()
+            if kept is not None:
+                kept.discard(sink)
 
     return run
 
@@ -132,4 +193,5 @@ class _QueueSink:
         return self._queue.popleft() if self._queue else b""
 
 
+_UNAVAILABLE: Final = 14
 _STATUS: Final = {code.value[0]: code for code in grpc.StatusCode}

@@ -6,7 +6,7 @@ change the dynamic table means the same until something else does, so its result
 
 from dataclasses import dataclass
 
-from hpack import Decoder, HPACKError
+from hpack import Decoder, HPACKError, OversizedHeaderListError
 
 from kvist_epp.errors import ProtocolError
 from kvist_epp.wire import frames
@@ -17,8 +17,8 @@ _CONNECTION_SPECIFIC = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
-_REMEMBERED_BLOCKS = 64
-_REMEMBERED_BYTES = 2048
+_REMEMBERED_BLOCKS = 32
+_REMEMBERED_BYTES = 1024
 
 Fields = list[tuple[bytes, bytes]]
 
@@ -46,8 +46,8 @@ class HeaderReader:
 
     __slots__ = ("_decoder", "_known")
 
-    def __init__(self, header_list_bytes: int) -> None:
-        self._decoder = Decoder(max_header_list_size=header_list_bytes)
+    def __init__(self, header_bytes: int) -> None:
+        self._decoder = Decoder(max_header_list_size=header_bytes)
         self._known: dict[bytes, Head] = {}
 
     def request(self, block: bytes) -> Head:
@@ -79,6 +79,11 @@ class HeaderReader:
         newest, count, size = self._table()
         try:
             decoded = self._decoder.decode(block, raw=True)
+        except OversizedHeaderListError as error:
+            # The rest is not decoded, so the table is out of step.
+            raise ProtocolError(
+                "header list too large", frames.ENHANCE_YOUR_CALM, reason="header-bytes"
+            ) from error
         except (HPACKError, ValueError, LookupError) as error:
             # The library's own errors, and what its slicing may let through on garbage.
             raise ProtocolError("header block cannot be decoded", frames.COMPRESSION_ERROR) from error

@@ -3,8 +3,11 @@
 It serves gRPC and nothing else, and bounds whatever a peer can make it do (``limits.Limits``).
 """
 
+import logging
 import time
+import traceback
 from collections.abc import Callable, Collection, Mapping
+from typing import Final
 
 from kvist_epp.errors import ProtocolError
 from kvist_epp.wire import frames
@@ -12,11 +15,15 @@ from kvist_epp.wire.call import Method
 from kvist_epp.wire.framing import FrameReader
 from kvist_epp.wire.headers import HeaderReader, Malformed
 from kvist_epp.wire.limits import Budget, Limits
-from kvist_epp.wire.outbox import Chunk, Outbox
+from kvist_epp.wire.outbox import LARGEST_FRAME, Chunk, Outbox
 from kvist_epp.wire.stream import Stream
 from kvist_epp.wire.streams import Streams
+from kvist_epp.wire.tally import Share, Tally, reason_of
 
-_DRAIN_PING = b"kvistbye"
+log = logging.getLogger(__name__)
+
+_DRAIN_PING: Final = b"kvistbye"
+_ALIVE_PING: Final = b"kvist up"
 
 
 def _nothing() -> None:
@@ -34,25 +41,30 @@ class Connection:
         wake: Callable[[], None] = _nothing,
         clock: Callable[[], float] = time.monotonic,
         lasting: Collection[str] = (),
+        tally: Tally | None = None,
     ) -> None:
         """``wake`` is called when a sink used outside ``receive`` leaves something to ``take``; ``lasting``
-        names the methods whose calls never end by themselves: they do not hold up ``drain``.
+        names the methods whose calls never end by themselves: they do not hold up ``drain``. ``tally`` is
+        the port's; without it the connection stands alone.
         """
         self.limits = limits
-        self.outbox = Outbox(limits.connection_send_bytes, wake)
+        self.share = Share(tally or Tally(limits.held_bytes))
+        self.outbox = Outbox(limits.connection_send_bytes, wake, self.share)
         self.closing = False
         self._methods = {path.encode(): (method, path in lasting) for path, method in methods.items()}
         self._frames = FrameReader(self, limits)
-        self._headers = HeaderReader(limits.header_list_bytes)
+        self._headers = HeaderReader(limits.header_bytes)
         self._credit = limits.connection_window
         self._draining = False
         self._resets = Budget(limits.resets, clock)
-        self._streams = Streams(limits, self.outbox, self._resets, fail=self._fail, done=self._done)
+        self._streams = Streams(
+            limits, self.outbox, self.share, self._resets, fail=self._fail, done=self._done
+        )
         self._open = self._streams.open
-        self._pings = Budget(limits.pings, clock)
+        self._pings = Budget(limits.pings, clock, self._answered)
         self._changes = Budget(limits.settings, clock)
         self._empties = Budget(limits.empty_frames, clock)
-        self._idles = Budget(limits.idle_frames, clock)
+        self._controls = Budget(limits.control_frames, clock, self._answered)
         self._introduce()
 
     def __repr__(self) -> str:
@@ -70,10 +82,32 @@ class Connection:
             self._frames.feed(data)
         except ProtocolError as error:
             self._fail(error)
+        except Exception as error:  # noqa: BLE001 - a mistake of ours must cost this connection only
+            self._mistaken(error)
 
-    def take(self) -> list[Chunk]:
-        """What is to be written now, in order. If ``closing`` is set, close the transport after it."""
-        return self.outbox.take()
+    def take(self, most: int = 1 << 62) -> list[Chunk]:
+        """What is to be written now, in order, up to the chunk that reaches ``most`` bytes.
+
+        When nothing is left and ``closing`` is set, close the transport.
+        """
+        return self.outbox.take(most)
+
+    def park(self, beyond: int = 0) -> None:
+        """Instead of ``take``: the socket is full, and so many bytes wait before it already."""
+        self.outbox.park(beyond)
+
+    def look(self, now: float) -> None:
+        """End streams that stand still; call it ``patience.LOOKS`` times in ``stall_seconds``."""
+        if self.closing:
+            return
+        try:
+            self._streams.look(now)
+        except Exception as error:  # noqa: BLE001 - as in receive
+            self._mistaken(error)
+
+    def probe(self) -> None:
+        """Ask the peer for a sign of life."""
+        self.outbox.put(frames.frame(frames.PING, 0, frames.CONNECTION, _ALIVE_PING))
 
     def drain(self) -> None:
         """Ask the peer to go.
@@ -103,13 +137,26 @@ class Connection:
         """How many streams are open."""
         return len(self._open)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that wait for the peer, or for the shell."""
+        return self.outbox.size + self.outbox.waiting_bytes
+
+    @property
+    def last_stream(self) -> int:
+        """The number of the newest stream; it only grows."""
+        return self._streams.last
+
+    def _answered(self) -> int:
+        return self.outbox.answered
+
     def _introduce(self) -> None:
         limits = self.limits
         announced = {
             frames.SETTING_MAX_CONCURRENT_STREAMS: limits.streams,
             frames.SETTING_INITIAL_WINDOW_SIZE: limits.stream_window,
             frames.SETTING_MAX_FRAME_SIZE: limits.frame_bytes,
-            frames.SETTING_MAX_HEADER_LIST_SIZE: limits.header_list_bytes,
+            frames.SETTING_MAX_HEADER_LIST_SIZE: limits.header_bytes,
         }
         self.outbox.awake = True
         self.outbox.put(frames.settings(announced))
@@ -126,12 +173,12 @@ class Connection:
             self._widen()
         stream = self._open.get(number)
         if stream is None:
-            self._stray(number)
+            self._stray(number, size)
         elif stream.half_closed:
             self._streams.reset(stream, frames.STREAM_CLOSED)
         elif not ends:
             if empty:
-                self._spend(self._empties)
+                self._spend(self._empties, "empty-frames")
             self._charge_stream(stream, size)
 
     def content(self, number: int, chunk: bytes, start: int, stop: int, ends: int) -> None:
@@ -153,6 +200,7 @@ class Connection:
             raise ProtocolError("stream window exceeded", frames.FLOW_CONTROL_ERROR)
         elif stream.credit * 2 < self.limits.stream_window:
             self.outbox.control(frames.window_update(stream.id, self.limits.stream_window - stream.credit))
+            stream.refilled += self.limits.stream_window - stream.credit
             stream.credit = self.limits.stream_window
 
     def _widen(self) -> None:
@@ -162,13 +210,14 @@ class Connection:
         self.outbox.control(frames.window_update(frames.CONNECTION, full - self._credit))
         self._credit = full
 
-    def _stray(self, number: int) -> None:
-        """DATA for a stream that is not open."""
+    def _stray(self, number: int, size: int) -> None:
+        """DATA for a stream that is not open: what was under way to one we have reset is no flood."""
         self._streams.check_opened(number)
         if self._streams.was_reset(number):
-            self._spend(self._idles)
+            if size < _SMALL_DATA:
+                self._spend(self._controls, "control-frames")
         else:
-            self._streams.refuse(number, frames.STREAM_CLOSED)
+            self._streams.refuse(number, frames.STREAM_CLOSED, "protocol")
 
     # -- header blocks
 
@@ -187,13 +236,13 @@ class Connection:
         try:
             head = self._headers.request(block)
         except Malformed:
-            self._streams.refuse(number, frames.PROTOCOL_ERROR)
+            self._streams.refuse(number, frames.PROTOCOL_ERROR, "protocol")
             return
-        stream = self._streams.begin(number, head)
+        method, lasting = self._methods.get(head.path, _UNKNOWN) if head.grpc else _UNKNOWN
+        stream = self._streams.begin(number, head, lasting=lasting)
         if stream is None:
             return
         if head.grpc:
-            method, stream.lasting = self._methods.get(head.path, (None, False))
             stream.begin(method)
         if ends:
             stream.finish()
@@ -212,7 +261,7 @@ class Connection:
 
     def _late_headers(self, number: int, block: bytes) -> None:
         if self._streams.was_reset(number):
-            self._spend(self._idles)
+            self._spend(self._controls, "control-frames")
             self._headers.skip(block)
         elif self._streams.was_open(number):
             raise ProtocolError("HEADERS on a closed stream", frames.STREAM_CLOSED)
@@ -229,7 +278,7 @@ class Connection:
             self._idle(flags, number, payload)
 
     def _idle(self, _flags: int, _number: int, _payload: bytes) -> None:
-        self._spend(self._idles)
+        self._spend(self._controls, "control-frames")
 
     def _push_promise(self, _flags: int, _number: int, _payload: bytes) -> None:
         raise ProtocolError("clients do not push")
@@ -238,16 +287,16 @@ class Connection:
         self._streams.check_opened(number)
         stream = self._open.get(number)
         if stream is None:
-            self._spend(self._idles)
+            self._spend(self._controls, "control-frames")
             return
         if not stream.sent:
-            self._spend(self._resets)
+            self._spend(self._resets, "resets")
         self._streams.drop(stream)
 
     def _settings(self, flags: int, _number: int, payload: bytes) -> None:
         if len(payload) % 6 or (flags & frames.ACK and payload):
             raise ProtocolError("SETTINGS of a wrong size", frames.FRAME_SIZE_ERROR)
-        self._spend(self._changes)
+        self._spend(self._changes, "settings")
         if flags & frames.ACK:
             return
         # First, so that what the new settings let through comes after it.
@@ -264,10 +313,10 @@ class Connection:
         elif key == frames.SETTING_MAX_FRAME_SIZE:
             if not frames.DEFAULT_FRAME_BYTES <= value <= frames.LARGEST_FRAME_BYTES:
                 raise ProtocolError("MAX_FRAME_SIZE out of range")
-            self.outbox.max_frame = value
+            self.outbox.max_frame = min(value, LARGEST_FRAME)
 
     def _ping(self, flags: int, _number: int, payload: bytes) -> None:
-        self._spend(self._pings)
+        self._spend(self._pings, "pings")
         if not flags & frames.ACK:
             self.outbox.control(frames.frame(frames.PING, frames.ACK, frames.CONNECTION, payload))
         elif payload == _DRAIN_PING and self._draining:
@@ -277,10 +326,10 @@ class Connection:
     def _goaway(self, _flags: int, _number: int, payload: bytes) -> None:
         if len(payload) < 8:
             raise ProtocolError("GOAWAY of a wrong size", frames.FRAME_SIZE_ERROR)
-        self._spend(self._changes)
+        self._spend(self._changes, "settings")
 
     def _window_update(self, _flags: int, number: int, payload: bytes) -> None:
-        self._spend(self._idles)
+        self._spend(self._controls, "control-frames")
         increment = int.from_bytes(payload, "big") & frames.LARGEST_WINDOW
         if number == 0:
             if not increment:
@@ -292,9 +341,9 @@ class Connection:
         if stream is not None:
             self._streams.widen(stream, increment)
 
-    def _spend(self, budget: Budget) -> None:
+    def _spend(self, budget: Budget, reason: str) -> None:
         if not budget.spend():
-            raise ProtocolError("too many frames that do nothing", frames.ENHANCE_YOUR_CALM)
+            raise ProtocolError(f"too many frames: {reason}", frames.ENHANCE_YOUR_CALM, reason=reason)
 
     # -- ends of the connection
 
@@ -306,9 +355,19 @@ class Connection:
         if self.closing:
             return
         self.closing = True
+        self.share.tally.connections_ended[error.reason or reason_of(error.code)] += 1
         self.outbox.put(frames.goaway(self._streams.last, error.code, str(error)))
         self._streams.cancel_all()
 
+    def _mistaken(self, error: Exception) -> None:
+        """Log where, not what: the text of an exception may quote a prompt."""
+        where = "".join(traceback.format_tb(error.__traceback__))
+        log.error("a connection failed: %s\n%s", type(error).__name__, where)
+        self._fail(ProtocolError("internal error", frames.INTERNAL_ERROR))
+
+
+_UNKNOWN: Final = (None, False)
+_SMALL_DATA: Final = 1024
 
 _HANDLERS: tuple[Callable[[Connection, int, int, bytes], None], ...] = (
     Connection._idle,

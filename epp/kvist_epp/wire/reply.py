@@ -26,6 +26,7 @@ from kvist_epp.wire.pb.ext_proc_pb2 import (
 
 REQUEST_HEADERS: Final = 1
 REQUEST_BODY: Final = 3
+REQUEST_TRAILERS: Final = 5
 """Fields of ``ProcessingResponse`` in which a pick can be answered."""
 
 CONTINUE_REQUEST_HEADERS: Final = field(1, b"")
@@ -36,15 +37,56 @@ CONTINUE_REQUEST_TRAILERS: Final = field(5, b"")
 CONTINUE_RESPONSE_TRAILERS: Final = field(6, b"")
 
 _CLEAR_ROUTE_CACHE: Final = b"\x28\x01"
+_CLEAR_BODY: Final = b"\x10\x01"
 _OVERWRITE: Final = b"\x18\x02"
+_LENGTH: Final = "content-length"
+UNMEASURED_RESPONSE_HEADERS: Final = field(2, field(1, field(2, field(2, _LENGTH.encode()))))
+"""Response headers go on without ``content-length``: the body's length will change."""
 
 
-def picked(number: int, endpoints: tuple[str, ...], headers: tuple[tuple[str, str], ...]) -> bytes:
-    """The answer in field ``number``: destination and ``headers`` set, metadata set, route cache cleared."""
+def picked(
+    number: int,
+    endpoints: tuple[str, ...],
+    headers: tuple[tuple[str, str], ...],
+    remove: tuple[str, ...] = (),
+    body: bytes | None = None,
+) -> bytes:
+    """The answer in field ``number``: destination and ``headers`` set, metadata set, route cache cleared.
+
+    ``remove``: request headers to take away. ``body``: replaces the whole body, where that is asked for in
+    one message (field 3); its length is set with it, as Envoy demands in the mode BUFFERED.
+    """
     set_destination, metadata = _destination(endpoints)
     mutation = set_destination + b"".join(_set_header(key, value) for key, value in headers)
+    if remove:
+        mutation += b"".join(field(2, key.encode()) for key in remove)
     common = field(2, mutation) + _CLEAR_ROUTE_CACHE
+    if body is not None:
+        common += _body_mutation(body)
     return field(number, field(1, common)) + metadata
+
+
+def picked_at_trailers(endpoints: tuple[str, ...]) -> bytes:
+    """The answer to request trailers: headers cannot be set there any more, metadata can."""
+    return CONTINUE_REQUEST_TRAILERS + _destination(endpoints)[1]
+
+
+def request_body(body: bytes) -> bytes:
+    """One chunk of a STREAMED request, replaced."""
+    return field(REQUEST_BODY, field(1, _body_mutation(body)))
+
+
+def response_body(body: bytes, *, measured: bool) -> bytes:
+    """One chunk of a response, replaced; ``measured``: it is the whole body, and its length is set."""
+    common = _body_mutation(body)
+    if measured:
+        common = field(2, _set_header(_LENGTH, str(len(body)))) + common
+    return field(4, field(1, common))
+
+
+def measured(body: bytes) -> tuple[str, str]:
+    """The header that tells this body's length."""
+    return _LENGTH, str(len(body))
 
 
 def immediate(error: PickError) -> bytes:
@@ -78,6 +120,11 @@ def _destination(endpoints: tuple[str, ...]) -> tuple[bytes, bytes]:
     response = ProcessingResponse()
     response.dynamic_metadata.update({DESTINATION_NAMESPACE: {DESTINATION_HEADER: value}})
     return _set_header(DESTINATION_HEADER, value), response.SerializeToString()
+
+
+def _body_mutation(body: bytes) -> bytes:
+    """``CommonResponse.body_mutation(3)``: the body (1), or that it is cleared (2)."""
+    return field(3, field(1, body) if body else _CLEAR_BODY)
 
 
 def _set_header(key: str, value: str) -> bytes:

@@ -1,25 +1,20 @@
-"""Sockets for ``http2.Connection``: accept, read, write with back-pressure, drain; any asyncio loop will do.
-
-A peer that does not read is not read from either: once its socket is full, nothing more is taken from it
-until it has caught up, or ``stall_seconds`` have passed.
-"""
+"""The fast server: which connections are taken, looked after, drained; any asyncio loop will do."""
 
 import asyncio
-import socket
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from ssl import SSLContext
-from typing import Final, cast
+from typing import Final
 
-from kvist_epp.names import ACCESS_LOG_METHOD, HEALTH_WATCH_METHOD
+from kvist_epp.names import LASTING_METHODS
 from kvist_epp.wire.call import Method, Server
-from kvist_epp.wire.http2 import Connection
 from kvist_epp.wire.limits import Limits
+from kvist_epp.wire.link import Link
+from kvist_epp.wire.tally import Load, Tally
+from kvist_epp.wire.turns import Turns
 
-LASTING: Final = frozenset({ACCESS_LOG_METHOD, HEALTH_WATCH_METHOD})
-"""Methods whose calls end only when one side leaves."""
-
-_WRITE_BUFFER_BYTES = 1024 * 1024
-_BACKLOG = 1024
+_BACKLOG: Final = 1024
+_QUIET_SECONDS: Final = 0.1
 
 
 async def serve_fast(
@@ -29,27 +24,44 @@ async def serve_fast(
     limits: Limits | None = None,
     *,
     ssl: SSLContext | None = None,
-    lasting: Collection[str] = LASTING,
+    lasting: Collection[str] = LASTING_METHODS,
+    tally: Tally | None = None,
 ) -> Server:
     """Listen on ``host:port`` (port 0: the system chooses); raises OSError when it cannot.
 
-    Plaintext is HTTP/2 with prior knowledge; an ``ssl`` context must offer ``h2`` by ALPN.
+    Plaintext is HTTP/2 with prior knowledge; an ``ssl`` context must offer ``h2`` by ALPN, and is asked for
+    every connection anew (``wrap_bio``). ``tally`` is kept up to date; without it the server keeps its own.
     """
-    server = _FastServer(methods, limits or Limits(), lasting)
-    await server.listen(host, port, ssl)
+    limits = limits or Limits()
+    server = _FastServer(methods, limits, lasting, ssl, tally or Tally(limits.held_bytes))
+    await server.listen(host, port)
     return server
 
 
 class _FastServer:
-    def __init__(self, methods: Mapping[str, Method], limits: Limits, lasting: Collection[str]) -> None:
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        limits: Limits,
+        lasting: Collection[str],
+        ssl: SSLContext | None,
+        tally: Tally,
+    ) -> None:
+        self.ssl = ssl
+        self.tally = tally
+        self.tally.load = self._load
         self.methods = methods
         self.limits = limits
         self.lasting = lasting
-        self.links: set[_Link] = set()
+        self.links: set[Link] = set()
+        self.turns = Turns(asyncio.get_running_loop().call_soon)
+        self.draining = False
         self._empty = asyncio.Event()
         self._empty.set()
+        self._joined = asyncio.Event()
         self._listener: asyncio.Server | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+        self._crowded = False
         self._port = 0
 
     def __repr__(self) -> str:
@@ -59,22 +71,24 @@ class _FastServer:
     def port(self) -> int:
         return self._port
 
-    async def listen(self, host: str, port: int, ssl: SSLContext | None) -> None:
+    async def listen(self, host: str, port: int) -> None:
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(
-            lambda: _Link(self, loop), host, port, ssl=ssl, backlog=_BACKLOG
-        )
+        self._listener = await loop.create_server(lambda: Link(self, loop), host, port, backlog=_BACKLOG)
         self._port = self._listener.sockets[0].getsockname()[1]
-        self._sweeper = loop.call_later(self.limits.sweep_seconds, self._sweep, loop)
+        self._sweeper = loop.create_task(self._sweep(loop), name=f"sweep of port {self._port}")
 
     async def drain(self, grace_seconds: float) -> None:
-        """Take no new connections or calls, let running calls end, then close; at most this long."""
-        self._stop_listening()
+        """Let running calls end and send their connections away, then stop listening; at most this long.
+
+        Gateways that have not noticed yet may still connect, because to be refused would cost them requests;
+        they are sent away in turn.
+        """
+        self.draining = True
         for link in list(self.links):
             link.drain()
         try:
             async with asyncio.timeout(grace_seconds):
-                await self.gone()
+                await self._deserted()
         except TimeoutError:
             pass  # What still runs has had its time.
         await self.close()
@@ -84,6 +98,7 @@ class _FastServer:
         self._stop_listening()
         if self._sweeper is not None:
             self._sweeper.cancel()
+            await asyncio.wait((self._sweeper,))
         for link in list(self.links):
             link.abort()
         await self.gone()
@@ -92,14 +107,53 @@ class _FastServer:
         """Wait until no connection is left."""
         await self._empty.wait()
 
-    def joined(self, link: "_Link") -> None:
-        self.links.add(link)
-        self._empty.clear()
+    async def _deserted(self) -> None:
+        """Wait until no connection is left, and no client comes back at once: one that is sent away does, and
+        a socket that stops listening resets those it has not accepted yet."""
+        quiet = False
+        while not quiet:
+            await self.gone()
+            self._joined.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._joined.wait(), _QUIET_SECONDS)
+            quiet = not self._joined.is_set()
 
-    def left(self, link: "_Link") -> None:
+    def admit(self, link: Link) -> bool:
+        full = len(self.links) >= self.limits.connections
+        self.links.add(link)
+        self.tally.connections = len(self.links)
+        self._empty.clear()
+        self._joined.set()
+        if not full or self._make_room():
+            return True
+        self.tally.connections_ended["too-many"] += 1
+        return False
+
+    def left(self, link: Link) -> None:
         self.links.discard(link)
+        self.tally.connections = len(self.links)
         if not self.links:
             self._empty.set()
+
+    def _make_room(self) -> bool:
+        """Cut the connection that has been without a call for longest, if that is long."""
+        if self._crowded:
+            return False
+        now = asyncio.get_running_loop().time()
+        idlest = max(self.links, key=lambda link: link.idle_for(now))
+        self._crowded = idlest.idle_for(now) <= self.limits.handshake_seconds
+        if not self._crowded:
+            idlest.abort("idle")
+        return not self._crowded
+
+    def _load(self) -> Load:
+        links = self.links
+        return Load(
+            connections=len(links),
+            streams=sum(link.connection.streams for link in links),
+            receiving_bytes=sum(link.connection.share.receiving for link in links),
+            unsent_bytes=sum(link.unsent_bytes for link in links),
+        )
 
     def _stop_listening(self) -> None:
         # Not wait_closed(): on Python 3.12 it waits for the connections too.
@@ -107,139 +161,11 @@ class _FastServer:
             self._listener.close()
             self._listener = None
 
-    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        now = loop.time()
-        for link in list(self.links):
-            link.check(now)
-        self._sweeper = loop.call_later(self.limits.sweep_seconds, self._sweep, loop)
-
-
-class _Link(asyncio.Protocol):
-    """One accepted connection."""
-
-    def __init__(self, server: _FastServer, loop: asyncio.AbstractEventLoop) -> None:
-        self._server = server
-        self._loop = loop
-        self._limits = server.limits
-        self._connection = Connection(
-            server.methods, server.limits, wake=self._wake, clock=loop.time, lasting=server.lasting
-        )
-        self._transport: asyncio.Transport | None = None
-        self._paused = False
-        self._leaving = False
-        self._since = loop.time()
-
-    # -- asyncio's side
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        stream = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
-        self._transport = stream
-        full = len(self._server.links) >= self._limits.connections
-        self._server.joined(self)
-        if full:
-            stream.abort()
-            return
-        stream.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
-        _keep_alive(stream)
-        self._flush()
-
-    def data_received(self, data: bytes) -> None:
-        if self._leaving:
-            return
-        self._since = self._loop.time()
-        self._connection.receive(data)
-        self._flush()
-
-    def eof_received(self) -> bool:
-        return False
-
-    def pause_writing(self) -> None:
-        self._paused = True
-        self._since = self._loop.time()
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        self._paused = False
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-        self._flush()
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - why it was lost changes nothing
-        self._transport = None
-        self._connection.lost()
-        self._server.left(self)
-
-    # -- the server's side
-
-    def drain(self) -> None:
-        """Send GOAWAY; a client that has not even introduced itself is cut off."""
-        if self._connection.established:
-            self._connection.drain()
-            self._flush()
-        else:
-            self.abort()
-
-    def abort(self) -> None:
-        """Cut the connection; ``connection_lost`` follows."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def check(self, now: float) -> None:
-        """Every so often: peers that do not introduce themselves, do not read, do not go, or do nothing."""
-        limits = self._limits
-        quiet = now - self._since
-        if self._paused:
-            late = quiet > limits.stall_seconds
-        elif self._leaving:
-            late = quiet > limits.linger_seconds
-        else:
-            late = not self._connection.established and quiet > limits.handshake_seconds
-        if late:
-            self.abort()
-        elif not self._leaving and not self._connection.streams and quiet > limits.idle_seconds:
-            self._dismiss(quiet)
-
-    def _dismiss(self, quiet: float) -> None:
-        if quiet > self._limits.idle_seconds + self._limits.stall_seconds:
-            self.abort()
-        else:
-            self.drain()
-
-    # -- writing
-
-    def _wake(self) -> None:
-        """A call answered later; one flush for all that the same turn of the loop brings."""
-        self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        transport = self._transport
-        if transport is None or self._paused:
-            return
-        chunks = self._connection.take()
-        if chunks:
-            transport.write(b"".join(chunks))
-        if self._connection.closing:
-            self._leave(transport)
-
-    def _leave(self, transport: asyncio.Transport) -> None:
-        """Say goodbye and let the peer hang up.
-
-        To close with bytes of the peer unread would make the kernel send a TCP reset, and the peer lose
-        answers it has not read yet.
-        """
-        if self._leaving:
-            return
-        self._leaving = True
-        self._since = self._loop.time()
-        if transport.can_write_eof():
-            transport.write_eof()
-        else:
-            transport.close()
-
-
-def _keep_alive(transport: asyncio.Transport) -> None:
-    """So that a host that vanished is noticed even when nothing is sent to it."""
-    sock = transport.get_extra_info("socket")
-    if sock is not None:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    async def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look after each connection; the others get their turn in between."""
+        while True:
+            await asyncio.sleep(self.limits.sweep_seconds)
+            self._crowded = False
+            for link in list(self.links):
+                link.check(loop.time())
+                await asyncio.sleep(0)

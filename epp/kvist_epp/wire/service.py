@@ -1,7 +1,7 @@
 """The gRPC methods both servers serve, free of any transport: ext_proc, access log, health.
 
-Each method starts a `Call` on a `Sink` (``call.py``). The decision is usually made synchronously; an
-awaitable one (a request that waits in a queue) is awaited in a task, which dies with its call.
+Each method starts a `Call` on a `Sink` (``call.py``). The decision is usually made synchronously; one that
+comes later (`Pending`, a request that waits in a queue; or any awaitable) is cancelled with its call.
 """
 
 import asyncio
@@ -25,9 +25,14 @@ from kvist_epp.wire.accesslog import Ended
 from kvist_epp.wire.call import Method, Sink
 from kvist_epp.wire.exchange import Ask, Decision, Exchange, Picked, Step
 from kvist_epp.wire.health import Health, service_of
+from kvist_epp.wire.pending import Pending
+from kvist_epp.wire.response import Seen
 
 Decide = Callable[[Ask], Decision | Awaitable[Decision]]
 """Answers or raises `PickError`; an awaitable answer is cancelled when the request goes away."""
+
+Tell = Callable[[Seen], None]
+"""Told what was seen of a response, where responses are observed."""
 
 Trouble = Callable[[str, int], None]
 """Counts what a peer or the picker got wrong: a name of ``TROUBLES`` and how many."""
@@ -46,13 +51,17 @@ def methods(
     ended: Callable[[list[Ended]], None],
     health: Health,
     *,
-    observe_responses: bool = False,
+    responded: Tell | None = None,
     trouble: Trouble = lambda _name, _count: None,
 ) -> dict[str, Method]:
-    """Every method by its ``/package.Service/Method``; ``ended`` gets what the access log reports."""
+    """Every method by its ``/package.Service/Method``; ``ended`` gets what the access log reports.
+
+    With ``responded`` the ext_proc streams stay open to the end of the response, and it is told of each.
+    """
+    tell, observe = responded or _untold, responded is not None
     return {
         PROCESS_METHOD: lambda sink: _Process(
-            sink, decide, Exchange(observe_responses=observe_responses), trouble
+            sink, decide, Exchange(observe_responses=observe), trouble, tell
         ),
         ACCESS_LOG_METHOD: lambda sink: _AccessLogs(sink, ended, trouble),
         **health_methods(health),
@@ -68,17 +77,22 @@ def health_methods(health: Health) -> dict[str, Method]:
     }
 
 
+def _untold(_seen: Seen) -> None:
+    pass
+
+
 class _Process:
     """One ext_proc stream."""
 
-    __slots__ = ("_decide", "_exchange", "_half_closed", "_sink", "_task", "_trouble")
+    __slots__ = ("_decide", "_exchange", "_half_closed", "_sink", "_task", "_tell", "_trouble")
 
-    def __init__(self, sink: Sink, decide: Decide, exchange: Exchange, trouble: Trouble) -> None:
+    def __init__(self, sink: Sink, decide: Decide, exchange: Exchange, trouble: Trouble, tell: Tell) -> None:
         self._sink = sink
         self._decide = decide
         self._exchange = exchange
         self._trouble = trouble
-        self._task: asyncio.Task[None] | None = None
+        self._tell = tell
+        self._task: asyncio.Task[None] | Pending | None = None
         self._half_closed = False
 
     def message(self, data: bytes) -> None:
@@ -93,18 +107,27 @@ class _Process:
     def half_closed(self) -> None:
         self._half_closed = True
         if self._task is None:
+            self._gone()
             self._sink.close()
 
     def cancelled(self) -> None:
+        self._gone()
         if self._task is not None:
             self._task.cancel()
+
+    def _gone(self) -> None:
+        if (seen := self._exchange.gone()) is not None:
+            self._tell(seen)
 
     def _do(self, step: Step) -> None:
         for answer in step.replies:
             self._sink.send(answer)
+        if step.seen is not None:
+            self._tell(step.seen)
         if step.ask is not None:
             self._ask(step.ask)
         elif step.end or self._half_closed:
+            self._gone()
             self._sink.close()
 
     def _ask(self, ask: Ask) -> None:
@@ -117,19 +140,25 @@ class _Process:
             return
         if isinstance(decision, (Picked, PickError)):
             self._do(self._exchange.decided(decision))
+        elif isinstance(decision, Pending):
+            self._task = decision
+            decision.then(self._decided)
         else:
             self._task = asyncio.ensure_future(self._wait(decision))
 
     async def _wait(self, awaitable: Awaitable[Decision]) -> None:
         try:
-            decision = await awaitable
-        except PickError as error:
-            decision = error
+            decision: Decision | Exception = await awaitable
         except Exception as error:  # noqa: BLE001  as above
-            self._fail(error)
-            return
+            decision = error
+        self._decided(decision)
+
+    def _decided(self, decision: Decision | Exception) -> None:
         self._task = None
-        self._do(self._exchange.decided(decision))
+        if isinstance(decision, (Picked, PickError)):
+            self._do(self._exchange.decided(decision))
+        else:
+            self._fail(decision)
 
     def _fail(self, error: Exception) -> None:
         """Where it failed, without the exception's text: that may quote the prompt."""

@@ -14,6 +14,7 @@ from kvist_epp.wire.call import Call, Method
 from kvist_epp.wire.headers import Head
 from kvist_epp.wire.limits import Limits
 from kvist_epp.wire.outbox import Outbox
+from kvist_epp.wire.tally import Share
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +39,13 @@ class Owner(Protocol):
 
     outbox: Outbox
     limits: Limits
-    receiving: int
+    share: Share
 
-    def reset(self, stream: "Stream", code: int) -> None:
+    def reset(self, stream: "Stream", code: int, reason: str = "protocol") -> None:
         """End a stream with RST_STREAM and tell its call."""
+
+    def ended(self, reason: str) -> None:
+        """Count a stream that was ended by us in another way."""
 
     def finished(self, stream: "Stream") -> None:
         """Our END_STREAM is out."""
@@ -54,6 +58,7 @@ class Stream:
     """From HEADERS until both sides have ended or one has reset; is its call's ``Sink``."""
 
     __slots__ = (
+        "_delivered",
         "_discarded",
         "_expected",
         "_fraction",
@@ -64,35 +69,40 @@ class Stream:
         "_parts",
         "_started",
         "_tail",
+        "_unanswered",
         "call",
         "credit",
+        "emitted",
         "ended",
         "half_closed",
         "head",
         "id",
         "lasting",
         "number",
+        "refilled",
         "sent",
         "waiting",
         "waiting_bytes",
         "window",
     )
 
-    def __init__(self, owner: Owner, number: int, head: Head, window: int) -> None:
+    def __init__(self, owner: Owner, number: int, head: Head, window: int, *, lasting: bool) -> None:
         self._owner = owner
         self._outbox = owner.outbox
         self.number = number
         self.id = number.to_bytes(4, "big")
         self.head = head
         self.call: Call | None = None
-        self.lasting = False
+        self.lasting = lasting
+        """Its call does not end by itself, and keeps nothing of what it is told."""
         self.window = window
-        self.credit = owner.limits.stream_window
+        self.credit = self.refilled = owner.limits.stream_window
         self.half_closed = False
         self.ended = False
         self.sent = False
-        self.waiting: deque[memoryview] = deque()
+        self.waiting: deque[memoryview] | None = None
         self.waiting_bytes = 0
+        self.emitted = 0
         self._started = False
         self._tail = b""
         self._expected = head.content_length
@@ -100,7 +110,23 @@ class Stream:
         self._parts: list[bytes | bytearray] = []
         self._held = 0
         self._missing = 0
+        self._delivered = 0
+        self._unanswered = False
         self._discarded = 0
+
+    def __repr__(self) -> str:
+        state = "answered" if self.sent else "ended by the client" if self.half_closed else "open"
+        return f"<Stream {self.number}, {state}, {self.waiting_bytes} bytes to send>"
+
+    @property
+    def received(self) -> int:
+        """Bytes of DATA so far, but for the last frame."""
+        return self.refilled - self.credit
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether a message has begun and not ended."""
+        return bool(self._missing or self._fraction)
 
     # -- what arrives
 
@@ -120,6 +146,10 @@ class Stream:
     def leave(self) -> None:
         """The server goes: a call that would never end by itself is ended."""
         self._abort(frames.UNAVAILABLE, "the server is going away")
+
+    def give_up(self) -> None:
+        """The client took too long."""
+        self._abort(frames.DEADLINE_EXCEEDED, "the client went silent")
 
     def data(self, chunk: bytes, start: int, stop: int) -> None:
         """A piece of the request's content, anywhere in it; ``chunk[start:stop]`` is copied at most once."""
@@ -144,7 +174,7 @@ class Stream:
                 return
             self._deliver(chunk[start : start + size])
             start += size
-        self._fraction = chunk[start:stop]
+        self._fraction = b"" if self.ended else chunk[start:stop]
 
     def finish(self) -> None:
         """The client's END_STREAM."""
@@ -163,13 +193,19 @@ class Stream:
     def cancel(self) -> None:
         """The stream is gone: tell the call, take no more from it. Safe to repeat."""
         self.ended = True
-        self._outbox.forget(self)
-        self._owner.receiving -= self._held
-        self._held = 0
-        self._parts.clear()
+        if self.waiting:
+            self._outbox.forget(self)
+        if self._delivered or self._held:
+            self._release()
         call, self.call = self.call, None
         if call is not None:
             self._tell(call)
+
+    def _release(self) -> None:
+        """Nothing of what came is kept any more."""
+        self._owner.share.receive(-self._held - self._delivered)
+        self._held = self._delivered = self._missing = 0
+        self._parts.clear()
 
     def _as_announced(self, size: int) -> bool:
         """Count against content-length (RFC 9113 section 8.1.1)."""
@@ -183,7 +219,7 @@ class Stream:
         """Content nobody reads: of a request that is not gRPC, or of a call already answered."""
         self._discarded += size
         if self._discarded > self._owner.limits.message_bytes:
-            self._owner.reset(self, frames.ENHANCE_YOUR_CALM)
+            self._owner.reset(self, frames.ENHANCE_YOUR_CALM, "message-bytes")
 
     def _begin(self, chunk: bytes, start: int, stop: int, size: int) -> None:
         self._fraction = b""
@@ -199,7 +235,7 @@ class Stream:
         self._parts.append(chunk[start:end])
         message = b"".join(self._parts)
         self._parts.clear()
-        self._owner.receiving -= self._held
+        self._owner.share.receive(-self._held)
         self._held = self._missing = 0
         self._deliver(message)
         return end
@@ -208,7 +244,6 @@ class Stream:
         size = len(piece)
         self._missing -= size
         self._held += size
-        self._owner.receiving += size
         parts = self._parts
         if size >= _SMALL_PIECE:
             parts.append(piece)
@@ -216,8 +251,8 @@ class Stream:
             parts[-1] += piece
         else:
             parts.append(bytearray(piece))
-        if self._owner.receiving > self._owner.limits.receiving_bytes:
-            self._owner.reset(self, frames.ENHANCE_YOUR_CALM)
+        if not self._owner.share.receive(size):
+            self._owner.reset(self, frames.ENHANCE_YOUR_CALM, "held-bytes")
 
     def _unacceptable(self, flag: int) -> None:
         if flag == 1:
@@ -225,6 +260,7 @@ class Stream:
         elif flag:
             self._abort(frames.INTERNAL, "reserved bits in a message prefix")
         else:
+            self._owner.ended("message-bytes")
             self._abort(
                 frames.RESOURCE_EXHAUSTED, f"a message is over {self._owner.limits.message_bytes} bytes"
             )
@@ -235,10 +271,19 @@ class Stream:
         call = self.call
         if call is None:
             return
+        self._unanswered = True
         try:
             call.message(message)
         except Exception as error:  # noqa: BLE001 - whatever a call raises ends that call
             self._crashed(error)
+        if self._unanswered and self.call is not None and not self.lasting:
+            self._keep_delivered(len(message))
+
+    def _keep_delivered(self, size: int) -> None:
+        """The call may keep a message until it answers."""
+        self._delivered += size
+        if not self._owner.share.receive(size):
+            self._owner.reset(self, frames.ENHANCE_YOUR_CALM, "held-bytes")
 
     def _half_close(self, call: Call) -> None:
         try:
@@ -271,9 +316,15 @@ class Stream:
             return
         box = self._outbox
         size = len(data) + 5
-        if self._unread(size):
-            self._owner.reset(self, frames.ENHANCE_YOUR_CALM)
+        if box.size + box.waiting_bytes + size > box.limit or (
+            box.parked and self._owner.share.refuses(size)
+        ):
+            self._owner.reset(self, frames.ENHANCE_YOUR_CALM, "unread")
             return
+        self._unanswered = False
+        if self._delivered:
+            self._owner.share.receive(-self._delivered)
+            self._delivered = 0
         if not self._started:
             self._started = True
             box.put(_RESPONSE_HEAD + self.id + frames.RESPONSE)
@@ -283,15 +334,16 @@ class Stream:
             head = frames.pack_message_head(size >> 16, size & 0xFFFF, frames.DATA, 0, self.id, 0, size - 5)
             box.put(head + data)
         else:
-            box.hold(self, b"\0" + len(data).to_bytes(4, "big"))
-            box.hold(self, data)
+            self._hold(data, size)
 
-    def _unread(self, size: int) -> bool:
-        """Whether ``size`` bytes more are more than a peer may leave unread."""
-        box = self._outbox
-        if box.size + box.waiting_bytes + size > box.limit:
-            return True
-        return self.waiting_bytes + size > self._owner.limits.stream_send_bytes
+    def _hold(self, data: bytes, size: int) -> None:
+        """Send what the windows allow; the rest waits, if that is not too much."""
+        owner = self._owner
+        if self.waiting_bytes + size > owner.limits.stream_send_bytes or owner.share.refuses(size):
+            owner.reset(self, frames.ENHANCE_YOUR_CALM, "unread")
+            return
+        self._outbox.hold(self, b"\0" + len(data).to_bytes(4, "big"))
+        self._outbox.hold(self, data)
 
     def close(self, status: int = 0, message: str = "") -> None:
         """End with a grpc-status, after whatever still waits for the peer's window."""
@@ -313,6 +365,8 @@ class Stream:
     def _end(self, tail: bytes) -> None:
         self.ended = True
         self.call = None
+        if self._delivered or self._held:
+            self._release()
         if self.waiting:
             self._tail = tail
         else:

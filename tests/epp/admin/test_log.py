@@ -85,6 +85,8 @@ def test_a_request_is_one_line_with_every_field(tmp_path: Path) -> None:
         "matched_tokens": 160,
         "predicted_ttft_ms": 35.5,
         "candidates": 4,
+        "priority": 0,
+        "waited_ms": 0.0,
         "us": {"parse": 12, "match": 30},
         "text": None,
     }

@@ -36,6 +36,11 @@ def filled() -> Metrics:
         trust=lambda: {"ns/a": 1},
         owed=lambda: {"ns/a": 300},
         endpoints=lambda: {"ready": 1, "unreachable": 0},
+        queue_requests=lambda: {"0": 3, "-1": 0},
+        queue_tokens=lambda: 900,
+        queue_bytes=lambda: 20_000,
+        full_endpoints=lambda: 1,
+        owed_seconds=lambda: 2.5,
         model_faithful=lambda: True,
         log_dropped=lambda: 8,
     )
@@ -46,8 +51,7 @@ def test_every_name_others_rely_on() -> None:
     """Names and labels are those of the fixed interface, values those that were counted."""
     a = ("endpoint", "ns/a")
     found = samples(filled())
-
-    assert {key: value for key, value in found.items() if "_seconds" not in key[0]} == {
+    expected: Samples = {
         ("kvist_epp_build_info", (("version", "1.2"),)): 1,
         ("kvist_epp_requests_total", (("outcome", "picked"),)): 2,
         ("kvist_epp_predicted_cached_tokens_total", (a,)): 100,
@@ -70,7 +74,15 @@ def test_every_name_others_rely_on() -> None:
         ("kvist_epp_requests_ended_total", (("source", "left"),)): 0,
         ("kvist_epp_requests_ended_total", (("source", "reconciled"),)): 0,
         ("kvist_epp_log_lines_dropped_total", ()): 8,
+        ("kvist_epp_queue_requests", (("priority", "0"),)): 3,
+        ("kvist_epp_queue_requests", (("priority", "-1"),)): 0,
+        ("kvist_epp_queue_tokens", ()): 900,
+        ("kvist_epp_queue_bytes", ()): 20_000,
+        ("kvist_epp_full_endpoints", ()): 1,
+        ("kvist_epp_owed_seconds", ()): 2.5,
     }
+
+    assert {key: found.get(key) for key in expected} == expected
 
 
 def test_stages_become_histograms() -> None:

@@ -23,6 +23,8 @@ class Picker:
         self.asked: list[tuple[str, bytes]] = []
         self.headers: Mapping[str, str] = {}
         self.why = ""
+        self.warning = ""
+        self.ca = b""
 
     def explain(self, path: str, headers: Mapping[str, str], body: bytes) -> Document:
         self.asked.append((path, body))
@@ -40,7 +42,15 @@ class Picker:
         return {"blocks": 3}
 
     def pages(self) -> Pages:
-        return Pages(Metrics(), self.explain, self.fleet, self.index, lambda: self.why)
+        return Pages(
+            Metrics(),
+            self.explain,
+            self.fleet,
+            self.index,
+            lambda: self.why,
+            warning=lambda: self.warning,
+            ca=lambda: self.ca,
+        )
 
 
 class Client:
@@ -196,3 +206,27 @@ async def test_a_taken_port_names_the_flag() -> None:
     with pytest.raises(SettingsError, match=rf"--metrics-port: cannot listen on 127.0.0.1:{first.port}: "):
         await serve(Picker().pages(), "127.0.0.1", first.port)
     await first.close()
+
+
+async def test_readiness_carries_warnings() -> None:
+    """What somebody should look at is on /readyz, below whether the picker is ready."""
+    async with admin() as client:
+        client.picker.warning = "the certificate expired"
+        ready = await client.ask("GET", "/readyz")
+        client.picker.why = "draining"
+        not_ready = await client.ask("GET", "/readyz")
+
+    assert (ready[0], ready[2]) == (200, "ok\nwarning: the certificate expired\n")
+    assert (not_ready[0], not_ready[2]) == (503, "draining\nwarning: the certificate expired\n")
+
+
+async def test_the_authority_can_be_fetched() -> None:
+    """/ca.crt is the PEM as it is; without one, 404 says which flag would tell."""
+    async with admin() as client:
+        absent = await client.ask("GET", "/ca.crt")
+        client.picker.ca = b"-----BEGIN CERTIFICATE-----\n"
+        found = await client.ask("GET", "/ca.crt")
+
+    assert absent[0] == 404
+    assert "--cert-path" in json.loads(absent[2])["error"]["message"]
+    assert found == (200, "application/x-pem-file", "-----BEGIN CERTIFICATE-----\n")

@@ -54,6 +54,29 @@ def test_a_dropped_note_counts_no_more_and_leaves_nothing() -> None:
     assert (history.size("a"), history._roots) == (0, {})
 
 
+def test_a_moved_note_counts_for_its_new_name() -> None:
+    """The whole prompt is the new name's, and the old one has nothing of it left."""
+    history = History()
+    kept = history.note("a", PLAIN, b"one two")
+    moved = history.moved(history.note("a", PLAIN, b"one two three"), PLAIN, "b")
+
+    assert history.match(PLAIN, b"one two three four") == {"a": 7, "b": 13}
+    history.drop(kept)
+    assert history.match(PLAIN, b"one two three") == {"b": 13}
+    history.drop(moved)
+    assert history.match(PLAIN, b"one") == {}
+
+
+def test_a_note_that_is_gone_moves_nowhere() -> None:
+    """Dropped before, or evicted: there is nothing to move."""
+    history = History()
+    note = history.note("a", PLAIN, b"text")
+    history.drop(note)
+
+    assert history.moved(note, PLAIN, "b") is note
+    assert history.match(PLAIN, b"text") == {}
+
+
 def test_the_least_recent_text_gives_way() -> None:
     """A name with a limit keeps its most recent prompts; noting one again makes it recent."""
     history = History()

@@ -187,6 +187,7 @@ def check(index: Index) -> None:
         assert segment.parent is None or segment.reach() * 2 > len(segment.hashes)
         assert len(segment.text) == sum(segment.sizes)
         assert len(set(segment.hashes)) == len(segment.hashes) == len(segment.sizes)
+        assert segment.shadowed or all(forest.nodes.get(name) is segment for name in segment.hashes)
         for _, holders in segment.media():
             places = [holders.full, *(holders.runs or {}).values(), *(holders.part or ())]
             assert sum(bits.bit_count() for bits in places) == holders.everybody().bit_count()
@@ -330,6 +331,20 @@ class Garbage(RuleBasedStateMachine):
         while self.index.sweep(1):
             pass
         assert {key: size for key, size in self.index.stats().items() if size} == {"publishers": 3}
+
+
+def test_a_name_only_one_publisher_knows_comes_once_in_a_segment() -> None:
+    """A hash that came to mean another block to its only holder is free for the others, but not beside it."""
+    index, root = Index(), (None, None)
+    first, second = index.publisher("pod/0"), index.publisher("pod/1")
+    for text in (b"xy", b"ab"):
+        index.stored(first, root, None, [1], [text], block_size=4)
+    index.stored(second, root, None, [2, 1], [b"ab", b"cd"], block_size=4)
+
+    check(index)
+    assert [index.depth(1, first), index.depth(1, second)] == [4, 8]
+    assert index.stored(first, root, 1, [3], [b"ef"], block_size=4)
+    assert index.match(root, b"abef!").of(first).tokens == 8
 
 
 TestGarbage = Garbage.TestCase

@@ -336,12 +336,31 @@ def test_a_session_id_used_again_is_a_new_request_when_it_was_announced() -> Non
     assert [one.cached for one in seen] == [8]
 
 
-def test_sessions_are_bounded() -> None:
-    """The oldest is forgotten, and would be a first event again."""
-    sessions = Sessions(limit=2)
-    firsts = [sessions.heard("pod/0", name, single=False) for name in ("a", "b", "c", "b", "a")]
+@given(st.lists(st.integers(0, 30), max_size=200), st.integers(2, 12))
+def test_sessions_are_bounded(names: list[int], limit: int) -> None:
+    """Never more than the limit; what was heard within the last half of it is not a first event again."""
+    sessions = Sessions(limit=limit)
+    for at, name in enumerate(names):
+        lately = dict.fromkeys(reversed(names[:at]))
+        first = sessions.heard("pod/0", str(name), single=False)
 
-    assert firsts == [True, True, True, False, True]
+        assert len(sessions) <= limit
+        assert first or name in names[:at]
+        assert not first or name not in list(lately)[: limit // 2 - 1]
+
+
+def test_a_session_that_is_silent_for_two_generations_is_forgotten() -> None:
+    """Memory follows the requests of a few minutes; one that is heard of now and then stays."""
+    sessions = Sessions(seconds=120.0)
+    for name in ("silent", "lively"):
+        sessions.heard("pod/0", name, single=True)
+    for now in (100.0, 130.0, 200.0, 260.0, 400.0):
+        sessions.age(now)
+        sessions.heard("pod/0", "lively", single=False)
+
+    assert not sessions.known("pod/0", "silent")
+    assert sessions.decoding("pod/0", "lively")
+    assert len(sessions) == 1
 
 
 def test_the_endpoint_of_a_publisher_named_by_uid_is_told() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvist_epp.fleet.endpoints import Change, Endpoint, Fleet, Source, canonical_ip
+from kvist_epp.fleet.endpoints import Change, Endpoint, Fleet, Source, canonical_ip, same
 
 
 def endpoint(name: str = "a", address: str = "10.0.0.1", **more: object) -> Endpoint:
@@ -27,6 +27,24 @@ def test_each_rank_publishes_on_its_own_ports() -> None:
 def test_a_pod_uid_names_the_publisher() -> None:
     """A pod that comes back under its old name with another uid is another publisher."""
     assert endpoint(kv_events="tcp://h:1", uid="u1").sources == (Source("u1/0", 0, "tcp://h:1", None),)
+
+
+def test_a_port_of_one_rank_publishes_at_its_rank() -> None:
+    """A pod with a port per rank has an endpoint for each, and no two of them publish under one name."""
+    first, second = (endpoint(kv_events="tcp://h:10", uid="u", first_rank=n) for n in (0, 1))
+
+    assert first.sources == (Source("u/0", 0, "tcp://h:10", None),)
+    assert second.sources == (Source("u/1", 1, "tcp://h:11", None),)
+
+
+def test_an_engine_stays_the_same_whatever_it_may_be_picked_for() -> None:
+    """Labels and objections change nothing about what is known of an engine; another uid does."""
+    one = endpoint(uid="u1")
+
+    assert same(one, endpoint(uid="u1", labels={"a": "b"}, refusal="not ready"))
+    assert not same(one, endpoint(uid="u2"))
+    assert not same(None, one)
+    assert Fleet((endpoint(uid="u1", refusal="terminating"),)).since(Fleet((one,))) == Change((), ())
 
 
 def test_no_events_no_sources() -> None:

@@ -62,6 +62,20 @@ def test_a_page_is_read_whole() -> None:
     assert expected.cache_tokens == 2400
 
 
+def test_an_engines_own_count_of_its_tokens_comes_first() -> None:
+    """Where layers keep different things, blocks are not tokens: the engine says how many it holds; ranks
+    add up, and an older engine's blocks do where it says nothing. Preemptions are read too."""
+    told = "".join(
+        f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="100",kv_cache_size_tokens="{size}",'
+        f'engine="{rank}"}} 1.0\nvllm:num_preemptions_total{{engine="{rank}"}} 2.0\n'
+        for rank, size in enumerate((700, 800))
+    )
+    assert (parse(told).reported_tokens, parse(told).preemptions) == (1500, 4.0)
+    assert parse(told.replace("kv_cache_size", "other")).reported_tokens == 3200
+    assert parse(told.replace('="700"', '="None"')).reported_tokens == 800
+    assert parse("").reported_tokens is None
+
+
 def test_older_engines_tell_computed_tokens_by_difference() -> None:
     """Without the counter by source, what was not a hit was computed."""
     page = "vllm:prompt_tokens_total 50\nvllm:prefix_cache_hits_total 20\n"
@@ -125,20 +139,21 @@ def test_rate_is_tokens_by_prefill_time() -> None:
     assert rates.prefill == 5000.0
 
 
-def test_overlapping_prefills_count_by_the_clock() -> None:
-    """Four requests that share a batch for one second took one second, not four."""
+@pytest.mark.parametrize("seconds", [40.0, 9.0, 3.1])
+def test_overlapping_prefills_teach_nothing(seconds: float) -> None:
+    """Requests that share a batch wait for each other: their times say nothing of the engine's speed."""
     rates = Rates()
     rates.observe(sample(0, 0, 0), now=0.0)
-    rates.observe(sample(100, 200_000, 40.0), now=10.0)
+    rates.observe(sample(100, 200_000, seconds), now=10.0)
 
-    assert rates.prefill == 20_000.0
+    assert rates.prefill is None
 
 
-def test_prefills_begun_before_a_short_window_teach_nothing() -> None:
-    """Requests that finish at once look fast in a short window; it is not believed."""
+def test_a_batch_that_fills_up_teaches_nothing() -> None:
+    """Many prompts were computed and few requests have ended: these few say nothing of the overlap."""
     rates = Rates()
     rates.observe(sample(0, 0, 0), now=0.0)
-    rates.observe(sample(10, 100_000, 60.0), now=2.0)
+    rates.observe(sample(5, 10_000, 2.0, computed_tokens=13_000.0), now=10.0)
 
     assert rates.prefill is None
 

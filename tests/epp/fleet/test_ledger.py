@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvist_epp.fleet.ledger import Ledger
+from kvist_epp.fleet.ledger import Ledger, Request
 
 RATE = 1000.0
 
@@ -26,6 +26,29 @@ def test_routed_tokens_are_owed_until_settled() -> None:
     assert ended is not None
     assert (ended.total, books.owed("p"), books.running("p"), len(books)) == (900, 0, 0, 0)
     assert books.settled("s", now=10.0) is None
+
+
+def test_a_request_that_went_elsewhere_owes_there() -> None:
+    """Its account moves whole, with what it owes on the pod that serves it; strangers move nothing."""
+    books = ledger()
+    books.routed("s", "p", 500, 900, now=10.0)
+    books.routed("s", "q", 100, 100, now=10.0)
+    books.moved("s", "p", "q", 300, now=10.0)
+    books.moved("stranger", "p", "q", 300, now=10.0)
+
+    assert (books.owed("p"), books.running("p")) == (0, 0)
+    assert (books.owed("q"), books.running("q")) == (400, 2)
+
+
+def test_of_one_sessions_requests_the_named_pods_is_settled() -> None:
+    """With a pod named, only a request on it ends."""
+    books = ledger()
+    books.routed("s", "p", 500, 900, now=10.0)
+    books.routed("s", "q", 100, 100, now=10.0)
+
+    assert books.settled("s", 10.0, "r") is None
+    assert books.settled("s", 10.0, "q") is not None
+    assert (books.running("p"), books.running("q")) == (1, 0)
 
 
 def test_owed_drains_with_time_oldest_first() -> None:
@@ -69,6 +92,66 @@ def test_a_session_with_several_requests_counts_each() -> None:
     books.settled("s", now=0.0)
 
     assert (books.owed("p"), books.owed("q"), len(books)) == (0, 200, 1)
+
+
+def test_a_pod_is_full_by_its_batch_or_its_backlog() -> None:
+    """As many requests as slots, or more seconds of prefill than the limit; both end with the requests."""
+    books = ledger()
+    books.calibrate("p", slots=2)
+    load = books.load("p")
+    books.routed("a", "p", 0, 0, now=0.0)
+    assert not load.full(30.0)
+
+    books.routed("b", "p", 0, 0, now=0.0)
+    assert load.full(30.0)
+
+    books.settled("a", now=0.0)
+    books.routed("long", "q", 45_000, 45_000, now=0.0)
+    assert (load.full(30.0), books.load("q").full(30.0), books.load("q").relieved_in(30.0)) == (
+        False,
+        True,
+        15,
+    )
+
+
+def test_what_a_scrape_does_not_find_makes_nobody_full() -> None:
+    """Ends that the access log tells late count as soon as a scrape shows them, and then only once."""
+    books = ledger()
+    books.calibrate("p", slots=3)
+    load = books.load("p")
+    for name in "abc":
+        books.routed(name, "p", 0, 0, now=0.0)
+    assert load.full(30.0)
+
+    assert books.reconcile("p", 1, 0, now=2.0) == []
+    assert (load.full(30.0), load.running) == (False, 3)
+
+    books.settled("a", now=2.1)
+    books.settled("b", now=2.1)
+    books.routed("d", "p", 0, 0, now=2.2)
+    assert not load.full(30.0)
+    books.routed("e", "p", 0, 0, now=2.2)
+    assert load.full(30.0)
+
+
+def test_whatever_may_give_room_is_told() -> None:
+    """Ends, progress, scrapes, rates and pods that leave; a request that comes is no news."""
+    books, told = ledger(), []
+    books.routed("a", "p", 100, 100, now=0.0)
+    books.routed("b", "p", 100, 100, now=0.0)
+    books.eased = lambda: told.append(len(books))
+    books.routed("c", "p", 100, 100, now=0.0)
+    assert told == []
+    for event in (
+        lambda: books.progress("a", 10, now=0.1),
+        lambda: books.settled("a", now=0.2),
+        lambda: books.calibrate("p", slots=9),
+        lambda: books.reconcile("p", 2, 0, now=0.3),
+        lambda: books.forget("p"),
+    ):
+        before = len(told)
+        event()
+        assert len(told) > before
 
 
 def test_silence_expires() -> None:
@@ -257,3 +340,63 @@ def test_settling_everything_leaves_nothing(routed: list[tuple[str, str, int]]) 
         books.settled(session, now=1.0)
 
     assert (len(books), books.owed("p"), books.owed("q"), books.running("p")) == (0, 0, 0, 0)
+
+
+def theirs(books: Ledger, session: str, routed_at: float, now: float, **more: float) -> Request:
+    """A request that a peer told of."""
+    owed = more.get("remaining", 100.0)
+    load = books.load("p")
+    request = Request(session, load, 100.0, 200, routed_at, routed_at, remaining=owed, origin="peer")
+    books.taken(request, now)
+    return request
+
+
+def test_a_peers_request_counts_and_is_nobody_elses_to_end() -> None:
+    """It owes and runs like ours; sessions of ours, expiry and a pod's end do not report it."""
+    books = ledger(expire_seconds=10.0)
+    books.routed("same", "p", 50, 50, now=0.0)
+    request = theirs(books, "same", 0.0, now=0.0, remaining=80.0)
+
+    assert (books.owed("p"), books.running("p"), len(books), len(books.ours())) == (130, 2, 2, 1)
+    books.settled("same", now=0.0)
+    assert (books.settled("same", now=0.0), books.owed("p"), request.open) == (None, 80, True)
+    assert (books.expire(now=99.0), books.forget("p"), request.open) == ([], [], False)
+
+
+def test_progress_of_a_peers_request_is_taken_from_events() -> None:
+    """Events reach every replica: what is left of the prefill is known without the peer."""
+    books = ledger()
+    request = theirs(books, "s", 0.0, now=0.0)
+    books.advanced(request, 30, now=0.01)
+    owed = books.owed("p", now=0.01)
+    books.parted(request, now=0.01)
+    books.parted(request, now=0.01)
+
+    assert (owed, books.owed("p"), books.running("p")) == (30, 0, 0)
+
+
+def test_a_request_that_a_scrape_took_for_foreign_is_not_foreign_once_it_is_told() -> None:
+    """The scrape came before the peer's word; a request routed after the scrape was not in it."""
+    books = ledger()
+    books.reconcile("p", 1, 0, now=10.0)
+    theirs(books, "later", 10.5, now=11.0)
+    between = books.load("p").foreign
+    request = theirs(books, "before", 9.9, now=11.0)
+
+    assert (between, books.load("p").foreign, books.running("p")) == (1, 0, 2)
+    books.parted(request, now=11.0, silent=True)
+    assert (books.load("p").foreign, books.running("p")) == (1, 2)
+
+
+def test_whoever_wants_to_know_is_told_of_each_request_that_was_routed_or_has_ended() -> None:
+    """Ours alone, in order; the request itself says which."""
+    books = ledger()
+    books.routed("unseen", "p", 1, 1, now=0.0)
+    books.changes = []
+    books.routed("s", "p", 1, 1, now=0.0)
+    theirs(books, "peer's", 0.0, now=0.0)
+    books.settled("unseen", now=0.0)
+    books.forget("p")
+
+    told = [(request.session, request.number, request.open) for request in books.changes]
+    assert told == [("s", 2, False), ("unseen", 1, False), ("s", 2, False)]

@@ -1,6 +1,7 @@
 """The scraper against real HTTP servers that answer, lie, hang and vanish."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -170,9 +171,34 @@ async def test_following_another_fleet(engine: Engine) -> None:
 
         assert scrapes.states["ns/a"] is state
 
-        scrapes.follow(Fleet((Endpoint("a", "ns", "127.0.0.1", endpoint.port, {"v": "2"}),)))
+        scrapes.follow(Fleet((Endpoint("a", "ns", "127.0.0.1", endpoint.port, uid="2"),)))
 
         assert (list(scrapes.states), scrapes.states["ns/a"].state) == (["ns/a"], State.NEW)
+
+
+async def test_an_objection_comes_and_goes(engine: Engine) -> None:
+    """An engine that is not to be picked stays known; once it may be picked it is asked at once."""
+    told, endpoint = Told(), await engine.start()
+    engine.status = 503
+    refused = dataclasses.replace(endpoint, refusal="not ready")
+    async with scraper(told, interval=60.0) as scrapes:
+        scrapes.follow(Fleet((refused,)))
+        await told.until(lambda: len(told.changes) == 1)
+        state = scrapes.states["ns/a"]
+
+        assert (state.ready, state.standing, scrapes.counts()["not ready"]) == (False, "not ready", 1)
+
+        engine.status = 200
+        scrapes.follow(Fleet((endpoint,)))
+        await told.until(lambda: told.scrapes == 1)
+
+        assert scrapes.states["ns/a"] is state
+        assert (state.ready, state.standing) == (True, "ready")
+
+        scrapes.follow(Fleet((dataclasses.replace(endpoint, labels={"v": "2"}, refusal="terminating"),)))
+
+        assert (state.ready, state.standing, state.failures) == (False, "terminating", 0)
+        assert scrapes.counts() == {"new": 0, "ready": 0, "unreachable": 0, "terminating": 1}
 
 
 async def test_without_scraping_all_are_ready() -> None:
@@ -192,17 +218,36 @@ async def test_without_scraping_all_are_ready() -> None:
         (None, 8, 12, 0, 0.5, 13),
         (None, 8, 12, 3, 0.5, 12),
         ("4", 8, 5, 0, 0.5, 4),
-        ("64", 8, 20, 3, 0.99, 20),
+        ("64", 8, 20, 3, 0.99, 64),
         ("64", 8, 20, 0, 0.99, 64),
     ],
 )
 def test_slots(
     label: str | None, guess: int | None, running: int, waiting: int, usage: float, expected: int | None
 ) -> None:
-    """A label tells the batch size, else the guess unless more run; a full KV cache makes it what runs
-    now."""
+    """A label tells the batch size, else the guess unless more run; a full KV cache does not change it."""
     labels = {"kvist.dev/max-num-seqs": label} if label else {}
     state = EngineState(Endpoint("a", "ns", "10.0.0.1", 1, labels))
     state.sample = EngineSample(running=running, waiting=waiting, cache_usage=usage)
+    state.batch.observe(running, waiting)
 
     assert state.slots(guess) == expected
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "usage", "expected"),
+    [(20, 3, 0.99, 20), (0, 1, 1.0, 1), (20, 0, 0.99, None), (20, 3, 0.9, None)],
+)
+def test_crowd(running: int, waiting: int, usage: float, expected: int | None) -> None:
+    """Requests that wait while over 95 % of the KV cache is in use: no more than run now."""
+    state = EngineState(Endpoint("a", "ns", "10.0.0.1", 1))
+    state.sample = EngineSample(running=running, waiting=waiting, cache_usage=usage)
+    assert state.crowd == expected
+
+
+def test_every_rank_has_its_own_batch() -> None:
+    """Behind one address of several data-parallel ranks, label and guess count for each."""
+    labelled = Endpoint("a", "ns", "10.0.0.1", 1, {"kvist.dev/max-num-seqs": "8"}, ranks=4)
+
+    assert EngineState(labelled).slots(256) == 32
+    assert EngineState(Endpoint("a", "ns", "10.0.0.1", 1, ranks=4)).slots(256) == 1024

@@ -1,20 +1,15 @@
 """Promises of ``source``: ``hf://`` against a hub of our own on loopback."""
 
-import hashlib
-import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
+from tests.fakes.hub import Hub, hub_with
 from tests.models import folders
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LOAD = """
 import sys
 from kvist_epp.errors import ModelFilesError
@@ -26,70 +21,13 @@ except ModelFilesError as error:
 """
 
 
-class Hub(BaseHTTPRequestHandler):
-    """What the hub's client asks for when it takes a snapshot."""
-
-    files: ClassVar[dict[str, bytes]] = {}
-    served: ClassVar[list[str]] = []
-
-    def do_HEAD(self) -> None:
-        """A file's size and commit."""
-        self._answer(send=False)
-
-    def do_GET(self) -> None:
-        """A file, or the list of them."""
-        self._answer(send=True)
-
-    def _answer(self, *, send: bool) -> None:
-        path = self.path.partition("?")[0]
-        body = (
-            self._listing(path)
-            if path.startswith("/api/")
-            else self.files.get(path.rpartition(f"/{COMMIT}/")[2])
-        )
-        if "/kvist/twig" not in path or body is None:
-            self.send_response(404)
-            self.send_header("X-Error-Code", "RepoNotFound")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Content-Type", "application/json")
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.send_header("ETag", f'"{hashlib.sha1(body, usedforsecurity=False).hexdigest()}"')
-        self.end_headers()
-        if send:
-            self.served.append(path)
-            self.wfile.write(body)
-
-    def _listing(self, path: str) -> bytes:
-        if "/tree/" in path:
-            entries = [
-                {"type": "file", "path": name, "size": len(data), "oid": "0"}
-                for name, data in self.files.items()
-            ]
-            return json.dumps(entries).encode()
-        siblings = [{"rfilename": name} for name in self.files]
-        return json.dumps({"id": "kvist/twig", "sha": COMMIT, "siblings": siblings}).encode()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Silence."""
-
-
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[str]:
     """A hub with one model, whose weights nobody should fetch."""
     home = folders.write("llama3", tmp_path / "published")
-    Hub.files = {path.name: path.read_bytes() for path in home.iterdir()} | {"model.safetensors": b"weights"}
-    Hub.served = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    files = {path.name: path.read_bytes() for path in home.iterdir()} | {"model.safetensors": b"weights"}
+    with hub_with(files) as address:
+        yield address
 
 
 def load(source: str, endpoint: str, home: Path, **environment: str) -> str:

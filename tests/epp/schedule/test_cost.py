@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_epp.schedule.cost import Match, Policy, cost, price, slot_seconds, work_seconds
+from kvist_epp.schedule.cost import Policy, cost, price, slot_seconds, work_seconds
 
 
 @pytest.mark.parametrize(
@@ -35,19 +35,14 @@ def test_an_unknown_medium_has_a_rate() -> None:
     assert work_seconds(120, 1000.0, {"CXL": 120}) == pytest.approx(0.01)
 
 
-def test_the_price_rises_with_the_backlog() -> None:
-    """2 on an idle pool and 4 more per second of mean backlog, as measured."""
-    assert [price(0.0), price(0.5)] == [2.0, 4.0]
+def test_the_price_rises_with_the_batch() -> None:
+    """2 on an idle pod, and a twentieth for each sequence that a prefill delays."""
+    assert [price(0), price(20)] == [2.0, 3.0]
 
 
 def test_cost_is_the_formula_of_the_design() -> None:
     """wait + price x work + 10 ms per running sequence."""
     assert cost(1.0, 0.5, 3, 2.0) == pytest.approx(1.0 + 1.0 + 0.03)
-
-
-def test_history_knows_bytes_only() -> None:
-    """An approximate match is estimated at the policy's bytes per token."""
-    assert Match.of_history(4001) == Match(tokens=1000, bytes=4001)
 
 
 @given(
@@ -71,13 +66,13 @@ def test_one_more_running_never_shortens_the_wait(running: int, slots: int, deco
     more=st.floats(0, 1e4),
     work=st.floats(0, 1e3),
     running=st.integers(0, 1000),
-    backlog=st.floats(0, 100),
+    others=st.integers(0, 1000),
 )
-def test_more_owed_never_makes_a_pod_cheaper(
-    wait: float, more: float, work: float, running: int, backlog: float
+def test_more_load_never_makes_a_pod_cheaper(
+    wait: float, more: float, work: float, running: int, others: int
 ) -> None:
-    """At the pool's price of the moment, and at any higher one, a longer wait costs at least as much."""
-    now, later = price(backlog), price(backlog + more)
+    """A longer wait costs at least as much, and so does a larger batch."""
+    now = cost(wait, work, running, price(running))
 
-    assert cost(wait, work, running, now) <= cost(wait + more, work, running, now)
-    assert cost(wait, work, running, now) <= cost(wait + more, work, running, later)
+    assert now <= cost(wait + more, work, running, price(running))
+    assert now <= cost(wait, work, running + others, price(running + others))

@@ -8,7 +8,7 @@ from kvist_epp.errors import NoEndpoints
 from kvist_epp.fleet.endpoints import Endpoint
 from kvist_epp.fleet.ledger import Load
 from kvist_epp.schedule.cost import Match
-from kvist_epp.schedule.pick import Candidate, Demand, Scored, allows, choose, explain
+from kvist_epp.schedule.pick import NOT_IN_SUBSET, Candidate, Demand, Scored, allows, choose, explain
 
 NOW = 10.0
 
@@ -49,86 +49,107 @@ def test_the_longest_prefix_wins_among_equals() -> None:
     """Of pods that owe the same, the one that holds the prompt's prefix is first."""
     pods = [candidate(1), candidate(2), candidate(3)]
 
-    assert picks(pods, Demand(4000, {"ns/p2": Match(900, 3600)}))[0] == "p2"
+    assert picks(pods, Demand(1000, {"ns/p2": Match(900, 3600)}))[0] == "p2"
 
 
 def test_a_backlog_outweighs_a_prefix() -> None:
     """A pod that owes more than the prefix saves is passed over."""
     pods = [candidate(1), candidate(2, owed=5000.0), *(candidate(n) for n in range(3, 9))]
 
-    assert picks(pods, Demand(4000, {"ns/p2": Match(900, 3600)}))[0] == "p1"
+    assert picks(pods, Demand(1000, {"ns/p2": Match(900, 3600)}))[0] == "p1"
 
 
 def test_a_busy_pool_keeps_to_its_prefixes() -> None:
-    """The price of recomputing rises with the backlog: what an idle pool would copy, a busy one does not."""
+    """The price of recomputing rises with the batch: what an idle pool would copy, a busy one does not."""
     hit = {"ns/p1": Match(1000, 4000)}
     idle = [candidate(1, owed=5000.0), *(candidate(n) for n in range(2, 9))]
-    busy = [candidate(1, owed=9000.0), *(candidate(n, owed=4000.0) for n in range(2, 9))]
+    busy = [candidate(1, owed=5000.0, foreign=80), *(candidate(n, foreign=80) for n in range(2, 9))]
 
-    assert picks(idle, Demand(4004, hit))[0] != "p1"
-    assert picks(busy, Demand(4004, hit))[0] == "p1"
+    assert picks(idle, Demand(1001, hit))[0] != "p1"
+    assert picks(busy, Demand(1001, hit))[0] == "p1"
+
+
+def test_of_two_pods_the_one_far_behind_is_left() -> None:
+    """The price is a pod's own: its backlog does not hold requests there when the pool is only two."""
+    pods = [candidate(1, owed=5000.0), candidate(2)]
+
+    assert picks(pods, Demand(1001, {"ns/p1": Match(1000, 4000)}))[0] == "p2"
 
 
 def test_a_full_batch_is_waited_for() -> None:
     """A pod without a free slot costs the time until one is free."""
     pods = [candidate(1, foreign=8, slots=8), candidate(2, foreign=8, slots=64)]
 
-    assert picks(pods, Demand(4000))[0] == "p2"
+    assert picks(pods, Demand(1000))[0] == "p2"
+
+
+def test_a_full_pod_comes_after_all_others() -> None:
+    """Whatever it holds and however cheap it is; the best is full only when everybody is."""
+    hit = Demand(1000, {"ns/p1": Match(900, 3600)})
+    pods = [candidate(1, slots=2, foreign=2), candidate(2, owed=31_000.0), candidate(3, owed=29_000.0)]
+    rows = choose(pods, hit, now=NOW, max_owed=30.0)
+    assert [(row.endpoint.name, row.full) for row in rows] == [("p3", False), ("p1", True), ("p2", True)]
+    assert rows[1].reason.startswith("full, cost")
+
+    everybody = choose(pods, hit, now=NOW, max_owed=28.0)
+    assert [row.full for row in everybody] == [True] * 3
+    assert everybody[0].endpoint.name == "p1"
+
+
+def test_a_full_cache_is_no_reason_to_leave_a_prefix_but_one_to_wait() -> None:
+    """While another pod has room its holder is picked all the same; when no pod has, everybody is full."""
+    hit = Demand(1000, {"ns/p1": Match(900, 3600)})
+    crowded = candidate(1, foreign=3)
+    crowded.load.crowd = 3
+    other = candidate(2, foreign=3)
+    rows = choose([crowded, other], hit, now=NOW)
+    other.load.crowd = 2
+    everybody = choose([crowded, other], hit, now=NOW)
+
+    assert [(row.endpoint.name, row.full) for row in rows] == [("p1", False), ("p2", False)]
+    assert [(row.endpoint.name, row.full) for row in everybody] == [("p1", True), ("p2", True)]
 
 
 def test_running_requests_cost_a_little() -> None:
     """Between pods with nothing to prefill, fewer running requests win."""
-    assert picks([candidate(1, foreign=3), candidate(2, foreign=2)], Demand(4))[0] == "p2"
+    assert picks([candidate(1, foreign=3), candidate(2, foreign=2)], Demand(1))[0] == "p2"
 
 
 def test_near_ties_go_to_the_fewest_running() -> None:
     """A millisecond does not decide: the pod that runs less does."""
     pods = [candidate(1, foreign=1), candidate(2, owed=10.5)]
 
-    assert picks(pods, Demand(4))[0] == "p2"
+    assert picks(pods, Demand(1))[0] == "p2"
 
 
 def test_equal_pods_take_turns() -> None:
     """Requests that find equal pods spread over all of them."""
     pods = [candidate(n) for n in range(1, 5)]
 
-    assert [picks(pods, Demand(4), turn=t)[0] for t in range(5)] == ["p1", "p2", "p3", "p4", "p1"]
+    assert [picks(pods, Demand(1), turn=t)[0] for t in range(5)] == ["p1", "p2", "p3", "p4", "p1"]
 
 
 def test_the_next_best_are_named_for_retries() -> None:
     """Up to the limit, in the order of their cost."""
     pods = [candidate(n, owed=1000.0 * n) for n in range(1, 6)]
 
-    assert [picks(pods, Demand(4)), picks(pods, Demand(4), limit=1)] == [["p1", "p2", "p3"], ["p1"]]
+    assert [picks(pods, Demand(1)), picks(pods, Demand(1), limit=1)] == [["p1", "p2", "p3"], ["p1"]]
 
 
 def test_a_row_tells_everything() -> None:
     """The best row carries what the ledger, the log and the page need."""
     pods = [candidate(1, owed=500.0)]
 
-    assert choose(pods, Demand(4000, {"ns/p1": Match(900, 3600)}), now=NOW) == [
-        Scored(pods[0].endpoint, True, 900, 3600, 100, 500, 0.6, "cost 0.9000 s, 0 running")
+    assert choose(pods, Demand(1000, {"ns/p1": Match(900, 3600)}), now=NOW) == [
+        Scored(pods[0].endpoint, True, 900, 3600, 100, 500, 0.6, "cost 0.7000 s, 0 running")
     ]
-
-
-def test_bytes_become_tokens_as_this_prompt_matched() -> None:
-    """A long match tells this text's bytes per token, for every pod; a short one does not; token ids need
-    none."""
-    long = Demand(3000, {"ns/p1": Match(500, 1000)})
-    short = Demand(3000, {"ns/p1": Match(16, 16)})
-    counted = Demand(3000, {"ns/p1": Match(500, 1000)}, tokens=600)
-    pods = [candidate(1), candidate(2)]
-
-    assert [row.uncached_tokens for row in choose(pods, long, now=NOW)] == [1000, 1500]
-    assert [row.uncached_tokens for row in choose(pods, short, now=NOW)] == [746, 750]
-    assert [row.uncached_tokens for row in choose(pods, counted, now=NOW)] == [100, 600]
 
 
 def test_a_prompt_wholly_matched_computes_its_last_token() -> None:
     """The engine recomputes the last token; without a prompt there is nothing to compute."""
     pods = [candidate(1)]
 
-    assert choose(pods, Demand(400, {"ns/p1": Match(100, 400)}), now=NOW)[0].uncached_tokens == 1
+    assert choose(pods, Demand(100, {"ns/p1": Match(100, 400)}), now=NOW)[0].uncached_tokens == 1
     assert choose(pods, Demand(0), now=NOW)[0].uncached_tokens == 0
 
 
@@ -186,7 +207,7 @@ def test_an_ipv6_port_in_a_subset_counts() -> None:
 def test_nobody_is_eligible(pods: list[Candidate], subset: tuple[str, ...] | None, message: str) -> None:
     """The refusal says why, in counts and without addresses."""
     with pytest.raises(NoEndpoints) as caught:
-        choose(pods, Demand(4), subset, now=NOW)
+        choose(pods, Demand(1), subset, now=NOW)
 
     assert (caught.value.message, caught.value.status) == (message, 503)
 
@@ -199,7 +220,7 @@ def test_explain_shows_everybody() -> None:
         candidate(3),
         candidate(4),
     ]
-    rows = explain(pods, Demand(4), ("10.0.0.1", "10.0.0.2", "10.0.0.3"), now=NOW)
+    rows = explain(pods, Demand(1), ("10.0.0.1", "10.0.0.2", "10.0.0.3"), now=NOW)
 
     assert [(row.endpoint.name, row.eligible) for row in rows] == [
         ("p3", True),
@@ -207,7 +228,7 @@ def test_explain_shows_everybody() -> None:
         ("p1", False),
         ("p4", False),
     ]
-    assert [row.reason for row in rows[2:]] == ["unreachable", "not in the gateway's subset"]
+    assert [row.reason for row in rows[2:]] == ["unreachable", NOT_IN_SUBSET]
 
 
 loads = st.tuples(st.floats(0, 1e5), st.integers(0, 300), st.booleans(), st.none() | st.integers(1, 300))
@@ -223,7 +244,7 @@ def built(fleet: list[tuple[float, int, bool, int | None]]) -> list[Candidate]:
 
 
 def asked(matched: dict[int, int]) -> Demand:
-    return Demand(4000, {f"ns/p{n}": Match(tokens, 4 * tokens) for n, tokens in matched.items()})
+    return Demand(1000, {f"ns/p{n}": Match(tokens, 4 * tokens) for n, tokens in matched.items()})
 
 
 @given(fleets, hits, st.sets(st.integers(1, 8)), st.integers(0, 9))

@@ -9,6 +9,8 @@ from kvist_epp.wire import frames
 from kvist_epp.wire.call import Method, Sink
 from kvist_epp.wire.http2 import Connection
 from kvist_epp.wire.limits import Limits
+from kvist_epp.wire.streams import STREAM_BYTES
+from kvist_epp.wire.tally import Tally
 
 Fields = Sequence[tuple[str, str]]
 
@@ -80,13 +82,21 @@ class Client:
         methods: dict[str, Method] | None = None,
         greet: bool = True,
         wake: Callable[[], None] = lambda: None,
+        tally: Tally | None = None,
         **limits: Any,
     ) -> None:
+        bounds = Limits(**limits)
+        self.tally = tally or Tally(bounds.held_bytes)
         self.now = 0.0
         self.calls: list[Recorder] = []
         table: dict[str, Method] = {ECHO: Echo, RECORD: self._record, LASTING: self._record}
         self.connection = Connection(
-            methods or table, Limits(**limits), wake=wake, clock=lambda: self.now, lasting=(LASTING,)
+            methods or table,
+            bounds,
+            wake=wake,
+            clock=lambda: self.now,
+            lasting=(LASTING,),
+            tally=self.tally,
         )
         self._encoder = Encoder()
         self._decoder = Decoder()
@@ -97,6 +107,11 @@ class Client:
     def _record(self, sink: Sink) -> Recorder:
         self.calls.append(Recorder(sink))
         return self.calls[-1]
+
+    @property
+    def held(self) -> int:
+        """Bytes that the port holds, but for what its open streams cost by themselves."""
+        return self.tally.held - STREAM_BYTES * self.connection.streams
 
     def send(self, *chunks: bytes) -> list[Frame]:
         """Feed bytes and take the answer apart."""

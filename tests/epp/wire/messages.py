@@ -24,13 +24,15 @@ def header_map(values: dict[str, str]) -> HeaderMap:
 
 
 def request_headers(
-    protocol: pb.ProtocolConfiguration | None = None, *, end: bool = False, **fields: Any
+    protocol: pb.ProtocolConfiguration | None = None,
+    *,
+    end: bool = False,
+    headers: dict[str, str] | None = None,
+    **fields: Any,
 ) -> bytes:
-    """The first message; ``fields`` are more of ``ProcessingRequest``."""
-    headers = pb.HttpHeaders(headers=header_map(HEADERS), end_of_stream=end)
-    return pb.ProcessingRequest(
-        request_headers=headers, protocol_config=protocol, **fields
-    ).SerializeToString()
+    """The first message; ``headers`` besides the usual ones, ``fields`` are more of ``ProcessingRequest``."""
+    sent = pb.HttpHeaders(headers=header_map(HEADERS | (headers or {})), end_of_stream=end)
+    return pb.ProcessingRequest(request_headers=sent, protocol_config=protocol, **fields).SerializeToString()
 
 
 def request_body(data: bytes, *, end: bool = True) -> bytes:
@@ -43,9 +45,10 @@ def request_trailers() -> bytes:
     return pb.ProcessingRequest(request_trailers=pb.HttpTrailers()).SerializeToString()
 
 
-def response_headers(*, end: bool = False) -> bytes:
-    """The response's beginning."""
-    return pb.ProcessingRequest(response_headers=pb.HttpHeaders(end_of_stream=end)).SerializeToString()
+def response_headers(*, end: bool = False, headers: dict[str, str] | None = None, **fields: Any) -> bytes:
+    """The response's beginning; ``fields`` are more of ``ProcessingRequest``."""
+    sent = pb.HttpHeaders(headers=header_map(headers or {}), end_of_stream=end)
+    return pb.ProcessingRequest(response_headers=sent, **fields).SerializeToString()
 
 
 def response_body(data: bytes, *, end: bool = False) -> bytes:

@@ -43,13 +43,17 @@ def test_headers_are_read_from_value_and_raw_value() -> None:
             HeaderValue(key="X-Raw", raw_value=b"caf\xe9"),
             HeaderValue(key="accept", value="a"),
             HeaderValue(key="accept", raw_value=b"b"),
+            HeaderValue(key="x-text", value="café"),
         ]
     )
     message = pb.ProcessingRequest(request_headers=pb.HttpHeaders(headers=headers, end_of_stream=True))
 
     ask = m.asked(Exchange(), message.SerializeToString())
 
-    assert (ask.path, dict(ask.headers)) == ("/v1/models", {"x-raw": "café", "accept": "a,b"})
+    assert (ask.path, dict(ask.headers)) == (
+        "/v1/models",
+        {"x-raw": "café", "accept": "a,b", "x-text": "cafÃ©"},
+    )
 
 
 def test_full_duplex_answers_headers_body_and_ends() -> None:
@@ -256,48 +260,113 @@ def test_a_response_before_the_pick_ends_the_stream(message: bytes) -> None:
     assert _duplex().feed(message) == Step(end=True)
 
 
-def test_trailers_without_a_body_end_a_buffered_stream() -> None:
-    """BUFFERED with trailers and no body: the headers have gone, so the gateway goes on alone."""
+@pytest.mark.parametrize("mode", [pb.BUFFERED, pb.BUFFERED_PARTIAL])
+def test_trailers_without_a_body_are_picked_for_by_metadata(mode: int) -> None:
+    """BUFFERED with trailers and no body: the headers were answered before, metadata can still tell."""
     exchange = Exchange()
-    exchange.feed(m.request_headers(BUFFERED))
+    exchange.feed(m.request_headers(m.config(mode)))
+    ask = m.asked(exchange, m.request_trailers())
 
-    assert exchange.feed(m.request_trailers()) == Step(end=True)
+    step = exchange.decided(PICK)
 
-
-def test_observed_responses_are_echoed_until_they_end() -> None:
-    """With responses observed the stream stays open after the pick, and each chunk goes back as it came."""
-    exchange = _duplex(observe=True)
-    exchange.feed(m.request_body(b""))
-    picked = exchange.decided(PICK)
-    steps = [
-        exchange.feed(message)
-        for message in (
-            m.response_headers(),
-            m.response_body(b"data: 1"),
-            m.response_body(b"", end=True),
-        )
-    ]
-
-    assert [picked.end, *(step.end for step in steps)] == [False, False, False, True]
-    assert [kind for step in steps for kind in m.kinds(step)] == [
-        "response_headers",
-        "response_body",
-        "response_body",
-    ]
-    echoed = [m.read(step)[0].response_body.response.body_mutation.streamed_response for step in steps[1:]]
-    assert [(chunk.body, chunk.end_of_stream) for chunk in echoed] == [(b"data: 1", False), (b"", True)]
+    assert (ask.body, ask.partial) == (b"", False)
+    assert (m.kinds(step), step.end) == (["request_trailers"], True)
+    assert m.destination_metadata(m.read(step)[0]) == LIST
 
 
-def test_observed_responses_that_are_not_full_duplex_are_let_pass() -> None:
-    """Buffered or streamed response bodies get an empty answer, trailers theirs."""
-    exchange = Exchange(observe_responses=True)
-    exchange.feed(m.request_headers(m.config(pb.BUFFERED, pb.STREAMED), end=True))
-    exchange.decided(PICK)
+def test_names_of_gateways_are_taken_from_clients() -> None:
+    """A client's subset, served and dropped-reason headers do not reach the engine; others do."""
+    headers = {
+        "x-gateway-destination-endpoint-subset": "10.9.9.9:1",
+        "x-kvist-dropped-reason": "x",
+        "x-a": "b",
+    }
+    exchange = Exchange()
+    ask = m.asked(exchange, m.request_headers(DUPLEX, end=True, headers=headers))
 
-    steps = [exchange.feed(message) for message in (m.response_body(b"x"), m.response_trailers())]
+    [answer] = m.read(exchange.decided(PICK))
 
-    assert [step.replies for step in steps] == [(b"\x22\x00",), (b"\x32\x00",)]
-    assert [step.end for step in steps] == [False, True]
+    removed = answer.request_headers.response.header_mutation.remove_headers
+    assert sorted(removed) == ["x-gateway-destination-endpoint-subset", "x-kvist-dropped-reason"]
+    assert ask.subset is None
+
+
+REWRITE = {"x-llm-d-model-name-rewrite": "engine-name"}
+SENT = b'{"model":"m","messages":[]}'
+RENAMED = b'{"model":"engine-name","messages":[]}'
+
+
+def _renamed(protocol: pb.ProtocolConfiguration, *messages: bytes, picked: Picked = PICK) -> tuple[Any, Step]:
+    exchange = Exchange()
+    first, *between = [m.request_headers(protocol, headers=REWRITE), *messages[:-1]]
+    for message in (first, *between):
+        assert exchange.feed(message).ask is None
+    return m.asked(exchange, messages[-1]), exchange.decided(picked)
+
+
+def test_a_rewrite_in_a_full_duplex_body() -> None:
+    """FULL_DUPLEX_STREAMED: the question and the echo have the new name, the length follows."""
+    ask, step = _renamed(DUPLEX, m.request_body(SENT[:9], end=False), m.request_body(SENT[9:]))
+
+    common = m.read(step)[0].request_headers.response
+    assert ask.body == b"".join(chunk.body for chunk in m.chunks(step)) == RENAMED
+    assert m.set_headers(common)["content-length"] == str(len(RENAMED))
+    assert "x-llm-d-model-name-rewrite" in common.header_mutation.remove_headers
+
+
+@pytest.mark.parametrize("mode", [pb.BUFFERED, pb.BUFFERED_PARTIAL])
+def test_a_rewrite_in_a_buffered_body(mode: int) -> None:
+    """BUFFERED, and a whole BUFFERED_PARTIAL body: the answer replaces the body and its length."""
+    ask, step = _renamed(m.config(mode), m.request_body(SENT))
+
+    common = m.read(step)[0].request_body.response
+    assert ask.body == common.body_mutation.body == RENAMED
+    assert m.set_headers(common)["content-length"] == str(len(RENAMED))
+
+
+def test_a_rewrite_in_an_early_streamed_body() -> None:
+    """STREAMED that does not wait: the first chunk becomes the new body, the others become empty."""
+    chunks = (m.request_body(SENT[:9], end=False), m.request_body(SENT[9:], end=False), m.request_body(b""))
+    ask, step = _renamed(m.config(pb.STREAMED, early=True), *chunks)
+
+    first, *mutations = m.read(step)
+    assert ask.body == RENAMED
+    assert m.set_headers(first.request_headers.response)["content-length"] == str(len(RENAMED))
+    bodies = [answer.request_body.response.body_mutation for answer in mutations]
+    assert [(body.body, body.clear_body) for body in bodies] == [(RENAMED, False), (b"", True), (b"", True)]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "messages"),
+    [
+        (m.config(pb.NONE), ()),
+        (m.config(pb.STREAMED), ()),
+        (m.config(pb.BUFFERED_PARTIAL), (m.request_body(SENT, end=False),)),
+    ],
+    ids=["none", "streamed", "cut"],
+)
+def test_no_rewrite_where_the_body_is_not_seen(
+    protocol: pb.ProtocolConfiguration, messages: tuple[bytes, ...]
+) -> None:
+    """Without the whole body nothing is changed, and the wish travels on."""
+    exchange = Exchange()
+    *_, step = [exchange.feed(x) for x in (m.request_headers(protocol, headers=REWRITE), *messages)]
+    assert step.ask is not None
+
+    [answer] = m.read(exchange.decided(PICK))
+
+    common = answer.request_headers.response if not messages else answer.request_body.response
+    assert not common.HasField("body_mutation")
+    assert "content-length" not in m.set_headers(common)
+    assert not common.header_mutation.remove_headers
+
+
+def test_the_picker_may_replace_a_body_too() -> None:
+    """A body in the decision takes the place of what was sent, where that was seen whole."""
+    _, step = _renamed(DUPLEX, m.request_body(SENT), picked=Picked(("10.0.0.1:1",), body=b"other"))
+
+    assert [chunk.body for chunk in m.chunks(step)] == [b"other"]
+    assert m.set_headers(m.read(step)[0].request_headers.response)["content-length"] == "5"
 
 
 def test_undecodable_messages_are_protocol_errors() -> None:

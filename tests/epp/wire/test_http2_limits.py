@@ -19,6 +19,7 @@ from tests.epp.wire.h2 import (
 
 from kvist_epp.wire import frames as f
 from kvist_epp.wire.limits import Budget, Rate
+from kvist_epp.wire.streams import STREAM_BYTES
 
 CALM = (f.GOAWAY, f.ENHANCE_YOUR_CALM)
 STREAM_CALM = (f.RST_STREAM, f.ENHANCE_YOUR_CALM)
@@ -158,16 +159,14 @@ def test_a_body_nobody_reads_is_bounded() -> None:
 
 
 def test_incomplete_messages_of_all_streams_are_bounded() -> None:
-    """The stream that passes the connection's share is reset, the others may complete."""
-    client = Client(receiving_bytes=3000)
+    """The stream that passes the limit is reset, the others may complete."""
+    client = Client(held_bytes=3600 + 3 * STREAM_BYTES)
     for number in (1, 3, 5):
         client.send(client.request(number, RECORD))
     client.send(data(1, message(bytes(2000))[:1500]), data(3, message(bytes(2000))[:1400]))
     assert ending(client.send(data(5, message(bytes(2000))[:1500]))) == STREAM_CALM
     client.send(data(1, message(bytes(2000))[1500:]))
     assert [call.events for call in client.calls] == [[bytes(2000)], [], ["cancelled"]]
-    client.send(client.request(7, RECORD), data(7, message(bytes(1500))[:1400]))
-    assert client.calls[3].events == []
 
 
 def test_a_message_in_tiny_pieces_is_joined() -> None:
@@ -206,14 +205,23 @@ def test_a_connection_that_reads_nothing_is_bounded() -> None:
 
 def test_header_lists_and_blocks_are_bounded() -> None:
     """Too many fields, too long a block or too many CONTINUATION frames end the connection."""
-    large = Client(header_list_bytes=500)
-    fields = [(f"x-{at}", "value") for at in range(20)]
-    assert ending(large.send(large.request(more=fields)))[0] == f.GOAWAY
-    block = Client(header_block_bytes=100)
-    parts = frame(f.HEADERS, 0, 1, bytes(90)) + frame(f.CONTINUATION, 0, 1, bytes(20))
-    assert ending(block.send(parts)) == CALM
-    many = Client(continuations=3)
-    assert ending(many.send(frame(f.HEADERS, 0, 1), frame(f.CONTINUATION, 0, 1) * 4)) == CALM
+    for flood in (
+        [frame(f.HEADERS, 0, 1, bytes(900)), frame(f.CONTINUATION, 0, 1, bytes(101))],
+        [frame(f.HEADERS, f.END_HEADERS, 1, bytes(1001))],
+        [frame(f.HEADERS, f.END_HEADERS, 1, f.literal(b"a", b"") * 31)],
+        [frame(f.HEADERS, 0, 1), frame(f.CONTINUATION, 0, 1) * 4],
+    ):
+        client = Client(header_bytes=1000, continuations=3)
+        assert ending(client.send(*flood)) == CALM
+        assert client.tally.connections_ended["header-bytes"] == 1
+
+
+def test_a_header_bomb_is_not_unpacked() -> None:
+    """Two kilobytes that stand for eight megabytes (an indexed field, repeated) end the connection."""
+    client = Client()
+    big = b"\x40" + f._length(b"x") + f._length(b"v" * 3900)
+    client.send(client.request(1, RECORD), frame(f.HEADERS, f.END_HEADERS, 3, big))
+    assert ending(client.send(frame(f.HEADERS, f.END_HEADERS, 5, b"\xbe" * 2000))) == CALM
 
 
 # -- streams
@@ -258,11 +266,11 @@ CLOSED = frame(f.RST_STREAM, 0, 3, bytes(4))
         ({"settings": FEW}, frame(f.GOAWAY, 0, 0, bytes(8))),
         ({"empty_frames": FEW}, EMPTY),
         ({"empty_frames": FEW}, frame(f.DATA, f.PADDED, 1, b"\x02\0\0")),
-        ({"idle_frames": FEW}, UNKNOWN),
-        ({"idle_frames": FEW}, PRIORITY),
-        ({"idle_frames": FEW}, window_update(1, 1)),
-        ({"idle_frames": FEW}, window_update(0, 1)),
-        ({"idle_frames": FEW}, CLOSED),
+        ({"control_frames": FEW}, UNKNOWN),
+        ({"control_frames": FEW}, PRIORITY),
+        ({"control_frames": FEW}, window_update(1, 1)),
+        ({"control_frames": FEW}, window_update(0, 1)),
+        ({"control_frames": FEW}, CLOSED),
     ],
 )
 def test_floods_end_the_connection(limits: dict[str, Any], flood: bytes) -> None:
@@ -273,6 +281,47 @@ def test_floods_end_the_connection(limits: dict[str, Any], flood: bytes) -> None
     assert not client.connection.closing
     assert ending(client.send(flood * 3)) == CALM
     assert client.calls[0].events == ["cancelled"]
+
+
+def test_a_flood_has_a_name() -> None:
+    """Each flood is counted under its own reason."""
+    for reason, flood in {"pings": PING, "settings": f.settings({}), "control-frames": UNKNOWN}.items():
+        limits: dict[str, Any] = {reason.replace("-", "_"): FEW}
+        client = Client(**limits)
+        client.send(flood * 11)
+        ended = {name for name, count in client.tally.connections_ended.items() if count}
+        assert ended == {reason}
+
+
+def test_a_busy_connection_may_be_lively() -> None:
+    """Answers earn PING and WINDOW_UPDATE frames; what the peer can ask for at will earns nothing."""
+    client = Client(pings=Rate(10, 1.0, 1 / 32))
+    client.send(client.request(1, RECORD))
+    for _ in range(100):
+        client.calls[0].sink.send(bytes(150))
+        client.send(PING * 4)
+    assert not client.connection.closing
+    idle = Client(pings=Rate(10, 1.0, 1 / 32))
+    assert ending([found for _ in range(100) for found in idle.send(PING)]) == CALM
+
+
+def test_a_window_opened_byte_by_byte_is_a_flood() -> None:
+    """An answer torn into bytes does not earn the WINDOW_UPDATE frames that tear it ("data dribble")."""
+    client = Client(control_frames=Rate(10, 1.0, 1 / 32))
+    client.send(f.settings({f.SETTING_INITIAL_WINDOW_SIZE: 0}), client.request(1, RECORD))
+    client.calls[0].sink.send(bytes(10_000))
+    answers = [found for _ in range(1000) for found in client.send(window_update(1, 1))]
+    assert ending(answers) == CALM
+    assert content(answers) < 50
+
+
+def test_what_was_under_way_to_a_refused_stream_is_no_flood() -> None:
+    """A client may have megabytes on their way when its message is found too long."""
+    client = Client(message_bytes=1000, control_frames=FEW)
+    client.send(client.request(1, RECORD), data(1, message(bytes(2000))[:5]))
+    client.send(data(1, bytes(16_384)) * 100)
+    assert not client.connection.closing
+    assert ending(client.send(data(1, b"x") * 12)) == CALM
 
 
 def test_a_trickle_is_no_flood() -> None:
@@ -312,6 +361,26 @@ def test_answers_nobody_reads_are_bounded() -> None:
     client.connection.receive(PING * 200)
     assert client.connection.closing
     assert client.connection.outbox.size < 3000
+
+
+def test_a_mistake_of_ours_costs_one_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception nobody foresaw ends its connection with INTERNAL_ERROR; what it says is not logged."""
+
+    class Broken:
+        def request(self, block: bytes) -> None:
+            raise ValueError(secret)
+
+    secret = "a prompt " * 2
+    client = Client()
+    client.send(client.request(1, RECORD))
+    monkeypatch.setattr(client.connection, "_headers", Broken())
+    assert ending(client.send(client.request(3))) == (f.GOAWAY, f.INTERNAL_ERROR)
+    assert client.calls[0].events == ["cancelled"]
+    assert client.tally.connections_ended["internal"] == 1
+    assert "ValueError" in caplog.text
+    assert secret not in caplog.text
 
 
 def test_nothing_is_done_after_the_end() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from kvist_epp.cache.follow.followed import Followed
-from kvist_epp.cache.follow.intake import Intake
+from kvist_epp.cache.follow.intake import Intake, Position
 from kvist_epp.cache.follow.ports import Hub, Line
 from kvist_epp.cache.follow.replay import Replay
 from kvist_epp.cache.follow.stream import Stream
@@ -30,7 +30,8 @@ class Feed:
         self.intake = Intake(followed.source, learner, stream, observe=observe, ask=self._ask)
         self._replay = Replay(hub, followed.replay or "", self.intake, wake=self.wake, ended=self.replayed)
         self._line: Line | None = None
-        self._settled = False
+        self.endpoint = followed.endpoint
+        self._settled = self._closed = False
         self._checked = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -46,9 +47,30 @@ class Feed:
         """Learns and receives in turn, so that what is not learned yet waits in ZMQ's queue."""
         more = True
         while more and perf_counter() < deadline:
-            more = self.intake.work(deadline) or self._receive()
+            more = self.intake.work(deadline) or (not self.intake.paused and self._receive())
         self._learned()
         return more
+
+    def pause(self) -> None:
+        """The batch at hand is learned to its end, then nothing more; each ``pause`` needs its ``go_on``."""
+        self.intake.paused += 1
+        self.wake()
+
+    def go_on(self) -> None:
+        """After ``pause``."""
+        self.intake.paused -= 1
+        if not self._closed:
+            self.wake()
+
+    def adopt(self, position: Position) -> None:
+        """A peer's snapshot of the publisher was learned, up to there."""
+        self.intake.adopted(position)
+        self.wake()
+
+    def resume(self) -> None:
+        """No peer has a snapshot of the publisher."""
+        self.intake.push(self.intake.stream.resume())
+        self.wake()
 
     def live(self, frames: list[bytes]) -> None:
         """A message of this publisher."""
@@ -72,6 +94,7 @@ class Feed:
 
     def close(self) -> None:
         """Closes the sockets and the timers."""
+        self._closed = True
         self._cancel_timer()
         self._replay.stop()
         self._hub.pump.drop(self)

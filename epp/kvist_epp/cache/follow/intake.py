@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 from kvist_epp.cache.events import decode
-from kvist_epp.cache.follow.stream import Apply, Ask, Forget, Step, Stream
+from kvist_epp.cache.follow.stream import MARK_BYTES, Apply, Ask, Forget, Step, Stream
 from kvist_epp.cache.learn.observed import Observed
 from kvist_epp.cache.learner import Learner
 from kvist_epp.errors import EventError
@@ -21,6 +22,15 @@ END_SEQ = (1 << 64) - 1
 @dataclass(frozen=True, slots=True)
 class Retry:
     """After what a replay brought was learned: what waits for a parent may be explained now."""
+
+
+class Position(NamedTuple):
+    """How far a publisher is learned."""
+
+    next: int
+    """The first batch that is not."""
+    mark: bytes
+    """The beginning of the last one that is."""
 
 
 class Intake:
@@ -43,6 +53,21 @@ class Intake:
         self._ask = ask
         self._steps: deque[Step | Retry] = deque()
         self._batch: Iterator[Observed | None] = iter(())
+        self._applying: Position | None = None
+        self._learned: Position | None = None
+        self._between = True
+        self.paused = 0
+        """How many want it to stop before the next step, so that nothing of the publisher changes."""
+
+    @property
+    def between(self) -> bool:
+        """Whether no step is under way: what is learned is what ``position`` says."""
+        return self._between
+
+    @property
+    def position(self) -> Position | None:
+        """Up to where the publisher is learned; None: nothing is."""
+        return self._learned
 
     def live(self, frames: list[bytes], now: float) -> None:
         """``topic, seq, payload`` from the publisher's socket."""
@@ -83,15 +108,26 @@ class Intake:
                     self._observe(seen)
                 if perf_counter() >= deadline:
                     return True
+            self._between, self._learned = True, self._applying
+            if self.paused:
+                return False
             if not self._steps:
                 self.stats.warm = self.stream.warm
                 return False
             self._begin(self._steps.popleft())
 
+    def adopted(self, position: Position) -> None:
+        """A peer's snapshot of the publisher was learned: it stands there now."""
+        self._applying = self._learned = position
+        self.push(self.stream.adopt(*position))
+
     def _begin(self, step: Step | Retry) -> None:
+        self._between = False
         if isinstance(step, Apply):
+            self._applying = Position(step.seq + 1, step.payload[:MARK_BYTES])
             self._apply(step.payload)
         elif isinstance(step, Forget):
+            self._applying = None
             self.stats.restarts += step.restarted
             self._learner.forget(self.source)
         elif isinstance(step, Retry):

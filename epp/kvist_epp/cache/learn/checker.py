@@ -68,6 +68,16 @@ class Checker:
         else:
             self._queue.append((ward, born))
 
+    def adopt(self, ward: Ward, born: Born) -> None:
+        """Takes over a block from a peer's snapshot, as far as it got there."""
+        ward.pending.add(born)
+        if born.state is not State.PENDING:
+            return
+        if self._encode is None or len(self._queue) >= self._limit:
+            self._reject(ward, born)
+        else:
+            self._queue.append((ward, born))
+
     def prove(self, ward: Ward, born: Born) -> bool:
         """An engine's own prompt matched this block: it and what it follows are canonical."""
         for block in reversed([born, *ward.pending.above(born)]):

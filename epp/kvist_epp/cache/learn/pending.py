@@ -54,6 +54,10 @@ class Pending:
         """Blocks in the table, in any state."""
         return len(self._blocks)
 
+    def all(self) -> list[Born]:
+        """The blocks, in any state, in the order they came."""
+        return list(self._blocks.values())
+
     def get(self, name: int | None) -> Born | None:
         """The block of this hash."""
         return self._blocks.get(name) if name is not None else None

@@ -162,7 +162,7 @@ class Forest:
                 return
             parent = segment.parent
             detach(parent, segment)
-            self.nodes.drop(segment.hashes, segment)
+            self.nodes.drop(segment.cut(0), segment)  # who still refers to it keeps none of its text
             self.segments -= 1
             segment = parent
         tree = segment.tree

@@ -68,6 +68,18 @@ class Holders:
             bits |= bit
         return bits
 
+    def joined(self, bits: int, length: int) -> int:
+        """Mask of the blocks that any of these holders holds."""
+        if self.full & bits:
+            return ONES[length]
+        mask = 0
+        if self.runs:
+            mask = ONES[max((run for run, some in self.runs.items() if some & bits), default=0)]
+        for bit, some in (self.part or {}).items():
+            if bit & bits:
+                mask |= some
+        return mask
+
     def covering(self, count: int) -> int:
         """Bit set of those that hold the first ``count`` blocks."""
         bits = self.full

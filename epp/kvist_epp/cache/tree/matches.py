@@ -17,8 +17,8 @@ from kvist_epp.cache.tree.segment import Segment, Tree, continuations
 
 Loads = tuple["Loads | None", int, str, int]
 """What must be loaded on the way down: (what came before, holders, medium, blocks)."""
-Group = tuple[int, int, int, Loads | None]
-"""(holders, tokens, bytes, loads)"""
+Group = tuple[int, int, int, Loads | None, Segment]
+"""(holders, tokens, bytes, loads, segment of the last block)"""
 Reached = tuple[int, int, Loads | None]
 """Who got so far: (on the GPU alone, with loads from slower media, those loads)."""
 
@@ -40,7 +40,7 @@ MISS = Hit()
 class Matches:
     """A snapshot: later changes of the index do not show in it."""
 
-    __slots__ = ("_bits", "_block_sizes", "groups")
+    __slots__ = ("_bits", "_block_sizes", "_hits", "groups")
 
     def __init__(
         self, groups: Iterable[tuple[Group, int]] = (), bits: Mapping[int, int] = MappingProxyType({})
@@ -50,6 +50,8 @@ class Matches:
         self.groups = [group for group, _ in ordered]
         self._block_sizes = [size for _, size in ordered]
         self._bits = bits
+        self._hits: dict[int, Hit] = {}
+        """By group: hits without loads are the same for all its holders."""
 
     def __repr__(self) -> str:
         return f"<Matches {len(self.groups)} groups, best {self.best} tokens>"
@@ -70,15 +72,29 @@ class Matches:
         """The best hit of one publisher: most tokens, then least to load, then most bytes."""
         bit = self._bits.get(publisher, 0)
         best, least = MISS, (0, 0)
-        for index, (holders, tokens, size, loads) in enumerate(self.groups):
+        for index, (holders, tokens, size, loads, _) in enumerate(self.groups):
             if tokens < best.tokens:
                 break
             if holders & bit:
                 lower = _loads_of(bit, loads, self._block_sizes[index]) if loads else {}
                 rank = (sum(lower.values()), -size)
                 if best is MISS or rank < least:
-                    best, least = Hit(tokens, size, lower), rank
+                    best, least = Hit(tokens, size, lower) if lower else self._plain(index), rank
         return best
+
+    def _plain(self, index: int) -> Hit:
+        hit = self._hits.get(index)
+        if hit is None:
+            hit = self._hits[index] = Hit(*self.groups[index][1:3])
+        return hit
+
+    def end(self, publisher: int) -> tuple[Segment, int] | None:
+        """Where the longest hit of one publisher ends: a segment, and how many of its blocks."""
+        bit = self._bits.get(publisher, 0)
+        for holders, tokens, _, _, segment in self.groups:
+            if holders & bit:
+                return segment, tokens // segment.tree.block_size - segment.base
+        return None
 
 
 def _loads_of(bit: int, loads: Loads | None, block_size: int) -> dict[str, int]:
@@ -166,7 +182,7 @@ class _Walk:
         groups = self.groups
         if groups and groups[-1][1] < tokens and not groups[-1][0] & ~holders:
             groups.pop()  # the same holders, now further down
-        groups.append((holders, tokens, start + segment.offset(count), loads))
+        groups.append((holders, tokens, start + segment.offset(count), loads, segment))
 
     def _shorter(self, segment: Segment, start: int, count: int, reached: Reached, further: Reached) -> None:
         """Of those that do not hold the first ``count`` blocks, some hold a few."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
@@ -74,7 +74,10 @@ class Segment:
     alias: dict[Presence, list[int | None]] | None
     """Presence → its own hashes for the blocks it holds, when they are not (all) those of ``hashes``."""
     shadowed: bool
-    """One of ``hashes`` means another block to most publishers: look it up per publisher only."""
+    """One of ``hashes`` means another block, or none, to most publishers: look it up per publisher only.
+
+    Every name of a segment that is not shadowed leads to it.
+    """
 
     def __init__(self, tree: Tree, parent: Segment | None, at: int, base: int) -> None:
         self.tree = tree
@@ -134,6 +137,10 @@ class Segment:
         except ValueError:
             return 0
 
+    def hides(self, names: Iterable[int]) -> bool:
+        """Whether one of these names, unknown to the mapping, is a block's here all the same."""
+        return self.shadowed and not set(names).isdisjoint(self.hashes)
+
     def held(self, bit: int) -> int:
         """Mask of the blocks that one holder holds on any medium."""
         length = len(self.hashes)
@@ -141,6 +148,17 @@ class Segment:
         for holders in (self.lower or {}).values():
             mask |= holders.mask(bit, length)
         return mask
+
+    def exclusive(self, own: int, others: int) -> int:
+        """Mask of the blocks that some of ``own`` hold, on any medium, and none of ``others``."""
+        if self.gpu.full & others:
+            return 0
+        length = len(self.hashes)
+        mask = taken = 0
+        for _, holders in self.media():
+            mask |= holders.joined(own, length)
+            taken |= holders.joined(others, length)
+        return mask & ~taken
 
     def offset(self, count: int) -> int:
         """Bytes of the first ``count`` blocks."""

@@ -75,7 +75,7 @@ class Storing:
             return False
         room = SEGMENT_BLOCKS - at - 1 if forest.has_room(segment, at) else SEGMENT_BLOCKS
         names = self.hashes[self.done : self.done + room]
-        if not self._unheard(names):
+        if not self._unheard(names) or segment.hides(names):
             return False
         segment, low = forest.add(segment, at, names, self.blocks[self.done : self.done + room])
         forest.nodes.put(names, segment)

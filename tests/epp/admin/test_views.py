@@ -2,7 +2,8 @@
 
 import msgspec
 
-from kvist_epp.admin.describe import fleet_document, pick_document
+from kvist_epp.admin.explained import pick_document
+from kvist_epp.admin.views import fleet_document
 from kvist_epp.fleet.endpoints import Endpoint
 from kvist_epp.fleet.ledger import Ledger
 from kvist_epp.fleet.scrape import EngineState
@@ -47,6 +48,7 @@ def test_pick_document_is_the_fixed_interface() -> None:
             },
         ],
         "picked": ["[fd00::2]:8000"],
+        "full": False,
     }
 
 

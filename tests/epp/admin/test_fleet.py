@@ -1,0 +1,143 @@
+"""The page ``/fleet``: what it tells, and that asking for it costs little."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Generator
+from pathlib import Path
+
+import pytest
+from tests.epp.parts import BLOCK, Parts, ask, chat, make
+
+from kvist_epp.admin import fleet
+from kvist_epp.admin.fleet import FleetPage, gently
+from kvist_epp.cache.health import Trust
+from kvist_epp.fleet.endpoints import Endpoint, Fleet
+from kvist_epp.fleet.engine_metrics import EngineSample
+from kvist_epp.fleet.scrape import Scraper
+from kvist_epp.membership import Membership
+from kvist_epp.settings import Settings
+
+LONG = "The library opens at nine and closes when the last reader has left. " * 12
+
+
+@pytest.fixture
+async def parts() -> Parts:
+    """A picker without endpoints."""
+    return make(0)
+
+
+@pytest.fixture
+async def membership(parts: Parts) -> AsyncIterator[Membership]:
+    """Two engines that are ready, whose events are believed."""
+    made = Membership(Settings(), parts.picker, None, None, Trust())
+    parts.endpoints = [
+        Endpoint(name=f"e{n}", namespace="t", address=f"10.0.0.{n}", port=80, uid=f"u{n}") for n in (0, 1)
+    ]
+    async with Scraper(scraped=made.scraped, changed=made.changed, interval=0) as made.scraper:
+        made.follow(Fleet(tuple(parts.endpoints)))
+        for one in parts.endpoints:
+            member = parts.picker.lookup.members[one.key]
+            member.publishers, member.precise = (parts.picker.index.publisher(f"{one.key}/0"),), True
+            parts.picker.lookup.join(one.key, member)
+        yield made
+
+
+async def test_the_page_tells_worth_and_how_engines_stand(parts: Parts, membership: Membership) -> None:
+    """Tokens that only one holds count as its worth; what scrapes told is beside it; a copy ends it."""
+    held = parts.warm(0, chat(LONG))
+    state = membership.scraper.states["t/e0"]
+    state.sample = EngineSample(
+        running=3, waiting=1, cache_usage=0.5, block_size=BLOCK, blocks=100, size_tokens=1500
+    )
+    parts.picker.decide(ask(chat(LONG, "fine", "and?")))
+    page = await FleetPage(membership).document()
+
+    first, second = page["endpoints"]
+    assert (page["version"], page["window_seconds"], page["prompts"]["requests"]) == (1, 600.0, 1)
+    assert (first["pod"], first["endpoint"], first["uid"]) == ("e0", "10.0.0.0:80", "u0")
+    assert (first["role"], first["ready"], first["draining"], first["state"]) == (
+        "both",
+        True,
+        False,
+        "ready",
+    )
+    assert held - 2 * BLOCK <= first["worth_tokens"] <= held
+    assert first["blocks"] == {"GPU": first["exclusive_blocks"]} == {"GPU": held // BLOCK}
+    assert (first["kv_tokens"], first["running"], first["waiting"]) == (1500, 3, 1)
+    assert (second["worth_tokens"], second["blocks"], second["kv_tokens"]) == (0, {}, None)
+
+
+async def test_the_guide_shows_the_page_as_it_is(membership: Membership) -> None:
+    """Every field of the page is in the guide's example and nothing else is, and the version is the same."""
+    text = (Path(__file__).parents[3] / "docs" / "guides" / "fleet.md").read_text()
+    shown = json.loads(text.partition("```json")[2].partition("```")[0])
+    page = await FleetPage(membership).document()
+    assert shown.keys() == page.keys()
+    assert shown["version"] == page["version"]
+    assert shown["prompts"].keys() == page["prompts"].keys()
+    assert shown["endpoints"][0].keys() == page["endpoints"][0].keys()
+    assert shown["endpoints"][0]["counted"].keys() == page["endpoints"][0]["counted"].keys()
+
+
+async def test_asking_again_at_once_costs_nothing(
+    parts: Parts, membership: Membership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks too soon gets what was found last, with its age; later it is worked out anew."""
+    page = FleetPage(membership)
+    monkeypatch.setattr(fleet, "SHARE", 1e-9)
+    before = await page.document()
+    parts.warm(0, chat(LONG))
+    again = await page.document()
+    assert again["endpoints"] == before["endpoints"]
+    assert again["age_seconds"] >= before["age_seconds"]
+
+    fresh = FleetPage(membership)
+    monkeypatch.setattr(fleet, "SHARE", 1e9)
+    for held in (True, False):
+        assert bool((await fresh.document())["endpoints"][0]["blocks"]) == held
+        parts.picker.index.forget(parts.picker.index.publisher("t/e0/0"))
+
+
+async def test_one_who_gives_up_does_not_stop_the_others(membership: Membership) -> None:
+    """Two ask at once and one goes away: the other is answered, and it is worked out once."""
+    page = FleetPage(membership)
+    leaver, stayer = (asyncio.create_task(page.document()) for _ in range(2))
+    await asyncio.sleep(0)
+    leaver.cancel()
+    assert len((await stayer)["endpoints"]) == 2
+    await asyncio.wait((leaver,))
+    assert leaver.cancelled()
+
+
+async def test_the_end_of_the_picker_is_not_waited_out(membership: Membership) -> None:
+    """Closing while somebody waits ends both the work and the waiting."""
+    page = FleetPage(membership)
+    waiter = asyncio.create_task(page.document())
+    await asyncio.sleep(0)
+    await page.close()
+    await asyncio.wait((waiter,))
+    assert waiter.cancelled()
+    await page.close()
+
+
+async def test_work_goes_on_in_slices() -> None:
+    """Others get their turn while it works; the result is what the generator returns."""
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def work() -> Generator[None, None, str]:
+        while turns < 5:
+            yield
+        return "done"
+
+    task = asyncio.create_task(other())
+    found, seconds = await gently(work())
+    task.cancel()
+    await asyncio.wait((task,))
+    assert found == "done"
+    assert seconds > 0

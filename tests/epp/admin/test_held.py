@@ -1,0 +1,61 @@
+"""What /debug/held shows while requests are on their way, and after."""
+
+import asyncio
+import json
+
+from tests.epp.parts import ask, chat, make
+
+from kvist_epp.admin.held import held
+from kvist_epp.wire.exchange import Picked
+from kvist_epp.wire.tally import Load, Tally
+
+
+def zeros(page: dict[str, object]) -> bool:
+    """Whether every count but those of tasks and streams is 0."""
+    return not any(value for name, value in page.items() if name not in {"tasks", "streams", "stream_bytes"})
+
+
+async def test_a_request_is_held_until_it_has_ended() -> None:
+    """Ledger, flight, prompt and history note are there after the pick, and gone after the access log."""
+    parts = make()
+    before = held(parts.picker)
+    decision = parts.picker.decide(ask(chat("What is held for me?")))
+    assert isinstance(decision, Picked)
+    during = held(parts.picker)
+    parts.picker.settled([decision.session], "access-log")
+    after = held(parts.picker)
+
+    assert zeros(before)
+    assert (during["ledger"], during["flights"], during["notes"]) == (1, 1, 1)
+    assert during["prompt_bytes"] > len("What is held for me?")
+    assert zeros(after)
+    assert json.loads(json.dumps(after)) == after
+
+
+async def test_tasks_are_told_by_what_they_run() -> None:
+    """So that one that stays can be found."""
+
+    async def waits() -> None:
+        await asyncio.Event().wait()
+
+    tasks = [asyncio.create_task(waits()) for _ in range(2)]
+    found = held(make().picker)["tasks"]
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+    [name] = [name for name in found if name.endswith("waits")]
+    assert found[name] == 2
+
+
+async def test_streams_of_gateways_are_counted_and_those_of_peers_are_not() -> None:
+    """Replicas talk to each other all the time; what their gateways sent here ends."""
+    picker = make().picker
+    for port, streams in (("grpc", 3), ("grpc-health", 1), ("peer", 2)):
+        tally = picker.metrics.ports[port] = Tally(1 << 20)
+        tally.load = lambda streams=streams: Load(1, streams, 10, 5)  # type: ignore[misc]
+    found = held(picker, others=4)
+
+    assert found["streams"] == {"grpc": 3, "grpc-health": 1}
+    assert found["stream_bytes"] == {"grpc": 15, "grpc-health": 15}
+    assert found["of_peers"] == 4

@@ -1,0 +1,117 @@
+"""What pages and metrics show of the queue."""
+
+from collections import defaultdict
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.epp.parts import Parts, ask, chat, make
+
+from kvist_epp.admin import queues
+from kvist_epp.admin.histogram import Histogram
+from kvist_epp.admin.metrics import Gauges
+from kvist_epp.errors import PickError
+from kvist_epp.names import PRIORITY_HEADER, TENANT_HEADERS
+from kvist_epp.queueing import Bounds, Held, Queue
+
+SECRET = "the password of the library"
+
+
+@pytest.fixture
+async def parts() -> AsyncIterator[Parts]:
+    """A picker whose two endpoints are full."""
+    made = make(2)
+    picker = made.picker
+    waits: defaultdict[str, Histogram] = defaultdict(Histogram)
+    picker.queue = Queue(Bounds(), lambda: picker.candidates, picker.clock, waits)
+    for endpoint in made.endpoints:
+        picker.ledger.calibrate(endpoint.key, slots=1)
+        picker.ledger.routed(endpoint.key, endpoint.key, 15_928 * 4, 15_928 * 4, made.clock.now)
+    yield made
+    picker.queue.close()
+
+
+def wait(parts: Parts, priority: int, tenant: str = "") -> Held:
+    """One more waits."""
+    headers = {PRIORITY_HEADER: str(priority), TENANT_HEADERS[0]: tenant}
+    held = parts.picker.decide(ask(chat(SECRET), headers=headers))
+    assert isinstance(held, Held)
+    return held
+
+
+async def test_the_page_shows_numbers_only(parts: Parts) -> None:
+    """Levels from the top, what the pool owes, the bounds; neither prompts nor tenants."""
+    for priority, tenant in ((0, "anna"), (0, "bert"), (7, "anna"), (-2, "anna")):
+        wait(parts, priority, tenant)
+    parts.clock.now += 2.0
+    page = queues.document(parts.picker.queue)
+
+    assert [(level["priority"], level["requests"], level["tenants"]) for level in page["levels"]] == [
+        *((7, 1, 1), (0, 2, 2), (-2, 1, 1)),
+    ]
+    assert page["requests"] == 4
+    assert (page["tokens"], page["bytes"]) == (
+        sum(level["tokens"] for level in page["levels"]),
+        sum(level["bytes"] for level in page["levels"]),
+    )
+    assert (page["oldest_seconds"], page["full_endpoints"], page["pool_empty"]) == (2.0, 2, False)
+    assert page["owed_seconds"] == 2.0
+    assert page["bounds"]["room_seconds"] == 60.0
+    assert SECRET not in str(page)
+    assert "anna" not in str(page)
+    assert queues.document(None) == {}
+
+
+async def test_a_level_that_emptied_is_told_as_zero_for_a_while(parts: Parts) -> None:
+    """Autoscalers see that it has; after ten minutes the series ends. Level 0 is always there."""
+    queue, gauges = parts.picker.queue, Gauges()
+    assert queue is not None
+    queues.QueueGauges(queue).attach(gauges)
+    assert gauges.queue_requests() == {"0": 0}
+
+    held = wait(parts, -3)
+    assert gauges.queue_requests() == {"-3": 1, "0": 0}
+    assert (gauges.queue_tokens(), gauges.queue_bytes()) == (held.tokens, held.size)
+    held.cancel()
+    parts.clock.now += 599.0
+    assert gauges.queue_requests() == {"-3": 0, "0": 0}
+    parts.clock.now += 2.0
+    assert gauges.queue_requests() == {"0": 0}
+    assert (gauges.queue_tokens(), gauges.queue_bytes(), gauges.full_endpoints()) == (0, 0, 2)
+
+
+async def test_the_number_of_levels_is_bounded(parts: Parts) -> None:
+    """Clients choose priorities: beyond 32 of them the rest is told together."""
+    queue, gauges = parts.picker.queue, Gauges()
+    assert queue is not None
+    queues.QueueGauges(queue).attach(gauges)
+    held = [wait(parts, priority) for priority in range(1, 101)]
+    told = gauges.queue_requests()
+
+    assert (len(told), told["other"], sum(told.values())) == (33, 69, 100)
+    for one in held:
+        one.cancel()
+    assert sum(gauges.queue_requests().values()) == 0
+
+
+async def test_an_empty_pool_owes_nothing(parts: Parts) -> None:
+    """With nobody to pick from the mean is 0, not an error."""
+    queue = parts.picker.queue
+    assert queue is not None
+    parts.picker.gather(())
+    assert (queues.owed_seconds(queue), queues.full_endpoints(queue)) == (0.0, 0)
+    assert queues.document(queue)["pool_empty"] is True
+
+
+async def test_what_became_of_those_who_waited_is_counted(parts: Parts) -> None:
+    """By outcome, with the time they waited."""
+    held = wait(parts, 0)
+    parts.clock.now += 3.0
+    held.cancel()
+    told: list[object] = []
+    held.then(told.append)
+    waits = parts.picker.queue._waits if parts.picker.queue else {}
+
+    assert {outcome: round(histogram.total) for outcome, histogram in waits.items()} == {
+        "rejected-context-cancelled": 3
+    }
+    assert not [error for error in told if isinstance(error, PickError)]

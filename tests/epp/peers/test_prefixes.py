@@ -1,0 +1,101 @@
+"""Prompts on their way elsewhere: found again by their beginnings, and gone with their requests."""
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.epp.parts import Parts, ask, chat, make
+from tests.epp.peers.test_peers import ended, joined, tell
+
+from kvist_epp.peers.prefixes import LEAST_TOKENS, STEP, STEPS, Prefix, Prefixes
+from kvist_epp.peers.updates import Entry, Update
+from kvist_epp.wire.exchange import Picked
+
+PIECES = (b"a" * STEP, b"b" * STEP, b"b" * (STEP - 1), b"c")
+prompts = st.lists(st.sampled_from(PIECES), max_size=5).map(b"".join)
+roots = st.sampled_from([(None, None), ("adapter", None), (None, "salt")])
+PODS = ("p", "q")
+
+
+def shared(one: bytes, other: bytes) -> int:
+    """Whole steps that two prompts have in common."""
+    steps = 0
+    while len(one) >= (steps + 1) * STEP and other.startswith(one[: (steps + 1) * STEP]):
+        steps += 1
+    return steps
+
+
+@given(st.lists(st.tuples(st.sampled_from(PODS), roots, prompts), max_size=6), roots, prompts)
+def test_the_longest_common_beginning_is_found_for_each_endpoint(
+    routed: list[tuple[str, tuple[str | None, str | None], bytes]],
+    root: tuple[str | None, str | None],
+    prompt: bytes,
+) -> None:
+    """In whole steps, under the same root; and when all have ended nothing is left."""
+    prefixes = Prefixes()
+    notes = [(pod, Prefix.of(above, text)) for pod, above, text in routed]
+    for pod, note in notes:
+        prefixes.add(pod, note)
+    expected = dict.fromkeys(PODS, 0)
+    for pod, above, text in routed:
+        if above == root:
+            expected[pod] = max(expected[pod], shared(text, prompt) * STEP)
+
+    assert prefixes.match(root, prompt) == {pod: size for pod, size in expected.items() if size}
+    for pod, note in notes:
+        prefixes.drop(pod, note)
+    assert (len(prefixes), prefixes.match(root, prompt)) == (0, {})
+
+
+def test_what_is_told_of_a_prompt_is_bounded() -> None:
+    """Beyond 256 KiB two prompts count as the same."""
+    assert len(Prefix.of((None, None), b"x" * STEP * (STEPS + 9)).digests) == STEPS
+    assert Prefix.of((None, None), b"x" * (STEP - 1)).digests == ()
+
+
+LONG = " ".join(f"word{number}" for number in range(4000))
+
+
+def picked(parts: Parts, text: str) -> Picked:
+    """Where this prompt goes."""
+    decision = parts.picker.decide(ask(chat(text)))
+    assert isinstance(decision, Picked)
+    return decision
+
+
+def test_a_prefix_another_replica_just_sent_to_a_pod_draws_the_same_prefix_there() -> None:
+    """That pod owes more than the others; a second copy would cost all of the prefill again."""
+    other, here, alone = make(), make(), make()
+    told, peers, stranger = joined(other), joined(here), joined(alone)
+    other.picker.turn = 1
+    first = picked(other, LONG)
+    [flight] = [f for flights in other.picker.flights._by_session.values() for f in flights]
+    [request] = other.picker.ledger.ours()
+    prefix = told._describe(request)
+    assert prefix is not None
+    tokens = int(request.uncached)
+    entry = Entry(1, "other.1", flight.endpoint, tokens, tokens, request.total, 0.0, 0.0, progressed=False)
+    tell(peers, 1, msgspec.structs.replace(entry, prefix=prefix))
+    tell(stranger, 1, entry)
+
+    assert request.uncached >= LEAST_TOKENS
+    assert picked(here, LONG + " and more").endpoints[0] == first.endpoints[0]
+    assert picked(alone, LONG + " and more").endpoints[0] != first.endpoints[0]
+    peers.book.take("other", Update(2, gone=[1]), here.clock.now)
+    assert len(peers.book.prefixes) == 0
+
+
+def test_short_or_known_prompts_are_not_told() -> None:
+    """Nor those an engine has taken up: their blocks are in the index soon."""
+    parts = make()
+    peers = joined(parts)
+    picked(parts, "hello")
+    [short] = parts.picker.ledger.ours()
+    picked(parts, LONG)
+    long = parts.picker.ledger.ours()[-1]
+    before = peers._describe(long)
+    flight = parts.picker.flights.find(long.session)
+    assert flight is not None
+    parts.picker.flights.release(flight)
+
+    assert (peers._describe(short), before is None, peers._describe(long)) == (None, False, None)
+    peers._after.ended([ended(long.session)])

@@ -1,0 +1,61 @@
+"""Indexes copied by snapshot: what one writes, another reads, without a wire between them."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from kvist_epp.cache.index import Index
+from kvist_epp.cache.learn.checker import Checker, Ward
+from kvist_epp.cache.learn.stats import SourceStats
+from kvist_epp.cache.snapshot.parts import Begin, Part
+from kvist_epp.cache.snapshot.read import Reader
+from kvist_epp.cache.snapshot.section import Section
+from kvist_epp.cache.snapshot.write import Writer
+
+
+class Shelf:
+    """An index as a reader sees it: publishers by name."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self._checker = Checker(index, [], None)
+
+    def restore(self, source: str, group: int | None) -> Section:
+        """As the learner does."""
+        number = self.index.publisher(source)
+        return Section(self.index.restore(number), Ward(number, SourceStats()), self._checker)
+
+    def forget(self, source: str) -> None:
+        """As the learner does."""
+        self.index.forget(self.index.publisher(source))
+
+
+def told(index: Index, names: Iterable[str]) -> Iterator[Part]:
+    """The snapshot of these publishers."""
+    writer = Writer()
+    for at, name in enumerate(names):
+        capture = index.capture(index.publisher(name))
+        for _ in capture.steps():
+            pass
+        yield Begin(publisher=name, next=at, mark=b"", group=None)
+        yield from writer.section(capture, ())
+
+
+def heard(
+    index: Index, parts: Iterable[Part], wanted: Callable[[str], bool] = lambda _: True
+) -> Sequence[str]:
+    """Reads a snapshot into an index; the publishers whose sections were complete."""
+    complete: list[str] = []
+    reader = Reader(Shelf(index), wanted, lambda begin: complete.append(begin.publisher))
+    for part in parts:
+        for _ in reader.feed(part):
+            pass
+    reader.close()
+    return complete
+
+
+def copied(index: Index, names: Sequence[str]) -> Index:
+    """Another index of the same publishers, with the same numbers."""
+    copy = Index()
+    for name in names:
+        copy.publisher(name)
+    assert heard(copy, told(index, names)) == names
+    return copy

@@ -1,0 +1,80 @@
+"""The real server with the picker's real methods, in this process; only the decision is the test's."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from kvist_epp.wire.accesslog import Ended
+from kvist_epp.wire.exchange import Ask, Decision, Picked
+from kvist_epp.wire.health import Health
+from kvist_epp.wire.limits import Limits
+from kvist_epp.wire.server import serve_fast
+from kvist_epp.wire.service import methods
+from kvist_epp.wire.tally import Tally
+from kvist_epp.wire.tls import Certificates
+
+ENGINE = "10.0.0.1:8000"
+
+
+class Door:
+    """A port, what came through it, and the hand that decides."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.tally = Tally(limits.held_bytes)
+        self.health = Health()
+        self.ended: list[Ended] = []
+        self.asked: list[Ask] = []
+        self.waiting: list[asyncio.Future[Decision]] = []
+        self.patient = False
+        """Decisions wait until ``decide`` is called."""
+        self.server: Any = None
+        self._changed = asyncio.Event()
+
+    @property
+    def target(self) -> str:
+        """Where clients find it."""
+        return f"127.0.0.1:{self.server.port}"
+
+    def decide(self) -> None:
+        """Let every request go that waits."""
+        waiting, self.waiting = self.waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(Picked((ENGINE,)))
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait for a request or an access log that makes the condition true."""
+        async with asyncio.timeout(20):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    def _decided(self, ask: Ask) -> Decision | Awaitable[Decision]:
+        self.asked.append(ask)
+        self._changed.set()
+        if not self.patient:
+            return Picked((ENGINE,))
+        future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(lambda _: self._changed.set())
+        self.waiting.append(future)
+        return future
+
+    def _logged(self, entries: list[Ended]) -> None:
+        self.ended.extend(entries)
+        self._changed.set()
+
+
+@asynccontextmanager
+async def opened(tls: Certificates | None, **limits: Any) -> AsyncIterator[Door]:
+    """A ready picker's port."""
+    door = Door(Limits(message_bytes=33 << 20, **limits))
+    door.health.set(True)
+    served = methods(door._decided, door._logged, door.health)
+    ssl = tls.server_context() if tls is not None else None
+    door.server = await serve_fast(served, "127.0.0.1", 0, door.limits, ssl=ssl, tally=door.tally)
+    try:
+        yield door
+    finally:
+        await door.server.close()
