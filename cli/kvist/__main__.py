@@ -15,11 +15,12 @@ from .commands import COMMANDS, GROUPS, Command
 EPILOG: Final = """\
 examples:
   kvist demo                        kvist beside round robin, on this machine, in two minutes
+  kvist plan -f pool.yaml           what would run for a pool, and why; no cluster needed
   kvist sim engine --port 8000      an engine that looks like vLLM from outside
   kvist bench epp --quick           what the picker costs behind a real Envoy
   kvist COMMAND --help              options and examples of one command
 """
-OUR_PACKAGES: Final = ("kvist", "kvist_sim", "kvist_epp")
+OUR_PACKAGES: Final = ("kvist", "kvist_sim", "kvist_operator", "kvist_epp")
 MISSING_EXTRA: Final = 2
 
 
@@ -66,7 +67,7 @@ def _function(command: Command) -> Callable[[Any], int | None]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvist",
-        description="Prefix-aware routing for vLLM: the demo, the simulator, the benchmarks.",
+        description="Prefix-aware routing for vLLM: plans, the demo, the simulator, the benchmarks.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -6,6 +6,7 @@ Standard library only; a command's function is named as text and imported when i
 import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -67,7 +68,169 @@ def _bench_epp(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=SHAPES, help="only this one (default: all; quick: the first two)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too; - is stdout")
     parser.add_argument(
+        "--baseline",
+        metavar="REV",
+        help="beside the picker of this git revision: CPU per request then and now",
+    )
+    parser.add_argument(
+        "--write-docs",
+        metavar="FILE",
+        help="with --baseline: put the comparison into this page (benchmarks.md)",
+    )
+    parser.add_argument(
         "--profile", action="store_true", help="show which functions the pickers spend their CPU time in"
+    )
+
+
+def _bench_chaos(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--phase-seconds",
+        type=_positive,
+        default=60.0,
+        metavar="N",
+        help="length of each phase (default: 60; shorter ones are no proof)",
+    )
+    parser.add_argument("--rate", type=_positive, default=200.0, help="requests per second (default: 200)")
+    parser.add_argument("--engines", type=_count, default=4, help="simulated engines (default: 4)")
+    parser.add_argument(
+        "--only", type=_words, metavar="PHASE,…", default=(), help="only these phases, by their names"
+    )
+    parser.add_argument("--plaintext", action="store_true", help="no TLS between Envoy and the pickers")
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same traffic (default: 0)")
+    _results(parser)
+
+
+def _bench_soak(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--seconds",
+        type=_positive,
+        default=600.0,
+        metavar="N",
+        help="length of each part (default: 600; shorter ones are no proof)",
+    )
+    parser.add_argument("--part", choices=("direct", "stack"), help="only this one (default: both)")
+    parser.add_argument(
+        "--picks", type=_positive, default=1000.0, help="direct picks per second (default: 1000)"
+    )
+    parser.add_argument(
+        "--rate", type=_positive, default=200.0, help="requests per second through the stack (default: 200)"
+    )
+    _results(parser)
+
+
+def _bench_queue(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--requests",
+        type=_count,
+        default=50_000,
+        metavar="N",
+        help="how many wait at once (default: 50000; fewer are no proof)",
+    )
+    _results(parser)
+
+
+def _bench_routers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--seconds", type=_positive, default=60.0, metavar="N", help="measured time of each (default: 60)"
+    )
+    parser.add_argument("--engines", type=_count, default=4, help="simulated engines (default: 4)")
+    parser.add_argument(
+        "--rate", type=_positive, default=6.0, help="requests per second and engine (default: 6)"
+    )
+    parser.add_argument(
+        "--only", type=_words, metavar="ROUTER,…", default=(), help="only these routers, by their names"
+    )
+    _results(parser)
+
+
+def _bench_route(parser: argparse.ArgumentParser) -> None:
+    names = "comma-separated; default: all"
+    parser.add_argument("--workload", type=_words, metavar="NAME,…", default=(), help=names)
+    parser.add_argument("--policy", type=_words, metavar="NAME,…", default=(), help=names)
+    parser.add_argument(
+        "--load",
+        type=_loads,
+        metavar="SHARE,…",
+        default=(0.3, 0.6, 0.8, 1.0, 1.3),
+        help="offered, by the capacity of a pool with one shared cache (default: 0.3,0.6,0.8,1,1.3)",
+    )
+    parser.add_argument("--engines", type=_count, default=16, help="simulated engines (default: 16)")
+    parser.add_argument(
+        "--requests", type=_count, default=5_000, metavar="N", help="requests of a run (default: 5000)"
+    )
+    parser.add_argument("--seeds", type=_count, default=8, metavar="N", help="pairs of runs (default: 8)")
+    parser.add_argument("--first-seed", type=int, default=100, metavar="N", help="(default: 100)")
+    parser.add_argument("--pickers", type=_count, default=1, metavar="N", help="replicas (default: 1)")
+    parser.add_argument(
+        "--gossip-delay", type=_delay, default=0.1, metavar="SECONDS", help="between them (default: 0.1)"
+    )
+    parser.add_argument(
+        "--event-delay", type=_delay, default=0.02, metavar="SECONDS", help="of KV events (default: 0.02)"
+    )
+    parser.add_argument(
+        "--prefill-rate-factor",
+        type=_positive,
+        default=1.0,
+        metavar="F",
+        help="what routers are told of the engines' prefill rate, by the truth (default: 1)",
+    )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="a trace in Mooncake's format instead")
+    parser.add_argument("--jobs", type=_count, default=2, metavar="N", help="processes (default: 2)")
+    parser.add_argument("--json", metavar="FILE", help="write every run there too; - is stdout")
+    parser.add_argument(
+        "--write-docs", metavar="FILE", help="put rows and pictures into this page (benchmarks.md)"
+    )
+
+
+def _results(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - is stdout")
+    parser.add_argument("--logs", metavar="FOLDER", help="keep the components' logs there (an empty folder)")
+    parser.add_argument("--write-docs", metavar="FILE", help="put the result into this page (benchmarks.md)")
+
+
+def _plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-f", "--filename", dest="file", required=True, metavar="FILE", help="the pool; - is stdin"
+    )
+    parser.add_argument(
+        "--gpu", metavar="NAME", help="on this accelerator, whatever the pool says: H100-80GB, NVIDIA-L40S, …"
+    )
+    parser.add_argument(
+        "-o", "--output", choices=("table", "json", "yaml"), default="table", help="default: table"
+    )
+
+
+def _render(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-f", "--filename", dest="file", required=True, metavar="FILE", help="the pool; - is stdin"
+    )
+    parser.add_argument("--gpu", metavar="NAME", help="on this accelerator, whatever the pool says")
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="API",
+        help="for a cluster that lacks this API, such as podmonitors; may be given again",
+    )
+    parser.add_argument(
+        "--claim",
+        dest="claims",
+        action="append",
+        default=[],
+        metavar="NAME=MODE",
+        help="access mode of a claim, such as models=ReadOnlyMany; may be given again",
+    )
+
+
+def _compare(parser: argparse.ArgumentParser) -> None:
+    _plan(parser)
+    parser.add_argument(
+        "--with",
+        dest="changes",
+        action="append",
+        required=True,
+        metavar="FIELD=VALUE",
+        help="a field of the spec and its other value; may be given again",
     )
 
 
@@ -89,6 +252,21 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(_count(part) for part in text.split(","))
 
 
+def _delay(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is below zero")
+    return value
+
+
+def _loads(text: str) -> tuple[float, ...]:
+    return tuple(_positive(part) for part in text.split(","))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 COMMANDS: Final = (
     Command(
         words=("demo",),
@@ -99,6 +277,37 @@ COMMANDS: Final = (
   kvist demo
   kvist demo --engines 6 --seconds 60
   kvist demo --json | python -m json.tool""",
+    ),
+    Command(
+        words=("plan",),
+        summary="what would run for a pool, on which accelerators, with how much KV cache, and why",
+        function="kvist.plan:plan_main",
+        options=_plan,
+        extra="operator",
+        examples="""\
+  kvist plan -f pool.yaml
+  kvist plan -f pool.yaml --gpu H100-80GB
+  kvist plan -f pool.yaml -o json | jq .memory""",
+    ),
+    Command(
+        words=("render",),
+        summary="the objects that the operator would make for a pool, as YAML",
+        function="kvist.render:render_main",
+        options=_render,
+        extra="operator",
+        examples="""\
+  kvist render -f pool.yaml
+  kvist render -f pool.yaml --gpu H100-80GB --without podmonitors | kubectl diff -f -""",
+    ),
+    Command(
+        words=("compare",),
+        summary="two plans for a pool side by side, the second with fields changed",
+        function="kvist.plan:compare_main",
+        options=_compare,
+        extra="operator",
+        examples="""\
+  kvist compare -f pool.yaml --with engine.kvCacheDtype=Model
+  kvist compare -f pool.yaml --gpu H200 --with engine.maxModelLen=131072 --with workload.concurrency=4""",
     ),
     Command(
         words=("sim", "engine"),
@@ -116,6 +325,7 @@ COMMANDS: Final = (
         examples="""\
   kvist bench epp --quick
   kvist bench epp --json epp.json
+  kvist bench epp --baseline 7821c51
   kvist bench epp --sizes 450 --shape chat-2 --transport fast --mode buffered --profile""",
     ),
     Command(
@@ -125,5 +335,57 @@ COMMANDS: Final = (
         examples="""\
   kvist bench index
   kvist bench index --help""",
+    ),
+    Command(
+        words=("bench", "chaos"),
+        summary="steady load while engines, pickers, events, links and certificates fail, one at a time",
+        function="kvist_sim.bench.chaos:main",
+        options=_bench_chaos,
+        examples="""\
+  kvist bench chaos
+  kvist bench chaos --only "engine killed,picker killed" --json chaos.json
+  kvist bench chaos --phase-seconds 15 --rate 50""",
+    ),
+    Command(
+        words=("bench", "soak"),
+        summary="load for a long time: memory each second, and what is left when it stops",
+        function="kvist_sim.bench.soak:main",
+        options=_bench_soak,
+        examples="""\
+  kvist bench soak
+  kvist bench soak --part direct --seconds 60
+  kvist bench soak --json soak.json --write-docs docs/benchmarks.md""",
+    ),
+    Command(
+        words=("bench", "queue"),
+        summary="tens of thousands wait in one picker: memory, fair shares, priorities, limits",
+        function="kvist_sim.bench.queueing:main",
+        options=_bench_queue,
+        examples="""\
+  kvist bench queue
+  kvist bench queue --requests 5000
+  kvist bench queue --json queue.json --write-docs docs/benchmarks.md""",
+    ),
+    Command(
+        words=("bench", "routers"),
+        summary="the same traffic through other projects' routers, on the same simulated engines",
+        function="kvist_sim.bench.routers:main",
+        options=_bench_routers,
+        examples="""\
+  kvist bench routers
+  kvist bench routers --only kvist,vllm-router --seconds 20
+  kvist bench routers --json routers.json --write-docs docs/benchmarks.md""",
+    ),
+    Command(
+        words=("bench", "route"),
+        summary="routing policies against each other, in virtual time: no sockets, exact for a seed",
+        function="kvist_sim.virtual.command:main",
+        options=_bench_route,
+        examples="""\
+  kvist bench route --workload chat,groups --load 0.8,1 --requests 2000 --engines 8 --seeds 3
+  kvist bench route --policy kvist,dynamo,round-robin --json route.json
+  kvist bench route --workload system-prompts --policy kvist --requests 100000 --load 0.8 --seeds 1
+  kvist bench route --pickers 3 --gossip-delay 0.1 --policy kvist
+  kvist bench route --trace conversation_trace.jsonl --load 1""",
     ),
 )

@@ -8,10 +8,9 @@ plain load balancing. Type names and fields: Envoy's v3 API (1.40).
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Final, Literal, Self
 
 import aiohttp
 
@@ -20,82 +19,43 @@ from kvist_epp.names import (
     DESTINATION_NAMESPACE,
     PROCESS_METHOD,
     REQUEST_ID_HEADER,
+    SERVED_KEY,
     SESSION_HEADER,
 )
+from kvist_sim.envoy_gateway import Gateway, Json, Mode
 from kvist_sim.processes import Child, Children
 
-Json = dict[str, Any]
-Mode = Literal["buffered", "duplex"]
+__all__ = ["Envoy", "EnvoyMissingError", "Gateway", "Json", "Mode", "config", "find_envoy"]
 
 UPSTREAM_IDLE_SECONDS: Final = 4
 """Below vLLM's keep-alive of 5 s, so that Envoy never reuses a connection the engine is closing."""
-BODY_LIMIT_BYTES: Final = 32 * 1024 * 1024
-"""Largest body Envoy holds for the picker; a longer one gets 413 in mode "buffered"."""
 READY_SECONDS: Final = 20.0
 
 _TYPE: Final = "type.googleapis.com/envoy."
 EXT_PROC_SERVICE: Final = PROCESS_METHOD.split("/")[1]
 _UNBOUNDED: Final = 1_000_000
+_RETRY_ON: Final = "connect-failure,refused-stream,reset"
+"""``reset``: the endpoint took the request and died before the first byte of its answer. Nothing has reached
+the client then, and Envoy has the whole body. Without it a killed engine loses what waits in it."""
+_PICKER_RETRIES: Final = 3
+"""A picker that is gone is not the end of a request: another one is asked, as long as none has answered. So
+in mode "duplex" even a request that waits in a killed picker is not lost; in mode "buffered" it is let pass,
+since its headers have been answered."""
+_PICKER_BACK_OFF: Final = {"base_interval": "0.01s", "max_interval": "0.05s"}
+_OTHER_HOSTS: Final = 10
+"""How often a retry may choose anew when it gets an endpoint that was tried already."""
 _PICKER: Final = "picker"
 _POOL: Final = "pool"
-
-_MODES: Final[Mapping[Mode, Json]] = {
-    "buffered": {
-        "request_header_mode": "SEND",
-        "request_body_mode": "BUFFERED",
-        "request_trailer_mode": "SKIP",
-        "response_header_mode": "SKIP",
-        "response_body_mode": "NONE",
-        "response_trailer_mode": "SKIP",
-    },
-    "duplex": {
-        "request_header_mode": "SEND",
-        "request_body_mode": "FULL_DUPLEX_STREAMED",
-        "request_trailer_mode": "SEND",
-        "response_header_mode": "SEND",
-        "response_body_mode": "FULL_DUPLEX_STREAMED",
-        "response_trailer_mode": "SEND",
-    },
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gateway:
-    """What one Envoy does."""
-
-    endpoints: Sequence[str]
-    """The pool: "ip:port" or "[v6]:port" each."""
-    picker: str | None = None
-    """The picker's "ip:port", plaintext; ``None`` = no filter and no access log, only ``fallback``."""
-    mode: Mode = "buffered"
-    filter: bool = True
-    """Call the picker for requests; without it Envoy balances by ``fallback`` alone (a base line)."""
-    access_log: bool = True
-    """Tell the picker how requests ended."""
-    failure_mode_allow: bool = True
-    """A dead picker means ``fallback``; otherwise requests fail.
-
-    In mode "duplex" a request whose body has begun fails all the same, until ``health_check`` has noticed."""
-    health_check: bool = True
-    """Ask the picker's health service every second: it must serve there, and say that it is ready."""
-    fallback: Literal["round_robin", "least_request"] = "round_robin"
-    message_timeout_seconds: float = 1000
-    """How long the picker may take for one answer; requests may wait in its queue."""
-    body_limit_bytes: int = BODY_LIMIT_BYTES
-    retries: int = 2
-    """When the connection to an endpoint fails, the next of the picker's list is tried, this often.
-
-    With a retry policy Envoy 1.40 doubles a body that is followed by trailers in mode "duplex"."""
-    port: int = 0
-    """To listen on, 127.0.0.1; 0 = the system chooses."""
+_LB_NAMESPACE: Final = {"untyped": [DESTINATION_NAMESPACE]}
 
 
 def config(gateway: Gateway) -> Json:
     """The bootstrap as a dict; its JSON is what ``envoy -c`` reads."""
     clusters = [_pool(gateway)]
-    if gateway.picker is not None:
+    if gateway.all_pickers:
         clusters.append(_picker(gateway))
     return {
+        "node": {"id": "kvist", "cluster": "kvist"},  # asked for where secrets come from files
         "admin": {"address": _address("127.0.0.1:0")},
         "static_resources": {"listeners": [_listener(gateway)], "clusters": clusters},
         "overload_manager": _no_connection_limit(),
@@ -113,9 +73,9 @@ def _listener(gateway: Gateway) -> Json:
 
 def _connections(gateway: Gateway) -> Json:
     filters = [_router()]
-    if gateway.picker is not None and gateway.filter:
+    if gateway.asks:
         filters.insert(0, _ext_proc(gateway))
-    logs = [_access_log()] if gateway.picker is not None and gateway.access_log else []
+    logs = [_access_log()] if gateway.all_pickers and gateway.access_log else []
     return {
         "@type": f"{_TYPE}extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "inference",
@@ -129,19 +89,40 @@ def _connections(gateway: Gateway) -> Json:
 def _route(gateway: Gateway) -> Json:
     action: Json = {"cluster": _POOL, "timeout": "0s"}
     if gateway.retries:
-        action["retry_policy"] = {"retry_on": "connect-failure", "num_retries": gateway.retries}
+        action["retry_policy"] = _retries(gateway.retries)
     return {"match": {"prefix": "/"}, "route": action}
 
 
+def _retries(number: int) -> Json:
+    """The picker's list goes on by itself; without one (no pick) the fall-back policy must be kept from
+    choosing the dead endpoint again, which round robin under load does."""
+    kind = f"{_TYPE}extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+    return {
+        "retry_on": _RETRY_ON,
+        "num_retries": number,
+        "retry_host_predicate": [
+            {"name": "envoy.retry_host_predicates.previous_hosts", "typed_config": {"@type": kind}}
+        ],
+        "host_selection_retry_max_attempts": _OTHER_HOSTS,
+    }
+
+
 def _ext_proc(gateway: Gateway) -> Json:
-    settings = {
+    settings: Json = {
         "@type": f"{_TYPE}extensions.filters.http.ext_proc.v3.ExternalProcessor",
-        "grpc_service": {"envoy_grpc": {"cluster_name": _PICKER}},
+        "grpc_service": {
+            "envoy_grpc": {"cluster_name": _PICKER},
+            "retry_policy": _retries(_PICKER_RETRIES) | {"retry_back_off": _PICKER_BACK_OFF},
+        },
         "message_timeout": f"{gateway.message_timeout_seconds}s",
         "failure_mode_allow": gateway.failure_mode_allow,
-        "processing_mode": _MODES[gateway.mode],
-        "metadata_options": {"receiving_namespaces": {"untyped": [DESTINATION_NAMESPACE]}},
+        "processing_mode": gateway.processing_mode(),
+        "metadata_options": {"receiving_namespaces": _LB_NAMESPACE},
     }
+    if gateway.tells_served:
+        settings["metadata_options"]["forwarding_namespaces"] = _LB_NAMESPACE
+    if gateway.mode == "streamed":
+        settings["send_body_without_waiting_for_header_response"] = True
     return _named("envoy.filters.http.ext_proc", settings)
 
 
@@ -165,8 +146,8 @@ def _access_log() -> Json:
 
 def _pool(gateway: Gateway) -> Json:
     policy = _fallback(gateway.fallback)
-    if gateway.picker is not None and gateway.filter:
-        policy = _override_host(policy)
+    if gateway.asks:
+        policy = _override_host(policy, tells_served=gateway.tells_served)
     return {
         "name": _POOL,
         "type": "STATIC",
@@ -182,17 +163,20 @@ def _pool(gateway: Gateway) -> Json:
 
 
 def _picker(gateway: Gateway) -> Json:
-    return {
+    cluster = {
         "name": _PICKER,
         "type": "STATIC",
         "connect_timeout": "1s",
-        "load_assignment": _assignment(_PICKER, [gateway.picker] if gateway.picker else []),
+        "load_assignment": _assignment(_PICKER, gateway.all_pickers),
         "health_checks": [_health_check()] if gateway.health_check else [],
         # never an unhealthy picker, and what a check found counts at once, not a second later
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}, "update_merge_window": "0s"},
         "circuit_breakers": _unbounded(),
         "typed_extension_protocol_options": _http(explicit_http_config={"http2_protocol_options": {}}),
     }
+    if gateway.picker_tls is not None:
+        cluster["transport_socket"] = gateway.picker_tls.transport_socket()
+    return cluster
 
 
 def _health_check() -> Json:
@@ -207,15 +191,21 @@ def _health_check() -> Json:
     }
 
 
-def _override_host(fallback: Json) -> Json:
+def _override_host(fallback: Json, *, tells_served: bool) -> Json:
     """Envoy's endpoint override: the header first, then the metadata, then ``fallback``."""
-    metadata = {"key": DESTINATION_NAMESPACE, "path": [{"key": DESTINATION_HEADER}]}
-    settings = {
+    metadata = _metadata_key(DESTINATION_HEADER)
+    settings: Json = {
         "@type": f"{_TYPE}extensions.load_balancing_policies.override_host.v3.OverrideHost",
         "override_host_sources": [{"header": DESTINATION_HEADER}, {"metadata": metadata}],
         "fallback_policy": fallback,
     }
+    if tells_served:
+        settings["selected_host_key"] = _metadata_key(SERVED_KEY)
     return _policy(_named("envoy.load_balancing_policies.override_host", settings))
+
+
+def _metadata_key(name: str) -> Json:
+    return {"key": DESTINATION_NAMESPACE, "path": [{"key": name}]}
 
 
 def _fallback(name: Literal["round_robin", "least_request"]) -> Json:

@@ -13,6 +13,8 @@ from typing import Final, cast
 MAX_HEAD_BYTES: Final = 65_536
 OnData = Callable[[bytes], None]
 """Takes body bytes as they arrive, chunk framing removed."""
+OnHead = Callable[["Head"], None]
+"""Takes status line and headers as soon as they are there."""
 
 
 class HttpError(Exception):
@@ -46,6 +48,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Head] | None = None
         self._on_data: OnData | None = None
+        self._on_head: OnHead | None = None
         self._buffer = b""
         self._head: Head | None = None
         self._left = 0
@@ -62,7 +65,9 @@ class Connection(asyncio.Protocol):
         """Open, and not in the middle of an exchange."""
         return self._transport is not None and not self._transport.is_closing() and self._answer is None
 
-    async def exchange(self, request: bytes, on_data: OnData | None = None) -> Head:
+    async def exchange(
+        self, request: bytes, on_data: OnData | None = None, *, on_head: OnHead | None = None
+    ) -> Head:
         """Send a request and wait for the end of the answer. Raises HttpError when it does not come whole.
 
         Cancelling it closes the connection, since the rest of the answer would be taken for the next one.
@@ -70,7 +75,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             raise HttpError("connection is closed")
         self._answer = asyncio.get_running_loop().create_future()
-        self._on_data = on_data
+        self._on_data, self._on_head = on_data, on_head
         self._transport.write(request)
         try:
             return await self._answer
@@ -119,6 +124,8 @@ class Connection(asyncio.Protocol):
         self._chunked = headers.get("transfer-encoding") == "chunked"
         self._left = int(headers.get("content-length", 0))
         self._buffer = self._buffer[end + 4 :]
+        if self._on_head is not None:
+            self._on_head(self._head)
         return True
 
     def _read_plain(self) -> bool:

@@ -1,6 +1,7 @@
 """Starts a picker on a pool of local engines; what the demo and the benchmarks have in common."""
 
 import functools
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,9 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from .http1 import HttpError, answers, get
-from .processes import Child, Children, free_ports
+from .ports import free_ports
+from .processes import Child, Children
 
 HOST: Final = "127.0.0.1"
+PICKER: Final = (sys.executable, "-m", "kvist_epp")
 START_SECONDS: Final = 60.0
 """Longest wait for one component; a machine with all cores busy starts Python slowly."""
 
@@ -43,10 +46,42 @@ class Picker:
         return f"{HOST}:{self.grpc_port}"
 
 
+@dataclass(frozen=True, slots=True)
+class PickerPorts:
+    """Where one picker listens; the same again after a restart."""
+
+    grpc: int
+    health: int
+    metrics: int
+
+
+def picker_ports() -> PickerPorts:
+    """Free ports for one picker."""
+    return PickerPorts(*free_ports(3))
+
+
 def engine_ports(count: int) -> list[EnginePorts]:
     """Free ports for so many engines."""
     ports = free_ports(3 * count)
     return [EnginePorts(*ports[at : at + 3]) for at in range(0, 3 * count, 3)]
+
+
+def engine_command(
+    ports: EnginePorts, model: str, *, served: str, block_size: int, blocks: int, more: Sequence[str] = ()
+) -> list[str]:
+    """The command line of a simulated engine that publishes KV events; ``more`` are further flags."""
+    events = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{ports.events}",  # vLLM connects to an address without a star
+        "replay_endpoint": f"tcp://*:{ports.replay}",
+    }
+    return [
+        *(sys.executable, "-m", "kvist_sim.engine", "--model", model, "--served-model-name", served),
+        *("--host", HOST, "--port", str(ports.http), "--block-size", str(block_size)),
+        *("--num-gpu-blocks-override", str(blocks), "--enable-prompt-tokens-details"),
+        *("--kv-events-config", json.dumps(events), *more),
+    ]
 
 
 def endpoints_file(engines: Sequence[EnginePorts]) -> dict[str, Any]:
@@ -73,18 +108,24 @@ async def start_picker(
     *,
     name: str = "picker",
     arguments: Sequence[str] = (),
-    program: Sequence[str] = (sys.executable, "-m", "kvist_epp"),
+    program: Sequence[str] = PICKER,
+    ports: PickerPorts | None = None,
+    secure: bool = False,
 ) -> Picker:
-    """Start one on an endpoints file and wait until it is ready to be asked. Raises ChildFailedError."""
-    grpc, health, metrics = free_ports(3)
+    """Start one on an endpoints file and wait until it is ready to be asked. Raises ChildFailedError.
+
+    ``ports``: free ones by default. ``secure``: TLS, with its own certificate unless ``arguments`` name one.
+    """
+    ports = ports or picker_ports()
     command = [
         *(*program, f"--endpoints-file={file}", f"--model={model}"),
-        *(f"--host={HOST}", f"--grpc-port={grpc}", f"--grpc-health-port={health}"),
-        *(f"--metrics-port={metrics}", "--secure-serving=false", *arguments),
+        *(f"--host={HOST}", f"--grpc-port={ports.grpc}", f"--grpc-health-port={ports.health}"),
+        *(f"--metrics-port={ports.metrics}", f"--secure-serving={str(secure).lower()}", *arguments),
     ]
-    child = children.start(name, command)
-    await children.ready(child, functools.partial(answers, HOST, metrics, "/readyz"), START_SECONDS)
-    return Picker(child, grpc, metrics)
+    # as a variable, which an older picker without the flag does not mind
+    child = children.start(name, command, environment={"KVIST_EPP_DRAIN_DELAY": "0"})
+    await children.ready(child, functools.partial(answers, HOST, ports.metrics, "/readyz"), START_SECONDS)
+    return Picker(child, ports.grpc, ports.metrics)
 
 
 async def metric(picker: Picker, name: str, label: str = "") -> float:

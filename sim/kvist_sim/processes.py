@@ -8,9 +8,7 @@ stop them in order; when the parent itself is killed with SIGKILL the kernel kil
 import asyncio
 import ctypes
 import os
-import random
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -21,8 +19,6 @@ from typing import Any, Final, Self, TypeVar
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)  # before any fork: nothing is loaded between fork and exec
 _CPUCLOCK_SCHED: Final = 2
-PORTS: Final = range(15_000, 32_000)
-"""Below the kernel's ephemeral range, so that no outgoing connection takes a port between choice and use."""
 TAIL_LINES: Final = 15
 _T = TypeVar("_T")
 STOPPED_BY_SIGNAL: Final = 128
@@ -123,6 +119,25 @@ class Children:
                 raise ChildFailedError(child.name, f"not ready after {seconds:.0f} s", child.tail())
             await asyncio.sleep(0.05)
 
+    async def end(self, child: Child, number: signal.Signals, seconds: float) -> int:
+        """End one on purpose and forget it; returns its exit status (negative: signal).
+
+        Raises ChildFailedError when it still runs after ``seconds``; it is killed then.
+        """
+        _signal_group(child, number)
+        try:
+            async with asyncio.timeout(seconds):
+                await _exit_of(child)
+        except TimeoutError:
+            raise ChildFailedError(
+                child.name, f"still runs {seconds:g} s after {number.name}", child.tail()
+            ) from None
+        finally:
+            _signal_group(child, signal.SIGKILL)
+            status = child.process.wait()
+            self._children.remove(child)
+        return status
+
     async def stop(self) -> None:
         """SIGTERM to every group, SIGKILL to what is left after the grace; returns when all are gone.
 
@@ -193,26 +208,6 @@ async def _until_signal(main: Coroutine[Any, Any, _T]) -> _T:
         if received:
             raise Stopped(received[0]) from None
         raise
-
-
-def free_ports(count: int) -> list[int]:
-    """Distinct TCP ports of the loopback that nobody listens on right now. Raises OSError when none are."""
-    held: list[socket.socket] = []
-    try:
-        for port in random.sample(PORTS, len(PORTS)):
-            if len(held) == count:
-                break
-            taken = socket.socket()
-            try:
-                taken.bind(("127.0.0.1", port))
-            except OSError:
-                taken.close()
-            else:
-                held.append(taken)
-        return [taken.getsockname()[1] for taken in held]
-    finally:
-        for taken in held:
-            taken.close()
 
 
 def _spawn(argv: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -43,7 +43,19 @@ def options_of(*words: str) -> argparse.Namespace:
     return _parser().parse_args(words)
 
 
-@pytest.mark.parametrize("words", [(), ("sim",), ("bench",), ("demo",), ("bench", "epp")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("sim",),
+        ("bench",),
+        ("demo",),
+        ("bench", "epp"),
+        ("bench", "chaos"),
+        ("bench", "soak"),
+        ("bench", "queue"),
+    ],
+)
 def test_help_shows_examples(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     """Every level of the command says how it is used."""
     with pytest.raises(SystemExit) as ended:

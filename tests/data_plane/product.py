@@ -5,7 +5,7 @@ import functools
 import io
 import json
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import Any
 import aiohttp
 
 import kvist_sim.model
-from kvist_sim.envoy import Envoy, Gateway, Mode, config
+from kvist_sim.envoy import Envoy, Gateway, Json, Mode, config
+from kvist_sim.envoy_gateway import Responses
 from kvist_sim.http1 import answers
 from kvist_sim.launch import HOST, EnginePorts, Picker, endpoints_file, engine_ports, start_picker
 from kvist_sim.processes import Child, Children
@@ -76,18 +77,34 @@ async def product(
     transport: str = "fast",
     engines: int = 2,
     flags: Sequence[str] = (),
+    own_flags: Sequence[Sequence[str]] = (),
+    picker_flags: Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
+    ranks: int = 1,
     failure_mode_allow: bool = True,
+    responses: Responses | None = None,
+    tweak: Callable[[Json], None] = lambda _: None,
 ) -> AsyncIterator[Product]:
-    """All of it started and ready, and ended on the way out."""
+    """All of it started and ready, and ended on the way out.
+
+    ``flags``: of every engine; ``own_flags``: of each, besides. ``labels`` and ``ranks``: of each endpoint in
+    the file. ``tweak`` changes Envoy's configuration.
+    """
     async with AsyncExitStack() as stack:
         children = await stack.enter_async_context(Children(folder))
         ports = engine_ports(engines)
-        processes = [_engine(children, number, one, flags) for number, one in enumerate(ports)]
+        own = [*own_flags, *[()] * (engines - len(own_flags))]
+        processes = [
+            _engine(children, number, one, (*flags, *own[number])) for number, one in enumerate(ports)
+        ]
         for one, process in zip(ports, processes, strict=True):
             await children.ready(process, functools.partial(answers, HOST, one.http, "/health"), 60)
         file = folder / "endpoints.json"
-        file.write_text(json.dumps(endpoints_file(ports)))
-        arguments = [f"--transport={transport}", "--scrape-interval=0.5", "--log-format=json"]
+        fleet = endpoints_file(ports)
+        for endpoint in fleet["endpoints"]:
+            endpoint |= {"labels": dict(labels or {}), "dataParallelRanks": ranks}
+        file.write_text(json.dumps(fleet))
+        arguments = [f"--transport={transport}", "--scrape-interval=0.5", "--log-format=json", *picker_flags]
         picker = await start_picker(children, file, MODEL, arguments=arguments)
         await children.ready(
             picker.child, functools.partial(answers, HOST, picker.metrics_port, "/readyz"), 30
@@ -97,8 +114,11 @@ async def product(
             picker=picker.address,
             mode=mode,
             failure_mode_allow=failure_mode_allow,
+            responses=responses,
         )
-        envoy = await stack.enter_async_context(Envoy(config(gateway)))
+        settings = config(gateway)
+        tweak(settings)
+        envoy = await stack.enter_async_context(Envoy(settings))
         client = await stack.enter_async_context(aiohttp.ClientSession())
         yield Product(client, envoy, picker, ports, processes, file)
 

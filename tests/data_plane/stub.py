@@ -10,8 +10,10 @@ from kvist_epp.wire.call import Server
 from kvist_epp.wire.exchange import Ask, Decision, Picked
 from kvist_epp.wire.grpc_server import serve_grpc
 from kvist_epp.wire.health import Health
+from kvist_epp.wire.response import Seen
 from kvist_epp.wire.server import serve_fast
 from kvist_epp.wire.service import methods
+from kvist_epp.wire.tls import Certificates
 
 Transport = Literal["fast", "grpc"]
 Answer = Callable[[Ask], Decision | Awaitable[Decision]]
@@ -23,6 +25,7 @@ class StubPicker:
 
     answer: Answer = lambda _: Picked(("127.0.0.1:1",))
     observe_responses: bool = False
+    seen: list[Seen] = field(default_factory=list)
     asks: list[Ask] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
@@ -44,6 +47,17 @@ class StubPicker:
         self.ended += entries
         self.reported.set()
 
+    def _responded(self, seen: Seen) -> None:
+        self.seen.append(seen)
+        self.reported.set()
+
+    async def sees(self, count: int) -> list[Seen]:
+        """Wait until the streams have told of ``count`` responses."""
+        while len(self.seen) < count:
+            self.reported.clear()
+            await self.reported.wait()
+        return self.seen
+
     async def reports(self, count: int) -> list[Ended]:
         """Wait until the access log has told of ``count`` requests."""
         while len(self.ended) < count:
@@ -51,16 +65,24 @@ class StubPicker:
             await self.reported.wait()
         return self.ended
 
-    async def serve(self, transport: Transport, port: int = 0) -> Server:
+    async def serve(
+        self,
+        transport: Transport,
+        port: int = 0,
+        tls: Certificates | None = None,
+        host: str = "127.0.0.1",
+    ) -> Server:
         """Serve it, ready; on port 0 the system chooses one."""
         self.health.set(True)
         table = methods(
             self.decide,
             self.note,
             self.health,
-            observe_responses=self.observe_responses,
+            responded=self._responded if self.observe_responses else None,
             trouble=lambda name, _: self.troubles.append(name),
         )
         if transport == "grpc":
-            return await serve_grpc(table, "127.0.0.1", port)
-        return await serve_fast(table, "127.0.0.1", port)
+            name = f"[{host}]" if ":" in host else host
+            return await serve_grpc(table, name, port, tls=tls)
+        context = tls.server_context() if tls else None
+        return await serve_fast(table, host, port, ssl=context)

@@ -1,4 +1,7 @@
-"""``python -m tests.data_plane.stub_server TRANSPORT ENDPOINT PORT``: a picker to be killed."""
+"""``python -m tests.data_plane.stub_server TRANSPORT ENDPOINT PORT [CERTIFICATES]``: a picker to be killed.
+
+``CERTIFICATES``: the folder of its certificate and key; plaintext without.
+"""
 
 import asyncio
 import sys
@@ -6,15 +9,27 @@ from typing import cast
 
 from tests.data_plane.stub import StubPicker, Transport
 
+from kvist_epp.wire.exchange import Ask, Picked
+from kvist_epp.wire.tls import Certificates
 
-async def main(transport: Transport, endpoint: str, port: int) -> None:
-    """Print the port, serve until killed."""
+
+async def _never(_: Ask) -> Picked:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def main(transport: Transport, endpoint: str, port: int, folder: str) -> None:
+    """Print the port, serve until killed; without an endpoint nobody gets an answer."""
     picker = StubPicker()
-    picker.picks(endpoint)
-    server = await picker.serve(transport, port)
+    if endpoint:
+        picker.picks(endpoint)
+    else:
+        picker.answer = _never
+    server = await picker.serve(transport, port, Certificates(cert_path=folder) if folder else None)
     print(server.port, flush=True)  # noqa: T201
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(cast("Transport", sys.argv[1]), sys.argv[2], int(sys.argv[3])))
+    transport, endpoint, port, folder = (*sys.argv[1:], "")[:4]
+    asyncio.run(main(cast("Transport", transport), endpoint, int(port), folder))

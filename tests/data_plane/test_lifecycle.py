@@ -2,14 +2,10 @@
 
 import asyncio
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import aiohttp
 import pytest
-from tests.data_plane.plane import Plane, envoy_for, healthy_pickers, plane
+from tests.data_plane.plane import Plane, envoy_for, healthy_pickers, picker_process, plane
 from tests.data_plane.stub import Transport
 from tests.data_plane.upstream import LAST_CHUNK, Upstream
 
@@ -17,7 +13,6 @@ from kvist_epp.errors import Shed
 from kvist_epp.wire.exchange import Ask, Picked
 from kvist_sim.envoy import Mode
 
-ROOT = Path(__file__).parents[2]
 STREAMS = 50
 
 
@@ -59,7 +54,7 @@ async def test_killing_the_picker_cuts_no_response(transport: Transport, mode: M
     """With the picker killed while 50 responses stream, all 50 end as the upstream ended them."""
     async with (
         Upstream() as upstream,
-        _server(transport, upstream.address) as (process, address),
+        picker_process(transport, upstream.address) as (process, address),
         envoy_for(address, mode, (upstream,)) as envoy,
         aiohttp.ClientSession(envoy.url, connector=aiohttp.TCPConnector(limit=0)) as client,
     ):
@@ -105,7 +100,7 @@ async def test_a_picker_that_came_back_is_used_again(transport: Transport, mode:
     async with (
         Upstream() as first,
         Upstream() as second,
-        _server(transport, second.address) as (process, address),
+        picker_process(transport, second.address) as (process, address),
     ):
         port = address.rpartition(":")[2]
         async with (
@@ -114,7 +109,7 @@ async def test_a_picker_that_came_back_is_used_again(transport: Transport, mode:
         ):
             process.kill()
             await healthy_pickers(envoy, 0)
-            async with _server(transport, second.address, port):
+            async with picker_process(transport, second.address, port):
                 await healthy_pickers(envoy, 1)
                 picked = [await _text(client) for _ in range(4)]
 
@@ -156,29 +151,6 @@ async def test_a_client_that_leaves_mid_body_is_never_asked_for(plane: Plane) ->
     assert [ask.body for ask in plane.picker.asks] == [b"whole"]
 
 
-async def test_drain_lets_waiting_requests_end(plane: Plane) -> None:
-    """A drained server answers what it was asked before it goes."""
-    asked = asyncio.Event()
-    answer: asyncio.Future[Picked] = asyncio.get_running_loop().create_future()
-
-    def wait(_: Ask) -> asyncio.Future[Picked]:
-        asked.set()
-        return answer
-
-    plane.picker.answer = wait
-    request = asyncio.ensure_future(plane.client.post("/v1/completions", data=b"{}"))
-    await asked.wait()
-    drain = asyncio.ensure_future(plane.server.drain(10))
-    await asyncio.sleep(0)
-    answer.set_result(Picked((plane.addresses[1],)))
-    async with await request as response:
-        assert await response.text() == plane.addresses[1]
-    await drain
-
-    with pytest.raises(ConnectionRefusedError):
-        await asyncio.open_connection("127.0.0.1", plane.server.port)
-
-
 async def test_a_bug_in_the_picker_costs_one_request(plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
     """An exception of the decision lets that request pass by the fall-back; its text is not logged."""
 
@@ -197,22 +169,6 @@ async def test_a_bug_in_the_picker_costs_one_request(plane: Plane, caplog: pytes
     assert "the prompt" not in caplog.text
 
 
-@asynccontextmanager
-async def _server(
-    transport: Transport, endpoint: str, port: str = "0"
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A stub picker in a process of its own, and its address."""
-    command = (sys.executable, "-m", "tests.data_plane.stub_server", transport, endpoint, port)
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
-    assert process.stdout is not None
-    try:
-        yield process, f"127.0.0.1:{int(await process.stdout.readline())}"
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
 async def _text(client: aiohttp.ClientSession) -> str:
     async with client.post("/v1/completions", data=b"{}") as response:
         return await response.text()
@@ -222,3 +178,47 @@ async def _eventually_started(plane: Plane) -> None:
     """Wait until Envoy has opened the stream to the picker."""
     while (await plane.filter_stats())["streams_started"] == 0:
         await asyncio.sleep(0)
+
+
+async def test_a_dead_picker_of_two_costs_no_pick(transport: Transport, mode: Mode) -> None:
+    """With one of two pickers gone and nobody told yet, every request is picked for by the other one."""
+    async with (
+        Upstream() as first,
+        Upstream() as second,
+        picker_process(transport, second.address) as (dead, address),
+        picker_process(transport, second.address) as (_, other),
+        envoy_for(
+            address,
+            mode,
+            (first, second),
+            pickers=(address, other),
+            health_check=False,
+            failure_mode_allow=False,
+        ) as envoy,
+        aiohttp.ClientSession(envoy.url) as client,
+    ):
+        assert {await _text(client) for _ in range(6)} == {second.address}
+        dead.kill()
+        await dead.wait()
+
+        assert {await _text(client) for _ in range(12)} == {second.address}
+
+
+async def test_a_request_that_waits_in_a_killed_picker_is_asked_again(transport: Transport) -> None:
+    """FULL_DUPLEX_STREAMED: as long as a picker has answered nothing its death is not the request's."""
+    async with (
+        Upstream() as first,
+        Upstream() as second,
+        picker_process(transport, "") as (dead, address),
+        picker_process(transport, second.address) as (_, other),
+        envoy_for(
+            address, "duplex", (first, second), pickers=(address, other), failure_mode_allow=False
+        ) as envoy,
+        aiohttp.ClientSession(envoy.url, connector=aiohttp.TCPConnector(limit=0)) as client,
+    ):
+        requests = [asyncio.ensure_future(_text(client)) for _ in range(8)]
+        while sum(request.done() for request in requests) < 4:
+            await asyncio.sleep(0.01)
+        dead.kill()
+
+        assert set(await asyncio.gather(*requests)) == {second.address}

@@ -1,7 +1,9 @@
 """Body modes that other gateways may choose, and responses that are observed, through a real Envoy."""
 
 import asyncio
+import contextlib
 import os
+from collections.abc import AsyncIterator
 from io import BytesIO
 from typing import Any
 
@@ -10,7 +12,7 @@ from tests.data_plane.plane import Plane, Tweak, ext_proc, plane
 from tests.data_plane.stub import Transport
 
 from kvist_epp.wire.exchange import STREAMED_LOOKAHEAD_BYTES
-from kvist_sim.envoy import Json
+from kvist_sim.envoy import Json, Mode
 
 BODY = os.urandom(300_000)
 
@@ -126,17 +128,64 @@ async def test_full_duplex_requests_with_any_response_mode(
             await _post(running, body)
 
 
-async def test_observed_responses_arrive_unchanged(transport: Transport) -> None:
-    """With responses observed a streamed response is echoed whole, and as it comes."""
-    async with plane(transport, "duplex", observe_responses=True) as running:
-        async with running.client.post("/stream", data=BODY) as response:
-            assert await response.content.readline() == b"data: first\n"
-            running.upstreams[1].release.set()
-            rest = await response.read()
+@pytest.mark.parametrize(
+    ("mode", "observe", "whole"),
+    [("buffered", False, True), ("streamed", False, True), ("duplex", True, True), ("duplex", False, False)],
+)
+async def test_an_engine_that_answers_too_early(
+    transport: Transport, mode: Mode, observe: bool, whole: bool
+) -> None:
+    """A 401 before the request was read reaches the client; only FULL_DUPLEX_STREAMED, and only behind a
+    long body, may lose what it says: Envoy gave it to a stream that was ending. Observed it is kept."""
+    async with (
+        _early() as port,
+        plane(
+            transport, mode, tweak=lambda settings: _add(settings, port), observe_responses=observe
+        ) as running,
+    ):
+        running.picker.picks(f"127.0.0.1:{port}")
+        for size in (1_000, 3_000_000):
+            async with running.client.post("/v1/completions", data=BytesIO(bytes(size))) as response:
+                assert response.status == 401
+                said = await response.text()
+                assert said == "who are you?" or (not whole and size > 1_000 and said == "")
 
-        assert rest.endswith(b"data: 19\n\ndata: [DONE]\n\n")
-        stats = await running.filter_stats()
-        assert (stats["spurious_msgs_received"], stats["streams_failed"]) == (0, 0)
+
+def _add(settings: Json, port: int) -> None:
+    """One more endpoint for the pool."""
+    address = {"socket_address": {"address": "127.0.0.1", "port_value": port}}
+    assignment = settings["static_resources"]["clusters"][0]["load_assignment"]
+    assignment["endpoints"][0]["lb_endpoints"].append({"endpoint": {"address": address}})
+
+
+@contextlib.asynccontextmanager
+async def _early() -> AsyncIterator[int]:
+    """The port of an engine that lets nobody in."""
+    talks: set[asyncio.Task[None]] = set()
+    server = await asyncio.start_server(
+        lambda reader, writer: talks.add(asyncio.create_task(_unauthorized(reader, writer))), "127.0.0.1", 0
+    )
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+    for talk in talks:
+        talk.cancel()
+    await asyncio.gather(*talks, return_exceptions=True)
+
+
+async def _unauthorized(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answers at the headers, then reads on."""
+    try:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 12\r\nconnection: close\r\n\r\nwho are you?"
+        )
+        await writer.drain()
+        while await reader.read(65_536):
+            pass
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 @pytest.mark.parametrize("window", [None, 65_535], ids=["wide", "narrow"])

@@ -8,7 +8,7 @@ from io import BytesIO
 from typing import Any
 
 import pytest
-from tests.data_plane.plane import Plane, connection_manager, ext_proc, plane, route
+from tests.data_plane.plane import Plane, plane, route, subset_hint
 from tests.data_plane.stub import Transport
 
 from kvist_epp.errors import BadRequest, NoEndpoints, PickError, Shed
@@ -55,26 +55,6 @@ async def test_a_body_of_many_chunks_arrives_unchanged(plane: Plane) -> None:
 
     assert plane.picker.asks[0].body == b"".join(chunks)
     assert plane.upstreams[1].received[0].body == b"".join(chunks)
-
-
-async def test_trailers_do_not_disturb(transport: Transport, mode: Mode) -> None:
-    """A chunked body with trailers is picked for, and arrives whole."""
-
-    def let_trailers_through(settings: Json) -> None:
-        connection_manager(settings)["http_protocol_options"] = {"enable_trailers": True}
-
-    # Envoy 1.40 sends such a body twice when its route has a retry policy and the mode is duplex
-    async with plane(transport, mode, tweak=let_trailers_through, retries=0) as running:
-        answer = await _raw(
-            running.envoy.port,
-            b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\nconnection: close\r\n"
-            b"\r\n4\r\nbody\r\n0\r\nx-checksum: 1\r\n\r\n",
-        )
-
-        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
-        assert running.picker.asks[0].body == b"body"
-        assert running.upstreams[1].received[0].body == b"body"
-        assert (await running.filter_stats())["spurious_msgs_received"] == 0
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "OPTIONS"])
@@ -164,6 +144,25 @@ async def test_errors_are_openai_json(
     assert [upstream.received for upstream in plane.upstreams] == [[], []]
 
 
+async def test_ipv6_everywhere(transport: Transport, mode: Mode) -> None:
+    """Picker and upstreams on IPv6: the pick in brackets routes by header and by metadata, a list of them is
+    walked, the subset names one, and log and response tell it in the same form."""
+    shown: dict[str, Any] = {"observe_responses": True, "responses": "streamed"}
+    hint = subset_hint(["[::1]:80", "::1"])
+    async with plane(transport, mode, host="::1", tweak=hint, **shown) as running:
+        refusing, good = running.addresses
+        assert good.startswith("[::1]:")
+        await running.upstreams[0].stop()
+        running.picker.picks(refusing, good)
+        for _ in range(2):
+            async with running.client.post("/v1/completions", data=b"the body") as response:
+                assert (response.status, await response.text()) == (200, good)
+
+        assert {ask.subset for ask in running.picker.asks} == {("[::1]:80", "::1")}
+        assert {ended.upstream for ended in await running.picker.reports(2)} == {good}
+        assert {seen.served for seen in await running.picker.sees(2)} == {good}
+
+
 async def test_the_list_is_walked_when_a_connection_is_refused(plane: Plane) -> None:
     """When the first endpoint of the list refuses, the second gets the request with its body."""
     refusing, good = plane.addresses
@@ -186,18 +185,7 @@ async def test_the_subset_hint_is_read(
 ) -> None:
     """The gateway's subset metadata, as a list or a string, reaches the picker; an empty one stays empty."""
 
-    def give_hint(settings: Json) -> None:
-        namespace, key = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
-        ext_proc(settings)["metadata_options"]["forwarding_namespaces"] = {"untyped": [namespace]}
-        set_metadata = {
-            "@type": "type.googleapis.com/envoy.extensions.filters.http.set_metadata.v3.Config",
-            "metadata": [{"metadata_namespace": namespace, "value": {key: hint}}],
-        }
-        connection_manager(settings)["http_filters"].insert(
-            0, {"name": "envoy.filters.http.set_metadata", "typed_config": set_metadata}
-        )
-
-    async with plane(transport, mode, tweak=give_hint) as running:
+    async with plane(transport, mode, tweak=subset_hint(hint)) as running:
         async with running.client.post("/v1/completions", data=b"{}") as response:
             assert response.status == 200
         assert running.picker.asks[0].subset == subset
@@ -246,15 +234,6 @@ async def test_envoy_finds_no_fault(plane: Plane) -> None:
     faults = ("spurious_msgs_received", "streams_failed", "rejected_header_mutations", "message_timeouts")
     assert {name: stats[name] for name in faults} == dict.fromkeys(faults, 0)
     assert stats["streams_started"] == 4
-
-
-async def _raw(port: int, request: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(request)
-    answer = await reader.read()
-    writer.close()
-    await writer.wait_closed()
-    return answer
 
 
 def _added(name: str, value: str) -> Json:

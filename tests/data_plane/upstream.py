@@ -7,6 +7,8 @@ from typing import Self
 
 from aiohttp import web
 
+from kvist_epp.fleet.endpoints import hostport
+
 LAST_CHUNK = b"data: [DONE]\n\n"
 
 
@@ -22,10 +24,15 @@ class Received:
 
 @dataclass
 class Upstream:
-    """Answers every path with its own address; ``/stream`` ends only after ``release``."""
+    """Answers every path with its own address; ``/stream`` ends only after ``release``.
 
+    ``responses`` has other answers by path: content type and the parts of the body, each sent by itself.
+    """
+
+    host: str = "127.0.0.1"
     received: list[Received] = field(default_factory=list)
     release: asyncio.Event = field(default_factory=asyncio.Event)
+    responses: dict[str, tuple[str, list[bytes]]] = field(default_factory=dict)
     address: str = ""
 
     async def __aenter__(self) -> Self:
@@ -33,10 +40,9 @@ class Upstream:
         application.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(application)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, self.host, 0)
         await site.start()
-        host, port = self._runner.addresses[0]
-        self.address = f"{host}:{port}"
+        self.address = hostport(self.host, self._runner.addresses[0][1])
         return self
 
     async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -53,7 +59,19 @@ class Upstream:
         self.received.append(Received(request.method, request.path, headers, body))
         if request.path == "/stream":
             return await self._stream(request)
+        if request.path in self.responses:
+            return await self._other(request, *self.responses[request.path])
         return web.Response(text=self.address)
+
+    async def _other(self, request: web.Request, content_type: str, parts: list[bytes]) -> web.StreamResponse:
+        if content_type == "application/json":
+            return web.Response(body=b"".join(parts), content_type=content_type)
+        response = web.StreamResponse(headers={"content-type": content_type})
+        await response.prepare(request)
+        for part in parts:
+            await response.write(part)
+            await asyncio.sleep(0)  # so that parts leave one by one
+        return response
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})

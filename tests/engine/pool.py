@@ -18,7 +18,8 @@ from tests.engine.mix import CHAT, Turn
 from tests.engine.vllm import VllmEngine
 
 from kvist_sim.envoy import Envoy, Gateway, Mode, config
-from kvist_sim.processes import Child, Children, free_ports
+from kvist_sim.ports import free_ports
+from kvist_sim.processes import Child, Children
 
 BLOCK = 32
 FLAGS = ("--num-gpu-blocks-override", "192", "--max-model-len", "4096")
@@ -68,9 +69,9 @@ class Pool:
         self.model = tiny.build("chatml", self._folder / "model")
         first, second = VllmEngine(self.model, *FLAGS), VllmEngine(self.model, *FLAGS)
         self.engines = [first, second]
-        await asyncio.gather(first.__aenter__(), second.__aenter__())
-        for number in range(2):
+        for number in range(2):  # before they start: when one fails to, the other must not stay
             self._stack.push_async_callback(self._stop_engine, number)
+        await asyncio.gather(first.__aenter__(), second.__aenter__())
         self.relay = await self._stack.enter_async_context(LossyRelay(second.events))
         self.client = await self._stack.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=120))

@@ -45,7 +45,7 @@ async def first_stored(engine: VllmEngine) -> dict[str, Any]:
                         return dict(event)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_blocks_of_a_served_request_are_the_bytes_of_its_rendered_prompt(tmp_path: Path) -> None:
     """What an engine cached, decoded, is what we render; a repeat is a hit; a kill leaves no process."""
     folder = tiny.build("llama3", tmp_path / "llama3")

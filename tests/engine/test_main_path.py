@@ -9,7 +9,7 @@ import pytest_asyncio
 from tests.engine.mix import CHAT, Mix, Turn
 from tests.engine.pool import BLOCK, Outcome, Pool
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1800)]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

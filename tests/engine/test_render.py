@@ -19,7 +19,7 @@ from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import Chat, parse
 from kvist_epp.prompt.template import Template
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
 CHAT = "/v1/chat/completions"
 DUMP = "{{ messages | tojson }}|{{ tools | tojson }}"

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,9 @@ from typing import IO, Any, Self
 import aiohttp
 from tests.engine import install
 
-START_SECONDS = 300
+from kvist_sim.ports import free_ports
+
+START_SECONDS = 600
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -191,15 +192,6 @@ async def render(
         if response.status != 200:
             return []
     return [one["token_ids"] for one in (answer if isinstance(answer, list) else [answer])]
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports that were free a moment ago."""
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [one.getsockname()[1] for one in taken]
-    for one in taken:
-        one.close()
-    return ports
 
 
 async def _answers(client: aiohttp.ClientSession, url: str) -> bool:

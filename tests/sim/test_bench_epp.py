@@ -5,9 +5,11 @@ import io
 import itertools
 import json
 import re
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -29,12 +31,28 @@ from kvist_sim.bench.epp_prompts import (
     warm,
 )
 from kvist_sim.bench.epp_publisher import BLOCK_SIZE, batches, chains
-from kvist_sim.bench.epp_report import Cell, Report, Way, document, figures, middle, tables
+from kvist_sim.bench.epp_report import (
+    Cell,
+    Report,
+    Way,
+    changes,
+    changes_table,
+    document,
+    figures,
+    middle,
+    rise,
+    tables,
+)
+from kvist_sim.bench.epp_revision import RevisionError, older
 from kvist_sim.bench.epp_upstream import ANSWER, METRICS, Upstream
 from kvist_sim.http1 import get
 
 KINDS = [Kind(size, shape) for shape in Shape for size in (1, 8)]
-WAYS = [Way(None, None), *(Way(t, m) for t in ("fast", "grpc") for m in ("buffered", "duplex"))]
+WAYS = [
+    Way(None, None),
+    *(Way(t, m) for t in ("fast", "grpc") for m in ("buffered", "duplex")),
+    Way("fast", "buffered", tls=True),
+]
 
 
 class Counted(Upstream):
@@ -183,7 +201,8 @@ def test_tables_fit_a_terminal_of_100_columns() -> None:
 
     assert max(len(line) for line in text.splitlines()) <= 100
     assert "…" not in text
-    assert text.count("450 KB chat of 2") == 6
+    assert text.count("450 KB chat of 2") == 7
+    assert re.search(r"^ *1 KB completion +100 +100 +\+0% +100 +100( +1\.50){4} *$", text, re.MULTILINE)
     assert re.search(r"^ *1 KB completion +1\.00( +0\.50){8} *$", text, re.MULTILINE)
 
 
@@ -193,6 +212,64 @@ def test_aims_are_judged_on_the_fast_transport(cpu: float, *, met: bool) -> None
     aims = [aim for aim in document(report(cpu))["aims"] if aim["prompt"] == "1 KB completion"]
 
     assert [(aim["way"], aim["met"]) for aim in aims] == [("fast buffered", met), ("fast duplex", met)]
+
+
+BESIDE = [
+    Way(None, None),
+    Way("fast", "buffered", revision="7821c51"),
+    Way("fast", "buffered"),
+    Way("fast", "buffered", tls=True),
+]
+
+
+def beside(*costs: float) -> Report:
+    """Two kinds of request; microseconds of the older picker, of today's, and of today's with TLS."""
+    cpu = {way: cost * 1e-6 * 100 for way, cost in zip(BESIDE[1:], costs, strict=True)}
+    cells = {
+        Cell(way, kind, concurrency): figures(Sample(seconds=1.0, latencies=[0.001] * 100), cpu.get(way))
+        for way in BESIDE
+        for kind in KINDS[:2]
+        for concurrency in (1, 16)
+    }
+    return Report(cells, BESIDE, KINDS[:2], (1, 16), {"endpoints": 20, "index_blocks": 100_000})
+
+
+def test_an_older_revision_is_compared_with_this_one() -> None:
+    """Then, now, and now with TLS; the rise is that without TLS."""
+    found = changes(beside(200, 220, 260))
+
+    assert [(round(c.ratio, 3), c.tls and round(c.tls * 1e6)) for c in found] == [(1.1, 260)] * 2
+    assert rise(found) == pytest.approx(0.1)
+    assert document(beside(200, 220, 260))["rise"] == 0.1
+    assert changes(report(0.0001)) == []
+
+
+@pytest.mark.parametrize(("now", "verdict"), [(229, "held"), (231, "broken")])
+def test_the_comparison_fits_a_terminal_and_says_whether_the_bound_holds(now: float, verdict: str) -> None:
+    """At most 15 % more than the older revision."""
+    console = Console(file=io.StringIO(), width=100)
+    console.print(changes_table(changes(beside(200, now, 260))))
+    console.print(tables(beside(200, now, 260)))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert f"bound +15%: {verdict}" in text
+
+
+def test_an_older_revision_s_code_comes_from_the_repository(tmp_path: Path) -> None:
+    """Its epp folder goes before the installed package; a revision that is not there is named."""
+    repository = tmp_path / "repository"
+    (repository / "epp").mkdir(parents=True)
+    (repository / "epp" / "old.py").write_text("x = 1")
+    for words in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "x")):
+        identity = ("-c", "user.name=t", "-c", "user.email=t@example.com")
+        subprocess.run(["git", "-C", str(repository), *identity, *words], check=True)
+    command = older("HEAD", tmp_path, repository)
+
+    assert (tmp_path / "revision-HEAD" / "epp" / "old.py").read_text() == "x = 1"
+    assert command[1] == f"PYTHONPATH={tmp_path / 'revision-HEAD' / 'epp'}"
+    with pytest.raises(RevisionError, match="--baseline nowhere: "):
+        older("nowhere", tmp_path, repository)
 
 
 def test_the_document_names_machine_and_versions() -> None:

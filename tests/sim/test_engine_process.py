@@ -10,15 +10,9 @@ from pathlib import Path
 import pytest
 
 from kvist_sim.engine.__main__ import main
+from kvist_sim.ports import free_ports
 
 COMMAND = (sys.executable, "-m", "kvist_sim.engine")
-
-
-def free_port() -> int:
-    """A port nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def started(*argv: str) -> tuple[subprocess.Popen[str], str]:
@@ -34,7 +28,7 @@ def started(*argv: str) -> tuple[subprocess.Popen[str], str]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serves_until_told_to_stop(number: signal.Signals) -> None:
     """It answers, and ends with code 0 on SIGTERM and Ctrl-C."""
-    port = free_port()
+    (port,) = free_ports(1)
     child, line = started("serve", "org/model", "--host", "127.0.0.1", "--port", str(port))
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models") as answer:  # the test's own server

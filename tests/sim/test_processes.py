@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvist_sim.processes import ChildFailedError, Children, free_ports, time_of_process
+from kvist_sim.processes import ChildFailedError, Children, time_of_process
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
 IGNORE = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
@@ -77,6 +77,27 @@ async def test_leaving_the_block_stops_all_even_the_stubborn(tmp_path: Path) -> 
     assert (stubborn.process.returncode, willing.process.returncode) == (-9, -15)
 
 
+async def test_a_child_is_ended_on_purpose_and_another_takes_its_place(tmp_path: Path) -> None:
+    """Its status says how; it does not count as one that has died, and the log goes on."""
+    async with Children(tmp_path) as children:
+        first, other = children.start("picker", SLEEP), children.start("other", SLEEP)
+        status = await children.end(first, signal.SIGKILL, 10)
+        again = children.start("picker", SLEEP)
+        children.check()
+        assert (status, again.log, other.running()) == (-9, first.log, True)
+
+
+async def test_a_child_that_does_not_heed_its_signal_is_an_error_and_is_killed(tmp_path: Path) -> None:
+    """An end on purpose has a limit; what is over it does not stay behind."""
+    async with Children(tmp_path) as children:
+        stubborn = children.start("stubborn", STUBBORN)
+        await children.ready(stubborn, lambda: asyncio.sleep(0, stubborn.tail() != ""), 10)
+        with pytest.raises(ChildFailedError, match=r"stubborn: still runs 0\.1 s after SIGTERM"):
+            await children.end(stubborn, signal.SIGTERM, 0.1)
+        assert not alive(stubborn.pid)
+        children.check()
+
+
 async def test_grandchildren_end_too(tmp_path: Path) -> None:
     """The whole process group is ended, also when its leader has gone first."""
     code = f"import subprocess; print(subprocess.Popen({SLEEP!r}).pid, flush=True)"
@@ -105,12 +126,6 @@ async def test_a_child_that_never_gets_ready_is_an_error(tmp_path: Path) -> None
         child = children.start("envoy", SLEEP)
         with pytest.raises(ChildFailedError, match="envoy: not ready after 0 s"):
             await children.ready(child, lambda: asyncio.sleep(0, False), 0.01)
-
-
-def test_ports_are_distinct_and_free() -> None:
-    """Ports given out together never collide."""
-    ports = free_ports(30)
-    assert len(set(ports)) == 30
 
 
 def test_cpu_time_of_a_process_grows_with_its_work() -> None:

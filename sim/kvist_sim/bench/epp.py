@@ -14,6 +14,7 @@ kernel's clock of its process, a moment after each window, when the access log h
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import json
 import sys
 import tempfile
@@ -27,12 +28,28 @@ from rich.console import Console
 
 from kvist_sim import envoy, launch
 from kvist_sim import model as model_files
+from kvist_sim.envoy_tls import PickerTls
 from kvist_sim.processes import Child, ChildFailedError, Children, Stopped, run
 
 from .epp_client import window
 from .epp_profile import begin, profiled, profiles
 from .epp_prompts import Kind, Shape, requests
-from .epp_report import Cell, Figures, Report, Way, document, figures, middle, tables
+from .epp_report import (
+    RISE_BOUND,
+    Cell,
+    Figures,
+    Report,
+    Way,
+    changes,
+    changes_table,
+    document,
+    figures,
+    middle,
+    rise,
+    tables,
+)
+from .epp_revision import RevisionError, older
+from .publish import write
 
 ENDPOINTS: Final = 20
 INDEX_BLOCKS: Final = 100_000
@@ -61,12 +78,25 @@ class Plan:
     seconds: float
     """Of each cell, over all rounds."""
     profile: bool = False
+    tls: bool = True
+    """One more column: the first way, with TLS between Envoy and the picker."""
+    revision: str = ""
+    """An older one to compare with; then only the first way is measured, of both."""
 
     @property
     def ways(self) -> list[Way]:
         """The base line first."""
         asked = [Way(transport, mode) for transport in self.transports for mode in self.modes]
+        if self.revision:
+            asked = [dataclasses.replace(asked[0], revision=self.revision), asked[0]]
+        if self.tls:
+            asked.append(dataclasses.replace(asked[-1] if self.revision else asked[0], tls=True))
         return [Way(None, None), *asked]
+
+    @property
+    def asked(self) -> list[Way]:
+        """One way of each picker."""
+        return list({way.picker: way for way in self.ways if way.transport}.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +106,7 @@ class Bench:
     ports: Mapping[Way, int]
     """Envoy's port for each way."""
     pickers: Mapping[str, Child]
-    """By transport."""
+    """By `Way.picker`."""
     blocks: int
     """Blocks in each picker's index."""
 
@@ -89,10 +119,10 @@ def main(options: argparse.Namespace) -> int:
     except Stopped as stopped:
         say.print("stopped")
         return stopped.exit_code
-    except (ChildFailedError, envoy.EnvoyMissingError) as failure:
+    except (ChildFailedError, envoy.EnvoyMissingError, RevisionError) as failure:
         say.print(f"bench failed: {failure}", style="red", markup=False)
         return FAILED
-    return _publish(report, options.json, say)
+    return _publish(report, options, say)
 
 
 def _plan(options: argparse.Namespace) -> Plan:
@@ -106,10 +136,12 @@ def _plan(options: argparse.Namespace) -> Plan:
         kinds=tuple(Kind(size, shape) for shape in shapes for size in sizes),
         seconds=options.seconds or (QUICK_SECONDS if options.quick else SECONDS),
         profile=options.profile,
+        revision=options.baseline or "",
     )
 
 
-def _publish(report: Report, file: str | None, say: Console) -> int:
+def _publish(report: Report, options: argparse.Namespace, say: Console) -> int:
+    file = options.json
     text = json.dumps(document(report), indent=2)
     if file == "-":
         sys.stdout.write(text + "\n")
@@ -117,10 +149,13 @@ def _publish(report: Report, file: str | None, say: Console) -> int:
         Console(width=WIDTH).print(tables(report))
         if file:
             Path(file).write_text(text + "\n")
+    found = changes(report)
+    if found and options.write_docs:
+        write(Path(options.write_docs), "epp-baseline", document(report), changes_table(found))
     if errors := report.errors():
         say.print(f"bench failed: {errors} requests were not answered with 200", style="red")
         return FAILED
-    return 0
+    return FAILED if found and rise(found) > RISE_BOUND else 0
 
 
 async def bench(plan: Plan, say: Console) -> Report:
@@ -130,7 +165,7 @@ async def bench(plan: Plan, say: Console) -> Report:
         async with _running(plan, folder, say) as running:
             cells = await _measure(plan, running, say)
         if plan.profile:
-            for text in profiles(folder, plan.transports):
+            for text in profiles(folder, [way.picker for way in plan.asked]):
                 say.print(text, markup=False)
     setting = {
         "endpoints": ENDPOINTS,
@@ -188,16 +223,23 @@ async def _start_pickers(
     file = folder / "endpoints.json"
     file.write_text(json.dumps(launch.endpoints_file(engines)))
     started = {}
-    for transport in plan.transports:
-        started[transport] = await launch.start_picker(
+    for way in plan.asked:
+        started[way.picker] = await launch.start_picker(
             children,
             file,
             str(model_files.folder()),
-            name=f"picker {transport}",
-            arguments=[f"--transport={transport}"],
-            **({"program": profiled(folder, transport)} if plan.profile else {}),
+            name=f"picker {way.picker}",
+            arguments=[f"--transport={way.transport}"],
+            secure=way.tls,
+            program=_program(plan, way, folder),
         )
     return started
+
+
+def _program(plan: Plan, way: Way, folder: Path) -> Sequence[str]:
+    if way.revision:
+        return older(way.revision, folder)
+    return profiled(folder, way.picker) if plan.profile else launch.PICKER
 
 
 async def _warm(picker: launch.Picker) -> int:
@@ -220,7 +262,8 @@ async def _envoy(
 ) -> int:
     options: dict[str, Any] = {}
     if way.transport is not None:
-        options = {"picker": pickers[way.transport].address, "mode": way.mode}
+        options = {"picker": pickers[way.picker].address, "mode": way.mode}
+        options["picker_tls"] = PickerTls() if way.tls else None
     gateway = envoy.Gateway(endpoints=[engine.hostport for engine in engines], **options)
     proxy = await stack.enter_async_context(envoy.Envoy(envoy.config(gateway)))
     return proxy.port
@@ -243,7 +286,7 @@ async def _measure(plan: Plan, running: Bench, say: Console) -> dict[Cell, Figur
 
 
 async def _window(cell: Cell, running: Bench, seconds: float) -> Figures:
-    picker = running.pickers.get(cell.way.transport or "")
+    picker = running.pickers.get(cell.way.picker)
     before = picker.cpu_seconds() if picker else 0.0
     sample = await window(
         running.ports[cell.way], requests(cell.kind), concurrency=cell.concurrency, seconds=seconds

@@ -56,9 +56,9 @@ def _name(frame: FrameType) -> str:
     return f"{'/'.join(Path(code.co_filename).parts[-2:])}:{code.co_firstlineno} {code.co_name}"
 
 
-def profiled(folder: Path, transport: str) -> list[str]:
-    """The command that runs a profiled picker, up to its arguments."""
-    return [sys.executable, "-m", "kvist_sim.bench.epp_profile", str(_file(folder, transport))]
+def profiled(folder: Path, picker: str) -> list[str]:
+    """The command that runs a profiled picker of this name, up to its arguments."""
+    return [sys.executable, "-m", "kvist_sim.bench.epp_profile", str(_file(folder, picker))]
 
 
 def begin(pid: int) -> None:
@@ -66,11 +66,11 @@ def begin(pid: int) -> None:
     os.kill(pid, signal.SIGUSR1)
 
 
-def profiles(folder: Path, transports: Sequence[str]) -> Iterator[str]:
+def profiles(folder: Path, pickers: Sequence[str]) -> Iterator[str]:
     """A page per picker: the functions with most CPU time of their own."""
-    for transport in transports:
-        found = json.loads(_file(folder, transport).read_text())
-        yield f"picker {transport}: where its CPU time goes\n{page(found[_OWN], found[_ALL])}"
+    for picker in pickers:
+        found = json.loads(_file(folder, picker).read_text())
+        yield f"picker {picker}: where its CPU time goes\n{page(found[_OWN], found[_ALL])}"
 
 
 def page(own: dict[str, int], every: dict[str, int]) -> str:
@@ -88,8 +88,8 @@ def _row(name: str, own: dict[str, int], every: dict[str, int], total: int) -> s
     return f"{100 * own.get(name, 0) / total:6.1f}  {100 * every.get(name, 0) / total:6.1f}  {name}"
 
 
-def _file(folder: Path, transport: str) -> Path:
-    return folder / f"{transport}.profile"
+def _file(folder: Path, picker: str) -> Path:
+    return folder / f"{picker.replace(' ', '-')}.profile"
 
 
 def main(file: Path, arguments: Sequence[str]) -> int:

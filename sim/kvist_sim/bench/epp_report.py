@@ -1,5 +1,6 @@
 """What ``kvist bench epp`` found, as tables for people and as JSON for programs."""
 
+import dataclasses
 import datetime as dt
 import os
 import platform
@@ -30,6 +31,8 @@ AIMS: Final = (
     (Kind(450, Shape.CHAT_2), 1_000.0),
 )
 """Microseconds of the picker's CPU per request, all work included."""
+RISE_BOUND: Final = 0.15
+"""Over an older revision, without TLS."""
 LOOPS: Final = 9
 PACKAGES: Final = (
     "kvist",
@@ -50,11 +53,21 @@ class Way:
 
     transport: str | None
     mode: str | None
+    tls: bool = False
+    """Between Envoy and the picker."""
+    revision: str = ""
+    """Of the picker's code; empty: this one."""
+
+    @property
+    def picker(self) -> str:
+        """Which picker is asked; those of equal name are one process."""
+        parts = (self.revision, self.transport or "", "TLS" if self.tls else "")
+        return " ".join(part for part in parts if part)
 
     @property
     def name(self) -> str:
         """As a table shows it."""
-        return f"{self.transport} {self.mode}" if self.transport else BASELINE
+        return f"{self.picker} {self.mode}" if self.transport else BASELINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +144,11 @@ def tables(report: Report) -> RenderableType:
     parts: list[RenderableType] = [Text(_heading(report))]
     for concurrency in report.concurrencies:
         parts += [_work(report, concurrency), _latency(report, concurrency)]
+    parts += [_tls(report, way) for way in report.ways if way.tls]
     if aims := list(_aims(report)):
         parts.append(_aims_table(aims))
+    if found := changes(report):
+        parts.append(changes_table(found))
     return Group(*parts)
 
 
@@ -165,15 +181,19 @@ def _heads(quantity: str, ways: Iterable[Way]) -> list[str]:
     return [f"{quantity}\n{way.name.replace(' ', chr(10))}" for way in ways]
 
 
+def _plain(report: Report) -> list[Way]:
+    return [way for way in report.ways if not way.tls]
+
+
 def _asked(report: Report) -> list[Way]:
-    return [way for way in report.ways if way.transport]
+    return [way for way in _plain(report) if way.transport]
 
 
 def _work(report: Report, concurrency: int) -> RenderableType:
-    heads = _heads("CPU us", _asked(report)) + _heads("req/s", report.ways)
+    heads = _heads("CPU us", _asked(report)) + _heads("req/s", _plain(report))
     table = _table(heads)
     for kind in report.kinds:
-        row = [report.cells[Cell(way, kind, concurrency)] for way in report.ways]
+        row = [report.cells[Cell(way, kind, concurrency)] for way in _plain(report)]
         cpu = [f"{f.cpu_per_request * 1e6:,.0f}" for f in row if f.cpu_per_request is not None]
         table.add_row(kind.name, *cpu, *(f"{f.requests_per_second:,.0f}" for f in row))
     return _titled(f"concurrency {concurrency}: the picker's CPU per request, and throughput", table)
@@ -195,12 +215,33 @@ def _latency(report: Report, concurrency: int) -> RenderableType:
     return _titled(title, table)
 
 
+def _tls(report: Report, way: Way) -> RenderableType:
+    """Beside the same way in plaintext, at the aims' concurrency."""
+    table = _table(["CPU us", "TLS", "", "req/s", "TLS", "p50 ms", "TLS", "p99 ms", "TLS"])
+    for kind in report.kinds:
+        cells = [Cell(one, kind, AIM_CONCURRENCY) for one in (dataclasses.replace(way, tls=False), way)]
+        if not all(cell in report.cells for cell in cells):
+            continue
+        plain, secured = (report.cells[cell] for cell in cells)
+        cpu = [f.cpu_per_request or 0.0 for f in (plain, secured)]
+        table.add_row(
+            kind.name,
+            *(f"{one * 1e6:,.0f}" for one in cpu),
+            f"{cpu[1] / cpu[0] - 1:+.0%}" if cpu[0] else "",
+            *(f"{f.requests_per_second:,.0f}" for f in (plain, secured)),
+            *(f"{f.p50 * 1e3:.2f}" for f in (plain, secured)),
+            *(f"{f.p99 * 1e3:.2f}" for f in (plain, secured)),
+        )
+    name = dataclasses.replace(way, tls=False).name
+    return _titled(f"concurrency {AIM_CONCURRENCY}: {name}, without and with TLS to the picker", table)
+
+
 def _aims(report: Report) -> Iterable[tuple[Kind, Way, float, float]]:
     """Kind, way, aim and measured microseconds, where this run measured it."""
     for kind, aim in AIMS:
         for way in report.ways:
             found = report.cells.get(Cell(way, kind, AIM_CONCURRENCY))
-            if way.transport == AIM_TRANSPORT and found is not None and found.cpu_per_request is not None:
+            if way.picker == AIM_TRANSPORT and found is not None and found.cpu_per_request is not None:
                 yield kind, way, aim, found.cpu_per_request * 1e6
 
 
@@ -210,6 +251,62 @@ def _aims_table(aims: Sequence[tuple[Kind, Way, float, float]]) -> RenderableTyp
         verdict = "met" if measured <= aim else "missed: --profile shows where it goes"
         table.add_row(kind.name, way.name, f"{aim:,.0f}", f"{measured:,.0f}", verdict)
     return _titled(f"aims at concurrency {AIM_CONCURRENCY}, us of the picker's CPU per request", table)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What one kind of request costs now, beside an older revision in the same run; CPU seconds."""
+
+    kind: Kind
+    before: float
+    now: float
+    tls: float | None
+
+    @property
+    def ratio(self) -> float:
+        """Now over then, without TLS."""
+        return self.now / self.before
+
+
+def changes(report: Report) -> list[Change]:
+    """Kind by kind at the aims' concurrency; empty in a run without an older revision."""
+    older = next((way for way in report.ways if way.revision), None)
+    return [_change(report, kind, older) for kind in report.kinds] if older else []
+
+
+def _change(report: Report, kind: Kind, older: Way) -> Change:
+    def cpu(way: Way) -> float | None:
+        found = report.cells.get(Cell(way, kind, AIM_CONCURRENCY))
+        return None if found is None else found.cpu_per_request
+
+    now = dataclasses.replace(older, revision="")
+    return Change(kind, cpu(older) or 0.0, cpu(now) or 0.0, cpu(dataclasses.replace(now, tls=True)))
+
+
+def rise(found: Sequence[Change]) -> float:
+    """How much more a request costs now, over all kinds alike: geometric mean of the ratios, less one."""
+    return statistics.geometric_mean(change.ratio for change in found) - 1
+
+
+def changes_table(found: Sequence[Change]) -> RenderableType:
+    """Then and now, kind by kind."""
+    table = _table(["before", "now", "", "with TLS", ""])
+    for change in found:
+        tls = change.tls or 0.0
+        table.add_row(
+            change.kind.name,
+            f"{change.before * 1e6:,.0f}",
+            f"{change.now * 1e6:,.0f}",
+            f"{change.ratio - 1:+.0%}",
+            f"{tls * 1e6:,.0f}",
+            f"{tls / change.before - 1:+.0%}",
+        )
+    verdict = "held" if rise(found) <= RISE_BOUND else "broken"
+    title = (
+        f"us of the picker's CPU per request at concurrency {AIM_CONCURRENCY}, beside the older revision: "
+        f"{rise(found):+.1%} without TLS\n(geometric mean; bound {RISE_BOUND:+.0%}: {verdict})"
+    )
+    return _titled(title, table)
 
 
 def document(report: Report) -> dict[str, Any]:
@@ -230,13 +327,32 @@ def document(report: Report) -> dict[str, Any]:
             }
             for kind, way, aim, us in _aims(report)
         ],
+        **_risen(report),
     }
+
+
+def _risen(report: Report) -> dict[str, Any]:
+    found = changes(report)
+    if not found:
+        return {}
+    us = [
+        {
+            "prompt": change.kind.name,
+            "before_us": round(change.before * 1e6, 1),
+            "now_us": round(change.now * 1e6, 1),
+            "tls_us": round((change.tls or 0.0) * 1e6, 1),
+        }
+        for change in found
+    ]
+    return {"changes": us, "rise": round(rise(found), 4), "bound": RISE_BOUND}
 
 
 def _record(report: Report, cell: Cell, found: Figures) -> dict[str, Any]:
     record: dict[str, Any] = {
         "transport": cell.way.transport,
         "mode": cell.way.mode,
+        "tls": cell.way.tls,
+        "revision": cell.way.revision,
         "prompt_kb": cell.kind.kilobytes,
         "shape": cell.kind.shape.value,
         "concurrency": cell.concurrency,

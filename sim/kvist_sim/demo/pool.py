@@ -1,10 +1,9 @@
 """The engines of a demo, started with vLLM's own arguments."""
 
 import functools
-import json
-import sys
 from collections.abc import Sequence
 
+from kvist_sim import launch
 from kvist_sim.http1 import answers
 from kvist_sim.launch import HOST, START_SECONDS, EnginePorts
 from kvist_sim.processes import Children
@@ -14,18 +13,9 @@ from .plan import BLOCK_SIZE, BLOCKS_PER_ENGINE, MODEL_NAME
 
 def engine_command(ports: EnginePorts, model: str) -> list[str]:
     """The command line of one."""
-    events = {
-        "enable_kv_cache_events": True,
-        "publisher": "zmq",
-        "endpoint": f"tcp://*:{ports.events}",  # vLLM connects to an address without a star
-        "replay_endpoint": f"tcp://*:{ports.replay}",
-    }
-    return [
-        *(sys.executable, "-m", "kvist_sim.engine", "--model", model, "--served-model-name", MODEL_NAME),
-        *("--host", HOST, "--port", str(ports.http), "--block-size", str(BLOCK_SIZE)),
-        *("--num-gpu-blocks-override", str(BLOCKS_PER_ENGINE), "--enable-prompt-tokens-details"),
-        *("--kv-events-config", json.dumps(events)),
-    ]
+    return launch.engine_command(
+        ports, model, served=MODEL_NAME, block_size=BLOCK_SIZE, blocks=BLOCKS_PER_ENGINE
+    )
 
 
 async def start_engines(children: Children, engines: Sequence[EnginePorts], model: str) -> None:

@@ -6,13 +6,17 @@ blocks may hold the same hash: nothing is merged. Every change of what is cached
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Generic, TypeVar
 
 from kvist_epp.cache.events import Cleared, Event, Removed, Stored
 from kvist_sim.engine.chain import Digest, short
 
+Name = TypeVar("Name", bound=Hashable)
+"""What a cached block is looked up by: vLLM's digest, or in virtual time a number."""
 
-class BlockPool:
+
+class Blocks(Generic[Name]):
     """`blocks` blocks, the first of which is vLLM's placeholder and never handed out.
 
     A block is an int. It is *held* while its reference count is positive, else free; independent of that it
@@ -22,14 +26,14 @@ class BlockPool:
     def __init__(self, blocks: int, block_size: int, *, caching: bool = True) -> None:
         self.block_size = block_size
         self.caching = caching
-        self._digests: list[Digest | None] = [None] * blocks
+        self._digests: list[Name | None] = [None] * blocks
         self._held = [0] * blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, blocks))
-        self._cached: dict[Digest, tuple[int, ...]] = {}
-        self._events: list[Event] = []
+        self._cached: dict[Name, tuple[int, ...]] = {}
 
     def __repr__(self) -> str:
-        return f"<BlockPool {len(self._free)} of {self.capacity} free, {len(self._cached)} hashes cached>"
+        name, free = type(self).__name__, len(self._free)
+        return f"<{name} {free} of {self.capacity} free, {len(self._cached)} hashes cached>"
 
     @property
     def capacity(self) -> int:
@@ -46,51 +50,88 @@ class BlockPool:
         """Share of blocks held, 0..1; cached blocks nobody holds count as free."""
         return 1.0 - len(self._free) / self.capacity if self.capacity else 0.0
 
-    def cached(self) -> dict[int, int]:
-        """Published hash to the number of blocks that hold it."""
-        return {short(digest): len(blocks) for digest, blocks in self._cached.items()}
-
-    def hit(self, digests: Sequence[Digest], tokens: int) -> list[int]:
+    def hit(self, digests: Sequence[Name], tokens: int) -> list[int]:
         """Blocks of the longest cached prefix of a sequence of `tokens` tokens.
 
         The last token is always computed again, so that a hit ends before it.
         """
-        found: list[int] = []
-        for digest in digests[: max(0, tokens - 1) // self.block_size]:
-            blocks = self._cached.get(digest)
-            if blocks is None:
-                break
-            found.append(blocks[0])
-        return found
+        cached = self._cached
+        found = list(map(cached.get, digests[: max(0, tokens - 1) // self.block_size]))
+        if None in found:
+            del found[found.index(None) :]
+        return [blocks[0] for blocks in found if blocks]
 
     def evictable(self, blocks: Iterable[int]) -> int:
         """How many of `blocks` count as free, and would not after ``hold``."""
-        return sum(not self._held[block] for block in blocks)
+        held = self._held
+        return [held[block] for block in blocks].count(0)
 
     def hold(self, blocks: Iterable[int]) -> None:
         """One more holder for each."""
+        held, free = self._held, self._free
         for block in blocks:
-            if not self._held[block]:
-                del self._free[block]
-            self._held[block] += 1
+            if not held[block]:
+                del free[block]
+            held[block] += 1
 
     def allocate(self, count: int) -> list[int]:
         """`count` blocks held once, evicting what they cached. Raises KeyError when fewer are free."""
-        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        take, held, digests = self._free.popitem, self._held, self._digests
+        blocks = [take(last=False)[0] for _ in range(count)]
         for block in blocks:
-            self._held[block] = 1
-            digest = self._digests[block]
+            held[block] = 1
+            digest = digests[block]
             if digest is not None:
                 self._evict(block, digest)
         return blocks
 
-    def _evict(self, block: int, digest: Digest) -> None:
-        others = tuple(other for other in self._cached[digest] if other != block)
+    def cache(self, blocks: Sequence[int], digests: Sequence[Name]) -> None:
+        """These full blocks can be found from now on."""
+        known, cached = self._digests, self._cached
+        for block, digest in zip(blocks, digests, strict=True):
+            known[block] = digest
+            others = cached.get(digest)
+            cached[digest] = (block,) if others is None else (*others, block)
+
+    def _evict(self, block: int, digest: Name) -> None:
+        others = tuple([other for other in self._cached[digest] if other != block])
         if others:
             self._cached[digest] = others
         else:
             del self._cached[digest]
         self._digests[block] = None
+        self._evicted(digest)
+
+    def _evicted(self, digest: Name) -> None:
+        """A block lost what it cached."""
+        raise NotImplementedError
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """One holder less for each, in the order in which they should be evicted.
+
+        What is cached joins the end of the queue; what is not can never be hit and is reused first.
+        """
+        held, free, digests = self._held, self._free, self._digests
+        for block in blocks:
+            held[block] -= 1
+            if not held[block]:
+                free[block] = None
+                if digests[block] is None:
+                    free.move_to_end(block, last=False)
+
+
+class BlockPool(Blocks[Digest]):
+    """The pool of an engine that publishes events."""
+
+    def __init__(self, blocks: int, block_size: int, *, caching: bool = True) -> None:
+        super().__init__(blocks, block_size, caching=caching)
+        self._events: list[Event] = []
+
+    def cached(self) -> dict[int, int]:
+        """Published hash to the number of blocks that hold it."""
+        return {short(digest): len(blocks) for digest, blocks in self._cached.items()}
+
+    def _evicted(self, digest: Digest) -> None:
         self._events.append(Removed(hashes=[short(digest)], group=0))
 
     def store(
@@ -107,9 +148,7 @@ class BlockPool:
         """Caches full blocks, in chain order after `parent`; `tokens` are theirs alone."""
         if not self.caching or not blocks:
             return
-        for block, digest in zip(blocks, digests, strict=True):
-            self._digests[block] = digest
-            self._cached[digest] = (*self._cached.get(digest, ()), block)
+        self.cache(blocks, digests)
         self.announce(digests, tokens, parent=parent, lora=lora, salt=salt, session=session)
 
     def announce(
@@ -136,18 +175,6 @@ class BlockPool:
                 session=session,
             )
         )
-
-    def release(self, blocks: Iterable[int]) -> None:
-        """One holder less for each, in the order in which they should be evicted.
-
-        What is cached joins the end of the queue; what is not can never be hit and is reused first.
-        """
-        for block in blocks:
-            self._held[block] -= 1
-            if not self._held[block]:
-                self._free[block] = None
-                if self._digests[block] is None:
-                    self._free.move_to_end(block, last=False)
 
     def reset(self) -> bool:
         """Forgets all that is cached; False, and nothing changed, while any block is held."""

@@ -1,0 +1,73 @@
+"""A pool's file in YAML, from anybody: bounded, no key twice, nothing that refers to itself."""
+
+import sys
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from kvist_operator.errors import SpecError
+
+MOST_BYTES: Final = 4 << 20
+"""More than any API server takes."""
+MOST_NODES: Final = 200_000
+"""Values, aliases counted as often as they are used."""
+DEEPEST: Final = 100
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, as ``kubectl`` does: the first would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else None
+            if name in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{name!r} is there twice", problem_mark=key.start_mark
+                )
+            seen.add(name or object())
+        return super().construct_mapping(node, deep)
+
+
+def read_resource(file: str) -> Mapping[str, Any]:
+    """The first InferencePool of the file, else its first document. Raises SpecError."""
+    where = f"--filename {file}"
+    try:
+        documents = [d for d in yaml.load_all(_text(file, where), _Loader) if isinstance(d, dict)]
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        raise SpecError(where, f"cannot be read: {error}") from error
+    except RecursionError:
+        raise SpecError(where, f"is nested deeper than {DEEPEST}: no pool is") from None
+    if not documents:
+        raise SpecError(where, "has no YAML object: write apiVersion, kind, metadata and spec of a pool")
+    pools = [d for d in documents if str(d.get("apiVersion", "")).startswith("kvist.dev/")]
+    found: dict[str, Any] = (pools or documents)[0]
+    _weigh(found, where, {}, 0)
+    return found
+
+
+def _text(file: str, where: str) -> str:
+    if file == "-":
+        content = sys.stdin.read(MOST_BYTES + 1)
+    else:
+        with Path(file).open("rb") as opened:
+            content = opened.read(MOST_BYTES + 1).decode("utf-8")
+    if len(content) > MOST_BYTES:
+        raise SpecError(where, "is larger than 4 MiB: no pool is")
+    return content
+
+
+def _weigh(value: Any, where: str, known: dict[int, int], depth: int) -> int:
+    """Values in it, each use of an alias counted. Raises SpecError where they are too many or too deep."""
+    if not isinstance(value, dict | list):
+        return 1
+    if depth > DEEPEST:
+        raise SpecError(where, f"is nested deeper than {DEEPEST}, or refers to itself: no pool does")
+    if id(value) not in known:
+        below = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_weigh(each, where, known, depth + 1) for each in below)
+    if known[id(value)] > MOST_NODES:
+        raise SpecError(where, f"has more than {MOST_NODES} values: no pool has")
+    return known[id(value)]

@@ -1,0 +1,297 @@
+"""A gateway without a gateway: asks a picker over ext_proc directly, and tells it how requests ended.
+
+One HTTP/2 connection with as many streams as wanted, in pure frames: a client library's objects for 50,000
+open streams would weigh more than what is measured. It behaves as Envoy does in the mode BUFFERED: headers
+and body, the answer, then the picker ends the stream. Only for our own server and short bodies.
+"""
+
+import asyncio
+import itertools
+import ssl as tls
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Self, cast
+
+from hpack import Decoder
+
+from kvist_epp.names import (
+    ACCESS_LOG_METHOD,
+    DESTINATION_HEADER,
+    PROCESS_METHOD,
+    REQUEST_ID_HEADER,
+    SESSION_HEADER,
+)
+from kvist_epp.wire import frames
+from kvist_epp.wire.pb import accesslog_pb2, ext_proc_pb2
+
+LONGEST_BODY: Final = 60_000
+"""Bytes: a stream's first window takes it whole."""
+GIVEN_WINDOW: Final = 1 << 24
+"""Bytes we let the picker send per stream, and between two updates on the connection."""
+PICKED: Final = 200
+NO_ANSWER: Final = 0
+_FRAME_BYTES: Final = frames.DEFAULT_FRAME_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the picker said to one request."""
+
+    id: str
+    status: int
+    """PICKED, the status of an immediate answer, or NO_ANSWER for a stream that broke."""
+    endpoint: str = ""
+    """Picked first."""
+    session: str = ""
+    """As the access log will name it."""
+
+
+Done = Callable[[Answer], None]
+
+
+@dataclass(slots=True)
+class _Stream:
+    id: str
+    session: str
+    done: Done
+    data: bytearray = field(default_factory=bytearray)
+
+
+class Direct(asyncio.Protocol):
+    """One connection; ``async with await Direct.open(host, port) as direct``."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._buffer = b""
+        self._decoder = Decoder()
+        self._numbers = itertools.count(1, 2)
+        self._asked: dict[int, _Stream] = {}
+        self._window = frames.DEFAULT_WINDOW
+        self._unsent: deque[bytes] = deque()
+        self._taken = 0
+        self._log: bytes | None = None
+        self._settled = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._drained.set()
+        self.max_streams = 2**31 - 1
+        """What the picker allows at once."""
+
+    @classmethod
+    async def open(cls, host: str, port: int, *, ssl: tls.SSLContext | None = None) -> Self:
+        """Connect, and wait for the picker's settings. Raises OSError."""
+        _, connection = await asyncio.get_running_loop().create_connection(cls, host, port, ssl=ssl)
+        await connection._settled.wait()
+        if connection._gone.is_set():
+            raise ConnectionResetError("the picker closed the connection at once")
+        return connection
+
+    @property
+    def waiting(self) -> int:
+        """Streams without an answer."""
+        return len(self._asked)
+
+    @property
+    def closed(self) -> bool:
+        """The picker, or we, have ended it."""
+        return self._gone.is_set()
+
+    async def drained(self) -> None:
+        """Wait until the socket takes more."""
+        await self._drained.wait()
+
+    def ask(self, name: str, headers: Mapping[str, str], body: bytes, done: Done) -> None:
+        """Send one request; ``done`` hears the answer, once. ``headers`` has ``:method`` and ``:path``."""
+        if len(body) > LONGEST_BODY:
+            raise ValueError(f"a body of {len(body)} bytes; at most {LONGEST_BODY}")
+        number = next(self._numbers)
+        stream = number.to_bytes(4, "big")
+        self._asked[number] = _Stream(name, headers.get(SESSION_HEADER, ""), done)
+        self._write(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, _OPENING))
+        self._send(stream, _framed(_head(name, headers)) + _framed(_body(body)))
+
+    def ended(self, answers: Iterable[Answer], status: int = 200) -> None:
+        """Tell the picker's access log that these requests ended."""
+        if self._log is None:
+            self._log = next(self._numbers).to_bytes(4, "big")
+            self._write(frames.frame(frames.HEADERS, frames.END_HEADERS, self._log, _LOGGING))
+        self._send(self._log, _framed(_entries(answers, status)))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+        await self._gone.wait()
+
+    # -- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The protocol's own."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        pairs = {frames.SETTING_ENABLE_PUSH: 0, frames.SETTING_INITIAL_WINDOW_SIZE: GIVEN_WINDOW}
+        window = frames.window_update(frames.CONNECTION, 2 * GIVEN_WINDOW)
+        self._transport.write(frames.PREFACE + frames.settings(pairs) + window)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """Every stream without an answer has none."""
+        self._transport = None
+        self._gone.set()
+        self._settled.set()
+        self._drained.set()
+        for number in list(self._asked):
+            self._finish(number, broken=True)
+
+    def pause_writing(self) -> None:
+        """The socket is full."""
+        self._drained.clear()
+
+    def resume_writing(self) -> None:
+        """It is not any more."""
+        self._drained.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Take the frames apart."""
+        data = self._buffer + data if self._buffer else data
+        at, end = 0, len(data)
+        while end - at >= 9:
+            high, low, kind, flags, number = frames.frame_head(data, at)
+            stop = at + 9 + (high << 16 | low)
+            if stop > end:
+                break
+            self._frame(kind, flags, number, data[at + 9 : stop])
+            at = stop
+        self._buffer = data[at:]
+
+    # -- frames
+
+    def _frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+        if kind == frames.DATA:
+            self._data(number, payload)
+        elif kind == frames.HEADERS:
+            self._headers(flags, number, payload)
+        elif kind == frames.WINDOW_UPDATE and number == 0:
+            self._window += int.from_bytes(payload, "big")
+            self._flush()
+        elif kind == frames.SETTINGS and not flags & frames.ACK:
+            self._settings(payload)
+        elif kind == frames.PING and not flags & frames.ACK:
+            self._write(frames.frame(frames.PING, frames.ACK, frames.CONNECTION, payload))
+        elif kind == frames.RST_STREAM:
+            self._finish(number, broken=True)
+
+    def _settings(self, payload: bytes) -> None:
+        found = dict(frames.setting_pairs(payload))
+        self.max_streams = found.get(frames.SETTING_MAX_CONCURRENT_STREAMS, self.max_streams)
+        self._write(frames.SETTINGS_ACK)
+        self._settled.set()
+
+    def _data(self, number: int, payload: bytes) -> None:
+        self._taken += len(payload)
+        if self._taken > GIVEN_WINDOW:
+            self._write(frames.window_update(frames.CONNECTION, self._taken))
+            self._taken = 0
+        if number in self._asked:
+            self._asked[number].data += payload
+
+    def _headers(self, flags: int, number: int, payload: bytes) -> None:
+        fine = payload in {frames.RESPONSE, frames.TRAILERS_OK}
+        if not fine:
+            told = [(str(name), str(value)) for name, value in self._decoder.decode(payload)]
+            fine = ("grpc-status", "0") in told
+        if flags & frames.END_STREAM:
+            self._write(frames.frame(frames.DATA, frames.END_STREAM, number.to_bytes(4, "big")))
+            self._finish(number, broken=not fine)
+
+    def _finish(self, number: int, *, broken: bool) -> None:
+        stream = self._asked.pop(number, None)
+        if stream is not None:
+            stream.done(Answer(stream.id, NO_ANSWER) if broken else _answer(stream))
+
+    # -- sending
+
+    def _send(self, stream: bytes, content: bytes) -> None:
+        """DATA frames, as far as the connection's window goes; the rest waits."""
+        for at in range(0, len(content), _FRAME_BYTES):
+            self._unsent.append(frames.frame(frames.DATA, 0, stream, content[at : at + _FRAME_BYTES]))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._unsent and len(self._unsent[0]) - 9 <= self._window:
+            frame = self._unsent.popleft()
+            self._window -= len(frame) - 9
+            self._write(frame)
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+
+def _opening(method: str) -> bytes:
+    """The header block of a call; constant, so without HPACK's state."""
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": method,
+        ":authority": "picker",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    return b"".join(frames.literal(key.encode(), value.encode()) for key, value in fields.items())
+
+
+_OPENING: Final = _opening(PROCESS_METHOD)
+_LOGGING: Final = _opening(ACCESS_LOG_METHOD)
+
+
+def _framed(message: bytes) -> bytes:
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+def _head(name: str, headers: Mapping[str, str]) -> bytes:
+    request = ext_proc_pb2.ProcessingRequest()
+    request.protocol_config.request_body_mode = ext_proc_pb2.BUFFERED
+    listed = request.request_headers.headers.headers
+    for key, value in {**headers, REQUEST_ID_HEADER: name}.items():
+        listed.add(key=key, raw_value=value.encode())
+    return request.SerializeToString()
+
+
+def _body(body: bytes) -> bytes:
+    request = ext_proc_pb2.ProcessingRequest()
+    request.request_body.body, request.request_body.end_of_stream = body, True
+    return request.SerializeToString()
+
+
+def _entries(answers: Iterable[Answer], status: int) -> bytes:
+    message = accesslog_pb2.StreamAccessLogsMessage()
+    for answer in answers:
+        entry = accesslog_pb2.HTTPAccessLogEntry()
+        host, _, port = answer.endpoint.rpartition(":")
+        address = entry.common_properties.upstream_remote_address.socket_address
+        address.address, address.port_value = host, int(port)
+        entry.request.request_id = answer.id
+        entry.request.request_headers[SESSION_HEADER] = answer.session
+        entry.request.request_headers[DESTINATION_HEADER] = answer.endpoint
+        entry.response.response_code.value = status
+        message.http_logs.log_entry.append(entry.SerializeToString())
+    return message.SerializeToString()
+
+
+def _answer(stream: _Stream) -> Answer:
+    """From the last message of the stream: a pick, or an immediate answer."""
+    last = b""
+    at, data = 0, bytes(stream.data)
+    while at < len(data):
+        stop = at + 5 + int.from_bytes(data[at + 1 : at + 5], "big")
+        last, at = data[at + 5 : stop], stop
+    response = ext_proc_pb2.ProcessingResponse.FromString(last)
+    if response.HasField("immediate_response"):
+        return Answer(stream.id, response.immediate_response.status.code)
+    mutation = response.request_body.response.header_mutation
+    told = {option.header.key: option.header.raw_value.decode() for option in mutation.set_headers}
+    picked = told.get(DESTINATION_HEADER, "").partition(",")[0]
+    session = told.get(SESSION_HEADER, stream.session)
+    return Answer(stream.id, PICKED if picked else NO_ANSWER, picked, session)

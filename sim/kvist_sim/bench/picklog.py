@@ -1,0 +1,55 @@
+"""The pickers' own request lines, read back: what was decided, in the order it was decided."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+_MARK: Final = b'"event":"request"'
+
+
+class Line(msgspec.Struct):
+    """What the benchmarks read of a request line (``kvist_epp.admin.log.RequestLine``)."""
+
+    id: str
+    session: str = ""
+    outcome: str = ""
+    mode: str = ""
+    endpoint: str | None = None
+    """Picked first."""
+    matched_tokens: int = 0
+    waited_ms: float = 0.0
+    """In the queue."""
+
+
+_DECODER: Final = msgspec.json.Decoder(Line)
+
+
+class PickLog:
+    """One picker's log in JSON; each `read` goes on where the last one ended."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._at = 0
+
+    def read(self) -> Iterator[Line]:
+        """Request lines that have come since; what is not whole yet (or never will be) is left out."""
+        if not self._file.exists():
+            return
+        with self._file.open("rb") as file:
+            file.seek(self._at)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._at += len(line)
+                if _MARK in line and (found := _line(line)) is not None:
+                    yield found
+
+
+def _line(line: bytes) -> Line | None:
+    """None for a line that a killed picker left half written, with the next one's beginning behind it."""
+    try:
+        return _DECODER.decode(line)
+    except msgspec.MsgspecError:
+        return None

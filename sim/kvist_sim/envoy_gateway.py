@@ -1,0 +1,95 @@
+"""What one Envoy does, as a few plain choices; ``envoy`` makes its configuration from them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from kvist_sim.envoy_tls import PickerTls
+
+Json = dict[str, Any]
+Mode = Literal["buffered", "buffered_partial", "streamed", "duplex", "none"]
+Responses = Literal["skip", "none", "streamed", "buffered", "duplex"]
+"""``none``: headers and trailers only."""
+
+BODY_LIMIT_BYTES: Final = 32 * 1024 * 1024
+"""Largest body Envoy holds for the picker; a longer one gets 413 in mode "buffered"."""
+
+_BODIES: Final[Mapping[str, str]] = {
+    "buffered": "BUFFERED",
+    "buffered_partial": "BUFFERED_PARTIAL",
+    "streamed": "STREAMED",
+    "duplex": "FULL_DUPLEX_STREAMED",
+    "none": "NONE",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """What one Envoy does."""
+
+    endpoints: Sequence[str]
+    """The pool: "ip:port" or "[v6]:port" each."""
+    picker: str | None = None
+    """The one picker's "ip:port"; shorthand for ``pickers``."""
+    pickers: tuple[str, ...] = ()
+    """Replicas of the picker; with none there is no filter and no access log, only ``fallback``."""
+    picker_tls: PickerTls | None = None
+    """TLS to the pickers; ``None`` = plaintext."""
+    mode: Mode = "buffered"
+    """How the picker gets request bodies.
+
+    "streamed" does not wait for the answer to the headers: Envoy's other way shows the picker no body.
+    It never tells that trailers end a body, so such a request waits for ``message_timeout_seconds``."""
+    responses: Responses | None = None
+    """What the picker gets of responses; ``None`` = all of them in mode "duplex", nothing in the others.
+
+    More than "skip" also tells it which endpoint served, and is only of use to ``--observe-responses``."""
+    filter: bool = True
+    """Call the picker for requests; without it Envoy balances by ``fallback`` alone (a base line)."""
+    access_log: bool = True
+    """Tell the picker how requests ended."""
+    failure_mode_allow: bool = True
+    """A dead picker means ``fallback``; otherwise requests fail.
+
+    In mode "duplex" a request whose body has begun fails all the same, until ``health_check`` has noticed."""
+    health_check: bool = True
+    """Ask the picker's health service every second: it must serve there, and say that it is ready."""
+    fallback: Literal["round_robin", "least_request"] = "round_robin"
+    message_timeout_seconds: float = 1000
+    """How long the picker may take for one answer; requests may wait in its queue."""
+    body_limit_bytes: int = BODY_LIMIT_BYTES
+    retries: int = 2
+    """When an endpoint dies before it answered, the next of the picker's list is tried, this often.
+
+    With a retry policy Envoy 1.40 doubles a body that is followed by trailers in mode "duplex"."""
+    port: int = 0
+    """To listen on, 127.0.0.1; 0 = the system chooses."""
+
+    @property
+    def all_pickers(self) -> tuple[str, ...]:
+        """``pickers``, or the one ``picker``."""
+        return self.pickers or (() if self.picker is None else (self.picker,))
+
+    @property
+    def asks(self) -> bool:
+        """Whether requests wait for a picker's answer."""
+        return self.filter and bool(self.all_pickers)
+
+    @property
+    def tells_served(self) -> bool:
+        """Whether the picker hears on the response which endpoint gave it."""
+        return self.responses not in (None, "skip")
+
+    def processing_mode(self) -> Json:
+        """What the filter sends to the picker.
+
+        Trailers are sent where a pick can be answered to them, or where Envoy demands them."""
+        shown = self.responses or ("duplex" if self.mode == "duplex" else "skip")
+        return {
+            "request_header_mode": "SEND",
+            "request_body_mode": _BODIES[self.mode],
+            "request_trailer_mode": "SKIP" if self.mode in ("none", "streamed") else "SEND",
+            "response_header_mode": "SKIP" if shown == "skip" else "SEND",
+            "response_body_mode": _BODIES["none" if shown == "skip" else shown],
+            "response_trailer_mode": "SEND" if shown in ("none", "duplex") else "SKIP",
+        }

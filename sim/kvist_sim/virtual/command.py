@@ -1,0 +1,85 @@
+"""``kvist bench route``: cells from options, progress on stderr, the table on stdout."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from kvist_sim.bench.route_docs import stamped, write
+from kvist_sim.virtual.ideal import GOOD
+from kvist_sim.virtual.report import document, sentences, table
+from kvist_sim.virtual.runner import IDEAL, SPECS, Job, Result, cells, run_all
+from kvist_sim.virtual.workloads.cases import CASES
+from kvist_sim.virtual.workloads.mooncake import trace
+from kvist_sim.virtual.world import Setting
+
+
+def main(options: argparse.Namespace) -> int:
+    """Exit code 2 for a name that is none, or a trace that cannot be read."""
+    problem = _problem(options)
+    if problem:
+        print(f"kvist bench route: {problem}", file=sys.stderr)
+        return 2
+    results = _results(options)
+    if options.json != "-":
+        console = Console(width=None if sys.stdout.isatty() else 150)
+        console.print(table(results))
+        console.print("\n".join(sentences(results)), highlight=False)
+    if options.json or options.write_docs:
+        _write(options, results)
+    return 0
+
+
+def _results(options: argparse.Namespace) -> list[Result]:
+    setting = Setting(
+        replicas=options.pickers,
+        gossip=options.gossip_delay,
+        events=options.event_delay,
+        rate_factor=options.prefill_rate_factor,
+    )
+    job = Job(engines=options.engines, requests=options.requests, setting=setting, trace=options.trace)
+    names = _workloads(options)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    asked = cells(names, options.load, options.policy or (*SPECS, IDEAL), seeds)
+    jobs = min(options.jobs, os.cpu_count() or 1)
+    results = list(run_all(job, asked, jobs=jobs, done=lambda text: print(text, file=sys.stderr)))
+    order = {cell: number for number, cell in enumerate(asked)}
+    return sorted(results, key=lambda result: order[result.cell])
+
+
+def _workloads(options: argparse.Namespace) -> Sequence[str]:
+    if options.trace is not None:
+        return (trace(options.trace).name,)
+    return options.workload or tuple(case.name for case in CASES)
+
+
+def _problem(options: argparse.Namespace) -> str:
+    """What is wrong with the options; empty when nothing is."""
+    known = {"--workload": {case.name for case in CASES}, "--policy": {*SPECS, IDEAL}}
+    for flag, given in (("--workload", options.workload), ("--policy", options.policy)):
+        for name in given:
+            if name not in known[flag]:
+                return f"{flag}: {name} is none of {', '.join(sorted(known[flag]))}"
+    if options.trace is not None:
+        try:
+            trace(options.trace)
+        except (OSError, ValueError) as error:
+            return f"--trace: {error}"
+    return ""
+
+
+def _write(options: argparse.Namespace, results: Sequence[Result]) -> None:
+    about = {name: str(value) for name, value in vars(options).items() if not callable(value)}
+    about["capacity"] = f"highest rate at which the ideal pool serves {GOOD:.0%} within the SLO"
+    found = stamped(document(results, about))
+    text = json.dumps(found, indent=1)
+    if options.json == "-":
+        print(text)
+    elif options.json:
+        Path(options.json).write_text(text)
+    if options.write_docs:
+        write(Path(options.write_docs), found)

@@ -1,0 +1,327 @@
+"""The simulator's scheduler for virtual time: the same decisions, without a look at each sequence a step.
+
+``kvist_sim.engine.scheduler`` visits every running sequence in every step. Here decoding sequences are
+visited only when they need a block, fill one, or end: all others only get one token more, which the number
+of the step tells. Tests hold both against each other. Two limits follow: a batch leaves budget for prompts
+(``max_num_seqs`` below ``max_num_batched_tokens``), and prompts are computed in chunks as large as the
+budget, so at most one is half done, and it was admitted last.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from kvist_epp.fleet.engine_metrics import EngineSample
+from kvist_sim.engine.timing import KV_CACHE_TOKENS, Timing
+from kvist_sim.virtual.jobs import Job
+from kvist_sim.virtual.passage import BLOCK
+from kvist_sim.virtual.pool import NotingPool
+
+H100: Final = Timing()
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One kind of engine: what ``kvist_sim.engine.args`` reads from vLLM's flags, as far as it counts."""
+
+    timing: Timing = H100
+    blocks: int = KV_CACHE_TOKENS // BLOCK
+    block_size: int = BLOCK
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8_192
+
+    def scaled(self, speed: float, memory: float) -> "Hardware":
+        """Another GPU: so many times as fast, with so many times the cache."""
+        return Hardware(
+            self.timing.scaled(speed),
+            round(self.blocks * memory),
+            self.block_size,
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+        )
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters since the start, as ``/metrics`` has them."""
+
+    queries: int = 0
+    hits: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    computed_tokens: int = 0
+    generated: int = 0
+    prefills: int = 0
+    prefill_seconds: float = 0.0
+    prefill_tokens: int = 0
+    decode_seconds: float = 0.0
+    token_times: int = 0
+    token_seconds: float = 0.0
+
+
+class VirtualEngine:
+    """One rank. ``plan`` begins a step, ``complete`` ends it; between the two only ``add`` may be called."""
+
+    def __init__(self, hardware: Hardware, pool: NotingPool) -> None:
+        if hardware.max_num_seqs >= hardware.max_num_batched_tokens:
+            raise ValueError("max_num_seqs must be below max_num_batched_tokens")
+        self.hardware = hardware
+        self.pool = pool
+        self.totals = Totals()
+        self.waiting: deque[Job] = deque()
+        self.running: dict[Job, None] = {}
+        """In order of admission."""
+        self._partial: Job | None = None
+        """Whose prompt is half computed; the last of ``running``."""
+        self._fresh: list[Job] = []
+        """Whose prompt will be computed when the present step ends."""
+        self._step = 0
+        self._admitted = 0
+        self._phases: tuple[dict[Job, None], ...] = tuple({} for _ in range(hardware.block_size))
+        """Decoding sequences by the step, modulo the block size, that needs a new block."""
+        self._ends: dict[int, list[Job]] = {}
+        self._refused: tuple[Job | None, int, int] = (None, 0, 0)
+        """Who found no room last, the free blocks it needs, and the pool's ``changes`` then."""
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to compute."""
+        return not self.running and not self.waiting
+
+    def add(self, job: Job) -> None:
+        """It waits for its turn. All its blocks together must fit in the pool."""
+        self.waiting.append(job)
+
+    def plan(self, now: float) -> float:
+        """Begins a step; its length in seconds."""
+        self._step += 1
+        preempted = self._decode()
+        decoding = len(self.running) - (self._partial is not None)
+        budget = left = self.hardware.max_num_batched_tokens - decoding
+        if self._partial is not None:
+            left -= self._go_on(self._partial, left)
+            preempted = preempted or left == budget
+        if not preempted and self.waiting:
+            left = self._admit(left, now)
+        singles = sum(job.computed == job.length - 1 >= job.prompt for job in self._fresh)
+        return self.hardware.timing.step(budget - left - singles, decoding + singles)
+
+    def complete(self, now: float) -> tuple[list[Job], list[Job]]:
+        """Ends the step: the jobs whose first token this is, and those that ended, in batch order."""
+        finished = self._ended()
+        decoders = len(self.running) - len(self._fresh) - (self._partial is not None)
+        self.totals.generated += decoders + len(self._fresh)
+        first = [job for job in self._fresh if job.call.first_token is None]
+        for job in self._fresh:
+            job.computed = job.length
+            job.length += 1
+            if job.length >= job.total:
+                finished.append(job)
+            else:
+                self._decodes(job)
+        self._fresh = []
+        for job in first:
+            job.call.first_token = now
+            self.totals.prompt_tokens += job.prompt
+            self.totals.computed_tokens += job.prompt - job.call.cached
+        for job in finished:
+            self._finish(job, now)
+        return first, finished
+
+    def abandon(self) -> list[Job]:
+        """The engine is gone; whoever was on it."""
+        return [*self.running, *self.waiting]
+
+    def sample(self) -> EngineSample:
+        """What ``/metrics`` would say now."""
+        totals = self.totals
+        return EngineSample(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            cache_usage=self.pool.usage,
+            block_size=self.pool.block_size,
+            blocks=self.pool.capacity + 1,
+            queries=totals.queries,
+            hits=totals.hits,
+            prompt_tokens=totals.prompt_tokens,
+            computed_tokens=totals.computed_tokens,
+            generation_tokens=totals.generated,
+            prefills=totals.prefills,
+            prefill_seconds=totals.prefill_seconds,
+            prefill_tokens=totals.prefill_tokens,
+            decodes=totals.prefills,
+            decode_seconds=totals.decode_seconds,
+            token_times=totals.token_times,
+            token_seconds=totals.token_seconds,
+        )
+
+    # Decoding
+
+    def _decode(self) -> bool:
+        """Blocks for those that need one, credit for those that fill one; whether somebody was preempted."""
+        step, size = self._step, self.hardware.block_size
+        need, fill = self._phases[step % size], self._phases[(step + 1) % size]
+        if len(need) <= self.pool.free_blocks:
+            for job, block in zip(need, self.pool.allocate(len(need)), strict=True):
+                job.held.append(block)
+            for job in fill:
+                self._fill(job)
+            return False
+        return self._decode_scarce(need, fill)
+
+    def _decode_scarce(self, need: dict[Job, None], fill: dict[Job, None]) -> bool:
+        preempted = False
+        for job in sorted([*need, *fill], key=_order):
+            if job not in self.running:
+                continue
+            if job in need:
+                while not self.pool.free_blocks and job in self.running:
+                    self._preempt()
+                    preempted = True
+                if job in self.running:
+                    job.held += self.pool.allocate(1)
+            if job in fill and job in self.running:
+                self._fill(job)
+        return preempted
+
+    def _fill(self, job: Job) -> None:
+        at = job.stored
+        name, refused = job.hashes[at], self._refused[0]
+        self.pool.cache((job.held[at],), (name,))
+        job.stored = at + 1
+        if refused is not None and at < len(refused.hashes) and refused.hashes[at] == name:
+            self._refused = (None, 0, 0)
+
+    def _preempt(self) -> None:
+        """The last of the batch gives its blocks back; what is lost of them is computed again."""
+        job, _ = self.running.popitem()
+        if job is self._partial:
+            self._partial = None
+        self._tell_answer(job)
+        self._leaves_batch(job)
+        self.pool.release(reversed(job.held))
+        job.held, job.computed, job.stored = [], 0, 0
+        job.preemptions += 1
+        self.totals.preemptions += 1
+        self.waiting.appendleft(job)
+
+    def _tell_answer(self, job: Job) -> None:
+        """Blocks that it filled while it decoded. An engine tells of each at once; but before the answer has
+        ended nobody can ask for them, and one note costs a tenth of fifteen."""
+        if job.since >= 0 and job.stored > (first := job.computed // self.hardware.block_size):
+            self.pool.note(job, first, job.stored)
+
+    def _leaves_batch(self, job: Job) -> None:
+        if job.since >= 0:
+            job.length += self._step - job.since
+            self._phases[self._phase(job)].pop(job)
+            job.since = job.last = -1
+
+    def _phase(self, job: Job) -> int:
+        return (job.since - job.computed) % self.hardware.block_size
+
+    def _decodes(self, job: Job) -> None:
+        """From the next step on."""
+        job.since = self._step + 1
+        job.last = self._step + job.total - job.length
+        self._phases[self._phase(job)][job] = None
+        self._ends.setdefault(job.last, []).append(job)
+
+    def _ended(self) -> list[Job]:
+        ending = self._ends.pop(self._step, None)
+        if not ending:
+            return []
+        return sorted((job for job in ending if job.last == self._step and job in self.running), key=_order)
+
+    def _finish(self, job: Job, now: float) -> None:
+        self._tell_answer(job)
+        if job.since >= 0:
+            del self._phases[self._phase(job)][job]
+        del self.running[job]
+        self.pool.release(reversed(job.held))
+        job.held = []
+        call = job.call
+        call.last_token = now
+        self._account(job, call.first_token or now, now)
+
+    def _account(self, job: Job, first: float, now: float) -> None:
+        totals, more = self.totals, job.total - job.prompt - 1
+        totals.prefills += 1
+        totals.prefill_seconds += first - (job.scheduled or 0.0)
+        totals.prefill_tokens += job.prompt - job.call.cached
+        totals.decode_seconds += now - first
+        totals.token_times += 1
+        totals.token_seconds += (now - first) / more if more > 0 else 0.0
+
+    # Prompts
+
+    def _go_on(self, job: Job, budget: int) -> int:
+        """The next piece of the half-computed prompt; 0: there was no room, and it was preempted."""
+        count = min(job.length - job.computed, budget)
+        if self._missing(job, job.computed + count) > self.pool.free_blocks:
+            self._preempt()
+            return 0
+        self._take(job, count)
+        return count
+
+    def _admit(self, budget: int, now: float) -> int:
+        """Takes up who waits while budget and blocks last; the budget left."""
+        while self.waiting and budget > 0 and len(self.running) < self.hardware.max_num_seqs:
+            count = self._start(self.waiting[0], budget, now)
+            if not count:
+                break
+            self.waiting.popleft()
+            budget -= count
+        return budget
+
+    def _start(self, job: Job, budget: int, now: float) -> int:
+        """Takes the cached prefix and blocks for the first piece; 0 when the whole prompt does not fit."""
+        pool, size = self.pool, self.hardware.block_size
+        if self._refused[0] is job and self._still_refused():
+            return 0
+        hit = pool.hit(job.hashes, job.length)
+        need = -(-job.length // size) - len(hit) + pool.evictable(hit)
+        if need > pool.free_blocks:
+            self._refused = (job, need, pool.changes)
+            return 0
+        pool.take(hit)
+        job.held, job.stored, job.computed = hit, len(hit), len(hit) * size
+        self._admitted += 1
+        job.order = self._admitted
+        self.running[job] = None
+        if job.scheduled is None:
+            job.scheduled, job.call.cached = now, job.computed
+            self.totals.queries += job.length
+            self.totals.hits += job.computed
+        count = min(job.length - job.computed, budget)
+        self._take(job, count)
+        return count
+
+    def _still_refused(self) -> bool:
+        """What it needs never gets less by itself: only by prompts that are taken up or computed."""
+        _, need, changes = self._refused
+        return changes == self.pool.changes and need > self.pool.free_blocks
+
+    def _missing(self, job: Job, upto: int) -> int:
+        return -(-upto // self.hardware.block_size) - len(job.held)
+
+    def _take(self, job: Job, count: int) -> None:
+        """Computes so many tokens of its prompt in this step."""
+        upto = job.computed + count
+        missing = self._missing(job, upto)
+        if missing > 0:
+            job.held += self.pool.allocate(missing)
+        full = upto // self.hardware.block_size
+        if full > job.stored:
+            self.pool.store(job, job.stored, full)
+            job.stored = full
+        if upto == job.length:
+            self._partial = None
+            self._fresh.append(job)
+        else:
+            job.computed = upto
+            self._partial = job
+
+
+def _order(job: Job) -> int:
+    return job.order

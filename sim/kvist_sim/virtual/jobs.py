@@ -1,0 +1,100 @@
+"""A request as the world knows it, and its stay on one engine."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from kvist_sim.virtual.passage import BLOCK_BYTES, NOTHING, Passage
+
+
+class Fate(Enum):
+    """How a request ended."""
+
+    DONE = "done"
+    LOST = "lost"
+    """Its pod went away."""
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One request: what routers may see of it (``policy.Request``), and what only the engine will know."""
+
+    number: int
+    session: str
+    prompt: Passage
+    whole: Passage
+    """The prompt with its answer."""
+    max_tokens: int
+    arrived: float
+    measured: bool = True
+    """It counts: it is no warm-up."""
+    turns: Iterator[Any] | None = None
+    """How its session goes on."""
+    cached: int = 0
+    """Prompt tokens its engine had."""
+    first_token: float | None = None
+    last_token: float | None = None
+    fate: Fate | None = None
+    """None: under way."""
+    tokens: int = field(init=False)
+    """Of the prompt."""
+    output: int = field(init=False)
+    """Tokens of the answer."""
+
+    def __post_init__(self) -> None:
+        self.tokens = self.prompt.tokens
+        self.output = self.whole.tokens - self.tokens
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """Hashes of the prompt's full blocks."""
+        return self.prompt.blocks
+
+    @property
+    def text(self) -> bytes:
+        """The prompt."""
+        return self.prompt.text
+
+    def forget(self) -> None:
+        """What was said is not needed any more."""
+        self.prompt = self.whole = NOTHING
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A call on one engine. While it decodes, ``length`` and ``computed`` are those at step ``since``."""
+
+    call: Call
+    prompt: int
+    total: int
+    """Tokens when it ends."""
+    hashes: list[int]
+    """Of all full blocks it will ever have, the answer's included."""
+    length: int
+    """Tokens so far: prompt and answer."""
+    computed: int = 0
+    """Tokens whose keys and values are in blocks."""
+    held: list[int] = field(default_factory=list)
+    stored: int = 0
+    """Blocks of it that are cached."""
+    order: int = 0
+    """Of admission."""
+    since: int = -1
+    """First step in which it decodes; -1: it does not."""
+    last: int = -1
+    """Step that ends with its last token."""
+    scheduled: float | None = None
+    preemptions: int = 0
+
+    @classmethod
+    def of(cls, call: Call) -> "Job":
+        """It comes to an engine."""
+        whole = call.whole
+        return cls(call, call.tokens, whole.tokens, whole.blocks, call.tokens)
+
+
+def block_text(call: Call, first: int, end: int) -> list[bytes]:
+    """The bytes of some of its blocks, the answer's included."""
+    text, size = call.whole.text, BLOCK_BYTES
+    return [text[at : at + size] for at in range(first * size, end * size, size)]

@@ -1,0 +1,238 @@
+"""kvist's own picker in virtual time: its index, look-up, history, ledger, rates, cost and pick, as they are.
+
+What is left out is what has no time here: sockets, parsing and rendering, tokenising, and the check of
+generated blocks (text decodes and encodes without a loss). Load of other replicas is told through the
+ledger's own verbs after the gossip's delay, and long new prefixes as the peers tell them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kvist_epp.cache.history import History, Note
+from kvist_epp.cache.index import Index, Root
+from kvist_epp.cache.lookup import Found, Lookup, Member
+from kvist_epp.fleet.endpoints import Endpoint
+from kvist_epp.fleet.ledger import Ledger
+from kvist_epp.fleet.ledger import Request as Entry
+from kvist_epp.fleet.scrape import FULL_CACHE, EngineState, State
+from kvist_epp.names import LABEL_MAX_NUM_SEQS
+from kvist_epp.peers.prefixes import LEAST_TOKENS, Prefix, Prefixes
+from kvist_epp.schedule.cost import DEFAULT, Policy
+from kvist_epp.schedule.pick import Candidate, Demand, Scored, choose
+from kvist_sim.virtual.jobs import Call, block_text
+from kvist_sim.virtual.passage import BLOCK
+from kvist_sim.virtual.policy import BYTES_PER_TOKEN, Context, Pod, Request, Spec
+
+ROOT: Final[Root] = (None, None)
+SCRAPE_SECONDS: Final = 2.0
+"""``Settings.scrape_interval``'s default."""
+CREDIT_SECONDS: Final = 2.0
+"""``kvist_epp.picker.CREDIT_SECONDS``."""
+
+
+class IndexFeed:
+    """The byte index of all replicas: they hear the same events at the same time."""
+
+    def __init__(self) -> None:
+        self.index = Index()
+        self.numbers: dict[Pod, int] = {}
+        self.routers: list[Kvist] = []
+
+    def joined(self, pod: Pod) -> None:
+        """A publisher with an empty cache."""
+        self.numbers[pod] = self.index.publisher(pod.name)
+
+    def left(self, pod: Pod) -> None:
+        """It and its blocks are gone."""
+        self.index.leave(self.numbers.pop(pod))
+        while self.index.sweep(10_000):
+            pass
+
+    def told(self, pod: Pod, notes: list[Any], now: float) -> None:
+        """Removals in one go, as ``cache.learn.removals`` joins them; stored blocks with their text."""
+        number, gone = self.numbers[pod], list[int]()
+        for note in notes:
+            if isinstance(note, int):
+                gone.append(note)
+                continue
+            if gone:
+                self.index.removed(number, gone)
+                gone = []
+            job, first, end = note
+            self._stored(number, job, first, end, now)
+        if gone:
+            self.index.removed(number, gone)
+
+    def _stored(self, number: int, job: Any, first: int, end: int, now: float) -> None:
+        names, texts = job.hashes[first:end], block_text(job.call, first, end)
+        parent = job.hashes[first - 1] if first else None
+        self.index.stored(number, ROOT, parent, names, texts, block_size=BLOCK)
+        left = max(0, job.call.tokens - end * BLOCK)
+        for router in self.routers:
+            router.progressed(job.call, 0 if left < BLOCK else left, now)
+
+
+@dataclass(slots=True, eq=False)
+class Trip:
+    """A request that this replica routed."""
+
+    session: str
+    pod: Pod
+    note: Note
+    told: bool = False
+    """Its engine said that its prompt is computed."""
+    entries: list[tuple["Kvist", Entry, Prefix | None]] = field(default_factory=list)
+    """What the other replicas keep of it."""
+
+
+class Kvist:
+    """One replica of the picker."""
+
+    def __init__(self, context: Context, policy: Policy = DEFAULT) -> None:
+        assert isinstance(context.feed, IndexFeed), "this policy is made with its own feed"
+        self._context = context
+        self._policy = policy
+        self._feed = context.feed
+        self._feed.routers.append(self)
+        self.ledger = Ledger(default_rate=context.prefill_rate)
+        self._history = History()
+        self.lookup = Lookup(self._feed.index, self._history, bytes_per_token=BYTES_PER_TOKEN)
+        self._elsewhere = Prefixes()
+        self._candidates: dict[Pod, Candidate] = {}
+        self._states: dict[Pod, EngineState] = {}
+        self._trips: dict[Request, Trip] = {}
+        self._turn = 0
+        self._chosen: tuple[Scored, Found] | None = None
+
+    def joined(self, pod: Pod, now: float) -> None:  # noqa: ARG002  # part of the protocol
+        """As ``Membership`` does it."""
+        labels = {LABEL_MAX_NUM_SEQS: str(self._context.max_num_seqs)}
+        endpoint = Endpoint(pod.name, "virtual", "10.0.0.1", 1024 + pod.number, labels, uid=pod.name)
+        state = self._states[pod] = EngineState(endpoint, State.READY)
+        self._candidates[pod] = Candidate(endpoint, self.ledger.load(endpoint.key))
+        self.ledger.calibrate(endpoint.key, slots=state.slots())
+        self.lookup.join(endpoint.key, Member((self._feed.numbers[pod],), block_size=pod.block_size))
+
+    def left(self, pod: Pod, now: float) -> None:  # noqa: ARG002
+        """Its account is closed."""
+        key = self._candidates.pop(pod).endpoint.key
+        del self._states[pod]
+        self.lookup.leave(key)
+        self.ledger.forget(key)
+        self._history.forget(key)
+
+    def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
+        """``Picker._choose``."""
+        self._turn += 1
+        found = self.lookup.look(ROOT, [request.text])
+        candidates = [self._candidates[pod] for pod in pods]
+        demand = Demand(found.tokens, found.hits)
+        [best] = choose(candidates, demand, now=now, turn=self._turn, limit=1, policy=self._policy)
+        self._chosen = best, found
+        return next(at for at, one in enumerate(candidates) if one.endpoint is best.endpoint)
+
+    def routed(self, request: Request, pod: Pod, now: float) -> None:
+        """``Picker._book``."""
+        assert self._chosen is not None, "choose comes first"
+        best, found = self._chosen
+        session, key = str(request.number), best.endpoint.key
+        self.ledger.routed(session, key, best.uncached_tokens, found.tokens, now)
+        trip = self._trips[request] = Trip(session, pod, self._history.note(key, ROOT, request.text))
+        if len(self._context.peers) > 1:
+            self._spread(trip, request, best, found, now)
+
+    def progressed(self, call: Call, left: int, now: float) -> None:
+        """``Picker.observed``: the engine's events tell of one of its requests."""
+        trip = self._trips.get(call)
+        if trip is None:
+            return
+        self.ledger.progress(trip.session, left, now)
+        if not left and not trip.told:
+            trip.told = True
+            self._context.after(CREDIT_SECONDS, self._credited, trip)
+        for peer, entry, _ in trip.entries:
+            self._later(peer.hears_progress, (entry, left))
+
+    def first_token(self, request: Request, pod: Pod, now: float) -> None:
+        """Responses do not pass through the picker."""
+
+    def finished(self, request: Request, pod: Pod, now: float) -> None:  # noqa: ARG002
+        """The access log will tell."""
+        self._context.after(self._context.ended_seconds, self._ended, request)
+
+    def scraped(self, pod: Pod, now: float) -> None:
+        """``Scraper._answered`` and ``Membership.scraped``."""
+        state, page = self._states[pod], pod.page
+        state.sample = page
+        state.rates.observe(page, now)
+        if page.cache_usage < FULL_CACHE:
+            state.batch.observe(page.running, page.waiting)
+        key, rates = state.endpoint.key, state.rates
+        self.ledger.calibrate(
+            key, rate=rates.prefill, decode_seconds=rates.decode_seconds, slots=state.slots()
+        )
+        self.ledger.reconcile(key, page.running, page.waiting, now)
+
+    def _ended(self, request: Request) -> None:
+        trip = self._trips.pop(request)
+        self.ledger.settled(trip.session, self._now(), "")
+        self._credited(trip)
+        for peer, entry, prefix in trip.entries:
+            self._later(peer.hears_end, (entry, prefix))
+
+    def _credited(self, trip: Trip) -> None:
+        self._history.drop(trip.note)
+
+    def _now(self) -> float:
+        return self._context.clock()
+
+    # Replicas
+
+    def _later(self, what: Any, about: Any) -> None:
+        self._context.after(self._context.gossip_seconds, what, about)
+
+    def _spread(self, trip: Trip, request: Request, best: Scored, found: Found, now: float) -> None:
+        prefix = Prefix.of(ROOT, request.text) if best.uncached_tokens >= LEAST_TOKENS else None
+        for peer in self._context.peers:
+            if isinstance(peer, Kvist) and peer is not self:
+                load = peer.ledger.load(best.endpoint.key)
+                owed = float(best.uncached_tokens)
+                entry = Entry(
+                    trip.session, load, owed, found.tokens, now, now, remaining=owed, origin=f"{id(self)}"
+                )
+                trip.entries.append((peer, entry, prefix))
+                self._later(peer.hears_routed, (entry, prefix))
+
+    def hears_routed(self, told: tuple[Entry, Prefix | None]) -> None:
+        """``peers.book``: another replica routed a request."""
+        entry, prefix = told
+        if entry.load.key in self.lookup.members:
+            self.ledger.taken(entry, self._now())
+            if prefix is not None:
+                self._elsewhere.add(entry.load.key, prefix)
+                self.lookup.elsewhere = self._elsewhere.match
+
+    def hears_progress(self, told: tuple[Entry, int]) -> None:
+        """It advanced."""
+        entry, left = told
+        if entry.open:
+            self.ledger.advanced(entry, left, self._now())
+
+    def hears_end(self, told: tuple[Entry, Prefix | None]) -> None:
+        """It has ended."""
+        entry, prefix = told
+        if entry.open:
+            self.ledger.parted(entry, self._now())
+        if prefix is not None:
+            self._elsewhere.drop(entry.load.key, prefix)
+
+
+KVIST: Final = Spec(
+    "kvist",
+    "this project: priced cost (DESIGN section 6)",
+    Kvist,
+    events=True,
+    feed=IndexFeed,
+    scrape_seconds=SCRAPE_SECONDS,
+)

@@ -1,0 +1,75 @@
+"""The precise indexer that routers with KV events share: which pods hold which block hashes.
+
+As llm-d's and Dynamo's: hash → pods, walked from the first block on. Kinder than both: a block that an engine
+cached twice stays until both copies are gone.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvist_sim.virtual.policy import Pod
+
+
+class BlockOverlaps:
+    """``policy.Overlaps`` and ``policy.Feed``."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, int] = {}
+        """Hash → a bit for each pod."""
+        self._copies: dict[tuple[int, int], int] = {}
+        """(bit, hash) → copies beyond the first."""
+        self._live = 0
+
+    def joined(self, pod: Pod) -> None:
+        """A pod with an empty cache."""
+        self._live |= 1 << pod.number
+
+    def left(self, pod: Pod) -> None:
+        """Its bit is never used again; what it held goes when others evict it."""
+        self._live &= ~(1 << pod.number)
+
+    def told(self, pod: Pod, notes: list[Any], now: float) -> None:  # noqa: ARG002  # part of the protocol
+        """What a step changed."""
+        bit = 1 << pod.number
+        if not self._live & bit:
+            return
+        for note in notes:
+            if isinstance(note, int):
+                self._removed(bit, note)
+            else:
+                job, first, end = note
+                self._stored(bit, job.hashes[first:end])
+
+    def match(self, blocks: Sequence[int], pods: Sequence[Pod]) -> list[int]:
+        """How many first blocks each pod holds."""
+        get, reached = self._holders.get, self._live
+        depth: list[tuple[int, int]] = []
+        for number, name in enumerate(blocks):
+            further = reached & get(name, 0)
+            if further != reached:
+                depth.append((reached & ~further, number))
+                reached = further
+                if not further:
+                    break
+        depth.append((reached, len(blocks)))
+        return [next((n for bits, n in depth if bits >> pod.number & 1), 0) for pod in pods]
+
+    def _stored(self, bit: int, names: Sequence[int]) -> None:
+        holders, get = self._holders, self._holders.get
+        for name in names:
+            before = get(name, 0)
+            if before & bit:
+                self._copies[bit, name] = self._copies.get((bit, name), 0) + 1
+            else:
+                holders[name] = before | bit
+
+    def _removed(self, bit: int, name: int) -> None:
+        extra = self._copies.pop((bit, name), 0)
+        if extra > 1:
+            self._copies[bit, name] = extra - 1
+        elif not extra:
+            left = self._holders.get(name, 0) & ~bit & self._live
+            if left:
+                self._holders[name] = left
+            else:
+                self._holders.pop(name, None)

@@ -1,0 +1,36 @@
+"""Routing policies by name: what others publish, at their defaults, and ours."""
+
+from typing import Final
+
+from kvist_sim.virtual.policy import Spec
+
+from .blind import ByLot, RoundRobin
+from .cache_aware import CacheAware
+from .dynamo import Dynamo
+from .greedy import Greedy
+from .hashing import BoundedLoads, SessionHash
+from .least_requests import LeastRequests
+from .llmd_affinity import Sticky
+from .llmd_weighted import SCRAPE_SECONDS, Weighted
+from .lmetric import LMetric
+
+POLICIES: Final = (
+    Spec("random", "each pod alike; Envoy's RANDOM", ByLot),
+    Spec("round-robin", "each pod in turn; Envoy's ROUND_ROBIN", RoundRobin),
+    Spec("least-requests", "fewest in flight; Envoy's LEAST_REQUEST, full scan", LeastRequests),
+    Spec("session-hash", "ring hash of the session; Envoy's RING_HASH", SessionHash),
+    Spec("bounded-loads", "consistent hash of the first 100 characters, loads bounded; KubeAI", BoundedLoads),
+    Spec("greedy-ttft", "least predicted time to first token; Mooncake, algorithm 1", Greedy, events=True),
+    Spec(
+        "llm-d-weighted",
+        "prefix 3, KV usage 2, queue 2, no-hit LRU 2; llm-d's guide until July 2026",
+        Weighted,
+        events=True,
+        scrape_seconds=SCRAPE_SECONDS,
+    ),
+    Spec("llm-d-affinity", "affinity filter, then token load; llm-d since July 2026", Sticky, events=True),
+    Spec("dynamo", "prefill and decode blocks; NVIDIA Dynamo 1.6", Dynamo, events=True),
+    Spec("cache-aware", "approximate radix tree, balance thresholds; SGLang, vllm-router", CacheAware),
+    Spec("lmetric", "prefill tokens x batch; LMetric, OSDI 2026", LMetric, events=True),
+)
+"""In the order of tables."""

@@ -1,0 +1,32 @@
+"""Random and round robin: they look at nothing.
+
+As Envoy's ``RANDOM`` and ``ROUND_ROBIN`` (its documentation, "Supported load balancers"), SGLang's and
+vllm-router's ``random`` and ``round_robin``, and a Kubernetes Service.
+"""
+
+from collections.abc import Sequence
+
+from kvist_sim.virtual.policy import Context, Pod, Quiet, Request
+
+
+class ByLot(Quiet):
+    """Each pod with the same probability."""
+
+    def __init__(self, context: Context) -> None:
+        self._random = context.random
+
+    def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
+        """See ``Policy``."""
+        return self._random.randrange(len(pods))
+
+
+class RoundRobin(Quiet):
+    """Each pod in turn. Replicas begin anywhere, so that they do not march in step."""
+
+    def __init__(self, context: Context) -> None:
+        self._turn = context.random.randrange(1 << 16)
+
+    def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
+        """See ``Policy``."""
+        self._turn += 1
+        return self._turn % len(pods)

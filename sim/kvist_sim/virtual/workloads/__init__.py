@@ -1,0 +1,1 @@
+"""Kinds of traffic and fleets, by name: ``cases.CASES``."""

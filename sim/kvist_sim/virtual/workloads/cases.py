@@ -1,0 +1,177 @@
+"""The rows of the table: traffic and fleet together. Sizes follow the pool, so that cases keep their
+meaning."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from typing import Final
+
+from kvist_sim.virtual.engine import Hardware
+from kvist_sim.virtual.fleet import Change, Fleet
+from kvist_sim.virtual.traffic import Shape
+from kvist_sim.virtual.workloads import dialogues, prefixes
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A row."""
+
+    name: str
+    shape: Callable[[int], Shape]
+    """For a pool of so many engines."""
+    fleet: Callable[[int], Fleet]
+    held_out: bool = False
+    """Not looked at while the policy was made: only its final figures count."""
+
+
+def even(engines: int) -> Fleet:
+    """All alike."""
+    return Fleet((Hardware(),) * engines)
+
+
+def uneven(engines: int) -> Fleet:
+    """Every other GPU is half as fast and has a third of the cache: H100 and L40S by their data sheets'
+    bandwidth and memory, roughly."""
+    kinds = (Hardware(), Hardware().scaled(0.5, 0.35))
+    return Fleet(tuple(islice(cycle(kinds), engines)))
+
+
+def losing(engines: int) -> Fleet:
+    """One pod is lost at half time and comes back, empty, when three quarters are over."""
+    return replace(even(engines), changes=(Change(0.5, 0, up=False), Change(0.75, 0, up=True)))
+
+
+def scaling(engines: int) -> Fleet:
+    """A quarter of the pods comes at a third of the time, empty, and goes gently at four fifths."""
+    extra = tuple(range(engines - max(1, engines // 4), engines))
+    up = tuple(Change(1 / 3, one, up=True) for one in extra)
+    down = tuple(Change(0.8, one, up=False, gently=True) for one in extra)
+    return replace(even(engines), changes=up + down, absent=extra)
+
+
+def rolling(engines: int) -> Fleet:
+    """One pod after the other goes gently and comes back empty, over the middle of the run."""
+    span = 0.6 / engines
+    down = tuple(Change(0.3 + span * one, one, up=False, gently=True) for one in range(engines))
+    up = tuple(Change(0.3 + span * (one + 0.5), one, up=True) for one in range(engines))
+    return replace(even(engines), changes=tuple(sorted(down + up, key=lambda change: change.share)))
+
+
+def _pool_tokens(engines: int) -> int:
+    hardware = Hardware()
+    return engines * hardware.blocks * hardware.block_size
+
+
+def _system_prompts(engines: int) -> Shape:
+    return Shape(
+        name="system-prompts",
+        summary="system prompts of 2,000-10,000 tokens, six an engine, Zipf 1.0, 800 + 300 tokens each",
+        bursts=prefixes.system_prompts(6 * engines, (2_000, 10_000), 1.0),
+        requests=1.0,
+    )
+
+
+def _groups(engines: int) -> Shape:
+    return Shape(
+        name="groups",
+        summary="6,000-token prefixes that fill 45 % of all caches, 1,200 + 1,000 tokens each",
+        bursts=prefixes.groups(round(0.45 * _pool_tokens(engines) / 6_000), 6_000, 1_200, 1_000),
+        requests=1.0,
+    )
+
+
+def _tight(engines: int) -> Shape:
+    return Shape(
+        name="tight",
+        summary="10,000-token prefixes that fill 70 % of all caches, 500 + 250 tokens each",
+        bursts=prefixes.groups(round(0.7 * _pool_tokens(engines) / 10_000), 10_000, 500, 250),
+        requests=1.0,
+    )
+
+
+def _hot(_engines: int) -> Shape:
+    return Shape(
+        name="hot-prefix",
+        summary="one prefix of 8,000 tokens in 70 % of the requests, the others share nothing",
+        bursts=prefixes.hot_prefix(0.7, 8_000),
+        requests=1.0,
+    )
+
+
+def _unshared(_engines: int) -> Shape:
+    return Shape(
+        name="unshared",
+        summary="prompts of 2,000 tokens (median) that share nothing",
+        bursts=prefixes.unshared(2_000),
+        requests=1.0,
+    )
+
+
+def _rollouts(_engines: int) -> Shape:
+    return Shape(
+        name="rollouts",
+        summary="16 times one prompt of 1,500 tokens at once, answers of 600",
+        bursts=prefixes.rollouts(16, 1_500, 600),
+        requests=16.0,
+        ttft=5.0,
+    )
+
+
+def _chat(engines: int) -> Shape:
+    return Shape(
+        name="chat",
+        summary="chats of 3-9 turns, 10 s between, a system prompt of 900 tokens an engine",
+        bursts=dialogues.chats(engines, (3, 9), 10.0),
+        requests=6.0,
+        standing=100.0,
+    )
+
+
+def _agents(engines: int) -> Shape:
+    return Shape(
+        name="agents",
+        summary="6-24 tool calls, 2 s between, from 5,000 tokens to 30,000",
+        bursts=dialogues.agents(engines, (6, 24)),
+        requests=15.0,
+        standing=80.0,
+    )
+
+
+def _documents(engines: int) -> Shape:
+    return Shape(
+        name="documents",
+        summary="2-6 questions about documents of 8,000-32,000 tokens, five an engine, Zipf 0.7",
+        bursts=dialogues.documents(5 * engines, (8_000, 32_000), 0.7, (2, 6)),
+        requests=4.0,
+        standing=70.0,
+        ttft=5.0,
+    )
+
+
+def _code(engines: int) -> Shape:
+    return Shape(
+        name="code",
+        summary="editors: 10-40 completions of 34 tokens, 3 s between, 3,500 tokens before the cursor",
+        bursts=dialogues.completions(3 * engines, (10, 40)),
+        requests=25.0,
+        standing=90.0,
+        ttft=1.0,
+    )
+
+
+CASES: Final = (
+    Case("system-prompts", _system_prompts, even),
+    Case("groups", _groups, even),
+    Case("hot-prefix", _hot, even),
+    Case("chat", _chat, even),
+    Case("unshared", _unshared, even),
+    Case("uneven", _system_prompts, uneven),
+    Case("tight", _tight, even, held_out=True),
+    Case("agents", _agents, even, held_out=True),
+    Case("documents", _documents, even, held_out=True),
+    Case("code", _code, even, held_out=True),
+    Case("rollouts", _rollouts, even, held_out=True),
+    Case("pod-lost", _system_prompts, losing, held_out=True),
+    Case("scaling", _chat, scaling, held_out=True),
+)
+"""In the order of tables."""

@@ -1,0 +1,149 @@
+"""``kvist plan`` and ``kvist compare`` from outside: three outputs, three exit codes, clear errors."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvist.__main__ import main
+
+POOL = """
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: other}
+---
+apiVersion: kvist.dev/v1alpha1
+kind: InferencePool
+metadata: {name: twig}
+spec:
+  model: {source: hf://Qwen/Qwen3-32B-FP8}
+  accelerator: {product: NVIDIA-H100-80GB-HBM3}
+"""
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> str:
+    """A file with a pool that fits."""
+    file = tmp_path / "pool.yaml"
+    file.write_text(POOL)
+    return str(file)
+
+
+def test_json_has_the_agreed_form(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The keys other programs read."""
+    code = main(["plan", "-f", pool, "-o", "json"])
+    found = json.loads(capsys.readouterr().out)
+
+    assert code == 0
+    assert found["verdict"] == "fits"
+    assert found["accelerator"].keys() >= {"product", "per_replica", "nodes"}
+    assert found["parallelism"].keys() == {"tensor", "pipeline", "data", "expert"}
+    assert found["memory"].keys() >= {
+        "per_gpu_gib",
+        "weights_gib",
+        "activations_gib",
+        "graphs_gib",
+        "kv_gib",
+        "kv_tokens",
+        "kv_bytes_per_token",
+        "max_concurrency",
+    }
+    assert found["args"][:2] == ["serve", "Qwen/Qwen3-32B-FP8"]
+    assert all(choice.keys() == {"field", "value", "reason", "source"} for choice in found["choices"])
+
+
+def test_yaml_has_the_same_facts(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As JSON."""
+    main(["plan", "-f", pool, "-o", "json"])
+    as_json = json.loads(capsys.readouterr().out)
+    main(["plan", "-f", pool, "-o", "yaml"])
+
+    assert yaml.safe_load(capsys.readouterr().out) == as_json
+
+
+def test_the_table_shows_bar_command_and_reasons(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every character of the bar is one eightieth of the card."""
+    main(["plan", "-f", pool])
+    lines = capsys.readouterr().out.splitlines()
+    bar = next(line for line in lines if line.startswith("["))
+
+    assert lines[0] == "fits: 1 × H100-80GB"
+    assert len(bar) == 82
+    assert bar.count("█") == round(80 * 31.97 / 79.11)
+    assert any(line.startswith("vllm serve Qwen/Qwen3-32B-FP8") for line in lines)
+    assert any("kvCacheDtype" in line and "fp8" in line for line in lines)
+
+
+def test_another_accelerator_can_be_asked_for(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--gpu`` wins over the file."""
+    main(["plan", "-f", pool, "--gpu", "L40S", "-o", "json"])
+
+    assert json.loads(capsys.readouterr().out)["accelerator"]["product"] == "NVIDIA-L40S"
+
+
+def test_a_refusal_ends_with_three(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """And says what is lacking and what would do."""
+    Path(pool).write_text(
+        POOL.replace("H100-80GB-HBM3}", "H100-80GB-HBM3, count: 1}").replace(
+            "Qwen3-32B-FP8", "Qwen3-235B-A22B"
+        )
+    )
+    code = main(["plan", "-f", pool])
+    shown = capsys.readouterr().out
+
+    assert code == 3
+    assert shown.startswith("refused: ")
+    assert "GiB on each" in shown
+    assert "would fit" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            POOL.replace("accelerator", "acelerator"),
+            "spec.acelerator: unknown field; did you mean accelerator?",
+        ),
+        (POOL.replace("HBM3", "HBM9"), "spec.accelerator.product: 'NVIDIA-H100-80GB-HBM9' is not known"),
+        ("", "has no YAML object"),
+        ("a: [", "cannot be read"),
+        ("kind: Pod", "is not an InferencePool of kvist.dev"),
+    ],
+)
+def test_what_cannot_be_read_ends_with_two(
+    pool: str, text: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line on stderr, nothing on stdout."""
+    Path(pool).write_text(text)
+    code = main(["plan", "-f", pool])
+    shown = capsys.readouterr()
+
+    assert (code, shown.out) == (2, "")
+    assert said in shown.err
+
+
+def test_an_absent_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not a traceback."""
+    assert main(["plan", "-f", "/nowhere/pool.yaml"]) == 2
+    assert "/nowhere/pool.yaml" in capsys.readouterr().err
+
+
+def test_two_plans_stand_side_by_side(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only what differs, both values."""
+    code = main(["compare", "-f", pool, "--with", "engine.kvCacheDtype=Model"])
+    shown = capsys.readouterr().out
+
+    assert code == 0
+    assert "engine.kvCacheDtype=Model" in shown.splitlines()[0]
+    assert "choice.kvCacheDtype" in shown
+    assert "memory.weights_gib" not in shown or "accelerator.per_replica" in shown
+
+
+def test_a_comparison_is_json_too(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both plans whole, and the differences."""
+    main(["compare", "-f", pool, "--with", "engine.maxNumSeqs=64", "-o", "json"])
+    found = json.loads(capsys.readouterr().out)
+
+    assert found.keys() == {"before", "after", "differences"}
+    assert {"field": "choice.maxNumSeqs", "before": 256, "after": 64} in found["differences"]

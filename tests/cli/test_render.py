@@ -1,0 +1,89 @@
+"""``kvist render`` from outside: YAML on stdout, what is missing on stderr, exit codes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.crd.cases import FOLDER
+
+from kvist.__main__ import main
+
+
+def pool(case: str) -> str:
+    """Path of one of tests/crd."""
+    [path] = FOLDER.glob(f"*/{case}.yaml")
+    return str(path)
+
+
+def test_the_objects_are_yaml_in_the_order_they_are_made(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same text each time; accounts first, workloads before the way in; no Secret among them."""
+    assert main(["render", "-f", pool("route")]) == 0
+    first = capsys.readouterr()
+    assert main(["render", "-f", pool("route")]) == 0
+    again = capsys.readouterr()
+    kinds = [document["kind"] for document in yaml.safe_load_all(first.out)]
+
+    assert first.out == again.out
+    assert kinds.index("ServiceAccount") < kinds.index("Deployment") < kinds.index("HTTPRoute")
+    assert "Secret" not in kinds
+    assert "Secret twig-epp-tls is made by the operator and not shown" in first.err
+    assert "ownerReferences" not in first.out
+
+
+def test_in_another_process_the_text_is_the_same() -> None:
+    """Nothing depends on the seed of hashes."""
+    argv = [sys.executable, "-m", "kvist", "render", "-f", pool("agents")]
+    texts = [
+        subprocess.run(argv, capture_output=True, check=True, env={"PYTHONHASHSEED": seed}).stdout
+        for seed in ("1", "2")
+    ]
+
+    assert texts[0] == texts[1]
+    assert texts[0].startswith(b"---\n")
+
+
+def test_a_cluster_without_an_api(capsys: pytest.CaptureFixture[str]) -> None:
+    """``--without podmonitors`` leaves them out; an API nobody knows is an error that lists all."""
+    assert main(["render", "-f", pool("agents"), "--without", "podmonitors"]) == 0
+    shown = capsys.readouterr()
+    assert "PodMonitor" not in {d["kind"] for d in yaml.safe_load_all(shown.out)}
+    assert "ApiMissing: podmonitors.monitoring.coreos.com is not installed" in shown.err
+
+    assert main(["render", "-f", pool("agents"), "--without", "istio"]) == 2
+    assert "--without: 'istio' is not one of leaderworkersets, httproutes" in capsys.readouterr().err
+
+
+def test_what_is_said_of_a_claim(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A shared claim is mounted in the picker; of one that is not known a note says what to do."""
+    file = tmp_path / "pool.yaml"
+    resource = yaml.safe_load(Path(pool("claim")).read_text())
+    del resource["spec"]["picker"]
+    file.write_text(yaml.safe_dump(resource))
+
+    assert main(["render", "-f", str(file), "--claim", "models=ReadOnlyMany,ReadWriteOnce"]) == 0
+    assert "--model=/model/llama/3.3-70b" in capsys.readouterr().out
+    assert main(["render", "-f", str(file)]) == 0
+    assert "NoTokenizer: the picker has no tokenizer" in capsys.readouterr().err
+    assert main(["render", "-f", str(file), "--claim", "models"]) == 2
+    assert "--claim: 'models' is no NAME=MODE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("case", "more", "code", "said"),
+    [
+        ("too-large", [], 3, "kvist: refused: "),
+        ("misspelt-field", [], 2, "kvist: spec.engine.maxModelLength: unknown field"),
+        ("two-nodes", ["--without", "leaderworkersets"], 2, "kvist: a replica spans 2 nodes, which needs"),
+    ],
+)
+def test_what_cannot_be_rendered(
+    case: str, more: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing on stdout, the reason on stderr."""
+    assert main(["render", "-f", pool(case), *more]) == code
+    shown = capsys.readouterr()
+
+    assert shown.out == ""
+    assert shown.err.startswith(said)

@@ -1,0 +1,170 @@
+"""Pickers as processes over simulated engines, spoken to without a gateway."""
+
+import asyncio
+import functools
+import json
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+import kvist_sim.model
+from kvist_sim.bench.direct import Answer, Direct
+from kvist_sim.http1 import answers, get
+from kvist_sim.launch import (
+    HOST,
+    EnginePorts,
+    Picker,
+    PickerPorts,
+    endpoints_file,
+    engine_command,
+    engine_ports,
+    picker_ports,
+    start_picker,
+)
+from kvist_sim.ports import free_ports
+from kvist_sim.processes import Children
+
+MODEL = str(Path(kvist_sim.model.__file__).parent)
+CHAT = "/v1/chat/completions"
+QUIET = ("--scrape-interval=60", "--log-requests=false", "--prefill-tokens-per-second=100")
+"""Nothing is learned by scrapes, so what is known came from peers; and engines are believed to be slow."""
+
+Peers = Callable[[int, Sequence[int]], str]
+"""(picker's number, peer ports of all) → its ``--peers``."""
+
+
+def everybody(_number: int, ports: Sequence[int]) -> str:
+    """As a headless Service has it: itself among them."""
+    return ",".join(f"{HOST}:{port}" for port in ports)
+
+
+def chat(text: str, max_tokens: int = 4) -> dict[str, Any]:
+    """A request."""
+    return {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens}
+
+
+@dataclass
+class Pool:
+    """Engines, and pickers that come and go at fixed ports."""
+
+    children: Children
+    client: aiohttp.ClientSession
+    engines: Sequence[EnginePorts]
+    file: Path
+    arguments: Callable[[int], Sequence[str]]
+    ports: list[PickerPorts]
+    running: dict[int, Picker] = field(default_factory=dict)
+    names: "count[int]" = field(default_factory=count)
+
+    async def start(self, *numbers: int) -> None:
+        """Start these pickers and wait until they are ready."""
+        started = (
+            start_picker(
+                self.children,
+                self.file,
+                MODEL,
+                name=f"picker-{number}-{next(self.names)}",
+                arguments=self.arguments(number),
+                ports=self.ports[number],
+            )
+            for number in numbers
+        )
+        for number, picker in zip(numbers, await asyncio.gather(*started), strict=True):
+            self.running[number] = picker
+
+    async def end(self, number: int, how: signal.Signals) -> int:
+        """End a picker; its exit status."""
+        return await self.children.end(self.running.pop(number).child, how, 30)
+
+    async def page(self, number: int, path: str) -> Any:
+        """A JSON page of a picker."""
+        _, body = await get(HOST, self.ports[number].metrics, path)
+        return json.loads(body)
+
+    async def ask(self, number: int, text: str, **headers: str) -> Answer:
+        """One pick."""
+        picked: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        async with await Direct.open(HOST, self.ports[number].grpc) as direct:
+            fields = {":method": "POST", ":path": CHAT, **headers}
+            direct.ask(f"id-{next(self.names)}", fields, json.dumps(chat(text)).encode(), picked.set_result)
+            answer = await picked
+        assert answer.endpoint, answer
+        return answer
+
+    async def logged(self, number: int, *ended: Answer) -> None:
+        """A gateway tells this picker that requests have ended."""
+        async with await Direct.open(HOST, self.ports[number].grpc) as direct:
+            direct.ended(ended)
+            await direct.drained()
+            await asyncio.sleep(0.05)
+
+    async def serve(self, answer: Answer, text: str) -> None:
+        """What a gateway does with the answer."""
+        url = f"http://{answer.endpoint}{CHAT}"
+        headers = {"x-session-id": answer.session}
+        async with self.client.post(url, json=chat(text), headers=headers) as response:
+            assert response.status == 200, await response.text()
+            await response.read()
+
+    async def requests(self, number: int) -> int:
+        """Open requests in a picker's ledger."""
+        fleet = await self.page(number, "/debug/fleet")
+        return sum(endpoint["requests"] for endpoint in fleet["endpoints"])
+
+    async def all_have(self, requests: int, *numbers: int) -> None:
+        """Waits until the ledgers of these pickers have so many requests; the test's time limit bounds it."""
+        while [await self.requests(number) for number in numbers] != [requests] * len(numbers):
+            await asyncio.sleep(0.05)
+
+    async def peers(self, number: int) -> Any:
+        """``/debug/peers``."""
+        return await self.page(number, "/debug/peers")
+
+    async def states(self, number: int) -> list[str]:
+        """What a picker's addresses have led to."""
+        return sorted(one["state"] for one in (await self.peers(number))["addresses"])
+
+    async def until_states(self, number: int, *states: str) -> None:
+        """Waits for it."""
+        while await self.states(number) != sorted(states):
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def pool(
+    folder: Path,
+    *,
+    pickers: int = 3,
+    engines: int = 2,
+    peers: Peers = everybody,
+    ports: Sequence[int] = (),
+    more: Callable[[int], Sequence[str]] = lambda _number: (),
+) -> AsyncIterator[Pool]:
+    """Engines are running; pickers are started by the test. ``ports``: the pickers' peer ports."""
+    async with AsyncExitStack() as stack:
+        children = await stack.enter_async_context(Children(folder))
+        places = engine_ports(engines)
+        for number, one in enumerate(places):
+            child = children.start(
+                f"engine-{number}",
+                engine_command(
+                    one, MODEL, served="m", block_size=16, blocks=5000, more=("--sim-time-scale=20",)
+                ),
+            )
+            await children.ready(child, functools.partial(answers, HOST, one.http, "/health"), 60)
+        file = folder / "endpoints.json"
+        file.write_text(json.dumps(endpoints_file(places)))
+        listening = list(ports) or free_ports(pickers)
+
+        def arguments(number: int) -> Sequence[str]:
+            named = f"--peers={peers(number, listening)}", f"--peer-port={listening[number]}"
+            return (*QUIET, *named, *more(number))
+
+        client = await stack.enter_async_context(aiohttp.ClientSession())
+        yield Pool(children, client, places, file, arguments, [picker_ports() for _ in range(pickers)])
