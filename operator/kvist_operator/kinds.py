@@ -1,0 +1,122 @@
+"""Every kind of object the operator reads or writes, and where the API has it. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvist_epp.names import OWN_GROUP, POOL_GROUP
+
+from .manifests.nouns import Api
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Kind:
+    """One kind of one API version."""
+
+    group: str
+    """Empty: the core API."""
+    version: str
+    kind: str
+    plural: str
+    namespaced: bool = True
+
+    @property
+    def resource(self) -> str:
+        """``deployments.apps``, as ``kubectl api-resources`` has it and as a CRD is named."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def api_version(self) -> str:
+        """What an object says as ``apiVersion``."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def root(self) -> str:
+        """Path of its API version, which answers with the resources it has."""
+        return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+
+    @property
+    def optional(self) -> Api | None:
+        """The API that a cluster may lack, where it is one."""
+        return _OPTIONAL.get(self.resource)
+
+    def path(self, namespace: str = "", name: str = "") -> str:
+        """Of its collection, everywhere or in a namespace, or of one object."""
+        within = f"/namespaces/{namespace}" if namespace and self.namespaced else ""
+        return f"{self.root}{within}/{self.plural}" + (f"/{name}" if name else "")
+
+    def __str__(self) -> str:
+        return self.kind
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Target:
+    """One object."""
+
+    kind: Kind
+    namespace: str
+    name: str
+
+    @property
+    def path(self) -> str:
+        """Where the API has it."""
+        return self.kind.path(self.namespace, self.name)
+
+    def __str__(self) -> str:
+        where = f"{self.namespace}/{self.name}" if self.namespace else self.name
+        return f"{self.kind.kind} {where}"
+
+
+_OPTIONAL: Final[Mapping[str, Api]] = {str(api): api for api in Api}
+_ENVOY_GATEWAY: Final = "gateway.envoyproxy.io"
+_GATEWAY: Final = "gateway.networking.k8s.io"
+_RBAC: Final = "rbac.authorization.k8s.io"
+
+POOL: Final = Kind(OWN_GROUP, "v1alpha1", "InferencePool", "inferencepools")
+POD: Final = Kind("", "v1", "Pod", "pods")
+EVENT: Final = Kind("", "v1", "Event", "events")
+SECRET: Final = Kind("", "v1", "Secret", "secrets")
+CONFIG_MAP: Final = Kind("", "v1", "ConfigMap", "configmaps")
+CLAIM: Final = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+NODE: Final = Kind("", "v1", "Node", "nodes", namespaced=False)
+DEPLOYMENT: Final = Kind("apps", "v1", "Deployment", "deployments")
+LEADER_WORKER_SET: Final = Kind("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets")
+
+CHILDREN: Final = (
+    Kind("", "v1", "ServiceAccount", "serviceaccounts"),
+    Kind(_RBAC, "v1", "Role", "roles"),
+    Kind(_RBAC, "v1", "RoleBinding", "rolebindings"),
+    CONFIG_MAP,
+    SECRET,
+    Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),
+    Kind("", "v1", "Service", "services"),
+    Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+    DEPLOYMENT,
+    LEADER_WORKER_SET,
+    Kind(_GATEWAY, "v1", "BackendTLSPolicy", "backendtlspolicies"),
+    Kind(_ENVOY_GATEWAY, "v1alpha1", "BackendTrafficPolicy", "backendtrafficpolicies"),
+    Kind(_ENVOY_GATEWAY, "v1alpha1", "EnvoyExtensionPolicy", "envoyextensionpolicies"),
+    Kind(POOL_GROUP, "v1", "InferencePool", "inferencepools"),
+    Kind(_GATEWAY, "v1", "HTTPRoute", "httproutes"),
+    Kind("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors"),
+)
+"""What pools are made of."""
+
+_BY_NAME: Final = {(kind.group, kind.kind): kind for kind in (*CHILDREN, POOL, POD, EVENT, CLAIM, NODE)}
+
+
+def kind_of(made: Mapping[str, Any]) -> Kind:
+    """Of an object, by ``apiVersion`` and ``kind``. KeyError for what the operator has nothing to do with."""
+    group, slash, _ = str(made["apiVersion"]).partition("/")
+    return kind_named(group if slash else "", str(made["kind"]))
+
+
+def kind_named(group: str, kind: str) -> Kind:
+    """By group and kind. KeyError like ``kind_of``."""
+    return _BY_NAME[group, kind]
+
+
+def target_of(made: Mapping[str, Any]) -> Target:
+    """Where an object is."""
+    kind, meta = kind_of(made), made["metadata"]
+    return Target(kind, str(meta.get("namespace", "")) if kind.namespaced else "", str(meta["name"]))

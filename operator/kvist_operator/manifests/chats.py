@@ -1,0 +1,87 @@
+"""Flags of the engines that change what a chat becomes, for the picker, which renders the same prompts. Pure.
+
+They come with ``spec.engine.extraArgs``. What the picker cannot have is a note: its prompts would be others
+than the engines', so nothing would match.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kvist_epp.errors import SettingsError
+from kvist_epp.settings import Settings
+from kvist_operator.engine import flag_names
+from kvist_operator.plan.pod import MODEL_MOUNT
+from kvist_operator.spec.pool import Pool
+
+from .nouns import Note
+from .tokenizer import Tokenizer
+
+FLAGS: Final[Mapping[str, str]] = {
+    "chat-template": "chat_template",
+    "chat-template-content-format": "chat_template_content_format",
+    "default-chat-template-kwargs": "default_chat_template_kwargs",
+}
+"""Engine's flag → the picker's setting of the same meaning."""
+TEMPLATE: Final = "chat-template"
+REASON: Final = "ChatFlagUnreadable"
+JINJA: Final = frozenset("{}\n")
+"""What vLLM tells a template from a path by."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFlags:
+    """What the picker is given, and what it cannot be given."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """By name of the picker's setting; all are texts."""
+    notes: tuple[Note, ...] = ()
+
+
+def chats(pool: Pool, found: Tokenizer) -> ChatFlags:
+    """Of the flags in ``spec.engine.extraArgs``; the last of a name counts, as for vLLM."""
+    if not found.model:
+        return ChatFlags()
+    given = dict(_given(pool.engine.extra_args))
+    why = {flag: problem for flag, value in given.items() if (problem := _problem(flag, value, found))}
+    notes = (Note("Precise", REASON, f"spec.engine.extraArgs: --{flag} {text}") for flag, text in why.items())
+    settings = {FLAGS[flag]: value for flag, value in given.items() if flag not in why}
+    return ChatFlags(settings, tuple(notes))
+
+
+def _given(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Flags with their values; an empty one for what a dotted key says."""
+    for at, name in flag_names(words):
+        if name not in FLAGS:
+            continue
+        flag, equals, value = words[at].partition("=")
+        if "." in flag:
+            yield name, ""
+        else:
+            yield name, value if equals else "".join(words[at + 1 : at + 2])
+
+
+def _unread(name: str, value: str) -> str:
+    """What the picker itself would say."""
+    told: dict[str, Any] = {name: value}
+    try:
+        Settings(**told)
+    except SettingsError as error:
+        return f"is not understood: {error}"
+    return ""
+
+
+def _problem(flag: str, value: str, found: Tokenizer) -> str:
+    """Why the picker cannot have it, and what to do; empty when it can."""
+    if not value:
+        return "is written so that the picker cannot have it: give its value whole, JSON in one word"
+    if flag != TEMPLATE:
+        return _unread(FLAGS[flag], value)
+    if JINJA & set(value):
+        return ""
+    if found.mount is not None and value.startswith(f"{MODEL_MOUNT}/"):
+        return ""
+    return (
+        f"names a file of the engines, {value}, which the picker cannot read, so no prompt will match: give "
+        f"the template's text, or a file below {MODEL_MOUNT}/ of a claim or image that the picker mounts too"
+    )

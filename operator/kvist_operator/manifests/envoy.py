@@ -1,0 +1,143 @@
+"""The pool's own Envoy (``gateway.mode: Envoy``): ConfigMap, Deployment, Services, account, budget. Pure."""
+
+import hashlib
+import json
+from typing import Final
+
+from kvist_operator.spec.pool import Pool
+
+from . import names as child
+from . import pods
+from .bootstrap import AUTHORITY_FOLDER, CONFIG_FOLDER, HEAP_BYTES, SDS_FILE, authority, bootstrap
+from .engine import quantity
+from .lastwords import POLICY
+from .names import CONFIG, ENVOY, Names
+from .nouns import Json, Site
+
+USER: Final = 101
+"""``envoy`` in Envoy's image."""
+REPLICAS: Final = 2
+DRAIN_SECONDS: Final = 600
+"""Longest answer that is waited for when an Envoy goes; it goes as soon as there is none."""
+CONFIG_FILE: Final = "envoy.json"
+DRAIN_FILE: Final = "drain.sh"
+
+DRAIN: Final = f"""\
+#!/bin/bash
+# Envoy ends at once on SIGTERM. So before that: say goodbye on every connection (a failed health check makes
+# Envoy close each after its next answer), let Services forget this pod, then wait for the last answer.
+ask() {{
+  exec 3<>/dev/tcp/127.0.0.1/{child.ADMIN_PORT} || exit 0
+  printf '%s HTTP/1.1\\r\\nHost: drain\\r\\nConnection: close\\r\\nContent-Length: 0\\r\\n\\r\\n' "$1" >&3
+  cat <&3
+  exec 3>&-
+}}
+ask 'POST /healthcheck/fail' >/dev/null
+sleep 5
+for ((waited = 5; waited < {DRAIN_SECONDS}; waited++)); do
+  ask 'GET /stats?filter=^http.inference.downstream_rq_active$' | grep -q 'downstream_rq_active: 0' && exit 0
+  sleep 1
+done
+"""
+"""Needs bash and grep, which Envoy's image has; not the distroless one."""
+
+
+def envoy(pool: Pool, site: Site) -> list[Json]:
+    """All of it; nothing with another mode."""
+    if pool.gateway.mode != "Envoy":
+        return []
+    names = Names.of(pool)
+    settings = _settings(names, pool)
+    return [
+        pods.account(names, names.envoy, ENVOY),
+        settings,
+        _engines(names),
+        pods.service(
+            names,
+            names.envoy,
+            ENVOY,
+            names.selector(ENVOY),
+            pods.port("http", child.HTTP_PORT, protocol="http", at=80),
+        ),
+        pods.budget(names, names.envoy, ENVOY, names.selector(ENVOY)),
+        _deployment(names, pool, site, settings["data"]),
+    ]
+
+
+def _engines(names: Names) -> Json:
+    """The addresses of ready engines, by DNS."""
+    port = pods.port("http", child.ENGINE_PORT, protocol="http")
+    return pods.headless(pods.service(names, names.engines, ENVOY, names.served, port))
+
+
+def _settings(names: Names, pool: Pool) -> Json:
+    data = {CONFIG_FILE: _text(bootstrap(pool)), DRAIN_FILE: DRAIN}
+    if pool.picker.mode != "Off":
+        data[SDS_FILE] = _text(authority(pool))
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": names.meta(names.envoy, ENVOY),
+        "data": data,
+    }
+
+
+def _text(document: Json) -> str:
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"
+
+
+def _deployment(names: Names, pool: Pool, site: Site, data: Json) -> Json:
+    verifies = pool.picker.mode != "Off"
+    folders = [("config", CONFIG_FOLDER, True), ("tmp", "/tmp")]
+    volumes = [{"name": "config", "configMap": {"name": names.envoy}}, pods.empty("tmp")]
+    if verifies:
+        folders.append(("authority", AUTHORITY_FOLDER, True))
+        volumes.append({"name": "authority", "configMap": {"name": names.authority}})
+    pod: Json = {
+        "serviceAccountName": names.envoy,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": pods.pod_security(USER),
+        "terminationGracePeriodSeconds": DRAIN_SECONDS + 30,
+        "topologySpreadConstraints": pods.spread(names.selector(ENVOY)),
+        "containers": [{**_container(site), "volumeMounts": pods.mounts(*folders)}],
+        "volumes": volumes,
+    }
+    digest = hashlib.sha256(_text(data).encode()).hexdigest()[:12]
+    return pods.deployment(names, names.envoy, ENVOY, {"replicas": REPLICAS}, pod, {CONFIG: digest})
+
+
+def _container(site: Site) -> Json:
+    ready = {"httpGet": {"path": "/ready", "port": "status"}, "timeoutSeconds": 3}
+    return {
+        "name": ENVOY,
+        "image": site.envoy_image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["envoy"],
+        "args": [
+            *("-c", f"{CONFIG_FOLDER}/{CONFIG_FILE}"),
+            *("--service-node", "$(POD_NAME)"),
+            *("--drain-time-s", "30"),
+            *("--log-level", "warning"),
+        ],
+        "env": [pods.field("POD_NAME", "metadata.name")],
+        "ports": [
+            {"name": "http", "containerPort": child.HTTP_PORT, "protocol": "TCP"},
+            {"name": "status", "containerPort": child.STATUS_PORT, "protocol": "TCP"},
+        ],
+        "resources": {
+            "requests": {"cpu": "500m", "memory": "256Mi"},
+            "limits": {"memory": quantity(HEAP_BYTES)},
+        },
+        "securityContext": pods.read_only(),
+        **POLICY,
+        "startupProbe": {**ready, "periodSeconds": 1, "failureThreshold": 60},
+        "readinessProbe": {**ready, "periodSeconds": 2, "failureThreshold": 2},
+        "livenessProbe": {
+            "tcpSocket": {"port": "status"},
+            "timeoutSeconds": 3,
+            "periodSeconds": 10,
+            "failureThreshold": 6,
+        },
+        "lifecycle": {"preStop": {"exec": {"command": ["bash", f"{CONFIG_FOLDER}/{DRAIN_FILE}"]}}},
+    }

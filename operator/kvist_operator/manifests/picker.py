@@ -1,0 +1,198 @@
+"""The pickers: Deployment, account, the rights of docs/guides/kubernetes.md, Services, budget. Pure."""
+
+import math
+from typing import Final
+
+from kvist_epp.names import LIVENESS, OWN_GROUP
+from kvist_epp.settings import Settings
+from kvist_operator.plan import Plan
+from kvist_operator.plan.compose import by_priority, events_on
+from kvist_operator.spec.pool import Pool
+
+from . import names as child
+from . import pods
+from .chats import chats
+from .lastwords import POLICY
+from .names import PICKER, Names
+from .nouns import Json, Site
+from .tokenizer import Tokenizer
+
+USER: Final = 65532
+CERTIFICATES: Final = "/etc/kvist/tls"
+WRITABLE: Final = "/cache"
+GRACE_SPARE: Final = 15
+"""Seconds to end beyond ``--drain-timeout``."""
+READINESS: Final = "readiness"
+RESOURCES: Final[Json] = {
+    "requests": {"cpu": "500m", "memory": "1Gi"},
+    "limits": {"memory": "4Gi"},
+}
+"""One core does thousands of requests a second; memory is the index and, at most, 1 GiB of waiting bodies."""
+
+
+def picker(pool: Pool, plan: Plan, site: Site, found: Tokenizer) -> list[Json]:
+    """All of it; nothing with ``spec.picker.mode: Off``."""
+    if pool.picker.mode == "Off":
+        return []
+    names = Names.of(pool)
+    return [
+        pods.account(names, names.picker, PICKER),
+        _role(names),
+        _binding(names),
+        _service(names),
+        _peers(names),
+        pods.budget(names, names.picker, PICKER, names.selector(PICKER)),
+        _deployment(names, pool, plan, site, found),
+    ]
+
+
+def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
+    """How the picker is started. What engines tell of themselves (labels, metrics) is left to them."""
+    names = Names.of(pool)
+    return Settings(
+        pool_name=pool.name,
+        pool_group=OWN_GROUP,
+        model=found.model,
+        cert_path=CERTIFICATES,
+        kv_events=events_on(pool) and bool(found.model),
+        peers=f"{names.host(names.peers)}:{child.PEER_PORT}",
+        peer_cert_path=CERTIFICATES,
+        priorities=",".join(f"{p.name}={p.value}" for p in pool.picker.priorities),
+        scheduling_policy="priority" if by_priority(pool) else "fcfs",
+        max_num_seqs=plan.run.sequences,
+        max_endpoints=pool.gateway.failover_endpoints,
+        approximate_cache_tokens=max(1, plan.memory.kv_tokens),
+        log_format="json",
+        **chats(pool, found).settings,
+    )
+
+
+def _role(names: Names) -> Json:
+    """What the guide says the picker may do, and nothing else."""
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": names.meta(names.picker, PICKER),
+        "rules": rules(names.pool),
+    }
+
+
+def rules(pool: str = "") -> list[Json]:
+    """What a picker may do: follow pods, objectives and its pool; all pools without the name of one."""
+    own: Json = {"apiGroups": [OWN_GROUP], "resources": ["inferencepools"], "verbs": ["list", "watch"]}
+    return [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+        {**own, "resourceNames": [pool]} if pool else own,
+        {"apiGroups": ["llm-d.ai"], "resources": ["inferenceobjectives"], "verbs": ["list", "watch"]},
+    ]
+
+
+def _binding(names: Names) -> Json:
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": names.meta(names.picker, PICKER),
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": names.picker},
+        "subjects": [{"kind": "ServiceAccount", "name": names.picker, "namespace": names.namespace}],
+    }
+
+
+def _service(names: Names) -> Json:
+    """What gateways ask. The port speaks HTTP/2 over TLS; ``http2`` is what the conformance suite's has."""
+    return pods.service(
+        names,
+        names.picker,
+        PICKER,
+        names.selector(PICKER),
+        pods.port("grpc", child.GRPC_PORT, protocol="http2"),
+        pods.port("health", child.HEALTH_PORT, protocol="kubernetes.io/h2c"),
+        pods.port("metrics", child.METRICS_PORT, protocol="http"),
+    )
+
+
+def _peers(names: Names) -> Json:
+    """All pickers by address, also those that are not ready: they warm up from each other, and Envoy asks
+    each for its health itself."""
+    made = pods.service(
+        names,
+        names.peers,
+        PICKER,
+        names.selector(PICKER),
+        pods.port("peers", child.PEER_PORT),
+        pods.port("grpc", child.GRPC_PORT, protocol="http2"),
+    )
+    return pods.headless(made, unready=True)
+
+
+def _deployment(names: Names, pool: Pool, plan: Plan, site: Site, found: Tokenizer) -> Json:
+    told = settings(pool, plan, found)
+    mounts = [each for each in (found.mount,) if each]
+    pod: Json = {
+        "serviceAccountName": names.picker,
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "securityContext": pods.pod_security(USER),
+        # no preStop: on SIGTERM it says NOT_SERVING and goes on for --drain-delay, by itself
+        "terminationGracePeriodSeconds": math.ceil(told.drain_timeout) + GRACE_SPARE,
+        "topologySpreadConstraints": pods.spread(names.selector(PICKER)),
+        "containers": [
+            {
+                "name": PICKER,
+                "image": pool.picker.image or site.picker_image,
+                "imagePullPolicy": "IfNotPresent",
+                "command": ["kvist-epp"],
+                "args": told.to_args(),
+                "env": _environment(found),
+                "ports": _ports(),
+                "resources": dict(pool.picker.resources) or RESOURCES,
+                "securityContext": pods.read_only(),
+                **POLICY,
+                **_probes(told),
+                "volumeMounts": [
+                    *pods.mounts(("tls", CERTIFICATES, True), (pods.CACHE, WRITABLE), ("tmp", "/tmp")),
+                    *(each.mount for each in mounts),
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "tls", "secret": {"secretName": names.certificates}},
+            pods.empty(pods.CACHE),
+            pods.empty("tmp"),
+            *(each.volume for each in mounts),
+        ],
+    }
+    return pods.deployment(names, names.picker, PICKER, {"replicas": pool.picker.replicas}, pod, {})
+
+
+def _environment(found: Tokenizer) -> list[Json]:
+    return [
+        pods.field("POD_NAMESPACE", "metadata.namespace"),
+        pods.field("POD_IP", "status.podIP"),
+        {"name": "HOME", "value": WRITABLE},
+        {"name": "HF_HOME", "value": f"{WRITABLE}/huggingface"},
+        *found.env,
+    ]
+
+
+def _ports() -> list[Json]:
+    ports = {
+        "grpc": child.GRPC_PORT,
+        "health": child.HEALTH_PORT,
+        "metrics": child.METRICS_PORT,
+        "peers": child.PEER_PORT,
+    }
+    return [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in ports.items()]
+
+
+def _probes(told: Settings) -> Json:
+    """Ready means warm: the index has been filled, or ``--warm-seconds`` are over."""
+
+    def asks(service: str) -> Json:
+        return {"grpc": {"port": child.HEALTH_PORT, "service": service}, "timeoutSeconds": 3}
+
+    starting = 12 + math.ceil(told.warm_seconds / 5)
+    return {
+        "startupProbe": {**asks(LIVENESS), "periodSeconds": 5, "failureThreshold": starting},
+        "readinessProbe": {**asks(READINESS), "periodSeconds": 2, "failureThreshold": 2},
+        "livenessProbe": {**asks(LIVENESS), "periodSeconds": 10, "failureThreshold": 6},
+    }

@@ -1,0 +1,92 @@
+"""Who may talk to whom: NetworkPolicies for engines, pickers and Envoy, and the flows they must let through.
+Pure.
+
+Engines tell what they cache (prompts' tokens) to whoever asks, and so do pickers among themselves: those
+ports are for pickers alone. What serves requests, answers probes or tells metrics is open to the cluster,
+because gateways and Prometheus live wherever they like. Nothing is said of the way out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvist_epp.names import KV_EVENTS_PORT, KV_REPLAY_PORT
+from kvist_operator.plan import Plan
+from kvist_operator.plan.compose import events_on
+from kvist_operator.spec.pool import Pool
+
+from . import names as child
+from .names import ENGINE, ENVOY, PICKER, Names
+from .nouns import Json
+
+ANYWHERE: Final = "anywhere"
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Connections that the product makes."""
+
+    client: str
+    """A component, or ``anywhere``."""
+    server: str
+    port: int
+    last: int = 0
+    """End of a range of ports; 0 = one port."""
+
+
+def flows(pool: Pool, plan: Plan) -> list[Flow]:
+    """All of them, but those inside a group of engine pods, which may use any port."""
+    found = [Flow(ANYWHERE, ENGINE, child.ENGINE_PORT)]
+    if events_on(pool):
+        ranks = plan.layout.data - 1
+        ports = (KV_EVENTS_PORT, KV_REPLAY_PORT)
+        found += [Flow(PICKER, ENGINE, port, port + ranks if ranks else 0) for port in ports]
+    if pool.picker.mode != "Off":
+        open_ports = (child.GRPC_PORT, child.HEALTH_PORT, child.METRICS_PORT)
+        found += [Flow(ANYWHERE, PICKER, port) for port in open_ports]
+        found.append(Flow(PICKER, PICKER, child.PEER_PORT))
+    if pool.gateway.mode == "Envoy":
+        found += [Flow(ANYWHERE, ENVOY, port) for port in (child.HTTP_PORT, child.STATUS_PORT)]
+    return found
+
+
+def policies(pool: Pool, plan: Plan) -> list[Json]:
+    """One for each component that is there."""
+    names, all_flows = Names.of(pool), flows(pool, plan)
+    called: Mapping[str, str] = {ENGINE: names.engine, PICKER: names.picker, ENVOY: names.envoy}
+    inside = plan.nodes > 1
+    return [
+        _policy(names, called[server], server, all_flows, inside=inside and server == ENGINE)
+        for server in dict.fromkeys(flow.server for flow in all_flows)
+    ]
+
+
+def _policy(names: Names, name: str, server: str, all_flows: list[Flow], *, inside: bool) -> Json:
+    rules = [
+        _rule(names, client, [f for f in all_flows if (f.client, f.server) == (client, server)])
+        for client in dict.fromkeys(flow.client for flow in all_flows if flow.server == server)
+    ]
+    if inside:
+        rules.append({"from": [{"podSelector": {"matchLabels": names.selector(ENGINE)}}]})
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": names.meta(name, server),
+        "spec": {
+            "podSelector": {"matchLabels": names.selector(server)},
+            "policyTypes": ["Ingress"],
+            "ingress": rules,
+        },
+    }
+
+
+def _rule(names: Names, client: str, found: list[Flow]) -> Json:
+    ports = [_port(flow) for flow in found]
+    if client == ANYWHERE:
+        return {"ports": ports}
+    return {"ports": ports, "from": [{"podSelector": {"matchLabels": names.selector(client)}}]}
+
+
+def _port(flow: Flow) -> dict[str, Any]:
+    found: dict[str, Any] = {"port": flow.port, "protocol": "TCP"}
+    return {**found, "endPort": flow.last} if flow.last else found

@@ -1,0 +1,129 @@
+"""Bytes of weights on the fullest GPU. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from kvist_operator.models.layers import Attention, Latent, Layer
+from kvist_operator.models.shape import ModelShape
+from kvist_operator.models.weights import (
+    KV,
+    REPLICATED,
+    ROUTED,
+    Part,
+    checkpoint_bytes,
+    embedding,
+    encoder_part,
+    head,
+    layer_parts,
+    mtp_parts,
+)
+
+from .layout import Draft, Layout, Run, stages
+
+FP8: Final = 1.0
+Cut = tuple[Counter[Layer], ...]
+
+
+def weight_bytes(shape: ModelShape, layout: Layout, run: Run, known_checkpoint: float = 0) -> float:
+    """On the fullest GPU. ``known_checkpoint`` = bytes of the files; they scale what the shape says.
+
+    The layers for multi-token prediction are in the files but are loaded only when they are used.
+    """
+    scale = known_checkpoint / checkpoint_bytes(shape) if known_checkpoint else 1.0
+    cut = stages(shape, layout.pipeline)
+    heaviest = max(_stage_bytes(shape, cut, i, layout, run) for i in range(len(cut)))
+    return scale * heaviest + _adapters(shape, cut[0], layout, run) + draft_bytes(shape, layout, run)
+
+
+def draft_bytes(shape: ModelShape, layout: Layout, run: Run) -> float:
+    """What speculative decoding loads, on the GPU that holds it."""
+    draft = run.draft
+    if draft is None:
+        return 0
+    if draft.shape is None:
+        return _mtp(shape, layout, run) if is_mtp(draft) else 0
+    return weight_bytes(
+        draft.shape, Layout(tensor=layout.tensor), run.but(draft=None, adapters=0), draft.checkpoint_bytes
+    )
+
+
+def is_mtp(draft: Draft) -> bool:
+    """Whether the proposer is layers of the model's own checkpoint."""
+    return draft.method.lower().endswith("mtp")
+
+
+def _mtp(shape: ModelShape, layout: Layout, run: Run) -> float:
+    return sum(_rank_bytes(shape, part, layout, run) for part in mtp_parts(shape))
+
+
+def _stage_bytes(shape: ModelShape, cut: Cut, stage: int, layout: Layout, run: Run) -> float:
+    """One pipeline stage on one tensor-parallel rank."""
+    layers = sum(
+        number * (_layer_bytes(shape, layer, layout, run) + _absorbed(layer, layout))
+        for layer, number in cut[stage].items()
+    )
+    ends = _ends(shape, stage, len(cut) - 1, run)
+    return layers + sum(_rank_bytes(shape, part, layout, run) for part in ends)
+
+
+def _layer_bytes(shape: ModelShape, layer: Layer, layout: Layout, run: Run) -> float:
+    return sum(_rank_bytes(shape, part, layout, run) for part in layer_parts(layer, shape.hidden))
+
+
+def _ends(shape: ModelShape, stage: int, last: int, run: Run) -> Iterator[Part]:
+    """What the first and the last stage have besides layers."""
+    if stage == 0:
+        yield embedding(shape)
+        if run.pictures:
+            yield encoder_part(shape.encoder)
+    if stage == last:
+        yield head(shape)
+
+
+def _rank_bytes(shape: ModelShape, part: Part, layout: Layout, run: Run) -> float:
+    return part.params / _split(part, layout) * _bytes_each(shape, part, run)
+
+
+def _split(part: Part, layout: Layout) -> int:
+    if part.spread == REPLICATED:
+        return 1
+    if part.spread == ROUTED:
+        return layout.expert_split
+    if part.spread == KV:
+        return min(layout.tensor, part.limit)
+    return layout.tensor
+
+
+def _bytes_each(shape: ModelShape, part: Part, run: Run) -> float:
+    linear = part.name not in ("embedding", "head", "router", "norms", "encoder")
+    if run.online_fp8 and linear and not shape.quantisation.method:
+        return FP8
+    return shape.quantisation.bytes_of(part.name, shape.dtype_bytes)
+
+
+def _absorbed(layer: Layer, layout: Layout) -> float:
+    """MLA keeps its up-projections once more in 16 bits, absorbed into queries and outputs."""
+    m = layer.mixer
+    if not isinstance(m, Latent):
+        return 0
+    return 2 * m.kv_rank * m.heads * (m.nope_dim + m.value_dim) / layout.tensor
+
+
+def _adapters(shape: ModelShape, layers: Counter[Layer], layout: Layout, run: Run) -> float:
+    """Room for LoRA adapters: two 16-bit matrices beside each matrix of attention and dense feed-forward."""
+    if not run.adapters:
+        return 0
+    sides = sum(number * _sides(layer, shape.hidden) for layer, number in layers.items())
+    return run.adapters * run.adapter_rank * sides * 2 / layout.tensor
+
+
+def _sides(layer: Layer, hidden: int) -> int:
+    """Rows and columns of a layer's matrices together."""
+    total = 0
+    if isinstance(layer.mixer, Attention):
+        a = layer.mixer
+        total += 4 * hidden + 2 * a.heads * a.key_dim + a.kv_heads * (a.key_dim + a.value_dim)
+    if layer.mlp:
+        total += layer.mlp.matrices * (hidden + layer.mlp.width)
+    return total

@@ -1,0 +1,81 @@
+"""What the operator may do: rules of its ClusterRole, or of a Role in each of its namespaces. Pure.
+
+The least that works. It makes Roles for pickers, and nobody can give what he has not: so it holds their
+rules. Of Secrets it gets, writes and deletes those it knows by name; it neither lists nor watches them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from . import kinds
+from .kinds import CHILDREN, Kind
+from .manifests.picker import rules as picker_rules
+
+Rule = dict[str, Any]
+READ: Final = ("get", "list", "watch")
+WRITE: Final = ("create", "patch", "delete")
+"""Server-side apply is a patch; where it makes an object, the API server asks for ``create`` too."""
+_BY_NAME: Final = ("get",)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Right:
+    """One verb on one resource."""
+
+    group: str
+    resource: str
+    """Plural, with ``/status`` where it is that."""
+    verb: str
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.resource}" + (f".{self.group}" if self.group else "")
+
+
+def namespaced() -> list[Rule]:
+    """Of the Role in each namespace whose pools are seen to."""
+    own = [
+        _rule(kinds.POOL, READ),
+        _rule(kinds.POOL, ("patch",), "status"),
+        # asked for by clusters that check who may block an owner's deletion, OpenShift for one
+        _rule(kinds.POOL, ("update",), "finalizers"),
+        _rule(kinds.POD, (*READ, "patch")),
+        _rule(kinds.CLAIM, _BY_NAME),
+    ]
+    made = [_rule(kind, (*(_BY_NAME if kind == kinds.SECRET else READ), *WRITE)) for kind in CHILDREN]
+    return merged([*own, *made, *picker_rules()])
+
+
+def everywhere() -> list[Rule]:
+    """Of the ClusterRole: the same in all namespaces, and the labels of nodes."""
+    return merged([*namespaced(), _rule(kinds.NODE, ("list",))])
+
+
+def asked(rules: Iterable[Rule]) -> list[Right]:
+    """Each single right of some rules."""
+    return sorted(
+        Right(group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    )
+
+
+def merged(rules: Iterable[Rule]) -> list[Rule]:
+    """One rule for each group and set of verbs; names of single objects are left out: their rule is wider."""
+    verbs: dict[tuple[str, str], set[str]] = {}
+    for right in asked(rules):
+        verbs.setdefault((right.group, right.resource), set()).add(right.verb)
+    by: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for (group, resource), said in sorted(verbs.items()):
+        by.setdefault((group, tuple(sorted(said))), []).append(resource)
+    return [
+        {"apiGroups": [group], "resources": resources, "verbs": list(said)}
+        for (group, said), resources in by.items()
+    ]
+
+
+def _rule(kind: Kind, verbs: Sequence[str], part: str = "") -> Rule:
+    resource = f"{kind.plural}/{part}" if part else kind.plural
+    return {"apiGroups": [kind.group], "resources": [resource], "verbs": list(verbs)}

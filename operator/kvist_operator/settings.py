@@ -1,0 +1,107 @@
+"""The operator's settings: one frozen object, to and from the command line.
+
+``Settings.from_args(s.to_args()) == s`` for every ``s``. Each flag can also be given as an environment
+variable ``KVIST_OPERATOR_<FLAG>``, dashes as underscores; the command line wins.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from kvist_epp import arguments
+from kvist_epp.arguments import dashed
+from kvist_epp.errors import SettingsError as ArgumentError
+
+from .errors import SettingsError
+from .manifests.nouns import ENVOY_IMAGE, PICKER_IMAGE
+
+LOG_FORMATS: Final = ("auto", "json", "text")
+PROGRAM: Final = arguments.Program(
+    "kvist-operator",
+    "Operator: from an InferencePool to tuned engines, their pickers and the way in.",
+    """\
+examples:
+  # all namespaces, in a pod of the cluster
+  kvist-operator
+
+  # two namespaces, with a Role in each; beside a cluster, by KUBECONFIG
+  kvist-operator --namespaces serving,staging --log-format text
+""",
+)
+_NAMESPACE: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+
+
+def _flag(default: Any, text: str, *, choices: tuple[str, ...] | None = None, unit: str = "") -> Any:
+    return field(default=default, metadata={"help": text, "choices": choices, "unit": unit})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that can be chosen. Field ``a_b`` is the flag ``--a-b``."""
+
+    namespaces: str = _flag(
+        "",
+        "comma list of the namespaces whose pools are seen to, with a Role in each; empty: all, with a "
+        "ClusterRole. Node labels are read only with a ClusterRole: else spec.accelerator has to say",
+        unit="NAMES",
+    )
+    picker_image: str = _flag(PICKER_IMAGE, "image of pickers, where a pool does not say", unit="IMAGE")
+    envoy_image: str = _flag(ENVOY_IMAGE, "image of Envoy, for spec.gateway.mode: Envoy", unit="IMAGE")
+    workers: int = _flag(8, "pools that are seen to at the same time", unit="N")
+    resync: float = _flag(
+        600.0, "time between two looks at everything, whether or not anything was heard", unit="SECONDS"
+    )
+    discovery_interval: float = _flag(
+        30.0, "time between two looks at which optional APIs there are, and at nodes' labels", unit="SECONDS"
+    )
+    fleet_interval: float = _flag(
+        60.0, "time between two questions to the pickers of a pool; 0 = they are not asked", unit="SECONDS"
+    )
+    metrics_host: str = _flag("", "address of the metrics port (default: every address)", unit="ADDRESS")
+    metrics_port: int = _flag(9095, "/metrics, /healthz, /readyz; 0 = any free port", unit="PORT")
+    log_format: str = _flag("auto", "auto = text on a terminal, else JSON", choices=LOG_FORMATS)
+    log_level: str = _flag(
+        "info", "least severe level that is logged", choices=("debug", "info", "warning", "error")
+    )
+
+    def __post_init__(self) -> None:
+        for name in self.watched:
+            if not re.fullmatch(_NAMESPACE, name):
+                raise SettingsError(f"--namespaces: {name!r} is no name of a namespace")
+        if not 0 <= self.metrics_port <= 65_535:
+            raise SettingsError(f"--metrics-port: {self.metrics_port} is not a port (0 to 65535)")
+        if self.workers < 1:
+            raise SettingsError("--workers: must be at least 1")
+        for name in ("resync", "discovery_interval", "fleet_interval"):
+            self._check_time(name)
+
+    def _check_time(self, name: str) -> None:
+        value = getattr(self, name)
+        least = 0.0 if name == "fleet_interval" else 1.0
+        if not math.isfinite(value) or value < least:
+            raise SettingsError(f"--{dashed(name)}: must be at least {least:g} s")
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """Namespaces, each once; none = all."""
+        return tuple(dict.fromkeys(self.namespaces.split(","))) if self.namespaces else ()
+
+    def to_args(self) -> list[str]:
+        """The shortest command line that gives these settings."""
+        return [
+            f"--{dashed(f.name)}={arguments.written(getattr(self, f.name))}"
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) != f.default
+        ]
+
+    @classmethod
+    def from_args(cls, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Self:
+        """Settings of a command line; argparse exits 2 on what it cannot read. Raises SettingsError."""
+        try:
+            found = arguments.parse(dataclasses.fields(cls), argv, environment or {}, PROGRAM)
+        except ArgumentError as error:
+            raise SettingsError(str(error)) from error
+        return cls(**found)

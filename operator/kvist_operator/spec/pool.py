@@ -1,0 +1,229 @@
+"""``InferencePool.spec`` as frozen data; None or an empty value = the plan decides."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+DEFAULT_IMAGE: Final = "vllm/vllm-openai:v0.33.0"
+
+
+class KvDtype(StrEnum):
+    """``spec.engine.kvCacheDtype``; the value is what a user writes."""
+
+    AUTO = "Auto"
+    MODEL = "Model"
+    FP8 = "FP8"
+    FP8_E5M2 = "FP8E5M2"
+    FP8_PER_TOKEN_HEAD = "FP8PerTokenHead"
+    INT8_PER_TOKEN_HEAD = "Int8PerTokenHead"
+    INT4_PER_TOKEN_HEAD = "Int4PerTokenHead"
+    NVFP4 = "NVFP4"
+
+
+class Source(StrEnum):
+    """Where weights come from: the scheme of ``spec.model.source``."""
+
+    HUB = "hf"
+    CLAIM = "pvc"
+    IMAGE = "oci"
+    PATH = "path"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretKey:
+    """One key of a Secret of the same namespace."""
+
+    name: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A LoRA adapter."""
+
+    name: str
+    source: str
+    rank: int = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a user tells of a model where no source can be read."""
+
+    config: Mapping[str, Any]
+    """The keys of config.json that matter."""
+    checkpoint_bytes: int = 0
+    """0 = computed from the config."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRef:
+    """``spec.model``"""
+
+    kind: Source
+    location: str
+    """Repository, ``claim/path``, image reference or absolute path, without the scheme."""
+    revision: str = ""
+    served_name: str = ""
+    token: SecretKey | None = None
+    adapters: tuple[Adapter, ...] = ()
+    shape: Shape | None = None
+
+    @property
+    def claim(self) -> str:
+        """Name of the PersistentVolumeClaim, for ``pvc://``."""
+        return self.location.partition("/")[0]
+
+    @property
+    def path(self) -> str:
+        """Folder inside the claim, for ``pvc://``."""
+        return self.location.partition("/")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculative:
+    """``spec.engine.speculative``"""
+
+    method: str
+    tokens: int
+    model: str = ""
+    """Repository or path of the draft model; empty for MTP and n-grams."""
+    shape: Shape | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """``spec.engine``"""
+
+    image: str = DEFAULT_IMAGE
+    version: str = ""
+    quantization: str = ""
+    """``FP8`` = quantise a 16-bit checkpoint while loading."""
+    kv_dtype: KvDtype = KvDtype.AUTO
+    attention_backend: str = ""
+    prefix_caching: bool = True
+    memory_percent: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    tensor: int | None = None
+    pipeline: int | None = None
+    data: int | None = None
+    speculative: Speculative | None = None
+    scheduling_policy: str = ""
+    extra_args: tuple[str, ...] = ()
+    env: tuple[Mapping[str, Any], ...] = ()
+    """Entries of a container's ``env``, as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceleratorSpec:
+    """``spec.accelerator``"""
+
+    product: str = ""
+    memory_bytes: int = 0
+    resource: str = ""
+    count: int | None = None
+    """Accelerators of one replica."""
+    per_node: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """``spec.workload``: hints, all of them optional."""
+
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    shared_prefix_tokens: int | None = None
+    images: int | None = None
+    """Pictures per request; 0 = none ever."""
+    concurrency: int | None = None
+    """Requests at once, for each replica."""
+    ttft_ms: int | None = None
+    tpot_ms: int | None = None
+
+    @property
+    def typical_tokens(self) -> int | None:
+        """Prompt and output of one request, where both hints are there."""
+        if self.prompt_tokens is None or self.output_tokens is None:
+            return None
+        return self.prompt_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """``spec.offload``: bytes for each replica and node; 0 = none."""
+
+    cpu_bytes: int = 0
+    disk_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """``spec.rollout``"""
+
+    strategy: str = "ReplaceFirst"
+    max_unavailable: int | str = 1
+    drain_seconds: int = 60
+    startup_seconds: int | None = None
+    """None = from the size of the weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priority:
+    """A named priority class of requests."""
+
+    name: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickerSpec:
+    """``spec.picker``"""
+
+    replicas: int = 2
+    mode: str = "Auto"
+    tokenizer: str = ""
+    priorities: tuple[Priority, ...] = ()
+    image: str = ""
+    resources: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySpec:
+    """``spec.gateway``"""
+
+    mode: str = "None"
+    flavor: str = "InferencePool"
+    parents: tuple[Mapping[str, Any], ...] = ()
+    hostnames: tuple[str, ...] = ()
+    failure_mode: str = "FailOpen"
+    failover_endpoints: int = 3
+    """Endpoints named in each answer: the pick and those for retries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """One InferencePool of ``kvist.dev``."""
+
+    name: str
+    namespace: str
+    uid: str = ""
+    generation: int = 0
+    model: ModelRef
+    engine: EngineSpec = EngineSpec()
+    accelerator: AcceleratorSpec = AcceleratorSpec()
+    workload: Workload = Workload()
+    offload: Offload = Offload()
+    replicas: int = 1
+    rollout: Rollout = Rollout()
+    picker: PickerSpec = PickerSpec()
+    gateway: GatewaySpec = GatewaySpec()
+    pod_monitor: str = "Auto"
+    pod_template: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def served_name(self) -> str:
+        """The model name clients use: the one given, else the pool's."""
+        return self.model.served_name or self.name

@@ -1,0 +1,184 @@
+"""What is wrong with one pod: what the scheduler, the kubelet, its containers and events say. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvist_operator.manifests.names import ENGINE
+
+from . import scheduling
+from .containers import Finding, ended, waiting
+from .lastwords import masked, shortened
+from .parts import Part, part_of
+
+Object = Mapping[str, Any]
+Events = Sequence[Object]
+
+ADMISSION: Final = re.compile(
+    r"UnexpectedAdmissionError|OutOf\S+|NodeAffinity|TopologyAffinityError|NodePorts"
+)
+"""``status.reason`` of a pod that its node turned away."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One pod and what is told of it."""
+
+    pod: Object
+    part: Part
+    events: Events
+
+    @property
+    def status(self) -> Object:
+        return self.pod.get("status") or {}
+
+    @property
+    def spec(self) -> Object:
+        return self.pod["spec"]  # type: ignore[no-any-return]
+
+    def condition(self, kind: str) -> Object:
+        """Empty where there is none."""
+        told = self.status.get("conditions") or ()
+        return next((c for c in told if c.get("type") == kind), {})
+
+    def latest(self, *reasons: str) -> str:
+        """What the newest event of these reasons says; empty where there is none."""
+        found = [each for each in self.events if each.get("reason") in reasons]
+        newest = max(found, key=_time, default=None)
+        return _said(newest.get("message") or newest["reason"]) if newest else ""
+
+
+def cause(pod: Object, events: Events = ()) -> Finding | None:
+    """The one thing to mend first; None for a pod that is ready, or on its way."""
+    seen = _Seen(pod, part_of(pod), events)
+    if _lost(seen):
+        return _lost_finding(seen)
+    if pod["metadata"].get("deletionTimestamp") or seen.condition("Ready").get("status") == "True":
+        return None
+    found = (look(seen) for look in (_failed, _unscheduled, _containers, _mounted, _probed))
+    return next((each for each in found if each), None)
+
+
+def _lost(seen: _Seen) -> bool:
+    gone = ("DeletionByTaintManager", "DeletionByPodGC")
+    return seen.status.get("reason") == "NodeLost" or seen.condition("DisruptionTarget").get("reason") in gone
+
+
+def _lost_finding(seen: _Seen) -> Finding:
+    node = seen.spec.get("nodeName", "its node")
+    words = _said(seen.status.get("message")) or f"node {node} does not answer"
+    remedy = (
+        f"Bring {node} back, or take it out of the cluster (kubectl delete node): its pods are replaced then"
+    )
+    return Finding("NodeLost", words, remedy)
+
+
+def _failed(seen: _Seen) -> Finding | None:
+    """The whole pod, by its node: evicted or turned away."""
+    why, message = str(seen.status.get("reason") or ""), _said(seen.status.get("message"))
+    if seen.status.get("phase") != "Failed":
+        return None
+    if why == "Evicted":
+        return Finding("Evicted", message, _eviction_remedy(message, seen.part))
+    if why in SHUTDOWN:
+        return Finding("Evicted", message or why, "Nothing to do: another pod takes its place")
+    if ADMISSION.fullmatch(why):
+        return Finding("NodeRefused", message or why, ADMISSION_REMEDY)
+    return None
+
+
+SHUTDOWN: Final = ("Preempting", "Terminated", "Shutdown", "NodeShutdown")
+ADMISSION_REMEDY: Final = (
+    "The node gave away what the scheduler had seen free: another pod is made. If it goes on, restart the "
+    "node's device plugin; failed pods may be deleted"
+)
+DISK: Final = re.compile(r"ephemeral|nodefs|imagefs|emptydir", re.IGNORECASE)
+
+
+def _eviction_remedy(message: str, part: Part) -> str:
+    if not DISK.search(message):
+        return f"Nodes are short of it: raise the requests in {part.resources}; pods go where there is enough"
+    if part.component != ENGINE:
+        return "Take nodes with larger disks"
+    return (
+        "Put the cache on a claim (spec.podTemplate.spec.volumes: cache) or take weights from one "
+        "(spec.model.source: pvc://…), or take nodes with larger disks"
+    )
+
+
+def _unscheduled(seen: _Seen) -> Finding | None:
+    found = seen.condition("PodScheduled")
+    message = masked(str(found.get("message") or ""))
+    if found.get("reason") == "SchedulingGated":
+        gates = ", ".join(gate["name"] for gate in seen.spec.get("schedulingGates") or ())
+        return Finding(
+            "SchedulingGated", f"waits for {gates}", "Whoever set the gate takes it away, such as a queue"
+        )
+    if found.get("reason") != "Unschedulable":
+        return None
+    remedy = scheduling.remedy(message, seen.pod, seen.part)
+    return Finding("Unschedulable", shortened(scheduling.words(message)), remedy)
+
+
+def _containers(seen: _Seen) -> Finding | None:
+    """The first container that is in trouble, init containers first."""
+    spec, status = seen.spec, seen.status
+    made = {c["name"]: c for c in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))}
+    told = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
+    found = (_container(each, made.get(each["name"], {}), seen.part) for each in told)
+    return next((each for each in found if each), None)
+
+
+def _container(told: Object, made: Object, part: Part) -> Finding | None:
+    state, last = told.get("state") or {}, (told.get("lastState") or {}).get("terminated")
+    found = waiting(state.get("waiting") or {}, {"name": told["name"], **made}, part)
+    if found or told.get("ready"):
+        return found
+    over = state.get("terminated") or last
+    restarts = int(told.get("restartCount") or 0)
+    if not over or (not over.get("exitCode") and not restarts):
+        return None
+    crashes = restarts if state.get("terminated") else restarts - 1
+    return ended(over, {"name": told["name"], **made}, max(0, crashes), part)
+
+
+def _mounted(seen: _Seen) -> Finding | None:
+    message = seen.latest("FailedMount", "FailedAttachVolume", "FailedMapVolume")
+    if message:
+        return Finding("VolumeMount", message, _mount_remedy(message, seen.part))
+    message = seen.latest("FailedCreatePodSandBox", "NetworkNotReady", "FailedPrepareDynamicResources")
+    if message:
+        return Finding(
+            "SandboxFailed", message, "The node cannot set up pods: see its network plugin and kubelet"
+        )
+    return None
+
+
+def _mount_remedy(message: str, part: Part) -> str:
+    absent = re.search(r'(secret|configmap) "(?P<name>[^"]+)" not found', message)
+    if absent and absent["name"].endswith(("-epp-tls", "-epp-ca")):
+        return "The operator makes it: see that it runs, and its log"
+    if absent:
+        return f"Make it in this namespace, or change {part.volumes}"
+    if "Multi-Attach" in message:
+        return "The claim can be on one node only: spec.model.source needs one that is ReadOnlyMany"
+    return f"See the claim and its storage class; it is asked for by {part.volumes}"
+
+
+def _probed(seen: _Seen) -> Finding | None:
+    """Runs, is not ready, and its probes fail with something other than a closed port: that is loading."""
+    message = seen.latest("Unhealthy")
+    if not message.startswith("Readiness") or "connection refused" in message:
+        return None
+    return Finding("ProbeFailed", message, f"See its log; check {seen.part.command}")
+
+
+def _said(message: object) -> str:
+    return shortened(masked(str(message or "")))
+
+
+def _time(event: Object) -> str:
+    """RFC 3339 in UTC: sorts as text."""
+    series = event.get("series") or {}
+    return str(series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or "")

@@ -1,0 +1,170 @@
+"""What is wrong with one container: the kubelet's reasons, and how it ended. Pure.
+
+Reasons: ``pkg/kubelet/images/types.go``, ``pkg/kubelet/container/sync_result.go``,
+``pkg/kubelet/kuberuntime`` of Kubernetes 1.36.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from kvist_operator.manifests.names import ENGINE
+
+from .lastwords import last_words, masked, shortened
+from .parts import Part
+
+Object = Mapping[str, Any]
+KILLED, SEGFAULT, BUS, TERMINATED = 137, 139, 135, 143
+"""128 and the signal."""
+
+IMAGE: Final = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "ErrImageNeverPull",
+    "RegistryUnavailable",
+    "ImageInspectError",
+    "SignatureValidationFailed",
+)
+NOT_CREATED: Final = ("CreateContainerError", "RunContainerError", "StartError", "PostStartHookError")
+_PULL_NOISE: Final = re.compile(
+    r'^(Back-off pulling image "[^"]*": )?(ErrImagePull: )?(failed to pull and unpack image "[^"]*": )?'
+    r"(rpc error: code = \w+ desc = )?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong, in whose words, and what to do."""
+
+    reason: str
+    words: str
+    remedy: str
+
+
+def waiting(state: Object, container: Object, part: Part) -> Finding | None:
+    """From ``state.waiting`` of a container's status; None while it is only being made."""
+    why, message = str(state.get("reason") or ""), shortened(masked(str(state.get("message") or "")))
+    if why in IMAGE:
+        return Finding("ImagePull", _pulled(message) or why, _pull_remedy(message, container, part))
+    if why == "InvalidImageName":
+        return Finding("InvalidImage", message or why, f"Write {_image(container, part)} like {EXAMPLE}")
+    if why == "CreateContainerConfigError":
+        return Finding("ConfigMissing", message or why, _config_remedy(message, part))
+    if why in NOT_CREATED:
+        return Finding("CannotStart", message or why, _start_remedy(message, container, part))
+    return None
+
+
+EXAMPLE: Final = "registry.example.com/team/image:tag"
+
+
+def _image(container: Object, part: Part) -> str:
+    """The field with the image of a container."""
+    name = container.get("name", "")
+    return part.image if name == part.main else f"the image of container {name} in spec.podTemplate"
+
+
+def _pulled(message: str) -> str:
+    return _PULL_NOISE.sub("", message)
+
+
+def _pull_remedy(message: str, container: Object, part: Part) -> str:
+    field = _image(container, part)
+    image = container.get("image", "")
+    if re.search(r"(?i)unauthorized|forbidden|denied|401|403|no basic auth", message):
+        secret = (
+            "spec.podTemplate.spec.imagePullSecrets"
+            if part.component == ENGINE
+            else "imagePullSecrets of its ServiceAccount"
+        )
+        return f"Check {field} ({image}); a private registry needs a pull secret, in {secret}"
+    if re.search(r"(?i)no match for platform|no matching manifest|exec format", message):
+        return f"{field} ({image}) has no variant for the node's architecture: take another image"
+    if re.search(r"(?i)not found|manifest unknown|does not exist", message):
+        return f"Check the name and tag of {field} ({image})"
+    if "no space left" in message:
+        return "The node's disk is full: free it, or take a node with a larger one"
+    return f"Check {field} ({image}), and that nodes reach its registry"
+
+
+def _config_remedy(message: str, part: Part) -> str:
+    found = re.search(r'(?P<kind>secret|configmap) "(?P<name>[^"]+)" not found', message)
+    if found:
+        fields = "spec.model.tokenSecretRef or spec.engine.env" if part.component == ENGINE else "spec.picker"
+        kind = {"secret": "Secret", "configmap": "ConfigMap"}[found["kind"]]
+        return f"Make {kind} {found['name']} in this namespace, or change {fields}"
+    if "couldn't find key" in message:
+        return (
+            "Put the key into the object, or name another one: spec.model.tokenSecretRef.key, spec.engine.env"
+        )
+    if "runAsNonRoot" in message or "run as root" in message:
+        return "Give a numeric user: spec.podTemplate.spec.securityContext.runAsUser"
+    return f"Check {part.command}"
+
+
+def _start_remedy(message: str, container: Object, part: Part) -> str:
+    if "executable file not found" in message or "no such file or directory" in message:
+        return f"{_image(container, part)} has no such program on its PATH: take an image with it"
+    return f"Check {_image(container, part)} and {part.volumes}"
+
+
+def ended(state: Object, container: Object, restarts: int, part: Part) -> Finding:
+    """From ``terminated`` of a container that should not have ended."""
+    code = int(state.get("exitCode") or 0)
+    if state.get("reason") == "OOMKilled":
+        return _killed_for_memory(container, part)
+    if state.get("reason") in ("ContainerCannotRun", "StartError"):
+        message = shortened(masked(str(state.get("message") or "")))
+        return Finding("CannotStart", message, _start_remedy(message, container, part))
+    said = last_words(str(state.get("message") or ""))
+    if said.reason and part.component == ENGINE:
+        return Finding(said.reason, said.words, said.remedy)
+    slow = _slow(state, container, part) if code in (0, KILLED, TERMINATED) else None
+    return slow or _crashed(said.words, code, restarts, part)
+
+
+def _killed_for_memory(container: Object, part: Part) -> Finding:
+    limit = ((container.get("resources") or {}).get("limits") or {}).get("memory", "what the node has")
+    words = f"container {container.get('name')} was killed for taking more memory than {limit}"
+    more = " (spec.offload.cpu counts against it)" if part.component == ENGINE else ""
+    return Finding("OutOfMemory", words, f"Raise the limit, {part.resources}.limits.memory{more}")
+
+
+def _slow(state: Object, container: Object, part: Part) -> Finding | None:
+    """Ended by the kubelet, because its startup probe had failed for as long as it may."""
+    probe = container.get("startupProbe") or {}
+    allowed = probe.get("failureThreshold", 3) * probe.get("periodSeconds", 10)
+    lived = _lived(state)
+    if not probe or lived is None or lived < allowed:
+        return None
+    words = f"container {container.get('name')} was not ready after {allowed} s and was started again"
+    remedy = f"Give it longer with {part.starting}" if part.starting else "See its logs"
+    faster = ", or let it load faster (spec.model.source: pvc:// or oci://)" if part.starting else ""
+    return Finding("StartsTooSlowly", words, remedy + faster)
+
+
+def _lived(state: Object) -> float | None:
+    begun, over = state.get("startedAt"), state.get("finishedAt")
+    if not begun or not over:
+        return None
+    return (datetime.fromisoformat(str(over)) - datetime.fromisoformat(str(begun))).total_seconds()
+
+
+def _crashed(words: str, code: int, restarts: int, part: Part) -> Finding:
+    times = f"{restarts + 1} times" if restarts else "once"
+    head = f"it has ended {times}, with code {code}{_signal(code)}"
+    said = f"{head}: {words}" if words else f"{head} and without a word"
+    remedies = {
+        BUS: "Shared memory is too small: a larger volume shm in spec.podTemplate.spec.volumes",
+        127: f"Check {part.image}: it lacks the program",
+    }
+    return Finding(
+        "CrashLoop", said, remedies.get(code, f"See its log (kubectl logs --previous); check {part.command}")
+    )
+
+
+def _signal(code: int) -> str:
+    names = {KILLED: "SIGKILL", SEGFAULT: "SIGSEGV", BUS: "SIGBUS", TERMINATED: "SIGTERM", 134: "SIGABRT"}
+    return f" ({names[code]})" if code in names else ""

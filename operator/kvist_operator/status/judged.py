@@ -1,0 +1,166 @@
+"""What each condition is. Pure.
+
+Accepted: the spec can be planned. Available: requests are answered, by whichever generation. Progressing: a
+change is under way. GatewayAttached, Precise, Monitored: there only where they mean something. Ready: all
+that was asked for is there.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from kvist_operator.errors import OperatorError
+from kvist_operator.manifests.names import ENGINE, ENVOY, PICKER
+from kvist_operator.manifests.nouns import Note
+from kvist_operator.plan import Plan, Verdict
+from kvist_operator.spec.pool import Pool
+
+from .conditions import Condition, Truth
+from .troubles import worst
+from .views import Counts, Object, Observed, counts, parents, summary
+
+ACCEPTED: Final = "Accepted"
+AVAILABLE: Final = "Available"
+PROGRESSING: Final = "Progressing"
+ATTACHED: Final = "GatewayAttached"
+PRECISE: Final = "Precise"
+MONITORED: Final = "Monitored"
+READY: Final = "Ready"
+TRUE, FALSE, UNKNOWN = Truth.TRUE, Truth.FALSE, Truth.UNKNOWN
+
+
+def accepted(plan: Plan | None, error: OperatorError | None) -> Condition:
+    """From the plan, or the error that kept it from being made."""
+    if error is not None:
+        return Condition(ACCEPTED, FALSE, error.reason, str(error))
+    if plan is None:
+        return Condition(ACCEPTED, UNKNOWN, "Pending", "not planned yet")
+    if plan.verdict is Verdict.REFUSED:
+        said = next(choice.reason for choice in plan.choices if choice.field == "verdict")
+        return Condition(ACCEPTED, FALSE, "DoesNotFit", said)
+    if plan.verdict is Verdict.UNVERIFIED:
+        return Condition(ACCEPTED, TRUE, "Unverified", "; ".join(plan.doubts))
+    return Condition(ACCEPTED, TRUE, "Planned", f"{summary(plan)}: the reasons are in status.plan.choices")
+
+
+def available(found: Counts) -> Condition:
+    """One ready replica is enough."""
+    if found.ready:
+        return Condition(
+            AVAILABLE, TRUE, "Serving", f"{found.ready} of {found.wanted} replicas take requests"
+        )
+    if found.current and not found.wanted and not found.there:
+        return Condition(AVAILABLE, FALSE, "ScaledToZero", "no replicas are asked for: raise spec.replicas")
+    return Condition(AVAILABLE, FALSE, "NoReplicaReady", f"none of {found.wanted} replicas takes requests")
+
+
+def progressing(observed: Observed, found: Counts) -> Condition:
+    """True while something is under way; False when it is done, or stuck. Either way with pods' own words."""
+    where = f"{found.updated} of {found.wanted} replicas run the present plan, {found.ready} are ready"
+    if observed.failure:
+        return Condition(PROGRESSING, FALSE, observed.failure.reason, observed.failure.message)
+    if observed.waits:
+        return Condition(PROGRESSING, TRUE, "Waiting", "; ".join(observed.waits))
+    if observed.workload is None:
+        return Condition(PROGRESSING, FALSE, "NotStarted", "no engines have been made")
+    if found.settled:
+        return Condition(PROGRESSING, FALSE, "Settled", where)
+    trouble = worst(observed.troubles, observed.workload, ENGINE)
+    if trouble:
+        status = FALSE if found.overdue else TRUE
+        return Condition(PROGRESSING, status, trouble.reason, f"{where}; {trouble.message}")
+    if found.overdue:
+        more = "no pod gets ready: see their logs, or give them longer with spec.rollout.startupSeconds"
+        return Condition(PROGRESSING, FALSE, "DeadlineExceeded", f"{where}; {more}")
+    reason = "RollingOut" if found.updated < found.wanted else "Scaling"
+    return Condition(PROGRESSING, TRUE, reason, where)
+
+
+def attached(pool: Pool, observed: Observed, notes: Sequence[Note]) -> Condition | None:
+    """None without a way in."""
+    if pool.gateway.mode == "None":
+        return None
+    missing = [note for note in notes if note.condition == ATTACHED]
+    if missing:
+        return _noted(missing)
+    if pool.gateway.mode == "Envoy":
+        ready = counts(observed.envoy).ready
+        if ready:
+            return Condition(ATTACHED, TRUE, "EnvoyServing", f"{ready} Envoys take requests")
+        why = _why(observed, observed.envoy, ENVOY)
+        return Condition(ATTACHED, FALSE, "EnvoyUnavailable", f"no Envoy is ready: {why}")
+    return _routed(observed)
+
+
+def _routed(observed: Observed) -> Condition:
+    told = parents(observed.route)
+    silent = [name for name, said in told if not said]
+    if silent or not told:
+        names = ", ".join(silent) or "a route"
+        message = f"no controller has answered for {names}: does the Gateway exist, and allow this namespace?"
+        return Condition(ATTACHED, UNKNOWN, "NoAnswer", message)
+    for name, said in told:
+        for kind in ("Accepted", "ResolvedRefs"):
+            if kind in said and said[kind].get("status") != "True":
+                reason = str(said[kind].get("reason") or "NotAttached")
+                return Condition(ATTACHED, FALSE, reason, f"{name}: {said[kind].get('message') or kind}")
+    return Condition(ATTACHED, TRUE, "RouteAccepted", ", ".join(name for name, _ in told))
+
+
+def precise(pool: Pool, notes: Sequence[Note]) -> Condition | None:
+    """Whether picks go by the engines' own events; None where nobody wants that."""
+    if pool.picker.mode != "Auto" or not pool.engine.prefix_caching:
+        return None
+    found = [note for note in notes if note.condition == PRECISE]
+    return _noted(found) if found else Condition(PRECISE, TRUE, "KvEvents", "the picker follows KV events")
+
+
+def monitored(notes: Sequence[Note]) -> Condition | None:
+    """Only where monitoring was asked for and cannot be had."""
+    found = [note for note in notes if note.condition == MONITORED]
+    return _noted(found) if found else None
+
+
+def _noted(notes: Sequence[Note]) -> Condition:
+    return Condition(notes[0].condition, FALSE, notes[0].reason, "; ".join(note.message for note in notes))
+
+
+def ready(pool: Pool | None, observed: Observed, others: Iterable[Condition]) -> Condition:
+    """The first thing that is missing, in the order in which it has to be mended."""
+    by_type = {each.type: each for each in others}
+    if observed.conflicts:
+        names = ", ".join(observed.conflicts)
+        message = f"somebody else's, and left alone: {names}. Delete or rename them, or rename the pool"
+        return Condition(READY, FALSE, "NameConflict", message)
+    zero = by_type[AVAILABLE].reason == "ScaledToZero"
+    for kind in (ACCEPTED, PROGRESSING, AVAILABLE, ATTACHED):
+        each = by_type.get(kind)
+        if each is None or _fine(each, zero=zero):
+            continue
+        return Condition(READY, FALSE, each.reason, each.message)
+    if pool is not None and pool.picker.mode != "Off" and not counts(observed.picker).ready:
+        why = _why(observed, observed.picker, PICKER)
+        return Condition(READY, FALSE, "PickerUnavailable", f"no picker is ready: {why}")
+    message = "; ".join([by_type[AVAILABLE].message, *_limping(pool, observed)])
+    return Condition(READY, TRUE, "ScaledToZero" if zero else "AsAsked", message)
+
+
+def _why(observed: Observed, workload: Object | None, component: str) -> str:
+    """Why none of a component's pods is ready, as far as they tell."""
+    trouble = worst(observed.troubles, workload, component)
+    if trouble:
+        return trouble.message
+    return "its pods are starting" if workload else "its Deployment has not been made"
+
+
+def _limping(pool: Pool | None, observed: Observed) -> list[str]:
+    """Trouble of pickers and Envoys of which others serve."""
+    shown = [(PICKER, observed.picker)] if pool and pool.picker.mode != "Off" else []
+    shown += [(ENVOY, observed.envoy)] if pool and pool.gateway.mode == "Envoy" else []
+    found = [(workload, worst(observed.troubles, workload, of)) for of, workload in shown]
+    return [each.message for workload, each in found if each and not counts(workload).settled]
+
+
+def _fine(condition: Condition, *, zero: bool) -> bool:
+    if condition.type == PROGRESSING:
+        return condition.reason == "Settled"
+    return condition.holds or (condition.type == AVAILABLE and zero)

@@ -1,0 +1,91 @@
+"""The whole status, from everything known. Pure; the same input gives the same status: at rest nothing is
+written."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from kvist_epp.names import LABEL_POOL
+from kvist_operator.errors import OperatorError
+from kvist_operator.manifests.names import ENGINE_PORT, Names
+from kvist_operator.manifests.nouns import Note
+from kvist_operator.plan import Plan, Verdict
+from kvist_operator.spec.pool import Pool
+
+from . import judged
+from .conditions import Condition, Json, written
+from .views import Counts, Observed, counts, plan_status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What the status is about."""
+
+    name: str
+    generation: int
+    pool: Pool | None = None
+    """None where the spec cannot be read."""
+    plan: Plan | None = None
+    error: OperatorError | None = None
+    notes: Sequence[Note] = ()
+
+
+def status(subject: Subject, observed: Observed, old: Mapping[str, Any], now: datetime) -> Json:
+    """``old``: the status before, from which come the times of conditions that stay as they are, and the plan
+    that runs on while a new spec cannot be planned."""
+    found = counts(observed.workload)
+    conditions = written(
+        _conditions(subject, observed, found), old.get("conditions") or (), subject.generation, now
+    )
+    made: Json = {
+        "observedGeneration": subject.generation,
+        "replicas": found.there,
+        "readyReplicas": found.ready,
+        "updatedReplicas": found.updated,
+        "selector": f"{LABEL_POOL}={subject.name}",
+        "targetPorts": [{"number": ENGINE_PORT}],
+        "url": url(subject.pool) if subject.pool else old.get("url", ""),
+        "conditions": conditions,
+        "advice": [*observed.advice, *(note.message for note in subject.notes if not note.condition)],
+    }
+    plan = _plan(subject, observed, old)
+    if plan:
+        made["plan"] = plan
+    if observed.kv_tokens is not None:
+        made["reportedKvTokens"] = observed.kv_tokens
+    return made
+
+
+def _conditions(subject: Subject, observed: Observed, found: Counts) -> list[Condition]:
+    basic = [
+        judged.accepted(subject.plan, subject.error),
+        judged.available(found),
+        judged.progressing(observed, found),
+    ]
+    more = _optional(subject.pool, observed, subject.notes) if subject.pool else []
+    others = [*basic, *more]
+    return [judged.ready(subject.pool, observed, others), *others]
+
+
+def _optional(pool: Pool, observed: Observed, notes: Sequence[Note]) -> list[Condition]:
+    asked = (judged.attached(pool, observed, notes), judged.precise(pool, notes), judged.monitored(notes))
+    return [condition for condition in asked if condition]
+
+
+def _plan(subject: Subject, observed: Observed, old: Mapping[str, Any]) -> Json | None:
+    """The plan that runs: the last good one while there are engines of it."""
+    refused = subject.plan is not None and subject.plan.verdict is Verdict.REFUSED
+    if subject.plan is None or (refused and observed.workload is not None):
+        return old.get("plan")
+    return plan_status(subject.plan)
+
+
+def url(pool: Pool) -> str:
+    """Where requests go; empty where only the Gateway knows."""
+    names = Names.of(pool)
+    if pool.gateway.mode == "Envoy":
+        return f"http://{names.host(names.envoy)}"
+    if pool.gateway.mode == "Route":
+        return f"http://{pool.gateway.hostnames[0]}" if pool.gateway.hostnames else ""
+    return f"http://{names.host(names.engine)}:{ENGINE_PORT}"

@@ -1,0 +1,62 @@
+"""One control plane for the session, one namespace for each test."""
+
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster.client import Client, Namespace, client, namespace
+from tests.cluster.cluster import Cluster
+from tests.cluster.control_plane import ControlPlane, running
+from tests.cluster.space import Space
+
+from kvist_sim.relays import TcpRelay
+
+_NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A running control plane."""
+    with running(ControlPlane(tmp_path_factory.mktemp("control-plane"))) as made:
+        yield made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of one test."""
+    return tmp_path
+
+
+@pytest.fixture
+async def admin(plane: ControlPlane) -> AsyncIterator[Client]:
+    """The API as its administrator."""
+    async with client(plane) as made:
+        yield made
+
+
+@pytest.fixture
+async def space(admin: Client) -> Namespace:
+    """A namespace of this test alone."""
+    return await namespace(admin, f"t{next(_NUMBERS)}")
+
+
+@pytest.fixture
+async def relay(plane: ControlPlane) -> AsyncIterator[TcpRelay]:
+    """A way to the API server that can be cut and parted."""
+    async with TcpRelay(plane.port) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A whole cluster, with nodes that run pods."""
+    with running(Cluster(tmp_path_factory.mktemp("cluster"))) as made:
+        yield made
+
+
+@pytest.fixture
+async def room(cluster: Cluster) -> AsyncIterator[Space]:
+    """A namespace of it for this test alone, which admits restricted pods."""
+    async with cluster.client() as admin, cluster.space(admin) as made:
+        yield made

@@ -1,0 +1,78 @@
+"""The picker's discovery in this process, against the real API, and what it told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.client import Namespace
+
+from kvist_epp.access import cluster
+from kvist_epp.fleet.endpoints import Fleet
+from kvist_epp.fleet.kube.api import Api
+from kvist_epp.fleet.kube.discovery import KubeDiscovery, PoolName
+from kvist_epp.fleet.kube.pools import Selection
+from kvist_epp.fleet.kube.reflector import USUAL, Pace
+from kvist_epp.names import POOL_GROUP
+
+VLLM = Selection("app=vllm", (8000,))
+POOL = PoolName(POOL_GROUP, "pool")
+PODS = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
+
+
+class Seen:
+    """What discovery told so far; ``discovery`` itself."""
+
+    discovery: KubeDiscovery
+
+    def __init__(self) -> None:
+        self.fleets: list[Fleet] = []
+        self.priorities: list[Mapping[str, int]] = []
+
+    @property
+    def standing(self) -> dict[str, str]:
+        """Endpoint → why it is not to be picked, by the last fleet."""
+        return {e.name: e.refusal for e in self.fleets[-1]} if self.fleets else {}
+
+    @property
+    def hostports(self) -> list[str]:
+        """Of the last fleet."""
+        return [e.hostport for e in self.fleets[-1]] if self.fleets else []
+
+    async def stands(self, expected: Mapping[str, str]) -> None:
+        """Wait until the last fleet stands so."""
+        await self.until(lambda: bool(self.fleets) and self.standing == expected)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for it; the test's time limit bounds it."""
+        while not condition():
+            await asyncio.sleep(0.02)
+
+    def watch(self, resource: str = "pods") -> dict[str, Any]:
+        """What /debug/fleet would show of one resource."""
+        watches = self.discovery.describe()["watches"]
+        return next(w for w in watches if w["resource"] == resource)
+
+
+@asynccontextmanager
+async def following(
+    kubeconfig: Path, space: Namespace, wanted: Selection | PoolName = VLLM, pace: Pace = USUAL
+) -> AsyncIterator[Seen]:
+    """Discovery as whoever this kubeconfig says, in this namespace, until the test is done with it."""
+    seen = Seen()
+    seen.discovery = KubeDiscovery(
+        Api(cluster({"KUBECONFIG": str(kubeconfig)})),
+        space.name,
+        wanted,
+        seen.fleets.append,
+        objectives=seen.priorities.append,
+        pace=pace,
+    )
+    task = asyncio.create_task(seen.discovery.run())
+    try:
+        yield seen
+    finally:
+        assert not task.done(), task
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,108 @@
+"""CRDs of other projects, from their Go modules: Gateway API and Envoy Gateway, the Prometheus operator.
+
+LeaderWorkerSet is on no module proxy; ``LWS`` has the fields that facts and its documentation name.
+"""
+
+import functools
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.golang import GoError, go
+
+ENVOY_GATEWAY = "github.com/envoyproxy/gateway@v1.9.1"
+PROMETHEUS = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
+GATEWAY_API = (
+    "httproutes.gateway.networking.k8s.io",
+    "backendtlspolicies.gateway.networking.k8s.io",
+)
+ENVOY_POLICIES = ("envoyextensionpolicies", "backendtrafficpolicies")
+DOWNLOAD_SECONDS = 300
+
+_ROLLOUT = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["RollingUpdate"]},
+        "rollingUpdateConfiguration": {
+            "type": "object",
+            "properties": {
+                "partition": {"type": "integer"},
+                "maxSurge": {"x-kubernetes-int-or-string": True},
+                "maxUnavailable": {"x-kubernetes-int-or-string": True},
+            },
+        },
+    },
+}
+_TEMPLATE = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+_SPEC = {
+    "type": "object",
+    "properties": {
+        "replicas": {"type": "integer"},
+        "startupPolicy": {"type": "string", "enum": ["LeaderCreated", "LeaderReady"]},
+        "rolloutStrategy": _ROLLOUT,
+        "leaderWorkerTemplate": {
+            "type": "object",
+            "required": ["workerTemplate"],
+            "properties": {
+                "size": {"type": "integer", "minimum": 1},
+                "restartPolicy": {
+                    "type": "string",
+                    "enum": ["RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"],
+                },
+                "leaderTemplate": _TEMPLATE,
+                "workerTemplate": _TEMPLATE,
+            },
+        },
+    },
+}
+LWS: dict[str, Any] = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {
+        "name": "leaderworkersets.leaderworkerset.x-k8s.io",
+        "annotations": {"api-approved.kubernetes.io": "unapproved, a test's own"},
+    },
+    "spec": {
+        "group": "leaderworkerset.x-k8s.io",
+        "scope": "Namespaced",
+        "names": {"kind": "LeaderWorkerSet", "plural": "leaderworkersets", "singular": "leaderworkerset"},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": _SPEC}}},
+            }
+        ],
+    },
+}
+
+
+@functools.cache
+def module(name: str) -> Path:
+    """The folder of a Go module, fetched if need be. Raises GoError."""
+    command = [go(), "mod", "download", "-json", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DOWNLOAD_SECONDS)
+    if done.returncode:
+        raise GoError(f"`{' '.join(command)}` failed; it needs a Go module proxy (GOPROXY):\n{done.stdout}")
+    return Path(json.loads(done.stdout)["Dir"])
+
+
+@functools.cache
+def crds() -> list[dict[str, Any]]:
+    """All that the generated objects may need besides our own."""
+    charts = module(ENVOY_GATEWAY) / "charts" / "gateway-crds-helm" / "templates"
+    gateway = _documents(charts / "standard-gatewayapi-crds.yaml")
+    found = [crd for crd in gateway if crd["metadata"]["name"] in GATEWAY_API]
+    for plural in ENVOY_POLICIES:
+        found += _documents(charts / "generated" / f"gateway.envoyproxy.io_{plural}.yaml")
+    monitors = module(PROMETHEUS) / "example" / "prometheus-operator-crd"
+    return [*found, *_documents(monitors / "monitoring.coreos.com_podmonitors.yaml"), LWS]
+
+
+def _documents(path: Path) -> list[dict[str, Any]]:
+    """CRDs of a chart's template: the template's own lines are conditions around them."""
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("{{")]
+    return [document for document in yaml.safe_load_all("\n".join(lines)) if document]

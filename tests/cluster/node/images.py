@@ -1,0 +1,117 @@
+"""What images there are: no containers are pulled, so an image is a few programs and a folder of content.
+
+A container's root is the machine's own, in an overlay; the programs of its image come first on its PATH.
+An image that is not in the table cannot be pulled, as in any registry.
+"""
+
+import compileall
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import kvist_sim
+from kvist_sim import model
+from kvist_sim.envoy import find_envoy
+
+from .errors import WaitingError
+
+PROGRAMS: Final = "/image/bin"
+"""Where a container finds them."""
+PULL_ERROR: Final = "ErrImagePull"
+BACK_OFF: Final = "ImagePullBackOff"
+_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True)
+class Image:
+    """One repository, any tag of it."""
+
+    programs: Mapping[str, str] = field(default_factory=dict)
+    """Name → what a shell runs instead, before the arguments."""
+    user: int = 0
+    """Where a pod names none."""
+    content: Path | None = None
+    """What a volume of this image shows."""
+
+
+def table() -> dict[str, Image]:
+    """By repository. Raises EnvoyMissingError."""
+    python = f"exec {sys.executable}"
+    return {
+        "vllm/vllm-openai": Image({"vllm": f"{python} -m kvist_sim.engine"}),
+        "kvist-epp": Image({"kvist-epp": f"{python} -m kvist_epp"}, user=65532),
+        "kvist-operator": Image({"kvist-operator": f"{python} -m kvist_operator"}, user=65532),
+        "envoyproxy/envoy": Image({"envoy": f"exec {find_envoy()}"}, user=101),
+        "kvist-test/python": Image({"python3": python}),
+        "kvist-test/model": Image(content=model.folder()),
+    }
+
+
+def repository(reference: str) -> str:
+    """Of ``registry.example/name:tag@digest``: all but tag and digest."""
+    name = reference.partition("@")[0]
+    folder, slash, last = name.rpartition("/")
+    return folder + slash + last.partition(":")[0]
+
+
+class Images:
+    """The table, with the programs as files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._table = table()
+
+    def prepare(self) -> None:
+        """Write the programs, and compile the Python code they run: pods may not write beside it."""
+        for name, image in self._table.items():
+            home = self.folder(name)
+            home.mkdir(parents=True)
+            for program, command in image.programs.items():
+                path = home / program
+                path.write_text(f'#!/bin/sh\n{command} "$@"\n')
+                path.chmod(0o755)
+        for package in _packages():
+            compileall.compile_dir(package, quiet=2)
+
+    def folder(self, reference: str) -> Path:
+        """With its programs."""
+        return self._folder / repository(reference).replace("/", "_")
+
+    def get(self, reference: str) -> Image:
+        """Raises WaitingError for one that is not there."""
+        found = self._table.get(repository(reference))
+        if found is None:
+            why = f'failed to pull and unpack image "{reference}": failed to resolve reference: not found'
+            raise WaitingError(PULL_ERROR, why)
+        return found
+
+    def content(self, reference: str) -> Path:
+        """What is in it, for an image volume. Raises WaitingError."""
+        found = self.get(reference).content
+        if found is None:
+            raise WaitingError(PULL_ERROR, f'image "{reference}" has no content for a volume')
+        return found
+
+
+def variables() -> dict[str, str]:
+    """What every image sets."""
+    return {"PATH": f"{PROGRAMS}:{_PATH}", "HOME": "/"}
+
+
+def shown() -> list[Path]:
+    """Folders that a container must reach whatever user it runs as: Python, its packages, this project."""
+    wanted = {Path(sys.prefix), Path(sys.base_prefix), Path(kvist_sim.__file__).parents[2]}
+    wanted |= {package.parent for package in _packages()}
+    wanted |= {Path(find_envoy()).parent, model.folder()}
+    real = sorted({Path(os.path.realpath(path)) for path in wanted} | wanted)
+    return [path for path in real if not any(path.is_relative_to(o) for o in real if o != path)]
+
+
+def _packages() -> list[Path]:
+    import kvist_epp
+    import kvist_operator
+
+    return [Path(str(package.__file__)).parent for package in (kvist_epp, kvist_operator, kvist_sim)]

@@ -1,0 +1,310 @@
+"""The operator as a process, under exactly the rights it ships, on a real API server."""
+
+import asyncio
+import re
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.client import Client, Namespace
+from tests.cluster.control_plane import ControlPlane
+from tests.cluster.operated import (
+    QUICK,
+    account,
+    administrator,
+    children,
+    operating,
+    pool,
+    started,
+    until_condition,
+    with_crd,
+)
+from tests.crd.cases import cases
+
+from kvist_operator.apiserver import ApiServer
+from kvist_operator.cluster import Json
+from kvist_operator.kinds import DEPLOYMENT, POOL, Kind, Target
+from kvist_sim.processes import Children
+
+pytestmark = pytest.mark.timeout(300)
+MERGE = {"Content-Type": "application/merge-patch+json"}
+SERVICE = Kind("", "v1", "Service", "services")
+
+
+@dataclass
+class Ground:
+    """A namespace with an operator's account, and the administrator's way in."""
+
+    space: Namespace
+    server: ApiServer
+    kubeconfig: Path
+    flags: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the namespace."""
+        return self.space.name
+
+    async def put(self, name: str, **spec: Any) -> Json:
+        """A pool, new or changed."""
+        return await self.server.apply(pool(name, self.name, **spec))
+
+    async def until(self, name: str, kind: str, **expected: str) -> str:
+        """The message of a condition, once it is so."""
+        found = await until_condition(self.server, name, self.name, kind, **expected)
+        return str(found["message"])
+
+    async def get(self, kind: Kind, name: str) -> Json | None:
+        """An object of the namespace."""
+        return await self.server.get(Target(kind, self.name, name))
+
+    async def gone(self, kind: Kind, name: str) -> None:
+        """Wait until there is no such object."""
+        while await self.get(kind, name) is not None:
+            await asyncio.sleep(0.05)
+
+    async def there(self, kind: Kind, name: str) -> Json:
+        """Wait for an object."""
+        while True:
+            found = await self.get(kind, name)
+            if found is not None:
+                return found
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def ground(plane: ControlPlane, admin: Client, space: Namespace) -> AsyncIterator[Ground]:
+    """An operator of this namespace alone may do there what its Role says, and nothing elsewhere."""
+    await with_crd(admin)
+    kubeconfig = await account(plane, admin, space.name, [space.name])
+    async with administrator(plane) as server:
+        yield Ground(space, server, kubeconfig, (f"--namespaces={space.name}", *QUICK))
+
+
+async def test_all_that_is_valid_is_made_and_a_restart_writes_nothing(ground: Ground, tmp_path: Path) -> None:
+    """Every valid pool ends with its objects and a status; a new operator finds nothing to write."""
+    for case in cases("valid"):
+        spec = {"accelerator": {"product": "H100-80GB"}, **case.pool["spec"]}
+        made = {**case.pool, "metadata": {"name": case.name, "namespace": ground.name}, "spec": spec}
+        await ground.server.apply(made)
+    async with operating(tmp_path, ground.kubeconfig, *ground.flags):
+        for case in cases("valid"):
+            accepted = "False" if case.name == "two-nodes" else "True"
+            await ground.until(case.name, "Accepted", status=accepted)
+    found = await children(ground.server, ground.name, POOL)
+    assert ("Deployment", "minimal") in found
+    assert ("Secret", "minimal-epp-tls") in found
+    assert ("Deployment", "two-nodes") not in found
+
+    async with operating(tmp_path, ground.kubeconfig, *ground.flags) as operator:
+        while await operator.count("kvist_operator_reconciles_total") < len(cases("valid")):
+            await asyncio.sleep(0.05)
+        assert await operator.count('kvist_operator_api_requests_total{method="PATCH"') == 0
+        assert await operator.count('kvist_operator_api_requests_total{method="DELETE"') == 0
+
+
+async def test_drift_is_undone_and_what_others_add_stays(ground: Ground, tmp_path: Path) -> None:
+    """A field of ours that somebody changed comes back, an object that somebody deleted too; a label that
+    somebody added stays."""
+    await ground.put("twig")
+    async with operating(tmp_path, ground.kubeconfig, *ground.flags):
+        await ground.until("twig", "Accepted", status="True")
+        path = ground.space.of("apps", "v1", "deployments")
+        change = {"metadata": {"labels": {"mine": "yes"}}, "spec": {"replicas": 5}}
+        await ground.space.client.ask("PATCH", f"{path}/twig", change, headers=MERGE)
+        await ground.space.client.ask("DELETE", f"{ground.space.path}/services/twig")
+
+        await ground.there(SERVICE, "twig")
+        while (found := await ground.there(DEPLOYMENT, "twig"))["spec"]["replicas"] != 0:
+            await asyncio.sleep(0.05)
+        assert found["metadata"]["labels"]["mine"] == "yes"
+
+
+async def test_scale_goes_through_the_pool(ground: Ground, tmp_path: Path) -> None:
+    """What an autoscaler writes to /scale is what the engines' Deployment has, and nothing else changes."""
+    await ground.put("twig")
+    path = f"{ground.space.of('kvist.dev', 'v1alpha1', 'inferencepools')}/twig"
+    async with operating(tmp_path, ground.kubeconfig, *ground.flags):
+        await ground.until("twig", "Available", reason="ScaledToZero")
+        before = await ground.there(DEPLOYMENT, "twig")
+        for wanted in (3, 1):
+            body = {"spec": {"replicas": wanted}}
+            await ground.space.client.ask("PATCH", f"{path}/scale", body, headers=MERGE)
+            while (found := await ground.there(DEPLOYMENT, "twig"))["spec"]["replicas"] != wanted:
+                await asyncio.sleep(0.05)
+            assert found["spec"]["template"] == before["spec"]["template"]
+        scale = await ground.space.client.ask("GET", f"{path}/scale")
+        assert scale["status"]["selector"] == "kvist.dev/pool=twig"
+
+
+async def test_what_is_somebody_elses_is_left_alone(ground: Ground, tmp_path: Path) -> None:
+    """A Service that has the name of one of ours is not touched, also when it has our labels; the condition
+    names it, and once it is gone, ours is made."""
+    await ground.put("other")
+    body = {
+        "metadata": {"name": "twig", "labels": {"app.kubernetes.io/managed-by": "kvist-operator"}},
+        "spec": {"ports": [{"port": 1}]},
+    }
+    made = await ground.space.client.ask("POST", f"{ground.space.path}/services", body)
+    await ground.put("twig")
+    async with operating(tmp_path, ground.kubeconfig, *ground.flags):
+        said = await ground.until("twig", "Ready", reason="NameConflict")
+        assert "Service twig" in said
+        found = await ground.there(SERVICE, "twig")
+        assert found["metadata"]["uid"] == made["metadata"]["uid"]
+        assert found["spec"]["ports"][0]["port"] == 1
+
+        await ground.space.client.ask("DELETE", f"{ground.space.path}/services/twig")
+        while (await ground.there(SERVICE, "twig"))["spec"]["ports"][0]["port"] == 1:
+            await asyncio.sleep(0.05)
+
+
+async def test_a_changed_pool_is_followed_and_what_it_no_longer_wants_goes(
+    ground: Ground, tmp_path: Path
+) -> None:
+    """With the pickers go their Deployment, rights and certificate; the engines stay as they are."""
+    await ground.put("twig")
+    async with operating(tmp_path, ground.kubeconfig, *ground.flags):
+        await ground.until("twig", "Accepted", status="True")
+        engines = await ground.there(DEPLOYMENT, "twig")
+        await ground.put("twig", picker={"mode": "Off"}, engine={"kvCacheDtype": "Model"})
+        # there is no garbage collector here, which ends a deletion in the foreground
+        while any("deletionTimestamp" not in each["metadata"] for each in await _pickers(ground)):
+            await asyncio.sleep(0.1)
+        found = await ground.there(DEPLOYMENT, "twig")
+        assert found["metadata"]["uid"] == engines["metadata"]["uid"]
+
+
+async def _pickers(ground: Ground) -> list[Json]:
+    found = await children(ground.server, ground.name)
+    return [each for (_, name), each in found.items() if name.startswith("twig-epp")]
+
+
+async def test_invalid_pools_end_in_a_condition(ground: Ground, tmp_path: Path) -> None:
+    """Each invalid pool that the API server takes is refused by a condition with the message of its file;
+    nothing is made for it, and nothing is tried again and again."""
+    taken = [case for case in cases("invalid") if not case.api]
+    for case in taken:
+        made = {**case.pool, "metadata": {"name": case.name, "namespace": ground.name}}
+        made["spec"] = {"accelerator": {"product": "H100-80GB"}, **case.pool["spec"]}
+        await ground.server.apply(made)
+    async with operating(tmp_path, ground.kubeconfig, *ground.flags) as operator:
+        for case in taken:
+            said = await ground.until(case.name, "Accepted", status="False")
+            assert case.operator in said, case.name
+        assert await children(ground.server, ground.name) == {}
+        assert await operator.count('kvist_operator_reconciles_total{result="InternalError"') == 0
+        before = await operator.count("kvist_operator_reconciles_total")
+        await asyncio.sleep(3)
+        assert await operator.count("kvist_operator_reconciles_total") <= before + len(taken)
+    assert len(taken) >= 5
+
+
+async def test_without_node_labels_the_spec_has_to_say(ground: Ground, tmp_path: Path) -> None:
+    """An operator of some namespaces may not read nodes: the condition says which field to set, and the pool
+    goes on when it is set."""
+    await ground.put("twig", accelerator={})
+    async with operating(tmp_path, ground.kubeconfig, *ground.flags):
+        said = await ground.until("twig", "Accepted", status="False", reason="AcceleratorUnknown")
+        assert "spec.accelerator.product" in said
+        await ground.put("twig", accelerator={"product": "L4"})
+        await ground.until("twig", "Accepted", status="True")
+
+
+async def test_cluster_wide_it_reads_nodes_and_all_namespaces(
+    plane: ControlPlane, admin: Client, space: Namespace, tmp_path: Path
+) -> None:
+    """With exactly the rules of the ClusterRole pools of every namespace are seen to, and what a pool does
+    not say is read from node labels."""
+    await with_crd(admin)
+    kubeconfig = await account(plane, admin, space.name)
+    labels = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.count": "4"}
+    await admin.ask("POST", "/api/v1/nodes", {"metadata": {"name": "gpu-node", "labels": labels}})
+    try:
+        async with administrator(plane) as server:
+            await server.apply(pool("twig", space.name, accelerator={}))
+            async with operating(tmp_path, kubeconfig, *QUICK):
+                await until_condition(server, "twig", space.name, "Accepted", status="True")
+            found = await server.get(Target(POOL, space.name, "twig"))
+            assert found is not None
+            assert found["status"]["plan"]["accelerator"]["product"] == "NVIDIA-L4"
+            await admin.ask("DELETE", Target(POOL, space.name, "twig").path)
+    finally:
+        await admin.ask("DELETE", "/api/v1/nodes/gpu-node")
+
+
+async def test_a_quota_is_a_condition_that_names_the_object(ground: Ground, tmp_path: Path) -> None:
+    """The API server refuses one object: the condition has its words and a remedy, the others are made, and
+    all is well when there is room."""
+    quota = {"metadata": {"name": "few"}, "spec": {"hard": {"count/deployments.apps": "1"}}}
+    await ground.space.client.ask("POST", f"{ground.space.path}/resourcequotas", quota)
+    status = {"status": {"hard": {"count/deployments.apps": "1"}, "used": {"count/deployments.apps": "0"}}}
+    path = f"{ground.space.path}/resourcequotas/few"
+    await ground.space.client.ask("PATCH", f"{path}/status", status, headers=MERGE)
+    await ground.put("twig")
+    async with operating(tmp_path, ground.kubeconfig, *ground.flags):
+        said = await ground.until("twig", "Progressing", reason="QuotaExceeded")
+        assert re.search(r"deployments/twig.*exceeded quota: few.*raise the ResourceQuota", said)
+        await ground.space.client.ask("DELETE", path)
+        await ground.until("twig", "Available", reason="ScaledToZero")
+        await ground.until("twig", "Progressing", reason="Settled")
+
+
+async def test_a_right_that_is_taken_away_is_a_condition_that_says_which(
+    ground: Ground, tmp_path: Path
+) -> None:
+    """Without the right to write budgets everything else is made, and the condition names the rule."""
+    rbac = ground.space.of("rbac.authorization.k8s.io", "v1", "roles")
+    role = await ground.space.client.ask("GET", f"{rbac}/kvist-operator")
+    rules = [dict(rule) for rule in role["rules"]]
+    poorer = [
+        {**r, "verbs": ["get", "list", "watch"]} if "poddisruptionbudgets" in r["resources"] else r
+        for r in rules
+    ]
+    async with operating(tmp_path, ground.kubeconfig, *ground.flags):
+        await ground.space.client.ask("PATCH", f"{rbac}/kvist-operator", {"rules": poorer}, headers=MERGE)
+        await ground.put("twig")
+        said = await ground.until("twig", "Progressing", reason="Forbidden")
+        assert 'resources: ["poddisruptionbudgets"], verbs: ["patch"]' in said
+        await ground.there(DEPLOYMENT, "twig")
+
+        await ground.space.client.ask("PATCH", f"{rbac}/kvist-operator", {"rules": rules}, headers=MERGE)
+        await ground.until("twig", "Progressing", reason="Settled")
+
+
+async def test_it_says_which_rights_are_missing_before_it_starts(ground: Ground, tmp_path: Path) -> None:
+    """An account without a binding: exit code 1 and the first rights that are missing."""
+    rbac = ground.space.of("rbac.authorization.k8s.io", "v1", "rolebindings")
+    await ground.space.client.ask("DELETE", f"{rbac}/kvist-operator")
+    async with Children(tmp_path) as running:
+        operator = await started(running, ground.kubeconfig, *ground.flags, ready=False)
+        while operator.child.running():
+            await asyncio.sleep(0.05)
+        tail = operator.child.tail()
+    assert "may not create configmaps in " + ground.name in tail
+    assert "docs/guides/operator.md" in tail
+
+
+async def test_without_the_crd_it_says_how_to_get_it(
+    plane: ControlPlane, admin: Client, space: Namespace, tmp_path: Path
+) -> None:
+    """Exit code 1 and the command."""
+    await admin.uninstall("inferencepools.kvist.dev")
+    async with Children(tmp_path) as running:
+        operator = await started(running, plane.kubeconfig("admin"), ready=False)
+        while operator.child.running():
+            await asyncio.sleep(0.05)
+        tail = operator.child.tail()
+    assert "kubectl apply --server-side -f crds/inferencepools.yaml" in tail
+
+
+async def test_sigterm_ends_it_with_0(ground: Ground, tmp_path: Path) -> None:
+    """In seconds, with pools and watches open."""
+    await ground.put("twig")
+    async with Children(tmp_path) as running:
+        operator = await started(running, ground.kubeconfig, *ground.flags)
+        await ground.until("twig", "Accepted", status="True")
+        assert await running.end(operator.child, signal.SIGTERM, 10) == 0

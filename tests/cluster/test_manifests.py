@@ -1,0 +1,147 @@
+"""The generated objects in a real API server, with the real CRDs of others and Pod Security enforced."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import yaml
+from tests.cluster.client import Client, Namespace
+from tests.cluster.foreign import crds
+from tests.crd.cases import CRD, cases, planned
+from tests.operator.manifested import SITE
+
+from kvist_operator.apply import Changes, changes, key_of
+from kvist_operator.manifests import Rendered, render
+from kvist_operator.spec import Pool, read_pool
+from kvist_operator.spec.pool import Source
+
+pytestmark = pytest.mark.timeout(300)
+GAIE = "inferencepools.inference.networking.k8s.io"
+APPLY = {"Content-Type": "application/apply-patch+yaml"}
+PLURALS = {
+    "NetworkPolicy": "networkpolicies",
+    "BackendTLSPolicy": "backendtlspolicies",
+    "BackendTrafficPolicy": "backendtrafficpolicies",
+    "EnvoyExtensionPolicy": "envoyextensionpolicies",
+}
+Json = dict[str, Any]
+
+
+@pytest.fixture
+async def restricted(space: Namespace, admin: Client) -> AsyncIterator[Namespace]:
+    """A namespace that admits restricted pods alone, in a cluster with every API."""
+    own = yaml.safe_load(CRD.read_text())
+    await admin.install(GAIE)
+    await admin.install_crds(own, *crds())
+    labels = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    merge = {"Content-Type": "application/merge-patch+json"}
+    await admin.ask("PATCH", f"/api/v1/namespaces/{space.name}", labels, headers=merge)
+    yield space
+    for name in (own["metadata"]["name"], GAIE):  # other tests bring their own; nobody minds the rest
+        await admin.uninstall(name)
+
+
+def path_of(space: Namespace, made: Json) -> str:
+    """Of one object."""
+    group, slash, version = made["apiVersion"].partition("/")
+    plural = PLURALS.get(made["kind"], f"{made['kind'].lower()}s")
+    folder = space.of(group, version, plural) if slash else f"{space.path}/{plural}"
+    return f"{folder}/{made['metadata']['name']}"
+
+
+async def pool_in(space: Namespace, resource: Json) -> tuple[Pool, Rendered]:
+    """A pool that is really there, and its objects."""
+    path = space.of("kvist.dev", "v1alpha1", "inferencepools")
+    made = await space.client.ask("POST", path, resource)
+    pool = read_pool(made)
+    return pool, render(pool, planned(made), SITE)
+
+
+async def apply(space: Namespace, made: Json, **query: str) -> Json:
+    """Server-side, as the operator will, with unknown fields refused."""
+    params = {"fieldManager": "kvist-operator", "force": "true", "fieldValidation": "Strict", **query}
+    return await space.client.ask("PATCH", path_of(space, made), made, headers=APPLY, params=params)
+
+
+async def carried_out(space: Namespace, pool: Pool, wanted: Rendered) -> Changes:
+    """Look at everything, do what is to be done, look again: what is left to do."""
+    found = changes(pool, wanted, await looked(space, wanted))
+    for step in found.steps:
+        assert step.body is not None
+        await apply(space, step.body)
+    return changes(pool, wanted, await looked(space, wanted))
+
+
+async def looked(space: Namespace, wanted: Rendered) -> list[Json]:
+    """What is there of what is wanted."""
+    answers = [await space.client.ask("GET", path_of(space, o), expect=(200, 404)) for o in wanted.objects]
+    return [answer for answer in answers if answer.get("code") != 404]
+
+
+@pytest.mark.parametrize("case", cases("valid"), ids=lambda case: case.name)
+async def test_objects_are_applied_once_and_then_left_alone(restricted: Namespace, case: Any) -> None:
+    """The API server takes every object, of others' APIs too, and what it hands back is what was intended:
+    nothing is left to write. Every pod passes Pod Security *restricted*, enforced."""
+    pool, wanted = await pool_in(restricted, case.pool)
+    left = await carried_out(restricted, pool, wanted)
+
+    assert left == Changes(), [(str(step.key)) for step in left.steps]
+    for name, template in templates(wanted):
+        body = {"apiVersion": "v1", "kind": "Pod", **template}
+        body["metadata"] = {**template["metadata"], "name": name.replace(" ", "-")}
+        account = {"metadata": {"name": template["spec"]["serviceAccountName"]}}
+        assert key_of({"apiVersion": "v1", "kind": "ServiceAccount", **account}) in map(
+            key_of, wanted.objects
+        )
+        query = {"dryRun": "All", "fieldValidation": "Strict"}
+        await restricted.client.ask("POST", f"{restricted.path}/pods", body, params=query)
+    assert pool.model.kind is not Source.IMAGE or "image" in str(wanted.objects)
+
+
+def templates(wanted: Rendered) -> list[tuple[str, Json]]:
+    """Pods of all workloads."""
+    found = []
+    for made in wanted.objects:
+        name, spec = made["metadata"]["name"], made.get("spec", {})
+        if made["kind"] == "Deployment":
+            found.append((name, spec["template"]))
+        elif made["kind"] == "LeaderWorkerSet":
+            group = spec["leaderWorkerTemplate"]
+            found += [
+                (f"{name} leader", group["leaderTemplate"]),
+                (f"{name} worker", group["workerTemplate"]),
+            ]
+    return found
+
+
+async def test_a_field_we_no_longer_set_is_taken_away(restricted: Namespace) -> None:
+    """A change of the pool is one update of one object; server-side apply drops what is not said again."""
+    [agents] = [case for case in cases("valid") if case.name == "agents"]
+    pool, before = await pool_in(restricted, agents.pool)
+    await carried_out(restricted, pool, before)
+    plain = {**agents.pool, "spec": {**agents.pool["spec"], "podTemplate": {}}}
+    plain["metadata"] = {"name": "twig", "namespace": restricted.name, "uid": pool.uid}
+    after = render(read_pool(plain), planned(plain), SITE)
+
+    found = changes(pool, after, await looked(restricted, after))
+    assert [str(step.key) for step in found.steps] == ["Deployment twig"]
+    assert await carried_out(restricted, pool, after) == Changes()
+    [made] = [o for o in await looked(restricted, after) if key_of(o) == found.steps[0].key]
+    assert made["spec"]["template"]["spec"]["schedulerName"] == "default-scheduler"
+
+
+async def test_children_of_a_deleted_pool_name_it_as_their_owner(restricted: Namespace) -> None:
+    """The garbage collector needs nothing else: uid and kind of the pool are those of the real object."""
+    [minimal] = [case for case in cases("valid") if case.name == "minimal"]
+    pool, wanted = await pool_in(restricted, minimal.pool)
+    await carried_out(restricted, pool, wanted)
+    path = f"{restricted.of('kvist.dev', 'v1alpha1', 'inferencepools')}/twig"
+    real = await restricted.client.ask("GET", path)
+
+    for made in await looked(restricted, wanted):
+        [ref] = made["metadata"]["ownerReferences"]
+        assert (ref["uid"], ref["kind"], ref["apiVersion"]) == (
+            real["metadata"]["uid"],
+            real["kind"],
+            real["apiVersion"],
+        )

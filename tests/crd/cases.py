@@ -1,0 +1,60 @@
+"""Pools as files: ``valid``, and ``invalid`` with what the API server and the operator say of each.
+
+A file begins with comments: why, then ``api:`` and ``operator:`` with a part of each message. Without
+``api:`` the API server cannot know better, and takes the pool.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from kvist_operator.models.source import facts
+from kvist_operator.plan import Plan, Verdict, make_plan
+from kvist_operator.spec import read_pool
+
+FOLDER: Final = Path(__file__).parent
+CRD: Final = FOLDER.parent.parent / "crds" / "inferencepools.yaml"
+GPU: Final = "H100-80GB"
+"""Where a pool does not say."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One file."""
+
+    name: str
+    pool: dict[str, Any]
+    api: str = ""
+    operator: str = ""
+
+
+def cases(folder: str) -> list[Case]:
+    """All of a folder, by name."""
+    return [_case(path) for path in sorted((FOLDER / folder).glob("*.yaml"))]
+
+
+def _case(path: Path) -> Case:
+    text = path.read_text()
+    said = {
+        key: line.partition(f"# {key}: ")[2]
+        for key in ("api", "operator")
+        for line in text.splitlines()
+        if line.startswith(f"# {key}: ")
+    }
+    return Case(path.stem, yaml.safe_load(text), said.get("api", ""), said.get("operator", ""))
+
+
+def planned(resource: dict[str, Any]) -> Plan:
+    """What the operator makes of a pool, without a cluster. Raises OperatorError."""
+    pool = read_pool(resource)
+    says = pool.accelerator.product or pool.accelerator.resource
+    return make_plan(pool, facts(pool.model), gpu="" if says else GPU)
+
+
+def refusal(plan: Plan) -> str:
+    """Why a plan is refused; empty when it is not."""
+    if plan.verdict is not Verdict.REFUSED:
+        return ""
+    return next(choice.reason for choice in plan.choices if choice.field == "verdict")

@@ -1,0 +1,37 @@
+"""Pools as people write them, and what the operator says of each."""
+
+import pytest
+from tests.crd.cases import CRD, Case, cases, planned, refusal
+
+from kvist_operator.errors import OperatorError
+
+
+@pytest.mark.parametrize("case", cases("valid"), ids=lambda case: case.name)
+def test_a_valid_pool_is_planned(case: Case) -> None:
+    """Each has a plan, with arguments."""
+    assert planned(case.pool).argv[0] == "serve"
+
+
+@pytest.mark.parametrize("case", cases("invalid"), ids=lambda case: case.name)
+def test_an_invalid_pool_is_explained(case: Case) -> None:
+    """Each is refused with a message that names the field and the remedy, whatever the API server said."""
+    try:
+        said = refusal(planned(case.pool))
+    except OperatorError as error:
+        said = str(error)
+
+    assert case.operator, "the file has no line '# operator: …'"
+    assert case.operator in said
+
+
+def test_there_are_enough_of_them() -> None:
+    """Forty ways to get it wrong, and most of them end at the API server."""
+    found = cases("invalid")
+
+    assert len(found) >= 40
+    assert sum(bool(case.api) for case in found) >= 35
+
+
+def test_the_crd_is_small() -> None:
+    """It fits into an annotation and a Helm release many times over."""
+    assert CRD.stat().st_size < 60_000

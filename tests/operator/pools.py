@@ -1,0 +1,70 @@
+"""Pools, facts and plans for tests."""
+
+from functools import cache
+from typing import Any
+
+from kvist_operator.models.catalogue import lookup
+from kvist_operator.models.facts import Facts, Model
+from kvist_operator.models.shape import from_config
+from kvist_operator.models.source import from_entry
+from kvist_operator.plan import Plan, make_plan
+from kvist_operator.spec import Pool, read_pool
+
+DENSE: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
+"""Llama 3.1 8B."""
+
+
+def resource(source: str = "hf://Qwen/Qwen3-8B", **spec: Any) -> dict[str, Any]:
+    """A pool as it comes from YAML; ``model`` in the spec adds to the source."""
+    model = {"source": source, **spec.pop("model", {})}
+    return {
+        "apiVersion": "kvist.dev/v1alpha1",
+        "kind": "InferencePool",
+        "metadata": {"name": "twig", "namespace": "forest"},
+        "spec": {"model": model, **spec},
+    }
+
+
+def pool(source: str = "hf://Qwen/Qwen3-8B", **spec: Any) -> Pool:
+    """The same, read."""
+    return read_pool(resource(source, **spec))
+
+
+@cache
+def known(name: str) -> Facts:
+    """What the catalogue says of a model."""
+    entry = lookup(name)
+    assert entry is not None, name
+    return from_entry(entry)
+
+
+def made(**config: Any) -> Facts:
+    """Facts of a model like Llama 3.1 8B, with other keys."""
+    return Facts(model=Model(shape=from_config({**DENSE, **config})), source="test")
+
+
+def plan(name: str, gpu: str, **spec: Any) -> Plan:
+    """The plan for a model of the catalogue."""
+    return make_plan(pool(f"hf://{name}", **spec), known(name), gpu=gpu)
+
+
+def chosen(found: Plan, field: str) -> Any:
+    """The value of one choice."""
+    return next(choice.value for choice in found.choices if choice.field == field)
+
+
+def reason(found: Plan, field: str) -> str:
+    """The reason of one choice."""
+    return next(choice.reason for choice in found.choices if choice.field == field)

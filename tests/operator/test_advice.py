@@ -1,0 +1,171 @@
+"""Promises about advice: it names figures and a field, comes only with reason, and does not flicker."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.crd.cases import planned
+from tests.operator.manifested import resource
+
+from kvist_operator.plan import Plan
+from kvist_operator.spec import Pool, read_pool
+from kvist_operator.status.advice import Figures, advice
+
+
+def pool(**workload: int) -> Pool:
+    """The minimal pool, with hints."""
+    found = resource("minimal")
+    found["spec"]["workload"] = workload
+    return read_pool(found)
+
+
+POOL = pool(promptTokens=4000, sharedPrefixTokens=3000, outputTokens=200)
+PLAN: Plan = planned(resource("minimal"))
+PLANNED = PLAN.memory.kv_tokens
+SEQUENCES = PLAN.run.sequences
+WELL = Figures(
+    requests=1000,
+    preemptions=0,
+    prompt_tokens=4e6,
+    cached_tokens=2.9e6,
+    running=20,
+    waiting=0,
+    kv_usage=0.4,
+    kv_tokens=PLANNED,
+)
+
+
+def said(**figures: Any) -> tuple[str, ...]:
+    """What is said when all is well but this."""
+    return advice(POOL, PLAN, replace(WELL, **figures))
+
+
+def test_nothing_is_said_when_all_is_well() -> None:
+    """Nor before anybody has reported anything."""
+    assert said() == ()
+    assert advice(POOL, PLAN, Figures()) == ()
+
+
+def test_preemptions_name_how_many_fit() -> None:
+    """As many as the cache holds of the size that is seen, less a tenth; or what more memory gives."""
+    [line] = said(preemptions=50, running=100, kv_usage=1.0)
+
+    assert line.startswith("Preemptions: 5 % of requests")
+    assert f"Set spec.engine.maxNumSeqs to 88 (it is {SEQUENCES})" in line
+    assert f"spec.engine.gpuMemoryUtilizationPercent above {PLAN.run.share}: each percent is about" in line
+
+
+def test_a_share_that_cannot_grow_is_not_advised() -> None:
+    """At 97 percent there is nothing to raise."""
+    full = replace(PLAN, run=PLAN.run.but(share=97))
+    [line] = advice(POOL, full, replace(WELL, preemptions=50, running=100, kv_usage=1.0))
+
+    assert "gpuMemoryUtilizationPercent" not in line
+    assert "more replicas" in line
+
+
+@pytest.mark.parametrize("requests", [0, 10, 49])
+def test_few_requests_prove_nothing(requests: int) -> None:
+    """A rate is a rate only over enough of them."""
+    assert said(requests=requests, preemptions=requests, cached_tokens=0) == ()
+
+
+def test_a_hit_rate_below_the_hints_leads_to_where_prompts_part() -> None:
+    """Both rates are named, and the hint."""
+    [line] = said(cached_tokens=0.4e6)
+
+    assert line.startswith("Hit rate: 10 % of prompt tokens")
+    assert "spec.workload.sharedPrefixTokens (3000 of 4000) promises 75 %" in line
+    assert "Where prompts part" in line
+    assert advice(pool(promptTokens=4000), PLAN, replace(WELL, cached_tokens=0)) == ()
+
+
+@pytest.mark.parametrize(
+    ("share", "part"),
+    [(0.5, "Something else takes"), (2.0, "cautious"), (0.93, None), (1.1, None)],
+)
+def test_reported_and_planned_tokens_are_compared(share: float, part: str | None) -> None:
+    """Both figures and the likely cause; nothing within a tenth."""
+    found = said(kv_tokens=int(PLANNED * share))
+
+    assert len(found) == (part is not None)
+    if part:
+        assert f"{int(PLANNED * share)} tokens of cache, {PLANNED} were planned" in found[0]
+        assert part in found[0]
+
+
+def test_an_unverified_plan_is_the_likely_cause() -> None:
+    """Its doubt is repeated."""
+    doubtful = replace(PLAN, doubts=("nobody knows this card",))
+
+    [line] = advice(POOL, doubtful, replace(WELL, kv_tokens=PLANNED // 2))
+    assert "nobody knows this card" in line
+
+
+@pytest.mark.parametrize(
+    ("figures", "part"),
+    [
+        ({"waiting": 12.0, "kv_usage": 0.2, "running": float(SEQUENCES)}, f"maxNumSeqs to {2 * SEQUENCES}"),
+        ({"waiting": 12.0, "kv_usage": 0.2, "running": 10.0}, "spec.engine.maxNumBatchedTokens"),
+        ({"waiting": 12.0, "kv_usage": 0.95, "running": 100.0}, "more replicas"),
+        ({"waiting": 12.0, "kv_usage": 0.7, "running": 100.0}, None),
+        ({"waiting": 0.5, "kv_usage": 0.2, "running": float(SEQUENCES)}, None),
+    ],
+)
+def test_a_queue_has_a_cause(figures: dict[str, float], part: str | None) -> None:
+    """A full batch beside an empty cache, prefill, or a full cache; between them nothing is known."""
+    found = said(**figures)
+
+    assert len(found) == (part is not None)
+    if part:
+        assert "12 requests wait" in found[0]
+        assert part in found[0]
+
+
+RATES = st.floats(0, 1)
+FIGURES = st.builds(
+    Figures,
+    requests=st.floats(0, 1e6),
+    preemptions=st.floats(0, 1e6),
+    prompt_tokens=st.floats(0, 1e9),
+    cached_tokens=st.floats(0, 1e9),
+    running=st.floats(0, 1e4),
+    waiting=st.floats(0, 1e4),
+    kv_usage=RATES,
+    kv_tokens=st.none() | st.integers(0, 10**8),
+)
+
+
+@given(FIGURES)
+def test_any_figures_give_bounded_advice_that_stands(figures: Figures) -> None:
+    """Whatever is reported: lines within the API's bounds, each with a field; the same again is the same."""
+    found = advice(POOL, PLAN, figures)
+
+    assert len(found) <= 4
+    for line in found:
+        assert len(line) <= 1024
+        assert "spec." in line or "reported is what there is" in line
+    assert advice(POOL, PLAN, figures, found) == found
+
+
+@given(st.lists(st.floats(0.8, 1.25), min_size=2, max_size=20))
+def test_a_wobble_writes_nothing(factors: list[float]) -> None:
+    """Figures that move by a quarter leave the words as they are, around thresholds too."""
+    base = replace(
+        WELL,
+        preemptions=15,
+        running=100,
+        kv_usage=0.95,
+        waiting=2,
+        cached_tokens=1.5e6,
+        kv_tokens=PLANNED // 2,
+    )
+    first = before = advice(POOL, PLAN, base)
+    for factor in factors:
+        moved = replace(base, preemptions=15 * factor, running=100 * factor, waiting=2 * factor)
+        before = advice(POOL, PLAN, moved, before)
+
+    assert len(first) == 4
+    assert before == first

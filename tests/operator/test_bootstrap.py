@@ -1,0 +1,225 @@
+"""The generated Envoy: a real one takes its configuration, and a pod of it goes without cutting an answer."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.operator.manifested import one, rendered
+
+from kvist_epp.wire.selfmade import Authority
+from kvist_operator.manifests.bootstrap import AUTHORITY_FOLDER, CONFIG_FOLDER
+from kvist_operator.manifests.names import ADMIN_PORT, HTTP_PORT, STATUS_PORT
+from kvist_sim import envoy as simulated
+from kvist_sim.envoy import find_envoy
+from kvist_sim.ports import free_ports
+from kvist_sim.processes import Child, Children
+
+
+def files(case: str = "agents", **spec: Any) -> dict[str, str]:
+    """The data of the ConfigMap."""
+    found: dict[str, str] = one(rendered(case, **spec), "ConfigMap", "twig-envoy")["data"]
+    return found
+
+
+def config(**spec: Any) -> dict[str, Any]:
+    """The bootstrap."""
+    found: dict[str, Any] = json.loads(files(**spec)["envoy.json"])
+    return found
+
+
+def written(folder: Path, data: dict[str, str], ports: dict[int, int]) -> Path:
+    """As a pod would have it, but in this folder and at these ports, with engines on the loopback."""
+    (folder / "ca.crt").write_text(authority())
+    for name, text in data.items():
+        for path in (CONFIG_FOLDER, AUTHORITY_FOLDER):
+            text = text.replace(path, str(folder))
+        for number, local in ports.items():
+            text = re.sub(rf'("port_value": |127\.0\.0\.1/){number}\b', rf"\g<1>{local}", text)
+        (folder / name).write_text(text)
+    return folder / "envoy.json"
+
+
+def authority() -> str:
+    """A certificate, for Envoy to load."""
+    return Authority(datetime.now(UTC)).pem.decode()
+
+
+@pytest.mark.parametrize(
+    ("case", "spec"),
+    [
+        ("agents", {}),
+        ("agents", {"gateway": {"mode": "Envoy", "failureMode": "FailOpen"}}),
+        ("no-picker", {}),
+    ],
+    ids=["fail-close", "fail-open", "no-picker"],
+)
+async def test_a_real_envoy_takes_the_configuration(tmp_path: Path, case: str, spec: Any) -> None:
+    """``envoy --mode validate`` has nothing to complain of, warnings of old fields included."""
+    path = written(tmp_path, files(case, **spec), {})
+    process = await asyncio.create_subprocess_exec(
+        *(find_envoy(), "--mode", "validate", "-c", str(path), "--log-level", "warning"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), 60)
+
+    assert process.returncode == 0, said.decode()
+    assert b"deprecated" not in said.lower(), said.decode()
+
+
+def test_it_asks_the_picker_as_the_tested_configuration_does() -> None:
+    """The filter, the way to engines and the access log are those that the data-plane suite runs."""
+    ours, tested = (
+        config(),
+        simulated.config(simulated.Gateway(endpoints=["10.0.0.1:8000"], picker="10.0.0.2:9002")),
+    )
+    own, other = manager(ours), manager(tested)
+
+    assert filtered(own) == filtered(other) | {
+        "failure_mode_allow": False,
+        "status_on_error": {"code": "ServiceUnavailable"},
+    }
+    assert own["access_log"] == other["access_log"]
+    assert own["route_config"] == other["route_config"]
+    for name in ("circuit_breakers", "typed_extension_protocol_options", "connect_timeout"):
+        assert [c[name] for c in clusters(ours)] == [c[name] for c in clusters(tested)]
+    picker, checked = clusters(ours)[1], clusters(tested)[1]
+    assert picker["health_checks"] == checked["health_checks"]
+    assert picker["common_lb_config"] == checked["common_lb_config"]
+    sources = "typed_extension_config", "typed_config", "override_host_sources"
+    assert _deep(policy(ours), *sources) == _deep(policy(tested), *sources)
+
+
+def manager(document: dict[str, Any]) -> dict[str, Any]:
+    """The HTTP connection manager of the first listener."""
+    listener = document["static_resources"]["listeners"][0]
+    found: dict[str, Any] = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    return found
+
+
+def filtered(found: dict[str, Any]) -> dict[str, Any]:
+    """Settings of the ext_proc filter, times as numbers."""
+    settings: dict[str, Any] = found["http_filters"][0]["typed_config"]
+    return settings
+
+
+def clusters(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Engines and pickers."""
+    found = {c["name"]: c for c in document["static_resources"]["clusters"]}
+    return [found["pool"], found["picker"]]
+
+
+def policy(document: dict[str, Any]) -> dict[str, Any]:
+    """How an engine is chosen."""
+    found: dict[str, Any] = clusters(document)[0]["load_balancing_policy"]["policies"][0]
+    return found
+
+
+def _deep(found: Any, *keys: str) -> Any:
+    for key in keys:
+        found = found[key]
+    return found
+
+
+def test_clients_cannot_name_an_engine() -> None:
+    """The picker's header is taken from requests before any filter, for the moments without a picker."""
+    [cleaning] = manager(config())["early_header_mutation_extensions"]
+
+    assert {"remove": "x-gateway-destination-endpoint"} in cleaning["typed_config"]["mutations"]
+
+
+class Engine:
+    """An upstream whose answers wait until they are let go."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.go = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello")
+        self.asked.set()
+        await self.go.wait()
+        writer.write(b"world")
+        await writer.drain()
+        writer.close()
+
+
+@asynccontextmanager
+async def running(folder: Path, engine: Engine) -> AsyncIterator[tuple[Child, dict[int, int]]]:
+    """An Envoy of the no-picker pool in front of this engine, and the ports that stand for its own."""
+    server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
+    numbers = (HTTP_PORT, STATUS_PORT, ADMIN_PORT)
+    ports = dict(zip(numbers, free_ports(3), strict=True)) | {8000: server.sockets[0].getsockname()[1]}
+    data = {
+        name: text.replace("twig-engines.forest.svc", "localhost")
+        for name, text in files("no-picker").items()
+    }
+    path = written(folder, data, ports)
+    argv = [
+        find_envoy(),
+        "-c",
+        str(path),
+        "--concurrency",
+        "1",
+        "--log-level",
+        "warning",
+        "--disable-hot-restart",
+    ]
+    try:
+        async with Children(folder) as children:
+            child = children.start("envoy", argv)
+
+            async def ready() -> bool:
+                return b" 200 " in await got(ports[STATUS_PORT], "/ready")
+
+            await children.ready(child, ready, 20)
+            yield child, ports
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+async def got(port: int, path: str) -> bytes:
+    """The raw answer to a GET; empty while nobody listens."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return b""
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
+
+
+async def test_the_drain_waits_for_the_last_answer(tmp_path: Path) -> None:
+    """preStop ends only when no request is under way; meanwhile the pod says that it is going, and what it
+    measures can be read."""
+    engine = Engine()
+    async with running(tmp_path, engine) as (child, ports):
+        request = asyncio.create_task(got(ports[HTTP_PORT], "/v1/models"))
+        await asyncio.wait_for(engine.asked.wait(), 20)
+        drain = await asyncio.create_subprocess_exec("bash", str(tmp_path / "drain.sh"))
+        try:
+            while b" 503 " not in await got(ports[STATUS_PORT], "/ready"):
+                await asyncio.sleep(0.05)
+            metrics = await got(ports[STATUS_PORT], "/stats/prometheus")
+            assert b"envoy_http_downstream_rq_active" in metrics
+            assert b" 404 " in await got(ports[STATUS_PORT], "/quitquitquit")
+            assert drain.returncode is None
+            engine.go.set()
+            assert (await asyncio.wait_for(request, 20)).endswith(b"helloworld")
+            assert await asyncio.wait_for(drain.wait(), 30) == 0
+        finally:
+            if drain.returncode is None:
+                drain.kill()
+                await drain.wait()
+        assert child.running()

@@ -1,0 +1,238 @@
+"""Promises of the pickers' certificate: whoever has to verify it can, at any moment of a renewal."""
+
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from cryptography import x509
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.operator.manifested import one, rendered
+
+from kvist_operator.certificates import LIFE, OVERLAP, Bundle, Data, due, issued, names_of
+from kvist_operator.manifests.names import Names
+
+NAMES = names_of(Names("twig", "forest"))
+SERVICE, PEERS = NAMES
+NOW = datetime.now(UTC)
+"""OpenSSL goes by the machine's clock, so histories end now."""
+DAY = timedelta(days=1)
+
+
+def context(side: int, data: Data, authorities: bytes) -> ssl.SSLContext:
+    """One side of mutual TLS, as strict as OpenSSL can be."""
+    made = ssl.SSLContext(side)
+    made.verify_flags |= ssl.VERIFY_X509_STRICT
+    made.verify_mode = ssl.CERT_REQUIRED
+    made.load_verify_locations(cadata=authorities.decode())
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "pair.pem")
+        path.write_bytes(data["tls.key"] + data["tls.crt"])
+        made.load_cert_chain(path)
+    return made
+
+
+def shake(server: ssl.SSLObject, client: ssl.SSLObject, wires: Sequence[ssl.MemoryBIO]) -> None:
+    """A handshake in memory. Raises ssl.SSLError."""
+    to_server, from_server, to_client, from_client = wires
+    for _ in range(4):
+        for end in (client, server):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            finally:
+                to_server.write(from_client.read())
+                to_client.write(from_server.read())
+    client.do_handshake()
+    server.do_handshake()
+
+
+def meet(server: Data, client: Data, name: str = PEERS, authorities: bytes = b"") -> None:
+    """The client, who has these files, asks the server, who has those. Raises ssl.SSLError."""
+    wires = [ssl.MemoryBIO() for _ in range(4)]
+    listens = context(ssl.PROTOCOL_TLS_SERVER, server, server["ca.crt"])
+    asks = context(ssl.PROTOCOL_TLS_CLIENT, client, authorities or client["ca.crt"])
+    shake(
+        listens.wrap_bio(wires[0], wires[1], server_side=True),
+        asks.wrap_bio(wires[2], wires[3], server_hostname=name),
+        wires,
+    )
+
+
+def acted(times: Sequence[datetime]) -> Iterator[tuple[datetime, Bundle]]:
+    """What an operator has written that looked at these times."""
+    data: Mapping[str, bytes] | None = None
+    for moment in times:
+        if due(data, NAMES, moment):
+            bundle = issued(NAMES, moment, data)
+            data = bundle.secret
+            yield moment, bundle
+
+
+def lately(written: Sequence[tuple[datetime, Bundle]], since: datetime) -> list[Bundle]:
+    """What a pod may have that gets its files this late."""
+    newer = [bundle for moment, bundle in written if moment > since]
+    older = [bundle for moment, bundle in written if moment <= since]
+    return [*older[-1:], *newer]
+
+
+# announcing and promoting have a third of the life: an operator that is away for two months is in time
+GAPS = st.lists(
+    st.one_of(
+        st.timedeltas(timedelta(minutes=1), OVERLAP), st.timedeltas(timedelta(minutes=1), LIFE / 6 - 2 * DAY)
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(GAPS)
+def test_pods_with_files_of_any_day_verify_each_other(gaps: list[timedelta]) -> None:
+    """Whenever the operator looked: old and new pickers let each other in, and Envoys know both."""
+    times = [NOW - sum(gaps[i:], timedelta()) for i in range(len(gaps))]
+    known = lately(list(acted([*times, NOW])), NOW - OVERLAP)
+
+    for server in known:
+        for client in known:
+            meet(server.secret, client.secret)
+            meet(server.secret, client.secret, SERVICE, client.authorities)
+
+
+def history() -> list[Bundle]:
+    """Made, announced, promoted: the last of it now."""
+    spent = NOW - OVERLAP
+    found = [bundle for _, bundle in acted([spent - LIFE * 2 / 3, spent, NOW])]
+    assert len(found) == 3
+    return found
+
+
+def test_a_renewal_is_announced_before_it_is_shown() -> None:
+    """The next certificate waits a day while its authority gets around; then it takes the old one's place."""
+    first, second, third = history()
+
+    assert second.secret["tls.crt"] == first.secret["tls.crt"]
+    assert second.authorities.count(b"BEGIN") == 2
+    assert (third.secret["tls.crt"], third.secret["tls.key"]) == (
+        second.secret["next.crt"],
+        second.secret["next.key"],
+    )
+    assert sorted(third.secret) == ["ca.crt", "tls.crt", "tls.key"]
+    assert first.authorities in third.authorities
+
+
+def test_skipping_the_announcement_would_break_what_runs() -> None:
+    """A picker with the first files does not know the third ones' authority: hence the two steps."""
+    first, _, third = history()
+
+    with pytest.raises(ssl.SSLError):
+        meet(third.secret, first.secret)
+
+
+def test_nothing_is_due_in_between() -> None:
+    """Looking again writes nothing, and asking anyway gives what is there."""
+    [first] = [bundle for _, bundle in acted([NOW])]
+
+    assert due(first.secret, NAMES, NOW + LIFE / 2) == ""
+    assert issued(NAMES, NOW + LIFE / 2, first.secret).secret == first.secret
+    announced = issued(NAMES, NOW + LIFE * 0.7, first.secret).secret
+    assert due(announced, NAMES, NOW + LIFE * 0.7 + OVERLAP / 2) == ""
+
+
+def other() -> Data:
+    """Another pool's files."""
+    return issued(("oak-epp.forest.svc",), NOW).secret
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"tls.crt": b""}, "tls.crt or tls.key cannot be read"),
+        ({"tls.crt": b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"}, "cannot be read"),
+        ({"tls.key": b"nothing"}, "tls.crt or tls.key cannot be read"),
+        ({"tls.key": other()["tls.key"]}, "tls.key is not the key of tls.crt"),
+        ({"ca.crt": b"nothing"}, "ca.crt has no authority that signed tls.crt"),
+        ({"ca.crt": other()["ca.crt"]}, "ca.crt has no authority that signed tls.crt"),
+        (other(), "tls.crt is not good for twig-epp-peers.forest.svc, twig-epp.forest.svc"),
+    ],
+)
+def test_what_cannot_be_used_is_replaced_at_once(changes: Data, why: str) -> None:
+    """Damage is found whatever it is, said, and mended in one step."""
+    damaged = {**issued(NAMES, NOW).secret, **changes}
+
+    assert why in due(damaged, NAMES, NOW)
+    mended = issued(NAMES, NOW, damaged).secret
+    assert due(mended, NAMES, NOW) == ""
+    meet(mended, mended)
+
+
+@pytest.mark.parametrize("missing", ["tls.crt", "tls.key"])
+def test_a_missing_key_of_the_secret_is_named(missing: str) -> None:
+    """So that a log tells what somebody took away."""
+    data = {name: value for name, value in issued(NAMES, NOW).secret.items() if name != missing}
+
+    assert due(data, NAMES, NOW) == f"{missing} is missing"
+    assert due({}, NAMES, NOW) == due(None, NAMES, NOW) == "there is no certificate yet"
+
+
+def test_an_expired_certificate_makes_way_at_once() -> None:
+    """For the one that was announced, where there is one; a clock that went back is no catastrophe either."""
+    _, announced, _ = history()
+    late = NOW + LIFE / 2
+    assert "tls.crt expired" in due(announced.secret, NAMES, late)
+    assert issued(NAMES, late, announced.secret).secret["tls.crt"] == announced.secret["next.crt"]
+
+    first = issued(NAMES, NOW).secret
+    assert "tls.crt expired" in due(first, NAMES, NOW + LIFE)
+    assert issued(NAMES, NOW + LIFE, first).authorities.count(b"BEGIN") == 1
+    assert "not valid before" in due(first, NAMES, NOW - DAY)
+    assert due(first, NAMES, NOW - timedelta(minutes=30)) == ""
+
+
+def test_a_damaged_successor_is_made_again() -> None:
+    """What runs is not touched by it."""
+    _, announced, _ = history()
+    damaged = {**announced.secret, "next.key": b"nothing"}
+
+    assert "next.crt or next.key cannot be read" in due(damaged, NAMES, NOW)
+    again = issued(NAMES, NOW, damaged).secret
+    assert again["tls.crt"] == announced.secret["tls.crt"]
+    assert again["next.crt"] != announced.secret["next.crt"]
+    assert due(again, NAMES, NOW) == ""
+
+
+def test_a_secret_that_is_damaged_for_ever_does_not_grow() -> None:
+    """The newest authorities are kept, and few of them."""
+    data = issued(NAMES, NOW).secret
+    for _ in range(12):
+        data = issued(NAMES, NOW, {**data, "tls.key": b""}).secret
+
+    assert data["ca.crt"].count(b"BEGIN") == 4
+    meet(data, data)
+
+
+def test_no_authority_can_be_made_use_of_again() -> None:
+    """No key but those of certificates is in the Secret, and those can sign nothing."""
+    _, announced, _ = history()
+    leaves = [x509.load_pem_x509_certificate(announced.secret[name]) for name in ("tls.crt", "next.crt")]
+
+    assert sum(value.count(b"PRIVATE KEY") for value in announced.secret.values()) == 2 * len(leaves)
+    for leaf in leaves:
+        assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+        usage = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        assert {name._name for name in usage} == {"serverAuth", "clientAuth"}
+    assert "PRIVATE" not in repr(announced)
+
+
+def test_the_names_are_those_that_pods_look_for() -> None:
+    """Peers find each other, and Envoy its picker, by names the certificate is good for."""
+    picker = one(rendered("agents"), "Deployment", "twig-epp")["spec"]["template"]["spec"]["containers"][0]
+    [peers] = [word for word in picker["args"] if word.startswith("--peers=")]
+    envoy = one(rendered("agents"), "ConfigMap", "twig-envoy")["data"]["authority.json"]
+
+    assert peers.removeprefix("--peers=").rpartition(":")[0] == PEERS
+    assert f'"exact": "{SERVICE}"' in envoy

@@ -1,0 +1,370 @@
+"""The CRD and the reader of the spec say the same: names, bounds, choices, defaults, walked side by side."""
+
+import re
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from functools import cache
+from typing import Any
+
+import pytest
+import yaml
+from tests.crd.cases import CRD, cases
+from tests.operator.golden import CASES, made
+
+from kvist_operator.errors import SpecError
+from kvist_operator.spec import Pool, read_pool
+from kvist_operator.status import plan_status
+
+Schema = Mapping[str, Any]
+Path = tuple[str | int, ...]
+
+FULL: dict[str, Any] = {
+    "model": {
+        "source": "hf://acme/model",
+        "revision": "a",
+        "servedName": "a",
+        "tokenSecretRef": {"name": "a", "key": "a"},
+        "adapters": [{"name": "a", "source": "hf://a", "rank": 16}],
+        "shape": {"config": {"a": 1}, "checkpointSize": 1},
+    },
+    "engine": {
+        "image": "a",
+        "version": "0.33.0",
+        "quantization": "FP8",
+        "kvCacheDtype": "Auto",
+        "attentionBackend": "A",
+        "prefixCaching": "Enabled",
+        "gpuMemoryUtilizationPercent": 90,
+        "maxModelLen": 4096,
+        "maxNumSeqs": 64,
+        "maxNumBatchedTokens": 65_536,
+        "tensorParallelSize": 1,
+        "pipelineParallelSize": 1,
+        "dataParallelSize": 1,
+        "speculative": {
+            "method": "EAGLE3",
+            "tokens": 2,
+            "model": "hf://a",
+            "shape": {"config": {"a": 1}, "checkpointSize": 1},
+        },
+        "schedulingPolicy": "FCFS",
+        "extraArgs": ["--seed"],
+        "env": [
+            {"name": "A", "value": "a"},
+            {"name": "B", "valueFrom": {"secretKeyRef": {"name": "a", "key": "a", "optional": True}}},
+            {"name": "C", "valueFrom": {"configMapKeyRef": {"name": "a", "key": "a", "optional": True}}},
+            {"name": "D", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ],
+    },
+    "accelerator": {"product": "a", "memory": "1Gi", "resourceName": "a", "count": 1, "perNode": 1},
+    "workload": {
+        "promptTokens": 2**31 - 1,
+        "outputTokens": 1,
+        "sharedPrefixTokens": 1,
+        "imagesPerRequest": 1,
+        "concurrency": 1,
+        "ttftMilliseconds": 1,
+        "tpotMilliseconds": 1,
+    },
+    "offload": {"cpu": "1Gi", "disk": "1Gi"},
+    "replicas": 1,
+    "rollout": {"strategy": "SurgeFirst", "maxUnavailable": 2, "drainSeconds": 1, "startupSeconds": 60},
+    "picker": {
+        "replicas": 1,
+        "mode": "Auto",
+        "tokenizer": "hf://a",
+        "priorities": [{"name": "a", "value": 1}],
+        "image": "a",
+        "resources": {"requests": {"cpu": 1}, "limits": {"cpu": 1}},
+    },
+    "gateway": {
+        "mode": "Route",
+        "flavor": "InferencePool",
+        "parentRefs": [
+            {"group": "a", "kind": "a", "namespace": "a", "name": "a", "sectionName": "a", "port": 1}
+        ],
+        "hostnames": ["a"],
+        "failureMode": "FailOpen",
+        "failoverEndpoints": 1,
+    },
+    "monitoring": {"podMonitor": "Auto"},
+    "podTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {"a": 1}},
+}
+"""Every field, each with a value that is good."""
+
+
+@cache
+def root() -> Schema:
+    """The schema of the resource."""
+    found: Schema = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return found
+
+
+def leaves(schema: Schema, path: Path = ()) -> Iterator[tuple[Path, Schema]]:
+    """Every field of a schema; of lists the first item."""
+    yield path, schema
+    for name, below in (schema.get("properties") or {}).items():
+        yield from leaves(below, (*path, name))
+    if "items" in schema:
+        yield from leaves(schema["items"], (*path, 0))
+
+
+FIELDS = dict(leaves(root()["properties"]["spec"]))
+
+
+def read(spec: Any) -> Pool:
+    """A pool of this spec."""
+    meta = {"name": "twig", "namespace": "n"}
+    return read_pool(
+        {"apiVersion": "kvist.dev/v1alpha1", "kind": "InferencePool", "metadata": meta, "spec": spec}
+    )
+
+
+def place(path: Path) -> Path:
+    """Where FULL has a field: variables' sources are each in an entry of their own."""
+    sources = {"secretKeyRef": 1, "configMapKeyRef": 2, "fieldRef": 3}
+    if path[:3] == ("engine", "env", 0) and len(path) > 3 and path[3] == "valueFrom":
+        return ("engine", "env", sources.get(str(path[4]) if len(path) > 4 else "", 1), *path[3:])
+    return path
+
+
+def changed(path: Path, value: Any) -> Any:
+    """FULL with another value at one place."""
+    spec = deepcopy(FULL)
+    *way, last = place(path)
+    target: Any = spec
+    for step in way:
+        target = target[step]
+    target[last] = value
+    return spec
+
+
+def at(path: Path) -> Any:
+    """What FULL has there."""
+    found: Any = FULL
+    for step in place(path):
+        found = found[step]
+    return found
+
+
+def refused(path: Path, value: Any) -> bool:
+    """Whether the reader refuses a value, naming the place."""
+    try:
+        read(changed(path, value))
+    except SpecError as error:
+        return str(path[-1]) in error.field or str(path[-2]) in error.field
+    return False
+
+
+def test_the_crd_has_no_field_that_the_reader_does_not_know() -> None:
+    """A pool with every field of the CRD is read; a field missing in FULL would be a KeyError here."""
+    read(FULL)
+    assert [path for path in FIELDS if at(path) is None] == []
+
+
+def test_the_reader_knows_no_field_that_the_crd_has_not() -> None:
+    """Every field that is asked for, wherever it is asked for, is one of the CRD."""
+
+    class Asked(dict[str, Any]):
+        def __init__(self, raw: Mapping[str, Any], path: Path) -> None:
+            super().__init__({key: watched(value, (*path, key)) for key, value in raw.items()})
+            self.path = path
+
+        def get(self, key: str, default: Any = None) -> Any:
+            seen.add((*self.path, key))
+            return super().get(key, default)
+
+    def watched(value: Any, path: Path) -> Any:
+        if isinstance(value, dict):
+            return Asked(value, path)
+        return [watched(item, (*path, 0)) for item in value] if isinstance(value, list) else value
+
+    seen: set[Path] = set()
+    read(watched(FULL, ()))
+
+    known = set(FIELDS)
+    free = [path for path, schema in FIELDS.items() if schema.get("x-kubernetes-preserve-unknown-fields")]
+    ours = {path for path in seen if not any(path[: len(way)] == way for way in free)}
+    assert ours - known == set()
+    assert len(ours) > 80
+
+
+def test_numbers_have_the_same_bounds() -> None:
+    """The least and the largest are read, one beyond is refused."""
+    checked = 0
+    for path, schema in FIELDS.items():
+        if schema.get("type") != "integer" or "enum" in schema:
+            continue
+        low, high = schema["minimum"], schema.get("maximum", 2**31 - 1)
+        assert refused(path, low - 1), (path, low - 1)
+        assert refused(path, high + 1), (path, high + 1)
+        assert not refused(path, low) or path in SMALL_BY_OTHERS, (path, low)
+        assert not refused(path, high) or path in LARGE_BY_OTHERS, (path, high)
+        checked += 1
+    assert checked > 20
+
+
+SMALL_BY_OTHERS = {("engine", "maxNumBatchedTokens"), ("workload", "promptTokens")}
+LARGE_BY_OTHERS: set[Path] = set()
+"""Where another field of FULL bounds a number too."""
+
+
+def test_choices_are_the_same() -> None:
+    """Every choice of the CRD is read, and nothing else."""
+    for path, schema in FIELDS.items():
+        for choice in schema.get("enum", ()):
+            if path != ("engine", "speculative", "method"):
+                assert not refused(path, choice), (path, choice)
+        if "enum" in schema:
+            assert refused(path, 17 if schema["type"] == "integer" else "Otherwise"), path
+
+
+def test_strings_and_lists_have_the_same_length() -> None:
+    """As long as the CRD allows is read, a character or an item more is refused."""
+    for path, schema in FIELDS.items():
+        if schema.get("type") == "string" and "enum" not in schema:
+            longest = _of_length(at(path), schema["maxLength"])
+            assert not refused(path, longest), path
+            assert refused(path, _of_length(at(path), schema["maxLength"] + 1)), path
+        if schema.get("type") == "array":
+            items = [_numbered(at(path)[0], i) for i in range(schema["maxItems"] + 1)]
+            assert not refused(path, items[:-1]), path
+            assert refused(path, items), path
+
+
+def _of_length(text: str, length: int) -> str:
+    return text + ("0" if text[-1].isdigit() else text[-1]) * (length - len(text))
+
+
+def _numbered(item: Any, number: int) -> Any:
+    return {**item, "name": f"a{number}"} if isinstance(item, dict) else item
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        (("model", "servedName"), "two words"),
+        (("model", "adapters", 0, "name"), "../up"),
+        (("model", "shape", "checkpointSize"), "1GB"),
+        (("engine", "attentionBackend"), "flash"),
+        (("engine", "version"), "latest"),
+        (("engine", "env", 0, "name"), "1A"),
+        (("accelerator", "resourceName"), "a b"),
+        (("rollout", "maxUnavailable"), "0%"),
+        (("picker", "priorities", 0, "name"), "a,b"),
+        (("picker", "resources", "limits"), {"cpu": "much"}),
+        (("gateway", "hostnames", 0), "Upper.example"),
+    ],
+)
+def test_patterns_are_the_same(path: Path, wrong: Any) -> None:
+    """What does not fit a pattern of the CRD does not fit the reader's."""
+    schema = FIELDS[path]
+    if isinstance(wrong, dict):
+        schema, text = schema["additionalProperties"], next(iter(wrong.values()))
+    else:
+        text = wrong
+    assert re.search(schema["pattern"], text) is None
+    assert refused(path, wrong)
+
+
+def test_defaults_are_the_same() -> None:
+    """A pool with the CRD's defaults filled in is the pool without them."""
+    filled_in = 0
+    for case in cases("valid"):
+        filled = defaulted(case.pool["spec"], root()["properties"]["spec"])
+        assert read(filled) == read(case.pool["spec"]), case.name
+        filled_in += filled != case.pool["spec"]
+    assert filled_in > 5
+
+
+def defaulted(value: Any, schema: Schema) -> Any:
+    """As the API server fills in: defaults of absent fields in objects that are there."""
+    if isinstance(value, dict):
+        below = schema.get("properties") or {}
+        filled = {name: s["default"] for name, s in below.items() if "default" in s} | value
+        return {name: defaulted(v, below.get(name, {})) for name, v in filled.items()}
+    return [defaulted(v, schema.get("items", {})) for v in value] if isinstance(value, list) else value
+
+
+VOCABULARY = (
+    *("type", "format", "description", "default", "enum", "nullable", "required", "properties", "items"),
+    *(
+        "additionalProperties",
+        "minimum",
+        "maximum",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "minItems",
+        "maxItems",
+    ),
+    *("minProperties", "maxProperties"),
+)
+
+
+def test_the_crd_is_written_in_words_the_api_server_knows() -> None:
+    """A description with a comma, unquoted, would become keys of its own, which kubectl refuses."""
+    odd = [
+        (path, key)
+        for path, schema in leaves(root())
+        for key in schema
+        if key not in VOCABULARY and not key.startswith("x-kubernetes-")
+    ]
+    assert odd == []
+
+
+def test_every_field_is_described() -> None:
+    """A person who reads `kubectl explain` is told what to do, field by field."""
+    silent = [path for path, schema in leaves(root()) if _speaks(path) and not schema.get("description")]
+
+    assert silent == []
+
+
+def _speaks(path: Path) -> bool:
+    return bool(path) and path[0] in ("spec", "status") and not isinstance(path[-1], int)
+
+
+def test_everything_is_bounded() -> None:
+    """No string, list or map without a limit: rules cost what is known, and a pool has a largest size."""
+    limits = {"string": "maxLength", "array": "maxItems"}
+    for path, schema in leaves(root()["properties"]["spec"]):
+        limit = limits.get(schema.get("type", ""))
+        assert limit is None or limit in schema or "enum" in schema, path
+        if "additionalProperties" in schema:
+            assert "maxProperties" in schema, path
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_plan_fits_into_the_status(case: str) -> None:
+    """``status.plan`` has only fields of the CRD, of their types and within their bounds."""
+    schema = root()["properties"]["status"]["properties"]["plan"]
+
+    assert list(complaints(plan_status(made(case)), schema)) == []
+
+
+def complaints(value: Any, schema: Schema, path: Path = ()) -> Iterator[str]:
+    """What a structural schema has against a value."""
+    kinds: dict[str, Any] = {
+        "string": str,
+        "integer": int,
+        "number": (int, float),
+        "array": list,
+        "object": dict,
+        "boolean": bool,
+    }
+    if not isinstance(value, kinds[schema["type"]]):
+        yield f"{path}: {value!r} is no {schema['type']}"
+    elif isinstance(value, dict):
+        for name, below in value.items():
+            known = (schema.get("properties") or {}).get(name) or schema.get("additionalProperties")
+            if known is None:
+                yield f"{path}: {name} is not in the CRD"
+            else:
+                yield from complaints(below, known, (*path, name))
+    elif isinstance(value, list):
+        if len(value) > schema["maxItems"]:
+            yield f"{path}: {len(value)} items"
+        for i, item in enumerate(value):
+            yield from complaints(item, schema["items"], (*path, i))
+    elif len(str(value)) > schema.get("maxLength", 10**9) or value not in schema.get("enum", [value]):
+        yield f"{path}: {value!r}"

@@ -1,0 +1,278 @@
+"""Asking pickers, over real sockets; a cluster that only keeps what is written on it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from tests.operator.fleets import page, pod, row
+from tests.operator.pools import plan, pool
+
+from kvist_operator import fleet
+from kvist_operator.errors import Unavailable
+from kvist_operator.fleet import COST, Pickers, ask_all, fleet_url
+from kvist_operator.kinds import Target
+from kvist_operator.store import PoolKey, Store
+
+Answer = Callable[[], Awaitable[web.StreamResponse]]
+KEY = PoolKey("forest", "twig")
+POOL = pool()
+HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+"""A picker each, on the same port, as pods have it."""
+
+
+@dataclass
+class Annotations:
+    """What is written on pods."""
+
+    written: dict[str, str | None] = field(default_factory=dict)
+    writes: int = 0
+    fails: str = ""
+    """The pod that cannot be written to."""
+
+    async def annotate(self, target: Target, annotations: Mapping[str, str | None]) -> None:
+        """Keep it."""
+        self.writes += 1
+        if target.name == self.fails:
+            raise Unavailable("busy", 503)
+        self.written[target.name] = annotations[COST]
+
+
+async def says(body: bytes) -> web.Response:
+    """An answer."""
+    return web.Response(body=body)
+
+
+@asynccontextmanager
+async def pickers(*answers: Answer) -> AsyncIterator[int]:
+    """Servers, one on each host; their port."""
+    port, runners = 0, []
+    for host, answer in zip(HOSTS, answers, strict=False):
+        app = web.Application()
+
+        async def fleet_page(_: web.Request, answer: Answer = answer) -> web.StreamResponse:
+            return await answer()
+
+        app.router.add_get("/fleet", fleet_page)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, host, port).start()
+        port = runner.addresses[0][1]
+        runners.append(runner)
+    try:
+        yield port
+    finally:
+        for runner in runners:
+            await runner.cleanup()
+
+
+@dataclass
+class World:
+    """A pool of three engines, and so many pickers."""
+
+    cluster: Annotations = field(default_factory=Annotations)
+    store: Store = field(default_factory=Store)
+    changed: list[PoolKey] = field(default_factory=list)
+
+    def tell(self, count: int = 1, **engine: Any) -> list[dict[str, Any]]:
+        """All pods are there."""
+        made = [pod(f"e{n}", "engine", namespace="forest", **engine) for n in range(3)]
+        made += [
+            pod(f"epp{n}", "picker", namespace="forest", address=host) for n, host in enumerate(HOSTS[:count])
+        ]
+        made.append({**pool_object(), "metadata": {"name": "twig", "namespace": "forest"}})
+        for each in made:
+            self.store.tell({**each, "metadata": {**each["metadata"], "resourceVersion": "1"}})
+        return made
+
+    def asking(self, port: int) -> Pickers:
+        """The thing that is tested."""
+        return Pickers(self.cluster, self.store, self.changed.append, port)
+
+
+def pool_object() -> dict[str, Any]:
+    """The pool, as far as it matters here."""
+    return {"apiVersion": "kvist.dev/v1alpha1", "kind": "InferencePool"}
+
+
+ROWS = [row("e0", worth=30), row("e1", worth=10, kv_tokens=900), row("e2", worth=20)]
+
+
+async def test_each_pod_gets_the_worth_of_its_cache() -> None:
+    """Before replicas are lowered every ready engine is priced, over all pickers; a picker that does not
+    answer, or nonsense, spoils nothing."""
+    world = World()
+    world.tell(3)
+    answers = [lambda: says(page(*ROWS)), lambda: says(b"{"), lambda: says(page(*ROWS))]
+    async with pickers(*answers) as port, world.asking(port) as asking:
+        await asking.price(POOL, world.store.pods(KEY), 2)
+        assert world.cluster.written == {"e0": "60", "e1": "20", "e2": "40"}
+
+        for each in world.store.pods(KEY):
+            each["metadata"].setdefault("annotations", {})[COST] = world.cluster.written.get(
+                each["metadata"]["name"]
+            )
+            world.store.tell({**each, "metadata": {**each["metadata"], "resourceVersion": "2"}})
+        await asking.price(POOL, world.store.pods(KEY), 1)
+        assert world.cluster.writes == 3
+
+
+@pytest.mark.parametrize("replicas", [0, 3, 4])
+async def test_nobody_is_asked_where_there_is_no_choice(replicas: int) -> None:
+    """If all pods go, or none, it does not matter which."""
+    world = World()
+    world.tell()
+    async with world.asking(9) as asking:
+        await asking.price(POOL, world.store.pods(KEY), replicas)
+    assert world.cluster.writes == 0
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [{"ready": False}, {"owner": "StatefulSet"}, {"deletionTimestamp": "2026-01-01T00:00:00Z"}],
+    ids=["not-ready", "group", "leaving"],
+)
+async def test_other_pods_are_the_controllers_business(engine: dict[str, Any]) -> None:
+    """Pods that are not ready go first anyway; those of groups go by number; those that leave have gone."""
+    world = World()
+    world.tell(**engine)
+    async with pickers(lambda: says(page(*ROWS))) as port, world.asking(port) as asking:
+        await asking.price(POOL, world.store.pods(KEY), 2)
+    assert world.cluster.writes == 0
+
+
+async def test_replicas_are_lowered_all_the_same() -> None:
+    """With no answer nothing is written; a pod that cannot be written to leaves the others their cost."""
+    world = World()
+    world.tell()
+    async with world.asking(9) as asking:
+        await asking.price(POOL, world.store.pods(KEY), 2)
+    assert world.cluster.writes == 0
+
+    world.cluster.fails = "e0"
+    async with pickers(lambda: says(page(*ROWS))) as port, world.asking(port) as asking:
+        await asking.price(POOL, world.store.pods(KEY), 2)
+    assert world.cluster.written == {"e1": "10", "e2": "20"}
+
+
+async def test_a_look_tells_of_what_is_new() -> None:
+    """A pool is reconciled when something else is known of it, and not otherwise; what was known stays while
+    pickers are silent, and goes with the pool."""
+    world = World()
+    world.tell()
+    rows = list(ROWS)
+    async with pickers(lambda: says(page(*rows))) as port, world.asking(port) as asking:
+        await asking.look()
+        await asking.look()
+        assert (world.changed, asking.kv_tokens(KEY)) == ([KEY], 900)
+        rows.append(row("e3", kv_tokens=800))
+        await asking.look()
+        assert (world.changed, asking.kv_tokens(KEY)) == ([KEY, KEY], 800)
+
+        asking.port = 9
+        await asking.look()
+        assert asking.kv_tokens(KEY) == 800
+        world.store.forget(KEY.target)
+        await asking.look()
+        assert asking.kv_tokens(KEY) is None
+
+
+async def test_advice_stands_until_something_is_known() -> None:
+    """After a restart of the operator its own words stay, others' do not become its own."""
+    world = World()
+    world.tell()
+    known = plan("Qwen/Qwen3-8B", "H100-80GB")
+    before = ["Preemptions: old.", "a note of somebody else"]
+    busy = {"seconds": 600.0, "requests": 100.0, "preemptions": 50.0, "queries": 0.0, "hits": 0.0}
+    told = page(row("e0", counted=busy, kv_usage=0.9, running=8))
+    async with pickers(lambda: says(told)) as port, world.asking(port) as asking:
+        assert asking.advice(KEY, POOL, known, before) == ("Preemptions: old.",)
+        await asking.look()
+        [line] = asking.advice(KEY, POOL, known, before)
+    assert line.startswith("Preemptions: 50 %")
+
+
+async def test_asking_goes_on_and_ends_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks at once and again and again; cancelled while it waits, it leaves nothing behind."""
+    asked, hang = asyncio.Event(), asyncio.Event()
+    count = 0
+
+    async def answer() -> web.StreamResponse:
+        nonlocal count
+        count += 1
+        if count == 3:
+            asked.set()
+            await hang.wait()
+        return web.Response(body=page(*ROWS))
+
+    world = World()
+    world.tell()
+    async with pickers(answer) as port, world.asking(port) as asking:
+        task = asyncio.create_task(asking.run(0.01))
+        await asked.wait()
+        task.cancel()
+        await asyncio.wait((task,))
+        assert task.cancelled()
+        await asking.run(0)
+        hang.set()
+    assert count == 3
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "words"),
+    [("TIMEOUT_SECONDS", 0.2, "in time"), ("MAX_PAGE_BYTES", 100, "larger than 100")],
+)
+async def test_answers_are_bounded(
+    monkeypatch: pytest.MonkeyPatch, limit: str, value: float, words: str
+) -> None:
+    """An answer that takes too long, or is too long, counts as none."""
+    monkeypatch.setattr(fleet, limit, value)
+    hang = asyncio.Event()
+
+    async def answer() -> web.StreamResponse:
+        if limit == "TIMEOUT_SECONDS":
+            await hang.wait()
+        return web.Response(body=page(*ROWS))
+
+    async with pickers(answer) as port:
+        timeout = aiohttp.ClientTimeout(total=fleet.TIMEOUT_SECONDS)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            reports, problems = await ask_all(session, {"epp": f"http://127.0.0.1:{port}/fleet"})
+        hang.set()
+    assert reports == []
+    assert words in str(problems["epp"])
+
+
+async def test_redirects_and_errors_are_no_answers() -> None:
+    """Whoever sends us elsewhere, or fails, has not answered; the message names where and what."""
+
+    async def elsewhere() -> web.StreamResponse:
+        raise web.HTTPFound("http://127.0.0.1:9/fleet")
+
+    async def fails() -> web.StreamResponse:
+        return web.Response(status=503)
+
+    async with pickers(elsewhere, fails) as port, aiohttp.ClientSession() as session:
+        urls = {host: f"http://{host}:{port}/fleet" for host in HOSTS}
+        reports, problems = await ask_all(session, urls)
+    assert reports == []
+    assert "302" in str(problems[HOSTS[0]])
+    assert "503" in str(problems[HOSTS[1]])
+    assert HOSTS[2] in str(problems[HOSTS[2]])
+
+
+def test_only_pickers_that_run_are_asked() -> None:
+    """By their address, IPv6 in brackets; not engines, nor what has no address or is on its way out."""
+    assert fleet_url(pod("p", "picker", address="10.0.0.1")) == "http://10.0.0.1:9090/fleet"
+    assert fleet_url(pod("p", "picker", address="fd00::1"), 80) == "http://[fd00::1]:80/fleet"
+    for other in (
+        pod("p", "engine"),
+        pod("p", "picker", address=""),
+        pod("p", "picker", phase="Pending"),
+        pod("p", "picker", deletionTimestamp="2026-01-01T00:00:00Z"),
+    ):
+        assert fleet_url(other) == ""

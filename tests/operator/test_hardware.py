@@ -1,0 +1,98 @@
+"""Promises of the accelerator table: found by any name, read from node labels."""
+
+import pytest
+
+from kvist_operator.errors import HardwareError
+from kvist_operator.hardware import ROWS, find, from_labels, known, of_nodes, other
+
+ASKED = (
+    "A100-40GB",
+    "A100-80GB",
+    "A10",
+    "L4",
+    "L40S",
+    "H100-80GB",
+    "H200",
+    "B200",
+    "GB200",
+    "RTX-PRO-6000",
+    "MI300X",
+    "MI325X",
+    "TPU",
+    "CPU",
+)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_table_has_what_people_run(name: str) -> None:
+    """By short name, in any case."""
+    assert find(name.lower()) is not None
+
+
+def test_products_of_node_labels_are_names_too() -> None:
+    """The label's value, with the suffixes of feature discovery."""
+    assert known("NVIDIA-H100-80GB-HBM3").name == "H100-80GB"
+    assert known("NVIDIA-A100-SXM4-80GB-SHARED").name == "A100-80GB"
+
+
+def test_an_unknown_product_lists_the_known_ones() -> None:
+    """And says how to give another one."""
+    with pytest.raises(
+        HardwareError, match=r"'X99' is not known; known are A100-40GB.*spec\.accelerator\.memory"
+    ):
+        known("X99")
+
+
+def test_no_name_stands_for_two_rows() -> None:
+    """Short names, products and aliases are unique."""
+    names = [name.lower() for row in ROWS for name in {row.name.lower(), row.product.lower()}]
+
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("labels", "name", "count"),
+    [
+        ({"nvidia.com/gpu.product": "NVIDIA-H200", "nvidia.com/gpu.count": "8"}, "H200-141GB", 8),
+        ({"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM"}, "MI300X-192GB", 8),
+        ({"cloud.google.com/gke-accelerator": "nvidia-l4"}, "L4", 8),
+        (
+            {"karpenter.k8s.aws/instance-gpu-name": "a10g", "karpenter.k8s.aws/instance-gpu-count": "1"},
+            "A10",
+            1,
+        ),
+    ],
+)
+def test_labels_of_the_usual_places_are_read(labels: dict[str, str], name: str, count: int) -> None:
+    """NVIDIA's and AMD's feature discovery, two clouds."""
+    found = from_labels(labels)
+
+    assert found is not None
+    assert (found.accelerator.name, found.per_node) == (name, count)
+
+
+def test_labels_that_tell_nothing_are_none() -> None:
+    """No product, or one that is not in the table."""
+    assert from_labels({"kubernetes.io/hostname": "a"}) is None
+    assert from_labels({"nvidia.com/gpu.product": "NVIDIA-X99"}) is None
+
+
+def test_time_sliced_cards_are_unverified() -> None:
+    """Somebody else may hold memory on them."""
+    found = from_labels({"nvidia.com/gpu.product": "NVIDIA-L4-SHARED"})
+
+    assert found is not None
+    assert not found.accelerator.verified
+
+
+def test_the_most_numerous_kind_comes_first() -> None:
+    """Of all nodes of a cluster."""
+    l4 = {"nvidia.com/gpu.product": "NVIDIA-L4"}
+    h100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+
+    assert [facts.accelerator.name for facts in of_nodes([h100, l4, l4, {}])] == ["L4", "H100-80GB"]
+
+
+def test_a_product_without_a_row_is_never_verified() -> None:
+    """Only its memory is known."""
+    assert not other("NVIDIA-X99", 48).verified

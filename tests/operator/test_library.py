@@ -1,0 +1,101 @@
+"""Facts of models are looked up beside the loop, once, and kept."""
+
+import asyncio
+import threading
+
+import pytest
+from tests.operator import pools
+
+from kvist_operator.errors import ModelNotFound, OperatorError
+from kvist_operator.library import Known, Library, Wish
+from kvist_operator.spec.pool import Pool
+
+POOL = pools.pool("hf://a/b")
+
+
+class Hub:
+    """Answers when it is let, and counts who asked."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.asked = 0
+        self.error: Exception | None = None
+
+    def __call__(self, _wish: Wish) -> Known:
+        """One look."""
+        self.asked += 1
+        self.open.wait(30)
+        if self.error:
+            raise self.error
+        return pools.known("Qwen/Qwen3-8B"), None
+
+
+@pytest.fixture
+def hub() -> Hub:
+    """That does not answer yet."""
+    return Hub()
+
+
+async def settled(library: Library, pool: Pool) -> Known:
+    """Ask until there is an answer."""
+    while True:
+        found = await library.of(pool)
+        if found is not None:
+            return found
+
+
+async def test_a_slow_hub_holds_nobody_up(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None until the answer is there, and word when it is; all who ask meanwhile are one question."""
+    monkeypatch.setattr("kvist_operator.library.PATIENCE_SECONDS", 0.01)
+    told = asyncio.Event()
+    library = Library(told.set, hub)
+    assert [await library.of(POOL), await library.of(POOL)] == [None, None]
+    assert not told.is_set()
+
+    hub.open.set()
+    await told.wait()
+    facts, draft = await settled(library, POOL)
+    assert (facts.source, draft) == ("catalogue", None)
+    assert await library.of(POOL) == (facts, None)
+    assert hub.asked == 1
+    await library.close()
+
+
+@pytest.mark.parametrize("error", [ModelNotFound("spec.model.source: nothing"), ValueError("broken client")])
+async def test_a_refusal_is_an_error_that_is_kept_for_a_while(hub: Hub, error: Exception) -> None:
+    """Every pool of the model hears it, and the hub is not asked each time; a client that breaks is a hub
+    that gives nothing."""
+    hub.error = error
+    hub.open.set()
+    library = Library(lambda: None, hub)
+    for _ in range(2):
+        with pytest.raises(ModelNotFound, match=r"spec\.model\.source"):
+            await settled(library, POOL)
+    assert hub.asked == 1
+    await library.close()
+
+
+async def test_what_was_known_stands_when_the_hub_fails_later(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Facts that have grown old are looked up again; no answer to that takes nothing away."""
+    monkeypatch.setattr("kvist_operator.library.HOLDS_SECONDS", 0.0)
+    hub.open.set()
+    library = Library(lambda: None, hub)
+    before = await settled(library, POOL)
+    hub.error = ModelNotFound("gone")
+    while hub.asked < 3:
+        assert await library.of(POOL) == before
+        await asyncio.sleep(0.01)
+        monkeypatch.setattr("kvist_operator.library.AGAIN_SECONDS", 0.0)
+    await library.close()
+
+
+async def test_it_ends_while_the_hub_does_not_answer(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread is left alone: it is the end of the process that ends it."""
+    monkeypatch.setattr("kvist_operator.library.PATIENCE_SECONDS", 0.01)
+    library = Library(lambda: None, hub)
+    assert await library.of(POOL) is None
+    await library.close()
+    hub.open.set()
+    assert issubclass(ModelNotFound, OperatorError)

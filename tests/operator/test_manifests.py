@@ -1,0 +1,442 @@
+"""Promises of the objects: complete, valid, restricted, wired to each other, and nothing too much."""
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from importlib import metadata
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from tests.cluster.test_rights import rules_of_the_guide
+from tests.crd.cases import planned
+from tests.operator.manifested import CASES, FOLDER, SITE, one, rendered, resource, text
+
+from kvist_epp.settings import Settings
+from kvist_operator.errors import RenderError
+from kvist_operator.manifests import Api, Site
+from kvist_operator.manifests.engine import quantity
+from kvist_operator.manifests.policy import ANYWHERE, flows
+from kvist_operator.spec import read_pool
+from kvist_operator.spec.fields import parse_quantity
+
+VERSIONS = [f"1.{minor}" for minor in range(30, 38)]
+FOREIGN = ("gateway.", "inference.", "monitoring.", "leaderworkerset.")
+Json = dict[str, Any]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_objects_are_those_of_the_file(case: str) -> None:
+    """Whole sets, reviewed as a diff; the same input gives the same text."""
+    assert text(rendered(case)) == (FOLDER / f"{case}.yaml").read_text()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_core_objects_are_valid_for_every_kubernetes(version: str) -> None:
+    """By the schemas of 1.30 to 1.37, unknown fields refused; of others' APIs see the cluster tier."""
+    checked = 0
+    for case in ("agents", "cpu", "image", "two-nodes"):
+        for made in rendered(case).objects:
+            if not made["apiVersion"].startswith(FOREIGN):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    kubernetes_validate.validate(without_new_fields(made, version), version, strict=True)
+                checked += 1
+    assert checked > 50
+
+
+def without_new_fields(made: Json, version: str) -> Json:
+    """Image volumes are as new as 1.31; that ``oci://`` needs 1.35 is said in the CRD."""
+    if version != "1.30" or made["kind"] != "Deployment":
+        return made
+    made = copy.deepcopy(made)
+    pod = made["spec"]["template"]["spec"]
+    pod["volumes"] = [volume for volume in pod["volumes"] if "image" not in volume]
+    return made
+
+
+def pods(case: str) -> Iterator[tuple[str, Json]]:
+    """Every pod template: the object's name, and the template."""
+    for made in rendered(case).objects:
+        if made["kind"] == "Deployment":
+            yield made["metadata"]["name"], made["spec"]["template"]
+        if made["kind"] == "LeaderWorkerSet":
+            group = made["spec"]["leaderWorkerTemplate"]
+            yield f"{made['metadata']['name']} leader", group["leaderTemplate"]
+            yield f"{made['metadata']['name']} worker", group["workerTemplate"]
+
+
+EVERY = [(case, name) for case in CASES for name, _ in pods(case)]
+
+
+@pytest.mark.parametrize(("case", "name"), EVERY)
+def test_every_pod_is_restricted_and_complete(case: str, name: str) -> None:
+    """Pod Security *restricted* field by field, no token it does not use, no variable it did not ask for."""
+    pod = dict(pods(case))[name]["spec"]
+    [container] = pod["containers"]
+
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    allowed = {"emptyDir", "persistentVolumeClaim", "image", "secret", "configMap"}
+    assert {key for volume in pod["volumes"] for key in volume} - {"name"} <= allowed
+    assert pod["automountServiceAccountToken"] is (name == "twig-epp")
+    assert pod["enableServiceLinks"] is False
+    assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
+    assert "memory" in container["resources"]["limits"]
+    assert len({entry["name"] for entry in container["env"]}) == len(container["env"])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_names_fit_and_nothing_is_there_twice(case: str) -> None:
+    """Also for a pool with the longest name; every object has labels, namespace and one owner."""
+    found = resource(case)
+    found["metadata"]["name"] = "a" * 40
+    from kvist_operator.manifests import render
+
+    objects = render(read_pool(found), planned(found), SITE).objects
+    keys = [(made["kind"], made["metadata"]["name"]) for made in objects]
+
+    assert len(set(keys)) == len(keys)
+    assert max(len(name) for _, name in keys) <= 63
+    for made in objects:
+        assert made["metadata"]["namespace"] == "forest"
+        assert made["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "kvist-operator"
+        assert [ref["controller"] for ref in made["metadata"]["ownerReferences"]] == [True]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_selector_finds_pods_and_every_port_has_a_name(case: str) -> None:
+    """Services, budgets, policies and monitors select pods that are made, at ports that they open."""
+    made = rendered(case).objects
+    all_pods = [template for _, template in pods(case)]
+    for each in made:
+        spec = each.get("spec", {})
+        selector = spec.get("selector") or spec.get("podSelector") or {}
+        labels = selector.get("matchLabels", selector)
+        if each["kind"] in ("Service", "PodDisruptionBudget", "NetworkPolicy", "PodMonitor", "InferencePool"):
+            chosen = [template for template in all_pods if matches(template, labels)]
+            assert chosen, each["metadata"]["name"]
+            assert wanted(each) <= {p for t in chosen for p in opened(t)}, each["metadata"]["name"]
+        if each["kind"] == "Deployment":
+            assert matches(each["spec"]["template"], labels)
+
+
+def matches(template: Json, labels: Mapping[str, str]) -> bool:
+    """Whether pods of a template have these labels."""
+    return set(labels.items()) <= set(template["metadata"]["labels"].items())
+
+
+def opened(template: Json) -> Iterator[int | str]:
+    """Ports of a pod, by number and name."""
+    for port in template["spec"]["containers"][0].get("ports", ()):
+        yield port["containerPort"]
+        yield port["name"]
+
+
+def wanted(made: Json) -> set[int | str]:
+    """Ports that an object speaks of."""
+    spec = made["spec"]
+    match made["kind"]:
+        case "Service":
+            return {port["targetPort"] for port in spec["ports"]}
+        case "NetworkPolicy":
+            return {port["port"] for rule in spec["ingress"] for port in rule.get("ports", ())}
+        case "PodMonitor":
+            return {endpoint["port"] for endpoint in spec["podMetricsEndpoints"]}
+        case "InferencePool":
+            return {port["number"] for port in spec["targetPorts"]}
+    return set()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_engine_runs_what_was_planned(case: str) -> None:
+    """The command is the plan's, and so are GPUs, shared memory, grace and the label of its batch size."""
+    plan = planned(resource(case))
+    for name, template in pods(case):
+        if not name.startswith("twig-"):
+            pod, container = template["spec"], template["spec"]["containers"][0]
+            follows = name == "twig worker"
+            assert container["command"] + container["args"] == ["vllm", *plan.argv] + ["--headless"] * follows
+            assert pod["terminationGracePeriodSeconds"] == plan.needs.grace_seconds
+            [shm] = [v["emptyDir"] for v in pod["volumes"] if v["name"] == "shm"]
+            assert parse_quantity(shm["sizeLimit"], "") == plan.needs.shm_bytes
+            row = plan.seat.accelerator
+            on_node = str(min(plan.layout.gpus, plan.seat.per_node))
+            assert container["resources"]["limits"].get(row.resource) == (
+                None if row.vendor == "cpu" else on_node
+            )
+            assert template["metadata"]["annotations"]["kvist.dev/plan"] == plan.hash
+
+
+def test_followers_of_a_group_are_never_asked() -> None:
+    """Only leaders carry the label by which picker, gateways and budgets find engines; followers have no
+    probes, because a headless vLLM answers none."""
+    leader, worker = (dict(pods("two-nodes"))[f"twig {role}"] for role in ("leader", "worker"))
+
+    assert leader["metadata"]["labels"]["kvist.dev/pool"] == "twig"
+    assert "kvist.dev/pool" not in worker["metadata"]["labels"]
+    assert not {"ports", "startupProbe", "lifecycle"} & worker["spec"]["containers"][0].keys()
+
+
+@pytest.mark.parametrize(
+    ("rollout", "expected"),
+    [
+        ({}, {"maxSurge": 0, "maxUnavailable": 1}),
+        ({"maxUnavailable": "25%"}, {"maxSurge": 0, "maxUnavailable": "25%"}),
+        ({"strategy": "SurgeFirst", "maxUnavailable": 2}, {"maxSurge": 2, "maxUnavailable": 0}),
+    ],
+)
+def test_pods_are_replaced_as_asked(rollout: Json, expected: Json) -> None:
+    """ReplaceFirst needs no spare accelerator; SurgeFirst never lacks a pod. Both stop at a pod that is not
+    ready, and say so only after the time a pod may take."""
+    for case, way in (("minimal", "strategy"), ("two-nodes", "rolloutStrategy")):
+        kind = "Deployment" if case == "minimal" else "LeaderWorkerSet"
+        spec = one(rendered(case, rollout=rollout), kind, "twig")["spec"]
+        strategy = spec[way]
+        assert (strategy.get("rollingUpdate") or strategy["rollingUpdateConfiguration"]) == expected
+    plan = planned(resource("minimal"))
+    made = one(rendered("minimal", rollout=rollout), "Deployment", "twig")["spec"]
+    assert made["progressDeadlineSeconds"] > plan.needs.startup_seconds + plan.needs.grace_seconds
+
+
+def test_a_change_of_an_argument_changes_the_pods_and_a_change_of_replicas_does_not() -> None:
+    """What rolls pods is what they run."""
+
+    def template(**spec: Any) -> Json:
+        found: Json = one(rendered("minimal", **spec), "Deployment", "twig")["spec"]["template"]
+        return found
+
+    assert template() != template(engine={"maxNumSeqs": 128})
+    assert template() == template(replicas=5)
+    assert template() == template(picker={"replicas": 3}, gateway={"mode": "Envoy"})
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "no-picker"])
+def test_the_picker_starts_with_these_arguments(case: str) -> None:
+    """The command line is read back and checked as the picker does at its start, and no default is spelled
+    out."""
+    container = dict(pods(case))["twig-epp"]["spec"]["containers"][0]
+    settings = Settings.from_args(container["args"]).check()
+
+    assert (settings.pool_name, settings.pool_group) == ("twig", "kvist.dev")
+    assert settings.peers == "twig-epp-peers.forest.svc:9004"
+    assert settings.cert_path == settings.peer_cert_path == "/etc/kvist/tls"
+    assert settings.to_args() == container["args"]
+    grace = dict(pods(case))["twig-epp"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace > settings.drain_timeout
+
+
+def test_the_picker_may_do_what_the_guide_says() -> None:
+    """The Role is the one of docs/guides/kubernetes.md, which the cluster tests run the picker with."""
+    made = one(rendered("minimal"), "Role", "twig-epp")["rules"]
+    guide = rules_of_the_guide("twig")
+    for rule in guide:
+        rule["apiGroups"] = ["kvist.dev" if g.startswith("inference.") else g for g in rule["apiGroups"]]
+
+    assert made == guide
+
+
+HUB = {"source": "hf://Qwen/Qwen3-8B"}
+IMAGE = CASES["image"]["spec"]["model"]
+CLAIM = CASES["claim"]["spec"]["model"]
+
+
+@pytest.mark.parametrize(
+    ("model", "picker", "claims", "expected"),
+    [
+        (HUB, {}, {}, "hf://Qwen/Qwen3-8B"),
+        (HUB | {"revision": "main", "shape": IMAGE["shape"]}, {}, {}, "hf://Qwen/Qwen3-8B@main"),
+        (IMAGE, {}, {}, "/model"),
+        (CLAIM, {}, {"models": {"ReadWriteMany"}}, "/model/llama/3.3-70b"),
+        (CLAIM, {}, {"models": {"ReadWriteOnce"}}, "claim models (ReadWriteOnce) can be mounted by one node"),
+        (CLAIM, {}, {}, "access modes of claim models are not known; set spec.picker.tokenizer"),
+        (
+            CLAIM | {"source": "/weights"},
+            {},
+            {},
+            "the picker's image has no /weights; set spec.picker.tokenizer",
+        ),
+        (CLAIM, {"tokenizer": "hf://a/b"}, {}, "hf://a/b"),
+        (CLAIM, {"tokenizer": "oci://registry/tokenizer:1"}, {}, "/model"),
+        (CLAIM, {"tokenizer": "pvc://small/qwen"}, {}, "/model/qwen"),
+        (CLAIM, {"tokenizer": "/baked/in"}, {}, "/baked/in"),
+        (HUB, {"mode": "Approximate"}, {}, ""),
+    ],
+)
+def test_where_the_picker_finds_the_tokenizer(model: Json, picker: Json, claims: Json, expected: str) -> None:
+    """From the model's own source where it can be read there, from spec.picker.tokenizer, or not at all: then
+    a note says why and what to do, and the picker goes by its routing history."""
+    site = replace(SITE, claims={name: frozenset(modes) for name, modes in claims.items()})
+    found = rendered("claim", site, model=model, picker=picker)
+    pod = one(found, "Deployment", "twig-epp")["spec"]["template"]["spec"]
+    settings = Settings.from_args(pod["containers"][0]["args"])
+    notes = [note.message for note in found.notes if note.reason == "NoTokenizer"]
+
+    if not expected.startswith(("hf://", "/")):
+        assert (settings.model, settings.kv_events) == ("", False)
+        assert (len(notes), expected in "".join(notes)) == (bool(expected), True)
+        return
+    assert (settings.model, settings.kv_events, notes) == (expected, True, [])
+    mounted = any(mount["mountPath"] == "/model" for mount in pod["containers"][0]["volumeMounts"])
+    assert mounted is expected.startswith("/model")
+
+
+def test_the_hub_s_token_goes_where_it_is_needed_and_nowhere_else() -> None:
+    """As a reference to the user's Secret, in engines and pickers."""
+    ref = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    having = {name for name, t in pods("agents") if ref in t["spec"]["containers"][0]["env"]}
+
+    assert having == {"twig", "twig-epp"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_policies_let_through_every_flow_and_nothing_private(case: str) -> None:
+    """Each connection the product makes is allowed; KV events and gossip are for pickers alone."""
+    found = resource(case)
+    pool, plan = read_pool(found), planned(found)
+    policies = {
+        made["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: made["spec"]["ingress"]
+        for made in rendered(case).objects
+        if made["kind"] == "NetworkPolicy"
+    }
+    for flow in flows(pool, plan):
+        for port in {flow.port, flow.last or flow.port}:
+            assert allowed(policies[flow.server], flow.client, port), flow
+    for server, port in (("engine", 5557), ("engine", 5657), ("picker", 9004), ("engine", 29500)):
+        for client in (ANYWHERE, "envoy"):
+            assert server not in policies or not allowed(policies[server], client, port), (server, port)
+    assert allowed(policies["engine"], "engine", 29500) is (plan.nodes > 1)
+
+
+def allowed(ingress: list[Json], client: str, port: int) -> bool:
+    """As a network plugin would decide."""
+    return any(_from(rule, client) and _at(rule, port) for rule in ingress)
+
+
+def _from(rule: Json, client: str) -> bool:
+    labels = {"app.kubernetes.io/instance": "twig", "app.kubernetes.io/component": client}
+    peers = rule.get("from")
+    return peers is None or any(peer["podSelector"]["matchLabels"] == labels for peer in peers)
+
+
+def _at(rule: Json, port: int) -> bool:
+    ports = rule.get("ports")
+    return ports is None or any(p["port"] <= port <= p.get("endPort", p["port"]) for p in ports)
+
+
+def test_ranks_behind_one_port_publish_on_ports_of_their_own() -> None:
+    """Data-parallel ranks: the picker is told how many there are, and let through to each."""
+    engine = {"tensorParallelSize": 1, "dataParallelSize": 8}
+    found = rendered(
+        "minimal",
+        model={"source": "hf://deepseek-ai/DeepSeek-R1"},
+        engine=engine,
+        accelerator={"product": "H200"},
+    )
+    template = one(found, "Deployment", "twig")["spec"]["template"]
+    ingress = one(found, "NetworkPolicy", "twig")["spec"]["ingress"]
+
+    assert template["metadata"]["annotations"]["kvist.dev/data-parallel-size"] == "8"
+    assert [allowed(ingress, "picker", port) for port in (5557, 5564, 5565)] == [True, True, False]
+
+
+def test_without_a_picker_engines_say_nothing_and_nobody_is_asked() -> None:
+    """No events, no picker, no rights; the way in spreads requests evenly."""
+    found = rendered("no-picker")
+    kinds = {made["kind"] for made in found.objects}
+
+    assert not kinds & {"Role", "RoleBinding", "Secret"}
+    assert found.expects == ()
+    template = one(found, "Deployment", "twig")["spec"]["template"]
+    assert template["metadata"]["annotations"]["kvist.dev/kv-events"] == "false"
+    route = rendered("no-picker", gateway=CASES["route"]["spec"]["gateway"])
+    [rule] = one(route, "HTTPRoute", "twig")["spec"]["rules"]
+    assert [ref["kind"] for ref in rule["backendRefs"]] == ["Service"]
+
+
+@pytest.mark.parametrize(
+    ("case", "gone", "kinds"),
+    [
+        ("route", Api.INFERENCE_POOL, {"InferencePool", "HTTPRoute"}),
+        ("route", Api.HTTP_ROUTE, {"InferencePool", "HTTPRoute"}),
+        ("envoy-gateway", Api.EXTENSION_POLICY, {"EnvoyExtensionPolicy", "HTTPRoute"}),
+        ("agents", Api.POD_MONITOR, {"PodMonitor"}),
+    ],
+)
+def test_a_missing_api_is_a_note_and_no_object(case: str, gone: Api, kinds: set[str]) -> None:
+    """What needs it is left out whole, the rest is made; the note names the API."""
+    found = rendered(case, replace(SITE, apis=SITE.apis - {gone}))
+
+    assert not kinds & {made["kind"] for made in found.objects}
+    assert "Deployment" in {made["kind"] for made in found.objects}
+    [note] = [note for note in found.notes if note.reason == "ApiMissing"]
+    assert gone in note.message
+
+
+def test_podmonitors_on_auto_are_not_missed() -> None:
+    """Nobody asked for them."""
+    found = rendered("minimal", replace(SITE, apis=SITE.apis - {Api.POD_MONITOR}))
+
+    assert [note for note in found.notes if note.reason == "ApiMissing"] == []
+
+
+def test_a_replica_over_nodes_needs_leaderworkersets() -> None:
+    """Without their API engines cannot run at all: an error with the remedy, not half a pool."""
+    with pytest.raises(RenderError, match="a replica spans 2 nodes, which needs leaderworkersets"):
+        rendered("two-nodes", replace(SITE, apis=SITE.apis - {Api.LEADER_WORKER_SET}))
+
+
+def test_pods_go_to_the_accelerator_the_plan_is_for() -> None:
+    """By the labels that nodes are seen to have; where none is seen, a note says so."""
+    pod = one(rendered("minimal", accelerator={"product": "L4"}), "Deployment", "twig")["spec"]["template"][
+        "spec"
+    ]
+    [term] = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    blind = rendered("minimal", Site())
+
+    assert term["matchExpressions"] == [
+        {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-L4"]}
+    ]
+    assert "affinity" not in one(blind, "Deployment", "twig")["spec"]["template"]["spec"]
+    assert "NodesUnknown" in [note.reason for note in blind.notes]
+
+
+def test_objects_share_nothing() -> None:
+    """Changing one leaves the others, and the next rendering, as they are."""
+    first = rendered("agents")
+    before = text(rendered("agents"))
+    for made in first.objects:
+        made["metadata"]["labels"].clear()
+        made.get("spec", {}).clear()
+
+    assert text(rendered("agents")) == before
+    assert all("&id" not in yaml.safe_dump(made) for made in rendered("agents").objects)
+
+
+@pytest.mark.parametrize("number", [1, 1 << 20, (1 << 30) - 1, 1 << 30, 3 << 29, 68 << 30, 500 << 30])
+def test_quantities_are_written_as_the_api_server_writes_them_back(number: int) -> None:
+    """Never less than asked for, and less than a MiB more; 1024Mi is 1Gi."""
+    written = parse_quantity(quantity(number), "")
+
+    assert 0 <= written - number < 1 << 20
+    assert not quantity(number).endswith("Mi") or int(quantity(number)[:-2]) % 1024
+
+
+def test_pickers_are_of_the_operator_s_own_version() -> None:
+    """Unless the site or the pool names an image."""
+    for site, picker, image in (
+        (Site(), {}, f"kvist-epp:{metadata.version('kvist')}"),
+        (SITE, {}, "kvist-epp:1.2.3"),
+        (SITE, {"image": "mine:1"}, "mine:1"),
+    ):
+        pod = one(rendered("minimal", site, picker=picker), "Deployment", "twig-epp")["spec"]["template"][
+            "spec"
+        ]
+        assert pod["containers"][0]["image"] == image

@@ -1,0 +1,91 @@
+"""The rules of the operator's roles: enough for all that it does, and no more."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tests.operator.manifested import CASES, rendered
+
+from kvist_operator.kinds import CHILDREN, POOL, SECRET, kind_of
+from kvist_operator.metrics import Metrics
+from kvist_operator.rights import Right, asked, everywhere, namespaced
+from kvist_operator.starting import needed, review
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "operator.md"
+
+
+def test_every_object_of_every_pool_can_be_made_and_taken_away() -> None:
+    """Each kind that is rendered has a rule with all the verbs that apply and deletion need."""
+    held = set(asked(namespaced()))
+    for case in CASES:
+        for made in rendered(case).objects:
+            kind = kind_of(made)
+            assert kind in CHILDREN
+            for verb in ("get", "list", "watch", "create", "patch", "delete"):
+                assert Right(kind.group, kind.plural, verb) in held, (case, kind, verb)
+
+
+def test_whatever_a_picker_may_do_the_operator_may() -> None:
+    """Else the API server would refuse the pickers' Roles as an escalation."""
+    held = set(asked(namespaced()))
+    roles = [made for case in CASES for made in rendered(case).objects if made["kind"] == "Role"]
+    assert roles
+    for role in roles:
+        assert set(asked(role["rules"])) <= held
+
+
+def test_there_is_nothing_that_lets_it_do_more() -> None:
+    """No wildcard, no Secrets by list, no spec of a pool, no pods made, no roles beyond its own."""
+    found = [*asked(everywhere()), *asked(namespaced())]
+    assert not any("*" in (right.group, right.resource, right.verb) for right in found)
+    assert {r.verb for r in found if r.resource == "secrets"} == {"get", "create", "patch", "delete"}
+    assert {r.verb for r in found if (r.group, r.resource) == (POOL.group, POOL.plural)} == {
+        "get",
+        "list",
+        "watch",
+    }
+    assert {r.verb for r in found if r.resource == "pods"} == {"get", "list", "watch", "patch"}
+    assert not any(r.verb in ("bind", "escalate", "impersonate", "deletecollection") for r in found)
+    assert not any(r.resource in ("clusterroles", "namespaces", "customresourcedefinitions") for r in found)
+
+
+def test_a_role_of_a_namespace_knows_no_nodes() -> None:
+    """They are of no namespace; all else is the same."""
+    nodes = {right for right in asked(everywhere()) if right.resource == "nodes"}
+    assert {right.verb for right in nodes} == {"list"}
+    assert set(asked(namespaced())) == set(asked(everywhere())) - nodes
+
+
+def test_a_missing_optional_api_does_not_keep_it_from_starting() -> None:
+    """What is asked for at the start are the rights without which nothing goes."""
+    resources = {(right.group, right.resource) for right in needed(True)}
+    assert ("", SECRET.plural) in resources
+    assert not any("gateway" in group or "monitoring" in group for group, _ in resources)
+
+
+def test_a_review_asks_for_exactly_one_right() -> None:
+    """With the subresource apart, and a namespace only where there is one."""
+    made: dict[str, Any] = review(Right("kvist.dev", "inferencepools/status", "patch"), "")
+    assert made["spec"]["resourceAttributes"] == {
+        "group": "kvist.dev",
+        "resource": "inferencepools",
+        "subresource": "status",
+        "verb": "patch",
+    }
+
+
+def test_the_guide_has_exactly_these_rules() -> None:
+    """What somebody installs by hand is what the operator needs."""
+    [text] = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert yaml.safe_load(text) == everywhere()
+
+
+def test_the_guide_names_every_metric() -> None:
+    """And none that does not exist."""
+    exported = {
+        line.split()[2] for line in Metrics().text().decode().splitlines() if line.startswith("# TYPE")
+    }
+    exported = {name for name in exported if not name.endswith("_created")}
+    named = set(re.findall(r"kvist_operator_[a-z_]+", GUIDE.read_text()))
+    assert named == exported | {"kvist_operator_api_requests_total"}

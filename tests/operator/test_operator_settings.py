@@ -1,0 +1,58 @@
+"""The operator's flags: there and back, and what they refuse."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvist_operator.errors import SettingsError
+from kvist_operator.settings import Settings
+
+NAMES = st.lists(st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True), max_size=3).map(",".join)
+SECONDS = st.floats(1, 1e6)
+
+
+@given(
+    st.builds(
+        Settings,
+        namespaces=NAMES,
+        picker_image=st.from_regex(r"[a-z]{1,9}:[0-9]{1,3}", fullmatch=True),
+        workers=st.integers(1, 99),
+        resync=SECONDS,
+        discovery_interval=SECONDS,
+        fleet_interval=st.just(0.0) | SECONDS,
+        metrics_port=st.integers(0, 65_535),
+        log_format=st.sampled_from(["auto", "json", "text"]),
+    )
+)
+def test_a_command_line_gives_the_settings_it_was_made_from(made: Settings) -> None:
+    """As with the picker, since a chart writes the one and reads the other."""
+    assert Settings.from_args(made.to_args()) == made
+
+
+def test_an_environment_variable_stands_for_a_flag() -> None:
+    """And the command line wins."""
+    environment = {"KVIST_OPERATOR_NAMESPACES": "a,b", "KVIST_OPERATOR_WORKERS": "3"}
+    found = Settings.from_args(["--workers=5"], environment)
+
+    assert (found.watched, found.workers) == (("a", "b"), 5)
+
+
+@pytest.mark.parametrize(
+    ("argument", "flag"),
+    [
+        ("--namespaces=a,,b", "--namespaces"),
+        ("--namespaces=A", "--namespaces"),
+        ("--metrics-port=70000", "--metrics-port"),
+        ("--workers=0", "--workers"),
+        ("--resync=0", "--resync"),
+        ("--discovery-interval=nan", "--discovery-interval"),
+        ("--fleet-interval=-1", "--fleet-interval"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_flag(
+    argument: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names the flag, be it ours or argparse's."""
+    with pytest.raises((SettingsError, SystemExit)) as refused:
+        Settings.from_args([argument])
+    assert flag in f"{refused.value} {capsys.readouterr().err}"

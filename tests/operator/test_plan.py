@@ -1,0 +1,330 @@
+"""Promises of the plan: the rule of size on real models, and every decision beside it."""
+
+import pytest
+from tests.operator import golden, pools
+from tests.operator.pools import chosen, plan, reason
+
+from kvist_operator.errors import HardwareError, SpecError
+from kvist_operator.hardware import of_nodes
+from kvist_operator.memory.layout import GIB
+from kvist_operator.plan import Verdict, make_plan
+
+
+@pytest.mark.parametrize("case", sorted(golden.CASES))
+def test_whole_plans_are_as_they_were_reviewed(case: str) -> None:
+    """Every fact of twelve plans is what somebody has looked at (``python -m tests.operator.golden``)."""
+    assert golden.made(case).to_dict() == golden.kept(case)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "tensor", "pipeline"),
+    [
+        ("Qwen/Qwen3-32B-FP8", 1, 1, 1),
+        ("meta-llama/Llama-3.3-70B-Instruct", 4, 4, 1),
+        ("moonshotai/Kimi-K2.5", 8, 8, 1),
+        ("zai-org/GLM-5-FP8", 16, 8, 2),
+    ],
+)
+def test_known_models_on_h100_take_what_they_need(name: str, gpus: int, tensor: int, pipeline: int) -> None:
+    """The four of the issue: one GPU, four, a whole node, two nodes."""
+    found = plan(name, "NVIDIA-H100-80GB-HBM3")
+
+    assert found.verdict is Verdict.FITS
+    assert (found.layout.gpus, found.layout.tensor, found.layout.pipeline) == (gpus, tensor, pipeline)
+
+
+def test_a_tight_fit_says_what_is_left_and_what_gave_way() -> None:
+    """Kimi K2.5 on one node: experts whole; the plan tells GiB, tokens and each thing that was lowered."""
+    found = plan("moonshotai/Kimi-K2.5", "H100-80GB")
+
+    assert found.layout.expert_size == 8
+    assert 8192 <= found.run.max_len < 32_768
+    assert f"{found.memory.kv / GIB:.2f} GiB are left" in reason(found, "maxModelLen")
+    assert str(found.memory.kv_tokens) in reason(found, "maxModelLen")
+    assert "raised from 92" in reason(found, "gpuMemoryUtilizationPercent")
+    assert "lowered from 8192" in reason(found, "maxNumBatchedTokens")
+    assert "8 were wanted" in reason(found, "concurrency")
+
+
+@pytest.mark.parametrize(("dtype", "gib"), [("Model", 40.0), ("FP8", 20.0)])
+def test_llama_70b_needs_40_gib_for_a_sequence_of_128k(dtype: str, gib: float) -> None:
+    """The cache of one sequence over all GPUs, in both dtypes."""
+    found = plan(
+        "meta-llama/Llama-3.1-70B-Instruct",
+        "H200",
+        engine={"kvCacheDtype": dtype, "maxModelLen": 131_072},
+    )
+
+    assert found.to_dict()["memory"]["kv_gib_per_sequence"] == gib
+
+
+def test_more_gpus_of_a_node_come_before_less_context() -> None:
+    """Two L40S hold the weights of a 32B FP8 model; four leave the context that is wanted."""
+    found = plan("Qwen/Qwen3-32B-FP8", "L40S", engine={"kvCacheDtype": "Model"})
+
+    assert found.run.max_len == 32_768
+    assert found.memory.max_concurrency >= 8
+    assert "would lack" in reason(found, "tensorParallelSize")
+
+
+def test_less_context_comes_before_a_second_node() -> None:
+    """A node of four L4 keeps a 32B model, with less than the wanted 32k."""
+    found = plan("Qwen/Qwen3-32B", "L4", accelerator={"perNode": 4})
+
+    assert found.layout.gpus == 4
+    assert 8192 <= found.run.max_len < 32_768
+    assert "lowered from 32768" in reason(found, "maxModelLen")
+
+
+def test_a_count_is_kept_to() -> None:
+    """``spec.accelerator.count`` is the size, whatever the rule would take."""
+    found = plan("Qwen/Qwen3-8B", "H100", accelerator={"count": 4})
+
+    assert found.layout.tensor == 4
+    assert "spec.accelerator.count is 4" in reason(found, "tensorParallelSize")
+
+
+def test_what_does_not_fit_is_refused_with_the_nearest_that_would() -> None:
+    """The shortfall is what the fullest GPU lacks, and another accelerator is named."""
+    found = plan("meta-llama/Llama-3.3-70B-Instruct", "A10", accelerator={"count": 4})
+
+    assert found.verdict is Verdict.REFUSED
+    assert found.shortfall_bytes > GIB
+    assert found.argv == ()
+    assert "leave count and parallel sizes to the plan" in found.nearest
+    assert f"lack {found.shortfall_bytes / GIB:.1f} GiB" in reason(found, "verdict")
+
+
+def test_a_refused_16_bit_model_is_offered_fp8() -> None:
+    """Online quantisation is nearer than other hardware."""
+    found = plan("Qwen/Qwen3-32B", "L40S", accelerator={"perNode": 1, "count": 1})
+
+    assert found.verdict is Verdict.REFUSED
+    assert found.nearest == "spec.engine.quantization: FP8 on 1 × L40S would fit"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "flag", "said"),
+    [
+        ("A100-80GB", None, "does not compute in FP8"),
+        ("A10", None, "does not compute in FP8"),
+        ("L40S", "fp8", "FLASHINFER"),
+        ("H100", "fp8", "FLASH_ATTN"),
+        ("B200", "fp8", "FLASHINFER"),
+        ("RTX-PRO-6000", "fp8", "FLASHINFER"),
+        ("MI300X", "fp8", "ROCM_ATTN"),
+        ("TPU", None, "not known here"),
+    ],
+)
+def test_fp8_kv_is_taken_where_gpu_and_backend_do(gpu: str, flag: str | None, said: str) -> None:
+    """Auto names the backend it rests on, or the obstacle."""
+    found = plan("Qwen/Qwen3-8B", gpu)
+
+    assert ("--kv-cache-dtype" in found.argv) == (flag is not None)
+    assert said in reason(found, "kvCacheDtype")
+
+
+def test_a_checkpoint_s_own_kv_scheme_is_not_taken_against_the_user_s_word() -> None:
+    """``Model`` spells the dtype out where vLLM's auto would follow the checkpoint into FP8."""
+    found = plan("nvidia/Llama-3.1-70B-Instruct-FP8", "H100", engine={"kvCacheDtype": "Model"})
+
+    assert found.argv[found.argv.index("--kv-cache-dtype") + 1] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"engine": {"tensorParallelSize": 3}}, "does not divide the 32 heads: use one of 1, 2, 4, 8"),
+        ({"engine": {"tensorParallelSize": 16}}, "more than the 8 of a node"),
+        ({"engine": {"dataParallelSize": 2}}, "a dense model is served by more spec.replicas"),
+        ({"engine": {"maxModelLen": 2_000_000}}, "YaRN is of use up to 8"),
+        ({"engine": {"speculative": {"method": "MTP"}}}, "has no layers for it"),
+        (
+            {"engine": {"kvCacheDtype": "FP8", "attentionBackend": "FLEX_ATTENTION"}},
+            "FLEX_ATTENTION does not",
+        ),
+        ({"workload": {"promptTokens": 40_000, "outputTokens": 4000}}, "set spec.engine.maxModelLen"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_field(spec: dict[str, object], said: str) -> None:
+    """The message names the field and what to write instead."""
+    with pytest.raises(SpecError, match=said) as refused:
+        plan("Qwen/Qwen3-8B", "H100", **spec)
+
+    assert str(refused.value).startswith("spec.")
+
+
+def test_mla_models_refuse_what_their_backends_do_not_take() -> None:
+    """Per-token-head quantisation is for heads, and MLA has none."""
+    with pytest.raises(SpecError, match="not for MLA models"):
+        plan("deepseek-ai/DeepSeek-R1", "H200", engine={"kvCacheDtype": "Int8PerTokenHead"})
+
+
+def test_quantising_twice_is_refused() -> None:
+    """A checkpoint in FP8 cannot be quantised while loading."""
+    with pytest.raises(SpecError, match=r"FP8 \(blocks of 128\) already"):
+        plan("Qwen/Qwen3-32B-FP8", "H100", engine={"quantization": "FP8"})
+
+
+def test_online_fp8_halves_the_linear_weights() -> None:
+    """Embedding and head stay in 16 bits."""
+    plain, half = (plan("Qwen/Qwen3-32B", "H100", engine=e) for e in ({}, {"quantization": "FP8"}))
+    whole = plain.memory.weights * plain.layout.tensor
+
+    assert 0.5 < half.memory.weights * half.layout.tensor / whole < 0.53
+    assert half.argv[half.argv.index("--quantization") + 1] == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("spec", "doubt"),
+    [
+        ({"engine": {"image": "vllm/vllm-openai:v0.21.0"}}, "vLLM 0.21 is not among 0.30 to 0.33"),
+        ({"engine": {"image": "vllm/vllm-openai:nightly"}}, "set spec.engine.version"),
+        ({"engine": {"extraArgs": ["--block-size", "32"]}}, "--block-size"),
+    ],
+)
+def test_what_is_not_known_makes_a_plan_unverified(spec: dict[str, object], doubt: str) -> None:
+    """The plan is made all the same, and says what it cannot vouch for."""
+    found = plan("Qwen/Qwen3-8B", "H100", **spec)
+
+    assert found.verdict is Verdict.UNVERIFIED
+    assert any(doubt in said for said in found.doubts)
+    assert found.argv
+
+
+def test_an_unknown_product_is_planned_from_its_memory() -> None:
+    """Unverified, and 16-bit, as nothing is known of its kernels."""
+    found = make_plan(
+        pools.pool(accelerator={"product": "NVIDIA-X1", "memory": "48Gi", "perNode": 2}),
+        pools.known("Qwen/Qwen3-8B"),
+    )
+
+    assert found.verdict is Verdict.UNVERIFIED
+    assert found.to_dict()["accelerator"]["product"] == "NVIDIA-X1"
+
+
+def test_node_labels_are_read_where_the_spec_is_silent() -> None:
+    """The most numerous kind of node, with as many GPUs as it has."""
+    labels = {"nvidia.com/gpu.product": "NVIDIA-L40S", "nvidia.com/gpu.count": "4"}
+    found = make_plan(pools.pool(), pools.known("Qwen/Qwen3-8B"), nodes=of_nodes([labels, labels, {}]))
+
+    assert (found.seat.accelerator.name, found.seat.per_node) == ("L40S", 4)
+    assert chosen(found, "accelerator") == "L40S"
+
+
+def test_without_any_word_on_hardware_the_remedy_is_named() -> None:
+    """No product, no labels."""
+    with pytest.raises(HardwareError, match=r"spec\.accelerator\.product: is not set"):
+        make_plan(pools.pool(), pools.known("Qwen/Qwen3-8B"))
+
+
+def test_fp8_blocks_that_cannot_be_cut_keep_experts_whole() -> None:
+    """Experts of 1,536 columns in blocks of 128 cannot be split by eight: expert parallelism instead."""
+    found = plan("Qwen/Qwen3-235B-A22B-FP8", "H100", accelerator={"count": 8})
+
+    assert found.layout.expert_size == 8
+    assert "cannot be cut by 8" in reason(found, "expertParallel")
+
+
+def test_prefix_caching_off_turns_events_off() -> None:
+    """Nothing to announce, and the flag says so to vLLM."""
+    found = plan("Qwen/Qwen3-8B", "H100", engine={"prefixCaching": "Disabled"})
+
+    assert "--no-enable-prefix-caching" in found.argv
+    assert "--kv-events-config" not in found.argv
+
+
+def test_offload_raises_shared_memory_and_the_limit() -> None:
+    """The tier lives in /dev/shm, which counts against the container's memory."""
+    without, with_it = (plan("Qwen/Qwen3-8B", "H100", offload=o) for o in ({}, {"cpu": "32Gi"}))
+
+    assert with_it.needs.shm_bytes - without.needs.shm_bytes == 32 * GIB
+    assert with_it.needs.memory_bytes - without.needs.memory_bytes == 32 * GIB
+    assert with_it.argv[with_it.argv.index("--kv-offloading-size") + 1] == "32"
+
+
+def test_a_target_between_tokens_bounds_the_step() -> None:
+    """Chunks of prefill are as long as the target allows; without one vLLM's default stays."""
+    eager, lazy = (
+        plan("meta-llama/Llama-3.1-70B-Instruct", "H200", workload=w) for w in ({"tpotMilliseconds": 20}, {})
+    )
+
+    assert eager.run.batched_tokens == 512
+    assert lazy.run.batched_tokens == 8192
+
+
+def test_pictures_that_never_come_leave_the_tower_out() -> None:
+    """``imagesPerRequest: 0`` frees the tower's memory and says so to vLLM."""
+    found = plan("Qwen/Qwen3-VL-8B-Instruct", "L40S", workload={"imagesPerRequest": 0})
+    usual = plan("Qwen/Qwen3-VL-8B-Instruct", "L40S")
+
+    assert "--language-model-only" in found.argv
+    assert found.memory.encoder == 0
+    assert found.memory.kv > usual.memory.kv
+
+
+def test_a_user_s_own_parser_wins_over_the_catalogue_s() -> None:
+    """No flag is there twice."""
+    found = plan("Qwen/Qwen3-8B", "H100", engine={"extraArgs": ["--tool-call-parser", "mine"]})
+
+    assert found.argv.count("--tool-call-parser") == 1
+    assert found.argv[-1] == "mine"
+
+
+def test_drain_fits_into_the_grace_period() -> None:
+    """preStop, then vLLM's own drain, then time to end."""
+    found = plan("Qwen/Qwen3-8B", "H100", rollout={"drainSeconds": 120})
+
+    assert found.needs.grace_seconds > found.needs.pre_stop_seconds + found.needs.drain_seconds
+    assert found.argv[found.argv.index("--shutdown-timeout") + 1] == "120"
+
+
+def test_the_hash_is_of_what_runs_not_of_why() -> None:
+    """A reason may be worded anew without a rollout; an argument may not."""
+    from dataclasses import replace
+
+    found = plan("Qwen/Qwen3-8B", "H100")
+    reworded = replace(found, choices=())
+    other = plan("Qwen/Qwen3-8B", "H100", engine={"maxNumSeqs": 64})
+
+    assert found.hash == reworded.hash
+    assert found.hash != other.hash
+
+
+@pytest.mark.parametrize(
+    ("source", "model"),
+    [
+        ("pvc://weights/llama/8b", "/model/llama/8b"),
+        ("oci://registry/llama:1", "/model"),
+        ("/models/m", "/models/m"),
+    ],
+)
+def test_weights_are_where_manifests_mount_them(source: str, model: str) -> None:
+    """A claim and an image under one path, a path of the engine's image as it is."""
+    found = make_plan(pools.pool(source), pools.made(), gpu="H100")
+
+    assert found.argv[1] == model
+
+
+def test_adapters_are_named_with_their_paths() -> None:
+    """A repository of the hub as vLLM takes it, others where manifests mount them."""
+    adapters = [
+        {"name": "a", "source": "hf://acme/a"},
+        {"name": "b", "source": "pvc://claim/b", "rank": 64},
+        {"name": "c", "source": "/adapters/c"},
+    ]
+    found = plan("Qwen/Qwen3-8B", "H100", model={"adapters": adapters})
+    at = found.argv.index("--lora-modules")
+
+    assert found.argv[at + 1 : at + 4] == ("a=acme/a", "b=/adapters/b", "c=/adapters/c")
+    assert found.argv[found.argv.index("--max-lora-rank") + 1] == "64"
+
+
+def test_expected_requests_keep_their_context_at_the_cost_of_concurrency() -> None:
+    """With hints, fewer at once come before a context that the expected prompts would not fit into."""
+    workload = {"promptTokens": 20_000, "outputTokens": 2000, "concurrency": 64}
+    found = plan("Qwen/Qwen3-32B", "L40S", accelerator={"perNode": 2}, workload=workload)
+
+    assert found.run.max_len >= 22_000
+    assert 1 <= chosen(found, "concurrency") < 64
+    assert "64 were wanted" in reason(found, "concurrency")

@@ -1,0 +1,37 @@
+"""What docs/guides/pools.md says is so."""
+
+import re
+from pathlib import Path
+
+import yaml
+from tests.operator.manifested import one, rendered
+from tests.operator.test_status import NOW, WELL, conditions, subject
+
+from kvist_operator.manifests.render import ORDER
+from kvist_operator.status import status
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "pools.md").read_text()
+
+
+def test_the_overlay_of_the_guide_is_merged() -> None:
+    """The example is taken, and does what the comment says."""
+    [text] = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
+    overlay = yaml.safe_load(text)["spec"]["podTemplate"]
+    pod = one(rendered("minimal", podTemplate=overlay), "Deployment", "twig")["spec"]["template"]["spec"]
+
+    assert pod["tolerations"] == overlay["spec"]["tolerations"]
+    [cache] = [volume for volume in pod["volumes"] if volume["name"] == "cache"]
+    assert cache == {"name": "cache", "persistentVolumeClaim": {"claimName": "hub-cache"}}
+
+
+def test_the_guide_names_every_kind_every_volume_and_every_condition() -> None:
+    """Nothing is made that it does not mention; reasons are in the guide of troubles."""
+    volumes = {
+        v["name"]
+        for v in one(rendered("agents"), "Deployment", "twig")["spec"]["template"]["spec"]["volumes"]
+    }
+    known = {"Role", "RoleBinding"} | volumes - {"adapter-1"}
+
+    missing = [word for word in {*ORDER, *known} - {"RoleBinding"} if word not in GUIDE]
+    assert missing == []
+    assert [kind for kind in conditions(status(subject(), WELL, {}, NOW)) if f"`{kind}`" not in GUIDE] == []

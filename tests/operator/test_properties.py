@@ -1,0 +1,161 @@
+"""What holds for every plan, whatever the model and the hardware."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.operator.pools import known, pool
+
+from kvist_operator.engine import EngineArgs, check_extra
+from kvist_operator.errors import SpecError
+from kvist_operator.hardware import ROWS
+from kvist_operator.hardware import known as accelerator
+from kvist_operator.memory.budget import Memory, budget
+from kvist_operator.memory.layout import GIB, Layout, Run
+from kvist_operator.models.catalogue import entries
+from kvist_operator.plan import Plan, Verdict, make_plan
+
+NAMES = sorted(entry.name for entry in entries().values())
+models = st.sampled_from(NAMES)
+gpus = st.sampled_from([row.name for row in ROWS if row.vendor in ("nvidia", "amd")])
+layouts = st.builds(
+    Layout, tensor=st.sampled_from([1, 2, 4, 8]), pipeline=st.integers(1, 3), expert=st.booleans()
+)
+kv_dtypes = st.sampled_from(["auto", "fp8"])
+
+
+def planned(name: str, gpu: str, memory: float | None = None) -> Plan:
+    """The plan for a model, on a card with so many GiB."""
+    spec = {} if memory is None else {"accelerator": {"memory": f"{int(memory * 1024)}Mi"}}
+    return make_plan(pool(f"hf://{name}", **spec), known(name), gpu=gpu)
+
+
+def measured(name: str, gpu: str, layout: Layout, **run: object) -> Memory:
+    """The memory of one layout."""
+    return budget(known(name).model, accelerator(gpu), layout, Run().but(**run))
+
+
+@settings(max_examples=120, deadline=None)
+@given(models, gpus)
+def test_every_model_gets_a_sound_plan_or_a_refusal_with_a_number(name: str, gpu: str) -> None:
+    """What fits leaves room for a request; what does not lacks something; parallelism divides heads."""
+    found = planned(name, gpu)
+    shape = known(name).model.shape
+
+    if found.verdict is Verdict.REFUSED:
+        assert found.shortfall_bytes > 0
+        assert found.nearest
+    else:
+        assert found.memory.max_concurrency >= 1
+        assert found.run.max_len >= min(8192, shape.max_len)
+        assert found.run.batched_tokens >= found.run.sequences
+        assert found.argv[:2] == ("serve", name)
+    assert all(heads % found.layout.tensor == 0 for heads in shape.heads)
+
+
+@settings(max_examples=60, deadline=None)
+@given(models, gpus)
+def test_totals_add_up(name: str, gpu: str) -> None:
+    """Items and cache make the usable share; tokens are what the cache holds at its bytes a token."""
+    found = planned(name, gpu)
+    m = found.memory
+
+    assert (
+        m.weights + m.activations + m.encoder + m.graphs + m.overhead + m.kv == m.usable
+        or abs(m.weights + m.activations + m.encoder + m.graphs + m.overhead + m.kv - m.usable) < 1
+    )
+    if found.verdict is not Verdict.REFUSED:
+        assert m.kv_tokens <= found.layout.data * m.kv / m.bytes_per_token * 1.001
+
+
+@settings(max_examples=60, deadline=None)
+@given(models, st.floats(20, 180), st.floats(1, 60))
+def test_more_memory_never_gives_less_context(name: str, memory: float, more: float) -> None:
+    """Nor a refusal where less memory had none."""
+    small, large = (_on(name, gib) for gib in (memory, memory + more))
+
+    if small.verdict is not Verdict.REFUSED:
+        assert large.verdict is not Verdict.REFUSED
+        assert large.nodes < small.nodes or large.run.max_len >= small.run.max_len
+
+
+def _on(name: str, gib: float) -> Plan:
+    card = {"product": "card", "memory": f"{int(gib * 1024)}Mi", "perNode": 8}
+    return make_plan(pool(f"hf://{name}", accelerator=card), known(name))
+
+
+@settings(max_examples=60, deadline=None)
+@given(models, layouts, kv_dtypes, st.floats(0.1, 200), st.floats(0.1, 200))
+def test_more_cache_never_holds_fewer_tokens(
+    name: str, layout: Layout, dtype: str, first: float, second: float
+) -> None:
+    """Tokens grow with bytes, for every layer type and layout."""
+    stages = measured(name, "H100", layout, kv_dtype=dtype).stages
+    low, high = sorted((first * GIB, second * GIB))
+
+    assert all(c.tokens(low, 16_384) <= c.tokens(high, 16_384) for c in stages)
+
+
+@settings(max_examples=60, deadline=None)
+@given(models, layouts, st.integers(1, 131_072), st.integers(1, 131_072))
+def test_longer_requests_never_take_less(name: str, layout: Layout, first: int, second: int) -> None:
+    """Blocks grow with length, windows and states included."""
+    low, high = sorted((first, second))
+
+    assert all(c.request_bytes(low) <= c.request_bytes(high) for c in measured(name, "H100", layout).stages)
+
+
+@settings(max_examples=60, deadline=None)
+@given(models, st.sampled_from([1, 2, 4]))
+def test_more_ranks_never_hold_more_weights(name: str, tensor: int) -> None:
+    """Doubling tensor parallelism at most halves a GPU's weights, and never adds to them."""
+    one, two = (measured(name, "H100", Layout(tensor=t)).weights for t in (tensor, 2 * tensor))
+
+    assert one / 2 - 1 <= two < one
+
+
+@settings(max_examples=60, deadline=None)
+@given(models)
+def test_fp8_never_takes_more_than_16_bits(name: str) -> None:
+    """Per token, whatever the layers are."""
+    wide, narrow = (measured(name, "H100", Layout(), kv_dtype=d).bytes_per_token for d in ("auto", "fp8"))
+
+    assert narrow <= wide
+
+
+words = st.text("abcdefgh-", min_size=1, max_size=12).filter(lambda s: not s.startswith("-"))
+objects = st.dictionaries(words, st.integers() | words, max_size=3)
+arguments = st.builds(
+    EngineArgs,
+    model=words,
+    served_model_name=st.none() | words,
+    tensor_parallel_size=st.none() | st.integers(1, 64),
+    enable_expert_parallel=st.booleans(),
+    gpu_memory_utilization=st.none() | st.integers(1, 99).map(lambda n: n / 100),
+    kv_cache_dtype=st.none() | words,
+    enable_prefix_caching=st.none() | st.booleans(),
+    kv_events_config=st.none() | objects,
+    hf_overrides=st.none() | objects,
+    lora_modules=st.none() | st.lists(words, min_size=1, max_size=3).map(tuple),
+    shutdown_timeout=st.none() | st.integers(0, 600),
+    extra=st.lists(words, max_size=3).map(lambda e: ("--seed", *e) if e else ()),
+)
+
+
+@given(arguments)
+def test_arguments_survive_the_command_line(args: EngineArgs) -> None:
+    """``from_argv`` undoes ``to_argv``."""
+    assert EngineArgs.from_argv(args.to_argv()) == args
+
+
+@given(
+    st.sampled_from(["kv-cache-dtype", "gpu-memory-utilization", "max-model-len", "served-model-name"]),
+    st.data(),
+)
+def test_no_spelling_of_an_owned_flag_gets_through(flag: str, data: st.DataObject) -> None:
+    """Abbreviations, underscores, ``=value``: whatever vLLM's parser would read as the flag."""
+    cut = data.draw(st.integers(5, len(flag)))
+    spelled = "--" + "".join(data.draw(st.sampled_from("-_")) if c == "-" else c for c in flag[:cut])
+    tail = data.draw(st.sampled_from(["", "=x", ".key"]))
+
+    with pytest.raises(SpecError, match=r"^spec\.engine\.extraArgs\[0\]: "):
+        check_extra([spelled + tail])

@@ -1,0 +1,311 @@
+"""One look at a pool, on a cluster in memory: what is written, and what is said."""
+
+from typing import Any
+
+import pytest
+from tests.operator.memory import Memory
+
+from kvist_operator.cluster import Json
+from kvist_operator.errors import Forbidden, OperatorError, Refused, Unavailable
+from kvist_operator.kinds import CHILDREN, CONFIG_MAP, DEPLOYMENT, NODE, SECRET, Kind, Target
+from kvist_operator.library import Library
+from kvist_operator.manifests import Site
+from kvist_operator.plan import Plan
+from kvist_operator.reconcile import Reconciler
+from kvist_operator.spec.pool import Pool
+from kvist_operator.status.advice import standing
+from kvist_operator.store import PoolKey, Store
+from kvist_operator.surroundings import Surroundings
+from kvist_operator.watching import Watching
+
+KEY = PoolKey("forest", "twig")
+SERVICE = Kind("", "v1", "Service", "services")
+L4 = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.count": "4"}
+H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.count": "8"}
+
+
+class Quiet:
+    """A fleet that says what the test lets it."""
+
+    def __init__(self) -> None:
+        self.priced: list[tuple[int, int]] = []
+        self.tokens: int | None = None
+
+    async def price(self, pool: Pool, pods: list[Json], replicas: int) -> None:
+        """Remember that it was asked, and for which replicas."""
+        self.priced.append((len(pods), replicas))
+
+    def kv_tokens(self, key: PoolKey) -> int | None:
+        """What the test says."""
+        return self.tokens
+
+    def advice(self, key: PoolKey, pool: Pool, plan: Plan, before: list[str]) -> tuple[str, ...]:
+        """What was said before."""
+        return standing(before)
+
+
+class Ground:
+    """One pool in one cluster, and an operator that can be made anew."""
+
+    def __init__(self) -> None:
+        self.cluster = Memory()
+        self.cluster.absent = {kind for kind in CHILDREN if kind.optional}
+        self.fleet = Quiet()
+        self.restart()
+
+    def restart(self) -> None:
+        """An operator that knows nothing."""
+        self.store = Store()
+        self.surroundings = Surroundings(self.cluster, nodes_allowed=True)
+        self.watching = Watching(self.cluster, self.store, (), lambda _key: None)
+        self.reconciler = Reconciler(
+            cluster=self.cluster,
+            store=self.store,
+            surroundings=self.surroundings,
+            library=Library(lambda: None),
+            fleet=self.fleet,
+            images=Site(),
+        )
+
+    def put(self, **spec: Any) -> None:
+        """The pool, new or changed."""
+        base = {
+            "model": {"source": "hf://Qwen/Qwen3-8B"},
+            "accelerator": {"product": "L4"},
+            "replicas": 0,
+        }
+        meta = {"name": "twig", "namespace": "forest"}
+        body = {"apiVersion": "kvist.dev/v1alpha1", "kind": "InferencePool", "metadata": meta}
+        self.cluster.put({**body, "spec": {**base, **spec}})
+
+    async def look(self) -> float | None:
+        """See all there is, and look at the pool once; what was written is counted from here."""
+        await self.watching.follow((await self.surroundings.look()).kinds)
+        await self.watching.look()
+        self.cluster.writes.clear()
+        return await self.reconciler.reconcile(KEY)
+
+    async def said(self, kind: str) -> Json:
+        """A condition."""
+        conditions = (await self.status())["conditions"]
+        return next((c for c in conditions if c["type"] == kind), {})
+
+    async def status(self) -> Json:
+        """Of the pool."""
+        found = await self.cluster.get(KEY.target)
+        assert found is not None
+        status: Json = found["status"]
+        return status
+
+    async def engines(self) -> Json:
+        """Their Deployment."""
+        found = await self.cluster.get(Target(DEPLOYMENT, "forest", "twig"))
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def ground() -> Ground:
+    """With a pool that asks for nothing special."""
+    made = Ground()
+    made.put()
+    return made
+
+
+async def test_a_pool_is_made_and_then_left_alone(ground: Ground) -> None:
+    """Objects first, the status last; a second look writes nothing, nor does a new operator's first."""
+    await ground.look()
+    assert ground.cluster.writes[-1] == "status InferencePool twig"
+    assert "apply Deployment twig" in ground.cluster.writes
+    assert (await ground.said("Accepted"))["status"] == "True"
+
+    await ground.look()
+    assert ground.cluster.writes == []
+    ground.restart()
+    await ground.look()
+    assert ground.cluster.writes == []
+
+
+async def test_a_bad_spec_is_a_condition_and_what_runs_runs_on(ground: Ground) -> None:
+    """The old generation's objects are not touched; when the spec is mended, all goes on."""
+    await ground.look()
+    before = await ground.engines()
+    ground.put(engine={"extraArgs": ["--port=1"]})
+    await ground.look()
+    assert ground.cluster.writes == ["status InferencePool twig"]
+    assert (await ground.said("Accepted"))["reason"] == "InvalidSpec"
+    assert await ground.engines() == before
+
+    ground.put(engine={"maxNumSeqs": 8})
+    await ground.look()
+    assert (await ground.said("Accepted"))["status"] == "True"
+    assert await ground.engines() != before
+
+
+async def test_a_model_that_does_not_fit_is_a_condition(ground: Ground) -> None:
+    """Nothing is made for it."""
+    ground.put(model={"source": "hf://deepseek-ai/DeepSeek-V3.2"}, accelerator={"product": "L4", "count": 1})
+    await ground.look()
+    assert ground.cluster.writes == ["status InferencePool twig"]
+    assert (await ground.said("Accepted"))["reason"] == "DoesNotFit"
+
+
+async def test_what_the_api_server_refuses_is_said_and_the_rest_is_done(ground: Ground) -> None:
+    """All refusals in one condition; the call fails, so that the pool's turn comes again."""
+    refused = {
+        "NetworkPolicy": Refused("apply NetworkPolicy twig: denied by a webhook", 403),
+        "Role": Forbidden("apply Role twig-epp: may not", 403),
+    }
+    ground.cluster.refuse = lambda _verb, target: refused.get(target.kind.kind)
+    with pytest.raises(Forbidden):
+        await ground.look()
+    said = await ground.said("Progressing")
+    assert said["reason"] == "Forbidden"
+    assert "may not" in said["message"]
+    assert "denied by a webhook" in said["message"]
+    assert await ground.engines()
+
+    ground.cluster.refuse = lambda _verb, _target: None
+    await ground.look()
+    assert (await ground.said("Progressing"))["reason"] != "Forbidden"
+
+
+async def test_a_busy_api_server_is_no_condition(ground: Ground) -> None:
+    """It is tried again; nothing is said that would change back in a second."""
+    ground.cluster.refuse = lambda _verb, target: (
+        Unavailable("busy", 503) if target.kind == DEPLOYMENT else None
+    )
+    with pytest.raises(Unavailable):
+        await ground.look()
+    assert "status InferencePool twig" not in ground.cluster.writes
+
+
+async def test_a_name_that_is_taken_is_left_to_its_owner(ground: Ground) -> None:
+    """Also when only a look at the name shows it, since it has none of our labels; also a Secret."""
+    for kind, name in (("Service", "twig"), ("Secret", "twig-epp-tls")):
+        meta = {"name": name, "namespace": "forest"}
+        ground.cluster.put({"apiVersion": "v1", "kind": kind, "metadata": meta, "spec": {"x": 1}})
+    await ground.look()
+    assert "apply Service twig" not in ground.cluster.writes
+    assert "apply Secret twig-epp-tls" not in ground.cluster.writes
+    said = await ground.said("Ready")
+    assert said["reason"] == "NameConflict"
+    assert "Service twig" in said["message"]
+    assert "Secret twig-epp-tls" in said["message"]
+
+
+async def test_an_object_of_ours_whose_labels_were_taken_is_taken_back(ground: Ground) -> None:
+    """It is in no list, but it is ours by its owner."""
+    await ground.look()
+    found = await ground.cluster.get(Target(SERVICE, "forest", "twig"))
+    assert found is not None
+    ground.cluster.put({**found, "metadata": {**found["metadata"], "labels": {}}})
+    await ground.look()
+    assert ground.cluster.writes[:1] == ["apply Service twig"]
+    await ground.look()
+    assert ground.cluster.writes == []
+
+
+async def test_certificates_come_and_go_with_the_pickers(ground: Ground) -> None:
+    """And nobody looks at the Secret again and again."""
+    await ground.look()
+    secret = Target(SECRET, "forest", "twig-epp-tls")
+    made = await ground.cluster.get(secret)
+    assert made is not None
+    assert set(made["data"]) == {"tls.crt", "tls.key", "ca.crt"}
+    public = await ground.cluster.get(Target(CONFIG_MAP, "forest", "twig-epp-ca"))
+    assert public is not None
+    assert list(public["data"]) == ["ca.crt"]
+    ground.put(picker={"mode": "Off"})
+    await ground.look()
+    assert await ground.cluster.get(secret) is None
+    assert await ground.cluster.get(Target(CONFIG_MAP, "forest", "twig-epp-ca")) is None
+
+
+async def test_caches_are_priced_before_replicas_are_lowered_and_only_then(ground: Ground) -> None:
+    """Raising asks nobody; lowering asks with the number that is to stay."""
+    for replicas in (1, 4, 2, 2):
+        ground.put(replicas=replicas)
+        await ground.look()
+    assert ground.fleet.priced == [(0, 2)]
+    assert (await ground.engines())["spec"]["replicas"] == 2
+
+
+async def test_an_api_that_comes_later_is_used_and_one_that_goes_is_a_condition(ground: Ground) -> None:
+    """PodMonitors, asked for: a condition first, objects when their API is there, a condition again."""
+    monitors = next(kind for kind in CHILDREN if kind.kind == "PodMonitor")
+    ground.put(monitoring={"podMonitor": "Enabled"})
+    await ground.look()
+    assert (await ground.said("Monitored"))["reason"] == "ApiMissing"
+    ground.cluster.absent.discard(monitors)
+    await ground.look()
+    assert await ground.said("Monitored") == {}
+    assert len(await ground.cluster.find(monitors)) == 2
+    ground.cluster.absent.add(monitors)
+    await ground.look()
+    assert (await ground.said("Monitored"))["reason"] == "ApiMissing"
+
+
+async def test_nodes_that_go_change_nothing_that_was_planned(ground: Ground) -> None:
+    """An autoscaler takes the only nodes away, and brings others: neither the accelerator nor the pods'
+    affinity changes under engines that are there."""
+    ground.put(accelerator={}, replicas=1)
+    ground.cluster.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a", "labels": L4}})
+    await ground.look()
+    before = await ground.engines()
+    assert (await ground.status())["plan"]["accelerator"]["name"] == "L4"
+    ground.cluster.objects.pop(Target(NODE, "", "a"))
+    for name in ("b", "c"):
+        ground.cluster.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": H100}})
+    ground.restart()
+    await ground.look()
+    assert await ground.engines() == before
+    assert ground.cluster.writes == []
+
+
+async def test_reported_tokens_stand_until_others_are_reported(ground: Ground) -> None:
+    """A new operator that has not asked yet does not take them away."""
+    ground.fleet.tokens = 1234
+    await ground.look()
+    assert (await ground.status())["reportedKvTokens"] == 1234
+    ground.fleet.tokens = None
+    ground.restart()
+    await ground.look()
+    assert ground.cluster.writes == []
+
+
+async def test_a_pool_that_is_gone_or_going_is_left_to_the_garbage_collector(ground: Ground) -> None:
+    """Nothing is written for it."""
+    await ground.look()
+    found = ground.cluster.objects[KEY.target]
+    found["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "99999"}
+    await ground.look()
+    assert ground.cluster.writes == []
+    del ground.cluster.objects[KEY.target]
+    await ground.look()
+    assert ground.cluster.writes == []
+
+
+async def test_a_fault_of_our_own_is_a_condition_too(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody thought of ends in a condition that says what to report, not in a loop of crashes."""
+
+    def broken(*_: object) -> Any:
+        raise ZeroDivisionError("of what")
+
+    monkeypatch.setattr("kvist_operator.reconcile.render", broken)
+    await ground.look()
+    said = await ground.said("Accepted")
+    assert (said["status"], said["reason"]) == ("False", "InternalError")
+    assert "of what" in said["message"]
+    assert issubclass(Refused, OperatorError)
+
+
+async def test_a_change_of_the_pool_meanwhile_is_read_again(ground: Ground) -> None:
+    """The status of a version that is no longer is not written; the look is to be repeated at once."""
+    await ground.look()
+    ground.put(replicas=3)
+    await ground.watching.look()
+    ground.cluster.put({**ground.cluster.objects[KEY.target]})  # somebody was faster
+    assert await ground.reconciler.reconcile(KEY) == 0.0
+    assert await ground.reconciler.reconcile(KEY) is None
+    assert (await ground.said("Progressing"))["reason"] != "Settled"

@@ -1,0 +1,126 @@
+"""Pages of several pickers put together, and what follows from them."""
+
+from contextlib import suppress
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.operator.fleets import page, row
+
+from kvist_operator.errors import FleetError
+from kvist_operator.reports import MOST_COST, Merged, deletion_costs, figures, kv_tokens, merged, report
+
+PODS = ("p0", "p1", "p2", "p3")
+worths = st.integers(0, 1 << 40)
+
+
+def of(*pages: bytes) -> Merged:
+    """All pages together."""
+    return merged(map(report, pages))
+
+
+def test_worth_adds_up_and_blocks_do_not() -> None:
+    """Each picker counts its own requests; what engines tell is the same in the eyes of both, so that of the
+    picker that has watched longest counts, whatever order they come in."""
+    old = {"seconds": 600.0, "requests": 90.0, "preemptions": 3.0, "queries": 1000.0, "hits": 400.0}
+    young = {"seconds": 20.0, "requests": 2.0, "preemptions": 0.0, "queries": 50.0, "hits": 0.0}
+    pages = [
+        page(row("p0", worth=5, exclusive_blocks=7, kv_tokens=800, running=4, counted=old)),
+        page(row("p0", worth=6, exclusive_blocks=6, kv_tokens=800, running=3, counted=young)),
+        page(row("p1", worth=1, kv_tokens=700, kv_usage=0.5, waiting=2)),
+    ]
+    found = of(*pages)
+    assert deletion_costs(found, PODS[:2]) == {"p0": 11, "p1": 1}
+    assert (found.pickers, found.engines["p0:8000"].exclusive_blocks) == (3, 7)
+    seen = figures(found)
+    assert (seen.requests, seen.preemptions, seen.prompt_tokens, seen.cached_tokens) == (90, 3, 1000, 400)
+    assert (seen.running, seen.waiting, seen.kv_usage, seen.kv_tokens) == (2.0, 1.0, 0.25, 700)
+    for order in permutations(pages):
+        assert of(*order) == found
+
+
+@given(st.lists(st.lists(worths, min_size=4, max_size=4), min_size=1, max_size=4))
+def test_the_order_of_costs_is_that_of_worth(replicas: list[list[int]]) -> None:
+    """Costs fit an int32 and never turn the order round; every pod that is asked for has one."""
+    pages = [page(*(row(pod, worth=w) for pod, w in zip(PODS, each, strict=True))) for each in replicas]
+    costs = deletion_costs(of(*pages), PODS)
+    worth = {pod: sum(each[n] for each in replicas) for n, pod in enumerate(PODS)}
+    assert set(costs) == set(PODS)
+    assert all(0 <= cost <= MOST_COST for cost in costs.values())
+    for one in PODS:
+        for other in PODS:
+            assert worth[one] < worth[other] or costs[one] >= costs[other]
+    if max(worth.values()) <= MOST_COST:
+        assert costs == worth
+
+
+def test_what_is_not_known_is_worth_nothing() -> None:
+    """A pod that no picker knows goes before one whose cache works; pods nobody asks for have no cost."""
+    found = of(page(row("p0", worth=9), row("gone", worth=9)))
+    assert deletion_costs(found, ["p0", "p1"]) == {"p0": 9, "p1": 0}
+
+
+def test_without_an_answer_nothing_is_said() -> None:
+    """If no picker answered, what was said before stands."""
+    assert deletion_costs(Merged(), PODS) == {}
+    assert deletion_costs(of(page()), ["p0"]) == {"p0": 0}
+    assert kv_tokens(Merged()) is None
+
+
+def test_blocks_decide_where_nothing_was_saved_yet() -> None:
+    """After pickers have begun anew nobody's worth is known: what only one pod holds stands for it."""
+    rows = (row("p0", exclusive_blocks=3), row("p1", exclusive_blocks=8))
+    assert deletion_costs(of(page(*rows)), ["p0", "p1"]) == {"p0": 3, "p1": 8}
+    assert deletion_costs(of(page(*rows, row("p2", worth=1))), PODS[:3]) == {"p0": 0, "p1": 0, "p2": 1}
+
+
+def test_ports_of_a_pod_are_one_replica() -> None:
+    """Worth and size of a pod's endpoints add up; the replica with the least cache is told of, and only
+    engines that are ready count."""
+    found = of(
+        page(
+            row("p0", worth=1, kv_tokens=300),
+            row("p0", port=8001, worth=2, kv_tokens=300),
+            row("p1", kv_tokens=500),
+            row("p2", kv_tokens=100, ready=False, running=50),
+            row("p3"),
+        )
+    )
+    assert deletion_costs(found, ["p0", "p1"]) == {"p0": 3, "p1": 0}
+    assert (kv_tokens(found), figures(found).running) == (500, 0.0)
+
+
+BAD = {
+    "json": b"{",
+    "nested": b"[" * 100_000,
+    "list": b"[]",
+    "version": page(version=2),
+    "replica": page(replica=7),  # type: ignore[arg-type]
+    "endpoints": b'{"version": 1, "replica": "r", "endpoints": {}}',
+    "row": b'{"version": 1, "replica": "r", "endpoints": [7]}',
+    "pod": page({**row("p"), "pod": None}),
+    "negative": page(row("p", worth=-1)),
+    "fraction": page(row("p", exclusive_blocks=1.5)),
+    "flag": page(row("p", running=True)),
+    "endless": page(row("p", waiting=float("inf"))),
+    "number": page(row("p", kv_usage=float("nan"))),
+    "size": page(row("p", kv_tokens="many")),
+    "counted": page({**row("p"), "counted": {"seconds": 1}}),
+}
+
+
+@pytest.mark.parametrize("body", BAD.values(), ids=BAD)
+def test_nonsense_is_refused(body: bytes) -> None:
+    """What is no page of a picker raises FleetError, nothing else."""
+    with pytest.raises(FleetError):
+        report(body)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists))
+def test_any_field_may_be_anything(value: Any) -> None:
+    """Whatever a field is, the page is read or refused."""
+    for name in row("p"):
+        with suppress(FleetError):
+            report(page({**row("p"), name: value}))

@@ -1,0 +1,224 @@
+"""The loops around a look at a pool, on a cluster in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from tests.operator.memory import Memory
+
+from kvist_operator.cluster import Json
+from kvist_operator.errors import StartError, Unavailable
+from kvist_operator.kinds import CHILDREN, DEPLOYMENT, POD, POOL, SECRET, Kind, Target, kind_of
+from kvist_operator.rights import Right
+from kvist_operator.running import Operator
+from kvist_operator.settings import Settings
+from kvist_operator.starting import check
+from kvist_operator.store import PoolKey, Store
+from kvist_operator.watching import Watching
+
+OPTIONAL = {kind for kind in CHILDREN if kind.optional}
+SETTINGS = Settings(fleet_interval=0.0, resync=3600.0, discovery_interval=3600.0)
+
+
+class Ears:
+    """What hears: told by the test, and ended by it."""
+
+    def __init__(self) -> None:
+        self.kinds: list[frozenset[Kind]] = []
+        self.heard: Callable[[str | None, Json], None] | None = None
+        self.end = asyncio.Event()
+
+    async def __call__(self, kinds: Iterable[Kind], heard: Callable[[str | None, Json], None]) -> None:
+        """Follow, until the test ends it."""
+        self.kinds.append(frozenset(kinds))
+        self.heard = heard
+        await self.end.wait()
+        self.end.clear()
+        raise Unavailable("watching ended: 403")
+
+    async def tell(self, verb: str | None, found: Json) -> None:
+        """An event."""
+        while self.heard is None:
+            await asyncio.sleep(0)
+        self.heard(verb, found)
+
+
+@pytest.fixture
+def cluster() -> Memory:
+    """Without optional APIs."""
+    made = Memory()
+    made.absent = set(OPTIONAL)
+    return made
+
+
+@asynccontextmanager
+async def running(cluster: Memory, settings: Settings = SETTINGS) -> AsyncIterator[tuple[Operator, Ears]]:
+    """All loops."""
+    ears = Ears()
+    operator = Operator(settings, cluster, ears)
+    task = asyncio.create_task(operator.run())
+    try:
+        yield operator, ears
+    finally:
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+def pool(name: str = "twig", **spec: Any) -> Json:
+    """A pool of the catalogue."""
+    base = {"model": {"source": "hf://Qwen/Qwen3-8B"}, "accelerator": {"product": "L4"}, "replicas": 0}
+    meta = {"name": name, "namespace": "forest"}
+    return {
+        "apiVersion": "kvist.dev/v1alpha1",
+        "kind": "InferencePool",
+        "metadata": meta,
+        "spec": {**base, **spec},
+    }
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Wait for it; the test's time limit bounds it."""
+    while True:
+        found = condition()
+        if (await found) if isinstance(found, Awaitable) else found:
+            return
+        await asyncio.sleep(0.005)
+
+
+def engines(cluster: Memory) -> Json | None:
+    """Their Deployment."""
+    return cluster.objects.get(Target(DEPLOYMENT, "forest", "twig"))
+
+
+async def test_pools_that_are_there_and_pools_that_come_are_seen_to(cluster: Memory) -> None:
+    """The first from the list, the second from what is heard; and the echo of its own writes is no event."""
+    cluster.put(pool("first"))
+    async with running(cluster) as (operator, ears):
+        await until(lambda: Target(DEPLOYMENT, "forest", "first") in cluster.objects)
+        await ears.tell("ADDED", cluster.put(pool("twig")))
+        await until(lambda: engines(cluster) is not None)
+        await until(lambda: operator.schedule.busy == 0 and not len(operator.schedule))
+        for target in list(cluster.objects):
+            if kind_of(cluster.objects[target]) not in (SECRET, POD):
+                await ears.tell("MODIFIED", cluster.objects[target])
+        assert len(operator.schedule) == 0
+        assert operator.ready() == operator.alive() == ""
+
+
+async def test_drift_that_is_heard_is_undone(cluster: Memory) -> None:
+    """Somebody deletes the engines' Deployment: it is made again."""
+    cluster.put(pool())
+    async with running(cluster) as (_, ears):
+        await until(lambda: engines(cluster) is not None)
+        gone = cluster.objects.pop(Target(DEPLOYMENT, "forest", "twig"))
+        await ears.tell("DELETED", gone)
+        await until(lambda: engines(cluster) is not None)
+
+
+async def test_hearing_that_ends_is_begun_again_and_told(cluster: Memory) -> None:
+    """Not ready while nothing is heard; pools are looked at all the same."""
+    cluster.put(pool())
+    async with running(cluster) as (operator, ears):
+        await until(lambda: len(ears.kinds) == 1)
+        ears.end.set()
+        await until(lambda: "403" in operator.ready())
+        await until(lambda: len(ears.kinds) == 2)
+        await ears.tell("MODIFIED", cluster.put(pool(replicas=1)))
+        await until(lambda: bool(engines(cluster)) and engines(cluster)["spec"]["replicas"] == 1)  # type: ignore[index]
+        assert operator.ready() == ""
+
+
+async def test_an_api_that_comes_is_followed_within_the_interval(cluster: Memory) -> None:
+    """What hears is begun again with the new kind, and pools use it."""
+    cluster.put(pool(monitoring={"podMonitor": "Auto"}))
+    monitors = next(kind for kind in OPTIONAL if kind.kind == "PodMonitor")
+    settings = Settings(fleet_interval=0.0, resync=3600.0, discovery_interval=1.0)
+    async with running(cluster, settings) as (_, ears):
+        await until(lambda: engines(cluster) is not None)
+        cluster.absent.discard(monitors)
+        await until(lambda: any(target.kind == monitors for target in cluster.objects))
+        await until(lambda: monitors in ears.kinds[-1])
+        assert monitors not in ears.kinds[0]
+
+
+async def test_a_pool_that_fails_waits_and_others_go_on(cluster: Memory) -> None:
+    """One pool's objects are refused by a server that is busy; its turn comes later, the other's at once."""
+    cluster.refuse = lambda _verb, target: (
+        Unavailable("busy", 503) if target.name.startswith("twig") else None
+    )
+    cluster.put(pool("twig"))
+    cluster.put(pool("other"))
+    async with running(cluster) as (operator, _):
+        await until(lambda: Target(DEPLOYMENT, "forest", "other") in cluster.objects)
+        await until(lambda: b'result="ApiUnavailable"' in operator.told())
+        assert engines(cluster) is None
+        cluster.refuse = lambda _verb, _target: None
+        await until(lambda: engines(cluster) is not None)
+
+
+async def test_a_fault_in_a_look_ends_no_worker(cluster: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is counted and logged, and the pool's turn comes again."""
+    cluster.put(pool())
+    monkeypatch.setattr("kvist_operator.reconcile.children_of", lambda *_: 1 / 0)
+    async with running(cluster) as (operator, _):
+        await until(lambda: b'result="InternalError"' in operator.told())
+        monkeypatch.undo()
+        await until(lambda: engines(cluster) is not None)
+
+
+async def test_a_look_at_everything_finds_what_nobody_told(cluster: Memory) -> None:
+    """Gone, new and changed objects, by their metadata alone; kinds that are no longer served are dropped."""
+    changed: list[PoolKey] = []
+    store = Store()
+    watching = Watching(cluster, store, (), changed.append)
+    cluster.put(pool())
+    for name in ("a", "b"):
+        cluster.put(service(name))
+    await watching.follow([])
+    changed.clear()
+    cluster.objects.pop(Target(kind_of(service("a")), "forest", "a"))
+    cluster.put(service("b", spec={"x": 1}))
+    cluster.put(service("c"))
+    await watching.look()
+    assert {child["metadata"]["name"] for child in store.children(PoolKey("forest", "twig"))} == {"b", "c"}
+    assert set(changed) == {PoolKey("forest", "twig")}
+    changed.clear()
+    await watching.look()
+    assert changed == []
+
+
+def service(name: str, **more: Any) -> Json:
+    """A child of the pool."""
+    labels = {"app.kubernetes.io/managed-by": "kvist-operator", "app.kubernetes.io/instance": "twig"}
+    meta = {"name": name, "namespace": "forest", "labels": labels}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": meta, **more}
+
+
+class Rights:
+    """Who may do all but some things."""
+
+    def __init__(self, *missing: str) -> None:
+        self.missing = missing
+        self.asked: list[tuple[str, str]] = []
+
+    async def may(self, right: Right, namespace: str) -> bool:
+        """Unless it is missing."""
+        self.asked.append((str(right), namespace))
+        return str(right) not in self.missing
+
+
+async def test_it_starts_only_with_its_crd_and_its_rights(cluster: Memory) -> None:
+    """Each missing right is named with where it is missing; without the CRD nothing else is asked."""
+    await check(cluster, Rights(), ())
+    lacking = Rights("patch deployments.apps", "get secrets")
+    with pytest.raises(StartError, match=r"may not get secrets in a, patch deployments\.apps in a, get sec"):
+        await check(cluster, lacking, ("a", "b"))
+    assert {namespace for _, namespace in lacking.asked} == {"a", "b"}
+    with pytest.raises(StartError, match=r"in all namespaces.*or say --namespaces"):
+        await check(cluster, lacking, ())
+    cluster.absent.add(POOL)
+    with pytest.raises(StartError, match="kubectl apply --server-side -f crds"):
+        await check(cluster, lacking, ())

@@ -1,0 +1,67 @@
+"""Which pool is looked at next: one worker for each, nothing lost, the earliest time counts."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvist_operator.schedule import FIRST_SECONDS, LONGEST_SECONDS, Schedule
+
+
+def test_a_key_is_given_once_however_often_it_was_asked_for() -> None:
+    """Three events of one pool are one look at it, at the earliest of their times."""
+    made: Schedule[str] = Schedule()
+    for at in (3.0, 1.0, 2.0):
+        made.add("a", at)
+
+    assert made.pop(0.5) is None
+    assert made.pop(1.0) == "a"
+    assert made.pop(9.0) is None
+
+
+def test_what_is_asked_for_while_it_is_looked_at_comes_again_afterwards() -> None:
+    """Nobody else gets it meanwhile, and it is not forgotten."""
+    made: Schedule[str] = Schedule()
+    made.add("a", 0.0)
+    assert made.pop(0.0) == "a"
+    made.add("a", 0.0)
+    made.add("b", 0.0)
+
+    assert [made.pop(1.0), made.pop(1.0)] == ["b", None]
+    assert made.next_at() is None
+    made.done("a")
+    assert made.next_at() == 0.0
+    assert made.pop(1.0) == "a"
+
+
+def test_failures_wait_longer_each_time_and_success_forgets_them() -> None:
+    """Doubled up to five minutes; after one that went well, a second again."""
+    made: Schedule[str] = Schedule()
+    waits = [made.failed("a") for _ in range(12)]
+
+    assert waits[:3] == [FIRST_SECONDS, 2 * FIRST_SECONDS, 4 * FIRST_SECONDS]
+    assert waits[-1] == LONGEST_SECONDS
+    made.done("a")
+    assert made.failed("a") == FIRST_SECONDS
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 20), st.booleans()), max_size=60))
+def test_nothing_is_lost_and_nothing_comes_early(asked: list[tuple[str, int, bool]]) -> None:
+    """However keys are asked for and taken, all that was asked for after the last time it was taken is given
+    in the end, never before its time and never to two workers at once."""
+    made: Schedule[str] = Schedule()
+    due: dict[str, int] = {}
+    busy: list[str] = []
+    for now, (key, delay, take) in enumerate(asked):
+        made.add(key, now + delay)
+        due[key] = min(due.get(key, 10**6), now + delay)
+        if take and (found := made.pop(now)) is not None:
+            assert found not in busy
+            assert due.pop(found) <= now
+            busy.append(found)
+        elif busy:
+            made.done(busy.pop(0))
+    for key in busy:
+        made.done(key)
+    left = set()
+    while (found := made.pop(10**6)) is not None:
+        left.add(found)
+    assert left == set(due)

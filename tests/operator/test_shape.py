@@ -1,0 +1,227 @@
+"""Promises of the model layer: config.json of every current kind becomes layers, weights and a size."""
+
+import pytest
+from tests.operator.pools import DENSE, known
+
+from kvist_operator.errors import ModelError
+from kvist_operator.models.catalogue import entries
+from kvist_operator.models.layers import Attention, Latent, Recurrent
+from kvist_operator.models.shape import from_config
+from kvist_operator.models.weights import active_parameters, checkpoint_bytes, parameters
+
+PUBLISHED = {
+    "meta-llama/Llama-3.1-8B-Instruct": 16_060_522_496,
+    "meta-llama/Llama-3.1-70B-Instruct": 141_107_412_992,
+    "Qwen/Qwen3-8B": 16_381_470_720,
+    "Qwen/Qwen3-32B": 65_524_246_528,
+    "Qwen/Qwen3-30B-A3B": 61_064_245_248,
+}
+"""``metadata.total_size`` of their safetensors indexes, as quoted in public repositories."""
+
+BILLIONS = {
+    "deepseek-ai/DeepSeek-R1": (671, 37),
+    "moonshotai/Kimi-K2-Instruct": (1026, 32),
+    "zai-org/GLM-5": (744, 40),
+    "openai/gpt-oss-120b": (117, 5.1),
+    "openai/gpt-oss-20b": (21, 3.6),
+    "Qwen/Qwen3-235B-A22B": (235, 22),
+    "Qwen/Qwen3.5-397B-A17B": (397, 17),
+    "MiniMaxAI/MiniMax-M2.5": (229, 10),
+    "XiaomiMiMo/MiMo-V2-Flash": (309, 15),
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": (46.7, 12.9),
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": (31.6, 3.2),
+}
+"""All and active parameters, as their makers say."""
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_the_size_from_the_shape_is_the_published_one(name: str) -> None:
+    """Within a hundred-thousandth, for every index that could be looked up."""
+    assert checkpoint_bytes(known(name).model.shape) == pytest.approx(PUBLISHED[name], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(BILLIONS))
+def test_parameters_are_what_the_makers_say(name: str) -> None:
+    """All of them within two in a hundred, the active ones within one in eight (makers count differently)."""
+    shape = known(name).model.shape
+    everything, active = BILLIONS[name]
+
+    assert parameters(shape) / 1e9 == pytest.approx(everything, rel=0.02)
+    assert active_parameters(shape) / 1e9 == pytest.approx(active, rel=0.125)
+
+
+def test_a_compressed_checkpoint_is_as_large_as_its_card_says() -> None:
+    """Kimi K2.5: experts in 4 bits with 16-bit scales per 32, the rest in 16 bits: about 595 GB on disk."""
+    assert checkpoint_bytes(known("moonshotai/Kimi-K2.5").model.shape) / 1e9 == pytest.approx(595, rel=0.002)
+
+
+def test_the_catalogue_is_large_and_readable() -> None:
+    """At least 25 models, each a shape, each with a word on where its size is from."""
+    found = [known(entry.name) for entry in entries().values()]
+
+    assert len(found) >= 25
+    assert all(facts.checkpoint_source for facts in found)
+    assert not any(facts.model.shape.notes for facts in found)
+
+
+def test_gqa_mqa_and_mha_are_told_apart() -> None:
+    """By the number of cached heads, under any of its names."""
+    kinds = [
+        from_config({**DENSE, **keys}).describe().split(",")[0]
+        for keys in ({}, {"num_key_value_heads": None, "multi_query": True}, {"num_key_value_heads": 32})
+    ]
+
+    assert kinds == ["32 layers of GQA 32/8", "32 layers of MQA 32/1", "32 layers of MHA 32/32"]
+
+
+def test_a_layer_list_makes_a_hybrid() -> None:
+    """Windows where the list says so, full attention elsewhere."""
+    shape = known("openai/gpt-oss-120b").model.shape
+    windows = [layer.mixer.window for layer in shape.layers if isinstance(layer.mixer, Attention)]
+
+    assert windows == [128, 0] * 18
+
+
+def test_a_window_that_is_switched_off_is_none() -> None:
+    """Qwen 2's config.json has a window and a switch."""
+    shape = from_config({**DENSE, "sliding_window": 4096, "use_sliding_window": False})
+
+    assert not shape.windowed
+
+
+def test_mla_is_one_row_for_all_heads() -> None:
+    """With its ranks and dimensions, and the indexer of the sparse kind on every fourth layer of GLM 5.3."""
+    dense = known("deepseek-ai/DeepSeek-R1").model.shape.latent
+    sparse = [layer.mixer for layer in known("zai-org/GLM-5.3-FP8").model.shape.layers]
+
+    assert dense is not None
+    assert (dense.kv_rank, dense.rope_dim, dense.sparse) == (512, 64, False)
+    assert sum(isinstance(m, Latent) and m.indexer is not None for m in sparse) == 21
+
+
+def test_recurrent_states_are_read_with_their_dtype() -> None:
+    """Gated delta net of Qwen3.5, Mamba 2 of Nemotron: states in 32 bits, as config.json says."""
+    qwen, nemotron = (
+        next(layer.mixer for layer in known(name).model.shape.layers if isinstance(layer.mixer, Recurrent))
+        for name in ("Qwen/Qwen3.5-27B", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
+    )
+
+    assert (qwen.kind, qwen.state, qwen.state_dtype) == ("gated delta net", 48 * 128 * 128, "float32")
+    assert (nemotron.kind, nemotron.state, nemotron.state_dtype) == ("Mamba 2", 64 * 64 * 128, "float32")
+
+
+def test_layers_of_one_part_have_no_other() -> None:
+    """Nemotron's pattern has mixers, experts and attention as layers of their own."""
+    layers = known("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16").model.shape.layers
+
+    assert len(layers) == 52
+    assert all((layer.mixer is None) != (layer.experts is None) for layer in layers)
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "bits", "label"),
+    [
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4 + 20 / 128, "AWQ INT4 (groups of 128)"),
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True},
+            4.125,
+            "GPTQ INT4 (groups of 128)",
+        ),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1, "sym": True}, 8, "GPTQ INT8"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 8 + 32 / 128**2, "FP8 (blocks of 128)"),
+        ({"quant_method": "fp8"}, 8, "FP8"),
+        ({"quant_algo": "NVFP4", "group_size": 16}, 4.5, "NVFP4"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, 8, "FP8"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"g": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}},
+            },
+            4.5,
+            "INT4 (groups of 32)",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"g": {"weights": {"num_bits": 8, "type": "float"}}},
+            },
+            8,
+            "FP8",
+        ),
+    ],
+)
+def test_checkpoints_are_read_in_their_own_quantisation(
+    quantisation: dict[str, object], bits: float, label: str
+) -> None:
+    """Bits a weight with its share of scales; embedding and head stay plain."""
+    found = from_config({**DENSE, "quantization_config": quantisation}).quantisation
+
+    assert found.label == label
+    assert found.bits == pytest.approx(bits)
+    assert found.covers("mlp")
+    assert not found.covers("head")
+
+
+@pytest.mark.parametrize(
+    ("rule", "attention", "mlp"),
+    [
+        ("re:.*self_attn.*", False, True),
+        ("model.layers.*.self_attn", False, True),
+        ("model.layers.5.mlp.gate", True, True),
+        ("gate", True, True),
+        ("re:.*mlp\\.(gate|up|down)_proj.*", True, False),
+    ],
+)
+def test_what_a_checkpoint_leaves_out_is_counted_in_full(rule: str, attention: bool, mlp: bool) -> None:
+    """Regular expressions, globs and module names; a router named ``gate`` is no gate projection."""
+    config = {"quant_method": "compressed-tensors", "ignore": [rule]}
+    config["config_groups"] = {"g": {"weights": {"num_bits": 8, "type": "float"}}}  # type: ignore[assignment]
+    found = from_config({**DENSE, "quantization_config": config}).quantisation
+
+    assert (found.covers("attention"), found.covers("mlp")) == (attention, mlp)
+
+
+def test_a_kv_scheme_in_the_checkpoint_is_seen() -> None:
+    """ModelOpt's and compressed-tensors' ways to say it."""
+    for scheme in ({"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, {"kv_cache_scheme": {"num_bits": 8}}):
+        config = {"quant_method": "modelopt", **scheme}
+        assert from_config({**DENSE, "quantization_config": config}).quantisation.kv == "fp8"
+
+
+def test_modelopt_s_file_beside_config_json_counts() -> None:
+    """Older ModelOpt checkpoints keep their scheme in hf_quant_config.json."""
+    beside = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16}}
+    found = from_config(DENSE, beside=beside).quantisation
+
+    assert (found.label, found.kv) == ("NVFP4", "fp8")
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"quantization_config": {"quant_method": "gguf"}}, "GGUF checkpoints are refused"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes checkpoints are refused"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"max_position_embeddings": None}, "max_position_embeddings is missing"),
+        ({"layer_types": ["spiral_attention"] * 32}, "layers of kind 'spiral_attention' are not known"),
+        ({"model_type": "whisper"}, "encoder-decoder"),
+        ({"torch_dtype": "int3"}, "dtype 'int3'"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_by_name(keys: dict[str, object], said: str) -> None:
+    """The message has the key and the reason."""
+    with pytest.raises(ModelError, match=said):
+        from_config({**DENSE, **keys}, name="config.json")
+
+
+def test_what_is_not_modelled_is_noted() -> None:
+    """Such a model is planned, unverified."""
+    assert from_config({**DENSE, "model_type": "deepseek_v4"}).notes
+
+
+def test_a_vision_tower_is_measured() -> None:
+    """Its layers, the patches of a token, and the most tokens of a picture."""
+    tower = known("Qwen/Qwen3-VL-8B-Instruct").model.shape.encoder
+
+    assert tower is not None
+    assert (tower.layers, tower.hidden, tower.merge, tower.tokens) == (27, 1152, 4, 16_384)

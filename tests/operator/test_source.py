@@ -1,0 +1,186 @@
+"""Promises of ``source``: facts from the spec, a folder, the catalogue, and a hub of our own on loopback."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from tests.fakes.hub import Hub, hub_with
+from tests.operator.pools import DENSE, pool
+
+from kvist_operator.errors import ModelError, ModelNotFound
+from kvist_operator.models.source import draft_facts, facts, from_folder, from_hub
+from kvist_operator.models.weights import checkpoint_bytes
+
+LOAD = """
+import json, sys
+from kvist_operator.errors import ModelError
+from kvist_operator.models.source import HuggingFace, from_hub
+try:
+    found = from_hub(sys.argv[1], "main", HuggingFace())
+    print(json.dumps([found.model.shape.describe(), found.model.checkpoint_bytes, found.checkpoint_source]))
+except ModelError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+class Shelf:
+    """A hub of files in memory."""
+
+    def __init__(self, files: Mapping[str, str], sizes: Mapping[str, int]) -> None:
+        self._files, self._sizes = files, sizes
+
+    def text(self, repository: str, revision: str, file: str) -> str | None:
+        return self._files.get(file)
+
+    def sizes(self, repository: str, revision: str) -> Mapping[str, int]:
+        return self._sizes
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    """A hub with one model of two files of weights."""
+    files = {
+        "config.json": json.dumps(DENSE).encode(),
+        "model-00001-of-00002.safetensors": b"12345",
+        "model-00002-of-00002.safetensors": b"123",
+        "original/copy.safetensors": b"1234567",
+    }
+    with hub_with(files) as address:
+        yield address
+
+
+def load(repository: str, endpoint: str, home: Path, **environment: str) -> object:
+    """What the real client makes of a repository; in a process, as it reads the environment on import."""
+    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, repository],
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_the_hub_s_own_client_finds_shape_and_size_and_no_weights(hub: str, tmp_path: Path) -> None:
+    """config.json is fetched, the files of weights are only measured."""
+    found = load("kvist/twig", hub, tmp_path)
+
+    assert found == ["32 layers of GQA 32/8, bfloat16", 8, "size of the files"]
+    assert not any("safetensors" in path for path in Hub.served)
+
+
+def test_the_index_tells_the_size_and_the_cache_keeps_both(hub: str, tmp_path: Path) -> None:
+    """A second plan reads config.json from the cache; the index's total is the size of the checkpoint."""
+    Hub.files["model.safetensors.index.json"] = b'{"metadata": {"total_size": 16060522496}}'
+    first = load("kvist/twig", hub, tmp_path)
+    served = [path for path in Hub.served if path.endswith("config.json")]
+    load("kvist/twig", hub, tmp_path)
+
+    assert first == ["32 layers of GQA 32/8, bfloat16", 16_060_522_496, "total_size of the safetensors index"]
+    assert [path for path in Hub.served if path.endswith("config.json")] == served
+
+
+@pytest.mark.parametrize(
+    ("repository", "environment", "remedy"),
+    [
+        ("kvist/absent", {}, "HF_TOKEN"),
+        ("kvist/twig", {"HF_HUB_OFFLINE": "1"}, "spec.model.shape"),
+    ],
+)
+def test_what_the_hub_does_not_give_names_the_remedy(
+    hub: str, tmp_path: Path, repository: str, environment: dict[str, str], remedy: str
+) -> None:
+    """A wrong name, and an empty cache without a hub."""
+    said = load(repository, hub, tmp_path, **environment)
+
+    assert isinstance(said, str)
+    assert (repository in said, remedy in said) == (True, True)
+
+
+def test_a_repository_of_gguf_files_is_refused_with_the_reason() -> None:
+    """vLLM has no loader for them; another format is named."""
+    with pytest.raises(ModelError, match=r"GGUF checkpoints are refused.*AWQ, GPTQ, FP8"):
+        from_hub("kvist/twig-GGUF", "", Shelf({}, {"twig-Q4_K_M.gguf": 1}))
+
+
+def test_modelopt_s_file_is_read_from_the_hub() -> None:
+    """Quantisation beside config.json."""
+    beside = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    files = {"config.json": json.dumps(DENSE), "hf_quant_config.json": json.dumps(beside)}
+
+    assert from_hub("kvist/twig", "", Shelf(files, {})).model.shape.quantisation.label == "FP8"
+
+
+def test_a_folder_is_read_and_measured(tmp_path: Path) -> None:
+    """config.json, and the size of its safetensors files."""
+    (tmp_path / "config.json").write_text(json.dumps(DENSE))
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 100)
+    found = facts(pool(str(tmp_path)).model)
+
+    assert (found.model.checkpoint_bytes, found.source) == (100, f"folder {tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, r"there is no config\.json: give the facts as spec\.model\.shape"),
+        ({"twig.gguf": ""}, "GGUF"),
+        ({"config.json": "{"}, "is no JSON"),
+        ({"config.json": "[]"}, "is no JSON object"),
+    ],
+)
+def test_a_folder_that_tells_nothing_is_refused(tmp_path: Path, files: dict[str, str], said: str) -> None:
+    """Named, with what is wrong."""
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+
+    with pytest.raises(ModelError, match=said):
+        from_folder(tmp_path)
+
+
+def test_the_catalogue_answers_without_a_hub() -> None:
+    """For a repository it has, in any case of letters; a size it was told, or one computed."""
+    told, computed = (
+        facts(pool(f"hf://{name}").model) for name in ("qwen/qwen3-32b", "moonshotai/Kimi-K2.5")
+    )
+
+    assert told.model.checkpoint_bytes == 65_524_246_528
+    assert (computed.model.checkpoint_bytes, computed.checkpoint_source) == (0, "computed from the shape")
+
+
+def test_a_pinned_revision_is_asked_of_the_hub() -> None:
+    """The catalogue speaks of the newest one only."""
+    shelf = Shelf({"config.json": json.dumps(DENSE)}, {})
+    found = facts(pool("hf://Qwen/Qwen3-32B", model={"revision": "abc"}).model, shelf)
+
+    assert found.source == "hub, Qwen/Qwen3-32B at abc"
+
+
+def test_what_the_user_says_wins() -> None:
+    """A shape in the spec, for clusters without a hub."""
+    shape = {"config": DENSE, "checkpointSize": "15Gi"}
+    found = facts(pool("hf://Qwen/Qwen3-32B", model={"shape": shape}).model)
+
+    assert found.model.checkpoint_bytes == 15 << 30
+    assert found.model.shape.kind == "llama"
+
+
+@pytest.mark.parametrize("source", ["pvc://claim/llama", "oci://registry/llama:1", "/models/absent"])
+def test_weights_that_cannot_be_looked_into_need_a_shape(source: str) -> None:
+    """The message says which fields."""
+    with pytest.raises(
+        ModelNotFound, match=r"spec\.model\.shape\.config .* spec\.model\.shape\.checkpointSize"
+    ):
+        facts(pool(source).model)
+
+
+def test_a_draft_model_is_found_like_a_model() -> None:
+    """With or without the scheme."""
+    found = draft_facts("hf://Qwen/Qwen3-0.6B", None)
+
+    assert checkpoint_bytes(found.model.shape) == pytest.approx(1.19e9, rel=0.01)

@@ -1,0 +1,378 @@
+"""Promises of the status: conditions by the API conventions, true to what is observed, and still at rest."""
+
+import itertools
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.crd.cases import planned
+from tests.operator.manifested import CASES, one, rendered, resource
+from tests.operator.test_crd_agrees import complaints, root
+
+from kvist_operator.errors import OperatorError, SpecError
+from kvist_operator.manifests import Note, Site
+from kvist_operator.plan import Plan
+from kvist_operator.spec import Pool, read_pool
+from kvist_operator.status import Observed, Subject, Trouble, plan_status, status
+
+Json = dict[str, Any]
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+
+def pool(case: str) -> Pool:
+    """One of tests/crd/valid."""
+    return read_pool(resource(case))
+
+
+PLANS: dict[str, Plan] = {case: planned(resource(case)) for case in CASES}
+
+
+def subject(case: str = "minimal", **more: Any) -> Subject:
+    """A pool that could be planned."""
+    notes = rendered(case).notes
+    made = Subject(name="twig", generation=3, pool=pool(case), plan=PLANS[case], notes=notes)
+    return replace(made, **more)
+
+
+def workload(wanted: int = 2, **status_: Any) -> Json:
+    """A Deployment with this status; by default all is well."""
+    counts = {"replicas": wanted, "readyReplicas": wanted, "updatedReplicas": wanted}
+    return {
+        "kind": "Deployment",
+        "metadata": {"name": "twig", "generation": 5},
+        "spec": {"replicas": wanted},
+        "status": counts | {"observedGeneration": 5} | status_,
+    }
+
+
+WELL = Observed(workload=workload(), picker=workload(), envoy=workload())
+
+
+def conditions(made: Json) -> dict[str, Json]:
+    """By type."""
+    return {each["type"]: each for each in made["conditions"]}
+
+
+def told(observed: Observed, what: Subject | None = None) -> dict[str, tuple[str, str]]:
+    """Status and reason of each condition."""
+    made = status(what or subject(), observed, {}, NOW)
+    return {each["type"]: (each["status"], each["reason"]) for each in made["conditions"]}
+
+
+def test_all_is_well() -> None:
+    """Everything that was asked for is there; what does not apply is not mentioned."""
+    made = status(subject(), WELL, {}, NOW)
+
+    assert told(WELL) == {
+        "Ready": ("True", "AsAsked"),
+        "Accepted": ("True", "Planned"),
+        "Available": ("True", "Serving"),
+        "Progressing": ("False", "Settled"),
+        "Precise": ("True", "KvEvents"),
+    }
+    assert (made["replicas"], made["readyReplicas"], made["selector"]) == (2, 2, "kvist.dev/pool=twig")
+    assert (made["url"], made["targetPorts"]) == ("http://twig.forest.svc:8000", [{"number": 8000}])
+    assert made["plan"]["accelerator"]["summary"] == "1 × H100-80GB"
+
+
+@pytest.mark.parametrize(
+    ("observed", "ready", "available", "progressing"),
+    [
+        (Observed(), ("False", "NotStarted"), "NoReplicaReady", ("False", "NotStarted")),
+        (
+            replace(WELL, workload=workload(updatedReplicas=1, readyReplicas=1)),
+            ("False", "RollingOut"),
+            "Serving",
+            ("True", "RollingOut"),
+        ),
+        (
+            replace(WELL, workload=workload(readyReplicas=1)),
+            ("False", "Scaling"),
+            "Serving",
+            ("True", "Scaling"),
+        ),
+        (
+            replace(WELL, workload=workload(observedGeneration=4)),
+            ("False", "Scaling"),
+            "Serving",
+            ("True", "Scaling"),
+        ),
+        (
+            replace(
+                WELL,
+                workload=workload(updatedReplicas=1, readyReplicas=1),
+                troubles=[Trouble("ImagePull", "pull access denied")],
+            ),
+            ("False", "ImagePull"),
+            "Serving",
+            ("True", "ImagePull"),
+        ),
+        (
+            replace(
+                WELL,
+                workload=workload(
+                    updatedReplicas=1,
+                    readyReplicas=0,
+                    conditions=[{"type": "Progressing", "reason": "ProgressDeadlineExceeded"}],
+                ),
+            ),
+            ("False", "DeadlineExceeded"),
+            "NoReplicaReady",
+            ("False", "DeadlineExceeded"),
+        ),
+        (replace(WELL, waits=["accelerators first"]), ("False", "Waiting"), "Serving", ("True", "Waiting")),
+        (replace(WELL, workload=workload(0)), ("True", "ScaledToZero"), "ScaledToZero", ("False", "Settled")),
+        (replace(WELL, picker=None), ("False", "PickerUnavailable"), "Serving", ("False", "Settled")),
+        (
+            replace(WELL, conflicts=["Service twig"]),
+            ("False", "NameConflict"),
+            "Serving",
+            ("False", "Settled"),
+        ),
+    ],
+)
+def test_what_is_missing_is_the_reason(
+    observed: Observed, ready: tuple[str, str], available: str, progressing: tuple[str, str]
+) -> None:
+    """Ready names the first thing to mend; Available goes by what serves, of whichever generation."""
+    found = told(observed)
+
+    assert found["Ready"] == ready
+    assert found["Available"][1] == available
+    assert found["Progressing"] == progressing
+
+
+def test_a_broken_image_leaves_the_old_generation_serving_and_says_why() -> None:
+    """The kubelet's own words are in Progressing and Ready."""
+    observed = replace(
+        WELL,
+        workload=workload(updatedReplicas=1, readyReplicas=1),
+        troubles=[Trouble("ImagePull", "vllm/vllm-openai:v9: not found")],
+    )
+    found = conditions(status(subject(), observed, {}, NOW))
+
+    assert found["Available"]["status"] == "True"
+    assert "vllm/vllm-openai:v9: not found" in found["Ready"]["message"]
+
+
+def test_a_spec_that_cannot_be_read_keeps_what_runs() -> None:
+    """The plan and the address of the last good spec stay, and requests are answered."""
+    old = status(subject(), WELL, {}, NOW)
+    error = SpecError("spec.engine.maxModelLen", "is a string")
+    made = status(Subject(name="twig", generation=4, error=error), WELL, old, NOW)
+    found = conditions(made)
+
+    assert (made["plan"], made["url"]) == (old["plan"], old["url"])
+    assert (found["Accepted"]["status"], found["Accepted"]["reason"]) == ("False", "InvalidSpec")
+    assert found["Ready"]["message"] == "spec.engine.maxModelLen: is a string"
+    assert found["Available"]["status"] == "True"
+
+
+def test_a_refused_plan_is_shown_until_something_runs() -> None:
+    """The sentence of the refusal is the message; the plan of what runs is not overwritten by one that
+    cannot."""
+    found = resource("minimal")
+    found["spec"] |= {
+        "model": {"source": "hf://meta-llama/Llama-3.1-405B-Instruct"},
+        "accelerator": {"product": "L4", "count": 1},
+    }
+    refused = replace(subject(), plan=planned(found))
+    made = status(refused, Observed(), {}, NOW)
+
+    assert conditions(made)["Accepted"]["reason"] == "DoesNotFit"
+    assert "lack" in conditions(made)["Ready"]["message"]
+    assert made["plan"]["verdict"] == "refused"
+    old = status(subject(), WELL, {}, NOW)
+    assert status(refused, WELL, old, NOW)["plan"] == old["plan"]
+
+
+def test_an_unverified_plan_says_its_doubts() -> None:
+    """Accepted, with the reason to look twice."""
+    found = conditions(status(subject("speculative"), WELL, {}, NOW))["Accepted"]
+
+    assert (found["status"], found["reason"]) == ("True", "Unverified")
+    assert "Future-GPU" in found["message"]
+
+
+PARENT = {
+    "group": "gateway.networking.k8s.io",
+    "kind": "Gateway",
+    "name": "edge",
+    "namespace": "gateways",
+    "sectionName": "http",
+}
+
+
+def route(*said: Json) -> Json:
+    """The rendered HTTPRoute with what controllers say."""
+    made = one(rendered("route"), "HTTPRoute", "twig")
+    return made | {"status": {"parents": list(said)}}
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ([], ("Unknown", "NoAnswer")),
+        (
+            [
+                {
+                    "parentRef": PARENT | {"name": "other"},
+                    "conditions": [{"type": "Accepted", "status": "True"}],
+                }
+            ],
+            ("Unknown", "NoAnswer"),
+        ),
+        (
+            [
+                {
+                    "parentRef": PARENT,
+                    "conditions": [
+                        {"type": "Accepted", "status": "True"},
+                        {"type": "ResolvedRefs", "status": "True"},
+                    ],
+                }
+            ],
+            ("True", "RouteAccepted"),
+        ),
+        (
+            [
+                {
+                    "parentRef": PARENT,
+                    "conditions": [
+                        {"type": "Accepted", "status": "False", "reason": "NotAllowedByListeners"}
+                    ],
+                }
+            ],
+            ("False", "NotAllowedByListeners"),
+        ),
+        (
+            [
+                {
+                    "parentRef": PARENT,
+                    "conditions": [
+                        {"type": "Accepted", "status": "True"},
+                        {"type": "ResolvedRefs", "status": "False", "reason": "BackendNotFound"},
+                    ],
+                }
+            ],
+            ("False", "BackendNotFound"),
+        ),
+    ],
+)
+def test_a_route_is_attached_when_its_gateway_says_so(said: list[Json], expected: tuple[str, str]) -> None:
+    """Silence is not consent, and another Gateway's word does not count."""
+    observed = replace(WELL, route=route(*said))
+
+    found = told(observed, subject("route"))
+    assert found["GatewayAttached"] == expected
+    assert found["Ready"][0] == ("True" if expected[0] == "True" else "False")
+
+
+def test_a_missing_api_is_a_condition() -> None:
+    """Of the gateway, of monitoring; and a picker without tokenizer says what to do."""
+    bare = Site(apis=frozenset())
+    notes = [
+        *rendered("agents", bare).notes,
+        *rendered("route", bare).notes,
+        *rendered("claim", Site(), picker={}).notes,
+    ]
+    found = told(WELL, subject("route", notes=notes))
+
+    assert found["GatewayAttached"] == ("False", "ApiMissing")
+    assert found["Monitored"] == ("False", "ApiMissing")
+    assert found["Precise"] == ("False", "NoTokenizer")
+    assert any(
+        "no node label" in line for line in status(subject("route", notes=notes), WELL, {}, NOW)["advice"]
+    )
+
+
+ERRORS: list[OperatorError | None] = [None, SpecError("spec.x", "is wrong")]
+NOTES = [
+    Note("", "NodesUnknown", "say which"),
+    Note("Precise", "NoTokenizer", "set it"),
+    Note("GatewayAttached", "ApiMissing", "install it"),
+]
+NUMBER = st.integers(0, 3)
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[Subject, Observed]:
+    """Anything that may come together."""
+    case = draw(st.sampled_from(sorted(CASES)))
+    error = draw(st.sampled_from(ERRORS))
+    known = error is None or draw(st.booleans())
+    what = Subject(
+        name="twig",
+        generation=draw(st.integers(1, 9)),
+        pool=pool(case) if known else None,
+        plan=PLANS[case] if error is None else None,
+        error=error,
+        notes=draw(st.lists(st.sampled_from(NOTES), unique=True)),
+    )
+    return what, Observed(
+        workload=draw(st.none() | st.builds(_workload, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER)),
+        picker=draw(st.none() | st.just(workload())),
+        envoy=draw(st.none() | st.just(workload())),
+        route=draw(st.none() | st.just(route())),
+        troubles=draw(st.lists(st.just(Trouble("CrashLoop", "x" * 9000)), max_size=1)),
+        conflicts=draw(st.lists(st.just("Service twig"), max_size=1)),
+        waits=draw(st.lists(st.just("something"), max_size=1)),
+        kv_tokens=draw(st.none() | st.just(1000)),
+    )
+
+
+def _workload(replicas: int, there: int, ready: int, updated: int, seen: int) -> Json:
+    return workload(
+        replicas, replicas=there, readyReplicas=ready, updatedReplicas=updated, observedGeneration=seen + 2
+    )
+
+
+@given(situations(), situations(), st.integers(0, 9999))
+def test_whatever_happens_conditions_follow_the_conventions(
+    first: tuple[Subject, Observed], second: tuple[Subject, Observed], later: int
+) -> None:
+    """Each has a status, a reason for machines, a message and the generation it is about; its time changes
+    with its status and only then; the whole fits the CRD; the same again is the same, however late."""
+    old = status(*first, {}, NOW)
+    now = NOW + timedelta(seconds=later)
+    made = status(*second, old, now)
+
+    before = conditions(old)
+    for kind, each in conditions(made).items():
+        assert each["observedGeneration"] == second[0].generation
+        assert re.fullmatch(r"[A-Z][A-Za-z0-9]*", each["reason"])
+        assert each["message"]
+        stays = kind in before and before[kind]["status"] == each["status"]
+        expected = before[kind]["lastTransitionTime"] if stays else now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        assert each["lastTransitionTime"] == expected
+    assert list(complaints(made, root()["properties"]["status"])) == []
+    assert status(*second, made, now + timedelta(days=1)) == made
+
+
+@given(situations())
+def test_ready_is_never_claimed_in_vain(situation: tuple[Subject, Observed]) -> None:
+    """Ready means accepted, attached, settled, and served unless nobody asked for a replica."""
+    found = conditions(status(*situation, {}, NOW))
+    if found["Ready"]["status"] == "True":
+        assert found["Accepted"]["status"] == "True"
+        assert found["Progressing"]["reason"] == "Settled"
+        assert found.get("GatewayAttached", {"status": "True"})["status"] == "True"
+        assert "True" in (found["Available"]["status"], str(found["Available"]["reason"] == "ScaledToZero"))
+        assert not situation[1].conflicts
+
+
+def test_a_plan_in_the_status_has_the_facts_of_the_command() -> None:
+    """Figure by figure, in camelCase; names of variables are left as they are."""
+    plan = PLANS["agents"]
+    shown, told_ = plan_status(plan), plan.to_dict()
+
+    assert shown["memory"]["kvTokens"] == told_["memory"]["kv_tokens"]
+    assert shown["env"] == told_["env"]
+    assert shown["args"] == told_["args"]
+    assert [c["field"] for c in shown["choices"]] == [c["field"] for c in told_["choices"]]
+    keys = itertools.chain(shown, *(v for k, v in shown.items() if isinstance(v, dict) and k != "env"))
+    assert [key for key in keys if "_" in key] == []

@@ -1,0 +1,58 @@
+"""`kvist-operator trial` says what does not work."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from kvist_operator import trial
+from kvist_operator.__main__ import main
+from kvist_operator.errors import StartError
+from kvist_operator.spec import read_pool
+
+
+@pytest.fixture
+async def address() -> AsyncIterator[str]:
+    """Of an operator that is ready when it is asked for the second time."""
+    asked: list[str] = []
+
+    async def page(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(text="the cluster has not been read yet\n", status=503 if len(asked) < 2 else 200)
+
+    app = web.Application()
+    app.router.add_get("/readyz", page)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+async def test_an_operator_that_starts_is_waited_for(address: str) -> None:
+    """Not ready once is no failure."""
+    await trial.ready(f"{address}/readyz")
+
+
+async def test_an_operator_that_is_not_ready_is_quoted(address: str) -> None:
+    """With its address and its own words."""
+    with pytest.raises(StartError, match=r"/readyz: not ready within 0 s: the cluster has not been read yet"):
+        await trial.ready(f"{address}/readyz", seconds=0.0)
+
+
+def test_the_trial_is_a_pool() -> None:
+    """What it asks for could be planned."""
+    made = {**trial.TRIAL, "metadata": {**trial.TRIAL["metadata"], "namespace": "forest", "uid": "1"}}
+    assert read_pool(made).name == "kvist-trial"
+
+
+def test_without_a_cluster_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, and exit code 1."""
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["trial", "--namespace=forest"]) == 1
+    assert "set KUBECONFIG, or run in a pod" in capsys.readouterr().err

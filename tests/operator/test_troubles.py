@@ -1,0 +1,272 @@
+"""Promises about broken pods: the condition says which pod, in whose words, and what to do."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.operator.broken import CASE, NAMES, NOW, Broken, gallery, healthy, merged, told, workload
+from tests.operator.manifested import rendered, resource
+
+from kvist_operator.manifests.names import PICKER, PLAN
+from kvist_operator.spec import read_pool
+from kvist_operator.status import Observed, Subject, status
+from kvist_operator.status.troubles import ORDER, newest, troubles
+
+GALLERY = gallery()
+BY_NAME = {broken.name: broken for broken in GALLERY}
+
+
+@pytest.mark.parametrize("broken", GALLERY, ids=lambda broken: broken.name)
+def test_a_broken_pod_is_explained(broken: Broken) -> None:
+    """The whole text of Ready: reviewed, word by word."""
+    found = told(broken)
+
+    assert broken.message, "python -m tests.operator.broken"
+    assert (found["Ready"]["reason"], found["Ready"]["message"]) == (broken.reason, broken.message)
+    assert found["Ready"]["status"] == "False"
+    other = {"engine": "Progressing", "envoy": "GatewayAttached"}.get(broken.component)
+    if other:
+        assert found[other]["message"] == broken.message
+
+
+@pytest.mark.parametrize("broken", GALLERY, ids=lambda broken: broken.name)
+def test_what_is_said_can_be_acted_on(broken: Broken) -> None:
+    """It names the pod, and a field of the spec or something to do on the cluster; and nobody's token."""
+    said = broken.message
+    actions = ("spec.", "kubectl", "Secret", "node", "operator", "queue")
+
+    assert NAMES[broken.component] in said
+    assert any(word in said.partition(NAMES[broken.component])[2] for word in actions)
+    assert len(said) < 1200
+    assert "hf_a" not in said
+
+
+def test_there_are_enough_of_them() -> None:
+    """Pods break in many ways; nearly every kind of trouble has a picture."""
+    seen = {found.reason for broken in GALLERY for found in troubles([broken.pod], broken.events)}
+
+    assert len(GALLERY) >= 25
+    assert set(ORDER) - seen <= {"PodsRefused", "CannotWrite", "CommunicationFailed"}
+
+
+def test_a_healthy_pod_is_no_trouble() -> None:
+    """Nor one that waits for its turn, is being made, loads, or is on its way out."""
+    ready = merged(healthy("engine"), {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
+    creating = {
+        "name": "engine",
+        "ready": False,
+        "restartCount": 0,
+        "state": {"waiting": {"reason": "ContainerCreating"}},
+    }
+    making = merged(healthy("engine"), {"status": {"containerStatuses": [creating]}})
+    loads = creating | {"started": False, "state": {"running": {"startedAt": "2026-11-21T11:40:02Z"}}}
+    loading = merged(healthy("engine"), {"status": {"phase": "Running", "containerStatuses": [loads]}})
+    probe = {
+        "involvedObject": {"name": NAMES["engine"]},
+        "reason": "Unhealthy",
+        "message": "Startup probe failed: connection refused",
+    }
+    leaving = merged(
+        BY_NAME["image-not-found"].pod, {"metadata": {"deletionTimestamp": "2026-11-21T11:59:00Z"}}
+    )
+
+    for pod in (ready, making, loading, leaving, healthy("engine")):
+        assert troubles([pod], [probe]) == ()
+
+
+def test_several_pods_with_one_trouble_are_one_sentence() -> None:
+    """The first by name tells; how many have it is said; another trouble is a sentence of its own."""
+    pods = [
+        merged(BY_NAME[case].pod, {"metadata": {"name": name}})
+        for name, case in (
+            ("twig-c", "image-not-found"),
+            ("twig-a", "image-not-found"),
+            ("twig-b", "no-free-gpu"),
+        )
+    ]
+    first, second = troubles(pods)
+
+    assert (first.reason, second.reason) == ("ImagePull", "Unschedulable")
+    assert first.message.startswith("pod twig-a (and 1 more): failed to pull")
+
+
+def test_only_the_newest_generation_counts() -> None:
+    """What an old pod suffers from is being replaced; a generation that was taken back is old, too."""
+    broken = BY_NAME["unknown-flag"].pod
+    old = {
+        "creationTimestamp": "2026-11-20T11:39:58Z",
+        "labels": {"pod-template-hash": "old"},
+        "name": "twig-old",
+    }
+    assert troubles([healthy("engine"), merged(broken, {"metadata": old})]) == ()
+    assert troubles([merged(healthy("engine"), {"metadata": old}), broken])[0].reason == "BadArguments"
+
+    going = {"deletionTimestamp": "2026-11-21T11:59:00Z", "labels": {"pod-template-hash": "taken-back"}}
+    back = [
+        merged(broken, {"metadata": going | {"name": "x"}}),
+        merged(BY_NAME["no-free-gpu"].pod, {"metadata": old}),
+    ]
+    assert [found.reason for found in troubles(back)] == ["Unschedulable"]
+
+
+def test_leaders_and_followers_are_of_one_generation() -> None:
+    """A LeaderWorkerSet's roles have templates of their own: the plan tells what belongs together."""
+    leader = healthy("engine", "twig-0")
+    follower = merged(BY_NAME["no-free-gpu"].pod, {"metadata": {"name": "twig-0-1"}})
+    for pod in (leader, follower):
+        del pod["metadata"]["labels"]["pod-template-hash"]
+    assert leader["metadata"]["annotations"][PLAN] == follower["metadata"]["annotations"][PLAN]
+
+    assert len(newest([leader, follower])) == 2
+    assert troubles([leader, follower])[0].message.startswith("pod twig-0-1: ")
+
+
+def test_a_sick_picker_beside_a_well_one_is_mentioned() -> None:
+    """Requests are routed, so Ready stays; but the reader sees what is missing."""
+    broken = BY_NAME["picker-out-of-memory"]
+    observed = Observed(
+        workload=workload(2, 2), picker=workload(2, 1), envoy=workload(2, 2), troubles=troubles([broken.pod])
+    )
+    ready = status(_subject(), observed, {}, NOW)["conditions"][0]
+
+    assert (ready["status"], ready["reason"]) == ("True", "AsAsked")
+    assert "8Gi" in ready["message"]
+    assert "spec.picker.resources" in ready["message"]
+
+
+def _subject() -> Subject:
+    from tests.crd.cases import planned
+
+    found = resource(CASE)
+    return Subject(
+        name="twig", generation=3, pool=read_pool(found), plan=planned(found), notes=rendered(CASE).notes
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "remedy"),
+    [
+        (
+            'pods "twig-7d" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=2',
+            "Raise the",
+        ),
+        (
+            'pods "twig-7d" is forbidden: violates PodSecurity "restricted:latest": hostPath',
+            "spec.podTemplate",
+        ),
+        (
+            'pods "twig-7d" is forbidden: error looking up account: serviceaccount "x" not found',
+            "that account",
+        ),
+        ('admission webhook "policy.example.com" denied the request: no team label', "spec.podTemplate"),
+    ],
+)
+def test_pods_that_are_never_made_are_explained(message: str, remedy: str) -> None:
+    """There is no pod to look at: the Deployment says why."""
+    failed = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}
+    engines = merged(workload(2, 0), {"status": {"replicas": 0, "conditions": [failed]}})
+    observed = Observed(workload=engines, picker=workload(2, 2), envoy=workload(2, 2))
+    ready = status(_subject(), observed, {}, NOW)["conditions"][0]
+
+    assert ready["reason"] == "PodsRefused"
+    assert message in ready["message"]
+    assert remedy in ready["message"].replace(message, "")
+
+
+def test_a_trouble_that_goes_on_is_not_written_again() -> None:
+    """While a pod is pulled and backs off by turns the condition stays as it is, times and all."""
+    waiting = BY_NAME["image-not-found"].pod
+    said = waiting["status"]["containerStatuses"][0]["state"]["waiting"]["message"]
+    again = {"reason": "ErrImagePull", "message": said.partition("ErrImagePull: ")[2]}
+    pulling = json.loads(json.dumps(waiting))
+    pulling["status"]["containerStatuses"][0]["state"]["waiting"] = again
+    first = status(_subject(), _troubled(waiting), {}, NOW)
+
+    assert status(_subject(), _troubled(pulling), first, NOW + timedelta(minutes=5)) == first
+
+
+def _troubled(pod: Any) -> Observed:
+    return Observed(
+        workload=workload(2, 0), picker=workload(2, 2), envoy=workload(2, 2), troubles=troubles([pod])
+    )
+
+
+TEXT = st.text(max_size=200)
+TERMINATED = st.fixed_dictionaries(
+    {},
+    optional={
+        "exitCode": st.integers(0, 255),
+        "reason": st.sampled_from(["Error", "OOMKilled", "Completed", "ContainerCannotRun", "StartError"]),
+        "message": TEXT,
+        "startedAt": st.just("2026-11-21T11:40:02Z"),
+        "finishedAt": st.just("2026-11-21T12:40:02Z"),
+    },
+)
+WAITING = st.fixed_dictionaries(
+    {},
+    optional={
+        "reason": st.sampled_from(
+            [
+                "ErrImagePull",
+                "CrashLoopBackOff",
+                "CreateContainerConfigError",
+                "CreateContainerError",
+                "PodInitializing",
+            ]
+        ),
+        "message": TEXT,
+    },
+)
+CONTAINER: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {"name": st.sampled_from(["engine", "picker", "envoy", "sidecar"])},
+    optional={
+        "ready": st.booleans(),
+        "restartCount": st.integers(0, 9),
+        "state": st.one_of(
+            st.none(),
+            st.fixed_dictionaries({"waiting": WAITING}),
+            st.fixed_dictionaries({"terminated": TERMINATED}),
+            st.just({"running": {}}),
+        ),
+        "lastState": st.one_of(st.none(), st.fixed_dictionaries({"terminated": TERMINATED})),
+    },
+)
+CONDITION = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(["Ready", "PodScheduled", "DisruptionTarget"]),
+        "status": st.sampled_from(["True", "False"]),
+    },
+    optional={
+        "reason": st.sampled_from(["Unschedulable", "SchedulingGated", "DeletionByTaintManager"]),
+        "message": TEXT,
+    },
+)
+STATUS = st.fixed_dictionaries(
+    {},
+    optional={
+        "phase": st.sampled_from(["Pending", "Running", "Failed", "Succeeded", "Unknown"]),
+        "reason": st.sampled_from(
+            ["Evicted", "NodeLost", "UnexpectedAdmissionError", "OutOfcpu", "Preempting"]
+        ),
+        "message": TEXT,
+        "conditions": st.one_of(st.none(), st.lists(CONDITION, max_size=3)),
+        "containerStatuses": st.one_of(st.none(), st.lists(CONTAINER, max_size=2)),
+        "initContainerStatuses": st.one_of(st.none(), st.lists(CONTAINER, max_size=1)),
+    },
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["engine", PICKER]), STATUS), max_size=3))
+def test_nothing_that_a_pod_may_say_breaks_the_status(said: list[tuple[str, Any]]) -> None:
+    """Absent fields, empty messages, odd texts: always a known reason, in order, on one bounded line."""
+    pods = [merged(healthy(part, f"twig-{i}"), {"status": found}) for i, (part, found) in enumerate(said)]
+    found = troubles(pods)
+
+    ranks = [ORDER.index(each.reason) for each in found]
+    assert ranks == sorted(ranks)
+    for each in found:
+        assert each.message.isprintable()
+        assert len(each.message) < 1200

@@ -1,0 +1,92 @@
+"""What docs/guides/troubleshooting.md says is so, and whole."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.operator.broken import gallery
+
+import kvist_operator
+from kvist_operator.errors import OperatorError
+from kvist_operator.manifests import lastwords
+from kvist_operator.manifests.names import Names
+from kvist_operator.status.advice import GUIDE as NAMED
+from kvist_operator.status.advice import RULES
+from kvist_operator.status.sayings import SAYINGS
+from kvist_operator.status.troubles import ORDER
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / NAMED).read_text()
+PACKAGE = Path(kvist_operator.__file__).parent
+
+
+def rows() -> dict[str, list[str]]:
+    """Reason → its cells, of all tables of reasons."""
+    tables = GUIDE.partition("## Reasons")[2].partition("## Last words")[0]
+    found = [line.strip("| ").split(" | ") for line in tables.splitlines() if line.startswith("| `")]
+    return {reason: cells for cells in found for reason in re.findall(r"`(\w+)`", cells[0])}
+
+
+def errors(kind: type[OperatorError] = OperatorError) -> Iterator[str]:
+    """Reasons of all exceptions below one."""
+    for below in kind.__subclasses__():
+        yield below.reason
+        yield from errors(below)
+
+
+def literals() -> Iterator[str]:
+    """Reasons that are written down where conditions, notes and troubles are made, and found by reading."""
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                index = {"Condition": 2, "Note": 1, "Trouble": 0, "Finding": 0}.get(node.func.id)
+                if index is not None and len(node.args) > index:
+                    yield from _texts(node.args[index])
+
+
+def _texts(node: ast.expr) -> Iterator[str]:
+    """Constants, also those of a choice between two."""
+    parts = (node.body, node.orelse) if isinstance(node, ast.IfExp) else (node,)
+    yield from (p.value for p in parts if isinstance(p, ast.Constant) and isinstance(p.value, str))
+
+
+OTHERS = {"Scaling", "RollingOut", "NoTokenizer"}
+"""Given by name."""
+
+
+def test_every_reason_has_a_row_and_every_row_a_reason() -> None:
+    """Whatever a condition may say is explained, and nothing that none says."""
+    known = {*errors(), *literals(), *ORDER, *OTHERS, *(saying.reason for saying in SAYINGS)}
+
+    assert known - set(rows()) == set()
+    assert set(rows()) - known == set()
+
+
+def test_every_row_says_what_it_means_and_what_to_do() -> None:
+    """Three cells, none of them empty."""
+    assert [reason for reason, cells in rows().items() if len(cells) != 3 or not all(cells)] == []
+
+
+def test_every_kind_of_trouble_has_its_place_in_the_order() -> None:
+    """None is sorted behind all others by oversight."""
+    assert {saying.reason for saying in SAYINGS} - set(ORDER) == set()
+    assert {broken.reason for broken in gallery()} - set(ORDER) <= {"PickerUnavailable", "EnvoyUnavailable"}
+
+
+def test_the_example_is_what_is_said() -> None:
+    """Word for word, but for line breaks and counts."""
+    [example] = re.findall(r"message\}'\n(.*?)```", GUIDE, re.DOTALL)
+    [said] = [broken.message for broken in gallery() if broken.name == "cache-too-small"]
+
+    assert " ".join(example.split()).partition("; ")[2] == said.partition("; ")[2]
+
+
+def test_the_rest_of_the_guide_names_what_there_is() -> None:
+    """Heads of advice, the ConfigMap, the variables that keep it away, the section that advice points to."""
+    heads = re.findall(r"^\| `([A-Z][\w ]*)` \|", GUIDE.partition("## Advice")[2], re.MULTILINE)
+
+    assert len(heads) == len(RULES)
+    assert Names("NAME", "").engine_settings in GUIDE
+    assert [name for name in (*lastwords.VARIABLES, lastwords.LEVEL) if f"`{name}`" not in GUIDE] == []
+    assert "## Where prompts part" in GUIDE
