@@ -1,0 +1,91 @@
+"""Runs helm: on the chart alone, or against a cluster."""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from tests.charts import binaries
+from tests.charts.generate import CHART
+
+Json = dict[str, Any]
+SECONDS: Final = 240
+FROZEN: Final = tuple(sorted((Path(__file__).parent / "fixtures").glob("kvist-*.tgz")))
+"""Charts as they were released, the oldest first: ``helm package charts/kvist -d tests/charts/fixtures``."""
+VALUES: Final = tuple(sorted((CHART / "ci").glob("*-values.yaml")))
+NAMESPACE: Final = "kvist-system"
+RELEASE: Final = "kvist"
+
+
+class HelmError(AssertionError):
+    """What helm says; a test that does not expect it fails."""
+
+
+@dataclass(frozen=True)
+class Helm:
+    """One major version."""
+
+    major: int
+    home: Path
+    """What helm keeps."""
+    kubeconfig: Path | None = None
+    before: Sequence[str] = field(default=())
+    """Command that runs it, such as ``nsenter``."""
+
+    def run(self, *words: str) -> str:
+        """What it prints. Raises HelmError."""
+        environment = binaries.environment(self.home)
+        if self.kubeconfig:
+            environment["KUBECONFIG"] = str(self.kubeconfig)
+        done = subprocess.run(
+            [*self.before, str(binaries.helm(self.major)), *words],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SECONDS,
+        )
+        if done.returncode:
+            raise HelmError(done.stderr + done.stdout)
+        return done.stdout
+
+    def template(
+        self, *words: str, chart: Path = CHART, kubernetes: str = "1.36", release: str = RELEASE
+    ) -> list[Json]:
+        """Every object, hooks too, as documents; ``kubernetes``: the version it is rendered for."""
+        where = ("--namespace", NAMESPACE, "--kube-version", kubernetes)
+        return documents(self.run("template", release, str(chart), *where, *words))
+
+
+def documents(text: str) -> list[Json]:
+    """Of a stream of YAML; none is empty."""
+    return [one for one in yaml.safe_load_all(text) if one]
+
+
+def of_kind(objects: Sequence[Json], kind: str) -> list[Json]:
+    """Those of a kind."""
+    return [one for one in objects if one["kind"] == kind]
+
+
+def one(objects: Sequence[Json], kind: str) -> Json:
+    """The only one of a kind that is no hook."""
+    [found] = [made for made in of_kind(objects, kind) if not hook(made)]
+    return found
+
+
+def hook(made: Json) -> bool:
+    """Whether it is there for ``helm test`` alone."""
+    return "helm.sh/hook" in (made["metadata"].get("annotations") or {})
+
+
+def settings(**values: Any) -> tuple[str, ...]:
+    """``--set-json`` for each; ``a__b`` is ``a.b``."""
+    return tuple(
+        word
+        for name, value in values.items()
+        for word in ("--set-json", f"{name.replace('__', '.')}={json.dumps(value)}")
+    )
