@@ -5,6 +5,7 @@ from pathlib import Path
 import yaml
 
 from kvist_sim.envoy import Gateway, Json, config
+from kvist_sim.envoy_tls import PickerTls
 
 ENVOY = Path(__file__).parent.parent / "docs" / "guides" / "envoy.yaml"
 HEADER = "# Written by `make docs` from kvist_sim.envoy, the configuration that the tests run.\n"
@@ -12,7 +13,12 @@ HEADER = "# Written by `make docs` from kvist_sim.envoy, the configuration that 
 
 def envoy() -> Json:
     """The configuration of the guide: two engines, the picker beside Envoy, clients on port 8080."""
-    gateway = Gateway(endpoints=["10.0.0.1:8000", "10.0.0.2:8000"], picker="127.0.0.1:9002", port=8080)
+    gateway = Gateway(
+        endpoints=["10.0.0.1:8000", "10.0.0.2:8000"],
+        picker="127.0.0.1:9002",
+        picker_tls=PickerTls(),
+        port=8080,
+    )
     return config(gateway)
 
 

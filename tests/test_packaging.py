@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 OUTER = ("operator", "epp", "sim", "cli")
 SOURCES = [
     path
-    for outer in ("epp", "sim", "cli")
+    for outer in ("epp", "operator", "sim", "cli")
     for path in (ROOT / outer).rglob("*.py")
     if "/pb/" not in str(path)
 ]
@@ -102,5 +102,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(tmp_path: Path) -> None:
     [wheel] = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
-    assert tops == {"kvist", "kvist_epp", "kvist_sim", f"kvist-{PROJECT['project']['version']}.dist-info"}
-    assert {f"{package}/py.typed" for package in ("kvist", "kvist_epp", "kvist_sim")} <= set(names)
+    ours = {"kvist", "kvist_epp", "kvist_operator", "kvist_sim"}
+    assert tops == {*ours, f"kvist-{PROJECT['project']['version']}.dist-info"}
+    assert {f"{package}/py.typed" for package in ours} <= set(names)
+    assert "kvist_operator/models/catalogue.yaml" in names
