@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
+from kvist_epp.names import OBJECTIVE_GROUPS
+
 from .cluster import Cluster
 from .errors import StartError
 from .kinds import CHILDREN, POOL
@@ -43,7 +45,8 @@ async def check(cluster: Cluster, reviewer: Reviewer, namespaces: Sequence[str])
 def needed(within: bool) -> list[Right]:
     """Rights without which nothing goes; those for optional APIs are missed when they are used."""
     optional = {(kind.group, kind.plural) for kind in CHILDREN if kind.optional}
-    spare = {("llm-d.ai", "inferenceobjectives"), ("kvist.dev", "inferencepools/finalizers")}
+    spare = {(group, "inferenceobjectives") for group in OBJECTIVE_GROUPS}
+    spare.add(("kvist.dev", "inferencepools/finalizers"))
     found = asked(namespaced() if within else everywhere())
     return [right for right in found if (right.group, right.resource) not in optional | spare]
 

@@ -18,7 +18,8 @@ Answer = tuple[int, dict[str, Any]]
 
 @pytest.fixture
 async def pools(space: Namespace) -> AsyncIterator["Pools"]:
-    """Our InferencePools in a namespace of this test; the CRD goes after it."""
+    """Our InferencePools in a namespace of this test; another test's CRD goes first, this one after."""
+    await space.client.uninstall(NAME)
     await space.client.install_crds(yaml.safe_load(CRD.read_text()))
     yield Pools(space)
     await space.client.uninstall(NAME)

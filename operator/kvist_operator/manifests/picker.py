@@ -3,7 +3,7 @@
 import math
 from typing import Final
 
-from kvist_epp.names import LIVENESS, OWN_GROUP
+from kvist_epp.names import LIVENESS, OBJECTIVE_GROUPS, OWN_GROUP
 from kvist_epp.settings import Settings
 from kvist_operator.plan import Plan
 from kvist_operator.plan.compose import by_priority, events_on
@@ -83,7 +83,7 @@ def rules(pool: str = "") -> list[Json]:
     return [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
         {**own, "resourceNames": [pool]} if pool else own,
-        {"apiGroups": ["llm-d.ai"], "resources": ["inferenceobjectives"], "verbs": ["list", "watch"]},
+        {"apiGroups": [*OBJECTIVE_GROUPS], "resources": ["inferenceobjectives"], "verbs": ["list", "watch"]},
     ]
 
 

@@ -15,15 +15,13 @@ from kvist_epp.fleet.kube.api import Api
 from kvist_epp.fleet.kube.objects import Objective, OwnPool, Pod, Pool
 from kvist_epp.fleet.kube.pools import Selection, own_selection, priorities, selection
 from kvist_epp.fleet.kube.reflector import USUAL, Pace, Reflector, Resource
-from kvist_epp.names import OWN_GROUP
+from kvist_epp.names import OBJECTIVE_GROUPS, OWN_GROUP
 
 logger = logging.getLogger(__name__)
 
 SETTLE_SECONDS: Final = 0.1
 """After a change was told, the next ones are gathered for so long: a rollout of a thousand pods is told ten
 times a second, not a thousand times. At a thousand endpoints one that joins or leaves costs 14 ms."""
-OBJECTIVE_GROUPS: Final = ("inference.networking.x-k8s.io", "llm-d.ai")
-"""Where ``InferenceObjective`` v1alpha2 lives, the one that counts most last; the first is the older name."""
 
 
 class PoolName(NamedTuple):
