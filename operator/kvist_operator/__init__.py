@@ -6,6 +6,10 @@ many bytes the two cost at a given parallelism, the way vLLM would count them. `
 a reason for each choice. ``engine`` is the only place that spells vLLM's flags. ``manifests`` turns a plan
 into objects, ``apply`` says what to do about those that are there, ``status`` what to tell the user.
 
-The law: everything here is pure, except ``models.source`` (folders and the hub). Of the picker it knows
-``kvist_epp.settings`` and ``kvist_epp.names`` and nothing else.
+``cluster`` is the seam to the API server and what is known of it, ``reconcile`` the loop over pools,
+``process`` what runs it.
+
+The law: everything is pure but ``models.source`` (folders and the hub) and what in those last three asks
+or listens. Of the picker the operator knows settings, names, how a command line is read, the way to an
+API server and how certificates are signed; nothing else.
 """

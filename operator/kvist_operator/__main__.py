@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from kvist_operator.errors import OperatorError
-from kvist_operator.settings import Settings
+from kvist_operator.process.settings import Settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # As process 1 of a container a signal without a handler would do nothing, while modules are loaded.
     signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
-        from kvist_operator import serving
+        from kvist_operator.process import serving
     except ImportError as error:
         return _complain(f"{error.name} is not installed: pip install 'kvist[operator]'", 2)
     try:
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _try(words: Sequence[str]) -> int:
-    from kvist_operator import trial
+    from kvist_operator.process import trial
 
     try:
         print(trial.main(words, os.environ))  # noqa: T201 - what it was asked for

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from .errors import SpecError
+from kvist_operator.errors import SpecError
 
 VERSIONS: Final = ((0, 30), (0, 31), (0, 32), (0, 33))
 """Engines whose flags and memory arithmetic are known; a plan for another is unverified."""

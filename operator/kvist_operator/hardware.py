@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from .errors import HardwareError
+from kvist_operator.errors import HardwareError
 
 MESSAGES: Final = "smallest total capacity in public CUDA out-of-memory messages"
 SHEET: Final = "data sheet, less what the driver keeps on its siblings"

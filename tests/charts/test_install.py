@@ -15,7 +15,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.foreign import crds
 from tests.cluster.operated import operating
 
-from kvist_operator import trial
+from kvist_operator.process import trial
 
 pytestmark = pytest.mark.timeout(400)
 Json = dict[str, Any]

@@ -10,10 +10,10 @@ import yaml
 from tests.charts.generate import CHART, CRD
 from tests.charts.helm import NAMESPACE, VALUES, Helm, HelmError, Json, of_kind, one, settings
 
+from kvist_operator.cluster.rights import Right, asked, everywhere, namespaced
 from kvist_operator.manifests.nouns import PICKER_IMAGE
 from kvist_operator.manifests.policy import ANYWHERE
-from kvist_operator.rights import Right, asked, everywhere, namespaced
-from kvist_operator.settings import Settings
+from kvist_operator.process.settings import Settings
 from kvist_operator.spec import read_pool
 
 VERSIONS = [f"1.{minor}" for minor in range(30, 38)]
@@ -96,7 +96,7 @@ def test_every_pod_is_restricted(helm4: Helm, values: Path) -> None:
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda file: file.stem)
 def test_the_operator_understands_its_flags(helm4: Helm, values: Path) -> None:
-    """They are those of kvist_operator.settings, and say what the values say."""
+    """They are those of kvist_operator.process.settings, and say what the values say."""
     chart, told = (
         yaml.safe_load((CHART / "values.yaml").read_text()),
         yaml.safe_load(values.read_text()) or {},
@@ -139,7 +139,7 @@ def rights(made: Json) -> list[Right]:
 
 
 def test_the_roles_give_what_the_operator_asks_for(helm4: Helm) -> None:
-    """Rule by rule kvist_operator.rights: everywhere in a ClusterRole, or in a Role of each namespace."""
+    """Rule by rule those of cluster.rights: everywhere in a ClusterRole, or in a Role of each namespace."""
     account = {"kind": "ServiceAccount", "name": "kvist-operator", "namespace": NAMESPACE}
     made = helm4.template()
     [role] = [r for r in of_kind(made, "ClusterRole") if r["metadata"]["name"] == "kvist-operator"]

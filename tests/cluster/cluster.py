@@ -17,6 +17,7 @@ from tests.cluster.client import Client
 from tests.cluster.control_plane import ADMIN
 from tests.cluster.inside import Inside
 from tests.cluster.node.box import READY, SPEC
+from tests.cluster.node.images import Programs
 from tests.cluster.node.network import ROUTER
 from tests.cluster.node.nodes import NodeSpec
 from tests.cluster.space import Apis, Space
@@ -42,9 +43,13 @@ _BOX: Final = (
 class Cluster:
     """Running, and gone on the way out: with it every process, interface and mount of it."""
 
-    def __init__(self, folder: Path, nodes: Sequence[NodeSpec] = NODES) -> None:
+    def __init__(
+        self, folder: Path, nodes: Sequence[NodeSpec] = NODES, images: Programs | None = None
+    ) -> None:
+        """``images``: more than the usual ones."""
         self.folder = folder
         self.nodes = nodes
+        self._images = images or {}
         self._stack = AsyncExitStack()
         self._numbers = itertools.count(1)
         self.inside: Inside
@@ -57,7 +62,8 @@ class Cluster:
     async def __aenter__(self) -> Self:
         if os.geteuid():
             raise GoError("a cluster needs network namespaces and mounts of its own: run these tests as root")
-        (self.folder / SPEC).write_text(json.dumps({"nodes": [node.json() for node in self.nodes]}))
+        told = {"nodes": [node.json() for node in self.nodes], "images": self._images}
+        (self.folder / SPEC).write_text(json.dumps(told))
         children = await self._stack.enter_async_context(Children(self.folder, grace_seconds=0.0))
         try:
             box = children.start("box", [*_BOX, str(self.folder)], environment={"PYTHONPATH": str(ROOT)})

@@ -24,14 +24,14 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operated import Operator, account, administrator, operating, pool, with_crd
 from tests.crd.cases import planned
 
-from kvist_operator import certificates
-from kvist_operator.apiserver import ApiServer
 from kvist_operator.apply import stamped
-from kvist_operator.cluster import Json
-from kvist_operator.keeper import config_map, secret
-from kvist_operator.kinds import POOL
+from kvist_operator.cluster.apiserver import ApiServer
+from kvist_operator.cluster.kinds import POOL
+from kvist_operator.cluster.port import Json
 from kvist_operator.manifests import Site, render
 from kvist_operator.manifests.names import MANAGED, Names
+from kvist_operator.reconcile import certificates
+from kvist_operator.reconcile.keeper import config_map, secret
 from kvist_operator.spec import read_pool
 
 SPACES = 10

@@ -16,11 +16,11 @@ from tests.crd.cases import CRD
 from tests.golang import cache
 
 from kvist_epp.access import cluster as access
-from kvist_operator.apiserver import ApiServer
-from kvist_operator.cluster import Hook, Json
-from kvist_operator.kinds import CHILDREN, POOL, Kind, Target
+from kvist_operator.cluster.apiserver import ApiServer
+from kvist_operator.cluster.kinds import CHILDREN, POOL, Kind, Target
+from kvist_operator.cluster.port import Hook, Json
+from kvist_operator.cluster.rights import everywhere, namespaced
 from kvist_operator.manifests.names import OURS
-from kvist_operator.rights import everywhere, namespaced
 from kvist_sim.http1 import answers, get
 from kvist_sim.ports import free_ports
 from kvist_sim.processes import Child, Children

@@ -13,8 +13,8 @@ from tests.cluster.space import Apis, Space, ready
 from tests.cluster.steady import Steady
 from tests.crd.cases import CRD
 
-from kvist_operator.rights import everywhere
-from kvist_operator.settings import Settings
+from kvist_operator.cluster.rights import everywhere
+from kvist_operator.process.settings import Settings
 from kvist_sim import model
 
 Json = dict[str, Any]
@@ -146,23 +146,35 @@ async def until_ready(space: Space, name: str, *, seconds: float = 120.0) -> Jso
 
 @dataclass
 class Served:
-    """A pool that serves, behind its own Envoy."""
+    """A pool that serves, behind its own Envoy or somebody's Gateway."""
 
     cluster: Cluster
     room: Space
     operator: Space
     name: str = "twig"
+    model: str = ""
+    """What clients call it; empty: like the pool."""
+    gateway: str = ""
+    """Address of the Gateway before it; empty: the pool's own Envoy."""
+    host: str = ""
+    """What the Gateway knows it by."""
 
     @property
     def url(self) -> str:
-        """Where clients ask, by the name of a Service."""
-        return f"http://{self.name}-envoy.{self.room.name}.svc/v1/chat/completions"
+        """Where clients ask."""
+        there = self.gateway or f"{self.name}-envoy.{self.room.name}.svc"
+        return f"http://{there}/v1/chat/completions"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What clients say besides."""
+        return {"Host": self.host} if self.host else {}
 
     async def ask(self, text: str, tokens: int = 4) -> Json:
         """A chat completion; fails the test for anything but 200."""
         async with (
             self.cluster.http() as http,
-            http.post(self.url, json=self._body(text, tokens)) as response,
+            http.post(self.url, json=self._body(text, tokens), headers=self.headers) as response,
         ):
             assert response.status == 200, await response.text()
             answer: Json = await response.json()
@@ -170,7 +182,7 @@ class Served:
 
     def _body(self, text: str, tokens: int, **more: Any) -> Json:
         messages = [{"role": "user", "content": text}]
-        return {"model": self.name, "messages": messages, "max_tokens": tokens, **more}
+        return {"model": self.model or self.name, "messages": messages, "max_tokens": tokens, **more}
 
     def load(self) -> Steady:
         """Clients that chat: mostly short answers to few prompts, and among them streams of some seconds,
@@ -184,7 +196,7 @@ class Served:
         def whole(text: str) -> bool:
             return text.rstrip().endswith("data: [DONE]") if text.startswith("data:") else "choices" in text
 
-        return Steady(self.cluster, self.url, body=body, whole=whole)
+        return Steady(self.cluster, self.url, body=body, whole=whole, headers=self.headers)
 
     async def get(self) -> Json:
         """The resource."""

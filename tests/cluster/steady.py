@@ -1,7 +1,7 @@
 """A steady load from within the cluster's network."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 import aiohttp
@@ -24,6 +24,7 @@ class Steady:
         body: Callable[[int], Any] = lambda _: None,
         whole: Callable[[str], bool] = bool,
         clients: int = CLIENTS,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         """``body``: JSON to post, by the number of the request; None: GET. ``whole``: whether a text with
         status 200 is an answer that came to its end."""
@@ -32,6 +33,7 @@ class Steady:
         self._body = body
         self._whole = whole
         self._clients = clients
+        self._headers = headers
         self._over = False
         self._tasks: list[asyncio.Task[None]] = []
         self.answers: list[str] = []
@@ -65,8 +67,9 @@ class Steady:
     async def _one(self, http: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout, number: int) -> None:
         body = self._body(number)
         method = "GET" if body is None else "POST"
+        told = {"json": body, "timeout": timeout, "headers": self._headers}
         try:
-            async with http.request(method, self._url, json=body, timeout=timeout) as response:
+            async with http.request(method, self._url, **told) as response:
                 text = await response.text()
                 if response.status == 200 and self._whole(text):
                     self.answers.append(text)

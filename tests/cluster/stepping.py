@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operated import administrator
 
-from kvist_operator.apiserver import ApiServer
-from kvist_operator.cluster import Hook, Moment, Write
-from kvist_operator.running import Operator
-from kvist_operator.settings import Settings
-from kvist_operator.store import PoolKey
+from kvist_operator.cluster.apiserver import ApiServer
+from kvist_operator.cluster.port import Hook, Moment, Write
+from kvist_operator.cluster.store import PoolKey
+from kvist_operator.process.running import Operator
+from kvist_operator.process.settings import Settings
 
 ROUNDS = 10
 

@@ -128,10 +128,11 @@ def test_what_is_missing_keeps_a_container_waiting(source: Json) -> None:
         ("localhost:5000/a/b", "localhost:5000/a/b"),
         ("r.example/a@sha256:00", "r.example/a"),
         ("a", "a"),
+        ("docker.io/envoyproxy/envoy:v1", "envoyproxy/envoy"),
     ],
 )
 def test_an_image_goes_by_its_repository(reference: str, wanted: str) -> None:
-    """Tag and digest are taken off; the port of a registry is not a tag."""
+    """Tag, digest and the usual registry are taken off; the port of a registry is not a tag."""
     assert repository(reference) == wanted
 
 

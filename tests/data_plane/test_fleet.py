@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.data_plane.product import CHAT, Product, product
 
-from kvist_operator.reports import deletion_costs, kv_tokens, merged, report
+from kvist_operator.reconcile.reports import deletion_costs, kv_tokens, merged, report
 
 FAST = ("--sim-time-scale", "20", "--num-gpu-blocks-override", "4000", "--block-size", "16")
 SYSTEM = "You are a patient librarian who answers in complete sentences and names the shelf. " * 12

@@ -5,9 +5,9 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from kvist_operator.cluster import Json
+from kvist_operator.cluster.kinds import Kind, Target, target_of
+from kvist_operator.cluster.port import Json
 from kvist_operator.errors import ClusterError, Conflict, NotServed
-from kvist_operator.kinds import Kind, Target, target_of
 
 _KEPT = ("uid", "resourceVersion", "creationTimestamp", "generation")
 

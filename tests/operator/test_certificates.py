@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operator.manifested import one, rendered
 
-from kvist_operator.certificates import LIFE, OVERLAP, Bundle, Data, due, issued, names_of
 from kvist_operator.manifests.names import Names
+from kvist_operator.reconcile.certificates import LIFE, OVERLAP, Bundle, Data, due, issued, names_of
 
 NAMES = names_of(Names("twig", "forest"))
 SERVICE, PEERS = NAMES

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from kvist_operator.cluster.failures import ATTEMPTS, LONGEST_SECONDS, failure, pause
+from kvist_operator.cluster.kinds import DEPLOYMENT
 from kvist_operator.errors import (
     ClusterError,
     Conflict,
@@ -13,8 +15,6 @@ from kvist_operator.errors import (
     Refused,
     Unavailable,
 )
-from kvist_operator.failures import ATTEMPTS, LONGEST_SECONDS, failure, pause
-from kvist_operator.kinds import DEPLOYMENT
 
 RIGHT = 'deployments.apps "t" is forbidden: User "o" cannot patch resource "deployments" in API group "apps"'
 ESCALATES = 'roles "t" is forbidden: user "o" is attempting to grant RBAC permissions not currently held:'

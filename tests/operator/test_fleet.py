@@ -12,11 +12,11 @@ from aiohttp import web
 from tests.operator.fleets import page, pod, row
 from tests.operator.pools import plan, pool
 
-from kvist_operator import fleet
+from kvist_operator.cluster.kinds import Target
+from kvist_operator.cluster.store import PoolKey, Store
 from kvist_operator.errors import Unavailable
-from kvist_operator.fleet import COST, Pickers, ask_all, fleet_url
-from kvist_operator.kinds import Target
-from kvist_operator.store import PoolKey, Store
+from kvist_operator.reconcile import fleet
+from kvist_operator.reconcile.fleet import COST, Pickers, ask_all, fleet_url
 
 Answer = Callable[[], Awaitable[web.StreamResponse]]
 KEY = PoolKey("forest", "twig")

@@ -7,7 +7,7 @@ import pytest
 from tests.operator import pools
 
 from kvist_operator.errors import ModelNotFound, OperatorError
-from kvist_operator.library import Known, Library, Wish
+from kvist_operator.reconcile.library import Known, Library, Wish
 from kvist_operator.spec.pool import Pool
 
 POOL = pools.pool("hf://a/b")
@@ -46,7 +46,7 @@ async def settled(library: Library, pool: Pool) -> Known:
 
 async def test_a_slow_hub_holds_nobody_up(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """None until the answer is there, and word when it is; all who ask meanwhile are one question."""
-    monkeypatch.setattr("kvist_operator.library.PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("kvist_operator.reconcile.library.PATIENCE_SECONDS", 0.01)
     told = asyncio.Event()
     library = Library(told.set, hub)
     assert [await library.of(POOL), await library.of(POOL)] == [None, None]
@@ -79,7 +79,7 @@ async def test_what_was_known_stands_when_the_hub_fails_later(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Facts that have grown old are looked up again; no answer to that takes nothing away."""
-    monkeypatch.setattr("kvist_operator.library.HOLDS_SECONDS", 0.0)
+    monkeypatch.setattr("kvist_operator.reconcile.library.HOLDS_SECONDS", 0.0)
     hub.open.set()
     library = Library(lambda: None, hub)
     before = await settled(library, POOL)
@@ -87,13 +87,13 @@ async def test_what_was_known_stands_when_the_hub_fails_later(
     while hub.asked < 3:
         assert await library.of(POOL) == before
         await asyncio.sleep(0.01)
-        monkeypatch.setattr("kvist_operator.library.AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr("kvist_operator.reconcile.library.AGAIN_SECONDS", 0.0)
     await library.close()
 
 
 async def test_it_ends_while_the_hub_does_not_answer(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread is left alone: it is the end of the process that ends it."""
-    monkeypatch.setattr("kvist_operator.library.PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("kvist_operator.reconcile.library.PATIENCE_SECONDS", 0.01)
     library = Library(lambda: None, hub)
     assert await library.of(POOL) is None
     await library.close()

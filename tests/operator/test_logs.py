@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvist_operator import logs
+from kvist_operator.process import logs
 
 
 @pytest.fixture(autouse=True)

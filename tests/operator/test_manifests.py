@@ -14,6 +14,7 @@ from tests.cluster.test_rights import rules_of_the_guide
 from tests.crd.cases import planned
 from tests.operator.manifested import CASES, FOLDER, SITE, one, rendered, resource, text
 
+from kvist_epp.names import POOL_GROUP
 from kvist_epp.settings import Settings
 from kvist_operator.errors import RenderError
 from kvist_operator.manifests import Api, Site
@@ -236,7 +237,7 @@ def test_the_picker_may_do_what_the_guide_says() -> None:
     made = one(rendered("minimal"), "Role", "twig-epp")["rules"]
     guide = rules_of_the_guide("twig")
     for rule in guide:
-        rule["apiGroups"] = ["kvist.dev" if g.startswith("inference.") else g for g in rule["apiGroups"]]
+        rule["apiGroups"] = ["kvist.dev" if g == POOL_GROUP else g for g in rule["apiGroups"]]
 
     assert made == guide
 

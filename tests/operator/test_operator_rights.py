@@ -7,10 +7,10 @@ from typing import Any
 import yaml
 from tests.operator.manifested import CASES, rendered
 
-from kvist_operator.kinds import CHILDREN, POOL, SECRET, kind_of
-from kvist_operator.metrics import Metrics
-from kvist_operator.rights import Right, asked, everywhere, namespaced
-from kvist_operator.starting import needed, review
+from kvist_operator.cluster.kinds import CHILDREN, POOL, SECRET, kind_of
+from kvist_operator.cluster.rights import Right, asked, everywhere, namespaced
+from kvist_operator.cluster.starting import needed, review
+from kvist_operator.process.metrics import Metrics
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "operator.md"
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvist_operator.errors import SettingsError
-from kvist_operator.settings import Settings
+from kvist_operator.process.settings import Settings
 
 NAMES = st.lists(st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True), max_size=3).map(",".join)
 SECONDS = st.floats(1, 1e6)

@@ -5,18 +5,18 @@ from typing import Any
 import pytest
 from tests.operator.memory import Memory
 
-from kvist_operator.cluster import Json
+from kvist_operator.cluster.kinds import CHILDREN, CONFIG_MAP, DEPLOYMENT, NODE, SECRET, Kind, Target
+from kvist_operator.cluster.port import Json
+from kvist_operator.cluster.store import PoolKey, Store
+from kvist_operator.cluster.surroundings import Surroundings
+from kvist_operator.cluster.watching import Watching
 from kvist_operator.errors import Forbidden, OperatorError, Refused, Unavailable
-from kvist_operator.kinds import CHILDREN, CONFIG_MAP, DEPLOYMENT, NODE, SECRET, Kind, Target
-from kvist_operator.library import Library
 from kvist_operator.manifests import Site
 from kvist_operator.plan import Plan
-from kvist_operator.reconcile import Reconciler
+from kvist_operator.reconcile.library import Library
+from kvist_operator.reconcile.reconciler import Reconciler
 from kvist_operator.spec.pool import Pool
 from kvist_operator.status.advice import standing
-from kvist_operator.store import PoolKey, Store
-from kvist_operator.surroundings import Surroundings
-from kvist_operator.watching import Watching
 
 KEY = PoolKey("forest", "twig")
 SERVICE = Kind("", "v1", "Service", "services")
@@ -292,7 +292,7 @@ async def test_a_fault_of_our_own_is_a_condition_too(ground: Ground, monkeypatch
     def broken(*_: object) -> Any:
         raise ZeroDivisionError("of what")
 
-    monkeypatch.setattr("kvist_operator.reconcile.render", broken)
+    monkeypatch.setattr("kvist_operator.reconcile.reconciler.render", broken)
     await ground.look()
     said = await ground.said("Accepted")
     assert (said["status"], said["reason"]) == ("False", "InternalError")

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from tests.operator.fleets import page, row
 
 from kvist_operator.errors import FleetError
-from kvist_operator.reports import MOST_COST, Merged, deletion_costs, figures, kv_tokens, merged, report
+from kvist_operator.reconcile.reports import (
+    MOST_COST,
+    Merged,
+    deletion_costs,
+    figures,
+    kv_tokens,
+    merged,
+    report,
+)
 
 PODS = ("p0", "p1", "p2", "p3")
 worths = st.integers(0, 1 << 40)

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from tests.operator.memory import Memory
 
-from kvist_operator.cluster import Json
+from kvist_operator.cluster.kinds import CHILDREN, DEPLOYMENT, POD, POOL, SECRET, Kind, Target, kind_of
+from kvist_operator.cluster.port import Json
+from kvist_operator.cluster.rights import Right
+from kvist_operator.cluster.starting import check
+from kvist_operator.cluster.store import PoolKey, Store
+from kvist_operator.cluster.watching import Watching
 from kvist_operator.errors import StartError, Unavailable
-from kvist_operator.kinds import CHILDREN, DEPLOYMENT, POD, POOL, SECRET, Kind, Target, kind_of
-from kvist_operator.rights import Right
-from kvist_operator.running import Operator
-from kvist_operator.settings import Settings
-from kvist_operator.starting import check
-from kvist_operator.store import PoolKey, Store
-from kvist_operator.watching import Watching
+from kvist_operator.process.running import Operator
+from kvist_operator.process.settings import Settings
 
 OPTIONAL = {kind for kind in CHILDREN if kind.optional}
 SETTINGS = Settings(fleet_interval=0.0, resync=3600.0, discovery_interval=3600.0)
@@ -162,7 +162,7 @@ async def test_a_pool_that_fails_waits_and_others_go_on(cluster: Memory) -> None
 async def test_a_fault_in_a_look_ends_no_worker(cluster: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is counted and logged, and the pool's turn comes again."""
     cluster.put(pool())
-    monkeypatch.setattr("kvist_operator.reconcile.children_of", lambda *_: 1 / 0)
+    monkeypatch.setattr("kvist_operator.reconcile.reconciler.children_of", lambda *_: 1 / 0)
     async with running(cluster) as (operator, _):
         await until(lambda: b'result="InternalError"' in operator.told())
         monkeypatch.undo()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_operator.schedule import FIRST_SECONDS, LONGEST_SECONDS, Schedule
+from kvist_operator.reconcile.schedule import FIRST_SECONDS, LONGEST_SECONDS, Schedule
 
 
 def test_a_key_is_given_once_however_often_it_was_asked_for() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_operator.kinds import POD, POOL, Target, kind_of, target_of
-from kvist_operator.store import PoolKey, Store
+from kvist_operator.cluster.kinds import POD, POOL, Target, kind_of, target_of
+from kvist_operator.cluster.store import PoolKey, Store
 
 KEY = PoolKey("forest", "twig")
 

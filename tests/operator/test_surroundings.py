@@ -4,10 +4,10 @@ from typing import Any
 
 from tests.operator.memory import Memory
 
+from kvist_operator.cluster.kinds import CHILDREN, CLAIM
+from kvist_operator.cluster.surroundings import Surroundings, remembered, settled, telling
 from kvist_operator.hardware import of_nodes
-from kvist_operator.kinds import CHILDREN, CLAIM
 from kvist_operator.spec import read_pool
-from kvist_operator.surroundings import Surroundings, remembered, settled, telling
 
 L4 = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.count": "4"}
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.count": "8"}

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from kvist_operator import trial
 from kvist_operator.__main__ import main
 from kvist_operator.errors import StartError
+from kvist_operator.process import trial
 from kvist_operator.spec import read_pool
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from kvist_operator.models.facts import COMPUTED
+from .facts import COMPUTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

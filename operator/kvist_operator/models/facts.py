@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from kvist_operator.models.shape import ModelShape
+from .shape import ModelShape
 
 COMPUTED: Final = "computed from the shape"
 

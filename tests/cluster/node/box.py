@@ -70,10 +70,11 @@ come first."""
 
 async def run(folder: Path) -> None:
     """Start everything, say so, and go on for ever."""
-    specs = [NodeSpec.read(told) for told in json.loads((folder / SPEC).read_text())["nodes"]]
+    told = json.loads((folder / SPEC).read_text())
+    specs = [NodeSpec.read(each) for each in told["nodes"]]
     await own_network([spec.address for spec in specs])
     await _private_names()
-    images = Images(folder / "images")
+    images = Images(folder / "images", told["images"])
     preparing = asyncio.create_task(asyncio.to_thread(images.prepare))
     plane = ControlPlane(folder, flags=(*APISERVER, *_aggregation(folder)))
     plane.keys.issue(FRONT)

@@ -130,7 +130,7 @@ class Container:
             command=command,
             environment=variables,
             programs=host.images.folder(spec["image"]),
-            shown=images.shown(),
+            shown=host.images.shown(),
             etc=host.folder / "etc",
             message=self._message,
             message_at=spec.get("terminationMessagePath", MESSAGE),

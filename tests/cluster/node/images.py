@@ -7,7 +7,7 @@ An image that is not in the table cannot be pulled, as in any registry.
 import compileall
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -22,7 +22,13 @@ PROGRAMS: Final = "/image/bin"
 """Where a container finds them."""
 PULL_ERROR: Final = "ErrImagePull"
 BACK_OFF: Final = "ImagePullBackOff"
+_HUB: Final = "docker.io/"
+"""The registry of a name without one."""
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+Programs = Mapping[str, Mapping[str, str]]
+"""Name of a program → its file, by repository."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +57,25 @@ def table() -> dict[str, Image]:
 
 
 def repository(reference: str) -> str:
-    """Of ``registry.example/name:tag@digest``: all but tag and digest."""
-    name = reference.partition("@")[0]
+    """Of ``registry.example/name:tag@digest``: all but tag, digest and the usual registry."""
+    name = reference.partition("@")[0].removeprefix(_HUB)
     folder, slash, last = name.rpartition("/")
     return folder + slash + last.partition(":")[0]
+
+
+def _of_files(files: Mapping[str, str]) -> Image:
+    return Image({name: f"exec {file}" for name, file in files.items()})
 
 
 class Images:
     """The table, with the programs as files."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, more: Programs | None = None) -> None:
+        """``more``: images besides those of the table."""
         self._folder = folder
-        self._table = table()
+        self._table = table() | {name: _of_files(files) for name, files in (more or {}).items()}
+        files = [file for files in (more or {}).values() for file in files.values()]
+        self._folders = {Path(file).parent for file in files}
 
     def prepare(self) -> None:
         """Write the programs, and compile the Python code they run: pods may not write beside it."""
@@ -75,6 +88,10 @@ class Images:
                 path.chmod(0o755)
         for package in _packages():
             compileall.compile_dir(package, quiet=2)
+
+    def shown(self) -> list[Path]:
+        """Folders that a container must reach whatever user it runs as."""
+        return shown(self._folders)
 
     def folder(self, reference: str) -> Path:
         """With its programs."""
@@ -101,9 +118,9 @@ def variables() -> dict[str, str]:
     return {"PATH": f"{PROGRAMS}:{_PATH}", "HOME": "/"}
 
 
-def shown() -> list[Path]:
+def shown(more: Iterable[Path] = ()) -> list[Path]:
     """Folders that a container must reach whatever user it runs as: Python, its packages, this project."""
-    wanted = {Path(sys.prefix), Path(sys.base_prefix), Path(kvist_sim.__file__).parents[2]}
+    wanted = {*more, Path(sys.prefix), Path(sys.base_prefix), Path(kvist_sim.__file__).parents[2]}
     wanted |= {package.parent for package in _packages()}
     wanted |= {Path(find_envoy()).parent, model.folder()}
     real = sorted({Path(os.path.realpath(path)) for path in wanted} | wanted)

@@ -12,9 +12,9 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operated import administrator, children, pool, with_crd
 from tests.cluster.stepping import Fuse, Killed, fresh
 
-from kvist_operator.apiserver import ApiServer
-from kvist_operator.cluster import Json
-from kvist_operator.kinds import POOL
+from kvist_operator.cluster.apiserver import ApiServer
+from kvist_operator.cluster.kinds import POOL
+from kvist_operator.cluster.port import Json
 
 pytestmark = pytest.mark.timeout(600)
 VOLATILE = {

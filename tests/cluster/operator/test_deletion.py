@@ -11,9 +11,9 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operated import administrator, children, pool, with_crd
 from tests.cluster.stepping import Fuse, Killed, fresh
 
-from kvist_operator.apiserver import ApiServer
-from kvist_operator.cluster import Moment, Write
-from kvist_operator.kinds import POOL, Target
+from kvist_operator.cluster.apiserver import ApiServer
+from kvist_operator.cluster.kinds import POOL, Target
+from kvist_operator.cluster.port import Moment, Write
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -24,9 +24,9 @@ from tests.cluster.operated import (
 )
 from tests.crd.cases import cases
 
-from kvist_operator.apiserver import ApiServer
-from kvist_operator.cluster import Json
-from kvist_operator.kinds import DEPLOYMENT, POOL, Kind, Target
+from kvist_operator.cluster.apiserver import ApiServer
+from kvist_operator.cluster.kinds import DEPLOYMENT, POOL, Kind, Target
+from kvist_operator.cluster.port import Json
 from kvist_sim.processes import Children
 
 pytestmark = pytest.mark.timeout(300)

@@ -20,8 +20,8 @@ from tests.cluster.operated import (
     with_crd,
 )
 
-from kvist_operator.apiserver import ApiServer
-from kvist_operator.kinds import CHILDREN, DEPLOYMENT, Kind, Target
+from kvist_operator.cluster.apiserver import ApiServer
+from kvist_operator.cluster.kinds import CHILDREN, DEPLOYMENT, Kind, Target
 from kvist_sim.relays import TcpRelay
 
 pytestmark = pytest.mark.timeout(300)

@@ -13,16 +13,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
+from kvist_operator.apply import Key, as_intended, stamped
+from kvist_operator.apply.changes import leaving, owned
+from kvist_operator.cluster.kinds import CONFIG_MAP, SECRET, Target
+from kvist_operator.cluster.port import Cluster
+from kvist_operator.cluster.store import Store
+from kvist_operator.manifests.names import PICKER, Names
+from kvist_operator.manifests.nouns import Json
+from kvist_operator.manifests.render import with_owner
+from kvist_operator.spec.pool import Pool
+
 from . import certificates
-from .apply import Key, as_intended, stamped
-from .apply.changes import leaving, owned
-from .cluster import Cluster
-from .kinds import CONFIG_MAP, SECRET, Target
-from .manifests.names import PICKER, Names
-from .manifests.nouns import Json
-from .manifests.render import with_owner
-from .spec.pool import Pool
-from .store import Store
 
 LOOK_SECONDS: Final = 300.0
 

@@ -27,8 +27,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from kvist_epp.signing import BACKDATED, CLIENT, SERVER, Authority
-
-from .manifests.names import Names
+from kvist_operator.manifests.names import Names
 
 LIFE: Final = dt.timedelta(days=365)
 OVERLAP: Final = dt.timedelta(days=1)

@@ -16,11 +16,11 @@ import kopf
 from kopf._core.engines.peering import Identity  # what ``kopf.operator`` takes; exported nowhere
 
 from kvist_epp.access import Configuration, Load
+from kvist_operator.errors import Unavailable
+from kvist_operator.manifests.names import OURS
 
-from .cluster import Json
-from .errors import Unavailable
 from .kinds import POOL, Kind
-from .manifests.names import OURS
+from .port import Json
 
 logger = logging.getLogger(__name__)
 

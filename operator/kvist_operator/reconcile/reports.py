@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
-from .errors import FleetError
-from .status.advice import Figures
+from kvist_operator.errors import FleetError
+from kvist_operator.status.advice import Figures
 
 VERSION: Final = 1
 MOST_COST: Final = (1 << 31) - 1

@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from .apply import Changes, Key, Step, Verb, changes, key_of
-from .apply.changes import owned
-from .cluster import Cluster, Json
-from .errors import ClusterError, Conflict, Unavailable
-from .kinds import DEPLOYMENT, Target, kind_named, target_of
-from .manifests import Rendered
-from .manifests.names import COMPONENT, ENGINE, INTENT
-from .spec.pool import Pool
-from .store import PoolKey, Store
+from kvist_operator.apply import Changes, Key, Step, Verb, changes, key_of
+from kvist_operator.apply.changes import owned
+from kvist_operator.cluster.kinds import DEPLOYMENT, Target, kind_named, target_of
+from kvist_operator.cluster.port import Cluster, Json
+from kvist_operator.cluster.store import PoolKey, Store
+from kvist_operator.errors import ClusterError, Conflict, Unavailable
+from kvist_operator.manifests import Rendered
+from kvist_operator.manifests.names import COMPONENT, ENGINE, INTENT
+from kvist_operator.spec.pool import Pool
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from .cluster import Json
+from kvist_operator.manifests.names import INSTANCE
+
 from .kinds import POD, POOL, Kind, Target, target_of
-from .manifests.names import INSTANCE
+from .port import Json
 
 _TOLD: Final = ("Deployment", "LeaderWorkerSet", "HTTPRoute", "InferencePool", "Pod")
 """Kinds whose status is read."""

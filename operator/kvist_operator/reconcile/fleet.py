@@ -12,15 +12,16 @@ from typing import Any, Final, Protocol
 
 import aiohttp
 
-from .cluster import Json
-from .errors import ClusterError, FleetError
-from .kinds import Target, target_of
-from .manifests.names import COMPONENT, ENGINE, METRICS_PORT, PICKER
-from .plan import Plan
+from kvist_operator.cluster.kinds import Target, target_of
+from kvist_operator.cluster.port import Json
+from kvist_operator.cluster.store import PoolKey, Store
+from kvist_operator.errors import ClusterError, FleetError
+from kvist_operator.manifests.names import COMPONENT, ENGINE, METRICS_PORT, PICKER
+from kvist_operator.plan import Plan
+from kvist_operator.spec.pool import Pool
+from kvist_operator.status.advice import advice, standing
+
 from .reports import Merged, Report, deletion_costs, figures, kv_tokens, merged, report
-from .spec.pool import Pool
-from .status.advice import advice, standing
-from .store import PoolKey, Store
 
 logger = logging.getLogger(__name__)
 

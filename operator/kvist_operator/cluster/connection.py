@@ -18,8 +18,8 @@ from kubernetes.aio.config import ConfigException
 
 from kvist_epp.access import Load
 from kvist_epp.errors import KvistError
+from kvist_operator.errors import ClusterError, Unavailable
 
-from .errors import ClusterError, Unavailable
 from .failures import UNAUTHORIZED
 
 ANSWER_SECONDS: Final = 30.0

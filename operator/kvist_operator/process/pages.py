@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from .errors import StartError
+from kvist_operator.errors import StartError
 
 SHUTDOWN_SECONDS = 1.0
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from .cluster import Cluster, Json
-from .errors import NotServed
+from kvist_operator.errors import NotServed
+from kvist_operator.manifests.names import OURS
+
 from .kinds import CHILDREN, POD, POOL, SECRET, Kind, Target, target_of
-from .manifests.names import OURS
+from .port import Cluster, Json
 from .store import PoolKey, Store
 
 logger = logging.getLogger(__name__)

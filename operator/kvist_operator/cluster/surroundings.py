@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from .cluster import Cluster
-from .errors import ClusterError, Forbidden
-from .hardware import COUNT_LABELS, PRODUCT_LABELS, NodeFacts, find, of_nodes
+from kvist_operator.errors import ClusterError, Forbidden
+from kvist_operator.hardware import COUNT_LABELS, PRODUCT_LABELS, NodeFacts, find, of_nodes
+from kvist_operator.manifests.nouns import Api
+from kvist_operator.plan import Verdict
+from kvist_operator.plan.seat import NODE_LABELS
+from kvist_operator.spec.pool import Pool, Source
+
 from .kinds import CHILDREN, CLAIM, NODE, Kind, Target
-from .manifests.nouns import Api
-from .plan import Verdict
-from .plan.seat import NODE_LABELS
-from .spec.pool import Pool, Source
+from .port import Cluster
 
 CLAIM_SECONDS: Final = 60.0
 """A claim that is not there yet is looked for again so often; access modes never change."""

@@ -14,9 +14,8 @@ from typing import Any, Final, Self
 from kvist_epp import arguments
 from kvist_epp.arguments import dashed
 from kvist_epp.errors import SettingsError as ArgumentError
-
-from .errors import SettingsError
-from .manifests.nouns import ENVOY_IMAGE, PICKER_IMAGE
+from kvist_operator.errors import SettingsError
+from kvist_operator.manifests.nouns import ENVOY_IMAGE, PICKER_IMAGE
 
 LOG_FORMATS: Final = ("auto", "json", "text")
 PROGRAM: Final = arguments.Program(

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from kvist_epp.names import OBJECTIVE_GROUPS
+from kvist_operator.errors import StartError
 
-from .cluster import Cluster
-from .errors import StartError
 from .kinds import CHILDREN, POOL
+from .port import Cluster
 from .rights import Right, asked, everywhere, namespaced
 
 AT_ONCE: Final = 16

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvist_epp.access import Load
+from kvist_operator.errors import ClusterError, Conflict, NotServed
+from kvist_operator.manifests.names import MANAGER
 
-from .cluster import Hook, Json, Moment, Write
 from .connection import JSON, Connection, Query, document
-from .errors import ClusterError, Conflict, NotServed
 from .failures import UNAUTHORIZED, failure, pause
 from .kinds import Kind, Target, target_of
-from .manifests.names import MANAGER
+from .port import Hook, Json, Moment, Write
 from .rights import Right
 from .starting import review
 

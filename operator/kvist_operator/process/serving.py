@@ -10,11 +10,12 @@ import kvist_epp
 from kvist_epp.access import Load
 from kvist_epp.access import cluster as access
 from kvist_epp.errors import KvistError
+from kvist_operator.cluster import handlers, starting
+from kvist_operator.cluster.apiserver import ApiServer
+from kvist_operator.cluster.kinds import Kind
+from kvist_operator.errors import StartError
 
-from . import handlers, logs, pages, starting
-from .apiserver import ApiServer
-from .errors import StartError
-from .kinds import Kind
+from . import logs, pages
 from .running import Operator
 from .settings import Settings
 

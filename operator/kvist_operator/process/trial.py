@@ -15,11 +15,10 @@ import aiohttp
 from kvist_epp.access import cluster as access
 from kvist_epp.access import own_namespace
 from kvist_epp.errors import KvistError
-
-from .connection import Connection, Query
-from .errors import StartError
-from .failures import failure
-from .kinds import POOL
+from kvist_operator.cluster.connection import Connection, Query
+from kvist_operator.cluster.failures import failure
+from kvist_operator.cluster.kinds import POOL
+from kvist_operator.errors import StartError
 
 PATIENCE_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 1.0

@@ -11,22 +11,23 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
-from . import status as told
+from kvist_operator import status as told
+from kvist_operator.cluster.port import Cluster, Json
+from kvist_operator.cluster.store import PoolKey, Store
+from kvist_operator.cluster.surroundings import Surroundings, remembered, settled
+from kvist_operator.errors import ClusterError, Conflict, InternalError, NotServed, OperatorError, Unavailable
+from kvist_operator.manifests import Rendered, Site, render
+from kvist_operator.manifests.names import ENGINE, ENVOY, PICKER
+from kvist_operator.plan import Plan, Verdict, make_plan
+from kvist_operator.spec import Pool, read_pool
+from kvist_operator.status import Observed, Subject
+from kvist_operator.status.troubles import refused, troubles
+from kvist_operator.status.views import Trouble
+
 from .carry import Carrier, Outcome, failed
-from .cluster import Cluster, Json
-from .errors import ClusterError, Conflict, InternalError, NotServed, OperatorError, Unavailable
 from .keeper import Keeper
 from .library import Known, Library
-from .manifests import Rendered, Site, render
-from .manifests.names import ENGINE, ENVOY, PICKER
 from .observe import children_of
-from .plan import Plan, Verdict, make_plan
-from .spec import Pool, read_pool
-from .status import Observed, Subject
-from .status.troubles import refused, troubles
-from .status.views import Trouble
-from .store import PoolKey, Store
-from .surroundings import Surroundings, remembered, settled
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,16 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-from .errors import ClusterError, Conflict, Forbidden, NotServed, QuotaExceeded, Refused, Unavailable
+from kvist_operator.errors import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    NotServed,
+    QuotaExceeded,
+    Refused,
+    Unavailable,
+)
+
 from .kinds import Kind
 
 UNAUTHORIZED: Final = 401

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from .errors import ModelNotFound, OperatorError
-from .models.facts import Facts
-from .models.source import draft_facts, facts
-from .spec.pool import ModelRef, Pool, Speculative
+from kvist_operator.errors import ModelNotFound, OperatorError
+from kvist_operator.models.facts import Facts
+from kvist_operator.models.source import draft_facts, facts
+from kvist_operator.spec.pool import ModelRef, Pool, Speculative
 
 HOLDS_SECONDS: Final = 3600.0
 AGAIN_SECONDS: Final = 60.0

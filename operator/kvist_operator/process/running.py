@@ -14,20 +14,21 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Final
 
-from .cluster import Cluster, Json
-from .errors import ClusterError, OperatorError
-from .failures import FIRST_SECONDS
-from .fleet import Pickers
-from .kinds import Kind
-from .library import Library
-from .manifests import Site
+from kvist_operator.cluster.failures import FIRST_SECONDS
+from kvist_operator.cluster.kinds import Kind
+from kvist_operator.cluster.port import Cluster, Json
+from kvist_operator.cluster.store import PoolKey, Store
+from kvist_operator.cluster.surroundings import Surroundings
+from kvist_operator.cluster.watching import Watching
+from kvist_operator.errors import ClusterError, OperatorError
+from kvist_operator.manifests import Site
+from kvist_operator.reconcile.fleet import Pickers
+from kvist_operator.reconcile.library import Library
+from kvist_operator.reconcile.reconciler import Reconciler
+from kvist_operator.reconcile.schedule import Schedule
+
 from .metrics import Metrics
-from .reconcile import Reconciler
-from .schedule import Schedule
 from .settings import Settings
-from .store import PoolKey, Store
-from .surroundings import Surroundings
-from .watching import Watching
 
 logger = logging.getLogger(__name__)
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import Final
 
-from .kinds import DEPLOYMENT, Kind, kind_of
-from .manifests.names import Names
-from .manifests.nouns import Json
-from .status import Observed
+from kvist_operator.cluster.kinds import DEPLOYMENT, Kind, kind_of
+from kvist_operator.manifests.names import Names
+from kvist_operator.manifests.nouns import Json
+from kvist_operator.status import Observed
 
 _ROUTE: Final = "HTTPRoute"
 _GROUPS: Final = ("LeaderWorkerSet",)

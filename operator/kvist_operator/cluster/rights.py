@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvist_operator.manifests.picker import rules as picker_rules
+
 from . import kinds
 from .kinds import CHILDREN, Kind
-from .manifests.picker import rules as picker_rules
 
 Rule = dict[str, Any]
 READ: Final = ("get", "list", "watch")

@@ -1,0 +1,1 @@
+"""The operator as a process: settings, start, logs, metrics, pages, signals."""
