@@ -11,7 +11,8 @@ Pure: a frozen ``Cursor`` and its transitions: ``advance`` (a live message), ``r
 
 Replays overlap by one: the last batch applied is asked for again. If its ``mark`` (a fingerprint of the
 payload) differs, or the ring no longer knows it, the engine has begun a new life without our seeing its first
-numbers.
+numbers. A live number that steps back is a ``Doubt`` that the ring settles the same way: a new life, or a
+message that was overtaken on its way.
 """
 
 from collections.abc import Hashable
@@ -41,6 +42,16 @@ class Verdict(Enum):
     """The replay has ended: release what was held."""
 
 
+class Doubt(Enum):
+    """Whether the engine may have begun a new life."""
+
+    NONE = "none"
+    RAISED = "raised"
+    """A number stepped back during a replay, whose answer may be older than that."""
+    ASKED = "asked"
+    """The replay under way settles it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cursor:
     """Where one publisher (pod, rank) stands."""
@@ -63,6 +74,7 @@ class Cursor:
     """The last number known to be published when the ring was asked: up to it, the answer is final."""
     heard: bool = False
     """Whether this replay has brought any batch."""
+    doubt: Doubt = Doubt.NONE
 
     @property
     def empty(self) -> bool:
@@ -79,7 +91,8 @@ def begin(cursor: Cursor) -> Cursor:
     """A replay is asked: on a connection, a reconnection, a gap, or to check an idle engine."""
     asked = 0 if cursor.empty else cursor.next - 1
     known = -1 if cursor.live is None else cursor.live
-    return replace(cursor, asked=asked, base=cursor.next, known=known, heard=False)
+    doubt = Doubt.NONE if cursor.doubt is Doubt.NONE else Doubt.ASKED
+    return replace(cursor, asked=asked, base=cursor.next, known=known, heard=False, doubt=doubt)
 
 
 def stop(cursor: Cursor) -> Cursor:
@@ -87,14 +100,14 @@ def stop(cursor: Cursor) -> Cursor:
     return replace(cursor, asked=None)
 
 
-def advance(cursor: Cursor, seq: int, mark: Hashable) -> tuple[Cursor, Verdict]:
-    """Judges a live message.
+def advance(cursor: Cursor, seq: int, mark: Hashable, *, ring: bool = True) -> tuple[Cursor, Verdict]:
+    """Judges a live message; ``ring``: whether there is one to ask.
 
-    A number at or below the last live one is a restart; one that is only below ``next`` is where a replay and
-    the live stream overlap.
+    A number at or below the last live one is a restart or was overtaken: the ring knows; 0 is always a
+    restart. One that is only below ``next`` is where a replay and the live stream overlap.
     """
     if cursor.live is not None and seq <= cursor.live:
-        return _restarted(cursor, seq, mark)
+        return _stepped_back(cursor, seq, mark, ring=ring)
     cursor = replace(cursor, live=seq)
     if cursor.asked is not None:
         return cursor, Verdict.HOLD
@@ -105,10 +118,14 @@ def advance(cursor: Cursor, seq: int, mark: Hashable) -> tuple[Cursor, Verdict]:
     return _applied(cursor, seq, mark), Verdict.APPLY
 
 
-def _restarted(cursor: Cursor, seq: int, mark: Hashable) -> tuple[Cursor, Verdict]:
+def _stepped_back(cursor: Cursor, seq: int, mark: Hashable, *, ring: bool) -> tuple[Cursor, Verdict]:
     if seq == 0:
         return replace(_fresh(cursor), next=1, mark=mark, live=0), Verdict.RENEWED
-    return begin(replace(_fresh(cursor), live=seq)), Verdict.RESTARTED
+    if not ring or cursor.empty:
+        return begin(replace(_fresh(cursor), live=seq)), Verdict.RESTARTED
+    if cursor.asked is None:
+        return begin(replace(cursor, doubt=Doubt.RAISED)), Verdict.ASK
+    return replace(cursor, doubt=Doubt.RAISED), Verdict.HOLD
 
 
 def replayed(cursor: Cursor, seq: int, mark: Hashable) -> tuple[Cursor, Verdict]:
@@ -121,10 +138,17 @@ def replayed(cursor: Cursor, seq: int, mark: Hashable) -> tuple[Cursor, Verdict]
         return cursor, Verdict.IGNORE
     cursor = replace(cursor, heard=True, ring=True, proven=True)
     if seq == cursor.next - 1:
-        return (cursor, Verdict.IGNORE) if mark == cursor.mark else _new_life(cursor)
+        return (_believed(cursor), Verdict.IGNORE) if mark == cursor.mark else _new_life(cursor)
     if seq > cursor.next and cursor.advanced:
         return begin(cursor), Verdict.ASK
+    if cursor.doubt is Doubt.ASKED:  # the ring has wrapped: nothing shows that it is the same engine's
+        return _applied(_believed(cursor), seq, mark), Verdict.LOST
     return _applied(cursor, seq, mark), _continues(cursor, seq)
+
+
+def _believed(cursor: Cursor) -> Cursor:
+    """The question of a replay is answered; a doubt that came after it is not."""
+    return replace(cursor, doubt=Doubt.NONE) if cursor.doubt is Doubt.ASKED else cursor
 
 
 def _new_life(cursor: Cursor) -> tuple[Cursor, Verdict]:
@@ -144,9 +168,10 @@ def ended(cursor: Cursor) -> tuple[Cursor, Verdict]:
     """
     if cursor.asked is None:
         return cursor, Verdict.IGNORE
-    if cursor.ring and not cursor.heard and not cursor.empty:
+    doubted = cursor.doubt is Doubt.ASKED
+    if (cursor.ring or doubted) and not cursor.heard and not cursor.empty:
         return _new_life(replace(cursor, ring=cursor.proven))
-    if cursor.next - cursor.base >= LONG_REPLAY:
+    if cursor.doubt is Doubt.RAISED or cursor.next - cursor.base >= LONG_REPLAY:
         return begin(cursor), Verdict.ASK
     return stop(cursor), Verdict.DONE
 

@@ -72,11 +72,44 @@ def test_a_restart_forgets_at_once() -> None:
 
 
 def test_a_restart_with_its_beginning_missed_is_replayed_from_0() -> None:
-    """A number that steps back, but not to 0: what the new life said before is asked for."""
+    """A number that steps back, but not to 0: the ring shows the new life, and what it said before."""
     stream = after(0, 1, 2, 3)
 
-    assert stream.live(2, batch(2, life=1)) == [Forget(restarted=True), Ask(0)]
+    assert stream.live(2, batch(2, life=1)) == [Ask(3)]
+    assert stream.suspect
+    assert stream.ring_ended() == [Forget(restarted=True), Ask(0)]
     assert stream.ring(0, batch(0, life=1)) == [Apply(batch(0, life=1))]
+
+
+def test_a_message_that_was_overtaken_costs_nothing_that_was_learned() -> None:
+    """A number that steps back in the same life: the ring fills the hole and shows that nothing else was."""
+    stream = after(0, 1)
+
+    assert stream.live(3, batch(3)) == [Ask(1)]
+    assert stream.live(2, batch(2)) == []
+    assert stream.ring(1, batch(1)) == []
+    assert stream.ring(2, batch(2)) + stream.ring(3, batch(3)) == [Apply(batch(2)), Apply(batch(3))]
+    assert stream.ring_ended() == [Ask(3)]
+    assert stream.ring(3, batch(3)) + stream.ring_ended() == []
+    assert stream.live(4, batch(4)) == [Apply(batch(4))]
+
+
+def test_a_number_that_stepped_back_and_a_silent_ring_is_a_restart() -> None:
+    """What cannot be shown to be of the same life is forgotten, with what was held of either."""
+    stream = after(0, 1, 2)
+    stream.live(4, batch(4))
+    stream.live(1, batch(1, life=1))
+
+    assert stream.failed() == [Forget(restarted=True)]
+    assert stream.live(2, batch(2, life=1)) == [Ask(0)]
+
+
+def test_a_number_that_stepped_back_before_a_ring_that_has_wrapped_is_a_restart() -> None:
+    """The last batch applied is not there any more: the next one may be of another life."""
+    stream = after(0, 1, 2)
+    stream.live(1, batch(1, life=1))
+
+    assert stream.ring(3, batch(3, life=1)) == [Forget(restarted=False), Apply(batch(3, life=1))]
 
 
 def test_the_same_number_twice_on_the_live_socket_is_a_restart() -> None:
@@ -240,32 +273,41 @@ def test_a_hole_before_a_message_that_came_after_the_question_is_asked_about() -
     assert release(cursor, 6, b"x")[1] is Verdict.ASK
 
 
+HAPPENINGS = ["sent"] * 3 + ["lost", "overtaken", "restart", "restart, heard before it is seen", "reconnect"]
+
+
 @settings(max_examples=300)
 @given(
     st.integers(1, 6),
-    st.lists(st.sampled_from(["sent", "sent", "sent", "lost", "restart", "reconnect"]), max_size=40),
+    st.lists(st.sampled_from(HAPPENINGS), max_size=40),
 )
 def test_what_is_believed_is_always_a_gapless_suffix_of_the_present_life(
     ring: int, history: list[str]
 ) -> None:
-    """Under any losses, restarts and reconnections: no stale life, no hole, nothing twice, no loop."""
+    """Under any losses, reorderings, restarts and reconnections: no stale life, no hole, nothing twice, no
+    loop."""
     engine = Engine(ring)
     follower = Follower(engine)
     follower.do(follower.stream.connected())
     for happening in [*history, "reconnect"]:
         before = follower.asked
-        if happening == "restart":
+        if happening == "restart, heard before it is seen":
+            engine.restart()
+            follower.do(follower.stream.live(*engine.publish()))
+            follower.do(follower.stream.connected())
+        elif happening == "restart":
             engine.restart()
             follower.do(follower.stream.connected())
         elif happening == "reconnect":
             follower.do(follower.stream.connected())
         else:
-            seq, payload = engine.publish()
-            if happening == "sent":
-                follower.do(follower.stream.live(seq, payload))
+            sent = [engine.publish() for _ in range(2 if happening == "overtaken" else 1)]
+            for seq, payload in reversed(sent):
+                if happening != "lost":
+                    follower.do(follower.stream.live(seq, payload))
             if not follower.stream.proven:
                 follower.do(follower.stream.connected())
-        assert follower.asked - before <= 4
+        assert follower.asked - before <= 4 * (2 if happening == "overtaken" else 1)
         numbers = [int(payload.split()[-1]) for payload in follower.applied]
         assert all(second == first + 1 for first, second in pairwise(numbers))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from kvist_epp.cache import fence
-from kvist_epp.cache.fence import Cursor, Verdict
+from kvist_epp.cache.fence import Cursor, Doubt, Verdict
 
 MARK_BYTES = 64
 """A batch begins with its time stamp in microseconds: this much of it tells two lives of an engine apart."""
@@ -118,7 +118,8 @@ class Stream:
 
     def live(self, seq: int, payload: bytes) -> list[Step]:
         """A message from the publisher's socket."""
-        self.cursor, verdict = fence.advance(self.cursor, seq, payload[:MARK_BYTES])
+        mark = payload[:MARK_BYTES]
+        self.cursor, verdict = fence.advance(self.cursor, seq, mark, ring=self._has_ring)
         if verdict is Verdict.APPLY:
             return [Apply(payload, seq)]
         if verdict is Verdict.IGNORE:
@@ -161,7 +162,11 @@ class Stream:
     def failed(self) -> list[Step]:
         """No replay is to be had: what was held is applied, and what lies before a hole forgotten."""
         forget: list[Step] = []
-        if self._adopted or self.waiting:  # a snapshot that is not proven, or has come in part
+        if self.cursor.doubt is not Doubt.NONE:  # what was held may be of two lives
+            self._drop_held()
+            self.cursor = Cursor(ring=self.cursor.ring, proven=self.cursor.proven)
+            forget = [Forget(restarted=True)]
+        elif self._adopted or self.waiting:  # a snapshot that is not proven, or has come in part
             self.cursor = Cursor(live=self.cursor.live)
             forget = [Forget(restarted=False)]
         self.waiting = False
