@@ -1,0 +1,100 @@
+"""``python -m kvist_sim.bench.pick``: CPU of a pick when many endpoints hold a long prompt.
+
+One prompt of 32,768 tokens (131 KB) that every endpoint holds whole, each with 30 requests on their way;
+CPU of the look-up in index and history, and of the policy, apart. Times are the best of several rounds.
+"""
+
+import argparse
+import platform
+from collections.abc import Callable, Sequence
+from time import process_time
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from kvist_epp.cache.history import History
+from kvist_epp.cache.index import Index
+from kvist_epp.cache.lookup import Found, Lookup, Member
+from kvist_epp.fleet.endpoints import Endpoint
+from kvist_epp.fleet.ledger import Ledger
+from kvist_epp.schedule.pick import Candidate, Demand, choose
+
+from .index_data import BLOCK_SIZE, ROOT, Chain, chain
+
+TOKENS: Final = 32_768
+ENDPOINTS: Final = (1, 10, 100, 1000)
+RUNNING: Final = 30
+"""Requests on each endpoint, every other one with half of its prompt to prefill."""
+ROUNDS: Final = 7
+CALLS: Final = 100
+
+
+class Pool:
+    """So many endpoints, all warm and busy."""
+
+    def __init__(self, count: int, prompt: Chain) -> None:
+        self._index, self._ledger = Index(), Ledger()
+        self._lookup = Lookup(self._index, History())
+        self._prompt = prompt.prompt
+        self._candidates = [self._member(number, prompt) for number in range(count)]
+
+    def _member(self, number: int, prompt: Chain) -> Candidate:
+        address = f"10.{number // 65536}.{number // 256 % 256}.{number % 256}"
+        endpoint = Endpoint(f"engine-{number}", "pool", address, 8000, {})
+        publisher = self._index.publisher(f"{endpoint.key}/0")
+        prompt.store(self._index, publisher)
+        self._lookup.join(endpoint.key, Member((publisher,), block_size=BLOCK_SIZE))
+        for at in range(RUNNING):
+            self._ledger.routed(f"{number}-{at}", endpoint.key, at % 2 * 500, 1000, 0.0)
+        load = self._ledger.load(endpoint.key)
+        load.slots = 256
+        return Candidate(endpoint, load)
+
+    def look(self) -> Found:
+        """Who holds how much."""
+        return self._lookup.look(ROOT, [self._prompt])
+
+    def choose(self, found: Found, turn: int) -> None:
+        """The best three."""
+        choose(self._candidates, Demand(found.tokens, found.hits), now=0.0, turn=turn, max_owed=1e9)
+
+
+def measure(count: int, prompt: Chain) -> tuple[float, float]:
+    """Microseconds of CPU of a look-up, and of the policy."""
+    pool = Pool(count, prompt)
+    calls = max(CALLS // count, 5) if count > CALLS else CALLS
+    found = pool.look()
+    assert len(found.hits) == count, "every endpoint holds the prompt"
+    return _best(lambda _: pool.look(), calls), _best(lambda turn: pool.choose(found, turn), calls)
+
+
+def _best(call: Callable[[int], object], calls: int) -> float:
+    return min(_once(call, calls) for _ in range(ROUNDS)) / calls * 1e6
+
+
+def _once(call: Callable[[int], object], calls: int) -> float:
+    began = process_time()
+    for turn in range(calls):
+        call(turn)
+    return process_time() - began
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints a row for each number of endpoints."""
+    parser = argparse.ArgumentParser(prog="python -m kvist_sim.bench.pick", description=__doc__)
+    parser.add_argument("--endpoints", type=int, nargs="+", default=ENDPOINTS, metavar="N")
+    asked = parser.parse_args(argv)
+    prompt = chain("warm", TOKENS // BLOCK_SIZE)
+    table = Table(title=f"us of CPU, Python {platform.python_version()}", box=None)
+    for title in ("endpoints", "look-up", "policy", "both"):
+        table.add_column(title, justify="right")
+    for count in asked.endpoints:
+        look, policy = measure(count, prompt)
+        table.add_row(f"{count:,}", f"{look:,.0f}", f"{policy:,.0f}", f"{look + policy:,.0f}")
+    Console().print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
