@@ -9,10 +9,10 @@ PROTOC := $(BIN)/uv run --quiet --no-project --isolated --python $(BIN)/python -
 PROTOS := kvist_epp/wire/pb kvist_epp/peers/pb
 
 # folders of tests that have verbs of their own
-TIERS  := data_plane engine cluster http2 charts images
+TIERS  := data_plane engine cluster http2 charts images e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-data-plane test-engine test-cluster test-charts test-http2 fuzz bench-fuzz test-all check fmt lint types imports proto check-proto docs models bench-epp bench-index bench-chaos bench-soak bench-queue bench-peers bench-operator golden lock build clean
+.PHONY: help setup demo test test-unit test-data-plane test-engine test-cluster test-charts test-e2e test-http2 fuzz bench-fuzz test-all check fmt lint types imports proto check-proto docs models bench-epp bench-index bench-chaos bench-soak bench-queue bench-peers bench-operator golden lock build clean
 
 help:  ## list these verbs
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -43,11 +43,15 @@ test-engine: $(READY)  ## real vLLM on CPU (fetched once into a cache folder, ab
 
 test-cluster: $(READY)  ## real control plane, pods as processes (built from Go modules once, about 6 minutes; needs root)
 	$(BIN)/python -m tests.cluster.binaries
-	$(PYTEST) -rP tests/cluster
+	$(PYTEST) -n 2 --dist loadfile -rP tests/cluster
 
 test-charts: $(READY)  ## the chart by helm 3 and 4 on a real API server; what the Dockerfiles do, without Docker (needs root)
 	$(BIN)/python -m tests.charts.binaries
 	$(PYTEST) -rP tests/charts tests/images
+
+test-e2e: $(READY)  ## helm install to uninstall, by a real Envoy Gateway (built from its Go module once; needs root)
+	$(BIN)/python -m tests.e2e.binaries
+	$(PYTEST) -rP tests/e2e
 
 bench-operator: $(READY)  ## 500 pools: how fast they are made, what they cost at rest (about 5 minutes)
 	$(BIN)/python -m tests.cluster.binaries

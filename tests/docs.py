@@ -1,26 +1,105 @@
-"""``python -m tests.docs``: writes what docs/ takes from the code; ``test_docs.py`` holds it to that."""
+"""``python -m tests.docs``: writes what docs/ and examples/ take from the code; ``test_docs.py`` and
+``test_examples.py`` hold them to that."""
 
+import json
 from pathlib import Path
+from typing import Any, Final
 
 import yaml
 
+from kvist_epp.names import BASE_MODEL_HEADER
+from kvist_operator.manifests.bootstrap import SDS_FILE, authority, bootstrap
+from kvist_operator.spec import read_pool
 from kvist_sim.envoy import Gateway, Json, config
+from kvist_sim.envoy_pools import Pool, Pools, Route, pools_config
 from kvist_sim.envoy_tls import PickerTls
 
-ENVOY = Path(__file__).parent.parent / "docs" / "guides" / "envoy.yaml"
-HEADER = "# Written by `make docs` from kvist_sim.envoy, the configuration that the tests run.\n"
+ROOT: Final = Path(__file__).parent.parent
+GUIDES: Final = ROOT / "docs" / "guides"
+ENVOY: Final = GUIDES / "attach-envoy.yaml"
+ORIGINAL_DST: Final = GUIDES / "attach-envoy-original-dst.yaml"
+SEVERAL_POOLS: Final = GUIDES / "several-pools.yaml"
+EDGE: Final = ROOT / "examples" / "03-plain-envoy" / "config.yaml"
+SIMULATED: Final = "# Written by `make docs` from kvist_sim.envoy, the configuration that the tests run.\n"
+RENDERED: Final = "# Written by `make docs`: what the operator's own Envoys run (kvist_operator.manifests).\n"
 
 
-def envoy() -> Json:
+def envoy(**choices: Any) -> Json:
     """The configuration of the guide: two engines, the picker beside Envoy, clients on port 8080."""
     gateway = Gateway(
         endpoints=["10.0.0.1:8000", "10.0.0.2:8000"],
         picker="127.0.0.1:9002",
         picker_tls=PickerTls(),
+        trusts_clients=False,
         port=8080,
+        **choices,
     )
     return config(gateway)
 
 
+def original_dst() -> Json:
+    """The same without a list of engines."""
+    return envoy(selection="original_dst", failure_mode_allow=False)
+
+
+def several_pools(**choices: Any) -> Json:
+    """The configuration of the guide on several pools; ``choices``: other fields of its `Pools`."""
+    return pools_config(Pools(**(SEVERAL | choices)))
+
+
+SEVERAL: Final[dict[str, Any]] = {
+    "pools": {
+        "small": Pool(endpoints=["10.0.1.1:8000", "10.0.1.2:8000"], pickers=("10.0.1.10:9002",)),
+        "large": Pool(endpoints=["10.0.2.1:8000", "10.0.2.2:8000"], pickers=("10.0.2.10:9002",)),
+        "large-next": Pool(endpoints=["10.0.3.1:8000"], pickers=("10.0.3.10:9002",)),
+    },
+    "routes": [
+        Route(models=("qwen3-32b",), pools={"large": 90, "large-next": 10}, header=BASE_MODEL_HEADER),
+        Route(models=("qwen3-4b",), pools={"small": 1}),
+    ],
+    "default": "small",
+    "model_headers": ("127.0.0.1:9002",),
+    "tls": PickerTls(),
+    "port": 8080,
+    "gateway": {"trusts_clients": False},
+}
+"""Two models, an adapter of the larger one (a route by its base), and a canary for that."""
+
+
+def edge() -> Json:
+    """The ConfigMap of examples/03-plain-envoy."""
+    pool = read_pool(yaml.safe_load((EDGE.parent / "pool.yaml").read_text()))
+    whole = bootstrap(pool) | {"node": {"id": "edge", "cluster": "edge"}}
+    data = {"envoy.yaml": _yaml(whole), SDS_FILE: json.dumps(authority(pool), indent=1)}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "edge"}, "data": data}
+
+
+class _Text(yaml.SafeDumper):
+    """Long texts as blocks."""
+
+
+def _block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Text.add_representer(str, _block)
+
+
+def _yaml(document: Json) -> str:
+    return yaml.dump(document, Dumper=_Text, sort_keys=False, width=110)
+
+
+def write() -> None:
+    """All of them again."""
+    for path, head, made in (
+        (ENVOY, SIMULATED, envoy()),
+        (ORIGINAL_DST, SIMULATED, original_dst()),
+        (SEVERAL_POOLS, SIMULATED, several_pools()),
+        (EDGE, RENDERED, edge()),
+    ):
+        path.write_text(head + _yaml(made))
+
+
 if __name__ == "__main__":
-    ENVOY.write_text(HEADER + yaml.safe_dump(envoy(), sort_keys=False, width=110))
+    write()

@@ -11,13 +11,38 @@ from kvist_epp.settings import Settings
 from kvist_epp.wire.limits import Limits
 from kvist_epp.wire.tally import CONNECTION_ENDS, STREAM_ENDS
 from tests import docs
+from tests.docs_runner.blocks import documents
 
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def test_the_envoy_guide_has_the_configuration_that_is_tested() -> None:
-    """docs/guides/envoy.yaml is what kvist_sim.envoy writes, which the data-plane suite runs."""
+def test_the_envoy_guide_has_the_configurations_that_are_tested() -> None:
+    """Both files are what kvist_sim.envoy writes; the data-plane suite runs them (test_attach.py)."""
     assert yaml.safe_load(docs.ENVOY.read_text()) == docs.envoy()
+    assert yaml.safe_load(docs.ORIGINAL_DST.read_text()) == docs.original_dst()
+
+
+def test_every_link_leads_somewhere() -> None:
+    """Files and headings that documents link to are there."""
+    wrong = [
+        f"{file.name}: {link}"
+        for file in [*documents(), *sorted(DOCS.glob("*.md"))]
+        for link in re.findall(r"\]\(([^)\s]+)\)", file.read_text())
+        if not link.startswith("http") and not _leads(file, link)
+    ]
+    assert wrong == []
+
+
+def _leads(file: Path, link: str) -> bool:
+    path, _, heading = link.partition("#")
+    target = (file.parent / path).resolve() if path else file
+    return target.exists() and (not heading or heading in _headings(target))
+
+
+def _headings(file: Path) -> set[str]:
+    """As they are in links."""
+    titles = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_the_metrics_guide_names_real_metrics() -> None:

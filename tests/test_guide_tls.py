@@ -18,7 +18,7 @@ def _blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
 
 
-COMMANDS = [line for block in _blocks("sh") for line in block.splitlines() if line.startswith("kvist-epp ")]
+COMMANDS = [line for block in _blocks("bash") for line in block.splitlines() if line.startswith("kvist-epp ")]
 
 
 def _yaml(key: str) -> Any:

@@ -3,19 +3,26 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
 
 from kvist_epp.errors import KvistError
+from kvist_epp.llmd import translated
+from kvist_epp.roles import MODEL_HEADER
 from kvist_epp.settings import Settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The ``kvist-epp`` command; 2 for settings that do not work, 1 when it could not start."""
     try:
-        settings = Settings.from_args(sys.argv[1:] if argv is None else argv, os.environ).check()
+        told = translated(sys.argv[1:] if argv is None else argv)
+        settings = Settings.from_args(told.argv, os.environ).check()
     except KvistError as error:
         return _complain(error, 2)
+    for note in told.notes:
+        _complain(note, 0)
     try:
-        from kvist_epp import serving
+        serving = _serving(settings.role)
     except ImportError as error:
         return _complain(f"{error.name} is not installed: pip install 'kvist[epp]'", 2)
     try:
@@ -23,6 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KvistError, OSError) as error:
         return _complain(error, 1)
     return 0
+
+
+def _serving(role: str) -> ModuleType:
+    """The role's process; the small one loads nothing of the other."""
+    return import_module("kvist_epp.modelheader.serving" if role == MODEL_HEADER else "kvist_epp.serving")
 
 
 def _complain(what: object, code: int) -> int:

@@ -5,7 +5,7 @@ import argparse
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from .durations import seconds
 from .errors import SettingsError
@@ -46,6 +46,12 @@ examples:
   # tokenizer files from the hub at a revision, JSON logs on a terminal too
   kvist-epp --endpoints-file endpoints.yaml --model hf://Qwen/Qwen3-32B@main \\
       --secure-serving=false --log-format json
+
+  # no picker: the filter before the pickers of several pools (docs/guides/several-pools.md)
+  kvist-epp --role=model-header --base-models sql-lora=qwen3-32b
+
+  # in place of llm-d's router: its flags and its configuration file (docs/guides/migrate.md)
+  kvist-epp --pool-name qwen3-32b --config-file /etc/epp/config.yaml --zap-encoder=json --v=4
 
   # where would this request go, and why?
   curl -s localhost:9090/debug/pick -H 'x-kvist-path: /v1/chat/completions' -d @request.json
@@ -90,10 +96,17 @@ def parse(
     return vars(_parser(fields, used, program).parse_args(list(argv)))
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong, and not all flags before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; {self.prog} --help lists the flags\n")
+
+
 def _parser(
     fields: Iterable[Field], environment: Mapping[str, str], program: Program
 ) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=program.name,
         description=program.description,
         epilog=program.epilog,

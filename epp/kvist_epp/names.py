@@ -21,6 +21,12 @@ MODEL_REWRITE_HEADER: Final = "x-llm-d-model-name-rewrite"
 MODEL_REWRITE_ALIAS: Final = "x-gateway-model-name-rewrite"
 """Request header that names the model to ask the engine for, instead of the body's."""
 
+MODEL_HEADER: Final = "x-gateway-model-name"
+BASE_MODEL_HEADER: Final = "x-gateway-base-model-name"
+"""Request headers that routes choose a pool by: the body's model, and the one under it where that is an
+adapter. Source: the body-based routing of the Gateway API Inference Extension. Set by the role
+``model-header`` alone; those of clients are taken away."""
+
 GATEWAY_OWNED: Final = (SUBSET_KEY, SERVED_KEY, DROPPED_REASON_HEADER, DROPPED_REASON_ALIAS)
 """Names that only gateways and pickers may use: as request headers of a client they are taken away."""
 

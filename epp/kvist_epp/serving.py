@@ -1,17 +1,14 @@
-"""The picker as a process: makes the parts, opens the ports, runs until a signal, drains."""
+"""The picker as a process: makes the parts, opens the ports, drains."""
 
 import asyncio
-import gc
-import logging
 import os
-import signal
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import kvist_epp
-from kvist_epp import ports
+from kvist_epp import lifetime, ports
 from kvist_epp.admin import log, queues, views
 from kvist_epp.admin import server as admin
 from kvist_epp.admin.fleet import FleetPage
@@ -44,8 +41,6 @@ from kvist_epp.wire.tls import Certificates
 
 if TYPE_CHECKING:
     from kvist_epp.peers.peers import Peers
-
-logger = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 0.25
 """How often requests expire, trust is weighed and counters are brought up to date."""
@@ -86,34 +81,7 @@ class Running:
 
 def main(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT. Raises ``KvistError`` or ``OSError`` when it cannot start, or fails."""
-    import uvloop
-
-    # As process 1 of a container a signal without a handler would do nothing, while models are loaded.
-    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
-    uvloop.run(_until_told(settings))
-
-
-async def _until_told(settings: Settings) -> None:
-    ending = Ending()
-    async with running(settings, ending) as picker:
-        ending.heed_signals()
-        logger.info(
-            "listening: ext_proc %d, health %d, metrics %d, transport %s",
-            picker.grpc.port,
-            picker.grpc_health.port,
-            picker.metrics_port,
-            settings.transport,
-        )
-        await ending.begun()
-        await ending.unless_cut(_drain(settings, picker, ending))
-    ending.check()
-
-
-async def _drain(settings: Settings, picker: Running, ending: Ending) -> None:
-    """Whoever ends it at a terminal does not wait for gateways to notice."""
-    delay = 0.0 if ending.watched else min(settings.drain_delay, settings.drain_timeout / 2)
-    logger.info("draining: %g s for gateways to notice, %g s in all", delay, settings.drain_timeout)
-    await picker.drain(delay, settings.drain_timeout - delay)
+    lifetime.run(settings, running)
 
 
 @asynccontextmanager
@@ -153,7 +121,7 @@ async def running(settings: Settings, ending: Ending) -> AsyncIterator[Running]:
         ending.keep(stack, tokenizer.run(understanding.late), "tokenizer")
         ending.keep(stack, discovery.run(), "discovery")
         ending.keep(stack, _tick(membership, gate), "tick")
-        _settle_memory()
+        lifetime.settle_memory()
         yield Running(picker, membership, gate, grpc, grpc_health, pages.port, peers)
 
 
@@ -300,10 +268,3 @@ async def _tick(membership: Membership, gate: Gate) -> None:
         membership.tick()
         gate.look()
         await asyncio.sleep(TICK_SECONDS)
-
-
-def _settle_memory() -> None:
-    """What was loaded lives as long as the process: the collector need not look at it again and again."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from . import arguments
+from . import arguments, roles
 from .arguments import dashed
 from .errors import SettingsError
 from .names import POOL_GROUP, POOL_GROUPS
@@ -44,6 +44,17 @@ def _flag(default: Any, text: str, *, choices: tuple[str, ...] | None = None, un
 class Settings:
     """Everything that can be chosen. Field ``a_b`` is the flag ``--a-b``."""
 
+    role: str = _flag(
+        roles.PICKER,
+        "model-header = no picker, but a filter before pickers: it sets x-gateway-model-name to the body's "
+        "model, for routes to choose the pool by; it needs none of the flags of engines and models",
+        choices=roles.ROLES,
+    )
+    base_models: str = _flag(
+        "",
+        "with --role=model-header: adapters and the models under them; these go to x-gateway-base-model-name",
+        unit="ADAPTER=BASE,…",
+    )
     endpoints_file: str = _flag("", "YAML or JSON list of the engines; reread when it changes", unit="FILE")
     endpoint_selector: str = _flag(
         "", "or: Kubernetes label selector of the engines' pods, such as app=vllm,env=prod", unit="SELECTOR"
@@ -258,6 +269,7 @@ class Settings:
         self._check_chats()
         named_priorities(self.priorities)
         peers_of(self.peers)
+        roles.base_models_of(self.base_models)
         if self.gossip_interval > 1:
             raise SettingsError("--gossip-interval: at most 1 s; a replica silent for 3 s counts as gone")
         self._check_limits()
@@ -288,6 +300,9 @@ class Settings:
     def check(self) -> Self:
         """What only matters when the picker is really started. Raises SettingsError."""
         self._check_tls()
+        roles.check_role(self.role, self._given())
+        if self.role == roles.MODEL_HEADER:
+            return self
         self._check_discovery()
         insecure = self.peer_insecure
         check_peers(self.peers, self.peer_cert_path, os.environ, insecure=insecure, host=self.host)
@@ -331,11 +346,11 @@ class Settings:
 
     def to_args(self) -> list[str]:
         """The shortest command line that gives these settings."""
-        return [
-            f"--{dashed(f.name)}={arguments.written(getattr(self, f.name))}"
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) != f.default
-        ]
+        return [f"--{dashed(name)}={arguments.written(getattr(self, name))}" for name in self._given()]
+
+    def _given(self) -> list[str]:
+        """The fields that are not at their default."""
+        return [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
 
     @classmethod
     def from_args(cls, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Self:

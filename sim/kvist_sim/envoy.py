@@ -1,8 +1,9 @@
 """Envoy configurations that call the picker, and an Envoy process that runs one.
 
-Used by the demo, the benchmarks and the data-plane tests. Endpoints are in one cluster with Envoy's
-``override_host`` policy on the picker's answer and a plain policy behind it, so that a dead picker means
-plain load balancing. Type names and fields: Envoy's v3 API (1.40).
+Used by the demo, the benchmarks, the guide and the data-plane tests. Endpoints are in one cluster with
+Envoy's ``override_host`` policy on the picker's answer and a plain policy behind it, so that a dead picker
+means plain load balancing; or, if asked, in none (ORIGINAL_DST). Type names and fields: Envoy's v3 API
+(1.40).
 """
 
 import json
@@ -17,6 +18,7 @@ import aiohttp
 from kvist_epp.names import (
     DESTINATION_HEADER,
     DESTINATION_NAMESPACE,
+    GATEWAY_OWNED,
     PROCESS_METHOD,
     REQUEST_ID_HEADER,
     SERVED_KEY,
@@ -76,14 +78,25 @@ def _connections(gateway: Gateway) -> Json:
     if gateway.asks:
         filters.insert(0, _ext_proc(gateway))
     logs = [_access_log()] if gateway.all_pickers and gateway.access_log else []
+    early = {"early_header_mutation_extensions": [_cleaning()]} if gateway.cleans else {}
     return {
         "@type": f"{_TYPE}extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
         "stat_prefix": "inference",
         "stream_idle_timeout": "0s",
+        **early,
         "http_filters": filters,
         "access_log": logs,
         "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [_route(gateway)]}]},
     }
+
+
+def _cleaning() -> Json:
+    """What only gateways and pickers may say is taken from clients before any filter sees it."""
+    settings = {
+        "@type": f"{_TYPE}extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
+        "mutations": [{"remove": name} for name in (DESTINATION_HEADER, *GATEWAY_OWNED)],
+    }
+    return _named("envoy.http.early_header_mutation.header_mutation", settings)
 
 
 def _route(gateway: Gateway) -> Json:
@@ -116,6 +129,7 @@ def _ext_proc(gateway: Gateway) -> Json:
         },
         "message_timeout": f"{gateway.message_timeout_seconds}s",
         "failure_mode_allow": gateway.failure_mode_allow,
+        "status_on_error": {"code": "ServiceUnavailable"},
         "processing_mode": gateway.processing_mode(),
         "metadata_options": {"receiving_namespaces": _LB_NAMESPACE},
     }
@@ -145,21 +159,32 @@ def _access_log() -> Json:
 
 
 def _pool(gateway: Gateway) -> Json:
-    policy = _fallback(gateway.fallback)
-    if gateway.asks:
-        policy = _override_host(policy, tells_served=gateway.tells_served)
     return {
         "name": _POOL,
-        "type": "STATIC",
         "connect_timeout": "5s",
-        "load_assignment": _assignment(_POOL, gateway.endpoints),
-        "load_balancing_policy": policy,
+        **(_anywhere() if gateway.selection == "original_dst" else _known(gateway)),
         "circuit_breakers": _unbounded(),
         "typed_extension_protocol_options": _http(
             explicit_http_config={"http_protocol_options": {}},
             common_http_protocol_options={"idle_timeout": f"{UPSTREAM_IDLE_SECONDS}s"},
         ),
     }
+
+
+def _known(gateway: Gateway) -> Json:
+    policy = _fallback(gateway.fallback)
+    if gateway.asks:
+        policy = _override_host(policy, tells_served=gateway.tells_served)
+    return {
+        "type": "STATIC",
+        "load_assignment": _assignment(_POOL, gateway.endpoints),
+        "load_balancing_policy": policy,
+    }
+
+
+def _anywhere() -> Json:
+    header = {"use_http_header": True, "http_header_name": DESTINATION_HEADER}
+    return {"type": "ORIGINAL_DST", "lb_policy": "CLUSTER_PROVIDED", "original_dst_lb_config": header}
 
 
 def _picker(gateway: Gateway) -> Json:

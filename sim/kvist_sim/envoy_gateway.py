@@ -10,6 +10,7 @@ Json = dict[str, Any]
 Mode = Literal["buffered", "buffered_partial", "streamed", "duplex", "none"]
 Responses = Literal["skip", "none", "streamed", "buffered", "duplex"]
 """``none``: headers and trailers only."""
+Selection = Literal["override_host", "original_dst"]
 
 BODY_LIMIT_BYTES: Final = 32 * 1024 * 1024
 """Largest body Envoy holds for the picker; a longer one gets 413 in mode "buffered"."""
@@ -55,6 +56,13 @@ class Gateway:
     health_check: bool = True
     """Ask the picker's health service every second: it must serve there, and say that it is ready."""
     fallback: Literal["round_robin", "least_request"] = "round_robin"
+    selection: Selection = "override_host"
+    """How the endpoint that the picker names is found: among ``endpoints``, with ``fallback`` for what is not
+    there; or "original_dst": whatever address it is. Then ``endpoints`` is of no use, the picker must name
+    one endpoint alone (``--max-endpoints=1``), and without a pick there is no answer but 503."""
+    trusts_clients: bool = True
+    """Leave clients' requests the headers that only pickers and gateways may use. Never with "original_dst",
+    which goes wherever such a header says."""
     message_timeout_seconds: float = 1000
     """How long the picker may take for one answer; requests may wait in its queue."""
     body_limit_bytes: int = BODY_LIMIT_BYTES
@@ -74,6 +82,11 @@ class Gateway:
     def asks(self) -> bool:
         """Whether requests wait for a picker's answer."""
         return self.filter and bool(self.all_pickers)
+
+    @property
+    def cleans(self) -> bool:
+        """Whether headers of pickers and gateways are taken from clients' requests."""
+        return not self.trusts_clients or self.selection == "original_dst"
 
     @property
     def tells_served(self) -> bool:

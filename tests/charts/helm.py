@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from tests import examples
 from tests.charts import binaries
 from tests.charts.generate import CHART
 
@@ -15,7 +16,7 @@ Json = dict[str, Any]
 SECONDS: Final = 240
 FROZEN: Final = tuple(sorted((Path(__file__).parent / "fixtures").glob("kvist-*.tgz")))
 """Charts as they were released, the oldest first: ``helm package charts/kvist -d tests/charts/fixtures``."""
-VALUES: Final = tuple(sorted((CHART / "ci").glob("*-values.yaml")))
+VALUES: Final = (*sorted((CHART / "ci").glob("*-values.yaml")), *examples.VALUES)
 NAMESPACE: Final = "kvist-system"
 RELEASE: Final = "kvist"
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvist_epp.errors import SettingsError
+from kvist_epp.roles import base_models_of
 from kvist_epp.settings import TRANSPORTS, Settings
 
 SETTINGS = st.builds(
@@ -187,3 +188,31 @@ def test_nobody_waits_longer_than_a_stream_may_be_silent() -> None:
     with pytest.raises(SettingsError, match="--stream-idle-timeout"):
         Settings(**source, queue_seconds=420, empty_pool_seconds=180).check()  # type: ignore[arg-type]
     Settings(**source, queue_seconds=419, empty_pool_seconds=180).check()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--role=model-header", "--model=m"], "--model: of no use with --role=model-header"),
+        (
+            ["--role=model-header", "--pool-name=p", "--queue-seconds=1"],
+            "--pool-name, --queue-seconds: of no use",
+        ),
+        (["--endpoints-file=f", "--base-models=a=b"], "--base-models: of no use with --role=picker"),
+        (["--role=model-header", "--base-models=a"], "--base-models: 'a' is no adapter=base"),
+        (["--role=model-header", "--base-models=a=b,a=c"], "--base-models: 'a' is there twice"),
+        (["--role=model-header", "--secure-serving=false", "--cert-path=f"], "--cert-path: "),
+    ],
+)
+def test_flags_that_a_role_does_not_have(flags: list[str], named: str) -> None:
+    """A flag that would change nothing in this role is refused, with the names of both."""
+    with pytest.raises(SettingsError, match=f"^{named}"):
+        Settings.from_args(flags).check()
+
+
+def test_the_role_needs_no_engines() -> None:
+    """``--role=model-header`` starts by itself, and takes the flags of ports, limits, TLS and log."""
+    flags = ["--role=model-header", "--base-models= a=b, c=b,", "--transport=grpc", "--max-streams=7"]
+    settings = Settings.from_args(flags).check()
+    assert Settings.from_args(settings.to_args()) == settings
+    assert base_models_of(settings.base_models) == {"a": "b", "c": "b"}

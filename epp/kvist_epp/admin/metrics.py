@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from kvist_epp.admin import peer_metrics, port_metrics
+from kvist_epp.admin import certificate_metrics, peer_metrics, port_metrics
 from kvist_epp.admin.histogram import WAIT_BUCKETS, Histogram, Stages
 from kvist_epp.fleet.discovery import Watched
 from kvist_epp.peers.tally import Report
@@ -137,9 +137,10 @@ class Metrics:
 
     def snapshot(self) -> "Page":
         """All families as they are now, ready to be written by another thread."""
-        return Page([*_PROCESS.collect(), *self._families()])
+        return Page([*PROCESS.collect(), *self._families()])
 
     def _families(self) -> Iterable[Metric]:
+        gauges = self.gauges
         yield _gauge("build_info", "Version of this picker; always 1.", ["version"], {self.version: 1})
         yield _counter("requests", "Requests by outcome.", ["outcome"], self.requests)
         yield _histogram("pick_seconds", "Time to pick, waiting for bodies not included.", {(): self.pick})
@@ -149,9 +150,8 @@ class Metrics:
         yield from self._event_families()
         yield from port_metrics.families(self.ports)
         yield from peer_metrics.families(self.gauges.peers())
-        yield from self._certificate_families()
+        yield from certificate_metrics.families(gauges.certificate())
         yield from self._discovery_families()
-        gauges = self.gauges
         owed = gauges.owed()
         yield _gauge("owed_tokens", "Prefill tokens the endpoint still owes.", ["endpoint"], owed)
         yield _gauge("endpoints", "Endpoints by state.", ["state"], gauges.endpoints())
@@ -203,15 +203,6 @@ class Metrics:
         yield _counter("observed_responses", text, ["outcome"], self.responses)
         yield _counter("usage_tokens", "Tokens that observed responses counted.", ["kind"], self.usage)
 
-    def _certificate_families(self) -> Iterable[Metric]:
-        found = self.gauges.certificate()
-        expires = {(): found["expires"]} if found else {}
-        text = "When the certificate in use expires, Unix time; absent without TLS."
-        yield _gauge("certificate_expiry_timestamp_seconds", text, [], expires)
-        changes = {name: int(found[name]) for name in ("taken", "refused") if found}
-        text = "New certificates, keys or authorities found, by what became of them."
-        yield _counter("certificate_changes", text, ["outcome"], changes)
-
     def _discovery_families(self) -> Iterable[Metric]:
         watches = list(self.gauges.watches())
         label = ["resource"]
@@ -259,7 +250,8 @@ class Page(Collector):
         return encoder(registry), content_type
 
 
-_PROCESS: Final = ProcessCollector(registry=None)
+PROCESS: Final = ProcessCollector(registry=None)
+"""CPU, memory, files of this process."""
 
 
 def _single(histograms: Mapping[str, Histogram]) -> dict[tuple[str, ...], Histogram]:

@@ -9,12 +9,12 @@ import logging
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from aiohttp import web
 
-from kvist_epp.admin.metrics import Metrics
+from kvist_epp.admin.metrics import Page
 from kvist_epp.errors import PickError
 from kvist_epp.names import PATH_HEADER
 
@@ -41,36 +41,42 @@ INDEX: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Pages:
-    """Where the pages take what they show; each callable returns what ``msgspec.json`` can write."""
+class Counted(Protocol):
+    """What counts."""
 
-    metrics: Metrics
-    explain: Callable[[str, Mapping[str, str], bytes], Document]
-    """(path, lower-case headers, body) → the answer of ``/debug/pick``; may raise PickError."""
-    fleet: Callable[[], Document]
-    index: Callable[[], Document]
+    def snapshot(self) -> Page:
+        """All of it as it is now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vitals:
+    """What every role shows."""
+
+    metrics: Counted
     not_ready: Callable[[], str]
     """Why the picker is not ready; empty when it is."""
-    worth: Callable[[], Awaitable[Document]] | None = None
-    queue: Callable[[], Document] = dict
-    held: Callable[[], Document] = dict
-    peers: Callable[[], Document] = dict
     warning: Callable[[], str] = str
     """What somebody should look at although the picker is ready; empty when there is nothing."""
     ca: Callable[[], bytes] = bytes
     """PEM that verifies the ext_proc port; empty when there is none."""
 
 
-def routes(pages: Pages) -> list[web.RouteDef]:
-    """The handlers."""
-    documents = {
-        "/debug/fleet": pages.fleet,
-        "/debug/index": pages.index,
-        "/debug/queue": pages.queue,
-        "/debug/held": pages.held,
-        "/debug/peers": pages.peers,
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pages(Vitals):
+    """Where the pages take what they show; each callable returns what ``msgspec.json`` can write."""
+
+    explain: Callable[[str, Mapping[str, str], bytes], Document]
+    """(path, lower-case headers, body) → the answer of ``/debug/pick``; may raise PickError."""
+    fleet: Callable[[], Document]
+    index: Callable[[], Document]
+    worth: Callable[[], Awaitable[Document]] | None = None
+    queue: Callable[[], Document] = dict
+    held: Callable[[], Document] = dict
+    peers: Callable[[], Document] = dict
+
+
+def vital_routes(pages: Vitals) -> list[web.RouteDef]:
+    """The handlers of every role."""
 
     async def metrics(request: web.Request) -> web.Response:
         page, accept = pages.metrics.snapshot(), request.headers.get("Accept", "")
@@ -91,6 +97,24 @@ def routes(pages: Pages) -> list[web.RouteDef]:
             raise web.HTTPNotFound(reason="no authority is known: plaintext, or no ca.crt in --cert-path")
         return web.Response(body=pem, content_type="application/x-pem-file")
 
+    return [
+        web.get("/metrics", metrics),
+        web.get("/healthz", alive),
+        web.get("/readyz", ready),
+        web.get("/ca.crt", ca),
+    ]
+
+
+def routes(pages: Pages) -> list[web.RouteDef]:
+    """The handlers of a picker."""
+    documents = {
+        "/debug/fleet": pages.fleet,
+        "/debug/index": pages.index,
+        "/debug/queue": pages.queue,
+        "/debug/held": pages.held,
+        "/debug/peers": pages.peers,
+    }
+
     async def pick(request: web.Request) -> web.Response:
         body = await request.read()
         headers = {name.lower(): value for name, value in request.headers.items()}
@@ -108,10 +132,7 @@ def routes(pages: Pages) -> list[web.RouteDef]:
         return web.Response(text="".join(f"{path:<14} {what}\n" for path, what in INDEX.items()))
 
     return [
-        web.get("/metrics", metrics),
-        web.get("/healthz", alive),
-        web.get("/readyz", ready),
-        web.get("/ca.crt", ca),
+        *vital_routes(pages),
         web.get("/fleet", fleet),
         web.post("/debug/pick", pick),
         *(web.get(path, _shows(document)) for path, document in documents.items()),

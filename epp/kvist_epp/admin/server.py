@@ -2,7 +2,7 @@
 
 from aiohttp import web
 
-from kvist_epp.admin.pages import Pages, errors_as_json, routes
+from kvist_epp.admin.pages import Pages, Vitals, errors_as_json, routes, vital_routes
 from kvist_epp.errors import SettingsError
 
 SHUTDOWN_SECONDS = 2.0
@@ -21,7 +21,7 @@ class AdminServer:
 
 
 async def serve(
-    pages: Pages, host: str, port: int, *, body_limit: int = 32 << 20, flag: str = "--metrics-port"
+    pages: Vitals, host: str, port: int, *, body_limit: int = 32 << 20, flag: str = "--metrics-port"
 ) -> AdminServer:
     """Listen on ``host`` (empty: every address) and ``port`` (0: any free one; then IPv4 loopback or
     ``host``).
@@ -29,7 +29,7 @@ async def serve(
     Raises ``SettingsError`` naming the flag when the port cannot be had.
     """
     app = web.Application(client_max_size=body_limit, middlewares=[errors_as_json])
-    app.add_routes(routes(pages))
+    app.add_routes(routes(pages) if isinstance(pages, Pages) else vital_routes(pages))
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
     await runner.setup()
     try:

@@ -194,7 +194,8 @@ def _address(raw: object) -> str:
 def _port(raw: object) -> int:
     if raw is None:
         raise _Wrong("is required")
-    return _within(_integer(raw), 1, 65535)
+    digits = isinstance(raw, str) and raw.isascii() and raw.isdigit() and len(raw) < 6
+    return _within(_integer(int(str(raw)) if digits else raw), 1, 65535)  # llm-d's files have texts
 
 
 def _ranks(raw: object) -> int:

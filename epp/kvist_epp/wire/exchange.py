@@ -68,13 +68,15 @@ class Picked(msgspec.Struct, frozen=True):
     """Where the request goes."""
 
     endpoints: tuple[str, ...]
-    """In order of preference, "ip:port" or "[v6]:port"; at least one."""
+    """In order of preference, "ip:port" or "[v6]:port"; none: the choice is not made here."""
     headers: tuple[tuple[str, str], ...] = ()
     """Request headers to set besides the destination."""
     body: bytes | None = None
     """Replaces the request's body, where it was seen whole; ``content-length`` follows by itself."""
     session: str = ""
     """What the picker calls this request: told again with what is seen of its response."""
+    remove: tuple[str, ...] = ()
+    """Request headers to take away."""
 
 
 Decision = Picked | PickError
@@ -116,6 +118,7 @@ class Exchange:
         "_chunks",
         "_config",
         "_headers",
+        "_labels",
         "_late_chunks",
         "_mode",
         "_names",
@@ -131,8 +134,10 @@ class Exchange:
         "_whole",
     )
 
-    def __init__(self, *, observe_responses: bool = False) -> None:
+    def __init__(self, *, observe_responses: bool = False, labels: tuple[str, ...] = ()) -> None:
+        """``labels``: headers that the decision alone may set; with them nothing else is obeyed."""
         self._observe = observe_responses
+        self._labels = labels
         self._phase = _Phase.REQUEST
         self._config: pb.ProtocolConfiguration | None = None
         self._mode: int = pb.FULL_DUPLEX_STREAMED
@@ -212,7 +217,8 @@ class Exchange:
         if request.request_headers.end_of_stream:
             return self._ask()
         if self._mode in _WHOLE_MESSAGE:
-            return Step((reply.CONTINUE_REQUEST_HEADERS,))
+            forged = [name for name in self._labels if name in self._headers]
+            return Step((reply.without(forged) if forged else reply.CONTINUE_REQUEST_HEADERS,))
         return _NOTHING if self._collects() else self._ask(partial=True)
 
     def _collects(self) -> bool:
@@ -267,7 +273,7 @@ class Exchange:
         self._chunk_count, self._chunks = len(self._chunks), []
         self._whole = not partial
         headers = self._headers
-        if not _NOT_SENT_ON.isdisjoint(headers):
+        if not self._labels and not _NOT_SENT_ON.isdisjoint(headers):
             body = self._obeyed(body)
         if self._replaced or self._mode == pb.FULL_DUPLEX_STREAMED:
             self._body = body  # a request may wait long: what will not be sent is not kept
@@ -310,7 +316,8 @@ class Exchange:
         if self._replaced:
             headers = (*headers, reply.measured(self._body))
             body = self._body if self._answer_in == reply.REQUEST_BODY else None
-        first = reply.picked(self._answer_in, picked.endpoints, headers, self._remove, body)
+        remove = self._remove + picked.remove
+        first = reply.picked(self._answer_in, picked.endpoints, headers, remove, body)
         if self._mode == pb.FULL_DUPLEX_STREAMED:
             return (first, *self._echoes())
         if self._mode == pb.STREAMED and (self._replaced or self._observe):

@@ -5,6 +5,7 @@ the header *and* in dynamic metadata, always the same string).
 """
 
 import json
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
@@ -66,6 +67,12 @@ def picked(
     return field(number, field(1, common)) + metadata
 
 
+def without(names: Iterable[str]) -> bytes:
+    """Request headers go on, while the body is waited for, without these; the route is chosen anew."""
+    mutation = b"".join(field(2, name.encode()) for name in names)
+    return field(REQUEST_HEADERS, field(1, field(2, mutation) + _CLEAR_ROUTE_CACHE))
+
+
 def picked_at_trailers(endpoints: tuple[str, ...]) -> bytes:
     """The answer to request trailers: headers cannot be set there any more, metadata can."""
     return CONTINUE_REQUEST_TRAILERS + _destination(endpoints)[1]
@@ -115,7 +122,9 @@ def error_body(error: PickError) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _destination(endpoints: tuple[str, ...]) -> tuple[bytes, bytes]:
-    """The same destination as a header to set and as ``dynamic_metadata``."""
+    """The same destination as a header to set and as ``dynamic_metadata``; nothing without endpoints."""
+    if not endpoints:
+        return b"", b""
     value = ",".join(endpoints)
     response = ProcessingResponse()
     response.dynamic_metadata.update({DESTINATION_NAMESPACE: {DESTINATION_HEADER: value}})

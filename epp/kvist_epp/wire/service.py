@@ -68,6 +68,16 @@ def methods(
     }
 
 
+def label_methods(
+    decide: Decide, labels: tuple[str, ...], health: Health, *, trouble: Trouble
+) -> dict[str, Method]:
+    """ext_proc for a filter that only sets these headers, and health; no access log is due there."""
+    return {
+        PROCESS_METHOD: lambda sink: _Process(sink, decide, Exchange(labels=labels), trouble, _untold),
+        **health_methods(health),
+    }
+
+
 def health_methods(health: Health) -> dict[str, Method]:
     """The health service alone, for the health port."""
     return {

@@ -43,11 +43,11 @@ class Picker:
 
     def pages(self) -> Pages:
         return Pages(
-            Metrics(),
-            self.explain,
-            self.fleet,
-            self.index,
-            lambda: self.why,
+            metrics=Metrics(),
+            explain=self.explain,
+            fleet=self.fleet,
+            index=self.index,
+            not_ready=lambda: self.why,
             warning=lambda: self.warning,
             ca=lambda: self.ca,
         )

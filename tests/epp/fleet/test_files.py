@@ -76,7 +76,7 @@ ENTRY = "name: a, address: 10.0.0.1, port: 8000"
         ("endpoints: [{name: a/b, address: 10.0.0.1, port: 1}]", "name: 'a/b' is not a name"),
         ("endpoints: [{name: a, address: vllm-0, port: 1}]", "address: 'vllm-0' is not an IPv4 or IPv6"),
         ("endpoints: [{name: a, address: 10.0.0.1, port: 70000}]", "port: must be 1 to 65535, not 70000"),
-        ("endpoints: [{name: a, address: 10.0.0.1, port: '80'}]", "port: must be a whole number, not a str"),
+        ("endpoints: [{name: a, address: 10.0.0.1, port: '80x'}]", "port: must be a whole number, not a str"),
         ("endpoints: [{name: a, address: 10.0.0.1, port: true}]", "port: must be a whole number, not a bool"),
         (f"endpoints: [{{{ENTRY}, kv_events: x}}]", "unknown key 'kv_events' (did you mean 'kvEvents'?)"),
         (f"endpoints: [{{{ENTRY}, kvEvents: 'tcp://*:5557'}}]", "kvEvents: 'tcp://*:5557' is not tcp://"),

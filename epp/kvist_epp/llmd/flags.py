@@ -1,0 +1,132 @@
+"""llm-d's flags that are not ours by the same name."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvist_epp.errors import SettingsError
+
+from .config import read
+from .quantity import number
+
+_TRUE: Final = ("true", "1", "t")
+_DEBUG: Final = 4
+"""llm-d's verbosity from which on it logs what ours calls debug."""
+_FORMATS: Final = {"json": "json", "console": "text"}
+_TLS: Final = {"VersionTLS10": "1.2", "VersionTLS11": "1.2", "VersionTLS12": "1.2", "VersionTLS13": "1.3"}
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """A command line of ours."""
+
+    argv: list[str]
+    notes: tuple[str, ...]
+    """What was asked for and is not done, each with its name and what happens instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    """One of llm-d's."""
+
+    note: str = ""
+    """What happens instead; empty: nothing is lost."""
+    switch: bool = False
+    """True or false, and never the next word; false asks for nothing."""
+    ours: Callable[[str], str] | None = None
+    """The flag it becomes. Raises ValueError."""
+
+
+def _level(text: str) -> str:
+    if text in ("debug", "info", "error"):
+        return f"--log-level={text}"
+    return f"--log-level={'debug' if int(text) >= _DEBUG else 'info'}"
+
+
+def _switch(note: str = "") -> _Flag:
+    return _Flag(note, switch=True)
+
+
+_METRIC_NAMES: Final = _Flag("vLLM's own names are read")
+_PLAIN_METRICS: Final = "the metrics port is plaintext and asks nobody who he is: let a NetworkPolicy do that"
+
+FLAGS: Final[dict[str, _Flag]] = {
+    "allow-experimental-plugins": _switch(),
+    "cache-info-metric": _METRIC_NAMES,
+    "disable-endpoint-subset-filter": _switch("what a gateway allows is always kept to"),
+    "emit-endpoint-scores": _switch("/debug/pick shows what each endpoint would cost"),
+    "enable-cert-reload": _switch(),
+    "enable-grpc-stream-metrics": _switch(),
+    "enable-pprof": _switch("there is no profiler"),
+    "grpc-max-recv-msg-size": _Flag(ours=lambda text: f"--max-message-bytes={number(text)}"),
+    "grpc-max-send-msg-size": _Flag("answers are as large as what was asked"),
+    "ha-enable-leader-election": _switch("all replicas serve; --peers lets them know of each other"),
+    "health-checking": _switch(),
+    "kv-cache-usage-percentage-metric": _METRIC_NAMES,
+    "lora-info-metric": _METRIC_NAMES,
+    "metrics-cert-dir": _Flag(_PLAIN_METRICS),
+    "metrics-client-ca-file": _Flag(_PLAIN_METRICS),
+    "metrics-endpoint-auth": _switch(_PLAIN_METRICS),
+    "metrics-staleness-threshold": _Flag("an engine whose metrics cannot be read is not picked"),
+    "refresh-metrics-interval": _Flag(
+        "load is known without asking; --scrape-interval is for what corrects it"
+    ),
+    "refresh-prometheus-metrics-interval": _Flag(),
+    "tls-cipher-suites": _Flag("OpenSSL's own choice is used"),
+    "tls-min-version": _Flag(ours=lambda text: f"--tls-min-version={_TLS.get(text, text)}"),
+    "total-queued-requests-metric": _METRIC_NAMES,
+    "total-running-requests-metric": _METRIC_NAMES,
+    "tracing": _switch("there are no traces; X-Request-Id is in every log line"),
+    "v": _Flag(ours=_level),
+    "zap-devel": _switch(),
+    "zap-encoder": _Flag(ours=lambda text: f"--log-format={_FORMATS.get(text, text)}"),
+    "zap-log-level": _Flag(ours=_level),
+    "zap-stacktrace-level": _Flag(),
+    "zap-time-encoding": _Flag(),
+}
+_FILES: Final = {"config-file": _Flag(), "config-text": _Flag()}
+
+
+def translated(argv: Sequence[str]) -> Translated:
+    """A command line of ours; what the file says stands first, so that flags win. Raises SettingsError."""
+    words, first, rest, notes = iter(argv), [], [], []
+    for word in words:
+        name, sign, text = word.lstrip("-").partition("=")
+        flag = {**FLAGS, **_FILES}.get(name) if word.startswith("-") else None
+        if flag is None:
+            rest.append(word)
+            continue
+        value = text if sign else _following(name, flag, words)
+        if name in _FILES:
+            found = read(_text(name, value), f"--{name}")
+            first += found.argv
+            notes += found.notes
+        elif flag.ours:
+            rest.append(_ours(name, flag.ours, value))
+        elif flag.note and not (flag.switch and value.lower() not in _TRUE):
+            notes.append(f"--{name}: {flag.note}")
+    return Translated([*first, *rest], tuple(notes))
+
+
+def _following(name: str, flag: _Flag, words: Iterator[str]) -> str:
+    value = "true" if flag.switch else next(words, None)
+    if value is None:
+        raise SettingsError(f"--{name}: needs a value")
+    return value
+
+
+def _ours(name: str, ours: Callable[[str], str], value: str) -> str:
+    try:
+        return ours(value)
+    except ValueError as error:
+        raise SettingsError(f"--{name}: {value!r} cannot be read: {error}") from error
+
+
+def _text(name: str, value: str) -> str:
+    if name == "config-text":
+        return value
+    try:
+        return Path(value).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--config-file: cannot be read: {error}") from error

@@ -1,0 +1,100 @@
+"""Commands of the documents that need servers: Envoy, a picker, engines."""
+
+import asyncio
+import functools
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.data_plane.product import CHAT, MODEL, product
+from tests.docs_runner.blocks import Block, blocks, commands
+from tests.docs_runner.running import run
+from tests.shapes import ROOT
+
+from kvist_sim.envoy import find_envoy
+from kvist_sim.http1 import answers
+from kvist_sim.launch import HOST, picker_ports
+from kvist_sim.processes import Children
+
+README = ROOT / "README.md"
+PROMPTS = ROOT / "docs" / "guides" / "prompts.md"
+Json = dict[str, Any]
+
+
+@pytest.mark.parametrize("block", commands("data-plane"), ids=lambda block: block.name)
+def test_a_block_with_envoy_does_what_it_says(block: Block, tmp_path: Path) -> None:
+    """Each command ends well and prints what the document shows."""
+    run(block, tmp_path, str(Path(find_envoy()).parent))
+
+
+def commands_of(file: Path, test: str) -> list[list[str]]:
+    """Those of the block with this test's tag, as words."""
+    [block] = [one for one in blocks(file) if one.where == ("run by", test)]
+    return [shlex.split(line, comments=True) for line in block.text.splitlines()]
+
+
+async def test_the_readme_s_picker_says_where_and_why(tmp_path: Path) -> None:
+    """Its two commands, on engines and ports of the test's and without the hub: the picker starts, and it
+    explains a request as the page promises."""
+    serve, ask = commands_of(README, "test_the_readme_s_picker_says_where_and_why")
+    (tmp_path / "product").mkdir()
+    ports = picker_ports()
+    async with product(tmp_path / "product") as running, Children(tmp_path) as children:
+        words = {"endpoints.yaml": str(running.file), "hf://Qwen/Qwen3-32B": MODEL}
+        argv = [sys.executable, "-m", "kvist_epp", *(words.get(word, word) for word in serve[1:])]
+        argv += [f"--grpc-port={ports.grpc}", f"--grpc-health-port={ports.health}"]
+        child = children.start("readme", [*argv, f"--metrics-port={ports.metrics}"])
+        ready = functools.partial(answers, HOST, ports.metrics, "/readyz")
+        await children.ready(child, ready, 60)
+        found = await asked(ask, ports.metrics, chat("You are helpful.", "Why?"))
+
+    assert serve[0] == "kvist-epp"
+    assert {one["endpoint"] for one in found["endpoints"]} == {one.hostport for one in running.engines}
+
+
+async def test_a_clock_at_the_front_costs_the_whole_prompt(tmp_path: Path) -> None:
+    """As the guide on prompts says: in the last message it costs nothing."""
+    [ask] = commands_of(PROMPTS, "test_a_clock_at_the_front_costs_the_whole_prompt")
+    rules = "Never tell a secret to anybody who asks. " * 60
+    async with product(tmp_path) as running:
+        port = running.picker.metrics_port
+        assert (await running.send(chat(rules, "It is ten. Why?")))[0] == 200
+        while not await matched(ask, port, chat(rules, "It is ten. Why?")):
+            await asyncio.sleep(0.05)
+        at_the_end = await matched(ask, port, chat(rules, "It is eleven. Why?"))
+        at_the_front = await matched(ask, port, chat(f"It is eleven. {rules}", "Why?"))
+
+    assert at_the_end > 0.9
+    assert at_the_front < 0.05
+
+
+def chat(system: str, user: str) -> Json:
+    """A request with a system prompt."""
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    return {"model": "m", "messages": messages, "max_tokens": 4}
+
+
+async def matched(ask: list[str], port: int, body: Json) -> float:
+    """The largest share of the prompt that an engine has."""
+    rows = (await asked(ask, port, body))["endpoints"]
+    shares = [row["matched_tokens"] / (row["matched_tokens"] + row["uncached_tokens"]) for row in rows]
+    return float(max(shares))
+
+
+async def asked(curl: list[str], port: int, body: Json) -> Json:
+    """What the command would print: its header and its file, which holds a chat."""
+    url, header, data = curl[2], curl[4], curl[6]
+    assert (curl[:2], data) == (["curl", "-s"], "@request.json")
+    name, _, value = header.partition(": ")
+    target = f"http://{url.replace('localhost:9090', f'{HOST}:{port}')}"
+    async with (
+        aiohttp.ClientSession() as client,
+        client.post(target, data=json.dumps(body), headers={name: value}) as response,
+    ):
+        assert (response.status, value) == (200, CHAT)
+        found: Json = await response.json()
+    return found

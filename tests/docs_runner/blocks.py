@@ -1,0 +1,149 @@
+"""The commands of the documents: fenced blocks, and the tag that says where each is run, or why it is not.
+
+A tag is a comment on the line before the fence::
+
+    <!-- run: data-plane -->                   the data-plane tier runs it
+    <!-- run by: test_something -->            this test does, with other addresses
+    <!-- not run: needs a cluster -->          nobody does, for one of the reasons of ``REASONS``
+
+Without one the unit tier runs it. ``console``: after ``$`` a command, then what it prints, ``…`` for any
+lines; without printed lines only the exit code counts. ``bash``: a script.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.shapes import ROOT
+
+COMMANDS: Final = ("bash", "console")
+LANGUAGES: Final = (*COMMANDS, "json", "text", "yaml")
+"""Every fence says which; ``text`` is for what is none of these."""
+TIERS: Final = ("unit", "data-plane")
+REASONS: Final = (
+    "is a tier of its own",
+    "needs a GPU",
+    "needs a cloud",
+    "needs a cluster",
+    "needs a gateway",
+    "needs a published release",
+    "needs another product",
+)
+_FENCE: Final = re.compile(r"^ *```(.*)$")
+_TAG: Final = re.compile(r"^<!-- (run|run by|not run): (.+) -->$")
+_COMMENT: Final = re.compile(r"^<!--.*-->$")
+_ANYTHING: Final = "…"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command, and the lines that it prints."""
+
+    command: str
+    printed: tuple[str, ...] = ()
+
+    def agrees(self, output: str) -> bool:
+        """Whether it printed what the document says."""
+        if not self.printed:
+            return True
+        any_lines = r"(?:.*\n)*?"
+        lines = (any_lines if line == _ANYTHING else re.escape(line) + "\n" for line in self.printed)
+        ended = output if output.endswith("\n") or not output else f"{output}\n"
+        return re.fullmatch("".join(lines), ended) is not None
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block."""
+
+    file: Path
+    line: int
+    """Of the fence."""
+    language: str
+    text: str
+    tag: str = ""
+    """The comment before it, whole."""
+
+    @property
+    def name(self) -> str:
+        """For messages and test ids."""
+        return f"{self.file.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def where(self) -> tuple[str, str]:
+        """("run", tier), ("run by", test) or ("not run", reason)."""
+        found = _TAG.match(self.tag)
+        return (found[1], found[2]) if found else ("run", "unit")
+
+    def steps(self) -> list[Step]:
+        """A script is one."""
+        return [Step(self.text)] if self.language == "bash" else list(_steps(self.text))
+
+    def faults(self) -> Iterator[str]:
+        """What is wrong with its language or its tag."""
+        if self.language not in LANGUAGES:
+            yield f"{self.name}: ```{self.language} is none of {', '.join(LANGUAGES)}"
+        if self.tag and self.language in COMMANDS and not _TAG.match(self.tag):
+            yield f"{self.name}: {self.tag} is no tag"
+        kind, what = self.where
+        known = {"run": TIERS, "not run": REASONS}.get(kind, (what,))
+        if what not in known:
+            yield f"{self.name}: {what!r} is none of {', '.join(known)}"
+        if self.language == "console" and not self.text.startswith("$ "):
+            yield f"{self.name}: begins with no command"
+
+
+def _steps(text: str) -> Iterator[Step]:
+    command, goes_on = "", False
+    printed: list[str] = []
+    for line in text.splitlines():
+        if goes_on:
+            command += f"\n{line}"
+        elif line.startswith("$ "):
+            if command:
+                yield Step(command, tuple(printed))
+            command, printed = line[2:], []
+        else:
+            printed.append(line)
+        goes_on = (goes_on or line.startswith("$ ")) and line.endswith("\\")
+    if command:
+        yield Step(command, tuple(printed))
+
+
+def documents() -> list[Path]:
+    """Those whose commands people copy."""
+    return [
+        ROOT / "README.md",
+        ROOT / "charts" / "kvist" / "README.md",
+        *sorted((ROOT / "docs" / "guides").glob("*.md")),
+        *sorted((ROOT / "examples").rglob("README.md")),
+    ]
+
+
+def blocks(file: Path) -> Iterator[Block]:
+    """Every fenced block of a document."""
+    opened: tuple[int, str, str] | None = None
+    before = ""
+    body: list[str] = []
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        fence = _FENCE.match(line)
+        if fence and opened:
+            yield Block(file, opened[0], opened[1], "\n".join(body) + "\n", opened[2])
+            opened = None
+        elif fence:
+            opened, body = (number, fence[1].strip(), before if _COMMENT.match(before) else ""), []
+        elif opened:
+            body.append(line)
+        before = line
+
+
+def all_blocks() -> list[Block]:
+    """Of all documents."""
+    return [block for file in documents() for block in blocks(file)]
+
+
+def commands(tier: str) -> list[Block]:
+    """Those that a tier runs."""
+    return [b for b in all_blocks() if b.language in COMMANDS and b.where == ("run", tier)]

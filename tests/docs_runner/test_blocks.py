@@ -1,0 +1,142 @@
+"""Every command of README, guides and examples is run, or says why not."""
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.docs_runner.blocks import COMMANDS, REASONS, Block, Step, all_blocks, blocks, commands
+from tests.docs_runner.running import WrongError, run
+from tests.shapes import ROOT
+
+from kvist_epp.settings import Settings
+from kvist_operator.process.settings import Settings as OperatorSettings
+
+
+@pytest.mark.parametrize("block", commands("unit"), ids=lambda block: block.name)
+def test_a_quick_block_does_what_it_says(block: Block, tmp_path: Path) -> None:
+    """Each command ends well and prints what the document shows."""
+    run(block, tmp_path)
+
+
+def test_every_block_says_its_language_and_its_place() -> None:
+    """No command hides in a fence without a language, and no tag is made up."""
+    assert [fault for block in all_blocks() for fault in block.faults()] == []
+
+
+def test_there_are_commands_of_every_kind() -> None:
+    """The search finds them: run here, run with servers, run by a test, and not run."""
+    found = [block.where for block in all_blocks() if block.language in COMMANDS]
+    assert found.count(("run", "unit")) > 10
+    assert {kind for kind, _ in found} == {"run", "run by", "not run"}
+    assert ("run", "data-plane") in found
+    assert {what for kind, what in found if kind == "not run"} <= set(REASONS)
+
+
+def test_a_test_that_runs_a_block_exists() -> None:
+    """What a tag names is a test of this suite."""
+    there = {
+        node.name
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    named = {what for kind, what in (block.where for block in all_blocks()) if kind == "run by"}
+    assert named - there == set()
+
+
+def told() -> Iterator[tuple[str, list[str]]]:
+    """Every simple command of every block, run or not, split into words."""
+    for block in all_blocks():
+        if block.language in COMMANDS:
+            for step in block.steps():
+                for line in step.command.replace("\\\n", " ").splitlines():
+                    words = shlex.split(line, comments=True)
+                    yield block.name, [word for word in words if not re.match(r"[A-Z]+=", word)]
+
+
+def test_commands_that_are_not_run_have_flags_that_are() -> None:
+    """Pickers and operators would start with them."""
+    for _, words in told():
+        if words[:1] == ["kvist-epp"] and "--config-file" not in " ".join(words):
+            Settings.from_args(words[1:]).check()
+        if words[:1] == ["kvist-operator"]:
+            OperatorSettings.from_args(words[1:])
+
+
+def test_files_that_are_applied_are_there() -> None:
+    """Also where no cluster takes them."""
+    named = [
+        (name, words[at + 1])
+        for name, words in told()
+        if words and words[0] in ("kubectl", "helm", "kvist")
+        for at, word in enumerate(words[:-1])
+        if word in ("-f", "--filename", "--values")
+    ]
+    missing = [(name, file) for name, file in named if file != "pool.yaml" and not (ROOT / file).exists()]
+    assert len(named) > 20
+    assert missing == []
+
+
+SAMPLE = """\
+<!-- not run: needs a GPU -->
+```console
+$ one \\
+    --more
+first
+…
+last
+$ two
+```
+
+```sh
+three
+```
+<!-- not run: no time -->
+```bash
+four
+```
+"""
+
+
+def test_blocks_are_read(tmp_path: Path) -> None:
+    """Commands over several lines, what they print, tags, and what is wrong with either."""
+    file = ROOT / "sample.md"
+    path = tmp_path / "sample.md"
+    path.write_text(SAMPLE)
+    first, second, third = [Block(file, b.line, b.language, b.text, b.tag) for b in blocks(path)]
+
+    assert first.where == ("not run", "needs a GPU")
+    assert first.steps() == [Step("one \\\n    --more", ("first", "…", "last")), Step("two")]
+    assert list(first.faults()) == []
+    assert list(second.faults()) == ["sample.md:11: ```sh is none of bash, console, json, text, yaml"]
+    [fault] = third.faults()
+    assert fault.startswith("sample.md:15: 'no time' is none of is a tier of its own")
+
+
+@pytest.mark.parametrize(
+    ("printed", "output", "agrees"),
+    [
+        (("a", "b"), "a\nb\n", True),
+        (("a", "b"), "a\nb\nc\n", False),
+        (("a", "…"), "a\nb\nc\n", True),
+        (("…", "c"), "a\nb\nc", True),
+        (("…", "b"), "a\nb\nc\n", False),
+        (("a", "…", "b"), "a\nb\n", True),
+        (("a.c",), "abc\n", False),
+        ((), "anything", True),
+    ],
+)
+def test_output_is_held_to_what_is_shown(printed: tuple[str, ...], output: str, agrees: bool) -> None:
+    """Line by line; ``…`` stands for any lines, also none."""
+    assert Step("x", printed).agrees(output) is agrees
+
+
+@pytest.mark.parametrize("command", ["false", "echo other"])
+def test_a_block_that_is_wrong_is_told(command: str, tmp_path: Path) -> None:
+    """By file, line and command, with what was printed."""
+    block = Block(ROOT / "README.md", 7, "console", f"$ {command}\nthis\n")
+    with pytest.raises(WrongError, match=f"README.md:7: {command}"):
+        run(block, tmp_path)
