@@ -14,6 +14,7 @@ from rich.console import Console
 from kvist_sim.bench import queue_report, soak_report
 from kvist_sim.bench.publish import placed
 from kvist_sim.bench.queue_judge import Wanted, late, out_of_order, shares
+from kvist_sim.bench.queue_relief import Relieved
 from kvist_sim.bench.queueing import BODY_BYTES, MIX, body, crowd
 from kvist_sim.bench.soak_judge import Figures, Memory, left
 
@@ -168,12 +169,15 @@ def test_the_queue_s_tables_fit_a_terminal_and_tell_what_is_broken() -> None:
         late=1,
         left=("waiting: 1",),
     )
-    report = queue_report.Report(drained, bounded, {"requests": 50_000, "body_bytes": 2_000, "full": True})
+    soon = Relieved(2_000, [0.001] * 98 + [0.012] * 2, absorbed=3)
+    setting = {"requests": 50_000, "body_bytes": 2_000, "full": True}
+    report = queue_report.Report(drained, bounded, soon, setting)
     text = _shown(queue_report.table(report))
 
     assert drained.broken() == []
     assert drained.each == 6_000
-    assert len(report.broken()) == 3
+    assert len(report.broken()) == 4
+    assert "p50 1.0, p99 12.0 of 10" in text
     assert "without end" in text
     assert (
         json.loads(json.dumps(queue_report.document(report), allow_nan=False))["bounded"]["longest"] is None

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .queue_judge import SHARE_BOUND, SLACK_SECONDS, Share
+from .queue_relief import BOUND_SECONDS, Relieved
 
 MB: Final = 1e6
 KB: Final = 1e3
@@ -96,16 +97,18 @@ class Bounded:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Both runs."""
+    """All runs."""
 
     drained: Drained
     bounded: Bounded
+    relieved: Relieved
     setting: Mapping[str, Any]
 
     def broken(self) -> list[str]:
         """Every bound that does not hold."""
         held = [f"held: {why}" for why in self.drained.broken()]
-        return held + [f"bounded: {why}" for why in self.bounded.broken()]
+        bounded = [f"bounded: {why}" for why in self.bounded.broken()]
+        return [*held, *bounded, *(f"relieved: {why}" for why in self.relieved.broken())]
 
 
 def table(report: Report) -> RenderableType:
@@ -147,7 +150,7 @@ def _row(shown: Table, name: str, sent: int, refused: int, run: Drained | Bounde
 
 
 def _drain(report: Report) -> str:
-    held, bounded = report.drained, report.bounded
+    held, bounded, soon = report.drained, report.bounded, report.relieved
     return (
         f"held: {held.picked:,} picked within {held.seconds:.1f} s of the first room "
         f"({held.picked / max(held.seconds, 1e-9):,.0f} a second), {held.out_of_order} before a request of "
@@ -155,7 +158,10 @@ def _drain(report: Report) -> str:
         f"bounded: answered by {dict(bounded.statuses)}, the longest in the queue for "
         f"{_seconds(bounded.longest)} of {bounded.bound_seconds:g} s, {bounded.late} over "
         f"{bounded.bound_seconds + SLACK_SECONDS:g} s; the client saw {_seconds(bounded.longest_seen)} s; "
-        f"left behind: {', '.join(bounded.left) or 'nothing'}."
+        f"left behind: {', '.join(bounded.left) or 'nothing'}.\n"
+        f"relieved: {soon.waiting:,} wait, one request ends and the next leaves {len(soon.seconds)} times: "
+        f"p50 {soon.p50 * 1e3:.1f}, p99 {soon.p99 * 1e3:.1f} of {BOUND_SECONDS * 1e3:g}, longest "
+        f"{max(soon.seconds, default=math.inf) * 1e3:.1f} ms; {soon.absorbed} ends made no room."
     )
 
 
@@ -188,4 +194,5 @@ def document(report: Report) -> dict[str, Any]:
         "setting": dict(report.setting),
         "held": dataclasses.asdict(report.drained) | {"resident_each": round(report.drained.each)},
         "bounded": bounded,
+        "relieved": dataclasses.asdict(report.relieved),
     }

@@ -1,8 +1,9 @@
 """``kvist bench queue``: tens of thousands of requests wait in one picker, and then there is room.
 
-Two runs of a picker whose engines say that they are full. *held*: everything waits; memory is taken, then the
-engines have room, and the order of the picks is judged. *bounded*: the same load on a picker whose queue may
-hold little and not for long; what it cannot hold it refuses, what waits too long it answers.
+Three runs of a picker whose engines say that they are full. *held*: everything waits; memory is taken, then
+the engines have room, and the order of the picks is judged. *bounded*: the same load on a picker whose queue
+may hold little and not for long; what it cannot hold it refuses, what waits too long it answers. *relieved*:
+one request ends after the other, and the next pick is timed.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from .picklog import PickLog
 from .proof import console, prove
 from .publish import folder
 from .queue_judge import Wanted, late, out_of_order, shares
+from .queue_relief import Ends, Relieved, relieved
 from .queue_report import Bounded, Drained, Report, document, table
 from .watch import held, resident, until_empty
 
@@ -50,6 +52,10 @@ SERVED_SECONDS: Final = 0.02
 CONNECTIONS: Final = 8
 BURST: Final = 200
 """Requests written at a time."""
+RELIEVED: Final = 3_000
+"""Requests of the run in which one after the other gets room."""
+SCRAPED_SECONDS: Final = 1.5
+"""Three scrapes: every engine's figure is known."""
 FILL_SECONDS: Final = 180.0
 DRAIN_SECONDS: Final = 240.0
 TICK_SECONDS: Final = 0.01
@@ -77,6 +83,7 @@ class Crowd:
     """Seconds to the answer, by id."""
     statuses: Counter[int] = field(default_factory=Counter)
     settler: Settler | None = None
+    ends: Ends | None = None
 
     async def send(self, connections: Sequence[Direct]) -> None:
         """All of them, as fast as the sockets take them."""
@@ -108,8 +115,9 @@ class Crowd:
     def _answered(self, answer: Answer) -> None:
         self.statuses[answer.status] += 1
         self.waits[answer.id] = self.clock() - self.sent[answer.id]
-        if answer.status == PICKED and self.settler is not None:
-            self.settler.picked(answer)
+        follower = self.settler or self.ends
+        if answer.status == PICKED and follower is not None:
+            follower.picked(answer)
 
 
 @dataclass(slots=True)
@@ -137,14 +145,15 @@ def main(options: argparse.Namespace) -> int:
 
 
 async def queue(requests: int, logs: str | None, say: Console) -> Report:
-    """Both runs. Raises ChildFailedError, TimeoutError."""
+    """All runs. Raises ChildFailedError, TimeoutError."""
     with folder(logs) as name:
-        for part in ("held", "bounded"):
+        for part in ("held", "bounded", "relieved"):
             (name / part).mkdir(exist_ok=True)
         drained = await _drained(requests, name / "held", say)
         bounded = await _bounded(requests, name / "bounded", say)
+        soon = await _relieved(name / "relieved", say)
     setting = {"requests": requests, "body_bytes": BODY_BYTES, "full": requests >= REQUESTS}
-    return Report(drained, bounded, setting)
+    return Report(drained, bounded, soon, setting)
 
 
 def crowd(requests: int) -> list[Wanted]:
@@ -259,6 +268,26 @@ async def _bounded(requests: int, name: Path, say: Console) -> Bounded:
         late=late(waits, BOUND_SECONDS),
         left=remains,
     )
+
+
+# -- one by one
+
+
+async def _relieved(name: Path, say: Console) -> Relieved:
+    async with _started(name, ["--queue-seconds=900"]) as bench, _connected(bench, RELIEVED) as connections:
+        clock = asyncio.get_running_loop().time
+        waiting = Crowd(crowd(RELIEVED), clock)
+        await waiting.send(connections)
+        await _until_queued(bench, waiting)
+        waiting.ends = Ends(clock)
+        bench.full(False)
+        async with asyncio.timeout(DRAIN_SECONDS):
+            await waiting.ends.taken(ENGINES * SEQUENCES)
+        bench.full(True)
+        await asyncio.sleep(SCRAPED_SECONDS)
+        left = len(waiting.wanted) - len(waiting.ends.open)
+        say.print(f"relieved: {left:,} wait, and one after the other gets room")
+        return await relieved(waiting.ends, connections[0], left)
 
 
 # -- what runs
