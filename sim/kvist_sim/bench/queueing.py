@@ -274,7 +274,8 @@ async def _bounded(requests: int, name: Path, say: Console) -> Bounded:
 
 
 async def _relieved(name: Path, say: Console) -> Relieved:
-    async with _started(name, ["--queue-seconds=900"]) as bench, _connected(bench, RELIEVED) as connections:
+    flags = ["--queue-seconds=900", "--stream-idle-timeout=3600"]
+    async with _started(name, flags) as bench, _connected(bench, RELIEVED) as connections:
         clock = asyncio.get_running_loop().time
         waiting = Crowd(crowd(RELIEVED), clock)
         await waiting.send(connections)
