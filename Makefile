@@ -47,7 +47,7 @@ test-cluster: $(READY)  ## real control plane, pods as processes (built from Go 
 
 test-charts: $(READY)  ## the chart by helm 3 and 4 on a real API server; what the Dockerfiles do, without Docker (needs root)
 	$(BIN)/python -m tests.charts.binaries
-	$(PYTEST) -rP tests/charts tests/images
+	$(PYTEST) -n 2 --dist loadfile -rP tests/charts tests/images
 
 test-e2e: $(READY)  ## helm install to uninstall, by a real Envoy Gateway (built from its Go module once; needs root)
 	$(BIN)/python -m tests.e2e.binaries

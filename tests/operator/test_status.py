@@ -331,6 +331,18 @@ def _workload(replicas: int, there: int, ready: int, updated: int, seen: int) ->
     )
 
 
+@pytest.mark.parametrize(("available", "reason"), [(0, "JustReady"), (1, "Serving")])
+def test_a_replica_counts_once_gateways_can_know_it(available: int, reason: str) -> None:
+    """Ready is not enough where the workload asks for more: an Envoy looks names up every two seconds."""
+    made = workload(availableReplicas=available)
+    made["spec"]["minReadySeconds"] = 10
+
+    found = told(replace(WELL, workload=made))
+
+    assert found["Available"][1] == reason
+    assert found["Ready"] == (("True", "AsAsked") if available else ("False", "JustReady"))
+
+
 @given(situations(), situations(), st.integers(0, 9999))
 def test_whatever_happens_conditions_follow_the_conventions(
     first: tuple[Subject, Observed], second: tuple[Subject, Observed], later: int

@@ -43,13 +43,17 @@ def accepted(plan: Plan | None, error: OperatorError | None) -> Condition:
 
 
 def available(found: Counts) -> Condition:
-    """One ready replica is enough."""
-    if found.ready:
+    """One replica is enough that has been ready for long enough: a gateway that looks names up does not
+    know it before."""
+    if found.available:
         return Condition(
             AVAILABLE, TRUE, "Serving", f"{found.ready} of {found.wanted} replicas take requests"
         )
     if found.current and not found.wanted and not found.there:
         return Condition(AVAILABLE, FALSE, "ScaledToZero", "no replicas are asked for: raise spec.replicas")
+    if found.ready:
+        message = f"{found.ready} of {found.wanted} replicas are ready, since a moment only"
+        return Condition(AVAILABLE, FALSE, "JustReady", message)
     return Condition(AVAILABLE, FALSE, "NoReplicaReady", f"none of {found.wanted} replicas takes requests")
 
 

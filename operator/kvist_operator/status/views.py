@@ -57,6 +57,8 @@ class Counts:
     wanted: int = 0
     there: int = 0
     ready: int = 0
+    available: int = 0
+    """Ready for as long as the workload asks for (``minReadySeconds``): gateways and pickers know them."""
     updated: int = 0
     current: bool = False
     """Its controller has seen the newest spec."""
@@ -77,11 +79,13 @@ def counts(workload: Object | None) -> Counts:
         c.get("type") == "Progressing" and c.get("reason") == "ProgressDeadlineExceeded"
         for c in status.get("conditions") or ()
     )
-    seen = status.get("observedGeneration")
+    seen, ready = status.get("observedGeneration"), status.get("readyReplicas", 0)
+    waits = workload["spec"].get("minReadySeconds")  # LeaderWorkerSets have nothing of the kind
     return Counts(
         wanted=workload["spec"].get("replicas", 1),
         there=status.get("replicas", 0),
-        ready=status.get("readyReplicas", 0),
+        ready=ready,
+        available=status.get("availableReplicas", 0) if waits else ready,
         updated=status.get("updatedReplicas", 0),
         # LeaderWorkerSets do not say which generation they have seen
         current=seen is None or seen >= meta.get("generation", 0),
