@@ -43,9 +43,9 @@ async def shown(twig: Served, pod: Json, trusted: set[str]) -> bool:
     return True
 
 
-async def picks(twig: Served, pod: Json) -> int:
-    """Requests that a picker has picked an endpoint for."""
+async def picks(twig: Served, pod: Json, series: str = PICKS) -> int:
+    """Requests that a picker has picked an endpoint for; or another of its counters."""
     url = f"http://{pod['status']['podIP']}:{METRICS_PORT}/metrics"
     async with twig.cluster.http() as http, http.get(url) as response:
         lines = (await response.text()).splitlines()
-    return int(sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(PICKS)))
+    return int(sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(series)))

@@ -152,8 +152,6 @@ class Served:
     room: Space
     operator: Space
     name: str = "twig"
-    model: str = ""
-    """What clients call it; empty: like the pool."""
     gateway: str = ""
     """Address of the Gateway before it; empty: the pool's own Envoy."""
     host: str = ""
@@ -182,7 +180,7 @@ class Served:
 
     def _body(self, text: str, tokens: int, **more: Any) -> Json:
         messages = [{"role": "user", "content": text}]
-        return {"model": self.model or self.name, "messages": messages, "max_tokens": tokens, **more}
+        return {"model": self.name, "messages": messages, "max_tokens": tokens, **more}
 
     def load(self) -> Steady:
         """Clients that chat: mostly short answers to few prompts, and among them streams of some seconds,

@@ -19,6 +19,7 @@ from .nouns import Api, Json, Note, Site
 GATEWAY_GROUP: Final = "gateway.networking.k8s.io"
 ENVOY_GROUP: Final = "gateway.envoyproxy.io"
 NO_LIMIT: Final = 1_000_000
+_RETRIED: Final = ("connect-failure", "refused-stream", "reset")
 _NEEDS: Final[Mapping[str, tuple[Api, ...]]] = {
     "InferencePool": (Api.HTTP_ROUTE, Api.INFERENCE_POOL),
     "EnvoyGateway": (Api.HTTP_ROUTE, Api.BACKEND_TLS_POLICY, Api.EXTENSION_POLICY, Api.TRAFFIC_POLICY),
@@ -141,23 +142,16 @@ def _traffic(names: Names) -> Json:
                 "type": "LeastRequest",
                 "endpointOverride": {"extractFrom": [{"header": DESTINATION_HEADER}]},
             },
-            "retry": {
-                "numRetries": 2,
-                "retryOn": {"triggers": ["connect-failure", "refused-stream", "reset"]},
-            },
+            "retry": {"numRetries": 2, "retryOn": {"triggers": list(_RETRIED)}},
             "timeout": {
+                "tcp": {"connectTimeout": "5s"},
                 "http": {
                     "requestTimeout": "0s",
                     "streamIdleTimeout": "0s",
                     "connectionIdleTimeout": f"{IDLE_SECONDS}s",
-                }
+                },
             },
-            "circuitBreaker": {
-                "maxConnections": NO_LIMIT,
-                "maxPendingRequests": NO_LIMIT,
-                "maxParallelRequests": NO_LIMIT,
-                "maxParallelRetries": NO_LIMIT,
-            },
+            "circuitBreaker": _unbounded(),
             "requestBuffer": {"limit": quantity(BODY_BYTES)},
         },
     }
@@ -165,7 +159,6 @@ def _traffic(names: Names) -> Json:
 
 def _extension(names: Names, pool: Pool) -> Json:
     """Responses are not looked at: the stream to the picker ends with the pick."""
-    settings = {"circuitBreaker": {"maxPendingRequests": NO_LIMIT, "maxParallelRequests": NO_LIMIT}}
     return {
         "apiVersion": f"{ENVOY_GROUP}/v1alpha1",
         "kind": "EnvoyExtensionPolicy",
@@ -177,7 +170,7 @@ def _extension(names: Names, pool: Pool) -> Json:
                     "backendRefs": [
                         {"group": "", "kind": "Service", "name": names.picker, "port": GRPC_PORT}
                     ],
-                    "backendSettings": settings,
+                    "backendSettings": _asked(),
                     "messageTimeout": f"{MESSAGE_SECONDS}s",
                     "failOpen": pool.gateway.failure_mode == "FailOpen",
                     "statusOnError": 503,
@@ -187,3 +180,33 @@ def _extension(names: Names, pool: Pool) -> Json:
             ],
         },
     }
+
+
+def _asked() -> Json:
+    """A picker that refuses a connection is left alone for a while, and another one is asked.
+
+    Not checked actively, as the pool's own Envoy does: Envoy Gateway 1.9 gives its checks no ALPN, and
+    HTTP/2 over TLS is agreed by ALPN (RFC 9113 section 3.2)."""
+    passive = {
+        "splitExternalLocalOriginErrors": True,
+        "consecutiveLocalOriginFailures": 1,
+        "interval": "1s",
+        "baseEjectionTime": "30s",
+        "maxEjectionPercent": 50,
+    }
+    return {
+        "timeout": {"tcp": {"connectTimeout": "1s"}},
+        "healthCheck": {"passive": passive},
+        "retry": {
+            "numRetries": 3,
+            "retryOn": {"triggers": list(_RETRIED)},
+            "perRetry": {"backOff": {"baseInterval": "10ms", "maxInterval": "50ms"}},
+        },
+        "circuitBreaker": _unbounded(),
+    }
+
+
+def _unbounded() -> Json:
+    """Engines and pickers have queues of their own."""
+    limits = ("maxConnections", "maxPendingRequests", "maxParallelRequests", "maxParallelRetries")
+    return dict.fromkeys(limits, NO_LIMIT)

@@ -114,9 +114,10 @@ class Container:
     def _launch(self, image: Image) -> Launch:
         host, spec = self._host, self.spec
         variables = environment(spec, host.facts, images.variables())
-        command = [expanded(word, variables) for word in (*spec.get("command", ()), *spec.get("args", ()))]
+        words = (*spec.get("command", image.entry), *spec.get("args", ()))
+        command = [expanded(word, variables) for word in words]
         if not command:
-            raise WaitingError("CreateContainerError", "the images here have no entry point: give a command")
+            raise WaitingError("CreateContainerError", "this image has no entry point: give a command")
         folder = self._folder / str(self.condition.restarts)
         folder.mkdir(parents=True, exist_ok=True)
         self._log.parent.mkdir(parents=True, exist_ok=True)

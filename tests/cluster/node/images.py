@@ -7,7 +7,7 @@ An image that is not in the table cannot be pulled, as in any registry.
 import compileall
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -39,6 +39,8 @@ class Image:
     """Name → what a shell runs instead, before the arguments."""
     user: int = 0
     """Where a pod names none."""
+    entry: Sequence[str] = ()
+    """What is run where a container names no command."""
     content: Path | None = None
     """What a volume of this image shows."""
 
@@ -64,7 +66,8 @@ def repository(reference: str) -> str:
 
 
 def _of_files(files: Mapping[str, str]) -> Image:
-    return Image({name: f"exec {file}" for name, file in files.items()})
+    """The first is what is run."""
+    return Image({name: f"exec {file}" for name, file in files.items()}, entry=list(files)[:1])
 
 
 class Images:

@@ -1,0 +1,80 @@
+"""What a person types: helm and kubectl, in the cluster's network."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.charts import binaries
+from tests.charts.generate import ROOT
+from tests.charts.helm import Helm
+from tests.cluster.cluster import Cluster
+
+Json = dict[str, Any]
+EXAMPLES: Final = ROOT / "examples"
+SECONDS: Final = 120
+
+
+class CommandError(AssertionError):
+    """What a command says; a test that does not expect it fails."""
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Of one administrator of one cluster."""
+
+    cluster: Cluster
+    home: Path
+
+    async def helm(self, *words: str) -> str:
+        """What it prints. Raises HelmError."""
+        made = Helm(4, self.home, self._kubeconfig, before=self._inside)
+        return await asyncio.to_thread(made.run, *words)
+
+    async def kubectl(self, *words: str) -> str:
+        """What it prints. Raises CommandError."""
+        command = [*self._inside, str(binaries.kubectl()), f"--kubeconfig={self._kubeconfig}", *words]
+        return await asyncio.to_thread(_run, command, self.home)
+
+    async def apply(self, example: str, namespace: str, *patches: Json) -> str:
+        """``kubectl apply`` of a folder below examples/, with patches of kustomize over it."""
+        folder = self.home / namespace / example
+        shutil.copytree(EXAMPLES / example, folder, ignore=shutil.ignore_patterns("README.md", "*-*"))
+        files = sorted(path.name for path in folder.glob("*.yaml"))
+        (folder / "kustomization.yaml").write_text(json.dumps({"resources": files, "patches": patches}))
+        return await self.kubectl("apply", f"--namespace={namespace}", "-k", str(folder))
+
+    @property
+    def _inside(self) -> Sequence[str]:
+        return ("nsenter", "--target", str(self.cluster.first), "--net")
+
+    @property
+    def _kubeconfig(self) -> Path:
+        return self.cluster.folder / "components.kubeconfig"
+
+
+def patch(kind: str, **values: Any) -> Json:
+    """A patch of kustomize for every object of a kind: ``a__b`` is ``/a/b``, there or not."""
+    steps = [
+        {"op": "add", "path": f"/{name.replace('__', '/')}", "value": value} for name, value in values.items()
+    ]
+    return {"target": {"kind": kind}, "patch": json.dumps(steps)}
+
+
+def _run(command: Sequence[str], home: Path) -> str:
+    done = subprocess.run(
+        command,
+        env=binaries.environment(home),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    if done.returncode:
+        raise CommandError(done.stderr + done.stdout)
+    return done.stdout

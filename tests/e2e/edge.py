@@ -1,0 +1,91 @@
+"""Envoy Gateway in a test cluster, installed by its own chart, which its Go module holds like its CRDs."""
+
+import shutil
+import string
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.foreign import ENVOY_GATEWAY, module
+from tests.cluster.space import Space
+from tests.e2e.commands import Commands
+
+Json = dict[str, Any]
+VERSION: Final = ENVOY_GATEWAY.partition("@")[2]
+IMAGE: Final = "envoyproxy/gateway"
+RELEASE: Final = "eg"
+OWNER: Final = "gateway.envoyproxy.io/owning-gateway-"
+CLUSTER_IP: Final[Json] = {"type": "Kubernetes", "kubernetes": {"envoyService": {"type": "ClusterIP"}}}
+"""For an EnvoyProxy: nothing here gives addresses to a Service of type LoadBalancer."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    """An Envoy Gateway that runs."""
+
+    cluster: Cluster
+    space: Space
+    """Its own; the Envoys of all Gateways are there, too."""
+
+    async def address(self, room: Space, gateway: str = "edge") -> str:
+        """Of a Gateway in another namespace, once everything of it is in place."""
+
+        async def programmed() -> Json | None:
+            found = await room.get("Gateway", gateway)
+            return found if condition(found.get("status", {}), "Programmed") == "True" else None
+
+        found = await room.until(programmed, f"Gateway {gateway}")
+        assert found is not None
+        return str(found["status"]["addresses"][0]["value"])
+
+    async def envoys(self, room: Space, gateway: str = "edge") -> list[Json]:
+        """Pods of a Gateway."""
+        labels = {f"{OWNER}name": gateway, f"{OWNER}namespace": room.name}
+        return await self.space.pods(**labels)
+
+
+def condition(status: Json, kind: str) -> str:
+    """Status of one of the conditions; empty when there is none."""
+    found = [one["status"] for one in status.get("conditions", []) if one["type"] == kind]
+    return str(found[0]) if found else ""
+
+
+async def attached(room: Space, name: str) -> None:
+    """The gateway has taken the pool's route and its policies."""
+    for kind, where in (
+        ("HTTPRoute", "parents"),
+        ("BackendTrafficPolicy", "ancestors"),
+        ("EnvoyExtensionPolicy", "ancestors"),
+    ):
+
+        async def accepted(kind: str = kind, where: str = where) -> bool:
+            found = (await room.get(kind, name)).get("status", {}).get(where, [])
+            return bool(found) and all(condition(one, "Accepted") == "True" for one in found)
+
+        await room.until(accepted, f"{kind} {name}")
+
+
+async def install(commands: Commands, cluster: Cluster, space: Space) -> Edge:
+    """As its guide says, in a namespace that admits restricted pods alone."""
+    chart = _chart(commands.home)
+    where = (f"--namespace={space.name}", "--wait", "--timeout=120s")
+    await commands.helm("install", RELEASE, str(chart), *where)
+    return Edge(cluster, space)
+
+
+async def uninstall(commands: Commands, edge: Edge) -> None:
+    """All but the CRDs."""
+    await commands.helm("uninstall", RELEASE, f"--namespace={edge.space.name}", "--wait")
+
+
+def _chart(home: Path) -> Path:
+    """The chart as it is released: its values come from a template."""
+    folder = home / "gateway-helm"
+    shutil.copytree(module(ENVOY_GATEWAY) / "charts" / "gateway-helm", folder, copy_function=shutil.copyfile)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    template = string.Template((folder / "values.tmpl.yaml").read_text())
+    told = {"GatewayImage": f"docker.io/{IMAGE}:{VERSION}", "GatewayImagePullPolicy": "IfNotPresent"}
+    (folder / "values.yaml").write_text(template.substitute(told))
+    return folder

@@ -1,0 +1,85 @@
+"""The pools of examples/, as they are there but for the model: nothing here reaches a hub."""
+
+from typing import Any, Final
+
+from tests.charts.generate import CHART
+from tests.charts.helm import RELEASE, settings
+from tests.cluster.certified import pickers
+from tests.cluster.certified import picks as picked
+from tests.cluster.pooled import CONFIG, MODEL, PICKERS, Served
+from tests.cluster.space import Space
+from tests.e2e.commands import Commands, patch
+from tests.e2e.edge import CLUSTER_IP, Edge, attached
+
+Json = dict[str, Any]
+HOST: Final = "llm.example.com"
+WAIT: Final = ("--wait", "--timeout=180s")
+QUICK: Final = settings(extraArgs=["--discovery-interval=2"])
+OURS: Final[Json] = {
+    "spec__model": {"source": MODEL, "shape": {"config": CONFIG}},
+    "spec__picker": {"resources": PICKERS},
+}
+
+
+async def release(commands: Commands, system: Space, *words: str) -> None:
+    """Installed, or upgraded with more values; its pod is ready."""
+    where = (f"--namespace={system.name}", "--install", *WAIT, *QUICK)
+    await commands.helm("upgrade", RELEASE, str(CHART), *where, *words)
+    await system.rolled_out("kvist-operator")
+
+
+async def end(commands: Commands, system: Space) -> None:
+    """Uninstalled, if it was there."""
+    await commands.helm("uninstall", RELEASE, f"--namespace={system.name}", "--ignore-not-found", "--wait")
+
+
+async def minimal(commands: Commands, system: Space, room: Space) -> Served:
+    """examples/01-minimal, ready behind its own Envoy."""
+    await commands.apply("01-minimal", room.name, patch("InferencePool", **OURS))
+    made = Served(commands.cluster, room, system, "qwen")
+    await made.until_ready()
+    return made
+
+
+async def routed(commands: Commands, system: Space, room: Space, edge: Edge, **more: Any) -> Served:
+    """examples/04-httproute/envoy-gateway, ready behind a Gateway that took it; ``more``: of its pool."""
+    patches = (
+        patch("InferencePool", **OURS, **more),
+        patch("EnvoyProxy", spec__provider=CLUSTER_IP, spec__concurrency=1),
+    )
+    await commands.apply("04-httproute/envoy-gateway", room.name, *patches)
+    made = Served(commands.cluster, room, system, "routed", host=HOST)
+    await made.until_ready()
+    await attached(room, made.name)
+    made.gateway = await edge.address(room)
+    return made
+
+
+async def counted(pool: Served, series: str) -> int:
+    """The sum of a metric of all pickers."""
+    return sum([await picked(pool, pod, series) for pod in await pickers(pool)])
+
+
+async def answers(pool: Served) -> bool:
+    """Whether a request gets an answer; until the gateway's Envoys are told of a route, it does not."""
+    try:
+        await pool.ask("Is anybody there?")
+    except (AssertionError, OSError):
+        return False
+    return True
+
+
+async def status(pool: Served, more_bytes: int = 0) -> int:
+    """Of one request whose body is longer by so much."""
+    body = {
+        "model": pool.name,
+        "messages": [{"role": "user", "content": "Who?"}],
+        "max_tokens": 2,
+        "metadata": {"padding": "x" * more_bytes},
+    }
+    async with (
+        pool.cluster.http(force_close=True) as http,
+        http.post(pool.url, json=body, headers=pool.headers) as response,
+    ):
+        await response.read()
+        return response.status

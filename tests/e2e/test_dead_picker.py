@@ -1,0 +1,125 @@
+"""What clients get while the picker is dead, behind Envoy Gateway."""
+
+from collections import Counter
+from typing import Any, Final
+
+import pytest
+from tests.cluster.certified import PICKS
+from tests.cluster.client import Client
+from tests.cluster.cluster import Cluster
+from tests.cluster.pooled import Served
+from tests.cluster.space import Space
+from tests.e2e import pools
+from tests.e2e.commands import Commands
+from tests.e2e.edge import Edge
+from tests.e2e.steps import say, step
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
+Json = dict[str, Any]
+PICKER: Final = "routed-epp"
+OPERATOR: Final = "kvist-operator"
+DEAF: Final = "deaf"
+TIMES: Final = 10
+NOTICED: Final = 3
+"""Requests that may fail with FailClose until Envoy has put a picker aside; one, where any did."""
+
+
+@pytest.mark.parametrize(("mode", "refused", "none"), [("FailOpen", 200, 200), ("FailClose", 503, 500)])
+async def test_a_dead_picker_lets_everything_or_nothing_pass(
+    mode: str,
+    refused: int,
+    none: int,
+    cluster: Cluster,
+    commands: Commands,
+    admin: Client,
+    system: Space,
+    edge: Edge,
+) -> None:
+    """One among others that does not listen costs a few requests at most, and none with FailOpen. Where none
+    listens every request passes with FailOpen and gets 503 with FailClose; where there is none at all,
+    Envoy Gateway makes that 500. With pickers back, all is as before."""
+    await pools.release(commands, system)
+    try:
+        async with cluster.space(admin) as room:
+            pool = await pools.routed(commands, system, room, edge, spec__gateway__failureMode=mode)
+            await room.until(lambda: pools.answers(pool), "an answer")
+            await scaled(system, OPERATOR, 0)
+            with step(f"{mode}: a picker among others does not listen"):
+                failed = await passed_over(pool)
+            assert failed <= (0 if mode == "FailOpen" else NOTICED)
+            with step(f"{mode}: no picker listens"):
+                await scaled(room, PICKER, 0)
+                await all_get(pool, refused)
+            with step(f"{mode}: there is no picker"):
+                await gone(room, DEAF)
+                await all_get(pool, none)
+            await scaled(system, OPERATOR, 1)
+            with step(f"{mode}: pickers are back"):
+                await room.rolled_out(PICKER)
+                await room.until(lambda: picking(pool), "an answer by a picker")
+                await all_get(pool, 200)
+    finally:
+        await pools.end(commands, system)
+
+
+async def passed_over(pool: Served) -> int:
+    """A picker that is ready, says Kubernetes, and does not listen; how many requests notice."""
+    template = (await pool.room.get("Deployment", PICKER))["spec"]["template"]
+    [container] = template["spec"]["containers"]
+    silent = {key: value for key, value in container.items() if not key.endswith("Probe")}
+    silent |= {"command": ["sleep"], "args": ["100000"]}
+    meta = {"name": DEAF, "labels": template["metadata"]["labels"]}
+    spec = {**template["spec"], "containers": [silent]}
+    async with pool.load() as load:
+        await load.until(TIMES)
+        await pool.room.apply({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
+        await pool.room.until(lambda: listed(pool.room), "three endpoints of the picker")
+        await load.until(TIMES * TIMES)
+    say("  requests that failed, of", f"{len(load.failures)}, {len(load.answers)}")
+    return len(load.failures)
+
+
+async def picking(pool: Served) -> bool:
+    """Whether a request gets an answer, and some picker was asked."""
+    return await pools.status(pool) == 200 and await pools.counted(pool, PICKS) > 0
+
+
+async def listed(room: Space) -> bool:
+    """Whether the picker's Service has the deaf one, too."""
+    slices = await room.all_of("EndpointSlice", **{"kubernetes.io/service-name": PICKER})
+    ends = [end for one in slices for end in one["endpoints"] or () if end["conditions"]["ready"]]
+    return len(ends) == 3
+
+
+async def gone(room: Space, pod: str) -> None:
+    """A pod, at once."""
+    await room.client.ask("DELETE", await room.path("Pod", pod), {"gracePeriodSeconds": 0})
+
+
+async def scaled(space: Space, name: str, replicas: int) -> None:
+    """So many pods, and no others on their way out."""
+    await space.patch("Deployment", name, {"spec": {"replicas": replicas}})
+    await space.rolled_out(name)
+
+    async def done() -> bool:
+        found = [str(pod["metadata"]["name"]) for pod in await space.pods()]
+        return sum(pod.startswith(f"{name}-") for pod in found) == replicas
+
+    await space.until(done, f"{replicas} pods of {name}")
+
+
+async def all_get(pool: Served, wanted: int) -> None:
+    """As soon as the gateway has noticed, one answer after the other has this status."""
+
+    seen = []
+
+    async def noticed() -> bool:
+        seen.append(await pools.status(pool))
+        return seen[-1] == wanted
+
+    try:
+        await pool.room.until(noticed, f"a first {wanted}", seconds=20)
+    except AssertionError:
+        raise AssertionError(f"no {wanted}, but {Counter(seen)}") from None
+    found = [await pools.status(pool) for _ in range(TIMES)]
+    assert found == [wanted] * TIMES

@@ -1,0 +1,123 @@
+"""From ``helm install`` to ``helm uninstall``, with everything real but the engines' hardware."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any, Final
+
+import pytest
+from tests.cluster.certified import PICKS
+from tests.cluster.client import Client
+from tests.cluster.cluster import Cluster
+from tests.cluster.pooled import Served
+from tests.cluster.space import Space
+from tests.cluster.steady import Steady
+from tests.e2e import pools
+from tests.e2e.commands import Commands
+from tests.e2e.edge import Edge
+from tests.e2e.steps import say, step
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
+Json = dict[str, Any]
+PREFIXES: Final = 6
+LARGE_BYTES: Final = 1 << 19
+"""Of a body: sixteen times what Envoy Gateway holds where nothing is said."""
+EACH: Final = 4
+"""Requests with the same beginning, after the first."""
+EVENTS_SECONDS: Final = 1.0
+ENDS: Final = 'kvist_epp_requests_ended_total{source="access-log"}'
+MORE: Final = 20
+"""Answers under load before and after whatever happens."""
+
+
+async def test_no_request_fails_from_the_first_answer_to_the_uninstall(
+    cluster: Cluster, commands: Commands, admin: Client, system: Space, edge: Edge
+) -> None:
+    """The examples serve by the generated Envoy and by Envoy Gateway; prompts with the same beginning find
+    it in a cache; a large body passes; nobody notices an upgrade, two rollouts, and that the operator
+    goes."""
+    async with cluster.space(admin) as room, AsyncExitStack() as stack:
+        stack.push_async_callback(pools.end, commands, system)
+        with step("helm install of kvist"):
+            await pools.release(commands, system)
+        with step("kubectl apply of 01-minimal, until it is ready"):
+            qwen = await pools.minimal(commands, system, room)
+        with step("the first answer by the generated Envoy"):
+            await room.until(lambda: pools.answers(qwen), "an answer by Envoy")
+        first = await stack.enter_async_context(qwen.load())
+        with step("kubectl apply of 04-httproute, until it is attached"):
+            routed = await pools.routed(commands, system, room, edge, spec__replicas=3)
+        with step("the first answer by Envoy Gateway"):
+            await room.until(lambda: pools.answers(routed), "an answer by Envoy Gateway")
+        second = await stack.enter_async_context(routed.load())
+        await lives((qwen, routed), (first, second), commands, system)
+        with step("helm uninstall of kvist"):
+            await pools.end(commands, system)
+        await answered((first, second))
+    say("answers by the generated Envoy, by Envoy Gateway", f"{len(first.answers)}, {len(second.answers)}")
+    assert first.failures == []
+    assert second.failures == []
+
+
+async def lives(
+    both: tuple[Served, ...], loads: tuple[Steady, ...], commands: Commands, system: Space
+) -> None:
+    """What happens to pools, under load."""
+    await answered(loads)
+    for pool in both:
+        with step(f"prompts with the same beginnings to {pool.name}"):
+            found = await cached(pool)
+        say("  of their tokens were in the cache of the pod that was picked", f"{found:.0%}")
+        assert found > 0.85
+    await learned(both[1])
+    assert [await pools.status(pool, LARGE_BYTES) for pool in both] == [200, 200]
+    with step("helm upgrade of kvist"):
+        await pools.release(commands, system, "--set-json", 'log.level="debug"')
+    await answered(loads)
+    with step("both pools roll over to other arguments"):
+        await asyncio.gather(*(rolled(pool) for pool in both))
+    await answered(loads)
+
+
+async def answered(loads: tuple[Steady, ...]) -> None:
+    """So many more answers by each way."""
+    for load in loads:
+        await load.until(MORE)
+
+
+async def learned(pool: Served) -> None:
+    """Envoy Gateway asked the pickers, and tells them how requests ended."""
+    picks = await pools.counted(pool, PICKS)
+    ends = await pools.counted(pool, ENDS)
+    say("  picks for Envoy Gateway, ends that its access log told", f"{picks}, {ends}")
+    assert picks > MORE
+    assert ends > MORE
+
+
+async def cached(pool: Served) -> float:
+    """The share of prompts that was in a cache, where another prompt had begun the same."""
+
+    async def asked(prefix: int, number: int) -> Json:
+        text = f"Chapter {prefix} is about a forest of {prefix} words. " * 40
+        answer = await pool.ask(f"{text} What is question {number}?")
+        usage: Json = answer["usage"]
+        return usage
+
+    await asyncio.gather(*(asked(prefix, 0) for prefix in range(PREFIXES)))
+    await asyncio.sleep(EVENTS_SECONDS)
+    later = [asked(prefix, number + 1) for number in range(EACH) for prefix in range(PREFIXES)]
+    found = await asyncio.gather(*later)
+    hits = sum(int(usage["prompt_tokens_details"]["cached_tokens"]) for usage in found)
+    return hits / sum(int(usage["prompt_tokens"]) for usage in found)
+
+
+async def rolled(pool: Served) -> None:
+    """Every engine is another one, with the new argument."""
+    before = {pod["metadata"]["uid"] for pod in await pool.engines()}
+    await pool.patch(engine={"maxNumSeqs": 64})
+
+    async def done() -> bool:
+        found = {pod["metadata"]["uid"] for pod in await pool.engines()}
+        return len(found) == len(before) and not found & before
+
+    await pool.room.until(done, f"other engines of {pool.name}", seconds=240)
+    await pool.until_ready(seconds=240)
