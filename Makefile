@@ -49,7 +49,7 @@ test-charts: $(READY)  ## the chart by helm 3 and 4 on a real API server; what t
 	$(BIN)/python -m tests.charts.binaries
 	$(PYTEST) -n 2 --dist loadfile -rP tests/charts tests/images
 
-test-e2e: $(READY)  ## helm install to uninstall, by a real Envoy Gateway (built from its Go module once; needs root)
+test-e2e: $(READY)  ## helm install to uninstall, by a real Envoy Gateway (built from its Go module once, about 11 minutes; needs root)
 	$(BIN)/python -m tests.e2e.binaries
 	$(PYTEST) -rP tests/e2e
 
@@ -73,7 +73,7 @@ fuzz: $(FUZZER)  ## coverage-guided fuzzing of what gateways send, two minutes
 bench-fuzz: $(FUZZER)  ## the same for SECONDS=7200 in all
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS)
 
-test-all: test test-http2 fuzz test-cluster test-charts test-engine  ## every tier that exists
+test-all: test test-http2 fuzz test-cluster test-charts test-engine  ## every tier but test-e2e, as CI runs them
 
 check: fmt-check lint types imports check-proto  ## format, lint, types, import contracts, generated files
 
