@@ -5,13 +5,17 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from tests.cluster.client import Client, Namespace, client, namespace
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ControlPlane, running
+from tests.cluster.foreign import crds
 from tests.cluster.space import Space
+from tests.crd.cases import CRD
 
 from kvist_sim.relays import TcpRelay
 
+GAIE = "inferencepools.inference.networking.k8s.io"
 _NUMBERS = itertools.count(1)
 
 
@@ -39,6 +43,22 @@ async def admin(plane: ControlPlane) -> AsyncIterator[Client]:
 async def space(admin: Client) -> Namespace:
     """A namespace of this test alone."""
     return await namespace(admin, f"t{next(_NUMBERS)}")
+
+
+@pytest.fixture
+async def restricted(space: Namespace, admin: Client) -> AsyncIterator[Namespace]:
+    """A namespace that enforces Pod Security *restricted*, in a cluster with our CRD and others'."""
+    own = yaml.safe_load(CRD.read_text())
+    name = own["metadata"]["name"]
+    await admin.uninstall(name)  # another test's may be a smaller one
+    await admin.install(GAIE)
+    await admin.install_crds(own, *crds())
+    labels = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    merge = {"Content-Type": "application/merge-patch+json"}
+    await admin.ask("PATCH", f"/api/v1/namespaces/{space.name}", labels, headers=merge)
+    yield space
+    for crd in (name, GAIE):  # other tests bring their own; nobody minds the rest
+        await admin.uninstall(crd)
 
 
 @pytest.fixture

@@ -1,20 +1,15 @@
 """What examples/ has, in a real API server: our CRD with its rules, core kinds, HTTPRoutes by their CRD."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from tests.cluster.client import Client, Namespace
-from tests.cluster.foreign import crds
-from tests.crd.cases import CRD
+from tests.cluster.client import Namespace
 from tests.examples import documents, is_pool, manifests, name_of
 
 from kvist_operator.spec import read_pool
 
 pytestmark = pytest.mark.timeout(300)
-GAIE = "inferencepools.inference.networking.k8s.io"
 WHERE = {
     "ConfigMap": "api/v1/configmaps",
     "Deployment": "apis/apps/v1/deployments",
@@ -28,20 +23,6 @@ ELSEWHERE = ("EnvoyProxy", "Gateway", "GatewayClass", "ScaledObject")
 Json = dict[str, Any]
 
 
-@pytest.fixture
-async def served(space: Namespace, admin: Client) -> AsyncIterator[Namespace]:
-    """A namespace that enforces Pod Security *restricted*, in a cluster with our CRD and others'."""
-    own = yaml.safe_load(CRD.read_text())
-    await admin.install(GAIE)
-    await admin.install_crds(own, *crds())
-    labels = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
-    merge = {"Content-Type": "application/merge-patch+json"}
-    await admin.ask("PATCH", f"/api/v1/namespaces/{space.name}", labels, headers=merge)
-    yield space
-    for name in (own["metadata"]["name"], GAIE):
-        await admin.uninstall(name)
-
-
 def path_of(space: Namespace, made: Json) -> str:
     """The collection that an object belongs to."""
     if made["kind"] == "InferencePool":
@@ -51,7 +32,7 @@ def path_of(space: Namespace, made: Json) -> str:
     return f"/{folder}/namespaces/{space.name}/{plural}"
 
 
-async def test_every_object_is_taken(served: Namespace) -> None:
+async def test_every_object_is_taken(restricted: Namespace) -> None:
     """Unknown fields refused; pools come back as what was meant, defaults filled in; pods are restricted."""
     seen: set[str] = set()
     for path, made in everything():
@@ -59,13 +40,13 @@ async def test_every_object_is_taken(served: Namespace) -> None:
             continue
         seen.add(made["kind"])
         query = {"dryRun": "All", "fieldValidation": "Strict"}
-        answer = await served.client.ask("POST", path_of(served, made), made, params=query)
+        answer = await restricted.client.ask("POST", path_of(restricted, made), made, params=query)
         if is_pool(made):
             assert spec_of(answer) == spec_of(made), name_of(path)
         if made["kind"] == "Deployment":
             name = made["metadata"]["name"]
             pod = {"metadata": {"name": name}, "spec": made["spec"]["template"]["spec"]}
-            await served.client.ask("POST", f"{served.path}/pods", pod, params=query)
+            await restricted.client.ask("POST", f"{restricted.path}/pods", pod, params=query)
     assert seen == {*WHERE, "InferencePool"}
 
 

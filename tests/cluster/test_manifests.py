@@ -1,13 +1,10 @@
 """The generated objects in a real API server, with the real CRDs of others and Pod Security enforced."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import yaml
-from tests.cluster.client import Client, Namespace
-from tests.cluster.foreign import crds
-from tests.crd.cases import CRD, cases, planned
+from tests.cluster.client import Namespace
+from tests.crd.cases import cases, planned
 from tests.operator.manifested import SITE
 
 from kvist_operator.apply import Changes, changes, key_of
@@ -16,7 +13,6 @@ from kvist_operator.spec import Pool, read_pool
 from kvist_operator.spec.pool import Source
 
 pytestmark = pytest.mark.timeout(300)
-GAIE = "inferencepools.inference.networking.k8s.io"
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 PLURALS = {
     "NetworkPolicy": "networkpolicies",
@@ -25,20 +21,6 @@ PLURALS = {
     "EnvoyExtensionPolicy": "envoyextensionpolicies",
 }
 Json = dict[str, Any]
-
-
-@pytest.fixture
-async def restricted(space: Namespace, admin: Client) -> AsyncIterator[Namespace]:
-    """A namespace that admits restricted pods alone, in a cluster with every API."""
-    own = yaml.safe_load(CRD.read_text())
-    await admin.install(GAIE)
-    await admin.install_crds(own, *crds())
-    labels = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
-    merge = {"Content-Type": "application/merge-patch+json"}
-    await admin.ask("PATCH", f"/api/v1/namespaces/{space.name}", labels, headers=merge)
-    yield space
-    for name in (own["metadata"]["name"], GAIE):  # other tests bring their own; nobody minds the rest
-        await admin.uninstall(name)
 
 
 def path_of(space: Namespace, made: Json) -> str:
