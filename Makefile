@@ -8,6 +8,9 @@ PYTEST := $(BIN)/python -m pytest -q
 PROTOC := $(BIN)/uv run --quiet --no-project --isolated --python $(BIN)/python --with grpcio-tools==1.71.2 python -m grpc_tools.protoc
 PROTOS := kvist_epp/wire/pb kvist_epp/peers/pb
 
+# Real processes on a busy machine: what failed is run once more, alone. Both runs are shown; a test that needs it is a defect.
+again = $(1) || { echo "make: run once more, one by one: what failed above"; $(1) -n 0 --last-failed --last-failed-no-failures none; }
+
 # folders of tests that have verbs of their own
 TIERS  := data_plane engine cluster http2 charts images e2e
 
@@ -36,18 +39,18 @@ test-unit: $(READY)
 	$(PYTEST) -n auto --dist worksteal tests $(TIERS:%=--ignore=tests/%)
 
 test-data-plane: $(READY)  ## real Envoy, both transports, both modes
-	$(PYTEST) -n 4 --dist worksteal tests/data_plane
+	$(call again,$(PYTEST) -n 4 --dist worksteal tests/data_plane)
 
 test-engine: $(READY)  ## real vLLM on CPU (fetched once into a cache folder, about 5 GB)
-	$(PYTEST) -rP tests/engine
+	$(call again,$(PYTEST) -rP tests/engine)
 
 test-cluster: $(READY)  ## real control plane, pods as processes (built from Go modules once, about 6 minutes; needs root)
 	$(BIN)/python -m tests.cluster.binaries
-	$(PYTEST) -n 2 --dist loadfile -rP tests/cluster
+	$(call again,$(PYTEST) -n 2 --dist loadfile -rP tests/cluster)
 
 test-charts: $(READY)  ## the chart by helm 3 and 4 on a real API server; what the Dockerfiles do, without Docker (needs root)
 	$(BIN)/python -m tests.charts.binaries
-	$(PYTEST) -n 2 --dist loadfile -rP tests/charts tests/images
+	$(call again,$(PYTEST) -n 2 --dist loadfile -rP tests/charts tests/images)
 
 test-e2e: $(READY)  ## helm install to uninstall, by a real Envoy Gateway (built from its Go module once, about 11 minutes; needs root)
 	$(BIN)/python -m tests.e2e.binaries

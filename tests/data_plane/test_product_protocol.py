@@ -134,9 +134,9 @@ async def test_the_gateways_subset_is_obeyed(tmp_path: Path) -> None:
     async with product(tmp_path, engines=3, flags=FAST) as running:
         first, second, third = (one.hostport for one in running.engines)
         for hint, wanted in (
+            ([HOST], [True, True, True]),  # first: equals take turns, those with a past do not
             ([second], [False, True, False]),
             (f" {first} , {third},192.0.2.1:80", [True, False, True]),
-            ([HOST], [True, True, True]),
         ):
             before = [await _completed(running, number) for number in range(3)]
             assert {status for status, _, _ in await _with_hint(running, hint)} == {200}
