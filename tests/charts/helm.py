@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,24 @@ class HelmError(AssertionError):
     """What helm says; a test that does not expect it fails."""
 
 
+def printed(
+    command: Sequence[str], environment: Mapping[str, str], seconds: float, error: type[AssertionError]
+) -> str:
+    """What a command prints. Raises ``error`` with all it said when it fails, TimeoutExpired."""
+    done = subprocess.run(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=seconds,
+    )
+    if done.returncode:
+        raise error(done.stderr + done.stdout)
+    return done.stdout
+
+
 @dataclass(frozen=True)
 class Helm:
     """One major version."""
@@ -41,18 +59,8 @@ class Helm:
         environment = binaries.environment(self.home)
         if self.kubeconfig:
             environment["KUBECONFIG"] = str(self.kubeconfig)
-        done = subprocess.run(
-            [*self.before, str(binaries.helm(self.major)), *words],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=SECONDS,
-        )
-        if done.returncode:
-            raise HelmError(done.stderr + done.stdout)
-        return done.stdout
+        command = [*self.before, str(binaries.helm(self.major)), *words]
+        return printed(command, environment, SECONDS, HelmError)
 
     def template(
         self, *words: str, chart: Path = CHART, kubernetes: str = "1.36", release: str = RELEASE

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Final
 
 from tests.charts import binaries
 from tests.charts.generate import ROOT
-from tests.charts.helm import Helm
+from tests.charts.helm import Helm, printed
 from tests.cluster.cluster import Cluster
 
 Json = dict[str, Any]
@@ -38,7 +37,8 @@ class Commands:
     async def kubectl(self, *words: str) -> str:
         """What it prints. Raises CommandError."""
         command = [*self._inside, str(binaries.kubectl()), f"--kubeconfig={self._kubeconfig}", *words]
-        return await asyncio.to_thread(_run, command, self.home)
+        environment = binaries.environment(self.home)
+        return await asyncio.to_thread(printed, command, environment, SECONDS, CommandError)
 
     async def apply(self, example: str, namespace: str, *patches: Json) -> str:
         """``kubectl apply`` of a folder below examples/, with patches of kustomize over it."""
@@ -63,18 +63,3 @@ def patch(kind: str, **values: Any) -> Json:
         {"op": "add", "path": f"/{name.replace('__', '/')}", "value": value} for name, value in values.items()
     ]
     return {"target": {"kind": kind}, "patch": json.dumps(steps)}
-
-
-def _run(command: Sequence[str], home: Path) -> str:
-    done = subprocess.run(
-        command,
-        env=binaries.environment(home),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=SECONDS,
-    )
-    if done.returncode:
-        raise CommandError(done.stderr + done.stdout)
-    return done.stdout
