@@ -4,7 +4,6 @@
 """
 
 import asyncio
-import gc
 import json
 import random
 import subprocess
@@ -29,6 +28,7 @@ from kvist_epp.cache.subscriber import Subscriber
 from kvist_epp.fleet.endpoints import Endpoint
 from kvist_epp.fleet.ledger import Ledger
 from kvist_epp.flights import Flights
+from kvist_epp.lifetime import settle_memory
 from kvist_epp.names import SESSION_HEADER
 from kvist_epp.picker import Picker
 from kvist_epp.prompt.model import Model
@@ -198,9 +198,7 @@ def _picker() -> Picker:
 
 def main(what: str, amount: float, seconds: float, *, evict: bool) -> dict[str, float]:
     """``ingest`` of ``amount`` blocks, or ``picks`` while that many come in each second."""
-    gc.collect()  # the collector as in the picker's own process (kvist_epp.serving)
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    settle_memory()  # the collector as in the picker's own process
     if what == "ingest":
         return uvloop.run(measure_ingest(int(amount), evict=evict))
     return uvloop.run(measure_picks(amount, seconds))
