@@ -9,7 +9,7 @@ PROTOC := $(BIN)/uv run --quiet --no-project --isolated --python $(BIN)/python -
 PROTOS := kvist_epp/wire/pb kvist_epp/peers/pb
 
 # Real processes on a busy machine: what failed is run once more, alone. Both runs are shown; a test that needs it is a defect.
-again = $(1) || { echo "make: run once more, one by one: what failed above"; $(1) -n 0 --last-failed --last-failed-no-failures none; }
+again = $(1) || { echo "make: run once more, one by one: the files in which a test failed above"; $(1) -n 0 --failed-files; }
 
 # folders of tests that have verbs of their own
 TIERS  := data_plane engine cluster http2 charts images e2e

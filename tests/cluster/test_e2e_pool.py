@@ -135,7 +135,7 @@ async def test_pickers_and_envoys_follow_a_new_certificate(twig: Served) -> None
 
 async def test_a_broken_image_leaves_the_old_generation_serving_and_says_why(twig: Served) -> None:
     """The rollout stops at the first pod, a condition names the image, and the way back is a patch."""
-    old = (await twig.get())["spec"]["engine"].get("image")
+    old = (await twig.get())["spec"].get("engine", {}).get("image")
     await twig.until_ready()
     async with twig.load() as load:
         await twig.patch(engine={"image": NOWHERE, "version": "0.33.0"})

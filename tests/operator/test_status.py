@@ -331,16 +331,20 @@ def _workload(replicas: int, there: int, ready: int, updated: int, seen: int) ->
     )
 
 
-@pytest.mark.parametrize(("available", "reason"), [(0, "JustReady"), (1, "Serving")])
-def test_a_replica_counts_once_gateways_can_know_it(available: int, reason: str) -> None:
-    """Ready is not enough where the workload asks for more: an Envoy looks names up every two seconds."""
+@pytest.mark.parametrize(
+    ("available", "serving", "done"),
+    [(0, "JustReady", "JustReady"), (1, "Serving", "JustReady"), (2, "Serving", "AsAsked")],
+)
+def test_a_replica_counts_once_gateways_can_know_it(available: int, serving: str, done: str) -> None:
+    """Ready is not enough where the workload asks for more: an Envoy looks names up every two seconds.
+    One such replica serves; the pool is as asked once all of them are."""
     made = workload(availableReplicas=available)
     made["spec"]["minReadySeconds"] = 10
 
     found = told(replace(WELL, workload=made))
 
-    assert found["Available"][1] == reason
-    assert found["Ready"] == (("True", "AsAsked") if available else ("False", "JustReady"))
+    assert found["Available"][1] == serving
+    assert found["Ready"] == ("True" if done == "AsAsked" else "False", done)
 
 
 @given(situations(), situations(), st.integers(0, 9999))

@@ -75,6 +75,9 @@ def progressing(observed: Observed, found: Counts) -> Condition:
     if found.overdue:
         more = "no pod gets ready: see their logs, or give them longer with spec.rollout.startupSeconds"
         return Condition(PROGRESSING, FALSE, "DeadlineExceeded", f"{where}; {more}")
+    if found.settling:
+        young = found.wanted - found.available
+        return Condition(PROGRESSING, TRUE, "JustReady", f"{where}, {young} of them since a moment only")
     reason = "RollingOut" if found.updated < found.wanted else "Scaling"
     return Condition(PROGRESSING, TRUE, reason, where)
 

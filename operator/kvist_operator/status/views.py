@@ -67,6 +67,12 @@ class Counts:
 
     @property
     def settled(self) -> bool:
+        """As the Deployment controller has it: every replica is new, there, and available."""
+        return self.settling and self.available == self.wanted
+
+    @property
+    def settling(self) -> bool:
+        """Settled, but for replicas that have not been ready for long enough."""
         return self.current and self.there == self.ready == self.updated == self.wanted
 
 
