@@ -10,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from kvist.values import count, delay, loads, positive, sizes, words
+
 PROMPT_KILOBYTES: Final = (1, 8, 40, 160, 450)
 SHAPES: Final = ("completion", "chat-2", "chat-40")
 
@@ -42,11 +44,11 @@ GROUPS: Final[Mapping[str, str]] = MappingProxyType(
 
 def _demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--seconds", type=_positive, default=25.0, help="measured time of each of the two runs (default: 25)"
+        "--seconds", type=positive, default=25.0, help="measured time of each of the two runs (default: 25)"
     )
-    parser.add_argument("--engines", type=_count, default=4, help="simulated engines (default: 4)")
+    parser.add_argument("--engines", type=count, default=4, help="simulated engines (default: 4)")
     parser.add_argument(
-        "--rate", type=_positive, help="requests per second to the whole pool (default: 6 per engine)"
+        "--rate", type=positive, help="requests per second to the whole pool (default: 6 per engine)"
     )
     parser.add_argument("--seed", type=int, default=0, help="same seed, same traffic (default: 0)")
     parser.add_argument("--json", action="store_true", help="only JSON on stdout; progress goes to stderr")
@@ -56,12 +58,12 @@ def _bench_epp(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer sizes and shapes, under 90 seconds")
     parser.add_argument(
         "--sizes",
-        type=_sizes,
+        type=sizes,
         metavar="KB,…",
         help=f"prompt bodies in KB (default: {','.join(map(str, PROMPT_KILOBYTES))})",
     )
     parser.add_argument(
-        "--seconds", type=_positive, metavar="N", help="measured time of each cell (default: 2.4, quick: 0.9)"
+        "--seconds", type=positive, metavar="N", help="measured time of each cell (default: 2.4, quick: 0.9)"
     )
     parser.add_argument("--transport", choices=("fast", "grpc"), help="only this one (default: both)")
     parser.add_argument("--mode", choices=("buffered", "duplex"), help="only this one (default: both)")
@@ -85,15 +87,15 @@ def _bench_epp(parser: argparse.ArgumentParser) -> None:
 def _bench_chaos(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--phase-seconds",
-        type=_positive,
+        type=positive,
         default=60.0,
         metavar="N",
         help="length of each phase (default: 60; shorter ones are no proof)",
     )
-    parser.add_argument("--rate", type=_positive, default=200.0, help="requests per second (default: 200)")
-    parser.add_argument("--engines", type=_count, default=4, help="simulated engines (default: 4)")
+    parser.add_argument("--rate", type=positive, default=200.0, help="requests per second (default: 200)")
+    parser.add_argument("--engines", type=count, default=4, help="simulated engines (default: 4)")
     parser.add_argument(
-        "--only", type=_words, metavar="PHASE,…", default=(), help="only these phases, by their names"
+        "--only", type=words, metavar="PHASE,…", default=(), help="only these phases, by their names"
     )
     parser.add_argument("--plaintext", action="store_true", help="no TLS between Envoy and the pickers")
     parser.add_argument("--seed", type=int, default=0, help="same seed, same traffic (default: 0)")
@@ -103,17 +105,17 @@ def _bench_chaos(parser: argparse.ArgumentParser) -> None:
 def _bench_soak(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
-        type=_positive,
+        type=positive,
         default=600.0,
         metavar="N",
         help="length of each part (default: 600; shorter ones are no proof)",
     )
     parser.add_argument("--part", choices=("direct", "stack"), help="only this one (default: both)")
     parser.add_argument(
-        "--picks", type=_positive, default=1000.0, help="direct picks per second (default: 1000)"
+        "--picks", type=positive, default=1000.0, help="direct picks per second (default: 1000)"
     )
     parser.add_argument(
-        "--rate", type=_positive, default=200.0, help="requests per second through the stack (default: 200)"
+        "--rate", type=positive, default=200.0, help="requests per second through the stack (default: 200)"
     )
     _results(parser)
 
@@ -121,7 +123,7 @@ def _bench_soak(parser: argparse.ArgumentParser) -> None:
 def _bench_queue(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--requests",
-        type=_count,
+        type=count,
         default=50_000,
         metavar="N",
         help="how many wait at once (default: 50000; fewer are no proof)",
@@ -129,53 +131,81 @@ def _bench_queue(parser: argparse.ArgumentParser) -> None:
     _results(parser)
 
 
+def _bench_handover(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--part", choices=("virtual", "sockets"), help="only this one (default: both)")
+    parser.add_argument("--seeds", type=count, default=8, metavar="N", help="virtual triples (default: 8)")
+    parser.add_argument("--first-seed", type=int, default=3000, metavar="N", help="(default: 3000)")
+    parser.add_argument(
+        "--seconds", type=positive, default=800.0, metavar="N", help="of virtual time a run (default: 800)"
+    )
+    parser.add_argument(
+        "--slot-seconds", type=positive, default=24.0, metavar="N", help="a pod, over sockets (default: 24)"
+    )
+    parser.add_argument("--jobs", type=count, default=2, metavar="N", help="processes (default: 2)")
+    _results(parser)
+
+
 def _bench_routers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--seconds", type=_positive, default=60.0, metavar="N", help="measured time of each (default: 60)"
+        "--seconds", type=positive, default=60.0, metavar="N", help="measured time of each (default: 60)"
     )
-    parser.add_argument("--engines", type=_count, default=4, help="simulated engines (default: 4)")
+    parser.add_argument("--engines", type=count, default=4, help="simulated engines (default: 4)")
     parser.add_argument(
-        "--rate", type=_positive, default=6.0, help="requests per second and engine (default: 6)"
+        "--rate", type=positive, default=6.0, help="requests per second and engine (default: 6)"
     )
     parser.add_argument(
-        "--only", type=_words, metavar="ROUTER,…", default=(), help="only these routers, by their names"
+        "--only", type=words, metavar="ROUTER,…", default=(), help="only these routers, by their names"
     )
     _results(parser)
 
 
 def _bench_route(parser: argparse.ArgumentParser) -> None:
     names = "comma-separated; default: all"
-    parser.add_argument("--workload", type=_words, metavar="NAME,…", default=(), help=names)
-    parser.add_argument("--policy", type=_words, metavar="NAME,…", default=(), help=names)
+    parser.add_argument("--workload", type=words, metavar="NAME,…", default=(), help=names)
+    parser.add_argument("--policy", type=words, metavar="NAME,…", default=(), help=names)
     parser.add_argument(
         "--load",
-        type=_loads,
+        type=loads,
         metavar="SHARE,…",
         default=(0.3, 0.6, 0.8, 1.0, 1.3),
         help="offered, by the capacity of a pool with one shared cache (default: 0.3,0.6,0.8,1,1.3)",
     )
-    parser.add_argument("--engines", type=_count, default=16, help="simulated engines (default: 16)")
+    parser.add_argument("--engines", type=count, default=16, help="simulated engines (default: 16)")
     parser.add_argument(
-        "--requests", type=_count, default=5_000, metavar="N", help="requests of a run (default: 5000)"
+        "--requests", type=count, default=5_000, metavar="N", help="requests of a run (default: 5000)"
     )
-    parser.add_argument("--seeds", type=_count, default=8, metavar="N", help="pairs of runs (default: 8)")
-    parser.add_argument("--first-seed", type=int, default=100, metavar="N", help="(default: 100)")
-    parser.add_argument("--pickers", type=_count, default=1, metavar="N", help="replicas (default: 1)")
+    parser.add_argument("--seeds", type=count, default=8, metavar="N", help="pairs of runs (default: 8)")
+    parser.add_argument("--first-seed", type=int, default=1000, metavar="N", help="(default: 1000)")
     parser.add_argument(
-        "--gossip-delay", type=_delay, default=0.1, metavar="SECONDS", help="between them (default: 0.1)"
+        "--screen",
+        type=int,
+        default=0,
+        metavar="N",
+        help="after so many seeds only ours, round robin, least requests and those within 10 points of "
+        "goodput of the best go on (default: all do)",
     )
     parser.add_argument(
-        "--event-delay", type=_delay, default=0.02, metavar="SECONDS", help="of KV events (default: 0.02)"
+        "--keep",
+        type=Path,
+        metavar="FILE",
+        help="keep each run there as it ends, and do not repeat those of the same code",
+    )
+    parser.add_argument("--pickers", type=count, default=1, metavar="N", help="replicas (default: 1)")
+    parser.add_argument(
+        "--gossip-delay", type=delay, default=0.1, metavar="SECONDS", help="between them (default: 0.1)"
+    )
+    parser.add_argument(
+        "--event-delay", type=delay, default=0.02, metavar="SECONDS", help="of KV events (default: 0.02)"
     )
     parser.add_argument(
         "--prefill-rate-factor",
-        type=_positive,
+        type=positive,
         default=1.0,
         metavar="F",
         help="what routers are told of the engines' prefill rate, by the truth (default: 1)",
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="a trace in Mooncake's format instead")
-    parser.add_argument("--jobs", type=_count, default=2, metavar="N", help="processes (default: 2)")
+    parser.add_argument("--jobs", type=count, default=2, metavar="N", help="processes (default: 2)")
     parser.add_argument("--json", metavar="FILE", help="write every run there too; - is stdout")
     parser.add_argument(
         "--write-docs", metavar="FILE", help="put rows and pictures into this page (benchmarks.md)"
@@ -232,39 +262,6 @@ def _compare(parser: argparse.ArgumentParser) -> None:
         metavar="FIELD=VALUE",
         help="a field of the spec and its other value; may be given again",
     )
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not above zero")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(_count(part) for part in text.split(","))
-
-
-def _delay(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is below zero")
-    return value
-
-
-def _loads(text: str) -> tuple[float, ...]:
-    return tuple(_positive(part) for part in text.split(","))
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 COMMANDS: Final = (
@@ -365,6 +362,17 @@ COMMANDS: Final = (
   kvist bench queue
   kvist bench queue --requests 5000
   kvist bench queue --json queue.json --write-docs docs/benchmarks.md""",
+    ),
+    Command(
+        words=("bench", "handover"),
+        summary="a rolling update, with and without warm hand-over: time to the first token",
+        function="kvist_sim.bench.handover:main",
+        options=_bench_handover,
+        examples="""\
+  kvist bench handover
+  kvist bench handover --part virtual --seeds 2
+  kvist bench handover --part sockets --slot-seconds 12
+  kvist bench handover --json handover.json --write-docs docs/benchmarks.md""",
     ),
     Command(
         words=("bench", "routers"),

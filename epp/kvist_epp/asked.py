@@ -38,6 +38,8 @@ class Asked(msgspec.Struct):
     owner: Owner
     own: str
     """The id that is ours alone."""
+    tenant: str
+    """Whose it is; empty: nobody says."""
     subset: tuple[str, ...] | None
     line: RequestLine
     stages: Stages
@@ -62,7 +64,7 @@ class Asked(msgspec.Struct):
         )
         kept = tuple([name for name in (REQUEST_ID_HEADER, DATA_PARALLEL_RANK_HEADER) if name in headers])
         patient = ask.partial or len(ask.body) > 0
-        return cls(owner, own, ask.subset, line, Stages(), kept, patient, _NOTHING)
+        return cls(owner, own, tenant(headers), ask.subset, line, Stages(), kept, patient, _NOTHING)
 
     def understood(self, thought: Thought, priority: int | None) -> None:
         """What it says."""
@@ -81,10 +83,10 @@ class Asked(msgspec.Struct):
         if not self.subset:
             raise NoEndpoints("no endpoint in the gateway's subset serves this model")
 
-    def place(self, ask: Ask) -> tuple[int, str, Subset]:
+    def place(self) -> tuple[int, str, Subset]:
         """Where it waits: priority, tenant, subset."""
         subset = None if self.subset is None else canonical(self.subset)
-        return self.line.priority, tenant(ask.headers), subset
+        return self.line.priority, self.tenant, subset
 
     def cost(self, ask: Ask) -> tuple[int, int]:
         """Tokens and bytes while it waits."""

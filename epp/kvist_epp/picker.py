@@ -17,11 +17,13 @@ from kvist_epp.admin.log import RequestLine, RequestLog
 from kvist_epp.admin.metrics import Metrics
 from kvist_epp.asked import Asked
 from kvist_epp.cache.history import History
+from kvist_epp.cache.hot import Hot
 from kvist_epp.cache.index import Index
 from kvist_epp.cache.learn.observed import Observed
 from kvist_epp.cache.lookup import Lookup
 from kvist_epp.cache.reuse import Reuse
 from kvist_epp.cache.savings import Savings
+from kvist_epp.cache.uses import Uses
 from kvist_epp.errors import NoEndpoints, PickError
 from kvist_epp.fleet.endpoints import Endpoint
 from kvist_epp.fleet.ledger import Ledger
@@ -35,6 +37,7 @@ from kvist_epp.names import (
 from kvist_epp.priorities import Priorities, engine_priority
 from kvist_epp.prompt.model import Model
 from kvist_epp.queueing import Queue
+from kvist_epp.schedule.cost import AMONG_PEERS, DEFAULT, Policy
 from kvist_epp.schedule.pick import (
     ROLES_WITHOUT_REQUESTS,
     Candidate,
@@ -93,6 +96,10 @@ class Picker:
     turn: int = 0
     savings: Savings = field(default_factory=Savings)
     reuse: Reuse = field(default_factory=Reuse)
+    uses: Uses = field(default_factory=Uses)
+    policy: Policy = DEFAULT
+    hot: Hot | None = None
+    """Notes how far prompts were known, for warm hand-over; None: nobody asks for it."""
 
     @property
     def max_owed(self) -> float:
@@ -104,6 +111,11 @@ class Picker:
         self.candidates = tuple(candidates)
         if self.queue is not None:
             self.queue.fleet_changed()
+
+    def shared_with(self, peers: int) -> None:
+        """So many other replicas route to the same endpoints."""
+        self.policy = AMONG_PEERS if peers else DEFAULT
+        self.uses.replicas = 1 + peers
 
     def decide(self, ask: Ask) -> Decision | Pending:
         """The answer to one request, or its place in the queue. Raises ``PickError``."""
@@ -153,20 +165,22 @@ class Picker:
         return None if chosen[0].full and queue.holds(asked.line.priority) else chosen
 
     def _choose(self, asked: Asked) -> list[Scored]:
+        now = self.clock()
         return choose(
             self.candidates,
-            asked.thought.demand,
+            asked.thought.demand(self.uses, now),
             asked.subset,
-            now=self.clock(),
+            now=now,
             turn=self.turn,
             limit=self.max_endpoints,
             max_owed=self.max_owed,
+            policy=self.policy,
         )
 
     def _hold(self, asked: Asked, ask: Ask) -> Pending:
         assert self.queue is not None, "without a queue nobody waits"
         asked.thought.pause()
-        return self.queue.hold(asked, asked.place(ask), asked.cost(ask))
+        return self.queue.hold(asked, asked.place(), asked.cost(ask))
 
     def _send(self, asked: Asked, chosen: list[Scored]) -> Picked:
         stages, thought = asked.stages, asked.thought
@@ -211,8 +225,12 @@ class Picker:
         self.departed(flight)
         self.metrics.predicted_cached[best.endpoint.hostport] += best.matched_tokens
         if thought.prompts:
+            self.uses.note(thought.found.place, now)
             self.reuse.note(flight.tokens, best.matched_tokens, now)
             self.savings.picked(key, thought.found, self.lookup.members.get(key), now)
+            if self.hot is not None:
+                for place in thought.found.ends():
+                    self.hot.note(place, asked.tenant, now)
 
     def _headers(self, asked: Asked, best: Scored) -> tuple[tuple[str, str], ...]:
         """What it carries on: our id as session and request id unless it had them, the rank that holds its
@@ -239,9 +257,11 @@ class Picker:
         """The answer of ``/debug/pick``: as ``decide`` would, without a trace of it. Raises ``PickError``."""
         ask = Ask(method="POST", path=path, headers=headers, body=body, subset=None)
         thought = think(ask, Stages(), self, _unheard, learn=False)
-        demand, turn = thought.demand, self.turn + 1
-        only = self.partly_served.get(thought.model or "")
-        rows = explain(self.candidates, demand, only, now=self.clock(), turn=turn, max_owed=self.max_owed)
+        now, turn = self.clock(), self.turn + 1
+        demand, only = thought.demand(self.uses, now), self.partly_served.get(thought.model or "")
+        rows = explain(
+            self.candidates, demand, only, now=now, turn=turn, max_owed=self.max_owed, policy=self.policy
+        )
         return pick_document(thought.mode, thought.prompt_bytes, rows, limit=self.max_endpoints)
 
     def settled(
@@ -297,7 +317,7 @@ class Picker:
         left = self.left(seen, flight.endpoint, flight.tokens)
         if not left:
             self.flights.prefilled(flight, now)
-        self.ledger.progress(flight.session, left, now)
+        self.ledger.progress(flight.session, left, now, computed=seen.prefilled)
 
     def left(self, seen: Observed, endpoint: str, tokens: int) -> int:
         """Tokens that a request of so many still has to prefill, by an event of its engine."""

@@ -12,6 +12,7 @@ import msgspec
 from kvist_epp.admin.histogram import Stages
 from kvist_epp.cache.index import Root
 from kvist_epp.cache.lookup import Found, Holding, Lookup
+from kvist_epp.cache.uses import Uses
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import Kind, Request, parse
 from kvist_epp.schedule.pick import Demand
@@ -35,10 +36,9 @@ class Thought(msgspec.Struct):
     mode: str
     """``precise``, ``approximate`` or ``load``: what the choice rests on."""
 
-    @property
-    def demand(self) -> Demand:
+    def demand(self, uses: Uses, now: float) -> Demand:
         """As the policy sees it."""
-        return Demand(self.found.tokens, self.found.hits)
+        return Demand(self.found.tokens, self.found.hits, uses.lately(self.found.place, now))
 
     @property
     def prompt_bytes(self) -> int:

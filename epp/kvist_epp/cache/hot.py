@@ -9,8 +9,9 @@ What one tenant alone has asked for, and what has a salt, is nobody else's: it i
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from heapq import heapify, heappop, heappush, nlargest
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
+from random import Random
 from typing import Final
 
 import msgspec
@@ -19,8 +20,10 @@ from kvist_epp.cache.tree.holders import ONES
 from kvist_epp.cache.tree.segment import Root, Segment
 from kvist_epp.window import Window
 
-PLACES: Final = 2048
-"""Distinct places that a piece of the window keeps; beyond, the colder half is forgotten."""
+NOTES: Final = 128
+"""That a piece of the window keeps: of more a fair sample (A. Waterman's reservoir, in D. Knuth, The Art of
+Computer Programming, 3.4.2). What is hot enough to be told is seen in 2,560 notes, and to work that out takes
+milliseconds, in which no request is picked for."""
 
 Place = tuple[Segment, int]
 """A segment, and how many of its first blocks."""
@@ -50,7 +53,9 @@ class Beginning(msgspec.Struct, frozen=True):
     """Rendered, from the first byte; a whole number of blocks."""
     tokens: int
     matches: int
-    """Of its last block."""
+    """Of its last block, in the notes that were kept."""
+    sizes: tuple[int, ...]
+    """Bytes of each block."""
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -63,10 +68,11 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 class _Piece:
-    __slots__ = ("places",)
+    __slots__ = ("notes", "seen")
 
     def __init__(self) -> None:
-        self.places: dict[Place, Heat] = {}
+        self.notes: list[tuple[Place, str]] = []
+        self.seen = 0
 
 
 class Hot:
@@ -74,19 +80,16 @@ class Hot:
 
     def __init__(self) -> None:
         self._window = Window(_Piece)
+        self._dice = Random(0)
 
     def note(self, place: Place, tenant: str, now: float) -> None:
         """A prompt of this tenant was known up to here."""
-        places = self._window.at(now).places
-        heat = Heat(1, tenant)
-        if place in places:
-            places[place].add(heat)
-            return
-        places[place] = heat
-        if len(places) > PLACES:
-            kept = nlargest(PLACES // 2, places.items(), key=lambda item: item[1].matches)
-            places.clear()
-            places.update(kept)
+        piece = self._window.at(now)
+        piece.seen += 1
+        if len(piece.notes) < NOTES:
+            piece.notes.append((place, tenant))
+        elif (at := self._dice.randrange(piece.seen)) < NOTES:
+            piece.notes[at] = place, tenant
 
     def beginnings(self, budget: int, now: float, masks: Masks | None = None) -> list[Beginning]:
         """The hottest beginnings, hottest first, that are no more than ``budget`` tokens in all.
@@ -94,21 +97,25 @@ class Hot:
         What two of them share is counted once: whoever computes one has that part of the other. With
         ``masks`` only those that end in blocks of the masks, and only such blocks count.
         """
-        return [beginning(place, matches) for place, matches in self.places(budget, now, masks)]
+        return [self.beginning(place, matches) for place, matches in self.places(budget, now, masks)]
+
+    def beginning(self, place: Place, matches: int) -> Beginning:
+        """All that comes before the end of a place."""
+        return beginning(place, matches)
 
     def places(self, budget: int, now: float, masks: Masks | None = None) -> list[tuple[Place, int]]:
         """Where they end, and how often that was matched."""
-        runs = _runs(_together(piece.places for piece in self._window.live(now)))
+        runs = _runs(_together(piece.notes for piece in self._window.live(now)))
         return list(_outermost(_within(budget, runs if masks is None else _masked(runs, masks))))
 
 
-def _together(pieces: Iterable[Mapping[Place, Heat]]) -> dict[Segment, dict[int, Heat]]:
+def _together(pieces: Iterable[Iterable[tuple[Place, str]]]) -> dict[Segment, dict[int, Heat]]:
     """Notes by segment and number of blocks; those of other salts, and of segments that went, left out."""
     ends: dict[Segment, dict[int, Heat]] = {}
-    for places in pieces:
-        for (segment, blocks), heat in places.items():
+    for notes in pieces:
+        for (segment, blocks), tenant in notes:
             if segment.tree.key[1] is None and 0 < blocks <= len(segment.hashes):
-                _add(ends, segment, blocks, heat)
+                _add(ends, segment, blocks, Heat(1, tenant))
     return ends
 
 
@@ -183,8 +190,9 @@ def beginning(place: Place, matches: int) -> Beginning:
     segment, blocks = place
     size, key = segment.tree.block_size, segment.tree.key
     tokens = (segment.base + blocks) * size
-    text = segment.text[: segment.offset(blocks)]
+    text, sizes = segment.text[: segment.offset(blocks)], tuple(segment.sizes[:blocks])
     while segment.parent is not None:
         blocks, segment = segment.at + 1, segment.parent
         text = segment.text[: segment.offset(blocks)] + text
-    return Beginning(key, text, tokens, matches)
+        sizes = (*segment.sizes[:blocks], *sizes)
+    return Beginning(key, text, tokens, matches, sizes)

@@ -4,7 +4,7 @@ Precise endpoints answer from their own events, plus what is on its way to them 
 just routed there, until their events arrive). Approximate ones answer from the routing history alone. Pure.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,9 +13,12 @@ import msgspec
 from kvist_epp.cache.history import History
 from kvist_epp.cache.index import Index, Root
 from kvist_epp.cache.tree.matches import MISS, Hit, Matches
+from kvist_epp.cache.tree.segment import Segment
 
 RATIO_TOKENS: Final = 64
 """Tokens a match needs for its own bytes per token to count."""
+PLACE_BYTES: Final = 64
+"""Before the end of what was routed: these and their position tell one beginning from another."""
 RATIO_WEIGHT: Final = 0.05
 """How much one such match moves the running mean."""
 
@@ -54,6 +57,16 @@ class Found(msgspec.Struct):
     """By endpoint key; endpoints that hold nothing are absent."""
     matches: tuple[Matches, ...] = ()
     """Of each prompt: where in the index its hits end."""
+    place: Hashable = None
+    """Where the longest hit of the first prompt ends: equal for requests that begin alike; None: nowhere."""
+
+    def ends(self) -> Iterator[tuple[Segment, int]]:
+        """Where the longest match of each prompt ends, whoever holds it: a segment, and how many of its
+        blocks."""
+        for matches in self.matches:
+            if matches.groups:
+                _, tokens, _, _, segment = matches.groups[0]
+                yield segment, tokens // segment.tree.block_size - segment.base
 
 
 class Lookup:
@@ -110,7 +123,8 @@ class Lookup:
                 routed[key] = max(sent, routed.get(key, 0))
         ratio = self._ratio(matches)
         known_tokens, known = matches.groups[0][1:3] if matches.groups else (0, 0)
-        found = Found(size, known_tokens + max(1, round((size - known) / ratio)), {}, (matches,))
+        tokens = known_tokens + max(1, round((size - known) / ratio))
+        found = Found(size, tokens, {}, (matches,), _place(root, prompt, matches, routed))
         if matches.groups or routed:
             owners = self._owners
             for key in {*routed, *(owners[p] for p in matches.publishers() if p in owners)}:
@@ -126,6 +140,15 @@ class Lookup:
         tokens, size = matches.groups[0][1:3]
         self.bytes_per_token += RATIO_WEIGHT * (size / tokens - self.bytes_per_token)
         return size / tokens
+
+
+def _place(root: Root, prompt: bytes, matches: Matches, routed: Mapping[str, int]) -> Hashable:
+    """The end of a block, or of what was routed: the last bytes before it tell it well enough."""
+    if matches.groups:
+        _, tokens, _, _, segment = matches.groups[0]
+        return segment, tokens
+    end = max(routed.values(), default=0)
+    return (root, end, prompt[max(0, end - PLACE_BYTES) : end]) if end else None
 
 
 def _holding(member: Member, matches: Matches, routed: int, size: int, ratio: float) -> Holding | None:

@@ -2,151 +2,17 @@
 origin).
 
 A request adds its uncached tokens when it is routed. They go away as the engine's events show prefill
-advancing; between events they drain at the pod's learned rate, oldest request first, as vLLM schedules. The
-request itself goes away when the access log settles it, when nothing was heard of it for long, or when
-scrapes show fewer requests than we think; scrapes that show more tell of traffic that did not pass through
-us.
+advancing; where no events tell, they drain at the pod's learned rate, oldest request first, as vLLM schedules
+(``fleet/load.py``). The request itself goes away when the access log settles it, when nothing was heard of it
+for long, or when scrapes show fewer requests than we think; scrapes that show more tell of traffic that did
+not pass through us.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from math import inf
-from typing import Final
 
-DEFAULT_RATE: Final = 15_928.0
-"""Prefill tokens/s until a pod's own is learned: Qwen3-32B on one H100 (``kvist sim``'s default timing)."""
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """One request on its way."""
-
-    session: str
-    load: "Load"
-    uncached: float
-    """Tokens to prefill when it was routed."""
-    total: int
-    """All prompt tokens, cached ones included."""
-    routed_at: float
-    heard_at: float
-    """When something was last heard of it."""
-    remaining: float = 0.0
-    """Tokens still to prefill, as far as known; never below zero."""
-    progressed: bool = False
-    """Events have told its progress: what scrapes suggest does not count any more."""
-    number: int = 0
-    """Of all requests its replica routed."""
-    origin: str = ""
-    """The replica that routed it and will say how it ends; empty: this one."""
-    orphan: bool = False
-    """That replica has gone: nobody will."""
-
-    @property
-    def open(self) -> bool:
-        """Whether it still counts."""
-        return self in self.load.requests
-
-
-@dataclass(slots=True, eq=False)
-class Load:
-    """One pod's account, read by the cost for each pick: plain attributes, kept by the ``Ledger`` alone."""
-
-    key: str
-    rate: float = DEFAULT_RATE
-    """Prefill tokens/s."""
-    owed: float = 0.0
-    """Tokens owed at ``at``; ``drain`` first."""
-    foreign: int = 0
-    """Requests the engine has beyond ours and our peers', by the last scrape."""
-    slots: int | None = None
-    """Sequences the engine runs at once; None: not known, so never taken for full."""
-    crowd: int | None = None
-    """Sequences it ran when its KV cache was full and requests waited in it; None: that was not so."""
-    decode_seconds: float | None = None
-    """Mean time from first to last token of a request on this pod; None: not learned."""
-    at: float = 0.0
-    requests: dict[Request, None] = field(default_factory=dict)
-    """Ours and our peers' on their way, in the order they were heard of."""
-    queue: OrderedDict[Request, None] = field(default_factory=OrderedDict)
-    """Those with tokens left, oldest first."""
-    missing: int = 0
-    """How many requests fewer than those the last scrape showed, less those that ended since."""
-    looked_at: float = -inf
-    """When the last scrape was sent."""
-
-    @property
-    def running(self) -> int:
-        """Requests on the pod, whoever sent them."""
-        return len(self.requests) + self.foreign
-
-    def full(self, max_owed_seconds: float) -> bool:
-        """Whether it should get no more, as of the last ``drain``: its batch is full, or it owes more than
-        that many seconds of prefill. What a scrape did not find is not counted: ends are told late."""
-        return self._runs(self.slots) or self.owed > max_owed_seconds * self.rate
-
-    def closed(self, max_owed_seconds: float) -> bool:
-        """Whether nobody who waits may go there: it is full, or so is its KV cache."""
-        return self._runs(self.crowd) or self.full(max_owed_seconds)
-
-    def _runs(self, number: int | None) -> bool:
-        return number is not None and len(self.requests) + self.foreign - self.missing >= number
-
-    def relieved_in(self, max_owed_seconds: float) -> float:
-        """Seconds until it owes no more than that if nothing ends or arrives; infinite where its batch or
-        its cache is full."""
-        if self._runs(self.slots) or self._runs(self.crowd):
-            return inf
-        return max(0.0, self.owed / self.rate - max_owed_seconds)
-
-    def drain(self, now: float) -> float:
-        """Let the time since the last call prefill at ``rate``; returns the tokens still owed."""
-        budget = (now - self.at) * self.rate
-        if budget <= 0:
-            return self.owed
-        self.at = now
-        queue = self.queue
-        while queue and budget > 0:
-            head = next(iter(queue))
-            done = min(head.remaining, budget)
-            budget -= done
-            self.set_remaining(head, head.remaining - done)
-        return self.owed
-
-    def set_remaining(self, request: Request, tokens: float) -> None:
-        """Correct what one request still owes; one that owes again is the engine's oldest, so it goes
-        first."""
-        tokens = min(max(tokens, 0.0), request.uncached)
-        self.owed += tokens - request.remaining
-        if tokens <= 0:
-            self.queue.pop(request, None)
-        elif request not in self.queue:
-            self.queue[request] = None
-            self.queue.move_to_end(request, last=False)
-        request.remaining = tokens
-        if not self.queue or self.owed < 0:  # rounding errors of floats end here
-            self.owed = sum(r.remaining for r in self.queue)
-
-    def add(self, request: Request) -> None:
-        """A request was routed here; it owes all of its tokens unless ``remaining`` is set."""
-        self.requests[request] = None
-        if request.remaining > 0:
-            self.queue[request] = None
-            self.owed += request.remaining
-
-    def drop(self, request: Request) -> None:
-        """A request has ended."""
-        self.set_remaining(request, 0.0)
-        del self.requests[request]
-        if self.missing:
-            self.missing -= 1
-
-    def still_waiting(self, newest: list[Request]) -> None:
-        """The engine has not begun these: they owe all of their tokens, whatever time has drained."""
-        for request in reversed(newest):
-            if not request.progressed and request.remaining < request.uncached:
-                self.set_remaining(request, request.uncached)
-        self.queue = OrderedDict.fromkeys(sorted(self.queue, key=_routed_at))
+from kvist_epp.fleet.load import DEFAULT_RATE, Load, Request, routed_at
+from kvist_epp.fleet.pace import Paces
 
 
 class Ledger:
@@ -164,12 +30,11 @@ class Ledger:
         """``expire_seconds``: a request not heard of for this long is gone. ``grace_seconds``: a request
         routed this shortly before a scrape may not have reached the engine yet. ``max_requests`` bounds
         memory: the one heard of longest ago goes first."""
-        self._default_rate = default_rate
+        self._paces = Paces(default_rate)
         self._expire_seconds = expire_seconds
         self._grace = grace_seconds
         self._max_requests = max_requests
         self._loads: dict[str, Load] = {}
-        self._learned: dict[str, float] = {}
         self._sessions: dict[str, list[Request]] = {}
         self._heard: OrderedDict[Request, None] = OrderedDict()
         self._count = 0
@@ -194,7 +59,7 @@ class Ledger:
         """The pod's account, opened when there is none; the same object until ``forget``."""
         load = self._loads.get(endpoint_key)
         if load is None:
-            load = self._loads[endpoint_key] = Load(endpoint_key, rate=self._prior())
+            load = self._loads[endpoint_key] = Load(endpoint_key, rate=self._paces.rate(endpoint_key))
         return load
 
     def routed(self, session: str, endpoint_key: str, uncached: int, total: int, now: float) -> None:
@@ -233,26 +98,27 @@ class Ledger:
             request.load.foreign += 1
         self.eased()
 
-    def advanced(self, request: Request, tokens_remaining: int, now: float) -> None:
+    def advanced(self, request: Request, tokens_remaining: int, now: float, *, computed: float = 0.0) -> None:
         """``progress`` of a peer's request."""
-        request.load.drain(now)
-        request.load.set_remaining(request, float(tokens_remaining))
-        request.progressed = True
-        request.heard_at = now
-        self.eased()
+        self._told(request, tokens_remaining, now, computed)
 
-    def progress(self, session: str, tokens_remaining: int, now: float) -> None:
-        """The engine's events say that so many tokens are left to prefill (0: it decodes); strangers are
-        ignored."""
+    def progress(self, session: str, tokens_remaining: int, now: float, *, computed: float = 0.0) -> None:
+        """The engine's events say that so many tokens are left to prefill (0: it decodes), and that so many
+        were ``computed`` since it said so last; strangers are ignored."""
         requests = self._sessions.get(session)
         if not requests:
             return
         request = next((r for r in requests if r.remaining > 0), requests[0])
-        request.load.drain(now)
-        request.load.set_remaining(request, float(tokens_remaining))
-        request.progressed = True
-        request.heard_at = now
         self._heard.move_to_end(request)
+        self._told(request, tokens_remaining, now, computed)
+
+    def _told(self, request: Request, tokens_remaining: int, now: float, computed: float) -> None:
+        load = request.load
+        load.tell(request, float(tokens_remaining), now, computed)
+        if load.pace.rate is not None:
+            self._teach(load, load.pace.rate)
+        else:
+            load.rate = max(load.rate, load.pace.shown)
         self.eased()
 
     def settled(self, session: str, now: float, endpoint_key: str = "") -> Request | None:
@@ -284,8 +150,9 @@ class Ledger:
 
     def forget(self, endpoint_key: str) -> list[str]:
         """The pod has left: close its account; our sessions that were on it."""
-        self._learned.pop(endpoint_key, None)
         load = self._loads.pop(endpoint_key, None)
+        if self._paces.forget(endpoint_key):
+            self._set_rates()
         return self._end(tuple(load.requests)) if load else []
 
     def reconcile(
@@ -325,17 +192,24 @@ class Ledger:
         slots: int | None = None,
         crowd: int | None = None,
     ) -> None:
-        """What scrapes taught about this pod; None: nothing (yet). Without a rate: the others' median."""
+        """What scrapes taught about this pod; None: nothing (yet). Its own events know the rate better.
+        Without any: the fastest's."""
         load = self.load(endpoint_key)
         load.decode_seconds = decode_seconds
         load.slots, load.crowd = slots, crowd
-        if rate is not None and rate > 0:
-            self._learned[endpoint_key] = load.rate = rate
-            prior = self._prior()
-            for other in self._loads.values():
-                if other.key not in self._learned:
-                    other.rate = prior
+        if rate is not None and rate > 0 and load.pace.rate is None:
+            self._teach(load, rate)
         self.eased()
+
+    def _teach(self, load: Load, rate: float) -> None:
+        if self._paces.learn(load.key, rate):
+            self._set_rates()
+        else:
+            load.rate = self._paces.rate(load.key, load.pace.shown)
+
+    def _set_rates(self) -> None:
+        for load in self._loads.values():
+            load.rate = self._paces.rate(load.key, load.pace.shown)
 
     def owed(self, endpoint_key: str, now: float | None = None) -> int:
         """Tokens the pod still has to prefill; as of the last change without ``now``."""
@@ -349,23 +223,19 @@ class Ledger:
         return load.running if load else 0
 
     def rate(self, endpoint_key: str) -> float:
-        """Prefill tokens/s: learned, else the median of the pods that have learned theirs, else the
+        """Prefill tokens/s: learned, else that of the fastest pod that has learned its own, else the
         default."""
         load = self._loads.get(endpoint_key)
-        return load.rate if load else self._prior()
+        return load.rate if load else self._paces.rate(endpoint_key)
 
     def all_owed(self, now: float) -> Mapping[str, int]:
         """Tokens owed per endpoint key, for the metrics."""
         return {key: round(load.drain(now)) for key, load in self._loads.items()}
 
-    def _prior(self) -> float:
-        rates = sorted(self._learned.values())
-        return rates[len(rates) // 2] if rates else self._default_rate
-
     def _arrived(self, load: Load, asked_at: float) -> list[Request]:
         """Those the engine must have had when it was asked, in the order they were routed."""
         arrived = [request for request in load.requests if request.routed_at <= asked_at - self._grace]
-        return sorted(arrived, key=_routed_at)
+        return sorted(arrived, key=routed_at)
 
     def _silence(self, request: Request) -> float:
         """When it was last heard of. Of requests heard of at nearly the same time each replica gives up its
@@ -393,7 +263,3 @@ class Ledger:
             del self._sessions[request.session]
         self.eased()
         return request
-
-
-def _routed_at(request: Request) -> float:
-    return request.routed_at

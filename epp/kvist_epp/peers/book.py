@@ -12,7 +12,8 @@ from enum import Enum
 from typing import Final
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.fleet.ledger import Ledger, Request
+from kvist_epp.fleet.ledger import Ledger
+from kvist_epp.fleet.load import Request
 from kvist_epp.peers.prefixes import Prefix, Prefixes
 from kvist_epp.peers.updates import Entry, Update
 from kvist_epp.wire.accesslog import Ended

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.fleet.ledger import Ledger, Request
+from kvist_epp.fleet.ledger import Ledger
+from kvist_epp.fleet.load import Request
 from kvist_epp.peers.book import Book
 from kvist_epp.peers.outgoing import Outgoing
 from kvist_epp.peers.prefixes import Prefix

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.fleet.ledger import Request
+from kvist_epp.fleet.load import Request
 from kvist_epp.peers.prefixes import Prefix
 from kvist_epp.peers.updates import Hello, encode
 from kvist_epp.wire.accesslog import Ended

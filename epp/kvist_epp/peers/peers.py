@@ -19,7 +19,7 @@ from kvist_epp.aftermath import Aftermath
 from kvist_epp.cache.learn.observed import Observed
 from kvist_epp.ending import Ending
 from kvist_epp.errors import CertificateError, SettingsError
-from kvist_epp.fleet.ledger import Request
+from kvist_epp.fleet.load import Request
 from kvist_epp.flights import Flight
 from kvist_epp.membership import Membership
 from kvist_epp.names import PEERS_FOLLOW_METHOD, PEERS_SNAPSHOT_METHOD
@@ -116,6 +116,7 @@ class Peers:
             self.followers.tick()
             if (now := self._clock()) >= look_at:
                 self.book.look(now)
+                self._picker.shared_with(sum(1 for _ in self._sources()))
                 look_at = now + LOOK_SECONDS
             await self._pause()
 
@@ -196,7 +197,7 @@ class Peers:
         request = self.book.of(seen.session or "", seen.endpoint)
         if request is not None:
             left = self._picker.left(seen, seen.endpoint, request.total)
-            self._picker.ledger.advanced(request, left, self._clock())
+            self._picker.ledger.advanced(request, left, self._clock(), computed=seen.prefilled)
 
     def _elsewhere(self, entry: Ended) -> None:
         """A gateway told us what another replica must know."""

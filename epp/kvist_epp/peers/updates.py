@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 
 from kvist_epp.cache.index import Root
 from kvist_epp.errors import ProtocolError
-from kvist_epp.fleet.ledger import Request
+from kvist_epp.fleet.load import Request
 from kvist_epp.peers.pb import peers_pb2 as pb
 from kvist_epp.peers.prefixes import STEPS, Prefix
 from kvist_epp.wire.accesslog import Ended

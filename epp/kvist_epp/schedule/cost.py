@@ -2,16 +2,17 @@
 
 ::
 
-    wait(pod)     = prefill tokens it still owes / its prefill rate
-                    + time until a sequence slot is free when its batch is full
-    work(request) = uncached tokens / its prefill rate + time to load blocks from a slower tier
-    cost          = wait + price x work + a little per running sequence
-                    + a little for the share of the prompt that somebody else holds
-    price(pod)    = rises with the sequences that run there: each of them waits while a prompt is computed
+    wait(pod) = prefill tokens it still owes / its prefill rate
+                + time until a sequence slot is free when its batch is full
+    work(pod) = uncached tokens / its prefill rate + time to load blocks from a slower tier;
+                what somebody else holds counts once for all who will use the copy
+    cost      = wait + price x work + a little per running sequence
+                + a little for the share of the prompt that somebody else holds
+    price     = rises with the sequences that run in the pool: each of them waits while a prompt is computed
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -21,16 +22,16 @@ class Policy:
     """Every constant of the policy. Figures refer to ``facts/measured.md``, policies in virtual time."""
 
     price_base: float = 2.0
-    """Price of a second of work on a pod that runs nothing: the request's own time, and as much for what its
-    blocks evict. 1 (greedy) lost goodput on chats (``kvist bench route``)."""
-    price_running: float = 0.05
-    """Added to the price per sequence on the pod (1/sequence). A second of prefill delays each of them by a
-    second once, over hundreds of tokens; that weighs a twentieth of a second before the first token. So a
-    busy pool hardly copies and an idle one does. 0.03 lost goodput on groups near the cache's size, 0.2 let
-    one pod of popular system prompts fill up."""
-    running_seconds: float = 0.010
+    """Price of a second of work in a pool that runs nothing: the request's own time, and as much for what its
+    blocks evict. 1 (greedy) lost goodput on groups near the cache's size (``docs/decisions/0014``)."""
+    price_running: float = 0.15
+    """Added to the price per sequence on a pod, in the pool's mean (1/sequence). A second of prefill delays
+    each of them by a second once, over hundreds of tokens. So a busy pool hardly copies and an idle one does.
+    0.05 lost goodput on groups, 0.2 gained nothing more. The pod's own number instead of the mean parts the
+    pool in pods that only prefill and pods that only decode."""
+    running_seconds: float = 0.005
     """Per sequence on the pod: each slows every decode step. Without it, pods with cheap work collect
-    sequences until their cache is full of them."""
+    sequences until their cache is full of them; 0.02 outweighs what waits there."""
     copy_seconds: float = 0.050
     """For a whole prompt recomputed although a pod holds it: a copy takes cache, and less than this is not
     felt. Without it, requests of a few hundred tokens left their pod because three had ended there that the
@@ -49,6 +50,10 @@ class Policy:
 
 
 DEFAULT: Final = Policy()
+AMONG_PEERS: Final = replace(DEFAULT, near_seconds=0.05)
+"""Where other replicas route to the same pods: what they routed within a gossip interval (0.1 s) is not known
+yet, a few prompts of a twentieth of a second each. All of them would follow smaller differences to the same
+pod."""
 
 
 class Hit(Protocol):
@@ -108,9 +113,15 @@ def work_seconds(
     return left / rate + loading
 
 
-def price(running: int, policy: Policy = DEFAULT) -> float:
-    """Price of a second of work on a pod with so many sequences."""
+def price(running: float, policy: Policy = DEFAULT) -> float:
+    """Price of a second of work in a pool whose pods run so many sequences in the mean."""
     return policy.price_base + policy.price_running * running
+
+
+def copy_share(uses: float, copies: int) -> float:
+    """The part of a copy's work that this request answers for: ``uses`` of the same beginning came in the
+    last moments, and will come in the next ones; the new copy gets its share of them beside ``copies``."""
+    return 1.0 / (1.0 + uses / (copies + 1))
 
 
 def cost(wait: float, work: float, running: int, price: float, policy: Policy = DEFAULT) -> float:

@@ -21,10 +21,22 @@ import msgspec
 
 from kvist_epp.errors import NoEndpoints
 from kvist_epp.fleet.endpoints import Endpoint, canonical_ip, hostport
-from kvist_epp.fleet.ledger import Load
-from kvist_epp.schedule.cost import DEFAULT, NO_MATCH, Hit, Policy, cost, price, slot_seconds, work_seconds
+from kvist_epp.fleet.load import Load
+from kvist_epp.schedule.cost import (
+    DEFAULT,
+    NO_MATCH,
+    Hit,
+    Policy,
+    copy_share,
+    cost,
+    price,
+    slot_seconds,
+    work_seconds,
+)
 
 MAX_ENDPOINTS: Final = 3
+COPY: Final = 0.9
+"""Who holds this share of the longest match has a copy."""
 NOT_IN_SUBSET: Final = "not in the gateway's subset, or does not serve the model"
 ROLES_WITHOUT_REQUESTS: Final = frozenset({"prefill", "encode", "encode-prefill"})
 """Pods that only help others (llm-d's role labels)."""
@@ -55,6 +67,8 @@ class Demand(msgspec.Struct):
     """Of its prompt, as far as known (``cache.lookup.Found``)."""
     hits: Mapping[str, Hit] = {}
     """By endpoint key; absent: nothing of it is cached there."""
+    uses: float = 0.0
+    """How often its beginning was asked for in the last moments (``cache.uses``)."""
 
 
 class Scored(msgspec.Struct):
@@ -124,7 +138,7 @@ def choose(
     if not allowed:
         raise NoEndpoints(_why_none(candidates, subset))
     rows = _rows(allowed, demand, now, max_owed, policy)
-    best = _ranked(rows, turn, policy)[:limit]
+    best = _ranked(rows, turn, policy, demand.uses)[:limit]
     if all(c.load.closed(max_owed) for c in allowed):
         for row in best:
             row.full = True
@@ -145,7 +159,7 @@ def explain(
     the way."""
     every = _rows(candidates, demand, now, max_owed, policy)
     rows = [(row, obstacle(row.candidate, subset)) for row in every]
-    ranked = _ranked([row for row, refusal in rows if not refusal], turn, policy)
+    ranked = _ranked([row for row, refusal in rows if not refusal], turn, policy, demand.uses)
     return [row.scored() for row in ranked] + [row.scored(refusal) for row, refusal in rows if refusal]
 
 
@@ -175,20 +189,28 @@ def _rows(
     return rows
 
 
-def _ranked(rows: list[_Row], turn: int, policy: Policy) -> list[_Row]:
+def _ranked(rows: list[_Row], turn: int, policy: Policy, uses: float) -> list[_Row]:
     if not rows:
         return rows
-    least = min(row.uncached for row in rows)
-    copied = policy.copy_seconds / max(rows[0].uncached + rows[0].hit.tokens, 1)
-    for row in rows:
-        work_price = price(row.running, policy)
-        row.cost = cost(row.wait, row.work, row.running, work_price, policy) + copied * (row.uncached - least)
+    _set_costs(rows, policy, uses)
     first = turn % len(rows)
     rows = sorted(rows[first:] + rows[:first], key=_BY_COST)  # stable: equal costs stay in turn
     near = rows[0].cost + policy.near_seconds
     tied = next((i for i, row in enumerate(rows) if row.cost > near), len(rows))
     rows = sorted(rows[:tied], key=_BY_RUNNING) + rows[tied:]
     return sorted(rows, key=_BY_ROOM) if any(map(_BY_ROOM, rows)) else rows
+
+
+def _set_costs(rows: list[_Row], policy: Policy, uses: float) -> None:
+    least = min(row.uncached for row in rows)
+    most = max(row.hit.tokens for row in rows)
+    share = copy_share(uses, sum(row.hit.tokens >= COPY * most for row in rows)) if most else 1.0
+    copied = policy.copy_seconds / max(rows[0].uncached + rows[0].hit.tokens, 1)
+    work_price = price(sum(row.running for row in rows) / len(rows), policy)
+    for row in rows:
+        copy = row.uncached - least
+        work = row.work * (least + share * copy) / row.uncached if copy else row.work
+        row.cost = cost(row.wait, work, row.running, work_price, policy) + copied * copy
 
 
 def _uncached(demand: Demand, hit: Hit) -> int:

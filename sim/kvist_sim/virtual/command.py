@@ -11,8 +11,9 @@ from rich.console import Console
 
 from kvist_sim.bench.route_docs import stamped, write
 from kvist_sim.virtual.ideal import GOOD
-from kvist_sim.virtual.report import document, sentences, table
-from kvist_sim.virtual.runner import IDEAL, SPECS, Job, Result, cells, run_all
+from kvist_sim.virtual.kept import Kept
+from kvist_sim.virtual.report import contenders, document, sentences, table
+from kvist_sim.virtual.runner import IDEAL, SPECS, Cell, Job, Result, cells, run_all
 from kvist_sim.virtual.workloads.cases import CASES
 from kvist_sim.virtual.workloads.mooncake import trace
 from kvist_sim.virtual.world import Setting
@@ -35,20 +36,51 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _results(options: argparse.Namespace) -> list[Result]:
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    job = _job(options)
+    asked = cells(_workloads(options), options.load, options.policy or (*SPECS, IDEAL), seeds)
+    kept = Kept(options.keep, job) if options.keep else None
+    screened = options.first_seed + options.screen if options.screen else seeds.stop
+    results = _run(options, job, [cell for cell in asked if cell.seed < screened], kept)
+    still = contenders(results)
+    later = [c for c in asked if c.seed >= screened and (c.case, c.load, c.policy) in still]
+    results += _run(options, job, later, kept)
+    order = {cell: number for number, cell in enumerate(asked)}
+    return sorted(results, key=lambda result: order[result.cell])
+
+
+def _run(options: argparse.Namespace, job: Job, asked: Sequence[Cell], kept: Kept | None) -> list[Result]:
+    results = kept.of(asked) if kept else []
+    there = {result.cell for result in results}
+    left = [cell for cell in asked if cell not in there]
+    if there:
+        _say(f"{len(there)} of {len(asked)} runs are in {options.keep}")
+    for result in run_all(job, left, jobs=min(options.jobs, os.cpu_count() or 1), done=_say):
+        results.append(result)
+        if kept:
+            kept.add(result)
+    return results
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _job(options: argparse.Namespace) -> Job:
     setting = Setting(
         replicas=options.pickers,
         gossip=options.gossip_delay,
         events=options.event_delay,
         rate_factor=options.prefill_rate_factor,
     )
-    job = Job(engines=options.engines, requests=options.requests, setting=setting, trace=options.trace)
-    names = _workloads(options)
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
-    asked = cells(names, options.load, options.policy or (*SPECS, IDEAL), seeds)
-    jobs = min(options.jobs, os.cpu_count() or 1)
-    results = list(run_all(job, asked, jobs=jobs, done=lambda text: print(text, file=sys.stderr)))
-    order = {cell: number for number, cell in enumerate(asked)}
-    return sorted(results, key=lambda result: order[result.cell])
+    first = options.first_seed
+    return Job(
+        engines=options.engines,
+        requests=options.requests,
+        setting=setting,
+        trace=options.trace,
+        pictured=first,
+    )
 
 
 def _workloads(options: argparse.Namespace) -> Sequence[str]:
@@ -69,6 +101,13 @@ def _problem(options: argparse.Namespace) -> str:
             trace(options.trace)
         except (OSError, ValueError) as error:
             return f"--trace: {error}"
+    if options.keep is not None:
+        try:
+            Kept(options.keep, _job(options))
+        except (OSError, ValueError) as error:
+            return f"--keep: {error}"
+    if options.screen and not 0 < options.screen <= options.seeds:
+        return f"--screen: {options.screen} is not between 1 and --seeds {options.seeds}"
     return ""
 
 

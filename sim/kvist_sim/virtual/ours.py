@@ -6,19 +6,20 @@ ledger's own verbs after the gossip's delay, and long new prefixes as the peers 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kvist_epp.cache.history import History, Note
 from kvist_epp.cache.index import Index, Root
 from kvist_epp.cache.lookup import Found, Lookup, Member
+from kvist_epp.cache.uses import Uses
 from kvist_epp.fleet.endpoints import Endpoint
 from kvist_epp.fleet.ledger import Ledger
-from kvist_epp.fleet.ledger import Request as Entry
+from kvist_epp.fleet.load import Request as Entry
 from kvist_epp.fleet.scrape import FULL_CACHE, EngineState, State
 from kvist_epp.names import LABEL_MAX_NUM_SEQS
 from kvist_epp.peers.prefixes import LEAST_TOKENS, Prefix, Prefixes
-from kvist_epp.schedule.cost import DEFAULT, Policy
+from kvist_epp.schedule.cost import AMONG_PEERS, DEFAULT, Policy
 from kvist_epp.schedule.pick import Candidate, Demand, Scored, choose
 from kvist_sim.virtual.jobs import Call, block_text
 from kvist_sim.virtual.passage import BLOCK
@@ -69,8 +70,9 @@ class IndexFeed:
         parent = job.hashes[first - 1] if first else None
         self.index.stored(number, ROOT, parent, names, texts, block_size=BLOCK)
         left = max(0, job.call.tokens - end * BLOCK)
+        computed = max(0, min(end * BLOCK, job.call.tokens) - first * BLOCK)
         for router in self.routers:
-            router.progressed(job.call, 0 if left < BLOCK else left, now)
+            router.progressed(job.call, 0 if left < BLOCK else left, computed, now)
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +100,7 @@ class Kvist:
         self.ledger = Ledger(default_rate=context.prefill_rate)
         self._history = History()
         self.lookup = Lookup(self._feed.index, self._history, bytes_per_token=BYTES_PER_TOKEN)
+        self._uses = Uses()
         self._elsewhere = Prefixes()
         self._candidates: dict[Pod, Candidate] = {}
         self._states: dict[Pod, EngineState] = {}
@@ -106,7 +109,10 @@ class Kvist:
         self._chosen: tuple[Scored, Found] | None = None
 
     def joined(self, pod: Pod, now: float) -> None:  # noqa: ARG002  # part of the protocol
-        """As ``Membership`` does it."""
+        """As ``Membership`` and ``Picker.shared_with`` do it."""
+        self._uses.replicas = len(self._context.peers)
+        if len(self._context.peers) > 1:
+            self._policy = replace(self._policy, near_seconds=AMONG_PEERS.near_seconds)
         labels = {LABEL_MAX_NUM_SEQS: str(self._context.max_num_seqs)}
         endpoint = Endpoint(pod.name, "virtual", "10.0.0.1", 1024 + pod.number, labels, uid=pod.name)
         state = self._states[pod] = EngineState(endpoint, State.READY)
@@ -127,7 +133,7 @@ class Kvist:
         self._turn += 1
         found = self.lookup.look(ROOT, [request.text])
         candidates = [self._candidates[pod] for pod in pods]
-        demand = Demand(found.tokens, found.hits)
+        demand = Demand(found.tokens, found.hits, self._uses.lately(found.place, now))
         [best] = choose(candidates, demand, now=now, turn=self._turn, limit=1, policy=self._policy)
         self._chosen = best, found
         return next(at for at, one in enumerate(candidates) if one.endpoint is best.endpoint)
@@ -136,23 +142,24 @@ class Kvist:
         """``Picker._book``."""
         assert self._chosen is not None, "choose comes first"
         best, found = self._chosen
+        self._uses.note(found.place, now)
         session, key = str(request.number), best.endpoint.key
         self.ledger.routed(session, key, best.uncached_tokens, found.tokens, now)
         trip = self._trips[request] = Trip(session, pod, self._history.note(key, ROOT, request.text))
         if len(self._context.peers) > 1:
             self._spread(trip, request, best, found, now)
 
-    def progressed(self, call: Call, left: int, now: float) -> None:
+    def progressed(self, call: Call, left: int, computed: int, now: float) -> None:
         """``Picker.observed``: the engine's events tell of one of its requests."""
         trip = self._trips.get(call)
         if trip is None:
             return
-        self.ledger.progress(trip.session, left, now)
+        self.ledger.progress(trip.session, left, now, computed=computed)
         if not left and not trip.told:
             trip.told = True
             self._context.after(CREDIT_SECONDS, self._credited, trip)
         for peer, entry, _ in trip.entries:
-            self._later(peer.hears_progress, (entry, left))
+            peer.hears_progress(entry, left, computed, now)
 
     def first_token(self, request: Request, pod: Pod, now: float) -> None:
         """Responses do not pass through the picker."""
@@ -213,11 +220,10 @@ class Kvist:
                 self._elsewhere.add(entry.load.key, prefix)
                 self.lookup.elsewhere = self._elsewhere.match
 
-    def hears_progress(self, told: tuple[Entry, int]) -> None:
-        """It advanced."""
-        entry, left = told
+    def hears_progress(self, entry: Entry, left: int, computed: int, now: float) -> None:
+        """Events of another replica's request come to all replicas alike."""
         if entry.open:
-            self.ledger.advanced(entry, left, self._now())
+            self.ledger.advanced(entry, left, now, computed=computed)
 
     def hears_end(self, told: tuple[Entry, Prefix | None]) -> None:
         """It has ended."""

@@ -16,6 +16,8 @@ Key = tuple[str, float]
 
 WITHIN: Final = 0.02
 """Goodput this close to the best is as good."""
+CONTENDS: Final = 0.10
+"""Goodput within which of the best a policy stays in the race after the first seeds."""
 BLIND: Final = ("round-robin", "least-requests")
 """Nobody may ever be better off with these."""
 
@@ -74,6 +76,17 @@ def judgements(results: Sequence[Result]) -> list[Judgement]:
         if OURS in policies and others:
             made.append(_judgement(case, load, policies[OURS], others))
     return made
+
+
+def contenders(results: Sequence[Result]) -> set[tuple[str, float, str]]:
+    """(case, load, policy) that may still turn out the best, or that nobody may be worse than."""
+    found = set()
+    for (case, load), policies in _grouped(results).items():
+        means = {name: fmean(r.verdict.goodput for r in runs.values()) for name, runs in policies.items()}
+        best = max((mean for name, mean in means.items() if name != "ideal"), default=0.0)
+        kept = {*BLIND, OURS, *(name for name, mean in means.items() if mean > best - CONTENDS)}
+        found |= {(case, load, name) for name in kept & policies.keys()}
+    return found
 
 
 def _judgement(

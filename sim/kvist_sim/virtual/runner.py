@@ -55,6 +55,8 @@ class Job:
     setting: Setting = USUAL
     trace: Path | None = None
     """Instead of the cases: this file on the usual fleet."""
+    pictured: int = -1
+    """The seed whose runs keep every pod's load over time."""
 
     def case(self, name: str) -> Case:
         """A row by its name."""
@@ -107,14 +109,14 @@ def cells(
 
 def run_all(job: Job, asked: Sequence[Cell], *, jobs: int, done: Callable[[str], None]) -> Iterator[Result]:
     """Results as they come; ``done`` is told of each step in words. Runs in ``jobs`` processes."""
-    first = min((cell.seed for cell in asked), default=0)
+    names = list(dict.fromkeys(cell.case for cell in asked))
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        names = list(dict.fromkeys(cell.case for cell in asked))
         capacities = dict(zip(names, pool.map(job.capacity, names), strict=True))
         for name, found in capacities.items():
             done(f"{name}: capacity {found:.1f} requests/s")
         running = [
-            pool.submit(job.run, cell, capacities[cell.case], loads=cell.seed == first) for cell in asked
+            pool.submit(job.run, cell, capacities[cell.case], loads=cell.seed == job.pictured)
+            for cell in asked
         ]
         for number, future in enumerate(as_completed(running), 1):
             result = future.result()

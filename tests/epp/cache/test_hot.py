@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_epp.cache.hot import PLACES, Beginning, Hot
+from kvist_epp.cache.hot import NOTES, Beginning, Hot
 from kvist_epp.cache.index import Index, Root
 from kvist_epp.cache.tree.segment import Segment
 
@@ -48,7 +48,7 @@ def test_what_two_tenants_ask_for_is_told_whole() -> None:
     pool.hold("sharedB")
     for tenant, word in (("one", "sharedA"), ("two", "sharedB")):
         pool.ask(word, tenant)
-    assert pool.hot.beginnings(1_000, 0.0) == [Beginning(PLAIN, b"shared", 6 * SIZE, 2)]
+    assert pool.hot.beginnings(1_000, 0.0) == [Beginning(PLAIN, b"shared", 6 * SIZE, 2, (1,) * 6)]
 
 
 def test_what_one_tenant_asks_for_is_never_told() -> None:
@@ -127,20 +127,21 @@ def test_what_the_engines_have_evicted_is_not_told() -> None:
 
 
 def test_notes_are_bounded() -> None:
-    """More places than are kept: the most matched of them stay."""
+    """Of more notes than are kept a fair sample stays: what half of them say is about half of it."""
     hot, index = Hot(), Index()
     index.publisher("pod/0")
     segments = []
-    for number in range(2 * PLACES):
+    for number in range(20 * NOTES):
         text = number.to_bytes(4)
         index.stored(0, PLAIN, None, [number], [text], block_size=SIZE)
         segments.append(index.match(PLAIN, text + b"?").groups[0][4])
-    for tenant in ("one", "two"):
-        hot.note((segments[0], 1), tenant, 0.0)
-    for segment in segments:
+    for number, segment in enumerate(segments):
+        hot.note((segments[0], 1), f"tenant {number % 2}", 0.0)
         hot.note((segment, 1), "one", 0.0)
-    assert [one.text for one in hot.beginnings(100, 0.0)] == [bytes(4)]
-    assert sum(len(piece.places) for piece in hot._window.all()) <= PLACES
+    [found] = hot.beginnings(100, 0.0)
+    assert found.text == bytes(4)
+    assert NOTES * 0.3 < found.matches < NOTES * 0.7
+    assert [len(piece.notes) for piece in hot._window.all()] == [NOTES]
 
 
 @given(st.lists(words, max_size=6), st.lists(st.tuples(words, st.sampled_from("xyz")), max_size=12))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.fleet.ledger import Load, Request
+from kvist_epp.fleet.load import Load, Request
 from kvist_epp.peers.prefixes import Prefix
 from kvist_epp.peers.updates import (
     Entry,

@@ -3,9 +3,11 @@
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import count, permutations
+from math import inf
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.fleet.ledger import Ledger, Request
+from kvist_epp.fleet.ledger import Ledger
+from kvist_epp.fleet.load import Request
 from kvist_epp.peers.book import SILENCE_SECONDS, Book
 from kvist_epp.peers.outgoing import Outgoing
 from kvist_epp.peers.prefixes import STEP, Prefix
@@ -54,10 +56,12 @@ class Replica:
         if self.ledger.settled(session, now + self.skew) is None:
             self.book.ended(ended(session), now + self.skew)
 
-    def state(self) -> set[tuple[str, int, str, str]]:
-        """Open requests in its ledger, whoever routed them."""
-        loads = [self.ledger.load(pod) for pod in PODS]
-        return {(r.origin or self.name, r.number, r.session, r.load.key) for p in loads for r in p.requests}
+    def state(self, since: float = -inf) -> set[tuple[str, int, str, str]]:
+        """Open requests in its ledger, whoever routed them, that were heard of after ``since``."""
+        requests = [
+            r for pod in PODS for r in self.ledger.load(pod).requests if r.heard_at - self.skew > since
+        ]
+        return {(r.origin or self.name, r.number, r.session, r.load.key) for r in requests}
 
 
 @dataclass(eq=False)

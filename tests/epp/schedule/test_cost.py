@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_epp.schedule.cost import Policy, cost, price, slot_seconds, work_seconds
+from kvist_epp.schedule.cost import Policy, copy_share, cost, price, slot_seconds, work_seconds
 
 
 @pytest.mark.parametrize(
@@ -36,13 +36,24 @@ def test_an_unknown_medium_has_a_rate() -> None:
 
 
 def test_the_price_rises_with_the_batch() -> None:
-    """2 on an idle pod, and a twentieth for each sequence that a prefill delays."""
-    assert [price(0), price(20)] == [2.0, 3.0]
+    """2 in an idle pool, and 0.15 for each sequence on a pod that a prefill delays."""
+    assert [price(0), price(20)] == [2.0, 5.0]
 
 
 def test_cost_is_the_formula_of_the_design() -> None:
-    """wait + price x work + 10 ms per running sequence."""
-    assert cost(1.0, 0.5, 3, 2.0) == pytest.approx(1.0 + 1.0 + 0.03)
+    """wait + price x work + 5 ms per running sequence."""
+    assert cost(1.0, 0.5, 4, 2.0) == pytest.approx(1.0 + 1.0 + 0.02)
+
+
+def test_those_who_will_use_a_copy_share_its_work() -> None:
+    """Nobody asked lately: the request bears it whole. Nine uses for two copies: four and a half each."""
+    assert [copy_share(0.0, 1), copy_share(9.0, 1)] == [1.0, pytest.approx(1 / 5.5)]
+
+
+@given(st.floats(0, 1e4), st.floats(0, 1e4), st.integers(1, 1000), st.integers(1, 1000))
+def test_more_uses_and_fewer_copies_make_a_copy_cheaper(a: float, b: float, m: int, n: int) -> None:
+    """Its share of the work is between nothing and all, falls with the uses and rises with the copies."""
+    assert 0 < copy_share(max(a, b), min(m, n)) <= copy_share(min(a, b), max(m, n)) <= 1
 
 
 @given(

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from kvist_epp.errors import NoEndpoints
 from kvist_epp.fleet.endpoints import Endpoint
-from kvist_epp.fleet.ledger import Load
+from kvist_epp.fleet.load import Load
 from kvist_epp.schedule.cost import Match
 from kvist_epp.schedule.pick import NOT_IN_SUBSET, Candidate, Demand, Scored, allows, choose, explain
 
@@ -117,9 +117,27 @@ def test_running_requests_cost_a_little() -> None:
 
 def test_near_ties_go_to_the_fewest_running() -> None:
     """A millisecond does not decide: the pod that runs less does."""
-    pods = [candidate(1, foreign=1), candidate(2, owed=10.5)]
+    pods = [candidate(1, foreign=1), candidate(2, owed=5.5)]
 
     assert picks(pods, Demand(1))[0] == "p2"
+
+
+def test_a_beginning_that_many_ask_for_is_copied_sooner() -> None:
+    """Behind the same backlog a prompt of its own stays, and one that came ten times in a second does not."""
+    pods = [candidate(1, owed=1000.0), candidate(2)]
+    hits = {"ns/p1": Match(900, 3600)}
+
+    assert picks(pods, Demand(1000, hits))[0] == "p1"
+    assert picks(pods, Demand(1000, hits, uses=10.0))[0] == "p2"
+
+
+@given(st.floats(0, 100), st.integers(0, 900))
+def test_uses_do_not_matter_where_all_hold_the_same(uses: float, held: int) -> None:
+    """Sharing is about copies: without one to be made, the order is that of the loads."""
+    pods = [candidate(n, owed=100.0 * n) for n in (3, 1, 2)]
+    hits = {c.endpoint.key: Match(held, 4 * held) for c in pods}
+
+    assert picks(pods, Demand(1000, hits, uses)) == ["p1", "p2", "p3"]
 
 
 def test_equal_pods_take_turns() -> None:

@@ -21,6 +21,11 @@ class Observed(msgspec.Struct, frozen=True):
     depth: int | None
     """Tokens from the root to the end of the last block."""
 
+    @property
+    def prefilled(self) -> int:
+        """Prompt tokens that were computed."""
+        return self.tokens if self.born == "prompt" else 0
+
 
 class Sessions:
     """Which requests have been heard of, by (source, session id).

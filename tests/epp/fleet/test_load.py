@@ -1,0 +1,100 @@
+"""A pod's account between events: who is believed, and when time drains it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvist_epp.fleet.ledger import Ledger
+from kvist_epp.fleet.load import QUIET_SECONDS, STEP_TOKENS
+
+RATE = 1000.0
+QUIET = QUIET_SECONDS + STEP_TOKENS / RATE
+
+
+def ledger() -> Ledger:
+    return Ledger(default_rate=RATE)
+
+
+def telling(*, now: float = 0.0) -> Ledger:
+    """A ledger whose pod ``p`` has told of work before."""
+    books = ledger()
+    books.routed("first", "p", 1000, 1000, now)
+    books.progress("first", 0, now, computed=1000)
+    return books
+
+
+def test_owed_drains_with_time_where_nobody_tells_oldest_first() -> None:
+    """Without events tokens go away at the pod's rate, those of the oldest request first."""
+    books = ledger()
+    books.routed("old", "p", 500, 500, now=0.0)
+    books.routed("new", "p", 1000, 1000, now=0.0)
+
+    assert books.owed("p", now=0.6) == 900
+
+    books.settled("old", now=0.6)
+
+    assert books.owed("p", now=0.6) == 900
+    assert books.owed("p", now=9.0) == 0
+    assert books.running("p") == 1
+
+
+def test_a_pod_that_tells_owes_until_it_says_otherwise() -> None:
+    """Its engine may have begun late: the clock takes nothing away while events can still come."""
+    books = telling()
+    books.routed("s", "p", 1000, 1000, now=5.0)
+
+    assert [books.owed("p", now=5.0 + QUIET), books.owed("p", now=5.2 + QUIET)] == [1000, 800]
+
+
+def test_events_correct_the_estimate_both_ways() -> None:
+    """What events say counts: prefill that is faster or slower than the clock thought."""
+    books = ledger()
+    books.routed("s", "p", 1000, 1000, now=0.0)
+    books.progress("s", 200, now=0.1)
+
+    assert books.owed("p") == 200
+
+    books.progress("s", 150, now=5.0)
+
+    assert books.owed("p") == 150
+
+    books.progress("s", 0, now=5.1)
+    books.progress("stranger", 7, now=5.1)
+
+    assert books.owed("p", now=5.1) == 0
+
+
+def test_less_than_a_block_is_computed_with_whoever_came_later() -> None:
+    """No event tells of it: the next request's progress does, and of nothing larger or later."""
+    books = telling()
+    sizes = {"small": 15, "large": 2000, "small too": 15, "told": 500, "later": 15}
+    for at, (session, tokens) in enumerate(sizes.items(), 1):
+        books.routed(session, "p", tokens, tokens, now=at / 10)
+    books.progress("told", 0, now=0.6)
+
+    assert books.owed("p") == 2000 + 15 + 15
+
+    books.progress("large", 0, now=0.7)
+    books.progress("told", 0, now=0.8)
+
+    assert books.owed("p") == 15
+
+
+@given(st.lists(st.tuples(st.sampled_from("rpds"), st.integers(0, 3000), st.floats(0, 3)), max_size=40))
+def test_owed_is_the_sum_of_what_requests_have_left(history: list[tuple[str, int, float]]) -> None:
+    """Whatever is routed, told, drained and settled in whatever order, to rounding."""
+    books, now, names = ledger(), 0.0, list[str]()
+    for what, tokens, seconds in history:
+        now += seconds
+        if what == "r":
+            names.append(f"s{len(names)}")
+            books.routed(names[-1], "p", tokens, tokens, now)
+        elif what == "d":
+            books.owed("p", now)
+        elif names and what == "p":
+            books.progress(names[tokens % len(names)], tokens // 2, now, computed=tokens / 3)
+        elif names:
+            books.settled(names[tokens % len(names)], now)
+        load = books.load("p")
+
+        assert abs(load.owed - sum(request.remaining for request in load.requests)) < 1e-3
+        assert load.owed >= 0

@@ -1,0 +1,79 @@
+"""Runs that are kept in a file, and races of which only the promising go on."""
+
+from pathlib import Path
+
+import pytest
+
+from kvist_sim.virtual import kept
+from kvist_sim.virtual.judge import Verdict
+from kvist_sim.virtual.kept import Kept
+from kvist_sim.virtual.report import contenders
+from kvist_sim.virtual.runner import Cell, Job, Result
+
+JOB = Job(engines=2, requests=10)
+
+
+def result(policy: str, goodput: float = 0.5, *, seed: int = 1) -> Result:
+    verdict = Verdict(10, goodput, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0, 0, 1.0)
+    return Result(Cell("chat", 1.0, policy, seed), 7.5, verdict, [(1.0, (2, 3))])
+
+
+def test_a_run_is_there_again(tmp_path: Path) -> None:
+    """What was added by one process is found by the next, whole; other cells are not."""
+    Kept(tmp_path / "runs", JOB).add(result("kvist"))
+    again = Kept(tmp_path / "runs", JOB)
+
+    assert again.of([result("kvist").cell, result("kvist", seed=2).cell]) == [result("kvist")]
+
+
+def test_another_job_is_another_run(tmp_path: Path) -> None:
+    """More engines or requests, another setting: nothing of the file counts."""
+    Kept(tmp_path / "runs", JOB).add(result("kvist"))
+
+    assert Kept(tmp_path / "runs", Job(engines=3, requests=10)).of([result("kvist").cell]) == []
+
+
+def test_other_code_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of ours does not count once the picker is another one; a run of others still does."""
+    file = Kept(tmp_path / "runs", JOB)
+    for policy in ("kvist", "lmetric"):
+        file.add(result(policy))
+    before = kept.code("kvist")
+    monkeypatch.setattr(kept, "PICKER", (*kept.PICKER, "names.py"))
+    kept.code.cache_clear()
+    cells = [result("kvist").cell, result("lmetric").cell]
+
+    assert kept.code("kvist") != before
+    assert Kept(tmp_path / "runs", JOB).of(cells) == [result("lmetric")]
+
+    monkeypatch.undo()
+    kept.code.cache_clear()
+
+
+def test_every_file_that_decides_a_run_is_there() -> None:
+    """A name that was moved would silently not be looked at any more."""
+    assert all((kept.SIM / name).exists() for name in kept.WORLD)
+    assert all((kept.EPP / name).exists() for name in kept.PICKER)
+
+
+def test_a_line_that_is_none_is_named(tmp_path: Path) -> None:
+    """A file of something else is not overwritten, and the error says where."""
+    (tmp_path / "runs").write_text("hello\n")
+
+    with pytest.raises(ValueError, match="runs, line 1: "):
+        Kept(tmp_path / "runs", JOB)
+
+
+def test_only_those_near_the_best_go_on() -> None:
+    """Ours and those that nobody may be worse than always do."""
+    goodputs = {
+        "kvist": 0.2,
+        "round-robin": 0.0,
+        "lmetric": 0.9,
+        "dynamo": 0.81,
+        "random": 0.79,
+        "ideal": 1.0,
+    }
+    found = contenders([result(policy, goodput) for policy, goodput in goodputs.items()])
+
+    assert {policy for _, _, policy in found} == {"kvist", "round-robin", "lmetric", "dynamo", "ideal"}
