@@ -15,7 +15,7 @@ again = $(1) || { echo "make: run once more, one by one: the files in which a te
 TIERS  := data_plane engine cluster http2 charts images e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-data-plane test-engine test-cluster test-charts test-e2e test-http2 fuzz bench-fuzz test-all check fmt lint types imports proto check-proto docs models bench-epp bench-index bench-chaos bench-soak bench-queue bench-peers bench-operator golden lock build clean
+.PHONY: help setup demo test test-unit test-data-plane test-engine test-cluster test-charts test-e2e test-http2 fuzz bench-fuzz test-all check fmt lint types imports proto check-proto docs models bench-epp bench-index bench-chaos bench-soak bench-queue bench-handover bench-peers bench-operator golden lock build clean
 
 help:  ## list these verbs
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -54,7 +54,7 @@ test-charts: $(READY)  ## the chart by helm 3 and 4 on a real API server; what t
 
 test-e2e: $(READY)  ## helm install to uninstall, by a real Envoy Gateway (built from its Go module once, about 11 minutes; needs root)
 	$(BIN)/python -m tests.e2e.binaries
-	$(PYTEST) -rP tests/e2e
+	$(call again,$(PYTEST) -rP tests/e2e)
 
 bench-operator: $(READY)  ## 500 pools: how fast they are made, what they cost at rest (about 5 minutes)
 	$(BIN)/python -m tests.cluster.binaries
@@ -76,7 +76,7 @@ fuzz: $(FUZZER)  ## coverage-guided fuzzing of what gateways send, two minutes
 bench-fuzz: $(FUZZER)  ## the same for SECONDS=7200 in all
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS)
 
-test-all: test test-http2 fuzz test-cluster test-charts test-engine  ## every tier but test-e2e, as CI runs them
+test-all: test test-http2 fuzz test-cluster test-charts test-e2e test-engine  ## every tier, as CI runs them
 
 check: fmt-check lint types imports check-proto  ## format, lint, types, import contracts, generated files
 
@@ -139,6 +139,9 @@ bench-soak: $(READY)  ## memory under load for a long time, and what is left aft
 
 bench-queue: $(READY)  ## 50,000 requests wait in one picker: memory, fair shares, limits (about 3 minutes)
 	$(BIN)/kvist bench queue
+
+bench-handover: $(READY)  ## a rolling update with and without warm hand-over, in virtual time and over sockets (about 25 minutes)
+	$(BIN)/kvist bench handover
 
 bench-peers: $(READY)  ## the same traffic through other projects' routers (fetched once, about 10 minutes)
 	$(BIN)/kvist bench routers

@@ -4,7 +4,7 @@ Driven by three things: a new fleet, an engine's scrape, and a tick. No I/O of i
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvist_epp.cache.follow.followed import Followed
@@ -36,6 +36,8 @@ class Membership:
     """Set right after: it calls back."""
     fleet: Fleet | None = None
     """None until it was listed once."""
+    going: Callable[[Sequence[str]], None] = lambda _keys: None
+    """Told of endpoints that leave, while all that is known of them still is."""
     _candidates: dict[str, Candidate] = field(default_factory=dict)
     _restarts: dict[str, int] = field(default_factory=dict)
     """Restarts of engines that their trust knows of."""
@@ -46,6 +48,8 @@ class Membership:
         An endpoint that is another engine now has left and joined. One that only may not be picked for a
         while, or has other labels, keeps all that is known of it."""
         left, joined = fleet.since(self.fleet or Fleet())
+        if left:
+            self.going([endpoint.key for endpoint in left])
         self.fleet = fleet
         self.scraper.follow(fleet)
         for endpoint in left:

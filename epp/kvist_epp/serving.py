@@ -27,6 +27,7 @@ from kvist_epp.fleet.ledger import Ledger
 from kvist_epp.fleet.scrape import Scraper
 from kvist_epp.flights import Flights
 from kvist_epp.gate import Gate
+from kvist_epp.handover.opening import opened as hand_over
 from kvist_epp.membership import Membership
 from kvist_epp.picker import Picker
 from kvist_epp.priorities import Priorities, named_priorities
@@ -120,6 +121,9 @@ async def running(settings: Settings, ending: Ending) -> AsyncIterator[Running]:
             ending.keep(stack, certificates.run(), "certificates")
         ending.keep(stack, tokenizer.run(understanding.late), "tokenizer")
         ending.keep(stack, discovery.run(), "discovery")
+        if settings.hand_over_tokens:
+            keeper = await stack.enter_async_context(hand_over(settings, membership))
+            ending.keep(stack, keeper.run(), "hand-over")
         ending.keep(stack, _tick(membership, gate), "tick")
         lifetime.settle_memory()
         yield Running(picker, membership, gate, grpc, grpc_health, pages.port, peers)

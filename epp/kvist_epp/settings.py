@@ -230,6 +230,16 @@ class Settings:
     request_seconds: float = _flag(
         600.0, "a request that shows no sign of life for this long is taken off the books", unit="SECONDS"
     )
+    hand_over_tokens: int = _flag(
+        131_072,
+        "prompt tokens that a pod which joins is given ahead of requests, and that pods which go hand on: "
+        "what is asked for most, by more than one tenant; 0: none",
+        unit="TOKENS",
+    )
+    hand_over_step_tokens: int = _flag(256, "of them, asked for at once of one engine", unit="TOKENS")
+    engine_key_file: str = _flag(
+        "", "file with the engines' API key, which hand-over needs where they have one", unit="FILE"
+    )
     approximate_cache_tokens: int = _flag(
         250_000, "cache of an engine in approximate mode until it reports its own size", unit="TOKENS"
     )
@@ -259,11 +269,12 @@ class Settings:
         ):
             if getattr(self, name) <= 0:
                 raise SettingsError(f"--{dashed(name)}: must be above zero")
-        for name in ("max_num_seqs", "max_endpoints", "max_message_bytes", "approximate_cache_tokens"):
+        whole = ("max_num_seqs", "max_endpoints", "max_message_bytes", "approximate_cache_tokens")
+        for name in (*whole, "hand_over_step_tokens"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"--{dashed(name)}: must be at least 1")
         queue = ("queue_requests", "queue_bytes", "queue_seconds", "empty_pool_seconds")
-        for name in ("drain_timeout", "drain_delay", "warm_seconds", *queue):
+        for name in ("drain_timeout", "drain_delay", "warm_seconds", "hand_over_tokens", *queue):
             if getattr(self, name) < 0:
                 raise SettingsError(f"--{dashed(name)}: must not be negative")
         self._check_chats()

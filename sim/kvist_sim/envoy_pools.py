@@ -21,6 +21,8 @@ MODEL_TIMEOUT: Final = "5s"
 
 _TYPE: Final = "type.googleapis.com/envoy."
 _MODEL_CLUSTER: Final = "model-header"
+_OF_A_POOL: Final = ("pool", "picker")
+"""Clusters of which each pool has its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,12 @@ class Pools:
 def pools_config(pools: Pools) -> Json:
     """The bootstrap as a dict; its JSON is what ``envoy -c`` reads."""
     each = {name: _parts(pools, pool.endpoints, pool.pickers) for name, pool in pools.pools.items()}
-    teller = _parts(pools, (), pools.model_headers)
+    return joined(pools, each, _parts(pools, (), pools.model_headers))
+
+
+def joined(pools: Pools, each: Mapping[str, Json], teller: Json) -> Json:
+    """One configuration of those that each pool has by itself, its clusters ``pool`` and ``picker``; of
+    ``teller`` its ``picker``, which is the model header's."""
     bootstrap = copy.deepcopy(each[pools.default])
     connections = _connections(bootstrap)
     connections.setdefault("early_header_mutation_extensions", []).append(_no_forged_header())
@@ -80,8 +87,13 @@ def pools_config(pools: Pools) -> Json:
     [last] = host["routes"]
     host["routes"] = [_route(route, model, last, each) for route in pools.routes for model in route.models]
     host["routes"].append(_route(Route(models=(), pools={pools.default: 1}), "", last, each))
-    clusters = [_renamed(c, _cluster(c, name)) for name, part in each.items() for c in _clusters(part)]
-    clusters.append(_renamed(_clusters(teller)[-1], _MODEL_CLUSTER))
+    clusters = [
+        _renamed(_clusters(part)[kind], name if kind == "pool" else f"{name}-{kind}")
+        for name, part in each.items()
+        for kind in _OF_A_POOL
+    ]
+    clusters.append(_renamed(_clusters(teller)["picker"], _MODEL_CLUSTER))
+    clusters += [c for kind, c in _clusters(bootstrap).items() if kind not in _OF_A_POOL]
     bootstrap["static_resources"]["clusters"] = clusters
     return bootstrap
 
@@ -181,13 +193,8 @@ def _ext_proc(bootstrap: Json) -> Json:
     return found
 
 
-def _clusters(bootstrap: Json) -> list[Json]:
-    found: list[Json] = bootstrap["static_resources"]["clusters"]
-    return found
-
-
-def _cluster(cluster: Json, pool: str) -> str:
-    return pool if cluster["name"] == "pool" else f"{pool}-{cluster['name']}"
+def _clusters(bootstrap: Json) -> dict[str, Json]:
+    return {cluster["name"]: cluster for cluster in bootstrap["static_resources"]["clusters"]}
 
 
 def _renamed(cluster: Json, name: str) -> Json:

@@ -94,10 +94,9 @@ class Pool:
         children = Children(folder)
         self._stack.push_async_callback(children.stop)
         self.grpc_port, health, self.metrics_port = free_ports(3)
-        file = self._folder / "endpoints.json"
-        file.write_text(json.dumps({"endpoints": [self._endpoint(number) for number in range(2)]}))
+        self.listed(0, 1)
         argv = [
-            *(sys.executable, "-m", "kvist_epp", f"--endpoints-file={file}", f"--model={self.model}"),
+            *(sys.executable, "-m", "kvist_epp", f"--endpoints-file={self._file}", f"--model={self.model}"),
             *(f"--grpc-port={self.grpc_port}", f"--grpc-health-port={health}", "--secure-serving=false"),
             *(f"--metrics-port={self.metrics_port}", "--host=127.0.0.1", "--log-format=json"),
             *(f"--transport={self._transport}", "--scrape-interval=1"),
@@ -105,6 +104,25 @@ class Pool:
         child = children.start("picker", argv)
         await children.ready(child, self._ready, 60)
         return child
+
+    @property
+    def _file(self) -> Path:
+        return self._folder / "endpoints.json"
+
+    def listed(self, *numbers: int) -> None:
+        """From now on these engines are in the endpoints file."""
+        fresh = self._file.with_suffix(".fresh")
+        fresh.write_text(json.dumps({"endpoints": [self._endpoint(number) for number in numbers]}))
+        fresh.replace(self._file)
+
+    async def until(self, metric: str, value: float) -> None:
+        """Wait until a metric of the picker, all series together, has this value; the test's time limit
+        bounds it."""
+        while True:
+            lines = [line for line in (await self.page("/metrics")).splitlines() if line.startswith(metric)]
+            if sum(float(line.rpartition(" ")[2]) for line in lines) == value:
+                return
+            await asyncio.sleep(0.1)
 
     def _endpoint(self, number: int) -> dict[str, Any]:
         engine = self.engines[number]
@@ -135,11 +153,13 @@ class Pool:
         self.engines[number] = VllmEngine(self.model, *FLAGS, ports=old.ports)
         await self.engines[number].__aenter__()
 
-    async def ask(self, turn: Turn) -> Outcome:
+    async def ask(self, turn: Turn, **headers: str) -> Outcome:
         """Send one request through Envoy; the conversation gets its answer."""
         name = f"{self._prefix}-{next(self._numbers)}"
         url = f"{self.envoy.url}{turn.path}"
-        async with self.client.post(url, json=turn.body, headers={"x-request-id": name}) as response:
+        async with self.client.post(
+            url, json=turn.body, headers={"x-request-id": name, **headers}
+        ) as response:
             answer = await response.json(content_type=None)
             assert response.status == 200, answer
         choice = answer["choices"][0]
@@ -156,11 +176,13 @@ class Pool:
             text=text or "",
         )
 
-    async def direct(self, number: int, turn: Turn) -> None:
-        """Send one request to an engine past Envoy and the picker."""
+    async def direct(self, number: int, turn: Turn) -> int:
+        """Send one request to an engine past Envoy and the picker; its cached tokens."""
         url = f"{self.engines[number].url}{turn.path}"
         async with self.client.post(url, json=turn.body) as response:
             assert response.status == 200, await response.text()
+            details = (await response.json())["usage"]["prompt_tokens_details"]
+        return int((details or {}).get("cached_tokens") or 0)
 
     async def page(self, path: str) -> Any:
         """A debug page of the picker."""

@@ -9,6 +9,8 @@ import pytest_asyncio
 from tests.engine.mix import CHAT, Mix, Turn
 from tests.engine.pool import BLOCK, Outcome, Pool
 
+from kvist_epp.names import TENANT_HEADERS
+
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1800)]
 
 
@@ -125,3 +127,29 @@ async def test_repeats_go_to_the_pod_that_holds_them(pool: Pool) -> None:
     print(f"\nrepeats: {sum(right)} of {len(right)} went to the pod that holds them")  # noqa: T201 - as above
 
     assert sum(right) >= 0.99 * len(right)
+
+
+async def test_what_is_handed_over_is_cached_to_the_block(pool: Pool) -> None:
+    """A pod that joins is asked for shared prompts as text; chats that begin with them then find as many
+    tokens cached there as where chats computed them: no token of any script was split otherwise."""
+    mix = Mix(5, "m")
+    prefixes = [mix.text(1_400) for _ in range(3)]
+
+    def turn(prefix: str, question: str) -> Turn:
+        messages = [{"role": "system", "content": prefix}, {"role": "user", "content": question}]
+        return Turn(CHAT, {"model": "m", "messages": messages, "max_tokens": 2, "temperature": 0})
+
+    pool.listed(0)
+    await pool.until("kvist_epp_index_trust", 1)
+    for prefix in prefixes:
+        for tenant in ("one", "two", "three"):
+            await pool.ask(turn(prefix, f"I am {tenant}"), **{TENANT_HEADERS[0]: tenant})
+            await asyncio.sleep(0.2)
+    pool.listed(0, 1)
+    while "hand-over ends" not in pool.picker.log.read_text():
+        await asyncio.sleep(0.1)
+
+    cached = [[await pool.direct(number, turn(one, "?")) for one in prefixes] for number in (0, 1)]
+    print(f"\nhanded over: cached {cached[1]} tokens of prompts whose computer has {cached[0]}")  # noqa: T201 - as above
+    assert min(cached[0]) > 10 * BLOCK
+    assert cached[1] == cached[0]

@@ -15,9 +15,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from kvist_epp.admin import certificate_metrics, peer_metrics, port_metrics
+from kvist_epp.admin import certificate_metrics, handover_metrics, peer_metrics, port_metrics
 from kvist_epp.admin.histogram import WAIT_BUCKETS, Histogram, Stages
 from kvist_epp.fleet.discovery import Watched
+from kvist_epp.handover.tally import Given
 from kvist_epp.peers.tally import Report
 from kvist_epp.wire.tally import Tally
 
@@ -64,6 +65,8 @@ class Gauges:
     """What is followed in Kubernetes."""
     peers: Callable[[], Report] = Report
     """Other replicas."""
+    hand_over: Callable[[], Given] = Given
+    """Hot beginnings computed ahead."""
     certificate: Callable[[], Mapping[str, float]] = _none
     """Of the ext_proc port: ``expires`` in Unix seconds, changes ``taken`` and ``refused``; empty: no TLS."""
 
@@ -150,6 +153,7 @@ class Metrics:
         yield from self._event_families()
         yield from port_metrics.families(self.ports)
         yield from peer_metrics.families(self.gauges.peers())
+        yield from handover_metrics.families(gauges.hand_over())
         yield from certificate_metrics.families(gauges.certificate())
         yield from self._discovery_families()
         owed = gauges.owed()

@@ -6,7 +6,7 @@ the engines knows of them.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -83,8 +83,11 @@ def telling(config: dict[str, Any]) -> dict[str, Any]:
 class Recorder:
     """Sends requests to one address over HTTP/1.1 and writes down how they went."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
+    def __init__(
+        self, host: str, port: int, *, headers: Callable[[Arrival], Mapping[str, str]] = lambda _arrival: {}
+    ) -> None:
+        """``headers``: what a request carries besides its id."""
+        self._host, self._port, self._headers = host, port, headers
         self._idle: list[Connection] = []
         self._clock = asyncio.get_running_loop().time
         self._zero = self._clock()
@@ -109,7 +112,7 @@ class Recorder:
             async for number, arrival in self._on_time(plan, begin):
                 record = Record(f"{prefix}-{number}", self.now)
                 self.records.append(record)
-                group.create_task(self._send(record, arrival.body))
+                group.create_task(self._send(record, arrival))
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -123,13 +126,13 @@ class Recorder:
                 return
             yield number, arrival
 
-    async def _send(self, record: Record, body: bytes) -> None:
+    async def _send(self, record: Record, arrival: Arrival) -> None:
         answer = _Answer(self, record)
         self.running += 1
         try:
             connection = await self._take()
-            named = {REQUEST_ID_HEADER: record.id}
-            request = request_bytes("POST", CHAT_PATH, f"{self._host}:{self._port}", body, named)
+            named = {REQUEST_ID_HEADER: record.id, **self._headers(arrival)}
+            request = request_bytes("POST", CHAT_PATH, f"{self._host}:{self._port}", arrival.body, named)
             await connection.exchange(request, answer.data, on_head=answer.head)
             record.whole = _END in answer.tail
             self._idle.append(connection)

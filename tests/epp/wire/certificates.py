@@ -16,6 +16,8 @@ from kvist_epp.wire.tls import Certificates
 HOST = "127.0.0.1"
 NOW = dt.datetime.now(dt.UTC)
 DAY = dt.timedelta(days=1)
+NO_ALPN = ""
+"""In place of protocols: none is offered."""
 
 
 @functools.cache
@@ -32,7 +34,8 @@ def client_context(server: Certificates | None, *alpn: str) -> ssl.SSLContext | 
 def verifying(ca: bytes, *alpn: str) -> ssl.SSLContext:
     """A client that trusts one authority."""
     context = ssl.create_default_context(cadata=ca.decode())
-    context.set_alpn_protocols(alpn or ("h2",))
+    if alpn != (NO_ALPN,):
+        context.set_alpn_protocols(alpn or ("h2",))
     return context
 
 

@@ -8,18 +8,20 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.epp.wire.certificates import self_made, verifying
+from tests.epp.wire.certificates import NO_ALPN, self_made, verifying
 
 from kvist_epp.errors import ProtocolError
+from kvist_epp.wire.hello import Hello
 from kvist_epp.wire.secure import Secure
 
 
 class Peer:
     """The client's side, by Python's own ``SSLObject``."""
 
-    def __init__(self, *alpn: str) -> None:
+    def __init__(self, *alpn: str, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         context = verifying(self_made().ca_pem(), *alpn)
+        context.maximum_version = newest
         self.tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname="localhost")
 
     def step(self, data: bytes, do: Callable[[], object]) -> bytes:
@@ -137,3 +139,59 @@ def test_another_protocol_is_refused() -> None:
     """A client that agrees on nothing with us is refused once its handshake is over."""
     with pytest.raises(ProtocolError, match="did not offer h2"):
         agreed(Peer("http/1.1"))
+
+
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@given(CUTS)
+def test_who_offers_nothing_is_believed(newest: ssl.TLSVersion, cuts: list[int]) -> None:
+    """A client without ALPN goes on, whatever pieces its hello comes in."""
+    peer, server = Peer(NO_ALPN, newest=newest), Secure(self_made().server_context())
+    for piece in pieces(peer.step(b"", peer.tls.do_handshake), cuts):
+        server.receive(piece)
+    while not server.established:
+        server.receive(peer.step(server.take(), peer.tls.do_handshake))
+    peer.step(server.take(), peer.tls.do_handshake)
+
+    assert peer.tls.selected_alpn_protocol() is None
+    assert server.receive(peer.step(b"", lambda: peer.tls.write(b"PRI"))) == b"PRI"
+
+
+OFFERS = st.lists(st.sampled_from(("h2", "http/1.1", "x" * 200)), unique=True)
+
+
+def hello_of(*alpn: str) -> bytes:
+    """A client's first message."""
+    peer = Peer(*(alpn or (NO_ALPN,)))
+    return peer.step(b"", peer.tls.do_handshake)
+
+
+@settings(max_examples=50)
+@given(OFFERS, st.integers(1, 300))
+def test_a_hello_in_several_records(offered: list[str], size: int) -> None:
+    """What is offered is seen, also where the message is spread over records."""
+    body = hello_of(*offered)[5:]
+    parts = [body[at : at + size] for at in range(0, len(body), size)]
+    hello = Hello()
+    hello.receive(b"".join(b"\x16\x03\x01" + len(part).to_bytes(2) + part for part in parts))
+
+    assert hello.offers is bool(offered)
+
+
+@given(st.integers(0, 1 << 20), st.binary(max_size=300))
+def test_a_hello_that_is_broken(cut: int, tail: bytes) -> None:
+    """Where it cannot be told whether something is offered, it counts as if it were; nothing is raised."""
+    whole = hello_of()
+    hello = Hello()
+    hello.receive(whole[: cut % len(whole)])
+    assert hello.offers
+    hello = Hello()
+    hello.receive(tail)
+    assert hello.offers
+
+
+def test_a_hello_is_not_kept_for_ever() -> None:
+    """A client that says much before its handshake is over does not fill the memory."""
+    hello = Hello()
+    for _ in range(100):
+        hello.receive(b"\x16\x03\x01\x03\xe8" + bytes(1000))
+    assert len(hello) <= 16 * 1024

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
-from tests.epp.wire.certificates import DAY, HOST, NOW, Mounted, Pki, self_made, verifying
+from tests.epp.wire.certificates import DAY, HOST, NO_ALPN, NOW, Mounted, Pki, self_made, verifying
 from tests.epp.wire.h2 import ECHO, Echo
 
 from kvist_epp.errors import CertificateError
@@ -370,19 +370,36 @@ def test_client_authorities_that_are_none(tmp_path: Path) -> None:
 # -- what is agreed
 
 
-@pytest.mark.parametrize("offered", [("http/1.1",), ()], ids=["http/1.1", "nothing"])
-async def test_whoever_does_not_want_h2_is_turned_away(offered: tuple[str, ...]) -> None:
-    """A client that offers another protocol, or none, is disconnected without a byte of an answer."""
+async def test_whoever_does_not_want_h2_is_turned_away() -> None:
+    """A client that offers another protocol alone is disconnected without a byte of an answer."""
     server = await serve(self_made())
-    context = ssl.create_default_context(cadata=self_made().ca_pem().decode())
-    context.set_alpn_protocols(offered)
-    reader, writer = await asyncio.open_connection(HOST, server.port, ssl=context)
-    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert await _told(server, "http/1.1") == b""
+    await server.close()
 
-    assert await asyncio.wait_for(reader.read(), 10) == b""
+
+async def test_whoever_offers_nothing_must_speak_h2() -> None:
+    """A client without ALPN, as Envoy Gateway's health checks are, is served; one that then speaks HTTP/1.1
+    gets no answer to it, but HTTP/2's own farewell."""
+    server = await serve(self_made())
+    client = await connect(server, verifying(self_made().ca_pem(), NO_ALPN))
+    assert client.writer.get_extra_info("ssl_object").selected_alpn_protocol() is None
+    assert await client.works()
+    await client.close()
+    assert b"HTTP/1.1" not in await _told(server, NO_ALPN)
+    await server.close()
+
+
+async def _told(server: Server, alpn: str) -> bytes:
+    """All that a client hears that speaks HTTP/1.1."""
+    context = verifying(self_made().ca_pem(), alpn)
+    reader, writer = await asyncio.open_connection(
+        HOST, server.port, ssl=context, server_hostname="localhost"
+    )
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    found = await asyncio.wait_for(reader.read(), 10)
     writer.close()
     await asyncio.wait((asyncio.ensure_future(writer.wait_closed()),))
-    await server.close()
+    return found
 
 
 @pytest.mark.parametrize("minimum", ["1.2", "1.3"])

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 
+from kvist_epp.handover.plan import Terms
 from kvist_sim.virtual.engine import Hardware
 from kvist_sim.virtual.fleet import Change, Fleet
 from kvist_sim.virtual.handover import WARM, WarmKvist, WarmWorld
@@ -26,12 +27,7 @@ def world(shape: Shape, spec: Spec) -> WarmWorld:
 
 def with_budget(tokens: int) -> Spec:
     """Hand-over of so many tokens a pod."""
-    return replace(WARM, make=partial(WarmKvist, budget=tokens))
-
-
-def given(ran: WarmWorld) -> int:
-    """Tokens that routers asked for by themselves."""
-    return sum(router.given for router in ran._routers if isinstance(router, WarmKvist))
+    return replace(WARM, make=partial(WarmKvist, terms=Terms(tokens=tokens)))
 
 
 def test_everybody_is_answered_and_the_budget_is_kept() -> None:
@@ -40,7 +36,7 @@ def test_everybody_is_answered_and_the_budget_is_kept() -> None:
     ran = world(SHARED, with_budget(4_000))
     outcome = ran.run()
     assert {call.fate for call in outcome.calls} == {Fate.DONE}
-    assert 0 < given(ran) <= 2 * 4_000
+    assert 0 < ran.given <= 2 * 4_000
 
 
 @pytest.mark.parametrize(("shape", "budget"), [(SHARED, 0), (UNSHARED, 65_536)])
@@ -48,7 +44,7 @@ def test_nothing_to_give_changes_nothing(shape: Shape, budget: int) -> None:
     """Without a budget, and where no two sessions share anything, requests fare as without hand-over."""
     ran = world(shape, with_budget(budget))
     warm, plain = ran.run(), world(shape, KVIST).run()
-    assert given(ran) == 0
+    assert ran.given == 0
     assert [call.first_token for call in warm.calls] == [call.first_token for call in plain.calls]
 
 
