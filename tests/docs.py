@@ -1,6 +1,7 @@
 """``python -m tests.docs``: writes what docs/ and examples/ take from the code; ``test_docs.py`` and
 ``test_examples.py`` hold them to that."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any, Final
@@ -8,10 +9,10 @@ from typing import Any, Final
 import yaml
 
 from kvist_epp.names import BASE_MODEL_HEADER
-from kvist_operator.manifests.bootstrap import SDS_FILE, authority, bootstrap
+from kvist_operator.manifests.bootstrap import AUTHORITY_FOLDER, SDS_FILE, authority, bootstrap
 from kvist_operator.spec import read_pool
 from kvist_sim.envoy import Gateway, Json, config
-from kvist_sim.envoy_pools import Pool, Pools, Route, pools_config
+from kvist_sim.envoy_pools import Pool, Pools, Route, joined, pools_config
 from kvist_sim.envoy_tls import PickerTls
 
 ROOT: Final = Path(__file__).parent.parent
@@ -20,6 +21,7 @@ ENVOY: Final = GUIDES / "attach-envoy.yaml"
 ORIGINAL_DST: Final = GUIDES / "attach-envoy-original-dst.yaml"
 SEVERAL_POOLS: Final = GUIDES / "several-pools.yaml"
 EDGE: Final = ROOT / "examples" / "03-plain-envoy" / "config.yaml"
+MODELS: Final = ROOT / "examples" / "05-two-models" / "config.yaml"
 SIMULATED: Final = "# Written by `make docs` from kvist_sim.envoy, the configuration that the tests run.\n"
 RENDERED: Final = "# Written by `make docs`: what the operator's own Envoys run (kvist_operator.manifests).\n"
 
@@ -74,6 +76,37 @@ def edge() -> Json:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "edge"}, "data": data}
 
 
+def two_models() -> Json:
+    """The ConfigMap of examples/05-two-models."""
+    names = ("small", "large")
+    found = {name: read_pool(yaml.safe_load((MODELS.parent / f"{name}.yaml").read_text())) for name in names}
+    each = {name: _own_authority(bootstrap(pool), name) for name, pool in found.items()}
+    routes = [Route(models=("large",), pools={"large": 1})]
+    pools = Pools(pools={}, routes=routes, default="small", model_headers=())
+    whole = joined(pools, each, _model_header(each["small"]))
+    data = {"envoy.yaml": _yaml(whole | {"node": {"id": "models", "cluster": "models"}})}
+    for name, pool in found.items():
+        data[f"{name}-{SDS_FILE}"] = json.dumps(_own_authority(authority(pool), name), indent=1)
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "models"}, "data": data}
+
+
+def _own_authority(made: Json, pool: str) -> Json:
+    """Each pool's pickers have an authority of their own: another file, in another folder."""
+    text = json.dumps(made).replace(f"/{SDS_FILE}", f"/{pool}-{SDS_FILE}")
+    found: Json = json.loads(text.replace(AUTHORITY_FOLDER, f"{AUTHORITY_FOLDER}/{pool}"))
+    return found
+
+
+def _model_header(like: Json) -> Json:
+    """The filter's replicas by the name of their Service, with certificates that nobody can verify."""
+    made = copy.deepcopy(like)
+    [picker] = [cluster for cluster in made["static_resources"]["clusters"] if cluster["name"] == "picker"]
+    [[end]] = [each["lb_endpoints"] for each in picker["load_assignment"]["endpoints"]]
+    end["endpoint"]["address"]["socket_address"]["address"] = "model-header.default.svc"
+    picker["transport_socket"] = PickerTls().transport_socket()
+    return made
+
+
 class _Text(yaml.SafeDumper):
     """Long texts as blocks."""
 
@@ -97,6 +130,7 @@ def write() -> None:
         (ORIGINAL_DST, SIMULATED, original_dst()),
         (SEVERAL_POOLS, SIMULATED, several_pools()),
         (EDGE, RENDERED, edge()),
+        (MODELS, RENDERED, two_models()),
     ):
         path.write_text(head + _yaml(made))
 

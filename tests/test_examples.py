@@ -1,6 +1,7 @@
 """What examples/ has is accepted: by the CRD's schema, the planner, the renderer, and every Kubernetes."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,19 @@ def test_the_envoy_of_the_third_is_the_operator_s() -> None:
     assert yaml.safe_load(docs.EDGE.read_text()) == docs.edge()
 
 
+def test_the_envoy_of_the_fifth_is_the_operator_s() -> None:
+    """Its configuration is that of both pools' own Envoys, joined as the tests of several pools join theirs;
+    what it mounts is where it is read, and its Services find the pools' engines."""
+    assert yaml.safe_load(docs.MODELS.read_text()) == docs.two_models()
+    text = docs.MODELS.read_text()
+    made = documents(EXAMPLES / "05-two-models" / "edge.yaml")
+    [pod] = [one["spec"]["template"]["spec"] for one in made if one["kind"] == "Deployment"]
+    folders = {mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert set(re.findall(r"/etc/kvist/ca/\w+", text)) == {f for f in folders if f.startswith("/etc/kvist")}
+    named = {one["metadata"]["name"] for one in made if one["kind"] == "Service"}
+    assert set(re.findall(r"(\w+-engines)\.default\.svc", text)) == named - {"models"}
+
+
 def only(name: str, kind: str) -> Json:
     """The one object of a kind in an example."""
     [found] = [
@@ -144,7 +158,7 @@ def test_the_routes_of_the_fifth_lead_to_its_pools() -> None:
     """Each header's value, backend, selector and picker are those of one pool."""
     folder = EXAMPLES / "05-two-models"
     names = {documents(folder / f"{name}.yaml")[0]["metadata"]["name"] for name in ("small", "large")}
-    route, *targets = documents(folder / "route.yaml")
+    route, *targets = documents(folder / "inference-extension" / "route.yaml")
     *named, rest = route["spec"]["rules"]
     led = {rule["matches"][0]["headers"][0]["value"]: rule["backendRefs"][0]["name"] for rule in named}
     assert led == {name: name for name in names}

@@ -19,6 +19,10 @@ FROZEN: Final = tuple(sorted((Path(__file__).parent / "fixtures").glob("kvist-*.
 VALUES: Final = (*sorted((CHART / "ci").glob("*-values.yaml")), *examples.VALUES)
 NAMESPACE: Final = "kvist-system"
 RELEASE: Final = "kvist"
+COMPONENT: Final = "app.kubernetes.io/component"
+OPERATOR: Final = "operator"
+MODEL_HEADER: Final = "model-header"
+"""Components of the chart; `helm test` has one more."""
 
 
 class HelmError(AssertionError):
@@ -80,9 +84,9 @@ def of_kind(objects: Sequence[Json], kind: str) -> list[Json]:
     return [one for one in objects if one["kind"] == kind]
 
 
-def one(objects: Sequence[Json], kind: str) -> Json:
-    """The only one of a kind that is no hook."""
-    [found] = [made for made in of_kind(objects, kind) if not hook(made)]
+def one(objects: Sequence[Json], kind: str, component: str = OPERATOR) -> Json:
+    """The only one of a kind that a component has."""
+    [found] = [made for made in of_kind(objects, kind) if made["metadata"]["labels"][COMPONENT] == component]
     return found
 
 

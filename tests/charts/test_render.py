@@ -80,7 +80,8 @@ def pods(objects: list[Json]) -> list[tuple[Json, Json]]:
 def test_every_pod_is_restricted(helm4: Helm, values: Path) -> None:
     """Pod Security *restricted* field by field, a root that is read only, no variables of Services."""
     found = pods(rendered(helm4, values))
-    assert len(found) == 2
+    filters = (yaml.safe_load(values.read_text()) or {}).get("modelHeader", {}).get("enabled", False)
+    assert len(found) == 2 + filters
     for _, pod in found:
         [container] = pod["containers"]
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -89,7 +90,12 @@ def test_every_pod_is_restricted(helm4: Helm, values: Path) -> None:
         security = container["securityContext"]
         assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True)
         assert security["capabilities"] == {"drop": ["ALL"]}
-        assert {key for volume in pod["volumes"] for key in volume} <= {"name", "emptyDir", "configMap"}
+        assert {key for volume in pod["volumes"] for key in volume} <= {
+            "name",
+            "emptyDir",
+            "configMap",
+            "secret",
+        }
         assert pod["enableServiceLinks"] is False
         assert "memory" in container["resources"]["limits"]
 

@@ -99,9 +99,9 @@ class Cluster:
             yield session
 
     @asynccontextmanager
-    async def space(self, client: Client, *, restricted: bool = True) -> AsyncIterator[Space]:
+    async def space(self, client: Client, name: str = "", *, restricted: bool = True) -> AsyncIterator[Space]:
         """A namespace that admits restricted pods alone; deleted in the end, its pods at once."""
-        name = f"t{next(self._numbers)}"
+        name = name or f"t{next(self._numbers)}"
         body = {"metadata": {"name": name, "labels": RESTRICTED if restricted else {}}}
         await client.ask("POST", "/api/v1/namespaces", body)
         made = Space(client, name, Apis(client), self.folder / "logs")

@@ -14,6 +14,7 @@ from tests.golang import GoError, go
 
 ENVOY_GATEWAY = "github.com/envoyproxy/gateway@v1.9.1"
 PROMETHEUS = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
+KEDA = "github.com/kedacore/keda/v2@v2.17.2"
 GATEWAY_API = (
     "httproutes.gateway.networking.k8s.io",
     "backendtlspolicies.gateway.networking.k8s.io",
@@ -100,6 +101,12 @@ def crds() -> list[dict[str, Any]]:
         found += _documents(charts / "generated" / f"gateway.envoyproxy.io_{plural}.yaml")
     monitors = module(PROMETHEUS) / "example" / "prometheus-operator-crd"
     return [*found, *_documents(monitors / "monitoring.coreos.com_podmonitors.yaml"), LWS]
+
+
+@functools.cache
+def keda() -> list[dict[str, Any]]:
+    """What scales by Prometheus."""
+    return _documents(module(KEDA) / "config" / "crd" / "bases" / "keda.sh_scaledobjects.yaml")
 
 
 def _documents(path: Path) -> list[dict[str, Any]]:

@@ -4,24 +4,30 @@ import asyncio
 import functools
 import json
 import shlex
+import ssl
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
 from tests.data_plane.product import CHAT, MODEL, product
+from tests.data_plane.replicas import replicas
 from tests.docs_runner.blocks import Block, blocks, commands
 from tests.docs_runner.running import run
 from tests.shapes import ROOT
 
+from kvist_epp.settings import Settings
 from kvist_sim.envoy import find_envoy
+from kvist_sim.envoy_tls import PickerTls
 from kvist_sim.http1 import answers
 from kvist_sim.launch import HOST, picker_ports
 from kvist_sim.processes import Children
 
 README = ROOT / "README.md"
 PROMPTS = ROOT / "docs" / "guides" / "prompts.md"
+TLS = ROOT / "docs" / "guides" / "tls.md"
 Json = dict[str, Any]
 
 
@@ -70,6 +76,24 @@ async def test_a_clock_at_the_front_costs_the_whole_prompt(tmp_path: Path) -> No
 
     assert at_the_end > 0.9
     assert at_the_front < 0.05
+
+
+async def test_the_page_has_the_authority_that_verifies(tmp_path: Path) -> None:
+    """The command of the guide on TLS, at another address: a client that is given what it prints, and trusts
+    nobody else, verifies the picker."""
+    [[*curl, url]] = commands_of(TLS, "test_the_page_has_the_authority_that_verifies")
+    where = urlsplit(url)
+    only = ("--cert-path=", "--tls-names=picker-service")
+    async with replicas(
+        tmp_path, transport="fast", secure=True, count=1, more=only, picker_tls=PickerTls()
+    ) as running:
+        context = ssl.create_default_context(cadata=(await running.page(0, where.path)).decode())
+        _, writer = await asyncio.open_connection(
+            HOST, running.ports[0].grpc, ssl=context, server_hostname="picker-service"
+        )
+        writer.close()
+
+    assert (curl, where.port) == (["curl", "-s"], Settings().metrics_port)
 
 
 def chat(system: str, user: str) -> Json:

@@ -10,9 +10,10 @@ import pytest
 from tests.data_plane.plane import healthy_pickers
 from tests.data_plane.product import CHAT
 from tests.data_plane.replicas import NAME, Replicas, replicas
-from tests.epp.wire.certificates import Pki
+from tests.data_plane.stub import StubPicker, Transport
+from tests.epp.wire.certificates import Pki, self_made
 
-from kvist_sim.envoy import Envoy, Json, Mode
+from kvist_sim.envoy import Envoy, Gateway, Json, Mode, config
 from kvist_sim.envoy_tls import PickerTls
 from kvist_sim.launch import HOST
 
@@ -91,6 +92,27 @@ async def _handshakes(running: Replicas) -> int:
     found: dict[str, Any] = await running.envoy.stats(r"cluster\.picker\.ssl\.")
     assert found["cluster.picker.ssl.fail_verify_error"] == found["cluster.picker.ssl.fail_verify_san"] == 0
     return int(found["cluster.picker.ssl.handshake"])
+
+
+async def test_health_checks_without_alpn(transport: Transport) -> None:
+    """Envoy's own, where no protocol is named, as Envoy Gateway has them: the fast transport takes whoever
+    offers none for HTTP/2 and answers; gRPC's own library refuses."""
+    server = await StubPicker().serve(transport, tls=self_made())
+    picker = f"{HOST}:{server.port}"
+    settings = config(Gateway(endpoints=["127.0.0.1:1"], picker=picker, picker_tls=PickerTls()))
+    common = settings["static_resources"]["clusters"][1]["transport_socket"]["typed_config"]
+    del common["common_tls_context"]["alpn_protocols"]
+    async with Envoy(settings) as envoy:
+        while not any(found := await _checked(envoy)):
+            await asyncio.sleep(0.05)
+        assert [bool(count) for count in found] == [transport == "fast", transport == "grpc"]
+    await server.close()
+
+
+async def _checked(envoy: Envoy) -> list[int]:
+    """Health checks of pickers that went well, and those that did not."""
+    found = await envoy.stats(r"cluster\.picker\.health_check\.")
+    return [int(found[f"cluster.picker.health_check.{name}"]) for name in ("success", "failure")]
 
 
 async def test_a_self_made_certificate_can_be_verified(tmp_path: Path, transport: str) -> None:

@@ -2,9 +2,9 @@
 
 A tag is a comment on the line before the fence::
 
-    <!-- run: data-plane -->                   the data-plane tier runs it
+    <!-- run: data-plane -->                   the data-plane tier runs it; e2e: on a cluster
     <!-- run by: test_something -->            this test does, with other addresses
-    <!-- not run: needs a cluster -->          nobody does, for one of the reasons of ``REASONS``
+    <!-- not run: needs a GPU -->              nobody does, for one of the reasons of ``REASONS``
 
 Without one the unit tier runs it. ``console``: after ``$`` a command, then what it prints, ``…`` for any
 lines; without printed lines only the exit code counts. ``bash``: a script.
@@ -21,16 +21,8 @@ from tests.shapes import ROOT
 COMMANDS: Final = ("bash", "console")
 LANGUAGES: Final = (*COMMANDS, "json", "text", "yaml")
 """Every fence says which; ``text`` is for what is none of these."""
-TIERS: Final = ("unit", "data-plane")
-REASONS: Final = (
-    "is a tier of its own",
-    "needs a GPU",
-    "needs a cloud",
-    "needs a cluster",
-    "needs a gateway",
-    "needs a published release",
-    "needs another product",
-)
+TIERS: Final = ("unit", "data-plane", "e2e")
+REASONS: Final = ("is a tier of its own", "needs a GPU", "needs a cloud", "needs a published release")
 _FENCE: Final = re.compile(r"^ *```(.*)$")
 _TAG: Final = re.compile(r"^<!-- (run|run by|not run): (.+) -->$")
 _COMMENT: Final = re.compile(r"^<!--.*-->$")

@@ -31,12 +31,12 @@ class Commands:
 
     async def helm(self, *words: str) -> str:
         """What it prints. Raises HelmError."""
-        made = Helm(4, self.home, self._kubeconfig, before=self._inside)
+        made = Helm(4, self.home, self.kubeconfig, before=self.inside)
         return await asyncio.to_thread(made.run, *words)
 
     async def kubectl(self, *words: str) -> str:
         """What it prints. Raises CommandError."""
-        command = [*self._inside, str(binaries.kubectl()), f"--kubeconfig={self._kubeconfig}", *words]
+        command = [*self.inside, str(binaries.kubectl()), f"--kubeconfig={self.kubeconfig}", *words]
         environment = binaries.environment(self.home)
         return await asyncio.to_thread(printed, command, environment, SECONDS, CommandError)
 
@@ -49,11 +49,13 @@ class Commands:
         return await self.kubectl("apply", f"--namespace={namespace}", "-k", str(folder))
 
     @property
-    def _inside(self) -> Sequence[str]:
+    def inside(self) -> Sequence[str]:
+        """What runs a command in the cluster's network."""
         return ("nsenter", "--target", str(self.cluster.first), "--net")
 
     @property
-    def _kubeconfig(self) -> Path:
+    def kubeconfig(self) -> Path:
+        """Of an administrator."""
         return self.cluster.folder / "components.kubeconfig"
 
 

@@ -6,8 +6,9 @@ from typing import Final
 
 import pytest
 import pytest_asyncio
+from tests.charts.helm import NAMESPACE
 from tests.cluster.client import Client
-from tests.cluster.cluster import NODES, Cluster
+from tests.cluster.cluster import H100, NODES, Cluster
 from tests.cluster.control_plane import running
 from tests.cluster.space import Space
 from tests.e2e import edge as envoy_gateway
@@ -25,9 +26,11 @@ ROOM: Final = {"nvidia.com/gpu": "32"}
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes, and the image of Envoy Gateway."""
+    """A node of each kind of GPU that examples name, and the image of Envoy Gateway."""
     images = {envoy_gateway.IMAGE: {PROGRAM: str(program())}}
-    nodes = [replace(node, labels=L40S, capacity=ROOM) for node in NODES]
+    nodes = [
+        replace(node, labels=labels, capacity=ROOM) for node, labels in zip(NODES, (L40S, H100), strict=True)
+    ]
     made = Cluster(tmp_path_factory.mktemp("cluster"), nodes, images)
     with step("a cluster: control plane, two nodes"):
         started = running(made)
@@ -53,8 +56,8 @@ async def admin(cluster: Cluster) -> AsyncIterator[Client]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def system(cluster: Cluster, admin: Client) -> AsyncIterator[Space]:
-    """The namespace of kvist's release."""
-    async with cluster.space(admin) as made:
+    """The namespace of kvist's release: helm lets a CRD go to no other one."""
+    async with cluster.space(admin, NAMESPACE) as made:
         yield made
 
 

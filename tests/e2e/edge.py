@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tests.charts.helm import settings
 from tests.cluster.cluster import Cluster
 from tests.cluster.foreign import ENVOY_GATEWAY, module
 from tests.cluster.space import Space
@@ -16,6 +17,12 @@ VERSION: Final = ENVOY_GATEWAY.partition("@")[2]
 IMAGE: Final = "envoyproxy/gateway"
 RELEASE: Final = "eg"
 OWNER: Final = "gateway.envoyproxy.io/owning-gateway-"
+PROBED: Final = settings(
+    deployment__envoyGateway__readinessProbe__initialDelaySeconds=0,
+    deployment__envoyGateway__readinessProbe__periodSeconds=1,
+)
+"""It is ready when it is, not at the next look ten seconds later."""
+DRAIN: Final = "--drain-time-s"
 CLUSTER_IP: Final[Json] = {"type": "Kubernetes", "kubernetes": {"envoyService": {"type": "ClusterIP"}}}
 """For an EnvoyProxy: nothing here gives addresses to a Service of type LoadBalancer."""
 
@@ -44,6 +51,20 @@ class Edge:
         labels = {f"{OWNER}name": gateway, f"{OWNER}namespace": room.name}
         return await self.space.pods(**labels)
 
+    async def drain_seconds(self, room: Space, gateway: str = "edge") -> set[int]:
+        """For how long its Envoys leave streams alone whose listener has changed."""
+        pods = await self.envoys(room, gateway)
+        found = [c.get("args", []) for pod in pods for c in pod["spec"]["containers"]]
+        return {int(args[args.index(DRAIN) + 1]) for args in found if DRAIN in args}
+
+
+def accepted(policy: Json, where: str) -> bool:
+    """Whether every gateway has taken an object as it is now."""
+    found = policy.get("status", {}).get(where, [])
+    seen = [one.get("observedGeneration") for each in found for one in each["conditions"]]
+    taken = all(condition(one, "Accepted") == "True" for one in found)
+    return bool(found) and taken and set(seen) == {policy["metadata"]["generation"]}
+
 
 def condition(status: Json, kind: str) -> str:
     """Status of one of the conditions; empty when there is none."""
@@ -59,18 +80,17 @@ async def attached(room: Space, name: str) -> None:
         ("EnvoyExtensionPolicy", "ancestors"),
     ):
 
-        async def accepted(kind: str = kind, where: str = where) -> bool:
-            found = (await room.get(kind, name)).get("status", {}).get(where, [])
-            return bool(found) and all(condition(one, "Accepted") == "True" for one in found)
+        async def taken(kind: str = kind, where: str = where) -> bool:
+            return accepted(await room.get(kind, name), where)
 
-        await room.until(accepted, f"{kind} {name}")
+        await room.until(taken, f"{kind} {name}")
 
 
 async def install(commands: Commands, cluster: Cluster, space: Space) -> Edge:
     """As its guide says, in a namespace that admits restricted pods alone."""
     chart = _chart(commands.home)
     where = (f"--namespace={space.name}", "--wait", "--timeout=120s")
-    await commands.helm("install", RELEASE, str(chart), *where)
+    await commands.helm("install", RELEASE, str(chart), *where, *PROBED)
     return Edge(cluster, space)
 
 

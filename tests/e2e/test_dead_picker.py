@@ -1,5 +1,6 @@
 """What clients get while the picker is dead, behind Envoy Gateway."""
 
+import json
 from collections import Counter
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from tests.cluster.pooled import Served
 from tests.cluster.space import Space
 from tests.e2e import pools
 from tests.e2e.commands import Commands
-from tests.e2e.edge import Edge
+from tests.e2e.edge import Edge, attached
 from tests.e2e.steps import say, step
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
@@ -24,42 +25,55 @@ NOTICED: Final = 3
 """Requests that may fail with FailClose until Envoy has put a picker aside; one, where any did."""
 
 
-@pytest.mark.parametrize(("mode", "refused", "none"), [("FailOpen", 200, 200), ("FailClose", 503, 500)])
 async def test_a_dead_picker_lets_everything_or_nothing_pass(
-    mode: str,
-    refused: int,
-    none: int,
-    cluster: Cluster,
-    commands: Commands,
-    admin: Client,
-    system: Space,
-    edge: Edge,
+    cluster: Cluster, commands: Commands, admin: Client, system: Space, edge: Edge
 ) -> None:
     """One among others that does not listen costs a few requests at most, and none with FailOpen. Where none
     listens every request passes with FailOpen and gets 503 with FailClose; where there is none at all,
-    Envoy Gateway makes that 500. With pickers back, all is as before."""
-    await pools.release(commands, system)
+    Envoy Gateway makes that 500. With pickers back, all is as before. A pool takes the other mode
+    while it serves."""
+    with step("helm install of kvist"):
+        await pools.release(commands, system)
     try:
         async with cluster.space(admin) as room:
-            pool = await pools.routed(commands, system, room, edge, spec__gateway__failureMode=mode)
-            await room.until(lambda: pools.answers(pool), "an answer")
-            await scaled(system, OPERATOR, 0)
-            with step(f"{mode}: a picker among others does not listen"):
-                failed = await passed_over(pool)
-            assert failed <= (0 if mode == "FailOpen" else NOTICED)
-            with step(f"{mode}: no picker listens"):
-                await scaled(room, PICKER, 0)
-                await all_get(pool, refused)
-            with step(f"{mode}: there is no picker"):
-                await gone(room, DEAF)
-                await all_get(pool, none)
-            await scaled(system, OPERATOR, 1)
-            with step(f"{mode}: pickers are back"):
-                await room.rolled_out(PICKER)
-                await room.until(lambda: picking(pool), "an answer by a picker")
-                await all_get(pool, 200)
+            with step("a pool that is attached"):
+                pool = await pools.routed(commands, system, room, edge, spec__gateway__failureMode="FailOpen")
+                await room.until(lambda: pools.answers(pool), "an answer")
+            await dies_and_comes_back(pool, system, "FailOpen", refused=200, none=200)
+            with step("the pool takes the other mode"):
+                await pool.patch(gateway={"failureMode": "FailClose"})
+                await pool.until_ready()
+                await room.until(lambda: closes(pool), "a policy that fails closed")
+                await attached(room, pool.name)
+            await dies_and_comes_back(pool, system, "FailClose", refused=503, none=500)
     finally:
         await pools.end(commands, system)
+
+
+async def dies_and_comes_back(pool: Served, system: Space, mode: str, *, refused: int, none: int) -> None:
+    """``refused``, ``none``: what all requests get while no picker listens, or there is none."""
+    room = pool.room
+    await scaled(system, OPERATOR, 0)
+    with step(f"{mode}: a picker among others does not listen"):
+        failed = await passed_over(pool)
+    assert failed <= (0 if mode == "FailOpen" else NOTICED)
+    with step(f"{mode}: no picker listens"):
+        await scaled(room, PICKER, 0)
+        await all_get(pool, refused)
+    with step(f"{mode}: there is no picker"):
+        await gone(room, DEAF)
+        await all_get(pool, none)
+    await scaled(system, OPERATOR, 1)
+    with step(f"{mode}: pickers are back"):
+        await room.rolled_out(PICKER)
+        await picked(pool)
+        await all_get(pool, 200)
+
+
+async def closes(pool: Served) -> bool:
+    """Whether the gateway is told that requests shall fail."""
+    [asks] = (await pool.room.get("EnvoyExtensionPolicy", pool.name))["spec"]["extProc"]
+    return asks["failOpen"] is False
 
 
 async def passed_over(pool: Served) -> int:
@@ -79,9 +93,20 @@ async def passed_over(pool: Served) -> int:
     return len(load.failures)
 
 
-async def picking(pool: Served) -> bool:
-    """Whether a request gets an answer, and some picker was asked."""
-    return await pools.status(pool) == 200 and await pools.counted(pool, PICKS) > 0
+async def picked(pool: Served) -> None:
+    """A request gets an answer, and some picker was asked."""
+    seen: list[tuple[int, int]] = []
+
+    async def picking() -> bool:
+        seen.append((await pools.status(pool), await pools.counted(pool, PICKS)))
+        return seen[-1][0] == 200 and seen[-1][1] > 0
+
+    try:
+        await pool.room.until(picking, "an answer by a picker")
+    except AssertionError as error:
+        status = (await pool.room.get("EnvoyExtensionPolicy", pool.name)).get("status")
+        told = f"(status, picks) of requests: {Counter(seen)}\n{json.dumps(status)}"
+        raise AssertionError(f"{told}\n{error}") from None
 
 
 async def listed(room: Space) -> bool:

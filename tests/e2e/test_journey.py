@@ -25,6 +25,8 @@ EACH: Final = 4
 """Requests with the same beginning, after the first."""
 EVENTS_SECONDS: Final = 1.0
 ENDS: Final = 'kvist_epp_requests_ended_total{source="access-log"}'
+DRAIN_SECONDS: Final = 600
+"""Of the example's EnvoyProxy."""
 MORE: Final = 20
 """Answers under load before and after whatever happens."""
 
@@ -49,6 +51,7 @@ async def test_no_request_fails_from_the_first_answer_to_the_uninstall(
         with step("the first answer by Envoy Gateway"):
             await room.until(lambda: pools.answers(routed), "an answer by Envoy Gateway")
         second = await stack.enter_async_context(routed.load())
+        assert await edge.drain_seconds(room) == {DRAIN_SECONDS}
         await lives((qwen, routed), (first, second), commands, system)
         with step("helm uninstall of kvist"):
             await pools.end(commands, system)
@@ -80,8 +83,7 @@ async def lives(
 
 async def answered(loads: tuple[Steady, ...]) -> None:
     """So many more answers by each way."""
-    for load in loads:
-        await load.until(MORE)
+    await asyncio.gather(*(load.until(MORE) for load in loads))
 
 
 async def learned(pool: Served) -> None:

@@ -39,6 +39,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{ include "kvist.common" . }}
 {{- end }}
 
+{{- define "kvist.modelHeader" -}}
+{{ include "kvist.fullname" . }}-model-header
+{{- end }}
+
+{{- define "kvist.modelHeaderSelector" -}}
+{{ include "kvist.selector" . | replace "component: operator" "component: model-header" }}
+{{- end }}
+
+{{- define "kvist.modelHeaderLabels" -}}
+{{ include "kvist.modelHeaderSelector" . }}
+{{ include "kvist.common" . }}
+{{- end }}
+
 {{- define "kvist.serviceAccount" -}}
 {{- $made := .Values.serviceAccount.create | ternary (include "kvist.operator" .) "default" -}}
 {{- default $made .Values.serviceAccount.name -}}

@@ -8,6 +8,7 @@ import ssl
 from typing import Final
 
 from kvist_epp.errors import ProtocolError
+from kvist_epp.wire.hello import Hello
 from kvist_epp.wire.tls import ALPN
 
 _RECORD_BYTES: Final = 16 * 1024
@@ -21,16 +22,17 @@ PREFIX: Final = "TLS: "
 class Secure:
     """TLS of one accepted connection. What ``take`` gives goes to the socket, after every other verb."""
 
-    __slots__ = ("_incoming", "_outgoing", "_tls", "begun", "ended", "established")
+    __slots__ = ("_hello", "_incoming", "_outgoing", "_tls", "begun", "ended", "established")
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._hello: Hello | None = Hello()
         self.begun = False
         """The peer has said something."""
         self.established = False
-        """The handshake is over and agreed on ``h2``."""
+        """The handshake is over, and it is ``h2`` that follows."""
         self.ended = False
         """The peer said that it sends no more (``close_notify``)."""
 
@@ -39,6 +41,8 @@ class Secure:
 
         Then ``take`` has the alert that tells the peer.
         """
+        if self._hello is not None:
+            self._hello.receive(data)
         self._incoming.write(data)
         self.begun = True
         try:
@@ -70,9 +74,10 @@ class Secure:
         except ssl.SSLWantReadError:
             return False
         # RFC 9113 section 3.2: HTTP/2 over TLS is agreed by ALPN. Without a protocol in common OpenSSL goes
-        # on without any.
-        if self._tls.selected_alpn_protocol() != ALPN:
+        # on without any. Who offers none at all speaks gRPC by prior knowledge or fails at the preface.
+        if self._tls.selected_alpn_protocol() != ALPN and (self._hello is None or self._hello.offers):
             raise ProtocolError(f"{PREFIX}the client did not offer h2 by ALPN")
+        self._hello = None
         self.established = True
         return True
 

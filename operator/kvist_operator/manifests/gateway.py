@@ -186,7 +186,7 @@ def _asked() -> Json:
     """A picker that refuses a connection is left alone for a while, and another one is asked.
 
     Not checked actively, as the pool's own Envoy does: Envoy Gateway 1.9 gives its checks no ALPN, and
-    HTTP/2 over TLS is agreed by ALPN (RFC 9113 section 3.2)."""
+    pickers with ``--transport=grpc`` refuse such clients."""
     passive = {
         "splitExternalLocalOriginErrors": True,
         "consecutiveLocalOriginFailures": 1,

@@ -6,6 +6,7 @@ An image that is not in the table cannot be pulled, as in any registry.
 
 import compileall
 import os
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,23 @@ _HUB: Final = "docker.io/"
 """The registry of a name without one."""
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+
+NO_ROOM: Final = (
+    "ValueError: To serve at least one request with the model's max seq len (131072), (16.0 GiB KV cache is"
+    " needed, which is larger than the available KV cache memory (5.27 GiB). Based on the available memory,"
+    " the estimated maximum model length is 43136. Try increasing `gpu_memory_utilization` or decreasing"
+    " `max_model_len` when initializing the engine."
+)
+"""Last words of a vLLM whose cache has no room for one sequence."""
+MIRROR: Final = "registry.example.com"
+"""The registry inside of examples/10-airgapped."""
+MIRRORED: Final = {
+    "kvist/kvist-operator": "kvist-operator",
+    "kvist/kvist-epp": "kvist-epp",
+    "mirror/envoy": "envoyproxy/envoy",
+    "mirror/vllm-openai": "vllm/vllm-openai",
+}
+"""Copies, and what they are copies of."""
 
 Programs = Mapping[str, Mapping[str, str]]
 """Name of a program → its file, by repository."""
@@ -48,14 +66,16 @@ class Image:
 def table() -> dict[str, Image]:
     """By repository. Raises EnvoyMissingError."""
     python = f"exec {sys.executable}"
-    return {
+    found = {
         "vllm/vllm-openai": Image({"vllm": f"{python} -m kvist_sim.engine"}),
         "kvist-epp": Image({"kvist-epp": f"{python} -m kvist_epp"}, user=65532),
         "kvist-operator": Image({"kvist-operator": f"{python} -m kvist_operator"}, user=65532),
         "envoyproxy/envoy": Image({"envoy": f"exec {find_envoy()}"}, user=101),
         "kvist-test/python": Image({"python3": python}),
+        "kvist-test/no-room": Image({"vllm": f"echo {shlex.quote(NO_ROOM)} >&2; exit 1;"}),
         "kvist-test/model": Image(content=model.folder()),
     }
+    return found | {f"{MIRROR}/{copy}": found[name] for copy, name in MIRRORED.items()}
 
 
 def repository(reference: str) -> str:
