@@ -17,7 +17,15 @@ def row(policy: str, load: float, goodput: float, case: str = "chat") -> dict[st
     """A row of the document."""
     interval = {"mean": goodput, "half": 0.01}
     figures = dict.fromkeys(("ttft_p50", "ttft_p90", "hit_ratio"), 0.5)
-    return {"case": case, "load": load, "policy": policy, "goodput": interval, "ahead": interval, **figures}
+    return {
+        "case": case,
+        "load": load,
+        "policy": policy,
+        "goodput": interval,
+        "ahead": interval,
+        "seeds": 2,
+        **figures,
+    }
 
 
 ROWS = [row(policy, load, 1 - load / 2) for policy in ("kvist", "dynamo", "random") for load in (0.5, 1.0)]
@@ -34,6 +42,16 @@ def found(**changed: Any) -> dict[str, Any]:
             "rows": ROWS,
             "runs": [{"cell": cell, "loads": loads}],
             "standing": [standing | changed],
+            "workloads": [
+                {
+                    "name": "chat",
+                    "summary": "talk",
+                    "ttft": 2.0,
+                    "tpot": 0.06,
+                    "held_out": True,
+                    "capacity": 7.25,
+                }
+            ],
         }
     )
 
@@ -104,7 +122,18 @@ def test_the_page_gets_stamp_pictures_and_table(tmp_path: Path) -> None:
     assert text.endswith("<!-- /route -->\nthe rest\n")
     assert text.count("<picture>") == 5
     assert "| chat | 100% | 50.0% ± 1.0% | 50.0% ± 1.0% dynamo |" in text
+    assert "| chat † | talk | 2 s, 60 ms | 7.2 |" in text
+    assert "| chat | 50% | 75.0 | 75.0 | 75.0 |" in text
     assert "old" not in text
+
+
+def test_who_ran_fewer_seeds_is_marked() -> None:
+    """A policy that was too far behind to go on has a star, and the note says why."""
+    rows = [*ROWS, row("lmetric", 1.0, 0.1) | {"seeds": 1}]
+
+    assert "10.0 \\* |" in route_docs.everybody({"rows": rows})
+    assert "Fewer than 2 seeds" in route_docs.everybody({"rows": rows})
+    assert "Fewer" not in route_docs.everybody({"rows": ROWS})
 
 
 def test_a_lost_row_says_so(tmp_path: Path) -> None:

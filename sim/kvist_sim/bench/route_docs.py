@@ -19,6 +19,8 @@ PICTURES: Final = "pictures"
 """Folder beside the page."""
 OURS: Final = "kvist"
 PODS_CASE: Final = "hot-prefix"
+STAR: Final = " \\*"
+"""After the goodput of who did not go on."""
 HEAD: Final = (
     "| workload | load | kvist | best other | ours ahead | TTFT p90, s | other's | hits | other's |\n"
     "|---|---|---|---|---|---|---|---|---|\n"
@@ -35,7 +37,7 @@ def write(page: Path, found: Mapping[str, Any]) -> None:
     if loads := pod_loads(found["runs"], route_pictures.NAMED):
         drawn.append(route_pictures.pod_loads(loads))
     shown = [pictures.write(picture, page.parent / PICTURES) for picture in drawn]
-    text = "\n".join([stamp(found), *shown, table(found)])
+    text = "\n".join([stamp(found), workloads(found), *shown, table(found), everybody(found)])
     page.write_text(placed(page.read_text(), NAME, text))
 
 
@@ -69,6 +71,48 @@ def _line(one: Mapping[str, Any], rows: Mapping[tuple[str, float, str], Mapping[
         *(f"{row['hit_ratio']:.0%}" for row in (ours, other)),
     ]
     return f"| {' | '.join(cells)} |\n"
+
+
+def workloads(found: Mapping[str, Any]) -> str:
+    """What was offered, and what counts as good."""
+    lines = [
+        f"| {one['name']}{' †' if one['held_out'] else ''} | {one['summary']} | {one['ttft']:g} s, "
+        f"{1000 * one['tpot']:g} ms | {one['capacity']:.1f} |\n"
+        for one in found["workloads"]
+    ]
+    head = "| workload | what comes | good: TTFT, TPOT | 100 % load, requests/s |\n|---|---|---|---|\n"
+    note = "\n† Not looked at while the policy was made.\n" if "†" in "".join(lines) else ""
+    return head + "".join(lines) + note
+
+
+def everybody(found: Mapping[str, Any]) -> str:
+    """Goodput of every policy, the best on the left by its mean over all rows."""
+    shares: dict[tuple[str, float], dict[str, Mapping[str, Any]]] = {}
+    for row in found["rows"]:
+        shares.setdefault((row["case"], row["load"]), {})[row["policy"]] = row
+    names = sorted({row["policy"] for row in found["rows"]}, key=lambda name: _standing(name, shares))
+    most = max((row["seeds"] for row in found["rows"]), default=0)
+    lines = [
+        f"| {case} | {load:.0%} | {' | '.join(_cell(policies.get(name), most) for name in names)} |\n"
+        for (case, load), policies in shares.items()
+    ]
+    head = f"| goodput, % | load | {' | '.join(names)} |\n{'|---' * (len(names) + 2)}|\n"
+    note = (
+        f"\n{STAR.strip()} Fewer than {most} seeds: too far behind the best after the first ones to go on.\n"
+    )
+    return f"\n{head}{''.join(lines)}{note if '*' in ''.join(lines) else ''}"
+
+
+def _standing(name: str, shares: Mapping[Any, Mapping[str, Mapping[str, Any]]]) -> tuple[bool, float]:
+    means = [policies[name]["goodput"]["mean"] for policies in shares.values() if name in policies]
+    return name == "ideal", -sum(means) / len(means)
+
+
+def _cell(row: Mapping[str, Any] | None, most: int) -> str:
+    if row is None:
+        return ""
+    star = "" if row["seeds"] == most else STAR
+    return f"{100 * row['goodput']['mean']:.1f}{star}"
 
 
 def _share(found: Mapping[str, float | None]) -> str:

@@ -83,6 +83,19 @@ def _job(options: argparse.Namespace) -> Job:
     )
 
 
+def _offered(options: argparse.Namespace, name: str, results: Sequence[Result]) -> dict[str, object]:
+    case = _job(options).case(name)
+    shape = case.shape(options.engines)
+    return {
+        "name": name,
+        "summary": shape.summary,
+        "ttft": shape.ttft,
+        "tpot": shape.tpot,
+        "held_out": case.held_out,
+        "capacity": next(r.rate / r.cell.load for r in results if r.cell.case == name),
+    }
+
+
 def _workloads(options: argparse.Namespace) -> Sequence[str]:
     if options.trace is not None:
         return (trace(options.trace).name,)
@@ -114,7 +127,8 @@ def _problem(options: argparse.Namespace) -> str:
 def _write(options: argparse.Namespace, results: Sequence[Result]) -> None:
     about = {name: str(value) for name, value in vars(options).items() if not callable(value)}
     about["capacity"] = f"highest rate at which the ideal pool serves {GOOD:.0%} within the SLO"
-    found = stamped(document(results, about))
+    offered = [_offered(options, name, results) for name in dict.fromkeys(r.cell.case for r in results)]
+    found = stamped({**document(results, about), "workloads": offered})
     text = json.dumps(found, indent=1)
     if options.json == "-":
         print(text)
