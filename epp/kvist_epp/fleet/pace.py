@@ -13,7 +13,7 @@ BACKLOG_TOKENS: Final = 2_048
 WINDOW_SECONDS: Final = 1.0
 """At least; two steps or more, so that it matters little where in a step it begins."""
 WINDOW_TOKENS: Final = 4_096
-"""At least: a window in which next to nothing was computed is one of a full KV cache."""
+"""At least: several steps of a slow engine, and one window of a full KV cache instead of many."""
 WINDOWS: Final = 32
 """Remembered; half a minute of backlog."""
 ENOUGH: Final = 3
@@ -56,9 +56,8 @@ class Pace:
     def _step(self, now: float) -> None:
         """Another step has ended; whether the steps before it make a window."""
         seconds = 0.0 if self._since is None else self._last - self._since
-        if seconds >= WINDOW_SECONDS:
-            if self._done >= WINDOW_TOKENS:
-                self._learn(self._done / seconds)
+        if seconds >= WINDOW_SECONDS and self._done >= WINDOW_TOKENS:
+            self._learn(self._done / seconds)
             self._since, self._done = self._last, 0.0
         self._last = now
 
