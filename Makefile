@@ -76,7 +76,7 @@ fuzz: $(FUZZER)  ## coverage-guided fuzzing of what gateways send, two minutes
 bench-fuzz: $(FUZZER)  ## the same for SECONDS=7200 in all
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS)
 
-test-all: test test-http2 fuzz test-cluster test-charts test-e2e test-engine  ## every tier, as CI runs them
+test-all: demo test test-http2 fuzz test-cluster test-charts test-e2e test-engine  ## every tier, as CI runs them
 
 check: fmt-check lint types imports check-proto  ## format, lint, types, import contracts, generated files
 

@@ -2,7 +2,8 @@
 
 A tag is a comment on the line before the fence::
 
-    <!-- run: data-plane -->                   the data-plane tier runs it; e2e: on a cluster
+    <!-- run: data-plane -->                   the data-plane tier runs it; e2e: on a cluster;
+                                               make test-all: its verbs are a part of that, as CI runs it
     <!-- run by: test_something -->            this test does, with other addresses
     <!-- not run: needs a GPU -->              nobody does, for one of the reasons of ``REASONS``
 
@@ -21,8 +22,8 @@ from tests.shapes import ROOT
 COMMANDS: Final = ("bash", "console")
 LANGUAGES: Final = (*COMMANDS, "json", "text", "yaml")
 """Every fence says which; ``text`` is for what is none of these."""
-TIERS: Final = ("unit", "data-plane", "e2e")
-REASONS: Final = ("is a tier of its own", "needs a GPU", "needs a cloud", "needs a published release")
+TIERS: Final = ("unit", "data-plane", "e2e", "make test-all")
+REASONS: Final = ("needs a GPU", "needs a cloud", "needs a published release")
 _FENCE: Final = re.compile(r"^ *```(.*)$")
 _TAG: Final = re.compile(r"^<!-- (run|run by|not run): (.+) -->$")
 _COMMENT: Final = re.compile(r"^<!--.*-->$")

@@ -35,6 +35,17 @@ def test_there_are_commands_of_every_kind() -> None:
     assert {what for kind, what in found if kind == "not run"} <= set(REASONS)
 
 
+def test_verbs_that_ci_is_said_to_run_are_a_part_of_what_it_runs() -> None:
+    """``make test-all`` needs each of them, and CI runs that."""
+    [needed] = re.findall(r"^test-all: (.*?) *##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    scripts = [block.text for block in commands("make test-all")]
+    verbs = [line.split("#")[0].split() for text in scripts for line in text.splitlines()]
+
+    assert verbs
+    assert [words for words in verbs if words[0] != "make" or words[1] not in needed.split()] == []
+    assert "make check test-all" in (ROOT / ".ci" / "run").read_text()
+
+
 def test_a_test_that_runs_a_block_exists() -> None:
     """What a tag names is a test of this suite."""
     there = {
@@ -113,7 +124,7 @@ def test_blocks_are_read(tmp_path: Path) -> None:
     assert list(first.faults()) == []
     assert list(second.faults()) == ["sample.md:11: ```sh is none of bash, console, json, text, yaml"]
     [fault] = third.faults()
-    assert fault.startswith("sample.md:15: 'no time' is none of is a tier of its own")
+    assert fault.startswith("sample.md:15: 'no time' is none of needs a GPU")
 
 
 @pytest.mark.parametrize(
