@@ -206,7 +206,9 @@ def _set_costs(rows: list[_Row], policy: Policy, uses: float) -> None:
     most = max(row.hit.tokens for row in rows)
     share = copy_share(uses, sum(row.hit.tokens >= COPY * most for row in rows)) if most else 1.0
     copied = policy.copy_seconds / max(rows[0].uncached + rows[0].hit.tokens, 1)
-    work_price = price(sum(row.running for row in rows) / len(rows), policy)
+    running = sum(row.running for row in rows) / len(rows)
+    crowded = sum(row.candidate.load.crowd is not None for row in rows) / len(rows)
+    work_price = price(running, crowded, policy)
     for row in rows:
         copy = row.uncached - least
         work = row.work * (least + share * copy) / row.uncached if copy else row.work

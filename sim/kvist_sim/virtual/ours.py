@@ -177,7 +177,11 @@ class Kvist:
             state.batch.observe(page.running, page.waiting)
         key, rates = state.endpoint.key, state.rates
         self.ledger.calibrate(
-            key, rate=rates.prefill, decode_seconds=rates.decode_seconds, slots=state.slots()
+            key,
+            rate=rates.prefill,
+            decode_seconds=rates.decode_seconds,
+            slots=state.slots(),
+            crowd=state.crowd,
         )
         self.ledger.reconcile(key, page.running, page.waiting, now)
 

@@ -36,8 +36,9 @@ def test_an_unknown_medium_has_a_rate() -> None:
 
 
 def test_the_price_rises_with_the_batch() -> None:
-    """2 in an idle pool, and 0.15 for each sequence on a pod that a prefill delays."""
-    assert [price(0), price(20)] == [2.0, 5.0]
+    """2 in an idle pool, and 0.15 for each sequence on a pod that a prefill delays; 3 more where one pod of
+    ten has a full KV cache."""
+    assert [price(0), price(20), price(20, 0.1)] == [2.0, 5.0, 8.0]
 
 
 def test_cost_is_the_formula_of_the_design() -> None:
