@@ -25,10 +25,10 @@ class Policy:
     price_base: float = 2.0
     """Price of a second of work in a pool that runs nothing: the request's own time, and as much for what its
     blocks evict. 1 (greedy) lost goodput on groups near the cache's size (``docs/decisions/0014``)."""
-    price_running: float = 0.15
+    price_running: float = 0.08
     """Added to the price per sequence on a pod, in the pool's mean (1/sequence). A second of prefill delays
     each of them by a second once, over hundreds of tokens. So a busy pool hardly copies and an idle one does.
-    0.05 lost goodput on groups, 0.2 gained nothing more. The pod's own number instead of the mean parts the
+    0.15 lost goodput on system prompts and on uneven GPUs. The pod's own number instead of the mean parts the
     pool in pods that only prefill and pods that only decode."""
     price_crowded: float = 30.0
     """Added where every pod's KV cache is full and lets requests wait, in proportion where some are: there a
@@ -126,8 +126,12 @@ def price(running: float, crowded: float = 0.0, policy: Policy = DEFAULT) -> flo
 
 def copy_share(uses: float, copies: int) -> float:
     """The part of a copy's work that this request answers for: ``uses`` of the same beginning came in the
-    last moments, and will come in the next ones; the new copy gets its share of them beside ``copies``."""
-    return 1.0 / (1.0 + uses / (copies + 1))
+    last moments, and will come in the next ones; the new copy gets its share of them beside ``copies``.
+
+    The square parts the two kinds: what has several uses for each copy is copied freely, what has less than
+    one hardly more often than if it had none.
+    """
+    return 1.0 / (1.0 + (uses / (copies + 1)) ** 2)
 
 
 def cost(wait: float, work: float, running: int, price: float, policy: Policy = DEFAULT) -> float:

@@ -36,9 +36,9 @@ def test_an_unknown_medium_has_a_rate() -> None:
 
 
 def test_the_price_rises_with_the_batch() -> None:
-    """2 in an idle pool, and 0.15 for each sequence on a pod that a prefill delays; 3 more where one pod of
+    """2 in an idle pool, and 0.08 for each sequence on a pod that a prefill delays; 3 more where one pod of
     ten has a full KV cache."""
-    assert [price(0), price(20), price(20, 0.1)] == [2.0, 5.0, 8.0]
+    assert [price(0), price(25), price(25, 0.1)] == [2.0, 4.0, 7.0]
 
 
 def test_cost_is_the_formula_of_the_design() -> None:
@@ -47,8 +47,8 @@ def test_cost_is_the_formula_of_the_design() -> None:
 
 
 def test_those_who_will_use_a_copy_share_its_work() -> None:
-    """Nobody asked lately: the request bears it whole. Nine uses for two copies: four and a half each."""
-    assert [copy_share(0.0, 1), copy_share(9.0, 1)] == [1.0, pytest.approx(1 / 5.5)]
+    """Nobody asked lately: the request bears it whole. Six uses for two copies: a tenth."""
+    assert [copy_share(0.0, 1), copy_share(6.0, 1)] == [1.0, pytest.approx(0.1)]
 
 
 @given(st.floats(0, 1e4), st.floats(0, 1e4), st.integers(1, 1000), st.integers(1, 1000))
