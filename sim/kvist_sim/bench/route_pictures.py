@@ -7,7 +7,7 @@ from typing import Any, Final
 from .pictures import Curve, Panel, Picture
 
 OURS: Final = "kvist"
-NAMED: Final = (OURS, "llm-d-affinity", "dynamo", "cache-aware", "lmetric", "round-robin")
+NAMED: Final = (OURS, "llm-d-weighted", "llm-d-affinity", "dynamo", "lmetric", "round-robin")
 """Told apart by colour; the other policies are faint."""
 LOAD: Final = "offered load, by the capacity of an ideal pool with one shared cache"
 

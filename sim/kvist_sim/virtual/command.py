@@ -43,7 +43,8 @@ def _results(options: argparse.Namespace) -> list[Result]:
     screened = options.first_seed + options.screen if options.screen else seeds.stop
     results = _run(options, job, [cell for cell in asked if cell.seed < screened], kept)
     still = contenders(results)
-    later = [c for c in asked if c.seed >= screened and (c.case, c.load, c.policy) in still]
+    there = {result.cell for result in kept.of(asked)} if kept else set()
+    later = [c for c in asked if c.seed >= screened and (c in there or (c.case, c.load, c.policy) in still)]
     results += _run(options, job, later, kept)
     order = {cell: number for number, cell in enumerate(asked)}
     return sorted(results, key=lambda result: order[result.cell])
