@@ -234,7 +234,7 @@ class Kvist:
         entry, prefix = told
         if entry.open:
             self.ledger.parted(entry, self._now())
-        if prefix is not None:
+        if prefix is not None and entry.load.key in self.lookup.members:  # else it was not added
             self._elsewhere.drop(entry.load.key, prefix)
 
 
