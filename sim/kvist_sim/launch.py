@@ -3,7 +3,7 @@
 import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -82,6 +82,15 @@ def engine_command(
         *("--num-gpu-blocks-override", str(blocks), "--enable-prompt-tokens-details"),
         *("--kv-events-config", json.dumps(events), *more),
     ]
+
+
+async def start_engines(
+    children: Children, engines: Sequence[EnginePorts], command: Callable[[EnginePorts], list[str]]
+) -> None:
+    """Start them all and wait until all answer. Raises ChildFailedError."""
+    started = [children.start(f"engine-{number}", command(ports)) for number, ports in enumerate(engines)]
+    for child, ports in zip(started, engines, strict=True):
+        await children.ready(child, functools.partial(answers, HOST, ports.http, "/health"), START_SECONDS)
 
 
 def endpoints_file(engines: Sequence[EnginePorts]) -> dict[str, Any]:

@@ -110,6 +110,17 @@ class Children:
         for child in self._children:
             child.check()
 
+    async def watch(self, work: asyncio.Task[None]) -> None:
+        """Wait for it, and end it; raises ChildFailedError as soon as a component has died."""
+        try:
+            while not work.done():
+                self.check()
+                await asyncio.wait((work,), timeout=1.0)
+            work.result()
+        finally:
+            work.cancel()
+            await asyncio.wait((work,))
+
     async def ready(self, child: Child, probe: Callable[[], Awaitable[bool]], seconds: float) -> None:
         """Wait until the probe says so. Raises ChildFailedError when the child ends or time is up."""
         deadline = asyncio.get_running_loop().time() + seconds

@@ -84,7 +84,9 @@ class Paces:
         self._fastest = default
 
     def learn(self, key: str, rate: float) -> bool:
-        """One pod's; whether that changes what is thought of the others."""
+        """One pod's, told at every event; whether that changes what is thought of the others."""
+        if self._learned.get(key) == rate:
+            return False
         self._learned[key] = rate
         return self._settle()
 

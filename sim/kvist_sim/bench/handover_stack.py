@@ -6,7 +6,6 @@ interpreter takes to start; a pod goes and comes by the endpoints file.
 
 import asyncio
 import contextlib
-import functools
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from rich.console import Console
 from kvist_epp.names import LABEL_MAX_NUM_SEQS, TENANT_HEADERS
 from kvist_sim import envoy, launch
 from kvist_sim import model as model_files
-from kvist_sim.http1 import answers
 from kvist_sim.load import percentile
 from kvist_sim.processes import Children
 from kvist_sim.workloads import Arrival, Shape, arrivals, warm_up
@@ -83,7 +81,7 @@ async def _one(kind: str, slot_seconds: float, name: Path) -> Run:
         steps = asyncio.create_task(rollout.run(begin, slot_seconds) if kind != STEADY else _never())
         try:
             async with asyncio.timeout(end + DRAIN_SECONDS):
-                await _watched(load, children)
+                await children.watch(load)
             given = await launch.metric(picker, "kvist_epp_hand_over_tokens_total")
             failed = await launch.metric(picker, "kvist_epp_hand_over_steps_total", 'outcome="failed"')
         finally:
@@ -174,27 +172,13 @@ async def _started(kind: str, name: Path) -> AsyncIterator[tuple[Children, Rollo
 
 
 async def _start_engines(children: Children, engines: Sequence[launch.EnginePorts], model: str) -> None:
-    flags = ("--sim-time-scale", str(SPEED))
-    started = [
-        children.start(
-            f"engine-{number}",
-            launch.engine_command(
-                ports, model, served=MODEL_NAME, block_size=BLOCK_SIZE, blocks=BLOCKS, more=flags
-            ),
+    def command(ports: launch.EnginePorts) -> list[str]:
+        return launch.engine_command(
+            ports, model, served=MODEL_NAME, block_size=BLOCK_SIZE, blocks=BLOCKS, more=flags
         )
-        for number, ports in enumerate(engines)
-    ]
-    for child, ports in zip(started, engines, strict=True):
-        probe = functools.partial(answers, launch.HOST, ports.http, "/health")
-        await children.ready(child, probe, launch.START_SECONDS)
 
-
-async def _watched(work: "asyncio.Task[None]", children: Children) -> None:
-    """Wait for it; raises ChildFailedError as soon as a component has died."""
-    while not work.done():
-        children.check()
-        await asyncio.wait((work,), timeout=1.0)
-    work.result()
+    flags = ("--sim-time-scale", str(SPEED))
+    await launch.start_engines(children, engines, command)
 
 
 async def _never() -> None:

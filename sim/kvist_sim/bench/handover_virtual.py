@@ -13,7 +13,8 @@ from kvist_sim.virtual.handover import WARM, WarmWorld
 from kvist_sim.virtual.ideal import Remembered
 from kvist_sim.virtual.judge import Verdict, judge
 from kvist_sim.virtual.ours import KVIST
-from kvist_sim.virtual.workloads.cases import CASES, Case, even, rolling
+from kvist_sim.virtual.runner import case_named
+from kvist_sim.virtual.workloads.cases import even, rolling
 from kvist_sim.virtual.world import World
 
 ENGINES: Final = 8
@@ -85,20 +86,15 @@ async def _workload(pool: ProcessPoolExecutor, name: str, setting: Setting, say:
     return Workload(name, rate, await asyncio.gather(*running))
 
 
-def case_of(name: str) -> Case:
-    """A row of ``kvist bench route``."""
-    return next(case for case in CASES if case.name == name)
-
-
 def rate_of(name: str) -> float:
     """Requests per second at the load."""
-    shape = case_of(name).shape(ENGINES)
+    shape = case_named(name).shape(ENGINES)
     return LOAD * Remembered().capacity(shape, even(ENGINES), CAPACITY_REQUESTS)
 
 
 def cell(name: str, rate: float, kind: str, seed: int, seconds: float) -> Cell:
     """One run."""
-    shape = case_of(name).shape(ENGINES)
+    shape = case_named(name).shape(ENGINES)
     fleet = even(ENGINES) if kind == STEADY else rolling(ENGINES)
     make, spec = (WarmWorld, WARM) if kind == HANDED else (World, KVIST)
     world = make(shape, fleet, spec, rate=rate, requests=round(seconds * rate), seed=seed)

@@ -103,7 +103,7 @@ async def _direct(plan: Plan, name: Path, say: Console) -> list[Figures]:
             loop = asyncio.get_running_loop()
             begin, cpu = loop.time(), picker.child.cpu_seconds()
             async with sampled(picker.child.pid, lambda: loop.time() - begin) as samples:
-                await _watched(asyncio.create_task(asker.run(plan.seconds)), children)
+                await children.watch(asyncio.create_task(asker.run(plan.seconds)))
             spent = picker.child.cpu_seconds() - cpu
             why = [f"{asker.waiting} not answered; held: {await held(picker)}"] if asker.waiting else []
         remains = await until_empty(picker, before)
@@ -209,7 +209,7 @@ async def _loaded(plan: Plan, recorder: Recorder, children: Children) -> None:
     stop = asyncio.get_running_loop().call_later(plan.seconds, recorder.stop)
     try:
         async with asyncio.timeout(plan.seconds + DRAIN_SECONDS):
-            await _watched(load, children)
+            await children.watch(load)
     except TimeoutError:
         pass  # what is not answered by now is a failed request
     finally:
@@ -217,15 +217,3 @@ async def _loaded(plan: Plan, recorder: Recorder, children: Children) -> None:
         load.cancel()
         await asyncio.gather(load, return_exceptions=True)
         recorder.close()
-
-
-async def _watched(work: asyncio.Task[None], children: Children) -> None:
-    """Wait for it; raises ChildFailedError as soon as a component has died."""
-    try:
-        while not work.done():
-            children.check()
-            await asyncio.wait((work,), timeout=1.0)
-        work.result()
-    finally:
-        work.cancel()
-        await asyncio.wait((work,))

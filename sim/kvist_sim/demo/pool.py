@@ -1,11 +1,9 @@
 """The engines of a demo, started with vLLM's own arguments."""
 
-import functools
 from collections.abc import Sequence
 
 from kvist_sim import launch
-from kvist_sim.http1 import answers
-from kvist_sim.launch import HOST, START_SECONDS, EnginePorts
+from kvist_sim.launch import EnginePorts
 from kvist_sim.processes import Children
 
 from .plan import BLOCK_SIZE, BLOCKS_PER_ENGINE, MODEL_NAME
@@ -20,9 +18,4 @@ def engine_command(ports: EnginePorts, model: str) -> list[str]:
 
 async def start_engines(children: Children, engines: Sequence[EnginePorts], model: str) -> None:
     """Start them all and wait until all answer. Raises ChildFailedError."""
-    started = [
-        children.start(f"engine-{number}", engine_command(ports, model))
-        for number, ports in enumerate(engines)
-    ]
-    for child, ports in zip(started, engines, strict=True):
-        await children.ready(child, functools.partial(answers, HOST, ports.http, "/health"), START_SECONDS)
+    await launch.start_engines(children, engines, lambda ports: engine_command(ports, model))

@@ -21,11 +21,16 @@ from kvist_sim.virtual.world import Setting
 
 def main(options: argparse.Namespace) -> int:
     """Exit code 2 for a name that is none, or a trace that cannot be read."""
-    problem = _problem(options)
+    problem, kept = _problem(options), None
+    if options.keep is not None and not problem:
+        try:
+            kept = Kept(options.keep, _job(options))
+        except (OSError, ValueError) as error:
+            problem = f"--keep: {error}"
     if problem:
         print(f"kvist bench route: {problem}", file=sys.stderr)
         return 2
-    results = _results(options)
+    results = _results(options, kept)
     if options.json != "-":
         console = Console(width=None if sys.stdout.isatty() else 150)
         console.print(table(results))
@@ -35,11 +40,10 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _results(options: argparse.Namespace) -> list[Result]:
+def _results(options: argparse.Namespace, kept: Kept | None) -> list[Result]:
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     job = _job(options)
     asked = cells(_workloads(options), options.load, options.policy or (*SPECS, IDEAL), seeds)
-    kept = Kept(options.keep, job) if options.keep else None
     screened = options.first_seed + options.screen if options.screen else seeds.stop
     results = _run(options, job, [cell for cell in asked if cell.seed < screened], kept)
     still = contenders(results)
@@ -115,11 +119,6 @@ def _problem(options: argparse.Namespace) -> str:
             trace(options.trace)
         except (OSError, ValueError) as error:
             return f"--trace: {error}"
-    if options.keep is not None:
-        try:
-            Kept(options.keep, _job(options))
-        except (OSError, ValueError) as error:
-            return f"--keep: {error}"
     if options.screen and not 0 < options.screen <= options.seeds:
         return f"--screen: {options.screen} is not between 1 and --seeds {options.seeds}"
     return ""

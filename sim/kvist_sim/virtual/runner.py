@@ -63,7 +63,7 @@ class Job:
         if self.trace is not None:
             shape = trace(self.trace)
             return Case(shape.name, lambda _engines: shape, even)
-        return next(case for case in CASES if case.name == name)
+        return case_named(name)
 
     def capacity(self, name: str) -> float:
         """Requests per second of the ideal pool."""
@@ -91,6 +91,11 @@ class Job:
             seed=cell.seed,
             setting=self.setting,
         )
+
+
+def case_named(name: str) -> Case:
+    """One of the table's rows."""
+    return next(case for case in CASES if case.name == name)
 
 
 def cells(
