@@ -1,9 +1,14 @@
 """Which beginnings of prompts are hot: matched often within ten minutes, by more than one tenant. Pure.
 
 A pick notes where in the index its prompt's longest match ends, whoever holds it, and whose request it was.
-What is hot is worked out when somebody asks: notes go up the tree, a block is as hot as all that ends at it
+What is hot is worked out when somebody asks: counts go up the tree, a block is as hot as all that ends at it
 or behind it, and the hottest blocks that fit a budget are told as whole beginnings. Heat never rises on the
 way down, so the hottest blocks always are beginnings.
+
+Each piece of the window counts a bounded number of places. When they are all taken, what comes is counted
+where least was, and takes that place's name with the chance that keeps every sum of counts right in the mean
+(D. Ting, Data Sketches for Disaggregated Subset Sum and Frequent Item Estimation, SIGMOD 2018): places asked
+for often stay, and are counted exactly while few are asked for.
 
 What one tenant alone has asked for, and what has a salt, is nobody else's: it is never told.
 """
@@ -20,10 +25,9 @@ from kvist_epp.cache.tree.holders import ONES
 from kvist_epp.cache.tree.segment import Root, Segment
 from kvist_epp.window import Window
 
-NOTES: Final = 128
-"""That a piece of the window keeps: of more a fair sample (A. Waterman's reservoir, in D. Knuth, The Art of
-Computer Programming, 3.4.2). What is hot enough to be told is seen in 2,560 notes, and to work that out takes
-milliseconds, in which no request is picked for."""
+PLACES: Final = 128
+"""That a piece of the window counts. To work out what is hot among 2,560 of them takes milliseconds, in which
+no request is picked for."""
 
 Place = tuple[Segment, int]
 """A segment, and how many of its first blocks."""
@@ -53,7 +57,7 @@ class Beginning(msgspec.Struct, frozen=True):
     """Rendered, from the first byte; a whole number of blocks."""
     tokens: int
     matches: int
-    """Of its last block, in the notes that were kept."""
+    """Of its last block."""
     sizes: tuple[int, ...]
     """Bytes of each block."""
 
@@ -68,15 +72,30 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 class _Piece:
-    __slots__ = ("notes", "seen")
+    """Counts of half a minute."""
+
+    __slots__ = ("_least", "_level", "heats")
 
     def __init__(self) -> None:
-        self.notes: list[tuple[Place, str]] = []
-        self.seen = 0
+        self.heats: dict[Place, Heat] = {}
+        self._level = 0
+        """The lowest count there is, or was."""
+        self._least: list[Place] = []
+        """Those that had it when they were looked for, and were not taken since."""
+
+    def least(self) -> Place:
+        """One of the lowest count; the caller raises that count."""
+        while True:
+            while self._least:
+                place = self._least.pop()
+                if self.heats[place].matches == self._level:
+                    return place
+            self._level = min(heat.matches for heat in self.heats.values())
+            self._least = [place for place, heat in self.heats.items() if heat.matches == self._level]
 
 
 class Hot:
-    """Notes of the last ten minutes."""
+    """Counts of the last ten minutes."""
 
     def __init__(self) -> None:
         self._window = Window(_Piece)
@@ -85,11 +104,20 @@ class Hot:
     def note(self, place: Place, tenant: str, now: float) -> None:
         """A prompt of this tenant was known up to here."""
         piece = self._window.at(now)
-        piece.seen += 1
-        if len(piece.notes) < NOTES:
-            piece.notes.append((place, tenant))
-        elif (at := self._dice.randrange(piece.seen)) < NOTES:
-            piece.notes[at] = place, tenant
+        heats = piece.heats
+        heat = heats.get(place)
+        if heat is not None:
+            heat.matches += 1
+            heat.shared = heat.shared or heat.tenant != tenant
+        elif len(heats) < PLACES:
+            heats[place] = Heat(1, tenant)
+        else:
+            least = piece.least()
+            heat = heats[least]
+            heat.matches += 1
+            if self._dice.random() * heat.matches < 1.0:
+                del heats[least]
+                heats[place] = Heat(heat.matches, tenant)
 
     def beginnings(self, budget: int, now: float, masks: Masks | None = None) -> list[Beginning]:
         """The hottest beginnings, hottest first, that are no more than ``budget`` tokens in all.
@@ -105,17 +133,17 @@ class Hot:
 
     def places(self, budget: int, now: float, masks: Masks | None = None) -> list[tuple[Place, int]]:
         """Where they end, and how often that was matched."""
-        runs = _runs(_together(piece.notes for piece in self._window.live(now)))
+        runs = _runs(_together(piece.heats for piece in self._window.live(now)))
         return list(_outermost(_within(budget, runs if masks is None else _masked(runs, masks))))
 
 
-def _together(pieces: Iterable[Iterable[tuple[Place, str]]]) -> dict[Segment, dict[int, Heat]]:
-    """Notes by segment and number of blocks; those of other salts, and of segments that went, left out."""
+def _together(pieces: Iterable[Mapping[Place, Heat]]) -> dict[Segment, dict[int, Heat]]:
+    """Counts by segment and number of blocks; those of other salts, and of segments that went, left out."""
     ends: dict[Segment, dict[int, Heat]] = {}
-    for notes in pieces:
-        for (segment, blocks), tenant in notes:
+    for heats in pieces:
+        for (segment, blocks), heat in heats.items():
             if segment.tree.key[1] is None and 0 < blocks <= len(segment.hashes):
-                _add(ends, segment, blocks, Heat(1, tenant))
+                _add(ends, segment, blocks, heat)
     return ends
 
 

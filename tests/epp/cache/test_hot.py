@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_epp.cache.hot import NOTES, Beginning, Hot
+from kvist_epp.cache.hot import PLACES, Beginning, Hot, Place
 from kvist_epp.cache.index import Index, Root
 from kvist_epp.cache.tree.segment import Segment
 
@@ -126,22 +126,57 @@ def test_what_the_engines_have_evicted_is_not_told() -> None:
     assert pool.told(10) == []
 
 
-def test_notes_are_bounded() -> None:
-    """Of more notes than are kept a fair sample stays: what half of them say is about half of it."""
-    hot, index = Hot(), Index()
+def cold(count: int, index: Index) -> list[Place]:
+    """As many places of one block each."""
     index.publisher("pod/0")
-    segments = []
-    for number in range(20 * NOTES):
+    places = []
+    for number in range(count):
         text = number.to_bytes(4)
         index.stored(0, PLAIN, None, [number], [text], block_size=SIZE)
-        segments.append(index.match(PLAIN, text + b"?").groups[0][4])
-    for number, segment in enumerate(segments):
-        hot.note((segments[0], 1), f"tenant {number % 2}", 0.0)
-        hot.note((segment, 1), "one", 0.0)
+        places.append((index.match(PLAIN, text + b"?").groups[0][4], 1))
+    return places
+
+
+def test_counts_are_bounded() -> None:
+    """Of more places than are counted, one that half of the prompts end at keeps its name and its count."""
+    hot = Hot()
+    first, *rest = cold(20 * PLACES, Index())
+    for number, place in enumerate(rest):
+        hot.note(first, f"tenant {number % 2}", 0.0)
+        hot.note(place, "one", 0.0)
     [found] = hot.beginnings(100, 0.0)
     assert found.text == bytes(4)
-    assert NOTES * 0.3 < found.matches < NOTES * 0.7
-    assert [len(piece.notes) for piece in hot._window.all()] == [NOTES]
+    assert len(rest) <= found.matches < 1.1 * len(rest)
+    assert [len(piece.heats) for piece in hot._window.all()] == [PLACES]
+
+
+def test_what_few_ask_for_among_many_others_is_told() -> None:
+    """Two requests of two tenants for one beginning are enough, after 200 requests for twenty others."""
+    hot = Hot()
+    *others, last = cold(21, Index())
+    for number in range(200):
+        hot.note(others[number % 20], "", 0.0)
+    for tenant in ("one", "two"):
+        hot.note(last, tenant, 0.0)
+    assert [(one.text, one.matches) for one in hot.beginnings(100, 0.0)] == [((20).to_bytes(4), 2)]
+
+
+def test_every_note_is_counted_somewhere() -> None:
+    """However many places there are, the counts of a piece add up to the notes, and parts are right in the
+    mean: of 100 runs, the half of the places that got a third of the notes has about that much."""
+    parts = []
+    places = cold(4 * PLACES, Index())
+    for run in range(100):
+        hot = Hot()
+        hot._dice.seed(run)
+        for number in range(3_000):
+            half = places[: 2 * PLACES] if number % 3 == 0 else places[2 * PLACES :]
+            hot.note(half[number // 3 % len(half)], "one", 0.0)
+        [piece] = hot._window.all()
+        assert sum(heat.matches for heat in piece.heats.values()) == 3_000
+        low = set(places[: 2 * PLACES])
+        parts.append(sum(heat.matches for place, heat in piece.heats.items() if place in low))
+    assert 950 < sum(parts) / len(parts) < 1_050
 
 
 @given(st.lists(words, max_size=6), st.lists(st.tuples(words, st.sampled_from("xyz")), max_size=12))
