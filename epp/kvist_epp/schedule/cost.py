@@ -6,10 +6,11 @@
                 + time until a sequence slot is free when its batch is full
     work(pod) = uncached tokens / its prefill rate + time to load blocks from a slower tier;
                 what somebody else holds counts once for all who will use the copy
-    cost      = wait + price x work + a little per running sequence
+    cost      = wait + price x work + room + a little per running sequence
                 + a little for the share of the prompt that somebody else holds
-    price     = rises with the sequences that run in the pool: each of them waits while a prompt is computed;
-                and with the share of its pods whose KV cache is full
+    price     = 1, the request's own time, and more the more sequences run in the pool: each of them waits
+                while a prompt is computed; and with the share of its pods whose KV cache is full
+    room      = what the prompt's new blocks evict, at the pool's mean prefill rate
 """
 
 from collections.abc import Mapping
@@ -22,9 +23,11 @@ from typing import Final, Protocol
 class Policy:
     """Every constant of the policy. Figures refer to ``facts/measured.md``, policies in virtual time."""
 
-    price_base: float = 2.0
-    """Price of a second of work in a pool that runs nothing: the request's own time, and as much for what its
-    blocks evict. 1 (greedy) lost goodput on groups near the cache's size (``docs/decisions/0014``)."""
+    evicted: float = 3.0
+    """How often a token is computed again, in the mean, whose block had to make room for a new one. At the
+    pool's mean rate, since other requests will compute it somewhere: not dearer on a slow GPU. 1 lost goodput
+    on agents, groups and documents; 7 on uneven GPUs, and where one prefix is hot
+    (``docs/decisions/0015``)."""
     price_running: float = 0.08
     """Added to the price per sequence on a pod, in the pool's mean (1/sequence). A second of prefill delays
     each of them by a second once, over hundreds of tokens. So a busy pool hardly copies and an idle one does.
@@ -121,7 +124,12 @@ def work_seconds(
 def price(running: float, crowded: float = 0.0, policy: Policy = DEFAULT) -> float:
     """Price of a second of work in a pool whose pods run so many sequences in the mean, and of which this
     share has a full KV cache."""
-    return policy.price_base + policy.price_running * running + policy.price_crowded * crowded
+    return 1.0 + policy.price_running * running + policy.price_crowded * crowded
+
+
+def room_seconds(uncached: float, mean_rate: float, policy: Policy = DEFAULT) -> float:
+    """What others will have to compute again because so many tokens took the room of theirs."""
+    return policy.evicted * uncached / mean_rate
 
 
 def copy_share(uses: float, copies: int) -> float:

@@ -30,6 +30,7 @@ from kvist_epp.schedule.cost import (
     copy_share,
     cost,
     price,
+    room_seconds,
     slot_seconds,
     work_seconds,
 )
@@ -206,13 +207,26 @@ def _set_costs(rows: list[_Row], policy: Policy, uses: float) -> None:
     most = max(row.hit.tokens for row in rows)
     share = copy_share(uses, sum(row.hit.tokens >= COPY * most for row in rows)) if most else 1.0
     copied = policy.copy_seconds / max(rows[0].uncached + rows[0].hit.tokens, 1)
-    running = sum(row.running for row in rows) / len(rows)
-    crowded = sum(row.candidate.load.crowd is not None for row in rows) / len(rows)
-    work_price = price(running, crowded, policy)
+    work_price, mean_rate = _of_the_pool(rows, policy)
     for row in rows:
         copy = row.uncached - least
-        work = row.work * (least + share * copy) / row.uncached if copy else row.work
-        row.cost = cost(row.wait, work, row.running, work_price, policy) + copied * copy
+        own = least + share * copy
+        work = row.work * own / row.uncached if copy else row.work
+        room = room_seconds(own, mean_rate, policy)
+        row.cost = cost(row.wait, work, row.running, work_price, policy) + room + copied * copy
+
+
+def _of_the_pool(rows: list[_Row], policy: Policy) -> tuple[float, float]:
+    """The price of work, and the mean prefill rate."""
+    running = crowded = 0
+    rate = 0.0
+    for row in rows:
+        load = row.candidate.load
+        running += row.running
+        crowded += load.crowd is not None
+        rate += load.rate
+    count = len(rows)
+    return price(running / count, crowded / count, policy), rate / count
 
 
 def _uncached(demand: Demand, hit: Hit) -> int:

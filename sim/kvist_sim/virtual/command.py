@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from kvist_sim.bench.route_docs import stamped, write
-from kvist_sim.virtual.ideal import GOOD
+from kvist_sim.virtual.ideal import GOOD, TooFewRequestsError
 from kvist_sim.virtual.kept import Kept
 from kvist_sim.virtual.report import contenders, document, sentences, table
 from kvist_sim.virtual.runner import IDEAL, SPECS, Cell, Job, Result, cells, run_all
@@ -27,10 +27,13 @@ def main(options: argparse.Namespace) -> int:
             kept = Kept(options.keep, _job(options))
         except (OSError, ValueError) as error:
             problem = f"--keep: {error}"
+    try:
+        results = [] if problem else _results(options, kept)
+    except TooFewRequestsError as error:
+        problem = f"--requests: {error}; ask for more"
     if problem:
         print(f"kvist bench route: {problem}", file=sys.stderr)
         return 2
-    results = _results(options, kept)
     if options.json != "-":
         console = Console(width=None if sys.stdout.isatty() else 150)
         console.print(table(results))

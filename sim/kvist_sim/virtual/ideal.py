@@ -25,6 +25,8 @@ STEPS: Final = 5
 """Halvings of a factor of two: within 2.2 %."""
 RUNNING_SECONDS: Final = 0.010
 """Per sequence on an engine, as in ``kvist_epp.schedule.cost``."""
+MOST_RATE: Final = 100_000.0
+"""Requests per second; what a pool takes that often it takes because there are too few to fill it."""
 _SOURCES: Final = (
     "engine.py",
     "fleet.py",
@@ -35,6 +37,10 @@ _SOURCES: Final = (
     "traffic.py",
     "world.py",
 )
+
+
+class TooFewRequestsError(Exception):
+    """The pool is never full, so that it has no capacity."""
 
 
 class Ideal(Quiet):
@@ -90,7 +96,7 @@ def ideal_world(shape: Shape, fleet: Fleet, *, rate: float, requests: int, seed:
 
 
 def capacity(shape: Shape, fleet: Fleet, *, requests: int, seed: int = 0) -> float:
-    """Requests per second, by bisection."""
+    """Requests per second, by bisection. Raises TooFewRequestsError."""
 
     def fits(rate: float) -> bool:
         outcome = ideal_world(shape, fleet, rate=rate, requests=requests, seed=seed).run()
@@ -99,6 +105,8 @@ def capacity(shape: Shape, fleet: Fleet, *, requests: int, seed: int = 0) -> flo
     low = 0.5 * len(fleet.engines)
     while fits(2 * low):
         low *= 2
+        if low > MOST_RATE:
+            raise TooFewRequestsError(f"{shape.name}: {requests} requests do not fill the pool at any rate")
     factor = 2.0
     for _ in range(STEPS):
         factor **= 0.5

@@ -2,11 +2,12 @@
 
 What is left out is what has no time here: sockets, parsing and rendering, tokenising, and the check of
 generated blocks (text decodes and encodes without a loss). Load of other replicas is told through the
-ledger's own verbs after the gossip's delay, and long new prefixes as the peers tell them.
+ledger's own verbs, in updates as often as the peers send them, and long new prefixes as they tell them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from kvist_epp.cache.history import History, Note
@@ -18,6 +19,7 @@ from kvist_epp.fleet.ledger import Ledger
 from kvist_epp.fleet.load import Request as Entry
 from kvist_epp.fleet.scrape import FULL_CACHE, EngineState, State
 from kvist_epp.names import LABEL_MAX_NUM_SEQS
+from kvist_epp.peers.peers import HURRY_SECONDS
 from kvist_epp.peers.prefixes import LEAST_TOKENS, Prefix, Prefixes
 from kvist_epp.schedule.cost import AMONG_PEERS, DEFAULT, Policy
 from kvist_epp.schedule.pick import Candidate, Demand, Scored, choose
@@ -105,6 +107,10 @@ class Kvist:
         self._candidates: dict[Pod, Candidate] = {}
         self._states: dict[Pod, EngineState] = {}
         self._trips: dict[Request, Trip] = {}
+        self._updates: list[Callable[[], None]] = []
+        """What the others are to be told."""
+        self._told_at = 0.0
+        """When they were last told something, or might have been."""
         self._turn = 0
         self._chosen: tuple[Scored, Found] | None = None
 
@@ -190,7 +196,7 @@ class Kvist:
         self.ledger.settled(trip.session, self._now(), "")
         self._credited(trip)
         for peer, entry, prefix in trip.entries:
-            self._later(peer.hears_end, (entry, prefix))
+            self._tell(partial(peer.hears_end, entry, prefix))
 
     def _credited(self, trip: Trip) -> None:
         self._history.drop(trip.note)
@@ -200,11 +206,26 @@ class Kvist:
 
     # Replicas
 
-    def _later(self, what: Any, about: Any) -> None:
-        self._context.after(self._context.gossip_seconds, what, about)
+    def _tell(self, update: Callable[[], None], *, hurry: bool = False) -> None:
+        """``Peers.run``: what has come together is told every interval; after a long new prompt, at once."""
+        interval, now = self._context.gossip_seconds, self._now()
+        if not self._updates:
+            self._told_at += (now - self._told_at) // interval * interval if interval else 0.0
+            self._context.after(max(0.0, self._told_at + interval - now), self._told, None)
+        self._updates.append(update)
+        if hurry and interval > HURRY_SECONDS:
+            self._context.after(HURRY_SECONDS, self._told, None)
+
+    def _told(self, _nothing: None) -> None:
+        if self._updates:
+            updates, self._updates = self._updates, []
+            self._told_at = self._now()
+            for update in updates:
+                update()
 
     def _spread(self, trip: Trip, request: Request, best: Scored, found: Found, now: float) -> None:
-        prefix = Prefix.of(ROOT, request.text) if best.uncached_tokens >= LEAST_TOKENS else None
+        long = best.uncached_tokens >= LEAST_TOKENS
+        prefix = Prefix.of(ROOT, request.text) if long else None
         for peer in self._context.peers:
             if isinstance(peer, Kvist) and peer is not self:
                 load = peer.ledger.load(best.endpoint.key)
@@ -213,11 +234,10 @@ class Kvist:
                     trip.session, load, owed, found.tokens, now, now, remaining=owed, origin=f"{id(self)}"
                 )
                 trip.entries.append((peer, entry, prefix))
-                self._later(peer.hears_routed, (entry, prefix))
+                self._tell(partial(peer.hears_routed, entry, prefix), hurry=long)
 
-    def hears_routed(self, told: tuple[Entry, Prefix | None]) -> None:
+    def hears_routed(self, entry: Entry, prefix: Prefix | None) -> None:
         """``peers.book``: another replica routed a request."""
-        entry, prefix = told
         if entry.load.key in self.lookup.members:
             self.ledger.taken(entry, self._now())
             if prefix is not None:
@@ -225,13 +245,15 @@ class Kvist:
                 self.lookup.elsewhere = self._elsewhere.match
 
     def hears_progress(self, entry: Entry, left: int, computed: int, now: float) -> None:
-        """Events of another replica's request come to all replicas alike."""
+        """Events of another replica's request come to all replicas alike; of one that is not told of yet, the
+        telling has what its replica knows by then (``peers.outgoing``)."""
         if entry.open:
             self.ledger.advanced(entry, left, now, computed=computed)
+        else:
+            entry.remaining, entry.progressed = min(entry.uncached, float(left)), True
 
-    def hears_end(self, told: tuple[Entry, Prefix | None]) -> None:
+    def hears_end(self, entry: Entry, prefix: Prefix | None) -> None:
         """It has ended."""
-        entry, prefix = told
         if entry.open:
             self.ledger.parted(entry, self._now())
         if prefix is not None and entry.load.key in self.lookup.members:  # else it was not added

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_epp.schedule.cost import Policy, copy_share, cost, price, slot_seconds, work_seconds
+from kvist_epp.schedule.cost import Policy, copy_share, cost, price, room_seconds, slot_seconds, work_seconds
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,14 @@ def test_an_unknown_medium_has_a_rate() -> None:
 
 
 def test_the_price_rises_with_the_batch() -> None:
-    """2 in an idle pool, and 0.08 for each sequence on a pod that a prefill delays; 3 more where one pod of
+    """1 in an idle pool, and 0.08 for each sequence on a pod that a prefill delays; 3 more where one pod of
     ten has a full KV cache."""
-    assert [price(0), price(25), price(25, 0.1)] == [2.0, 4.0, 7.0]
+    assert [price(0), price(25), price(25, 0.1)] == [1.0, 3.0, 6.0]
+
+
+def test_new_blocks_take_the_room_of_others() -> None:
+    """What they evict is computed again three times, at the pool's rate."""
+    assert room_seconds(500, 1000.0) == 1.5
 
 
 def test_cost_is_the_formula_of_the_design() -> None:

@@ -159,7 +159,21 @@ def test_a_row_tells_everything() -> None:
     pods = [candidate(1, owed=500.0)]
 
     assert choose(pods, Demand(1000, {"ns/p1": Match(900, 3600)}), now=NOW) == [
-        Scored(pods[0].endpoint, True, 900, 3600, 100, 500, 0.6, "cost 0.7000 s, 0 running")
+        Scored(pods[0].endpoint, True, 900, 3600, 100, 500, 0.6, "cost 0.9000 s, 0 running")
+    ]
+
+
+def test_room_costs_the_same_on_every_kind_of_gpu() -> None:
+    """Half the rate makes work twice as dear, not the blocks it evicts: others compute those somewhere."""
+    fast, slow = candidate(1), candidate(2)
+    slow.load.rate = fast.load.rate / 2
+    rows = explain([fast, slow], Demand(1000), now=NOW)
+    work = 1000 / fast.load.rate
+    room = 3.0 * work / 0.75
+
+    assert [row.reason for row in rows] == [
+        f"cost {work + room:.4f} s, 0 running",
+        f"cost {2 * work + room:.4f} s, 0 running",
     ]
 
 

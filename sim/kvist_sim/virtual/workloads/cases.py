@@ -167,11 +167,11 @@ CASES: Final = (
     Case("unshared", _unshared, even),
     Case("uneven", _system_prompts, uneven),
     Case("tight", _tight, even, held_out=True),
-    Case("agents", _agents, even, held_out=True),
-    Case("documents", _documents, even, held_out=True),
+    Case("agents", _agents, even),
+    Case("documents", _documents, even),
     Case("code", _code, even, held_out=True),
-    Case("rollouts", _rollouts, even, held_out=True),
-    Case("pod-lost", _system_prompts, losing, held_out=True),
+    Case("rollouts", _rollouts, even),
+    Case("pod-lost", _system_prompts, losing),
     Case("scaling", _chat, scaling, held_out=True),
 )
 """In the order of tables."""

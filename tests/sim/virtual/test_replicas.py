@@ -1,0 +1,60 @@
+"""What replicas of our picker hear of each other in virtual time."""
+
+from dataclasses import replace
+
+import pytest
+from tests.sim.virtual.runs import fixed, run
+
+from kvist_epp.fleet.load import Request
+from kvist_epp.peers.peers import HURRY_SECONDS
+from kvist_epp.peers.prefixes import LEAST_TOKENS, Prefix
+from kvist_sim.virtual.engine import Hardware
+from kvist_sim.virtual.fleet import Fleet
+from kvist_sim.virtual.ideal import TooFewRequestsError, capacity
+from kvist_sim.virtual.ours import KVIST, Kvist
+from kvist_sim.virtual.world import Setting
+
+INTERVAL = 0.8
+
+
+class Ear(Kvist):
+    """Keeps what it hears: the age of a request, and the tokens that it still owes."""
+
+    heard: list[tuple[float, float]]
+
+    def hears_routed(self, entry: Request, prefix: Prefix | None) -> None:
+        """See ``Kvist``."""
+        self.heard.append((self._now() - entry.routed_at, entry.remaining))
+        super().hears_routed(entry, prefix)
+
+
+def heard(tokens: int) -> list[tuple[float, float]]:
+    """By two replicas, of prompts of so many tokens."""
+    Ear.heard = []
+    spec, setting = replace(KVIST, make=Ear), Setting(replicas=2, gossip=INTERVAL)
+    run(spec, fixed(tokens, 20), rate=1.0, requests=60, setting=setting)
+    return Ear.heard
+
+
+def test_what_is_computed_by_the_time_it_is_told_is_not_owed() -> None:
+    """A short prompt on an idle engine takes a tenth of a second; updates come every 0.8 s."""
+    told = heard(600)
+
+    assert len(told) >= 60
+    assert max(age for age, _ in told) == pytest.approx(INTERVAL, abs=0.1)
+    assert {owed for age, owed in told if age > 0.2} == {0.0}
+
+
+def test_a_long_new_prompt_is_told_at_once() -> None:
+    """Others hear of it before the next update would be due, and that its tokens are owed."""
+    told = heard(3 * LEAST_TOKENS)
+
+    assert len(told) >= 60
+    assert max(age for age, _ in told) <= HURRY_SECONDS + 1e-6
+    assert all(owed > 0 for _, owed in told)
+
+
+def test_a_pool_that_is_never_full_has_no_capacity() -> None:
+    """So few requests are all served, however fast they come: that is said, not searched for ever."""
+    with pytest.raises(TooFewRequestsError, match="3 requests"):
+        capacity(fixed(100, 2), Fleet((Hardware(),) * 4), requests=3)
