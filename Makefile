@@ -140,7 +140,7 @@ bench-soak: $(READY)  ## memory under load for a long time, and what is left aft
 bench-queue: $(READY)  ## 50,000 requests wait in one picker: memory, fair shares, limits (about 3 minutes)
 	$(BIN)/kvist bench queue
 
-bench-handover: $(READY)  ## a rolling update with and without warm hand-over, in virtual time and over sockets (about 25 minutes)
+bench-handover: $(READY)  ## a rolling update with and without warm hand-over, in virtual time and over sockets (about 40 minutes)
 	$(BIN)/kvist bench handover
 
 bench-peers: $(READY)  ## the same traffic through other projects' routers (fetched once, about 10 minutes)

@@ -136,10 +136,11 @@ def copy_share(uses: float, copies: int) -> float:
     """The part of a copy's work that this request answers for: ``uses`` of the same beginning came in the
     last moments, and will come in the next ones; the new copy gets its share of them beside ``copies``.
 
-    The square parts the two kinds: what has several uses for each copy is copied freely, what has less than
-    one hardly more often than if it had none.
+    The power parts the two kinds: what has several uses for each copy is copied freely, what has less than
+    one hardly more often than if it had none. With the square a few pods never got a prefix that all others
+    had (``docs/decisions/0015``).
     """
-    return 1.0 / (1.0 + (uses / (copies + 1)) ** 2)
+    return 1.0 / (1.0 + (uses / (copies + 1)) ** 3)
 
 
 def cost(wait: float, work: float, running: int, price: float, policy: Policy = DEFAULT) -> float:

@@ -18,7 +18,9 @@ from .handover_virtual import LOAD, Setting, workloads
 from .proof import console, prove
 
 SEEDS: Final = 8
-SLOT_SECONDS: Final = 24.0
+SLOT_SECONDS: Final = 60.0
+"""As many as in virtual time. Of what slots of 24 s add on these slower engines, 29 % were gone in virtual
+time, of 60 s 69 %, of 150 s 74 %: pods went before what they had got was asked for."""
 VIRTUAL, SOCKETS = "virtual", "sockets"
 
 

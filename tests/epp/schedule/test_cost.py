@@ -52,8 +52,8 @@ def test_cost_is_the_formula_of_the_design() -> None:
 
 
 def test_those_who_will_use_a_copy_share_its_work() -> None:
-    """Nobody asked lately: the request bears it whole. Six uses for two copies: a tenth."""
-    assert [copy_share(0.0, 1), copy_share(6.0, 1)] == [1.0, pytest.approx(0.1)]
+    """Nobody asked lately: the request bears it whole. Four uses for two copies: a ninth."""
+    assert [copy_share(0.0, 1), copy_share(4.0, 1)] == [1.0, pytest.approx(1 / 9)]
 
 
 @given(st.floats(0, 1e4), st.floats(0, 1e4), st.integers(1, 1000), st.integers(1, 1000))
