@@ -139,7 +139,7 @@ def _bench_handover(parser: argparse.ArgumentParser) -> None:
         "--seconds", type=positive, default=800.0, metavar="N", help="of virtual time a run (default: 800)"
     )
     parser.add_argument(
-        "--slot-seconds", type=positive, default=24.0, metavar="N", help="a pod, over sockets (default: 60)"
+        "--slot-seconds", type=positive, default=60.0, metavar="N", help="a pod, over sockets (default: 60)"
     )
     parser.add_argument("--jobs", type=count, default=2, metavar="N", help="processes (default: 2)")
     _results(parser)

@@ -13,7 +13,7 @@ from kvist_epp.priorities import tenant
 from kvist_epp.schedule.pick import canonical, members
 from kvist_epp.schedule.rounds import Subset
 from kvist_epp.thought import Thought
-from kvist_epp.wire.exchange import Ask, Decision
+from kvist_epp.wire.asking import Ask, Decision
 
 HELD_BYTES: Final = 4_000
 """What a waiting request takes besides its body and its prompt (3,300 bytes in ``kvist bench queue``)."""

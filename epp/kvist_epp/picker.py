@@ -47,7 +47,7 @@ from kvist_epp.schedule.pick import (
 )
 from kvist_epp.thought import Thought, think
 from kvist_epp.wire.accesslog import Ended
-from kvist_epp.wire.exchange import Ask, Decision, Picked
+from kvist_epp.wire.asking import Ask, Decision, Picked
 from kvist_epp.wire.pending import Pending
 
 CREDIT_SECONDS: Final = 2.0

@@ -20,7 +20,7 @@ from kvist_epp.schedule.pick import Candidate
 from kvist_epp.schedule.room import Room
 from kvist_epp.schedule.rounds import Subset, Ticket
 from kvist_epp.schedule.waiting import Waiting
-from kvist_epp.wire.exchange import Decision
+from kvist_epp.wire.asking import Decision
 from kvist_epp.wire.pending import Pending, Tell
 
 SLICE_SECONDS: Final = 0.001

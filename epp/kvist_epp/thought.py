@@ -16,7 +16,7 @@ from kvist_epp.cache.uses import Uses
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import Kind, Request, parse
 from kvist_epp.schedule.pick import Demand
-from kvist_epp.wire.exchange import Ask
+from kvist_epp.wire.asking import Ask
 
 _NO_REQUEST: Final = Request(kind=Kind.OTHER)
 _NOBODY: Final[dict[str, Holding]] = {}

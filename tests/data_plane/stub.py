@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kvist_epp.wire.accesslog import Ended
+from kvist_epp.wire.asking import Ask, Decision, Picked
 from kvist_epp.wire.call import Server
-from kvist_epp.wire.exchange import Ask, Decision, Picked
 from kvist_epp.wire.grpc_server import serve_grpc
 from kvist_epp.wire.health import Health
 from kvist_epp.wire.response import Seen

@@ -9,7 +9,7 @@ from typing import cast
 
 from tests.data_plane.stub import StubPicker, Transport
 
-from kvist_epp.wire.exchange import Ask, Picked
+from kvist_epp.wire.asking import Ask, Picked
 from kvist_epp.wire.tls import Certificates
 
 

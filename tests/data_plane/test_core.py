@@ -24,7 +24,7 @@ from tests.data_plane.upstream import LAST_CHUNK, Upstream
 from tests.epp.wire.certificates import self_made
 
 from kvist_epp.errors import PickError, Shed
-from kvist_epp.wire.exchange import Ask, Picked
+from kvist_epp.wire.asking import Ask, Picked
 from kvist_sim.envoy import Json, Mode
 
 BODY = os.urandom(300_000)

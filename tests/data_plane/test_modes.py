@@ -45,6 +45,20 @@ async def test_modes_that_show_no_body_are_picked_for_by_headers(transport: Tran
         assert (ask.body, ask.partial) == (b"", True)
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["waiting", "early"])
+async def test_streamed_bodies_arrive_once(transport: Transport, early: bool) -> None:
+    """However many at a time: Envoy sent the beginning of one body in a hundred twice when the stream ended
+    with the pick while a chunk waited for its answer."""
+    tweak = _processing(request_body_mode="STREAMED", early=early)
+    async with plane(transport, "buffered", tweak=tweak) as running:
+        for _ in range(10):
+            bodies = [os.urandom(size) for size in (1, 300_000, 400_000, 500_000) * 2]
+            await asyncio.gather(*(_post(running, body) for body in bodies))
+
+        received = [request.body for request in running.upstreams[1].received]
+        assert len(received) == 80
+
+
 async def test_an_early_streamed_body_is_seen_whole(transport: Transport) -> None:
     """STREAMED with the body sent before the headers are answered shows the whole body."""
     tweak = _processing(request_body_mode="STREAMED", early=True)

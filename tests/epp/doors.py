@@ -9,7 +9,7 @@ from tests.epp.parts import Parts, ask, chat
 from kvist_epp.errors import PickError
 from kvist_epp.names import PRIORITY_HEADER, SESSION_HEADER, TENANT_HEADERS
 from kvist_epp.queueing import Bounds, Queue
-from kvist_epp.wire.exchange import Decision, Picked
+from kvist_epp.wire.asking import Decision, Picked
 from kvist_epp.wire.pending import Pending
 
 

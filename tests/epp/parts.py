@@ -19,7 +19,7 @@ from kvist_epp.picker import Picker
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import parse
 from kvist_epp.schedule.pick import Candidate
-from kvist_epp.wire.exchange import Ask
+from kvist_epp.wire.asking import Ask
 
 MODEL = Model.load(str(Path(__file__).parents[2] / "sim" / "kvist_sim" / "model"))
 CHAT = "/v1/chat/completions"

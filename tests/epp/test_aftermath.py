@@ -9,7 +9,7 @@ from kvist_epp.fleet.endpoints import Endpoint
 from kvist_epp.flights import Flight
 from kvist_epp.names import REQUEST_ID_HEADER, SESSION_HEADER
 from kvist_epp.wire.accesslog import Ended
-from kvist_epp.wire.exchange import Picked
+from kvist_epp.wire.asking import Picked
 from kvist_epp.wire.response import Seen
 from kvist_epp.wire.usage import Usage
 

@@ -7,7 +7,7 @@ from tests.epp.parts import BLOCK, CHAT, MODEL, ask, chat, make
 from kvist_epp.cache.learn.observed import Observed
 from kvist_epp.errors import BadRequest, NoEndpoints
 from kvist_epp.names import DATA_PARALLEL_RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
-from kvist_epp.wire.exchange import Picked
+from kvist_epp.wire.asking import Picked
 
 LONG = "The library opens at nine and closes when the last reader has left. " * 12
 

@@ -7,7 +7,7 @@ import pytest
 from tests.epp.parts import ask, chat, make
 
 from kvist_epp.errors import NoEndpoints
-from kvist_epp.wire.exchange import Picked
+from kvist_epp.wire.asking import Picked
 
 HOSTS = ["10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000"]
 

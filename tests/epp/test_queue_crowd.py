@@ -11,7 +11,7 @@ from tests.epp.doors import Door, Wait, refusal
 
 from kvist_epp.errors import Shed
 from kvist_epp.queueing import LONGEST_SLICE_SECONDS, SLICE_SECONDS, slice_seconds
-from kvist_epp.wire.exchange import Picked
+from kvist_epp.wire.asking import Picked
 from kvist_epp.wire.pending import Pending
 
 LONG = "The library opens at nine and closes when the last reader has left. " * 12

@@ -11,7 +11,7 @@ from tests.epp.parts import ask, chat
 from kvist_epp.errors import NoEndpoints, Shed, ShuttingDown
 from kvist_epp.names import SESSION_HEADER
 from kvist_epp.schedule.pick import Candidate
-from kvist_epp.wire.exchange import Picked
+from kvist_epp.wire.asking import Picked
 from kvist_epp.wire.pending import Pending
 
 LONG = "The library opens at nine and closes when the last reader has left. " * 12

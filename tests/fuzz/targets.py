@@ -15,7 +15,8 @@ from kvist_epp.names import BODY_CHUNK_BYTES, MODEL_REWRITE_HEADER
 from kvist_epp.prompt.request import Request, parse
 from kvist_epp.wire import accesslog
 from kvist_epp.wire import frames as f
-from kvist_epp.wire.exchange import Exchange, Picked
+from kvist_epp.wire.asking import Picked
+from kvist_epp.wire.exchange import Exchange
 from kvist_epp.wire.pb import ext_proc_pb2 as pb
 from kvist_epp.wire.pb.accesslog_pb2 import HTTPAccessLogEntry, StreamAccessLogsMessage
 

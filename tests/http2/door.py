@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from kvist_epp.wire.accesslog import Ended
-from kvist_epp.wire.exchange import Ask, Decision, Picked
+from kvist_epp.wire.asking import Ask, Decision, Picked
 from kvist_epp.wire.health import Health
 from kvist_epp.wire.limits import Limits
 from kvist_epp.wire.server import serve_fast

@@ -11,7 +11,7 @@ from aiohttp import web
 from kvist_epp.errors import Shed
 from kvist_epp.names import SESSION_HEADER
 from kvist_epp.wire.accesslog import Ended
-from kvist_epp.wire.exchange import Ask, Decision, Picked
+from kvist_epp.wire.asking import Ask, Decision, Picked
 from kvist_epp.wire.health import Health
 from kvist_epp.wire.limits import Limits
 from kvist_epp.wire.server import serve_fast

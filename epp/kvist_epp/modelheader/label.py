@@ -9,7 +9,7 @@ from kvist_epp.modelheader.find import header_value, model_of
 from kvist_epp.modelheader.metrics import HeaderMetrics
 from kvist_epp.names import BASE_MODEL_HEADER, MODEL_HEADER, REQUEST_ID_HEADER
 from kvist_epp.wire import rewrite
-from kvist_epp.wire.exchange import Ask, Picked
+from kvist_epp.wire.asking import Ask, Picked
 
 LABELS: Final = (MODEL_HEADER, BASE_MODEL_HEADER)
 """Headers that no client may set."""

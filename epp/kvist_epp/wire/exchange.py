@@ -11,13 +11,17 @@ BUFFERED_PARTIAL      the same; a body that was cut makes the `Ask` partial
 FULL_DUPLEX_STREAMED  nothing until the body has ended; then headers, body echo, trailers
 STREAMED              with ``send_body_without_waiting_for_header_response`` the body is collected up to
                       `STREAMED_LOOKAHEAD_BYTES`, since Envoy stops reading when its buffer is full;
-                      without it headers must be answered first: the `Ask` is partial
+                      without it headers must be answered first: the `Ask` is partial. The rest is let
+                      pass chunk by chunk, and the stream ends with it
 NONE, GRPC, unknown   no body is seen: the `Ask` is partial
 absent                FULL_DUPLEX_STREAMED, the mode the Endpoint Picker Protocol demands of a gateway
 ====================  ========================================================================
 
 A body that is seen whole can also be replaced: by the name of another model, which a header asks for
 (``rewrite.py``), or by the picker.
+
+Of a STREAMED body Envoy 1.40 sends the beginning twice, to the endpoint, if the stream ends while a chunk
+that it had buffered waits for its answer: so each chunk is answered.
 
 Envoy does not keep response bytes that it passed to a stream whose end it has not seen yet. So the end of
 the stream must leave together with the last reply (both servers see to it). What is left, in the mode
@@ -41,45 +45,12 @@ from kvist_epp.names import (
 )
 from kvist_epp.wire import body as bodies
 from kvist_epp.wire import gateway, reply, rewrite
+from kvist_epp.wire.asking import Ask, Decision, Picked
 from kvist_epp.wire.pb import ext_proc_pb2 as pb
 from kvist_epp.wire.response import Response, Seen
 
 STREAMED_LOOKAHEAD_BYTES: Final = 512 * 1024
 """Half of Envoy's default buffer: beyond it a STREAMED request is routed by what was seen."""
-
-
-class Ask(msgspec.Struct, frozen=True):
-    """What the picker is asked."""
-
-    method: str
-    path: str
-    """Without the query."""
-    headers: Mapping[str, str]
-    """Lower-case names without pseudo headers; latin-1; repeated ones joined by a comma."""
-    body: bytes
-    """With the model's name already rewritten, where a header asks for that."""
-    subset: tuple[str, ...] | None
-    """The gateway's hint: "ip" or "ip:port" each; ``None`` = no hint, empty = nothing is allowed."""
-    partial: bool = False
-    """The request has more body than ``body`` shows: its shape must not be judged."""
-
-
-class Picked(msgspec.Struct, frozen=True):
-    """Where the request goes."""
-
-    endpoints: tuple[str, ...]
-    """In order of preference, "ip:port" or "[v6]:port"; none: the choice is not made here."""
-    headers: tuple[tuple[str, str], ...] = ()
-    """Request headers to set besides the destination."""
-    body: bytes | None = None
-    """Replaces the request's body, where it was seen whole; ``content-length`` follows by itself."""
-    session: str = ""
-    """What the picker calls this request: told again with what is seen of its response."""
-    remove: tuple[str, ...] = ()
-    """Request headers to take away."""
-
-
-Decision = Picked | PickError
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -104,6 +75,8 @@ _END: Final = Step(end=True)
 class _Phase(Enum):
     REQUEST = auto()
     DECIDING = auto()
+    PASSING = auto()
+    """What is left of a STREAMED body."""
     RESPONSE = auto()
     ENDED = auto()
 
@@ -120,6 +93,7 @@ class Exchange:
         "_headers",
         "_labels",
         "_late_chunks",
+        "_late_end",
         "_mode",
         "_names",
         "_observe",
@@ -147,6 +121,7 @@ class Exchange:
         self._chunk_count = 0
         self._size = 0
         self._late_chunks = 0
+        self._late_end = False
         self._body = b""
         self._whole = False
         self._replaced = False
@@ -189,8 +164,9 @@ class Exchange:
         replies = self._answers(decision)
         self._body = b""
         if not self._observe:
-            self._phase = _Phase.ENDED
-            return Step(replies, end=True)
+            passes = self._mode == pb.STREAMED and not (self._whole or self._late_end or self._trailers)
+            self._phase = _Phase.PASSING if passes else _Phase.ENDED
+            return Step(replies, end=not passes)
         self._phase, self._session = _Phase.RESPONSE, decision.session
         config = self._config or gateway.DEFAULT_CONFIG
         self._response = Response(config.response_body_mode, self._names)
@@ -229,17 +205,28 @@ class Exchange:
 
     def _chunk(self, message: bytes) -> Step | None:
         """The hot path: body chunks read without protobuf; ``None`` for any other message."""
-        if self._phase is _Phase.REQUEST:
+        if self._phase in (_Phase.REQUEST, _Phase.PASSING):
             chunk = bodies.read_chunk(message, bodies.REQUEST_BODY)
-            return self._collect(chunk.data, end_of_stream=chunk.end_of_stream) if chunk else None
+            return self._take(chunk.data, end_of_stream=chunk.end_of_stream) if chunk else None
         chunk = bodies.read_chunk(message, bodies.RESPONSE_BODY)
         return self._respond_chunk(chunk) if chunk else None
 
     def _request_body(self, request: pb.ProcessingRequest) -> Step:
-        if self._phase is not _Phase.REQUEST:  # the rest of a body that was picked for by its beginning
-            return Step((reply.CONTINUE_REQUEST_BODY,)) if self._mode == pb.STREAMED else _NOTHING
         chunk = request.request_body
-        return self._collect(memoryview(chunk.body), end_of_stream=chunk.end_of_stream)
+        return self._take(memoryview(chunk.body), end_of_stream=chunk.end_of_stream)
+
+    def _take(self, data: memoryview, *, end_of_stream: bool) -> Step:
+        if self._phase is _Phase.REQUEST:
+            return self._collect(data, end_of_stream=end_of_stream)
+        if self._mode != pb.STREAMED:
+            return _NOTHING
+        return self._pass(reply.CONTINUE_REQUEST_BODY, last=end_of_stream)
+
+    def _pass(self, answer: bytes, *, last: bool) -> Step:
+        """The rest of a body that was picked for by its beginning."""
+        ends = last and self._phase is _Phase.PASSING
+        self._phase = _Phase.ENDED if ends else self._phase
+        return Step((answer,), end=ends)
 
     def _collect(self, data: memoryview, *, end_of_stream: bool) -> Step:
         self._chunks.append(data)
@@ -256,12 +243,15 @@ class Exchange:
     def _late(self, message: bytes) -> None:
         """STREAMED: what comes while the picker thinks wants its answer too."""
         kind = message[:1]
-        self._late_chunks += kind == _REQUEST_BODY
         self._trailers |= kind == _REQUEST_TRAILERS
+        if kind == _REQUEST_BODY:
+            chunk = bodies.read_chunk(message, bodies.REQUEST_BODY)
+            self._late_chunks += 1
+            self._late_end |= chunk is not None and chunk.end_of_stream
 
     def _request_trailers(self, _: pb.ProcessingRequest) -> Step:
-        if self._phase is _Phase.RESPONSE:
-            return Step((reply.CONTINUE_REQUEST_TRAILERS,))
+        if self._phase is not _Phase.REQUEST:
+            return self._pass(reply.CONTINUE_REQUEST_TRAILERS, last=True)
         if self._mode in _WHOLE_MESSAGE:  # no body came: the headers have been answered
             self._answer_in = reply.REQUEST_TRAILERS
         self._trailers = True
@@ -320,9 +310,7 @@ class Exchange:
         first = reply.picked(self._answer_in, picked.endpoints, headers, remove, body)
         if self._mode == pb.FULL_DUPLEX_STREAMED:
             return (first, *self._echoes())
-        if self._mode == pb.STREAMED and (self._replaced or self._observe):
-            return (first, *self._one_each())
-        return (first,)  # what is still unanswered Envoy passes on when the stream ends
+        return (first, *self._one_each()) if self._mode == pb.STREAMED else (first,)
 
     def _echoes(self) -> list[bytes]:
         replies = []

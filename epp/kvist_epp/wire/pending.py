@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from kvist_epp.errors import PickError
-from kvist_epp.wire.exchange import Decision, Picked
+from kvist_epp.wire.asking import Decision, Picked
 
 Tell = Callable[[Decision | Exception], None]
 """Gets the decision, or what went wrong while it was made."""

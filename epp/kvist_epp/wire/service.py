@@ -22,8 +22,9 @@ from kvist_epp.names import (
 )
 from kvist_epp.wire import accesslog
 from kvist_epp.wire.accesslog import Ended
+from kvist_epp.wire.asking import Ask, Decision, Picked
 from kvist_epp.wire.call import Method, Sink
-from kvist_epp.wire.exchange import Ask, Decision, Exchange, Picked, Step
+from kvist_epp.wire.exchange import Exchange, Step
 from kvist_epp.wire.health import Health, service_of
 from kvist_epp.wire.pending import Pending
 from kvist_epp.wire.response import Seen

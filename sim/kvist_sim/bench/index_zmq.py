@@ -33,7 +33,7 @@ from kvist_epp.names import SESSION_HEADER
 from kvist_epp.picker import Picker
 from kvist_epp.prompt.model import Model
 from kvist_epp.schedule.pick import Candidate
-from kvist_epp.wire.exchange import Ask
+from kvist_epp.wire.asking import Ask
 from kvist_sim import model as model_files
 from kvist_sim.workloads import text
 

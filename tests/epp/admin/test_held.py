@@ -6,7 +6,7 @@ import json
 from tests.epp.parts import ask, chat, make
 
 from kvist_epp.admin.held import held
-from kvist_epp.wire.exchange import Picked
+from kvist_epp.wire.asking import Picked
 from kvist_epp.wire.tally import Load, Tally
 
 

@@ -14,7 +14,8 @@ from kvist_epp.admin.writer import Writer
 from kvist_epp.modelheader.label import LABELS, Labeller
 from kvist_epp.modelheader.metrics import OUTCOMES, HeaderMetrics
 from kvist_epp.names import BASE_MODEL_HEADER, MODEL_HEADER, MODEL_REWRITE_HEADER
-from kvist_epp.wire.exchange import Ask, Exchange, Picked
+from kvist_epp.wire.asking import Ask, Picked
+from kvist_epp.wire.exchange import Exchange
 from kvist_epp.wire.pb import ext_proc_pb2 as pb
 
 BASES = {"sql-lora": "qwen3-32b", "poems": "qwen3-32b"}

@@ -16,7 +16,7 @@ from kvist_epp.peers.peers import Peers, fingerprint
 from kvist_epp.peers.updates import Entry, Update
 from kvist_epp.settings import Settings
 from kvist_epp.wire.accesslog import Ended
-from kvist_epp.wire.exchange import Picked
+from kvist_epp.wire.asking import Picked
 
 SETTINGS = Settings(endpoints_file="x", peers="127.0.0.1:9004", host="127.0.0.1")
 IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}

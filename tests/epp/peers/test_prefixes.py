@@ -8,7 +8,7 @@ from tests.epp.peers.test_peers import ended, joined, tell
 
 from kvist_epp.peers.prefixes import LEAST_TOKENS, STEP, STEPS, Prefix, Prefixes
 from kvist_epp.peers.updates import Entry, Update
-from kvist_epp.wire.exchange import Picked
+from kvist_epp.wire.asking import Picked
 
 PIECES = (b"a" * STEP, b"b" * STEP, b"b" * (STEP - 1), b"c")
 prompts = st.lists(st.sampled_from(PIECES), max_size=5).map(b"".join)

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from kvist_epp.wire.exchange import Ask, Exchange, Step
+from kvist_epp.wire.asking import Ask
+from kvist_epp.wire.exchange import Exchange, Step
 from kvist_epp.wire.pb import ext_proc_pb2 as pb
 from kvist_epp.wire.pb.base_pb2 import HeaderMap, HeaderValue
 

@@ -8,7 +8,7 @@ from tests.epp.wire.test_service import PICK, WHOLE, Recorder, World
 
 from kvist_epp.errors import PickError, Shed
 from kvist_epp.names import PROCESS_METHOD
-from kvist_epp.wire.exchange import Decision
+from kvist_epp.wire.asking import Decision
 from kvist_epp.wire.pb import ext_proc_pb2 as pb
 from kvist_epp.wire.pending import Pending, Tell
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.epp.wire import messages as m
 
 from kvist_epp.names import BODY_CHUNK_BYTES
-from kvist_epp.wire.exchange import Exchange, Picked, Step
+from kvist_epp.wire.asking import Picked
+from kvist_epp.wire.exchange import Exchange, Step
 from kvist_epp.wire.pb import ext_proc_pb2 as pb
 from kvist_epp.wire.pb.base_pb2 import Metadata
 from kvist_epp.wire.response import Seen

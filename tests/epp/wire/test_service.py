@@ -16,8 +16,8 @@ from kvist_epp.names import (
     PROCESS_METHOD,
 )
 from kvist_epp.wire.accesslog import Ended
+from kvist_epp.wire.asking import Ask, Decision, Picked
 from kvist_epp.wire.call import Call
-from kvist_epp.wire.exchange import Ask, Decision, Picked
 from kvist_epp.wire.health import Health
 from kvist_epp.wire.pb import ext_proc_pb2 as pb
 from kvist_epp.wire.service import TROUBLES, methods
