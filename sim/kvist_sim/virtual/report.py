@@ -17,7 +17,9 @@ Key = tuple[str, float]
 WITHIN: Final = 0.02
 """Goodput this close to the best is as good."""
 CONTENDS: Final = 0.10
-"""Goodput within which of the best a policy stays in the race after the first seeds."""
+"""Goodput within which of the best a policy stays in the race after the first seeds …"""
+CONTENDS_SHARE: Final = 0.25
+"""… and no more than this share of the best's, since beyond capacity all are close to nothing."""
 BLIND: Final = ("round-robin", "least-requests")
 """Nobody may ever be better off with these."""
 
@@ -84,7 +86,8 @@ def contenders(results: Sequence[Result]) -> set[tuple[str, float, str]]:
     for (case, load), policies in _grouped(results).items():
         means = {name: fmean(r.verdict.goodput for r in runs.values()) for name, runs in policies.items()}
         best = max((mean for name, mean in means.items() if name != "ideal"), default=0.0)
-        kept = {*BLIND, OURS, *(name for name, mean in means.items() if mean > best - CONTENDS)}
+        least = best - min(CONTENDS, CONTENDS_SHARE * best)
+        kept = {*BLIND, OURS, *(name for name, mean in means.items() if mean > least)}
         found |= {(case, load, name) for name in kept & policies.keys()}
     return found
 

@@ -77,3 +77,11 @@ def test_only_those_near_the_best_go_on() -> None:
     found = contenders([result(policy, goodput) for policy, goodput in goodputs.items()])
 
     assert {policy for _, _, policy in found} == {"kvist", "round-robin", "lmetric", "dynamo", "ideal"}
+
+
+def test_beyond_capacity_those_near_the_best_are_fewer() -> None:
+    """Where the best serves a fifth, ten points behind it is nearly nothing."""
+    goodputs = {"kvist": 0.0, "lmetric": 0.20, "dynamo": 0.16, "random": 0.14}
+    found = contenders([result(policy, goodput) for policy, goodput in goodputs.items()])
+
+    assert {policy for _, _, policy in found} == {"kvist", "lmetric", "dynamo"}
