@@ -105,19 +105,17 @@ class Hot:
         """A prompt of this tenant was known up to here."""
         piece = self._window.at(now)
         heats = piece.heats
-        heat = heats.get(place)
-        if heat is not None:
-            heat.matches += 1
-            heat.shared = heat.shared or heat.tenant != tenant
+        if place in heats:
+            heats[place].add(Heat(1, tenant))
         elif len(heats) < PLACES:
             heats[place] = Heat(1, tenant)
         else:
             least = piece.least()
-            heat = heats[least]
-            heat.matches += 1
-            if self._dice.random() * heat.matches < 1.0:
+            heats[least].matches += 1
+            matches = heats[least].matches
+            if self._dice.random() * matches < 1.0:
                 del heats[least]
-                heats[place] = Heat(heat.matches, tenant)
+                heats[place] = Heat(matches, tenant)
 
     def beginnings(self, budget: int, now: float, masks: Masks | None = None) -> list[Beginning]:
         """The hottest beginnings, hottest first, that are no more than ``budget`` tokens in all.

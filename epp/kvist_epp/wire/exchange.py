@@ -225,7 +225,8 @@ class Exchange:
     def _pass(self, answer: bytes, *, last: bool) -> Step:
         """The rest of a body that was picked for by its beginning."""
         ends = last and self._phase is _Phase.PASSING
-        self._phase = _Phase.ENDED if ends else self._phase
+        if ends:
+            self._phase = _Phase.ENDED
         return Step((answer,), end=ends)
 
     def _collect(self, data: memoryview, *, end_of_stream: bool) -> Step:

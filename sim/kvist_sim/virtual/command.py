@@ -21,19 +21,16 @@ from kvist_sim.virtual.world import Setting
 
 def main(options: argparse.Namespace) -> int:
     """Exit code 2 for a name that is none, or a trace that cannot be read."""
-    problem, kept = _problem(options), None
-    if options.keep is not None and not problem:
-        try:
-            kept = Kept(options.keep, _job(options))
-        except (OSError, ValueError) as error:
-            problem = f"--keep: {error}"
+    if problem := _problem(options):
+        return _refused(problem)
     try:
-        results = [] if problem else _results(options, kept)
+        kept = None if options.keep is None else Kept(options.keep, _job(options))
+    except (OSError, ValueError) as error:
+        return _refused(f"--keep: {error}")
+    try:
+        results = _results(options, kept)
     except TooFewRequestsError as error:
-        problem = f"--requests: {error}; ask for more"
-    if problem:
-        print(f"kvist bench route: {problem}", file=sys.stderr)
-        return 2
+        return _refused(f"--requests: {error}; ask for more")
     if options.json != "-":
         console = Console(width=None if sys.stdout.isatty() else 150)
         console.print(table(results))
@@ -41,6 +38,11 @@ def main(options: argparse.Namespace) -> int:
     if options.json or options.write_docs:
         _write(options, results)
     return 0
+
+
+def _refused(problem: str) -> int:
+    print(f"kvist bench route: {problem}", file=sys.stderr)
+    return 2
 
 
 def _results(options: argparse.Namespace, kept: Kept | None) -> list[Result]:
