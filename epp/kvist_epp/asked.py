@@ -11,7 +11,7 @@ from kvist_epp.errors import NoEndpoints, PickError
 from kvist_epp.names import DATA_PARALLEL_RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
 from kvist_epp.priorities import tenant
 from kvist_epp.schedule.pick import canonical, members
-from kvist_epp.schedule.rounds import Subset
+from kvist_epp.schedule.rounds import Spot
 from kvist_epp.thought import Thought
 from kvist_epp.wire.asking import Ask, Decision
 
@@ -25,8 +25,8 @@ _NOTHING: Final = Thought("other", None, None, (), (None, None), Found(0, 0, {})
 class Owner(Protocol):
     """The picker, as a request that has waited sees it."""
 
-    def resumed(self, asked: "Asked") -> Decision:
-        """Its turn has come."""
+    def resumed(self, asked: "Asked") -> Decision | Spot:
+        """Its turn has come; or where else it has to wait."""
 
     def refused(self, asked: "Asked", error: PickError) -> None:
         """It is not picked."""
@@ -83,17 +83,16 @@ class Asked(msgspec.Struct):
         if not self.subset:
             raise NoEndpoints("no endpoint in the gateway's subset serves this model")
 
-    def place(self) -> tuple[int, str, Subset]:
-        """Where it waits: priority, tenant, subset."""
-        subset = None if self.subset is None else canonical(self.subset)
-        return self.line.priority, self.tenant, subset
+    def spot(self) -> Spot:
+        """Where it waits for whatever endpoint has room."""
+        return Spot(None if self.subset is None else canonical(self.subset))
 
     def cost(self, ask: Ask) -> tuple[int, int]:
         """Tokens and bytes while it waits."""
         thought = self.thought
         return thought.found.tokens, HELD_BYTES + len(ask.body) + sum(map(len, thought.prompts))
 
-    def go(self, waited: float) -> Decision:
+    def go(self, waited: float) -> Decision | Spot:
         """Its turn has come."""
         self.line.waited_ms = round(waited * 1000, 3)
         return self.owner.resumed(self)

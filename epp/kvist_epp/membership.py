@@ -94,6 +94,7 @@ class Membership:
         )
         ended = ledger.reconcile(key, sample.running, sample.waiting, now, asked_at=state.asked_at)
         self.picker.settled(ended, "reconciled", endpoint=key)
+        ledger.scraped(key, sample, now)
         member = self.picker.lookup.members[key]
         if sample.block_size:
             member.block_size = sample.block_size

@@ -45,6 +45,7 @@ from kvist_epp.schedule.pick import (
     choose,
     explain,
 )
+from kvist_epp.schedule.rounds import Spot
 from kvist_epp.thought import Thought, think
 from kvist_epp.wire.accesslog import Ended
 from kvist_epp.wire.asking import Ask, Decision, Picked
@@ -127,19 +128,23 @@ class Picker:
             if (only := self.partly_served.get(thought.model or "")) is not None:
                 asked.narrow(only)
             chosen = self._choose_now(asked)
-            return self._hold(asked, ask) if chosen is None else self._send(asked, chosen)
+            return self._hold(asked, ask, chosen) if isinstance(chosen, Spot) else self._send(asked, chosen)
         except PickError as error:
             self.refused(asked, error)
             raise
 
-    def resumed(self, asked: Asked) -> Decision:
+    def resumed(self, asked: Asked) -> Decision | Spot:
         """It has waited; the cache is another one now."""
         self.turn += 1
         asked.stages.skip()
         asked.thought.resume(self.lookup)
         asked.stages.mark("match")
         try:
-            return self._send(asked, self._choose(asked))
+            chosen = self._choose(asked)
+            if (spot := self._paced(chosen[0])) is not None:
+                asked.thought.pause()
+                return spot
+            return self._send(asked, chosen)
         except PickError as error:
             self.refused(asked, error)
             return error
@@ -149,20 +154,30 @@ class Picker:
         asked.line.outcome = error.reason
         self._account(asked, b"")
 
-    def _choose_now(self, asked: Asked) -> list[Scored] | None:
-        """The endpoints, best first; None: it has to wait. Raises ``NoEndpoints``."""
+    def _choose_now(self, asked: Asked) -> list[Scored] | Spot:
+        """The endpoints, best first, or where it has to wait. Raises ``NoEndpoints``."""
         queue = self.queue
         if queue is None or not asked.patient:
             return self._choose(asked)
         if queue.behind(asked.line.priority):
-            return None
+            return asked.spot()
         try:
             chosen = self._choose(asked)
         except NoEndpoints:
             if asked.subset is None and queue.expects_endpoints:
-                return None
+                return asked.spot()
             raise
-        return None if chosen[0].full and queue.holds(asked.line.priority) else chosen
+        if chosen[0].full and queue.holds(asked.line.priority):
+            return asked.spot()
+        return self._paced(chosen[0]) or chosen
+
+    def _paced(self, best: Scored) -> Spot | None:
+        """Where a request waits for the best endpoint, which has room but may not take up more prefill."""
+        load = self.ledger.load(best.endpoint.key)
+        need = best.uncached_tokens
+        if self.queue is None or not self.queue.paces or load.opens(need, self.clock()):
+            return None
+        return Spot.bound(load, need)
 
     def _choose(self, asked: Asked) -> list[Scored]:
         now = self.clock()
@@ -177,10 +192,10 @@ class Picker:
             policy=self.policy,
         )
 
-    def _hold(self, asked: Asked, ask: Ask) -> Pending:
+    def _hold(self, asked: Asked, ask: Ask, spot: Spot) -> Pending:
         assert self.queue is not None, "without a queue nobody waits"
         asked.thought.pause()
-        return self.queue.hold(asked, asked.place(), asked.cost(ask))
+        return self.queue.hold(asked, (asked.line.priority, asked.tenant, spot), asked.cost(ask))
 
     def _send(self, asked: Asked, chosen: list[Scored]) -> Picked:
         stages, thought = asked.stages, asked.thought

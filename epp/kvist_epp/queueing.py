@@ -18,7 +18,7 @@ from kvist_epp.errors import Cancelled, NoEndpoints, PickError, Shed, ShuttingDo
 from kvist_epp.schedule.patience import Pace, Patience
 from kvist_epp.schedule.pick import Candidate
 from kvist_epp.schedule.room import Room
-from kvist_epp.schedule.rounds import Subset, Ticket
+from kvist_epp.schedule.rounds import Spot, Subset, Ticket
 from kvist_epp.schedule.waiting import Waiting
 from kvist_epp.wire.asking import Decision
 from kvist_epp.wire.pending import Pending, Tell
@@ -47,10 +47,10 @@ def slice_seconds(stopped_at: float | None, now: float) -> float:
 
 
 class Errand(Protocol):
-    """A request that waits, as its owner sees it; one of these is called, once."""
+    """A request that waits, as its owner sees it; one of these ends it."""
 
-    def go(self, waited: float) -> Decision:
-        """Its turn, after so many seconds: pick."""
+    def go(self, waited: float) -> Decision | Spot:
+        """Its turn, after so many seconds: pick, or say where it has to wait on."""
 
     def refused(self, error: PickError, waited: float) -> None:
         """It will not be picked."""
@@ -75,16 +75,15 @@ class Bounds:
 class Held(Ticket, Pending):
     """One request that waits."""
 
-    __slots__ = ("__weakref__", "_queue", "errand", "since", "stamp", "tell")
+    __slots__ = ("__weakref__", "_queue", "errand", "stamp", "tell")
 
     def __init__(
-        self, queue: "Queue", errand: Errand, place: tuple[int, str, Subset], cost: tuple[int, int]
+        self, queue: "Queue", errand: Errand, place: tuple[int, str, Spot], cost: tuple[int, int]
     ) -> None:
-        """``place``: priority, tenant, subset. ``cost``: tokens, bytes."""
+        """``place``: priority, tenant, spot. ``cost``: tokens, bytes."""
         super().__init__(*place, *cost)
         self._queue = queue
         self.errand = errand
-        self.since = 0.0
         self.stamp = (0.0, 0.0)
         self.tell: Tell | None = None
 
@@ -138,13 +137,18 @@ class Queue:
         """A request that finds only full endpoints may not go there."""
         return priority < 0 or (self.bounds.requests > 0 and not self._shut)
 
+    @property
+    def paces(self) -> bool:
+        """Requests may wait for an endpoint that has room, but not for more prefill."""
+        return self.bounds.requests > 0 and not self._shut
+
     def behind(self, priority: int) -> bool:
         """Who comes now has to go behind somebody."""
         top = self.waiting.top
         return top is not None and top >= priority and not self._shut
 
-    def hold(self, errand: Errand, place: tuple[int, str, Subset], cost: tuple[int, int]) -> Held:
-        """Let it wait: ``place`` is priority, tenant, subset; ``cost`` tokens and bytes.
+    def hold(self, errand: Errand, place: tuple[int, str, Spot], cost: tuple[int, int]) -> Held:
+        """Let it wait: ``place`` is priority, tenant, spot; ``cost`` tokens and bytes.
 
         Raises ``Shed`` or ``ShuttingDown`` instead.
         """
@@ -240,9 +244,12 @@ class Queue:
     def _go(self, held: Held) -> None:
         waited = self.clock() - held.since
         try:
-            decision: Decision | Exception = held.errand.go(waited)
+            decision: Decision | Spot | Exception = held.errand.go(waited)
         except Exception as error:  # noqa: BLE001  a bug in the picker must cost one request, not the queue
             decision = error
+        if isinstance(decision, Spot):
+            self.waiting.again(held, decision)
+            return
         self._waits[decision.reason if isinstance(decision, PickError) else "picked"].observe(waited)
         _tell(held, decision)
 
@@ -345,7 +352,7 @@ def _tell(held: Held, decision: Decision | Exception) -> None:
         tell(decision)
 
 
-def _anywhere(_subset: Subset) -> bool:
+def _anywhere(_subset: Subset, _need: int) -> bool:
     return True
 
 

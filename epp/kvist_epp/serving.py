@@ -137,7 +137,9 @@ def _picker(settings: Settings, logs: log.Logs) -> Picker:
         history=history,
         lookup=Lookup(index, history),
         ledger=Ledger(
-            default_rate=settings.prefill_tokens_per_second, expire_seconds=settings.request_seconds
+            default_rate=settings.prefill_tokens_per_second,
+            expire_seconds=settings.request_seconds,
+            tpot_seconds=settings.tpot_target,
         ),
         flights=Flights(),
         metrics=Metrics(version=kvist_epp.__version__),

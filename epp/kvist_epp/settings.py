@@ -207,6 +207,12 @@ class Settings:
     max_owed_seconds: float = _flag(
         30.0, "an endpoint that owes more prefill than this is full", unit="SECONDS"
     )
+    tpot_target: float = _flag(
+        0.0,
+        "time per output token to keep to: prompts wait in the picker, newest first, when an endpoint's "
+        "sequences would become slower; 0: they go there all the same",
+        unit="SECONDS",
+    )
     queue_requests: int = _flag(
         10_000,
         "requests that may wait while every endpoint is full; 0: they go there all the same, sheddable ones "
@@ -273,7 +279,7 @@ class Settings:
         for name in (*whole, "hand_over_step_tokens"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"--{dashed(name)}: must be at least 1")
-        queue = ("queue_requests", "queue_bytes", "queue_seconds", "empty_pool_seconds")
+        queue = ("tpot_target", "queue_requests", "queue_bytes", "queue_seconds", "empty_pool_seconds")
         for name in ("drain_timeout", "drain_delay", "warm_seconds", "hand_over_tokens", *queue):
             if getattr(self, name) < 0:
                 raise SettingsError(f"--{dashed(name)}: must not be negative")

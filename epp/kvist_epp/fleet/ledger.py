@@ -11,8 +11,10 @@ not pass through us.
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 
+from kvist_epp.fleet.engine_metrics import EngineSample
 from kvist_epp.fleet.load import DEFAULT_RATE, Load, Request, routed_at
 from kvist_epp.fleet.pace import Paces
+from kvist_epp.fleet.pacing import Pacing
 
 
 class Ledger:
@@ -26,14 +28,17 @@ class Ledger:
         expire_seconds: float = 300.0,
         grace_seconds: float = 0.5,
         max_requests: int = 100_000,
+        tpot_seconds: float = 0.0,
     ) -> None:
         """``expire_seconds``: a request not heard of for this long is gone. ``grace_seconds``: a request
         routed this shortly before a scrape may not have reached the engine yet. ``max_requests`` bounds
-        memory: the one heard of longest ago goes first."""
+        memory: the one heard of longest ago goes first. ``tpot_seconds``: time per output token that pods
+        are to keep to; 0: none, they get whatever comes."""
         self._paces = Paces(default_rate)
         self._expire_seconds = expire_seconds
         self._grace = grace_seconds
         self._max_requests = max_requests
+        self._tpot_seconds = tpot_seconds
         self._loads: dict[str, Load] = {}
         self._sessions: dict[str, list[Request]] = {}
         self._heard: OrderedDict[Request, None] = OrderedDict()
@@ -59,7 +64,9 @@ class Ledger:
         """The pod's account, opened when there is none; the same object until ``forget``."""
         load = self._loads.get(endpoint_key)
         if load is None:
-            load = self._loads[endpoint_key] = Load(endpoint_key, rate=self._paces.rate(endpoint_key))
+            pacing = Pacing(self._tpot_seconds) if self._tpot_seconds else None
+            load = Load(endpoint_key, rate=self._paces.rate(endpoint_key), pacing=pacing)
+            self._loads[endpoint_key] = load
         return load
 
     def routed(self, session: str, endpoint_key: str, uncached: int, total: int, now: float) -> None:
@@ -200,6 +207,13 @@ class Ledger:
         if rate is not None and rate > 0 and load.pace.rate is None:
             self._teach(load, rate)
         self.eased()
+
+    def scraped(self, endpoint_key: str, sample: EngineSample, now: float) -> None:
+        """An engine's own account; what it tells of its time per token."""
+        load = self.load(endpoint_key)
+        if load.pacing is not None:
+            load.pacing.scraped(sample, load.drain(now), load.rate, now)
+            self.eased()
 
     def _teach(self, load: Load, rate: float) -> None:
         if self._paces.learn(load.key, rate):

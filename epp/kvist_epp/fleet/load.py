@@ -12,6 +12,7 @@ from math import inf
 from typing import Final
 
 from kvist_epp.fleet.pace import Pace
+from kvist_epp.fleet.pacing import Pacing
 
 DEFAULT_RATE: Final = 15_928.0
 """Prefill tokens/s until a pod's own is learned: Qwen3-32B on one H100 (``kvist sim``'s default timing)."""
@@ -83,6 +84,8 @@ class Load:
     """When events last told of work on it, or the first of its present queue came; infinitely long ago: they
     never did."""
     pace: Pace = field(default_factory=Pace)
+    pacing: Pacing | None = None
+    """What prefill it may take up; None: any."""
 
     @property
     def running(self) -> int:
@@ -100,6 +103,11 @@ class Load:
 
     def _runs(self, number: int | None) -> bool:
         return number is not None and len(self.requests) + self.foreign - self.missing >= number
+
+    def opens(self, tokens: int, now: float, *, held: bool = False) -> bool:
+        """Whether it may take up a request with so many new tokens now, as of the last ``drain``; ``held``:
+        one that waits for it already."""
+        return self.pacing is None or self.pacing.open(self, tokens, now, held=held)
 
     def relieved_in(self, max_owed_seconds: float) -> float:
         """Seconds until it owes no more than that if nothing ends or arrives; infinite where its batch or
@@ -149,12 +157,16 @@ class Load:
                 break
             self.set_remaining(head, 0.0)
         self.pace.advanced(computed, self.owed, request.routed_at, now)
+        if self.pacing is not None:
+            self.pacing.computes(computed)
         self.told_at = request.heard_at = now
         request.progressed = True
 
     def add(self, request: Request) -> None:
         """A request was routed here; it owes all of its tokens unless ``remaining`` is set."""
         self.requests[request] = None
+        if self.pacing is not None:
+            self.pacing.takes(request.remaining, self.rate, request.routed_at)
         if request.remaining > 0:
             if not self.queue and self.told_at > -inf:
                 self.told_at = max(self.told_at, request.routed_at)
@@ -165,6 +177,8 @@ class Load:
         """A request has ended."""
         self.set_remaining(request, 0.0)
         del self.requests[request]
+        if self.pacing is not None:
+            self.pacing.returns(request.uncached)
         if self.missing:
             self.missing -= 1
 

@@ -46,6 +46,9 @@ class Policy:
     access log had not told of yet (``docs/decisions/0003``)."""
     near_seconds: float = 0.001
     """Costs this close are a tie: 16 tokens of prefill, less than a step's jitter."""
+    held_share: float = 0.1
+    """Of the new tokens that wait in the picker for a pod, those counted as before a newcomer: the newest
+    goes first. With all of them counted, prompts left their pod for one that had to copy them."""
     decode_seconds: float = 5.0
     """Time from first to last token until a pod's own mean is learned: 250 tokens of 20 ms."""
     load_rates: Mapping[str, float] = field(

@@ -183,6 +183,8 @@ def _rows(
         lower = hit.lower if hit else None
         work = work_seconds(uncached, load.rate, lower, policy) if lower else uncached / load.rate
         wait = load.drain(now) / load.rate
+        if load.pacing is not None:
+            wait += policy.held_share * load.pacing.held_tokens / load.rate
         running = load.running
         if load.slots is not None:
             wait += slot_seconds(running, load.slots, load.decode_seconds or policy.decode_seconds)

@@ -2,33 +2,45 @@
 
 from collections.abc import Sequence
 from math import inf
+from typing import Final
 
 from kvist_epp.schedule.pick import Candidate, named
-from kvist_epp.schedule.rounds import Subset
+from kvist_epp.schedule.rounds import Bound, Subset
+
+PACED_SECONDS: Final = 0.1
+"""Between two looks at pods that requests wait for while their allowance grows: a few prompts' worth."""
 
 
 class Room:
     """Made anew for each slice of work; in its life pods only get fuller."""
 
-    __slots__ = ("_candidates", "_closed", "_max_owed", "_open")
+    __slots__ = ("_by_key", "_candidates", "_closed", "_max_owed", "_now", "_open")
 
     def __init__(self, candidates: Sequence[Candidate], now: float, max_owed: float) -> None:
         """Drains the loads to ``now``; ``max_owed``: seconds of prefill from which a pod is full."""
         self._max_owed = max_owed
+        self._now = now
         self._candidates = [candidate for candidate in candidates if not candidate.refusal]
         for candidate in self._candidates:
             candidate.load.drain(now)
         self._open = [c for c in self._candidates if not c.load.closed(max_owed)]
-        self._closed: set[Subset] = set()
+        self._by_key = {c.endpoint.key: c for c in self._candidates}
+        self._closed: set[frozenset[str] | None] = set()
 
     @property
     def empty(self) -> bool:
         """The pool has no endpoint at all that could be picked."""
         return not self._candidates
 
-    def may_go(self, subset: Subset) -> bool:
-        """Whether a request of this subset can be answered: by a pod with room, or by saying that none of a
-        given subset can be picked at all."""
+    def may_go(self, subset: Subset, need: int = 0) -> bool:
+        """Whether a request of this subset with so many new tokens can be answered: by a pod with room, or by
+        saying that none of a given subset can be picked at all. Whose endpoint has gone has to look for
+        another one."""
+        if isinstance(subset, Bound):
+            bound = self._by_key.get(subset.endpoint)
+            return bound is None or (
+                not bound.load.full(self._max_owed) and bound.load.opens(need, self._now, held=True)
+            )
         if subset in self._closed:
             return False
         if self._has_open(subset) or (subset is not None and not self._knows(subset)):
@@ -38,10 +50,12 @@ class Room:
 
     def relieved_in(self) -> float:
         """Seconds until time alone gives a full pod room; infinite where it never does."""
-        full = [c.load for c in self._candidates if c.load.closed(self._max_owed)]
-        return min((load.relieved_in(self._max_owed) for load in full), default=inf)
+        loads = [c.load for c in self._candidates]
+        full = [load for load in loads if load.closed(self._max_owed)]
+        paced = PACED_SECONDS if any(load.pacing and load.pacing.held for load in loads) else inf
+        return min([paced, *(load.relieved_in(self._max_owed) for load in full)])
 
-    def _has_open(self, subset: Subset) -> bool:
+    def _has_open(self, subset: frozenset[str] | None) -> bool:
         pods = self._open
         if subset is not None:
             return any(named(subset, c.endpoint) and not c.load.closed(self._max_owed) for c in pods)

@@ -6,15 +6,51 @@ here, not made: how many grants the oldest request needs says in which round it 
 gives the next one. A prompt of 100,000 tokens costs no more than one of 10, however small the quantum.
 
 A tenant's requests that may go to different subsets of the pool are different flows, so that one whose subset
-is full holds back nobody else.
+is full holds back nobody else. So are those that wait for one endpoint (``Bound``); of these the newest goes
+first: they only wait when there is more than the endpoint can do in time, and served in the order they came
+all would be late (adaptive LIFO: B. Maurer, "Fail at Scale", ACM Queue 13/8, 2015).
 """
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Final, NamedTuple
 
-Subset = frozenset[str] | None
-"""``ip`` and ``ip:port`` in canonical text (``pick.canonical``); None: any endpoint."""
+from kvist_epp.fleet.load import Load
+from kvist_epp.fleet.pacing import LIGHT_TOKENS, Pacing
+
+
+class Bound(NamedTuple):
+    """Whoever waits for one endpoint."""
+
+    endpoint: str
+    """Its key."""
+    light: bool
+    """With so few new tokens that they hardly count: what costs much does not hold them back."""
+
+
+Subset = frozenset[str] | Bound | None
+"""``ip`` and ``ip:port`` in canonical text (``pick.canonical``), or one endpoint; None: any endpoint."""
+
+
+class Spot(NamedTuple):
+    """Where a request waits."""
+
+    subset: Subset = None
+    need: int = 0
+    """New tokens for the endpoint it is bound to, when it began to wait."""
+    pacing: Pacing | None = None
+    """That endpoint's."""
+
+    @classmethod
+    def bound(cls, load: Load, need: int) -> "Spot":
+        """For this endpoint."""
+        return cls(Bound(load.key, need <= LIGHT_TOKENS), need, load.pacing)
+
+
+ANYWHERE: Final = Spot()
+
+MayGo = Callable[[Subset, int], bool]
+"""Whether a request of this subset with so many new tokens may go."""
 
 QUANTUM: Final = 512
 """Tokens a visit grants: less than most prompts have, so that tenants alternate request by request, and
@@ -27,17 +63,33 @@ _STALE: Final = 64
 class Ticket:
     """One request's place in the queue; whoever queues it adds what it needs in a subclass."""
 
-    __slots__ = ("_after", "_before", "_flow", "number", "priority", "size", "subset", "tenant", "tokens")
+    __slots__ = (
+        "_after",
+        "_before",
+        "_flow",
+        "came",
+        "number",
+        "priority",
+        "since",
+        "size",
+        "spot",
+        "tenant",
+        "tokens",
+    )
 
-    def __init__(self, priority: int, tenant: str, subset: Subset, tokens: int, size: int) -> None:
+    def __init__(self, priority: int, tenant: str, spot: Spot, tokens: int, size: int) -> None:
         """``tokens``: what it costs its tenant. ``size``: bytes of memory it holds."""
         self.priority = priority
         self.tenant = tenant
-        self.subset = subset
+        self.spot = spot
         self.tokens = max(tokens, 1)
         self.size = size
+        self.since = 0.0
+        """When it came, in seconds."""
+        self.came = 0
+        """In order of arrival, from 1."""
         self.number = 0
-        """In order of arrival, from 1; 0 while it is not in the queue."""
+        """The same while it is in the queue, else 0."""
         self._flow: Flow | None = None
         self._before: Ticket | None = None
         self._after: Ticket | None = None
@@ -59,6 +111,11 @@ class Flow:
         """The round of its last visit: grants count from there."""
         self.turn = 0
         """Its entry in the ring: which of those in one round comes first."""
+
+    @property
+    def next(self) -> Ticket | None:
+        """Whose turn it is: the oldest; of those bound to an endpoint the newest."""
+        return self.last if isinstance(self.subset, Bound) else self.first
 
     def link(self, ticket: Ticket) -> None:
         """At the end."""
@@ -128,12 +185,12 @@ class Rounds:
         return len(self._flows)
 
     def add(self, ticket: Ticket) -> None:
-        """Behind the others of its tenant."""
-        flow = self._flows.get((ticket.tenant, ticket.subset))
+        """Behind the others of its tenant; before them where all are bound to one endpoint."""
+        flow = self._flows.get((ticket.tenant, ticket.spot.subset))
         if flow is None:
-            flow = self._open(ticket.tenant, ticket.subset)
+            flow = self._open(ticket.tenant, ticket.spot.subset)
         flow.link(ticket)
-        if flow.first is ticket:
+        if flow.next is ticket:
             self._place(flow)
 
     def remove(self, ticket: Ticket) -> None:
@@ -141,16 +198,16 @@ class Rounds:
         flow = ticket._flow
         if flow is None:
             return
-        was_first = flow.first is ticket
+        was_next = flow.next is ticket
         flow.unlink(ticket)
         if flow.first is None:
             self._close(flow)
-        elif was_first:
+        elif was_next:
             self._place(flow)
 
-    def take(self, may_go: Callable[[Subset], bool]) -> Ticket | None:
-        """The next one of those whose subset may go; None when there is none."""
-        tops = [ring.top() for subset, ring in self._rings.items() if may_go(subset)]
+    def take(self, may_go: MayGo) -> Ticket | None:
+        """The next one of those who may go; None when there is none."""
+        tops = [top for ring in self._rings.values() if _goes(top := ring.top(), may_go)]
         if not tops:
             return None
         visit, _, flow = min(tops)
@@ -158,12 +215,12 @@ class Rounds:
         return self._serve(flow, visit)
 
     def _serve(self, flow: Flow, visit: int) -> Ticket | None:
-        ticket = flow.first
+        ticket = flow.next
         if ticket is None:
             return None
         flow.deficit += (visit - flow.since) * self._quantum - ticket.tokens
         flow.unlink(ticket)
-        following = flow.first
+        following = flow.next
         if following is None:
             self._close(flow)
         elif following.tokens <= flow.deficit:  # its visit goes on
@@ -187,13 +244,18 @@ class Rounds:
             del self._rings[flow.subset]
 
     def _place(self, flow: Flow) -> None:
-        """In the round in which its grants cover its oldest request."""
-        assert flow.first is not None, "only a flow with requests has a place"
+        """In the round in which its grants cover its next request."""
+        assert flow.next is not None, "only a flow with requests has a place"
         self._turn += 1
         flow.turn = self._turn
-        visits = max(0, -(-(flow.first.tokens - flow.deficit) // self._quantum))
+        visits = max(0, -(-(flow.next.tokens - flow.deficit) // self._quantum))
         self._rings[flow.subset].put((flow.since + visits, flow.turn, flow))
 
 
 def _counts(entry: Entry) -> bool:
     return entry[1] == entry[2].turn and entry[2].first is not None
+
+
+def _goes(entry: Entry, may_go: MayGo) -> bool:
+    flow = entry[2]
+    return flow.next is not None and may_go(flow.subset, flow.next.spot.need)

@@ -8,19 +8,21 @@
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from kvist_epp.schedule.rounds import QUANTUM, Rounds, Subset, Ticket
+from kvist_epp.schedule.rounds import QUANTUM, Bound, MayGo, Rounds, Spot, Ticket
 
 
 class Level:
     """What waits with one priority."""
 
-    __slots__ = ("newest", "requests", "rounds", "size", "tokens")
+    __slots__ = ("bound", "newest", "requests", "rounds", "size", "tokens")
 
     def __init__(self, quantum: int) -> None:
         self.rounds = Rounds(quantum)
         self.requests = 0
+        self.bound = 0
+        """Those of them that wait for one endpoint."""
         self.tokens = 0
         self.size = 0
         """Bytes."""
@@ -48,12 +50,13 @@ class Waiting:
 
     def __iter__(self) -> Iterator[Ticket]:
         """All, oldest first."""
-        return iter(tuple(self._tickets.values()))
+        return iter(sorted(self._tickets.values(), key=_came))
 
     @property
     def top(self) -> int | None:
-        """The highest level that waits."""
-        return self._order[-1] if self._order else None
+        """The highest level where somebody waits for whatever endpoint has room."""
+        levels = self.levels
+        return next((at for at in reversed(self._order) if levels[at].requests > levels[at].bound), None)
 
     def offer(self, ticket: Ticket) -> list[Ticket] | None:
         """It wants to wait: those that have to leave for it (most often none), or None if it is refused."""
@@ -63,11 +66,13 @@ class Waiting:
             if not self._can_make_room(ticket.priority, *wanted):
                 return None
             displaced = self._make_room(*wanted)
+        self._number += 1
+        ticket.came = self._number
         self._enter(ticket)
         return displaced
 
-    def take(self, may_go: Callable[[Subset], bool]) -> Ticket | None:
-        """The next one of those whose subset may go, taken out; None when there is none."""
+    def take(self, may_go: MayGo) -> Ticket | None:
+        """The next one of those who may go, taken out; None when there is none."""
         for priority in reversed(self._order):
             ticket = self.levels[priority].rounds.take(may_go)
             if ticket is not None:
@@ -83,6 +88,15 @@ class Waiting:
         self._gone(ticket)
         return True
 
+    def again(self, ticket: Ticket, spot: Spot) -> None:
+        """It was taken out, and has to wait on for somebody else; what it has waited counts."""
+        ticket.spot = spot
+        self._first = min(self._first, ticket.came)
+        self._enter(ticket)
+        if ticket.priority < 0:
+            level = self.levels[ticket.priority]
+            level.newest = dict(sorted(level.newest.items()))
+
     def oldest(self) -> Ticket | None:
         """Who has waited longest, whatever its priority."""
         if not self._tickets:
@@ -96,8 +110,7 @@ class Waiting:
         return sum(level.requests for at, level in self.levels.items() if at >= priority)
 
     def _enter(self, ticket: Ticket) -> None:
-        self._number += 1
-        ticket.number = self._number
+        ticket.number = ticket.came
         level = self.levels.get(ticket.priority)
         if level is None:
             level = self.levels[ticket.priority] = Level(self._quantum)
@@ -106,12 +119,16 @@ class Waiting:
         if ticket.priority < 0:
             level.newest[ticket.number] = ticket
         self._tickets[ticket.number] = ticket
+        if ticket.spot.pacing is not None:
+            ticket.spot.pacing.hold(ticket, ticket.spot.need, ticket.since)
         self._count(level, ticket, 1)
 
     def _gone(self, ticket: Ticket) -> None:
         level = self.levels[ticket.priority]
         level.newest.pop(ticket.number, None)
         del self._tickets[ticket.number]
+        if ticket.spot.pacing is not None:
+            ticket.spot.pacing.release(ticket)
         self._count(level, ticket, -1)
         ticket.number = 0
         if not level.requests:
@@ -123,6 +140,7 @@ class Waiting:
             account.requests += sign
             account.tokens += sign * ticket.tokens
             account.size += sign * ticket.size
+        level.bound += sign * isinstance(ticket.spot.subset, Bound)
 
     def _can_make_room(self, priority: int, requests: int, size: int) -> bool:
         """Whether the sheddable below this level are enough."""
@@ -138,3 +156,7 @@ class Waiting:
             requests -= 1
             size -= ticket.size
         return displaced
+
+
+def _came(ticket: Ticket) -> int:
+    return ticket.came

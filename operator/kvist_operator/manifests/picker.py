@@ -60,6 +60,7 @@ def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
         priorities=",".join(f"{p.name}={p.value}" for p in pool.picker.priorities),
         scheduling_policy="priority" if by_priority(pool) else "fcfs",
         max_num_seqs=plan.run.sequences,
+        tpot_target=(pool.workload.tpot_ms or 0) / 1000,
         max_endpoints=pool.gateway.failover_endpoints,
         approximate_cache_tokens=max(1, plan.memory.kv_tokens),
         log_format="json",

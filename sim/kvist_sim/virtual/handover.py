@@ -65,7 +65,7 @@ class WarmKvist(Kvist):
         """All replicas have the same."""
         return self._feed.index
 
-    def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
+    def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int | None:
         """Heat is noted where the longest match ends, whoever holds it."""
         position = super().choose(request, pods, now)
         assert self._chosen is not None, "just chosen"

@@ -8,6 +8,7 @@ ledger's own verbs, in updates as often as the peers send them, and long new pre
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 from kvist_epp.cache.history import History, Note
@@ -23,6 +24,9 @@ from kvist_epp.peers.peers import HURRY_SECONDS
 from kvist_epp.peers.prefixes import LEAST_TOKENS, Prefix, Prefixes
 from kvist_epp.schedule.cost import AMONG_PEERS, DEFAULT, Policy
 from kvist_epp.schedule.pick import Candidate, Demand, Scored, choose
+from kvist_epp.schedule.room import PACED_SECONDS, Room
+from kvist_epp.schedule.rounds import Spot, Ticket
+from kvist_epp.schedule.waiting import Waiting
 from kvist_sim.virtual.jobs import Call, block_text
 from kvist_sim.virtual.passage import BLOCK
 from kvist_sim.virtual.policy import BYTES_PER_TOKEN, Context, Pod, Request, Spec
@@ -30,6 +34,11 @@ from kvist_sim.virtual.policy import BYTES_PER_TOKEN, Context, Pod, Request, Spe
 ROOT: Final[Root] = (None, None)
 SCRAPE_SECONDS: Final = 2.0
 """``Settings.scrape_interval``'s default."""
+QUEUE_SECONDS: Final = 60.0
+"""``Settings.queue_seconds``'s default."""
+QUEUE_REQUESTS: Final = 10_000
+QUEUE_BYTES: Final = 1 << 40
+"""No bound: what counts is time, not memory."""
 CREDIT_SECONDS: Final = 2.0
 """``kvist_epp.picker.CREDIT_SECONDS``."""
 
@@ -90,6 +99,16 @@ class Trip:
     """What the other replicas keep of it."""
 
 
+class Held(Ticket):
+    """A request that waits for a pod."""
+
+    __slots__ = ("request",)
+
+    def __init__(self, request: Request, spot: Spot, since: float) -> None:
+        super().__init__(0, "", spot, request.tokens, len(request.text))
+        self.request, self.since = request, since
+
+
 class Kvist:
     """One replica of the picker."""
 
@@ -99,12 +118,17 @@ class Kvist:
         self._policy = policy
         self._feed = context.feed
         self._feed.routers.append(self)
-        self.ledger = Ledger(default_rate=context.prefill_rate)
+        self.ledger = Ledger(default_rate=context.prefill_rate, tpot_seconds=context.tpot_seconds)
+        self.ledger.eased = self._wake
+        self._waiting = Waiting(QUEUE_REQUESTS, QUEUE_BYTES)
+        self._due = self._later = False
+        """It will look who may go: at once, in a while."""
         self._history = History()
         self.lookup = Lookup(self._feed.index, self._history, bytes_per_token=BYTES_PER_TOKEN)
         self._uses = Uses()
         self._elsewhere = Prefixes()
         self._candidates: dict[Pod, Candidate] = {}
+        self._pods: dict[str, Pod] = {}
         self._states: dict[Pod, EngineState] = {}
         self._trips: dict[Request, Trip] = {}
         self._updates: list[Callable[[], None]] = []
@@ -123,6 +147,7 @@ class Kvist:
         endpoint = Endpoint(pod.name, "virtual", "10.0.0.1", 1024 + pod.number, labels, uid=pod.name)
         state = self._states[pod] = EngineState(endpoint, State.READY)
         self._candidates[pod] = Candidate(endpoint, self.ledger.load(endpoint.key))
+        self._pods[endpoint.key] = pod
         self.ledger.calibrate(endpoint.key, slots=state.slots())
         self.lookup.join(endpoint.key, Member((self._feed.numbers[pod],), block_size=pod.block_size))
 
@@ -133,16 +158,69 @@ class Kvist:
         self.lookup.leave(key)
         self.ledger.forget(key)
         self._history.forget(key)
+        self._wake()
 
-    def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
+    def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int | None:
+        """``Picker.decide``."""
+        best = self._choose(request, now)
+        if (spot := self._paced(best, now)) is not None:
+            self._waiting.offer(Held(request, spot, now))
+            self._wake()
+            return None
+        return pods.index(self._pods[best.endpoint.key])
+
+    def _choose(self, request: Request, now: float) -> Scored:
         """``Picker._choose``."""
         self._turn += 1
         found = self.lookup.look(ROOT, [request.text])
-        candidates = [self._candidates[pod] for pod in pods]
+        candidates = list(self._candidates.values())
         demand = Demand(found.tokens, found.hits, self._uses.lately(found.place, now))
         [best] = choose(candidates, demand, now=now, turn=self._turn, limit=1, policy=self._policy)
         self._chosen = best, found
-        return next(at for at, one in enumerate(candidates) if one.endpoint is best.endpoint)
+        return best
+
+    def _paced(self, best: Scored, now: float) -> Spot | None:
+        """``Picker._paced``."""
+        load, need = self.ledger.load(best.endpoint.key), best.uncached_tokens
+        return None if load.opens(need, now) else Spot.bound(load, need)
+
+    def _wake(self) -> None:
+        """``Queue.wake``."""
+        if self._waiting.requests and not self._due:
+            self._due = True
+            self._context.after(0.0, self._work, None)
+
+    def _work(self, _nothing: None) -> None:
+        """``Queue._work``."""
+        self._due = False
+        now = self._now()
+        room = Room(list(self._candidates.values()), now, inf)
+        while self._candidates and self._step(room, now):
+            pass
+        if self._waiting.requests and not self._later:
+            self._later = True
+            self._context.after(PACED_SECONDS, self._look_again, None)
+
+    def _look_again(self, _nothing: None) -> None:
+        self._later = False
+        self._wake()
+
+    def _step(self, room: Room, now: float) -> bool:
+        """``Queue._step``."""
+        oldest = self._waiting.oldest()
+        if isinstance(oldest, Held) and now - oldest.since >= QUEUE_SECONDS:
+            self._waiting.leave(oldest)
+            self._context.refuse(oldest.request)
+            return True
+        held = self._waiting.take(room.may_go)
+        if not isinstance(held, Held):
+            return False
+        best = self._choose(held.request, now)
+        if (spot := self._paced(best, now)) is not None:
+            self._waiting.again(held, spot)
+        else:
+            self._context.send(held.request, self._pods[best.endpoint.key])
+        return True
 
     def routed(self, request: Request, pod: Pod, now: float) -> None:
         """``Picker._book``."""
@@ -190,6 +268,7 @@ class Kvist:
             crowd=state.crowd,
         )
         self.ledger.reconcile(key, page.running, page.waiting, now)
+        self.ledger.scraped(key, page, now)
 
     def _ended(self, request: Request) -> None:
         trip = self._trips.pop(request)

@@ -114,6 +114,10 @@ class Context:
     """``after(seconds, what, about)``: ``what(about)`` happens so much later."""
     clock: Callable[[], float] = lambda: 0.0
     """Virtual time now, for what happens between calls that tell it."""
+    send: Callable[[Any, Pod], None] = lambda _request, _pod: None
+    """A held request goes to this pod; ``routed`` follows at once."""
+    refuse: Callable[[Any], None] = lambda _request: None
+    """A held request gets no answer."""
     replica: int = 0
     peers: "list[Policy]" = field(default_factory=list)
     """All replicas, this one included, in their order; complete before the first request."""
@@ -121,6 +125,8 @@ class Context:
     """What takes up the events; the same object as ``overlaps`` unless ``Spec.feed`` is another."""
     gossip_seconds: float = 0.0
     """How late replicas hear of each other, where they talk at all."""
+    tpot_seconds: float = 0.0
+    """Time per output token that operators want kept; 0: they do not say."""
     ended_seconds: float = 0.0
     """How late a router that lets responses pass by itself learns that one ended (Envoy's access log)."""
 
@@ -132,8 +138,9 @@ def _timeless(_seconds: float, _what: Callable[[Any], None], _about: Any) -> Non
 class Policy(Protocol):
     """One replica of a router. Times are seconds of virtual time. ``Quiet`` has empty notifications."""
 
-    def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
-        """Position in ``pods`` (never empty) of the pod that gets the request."""
+    def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int | None:
+        """Position in ``pods`` (never empty) of the pod that gets the request; None: it is held until
+        ``Context.send`` or ``Context.refuse``."""
 
     def routed(self, request: Request, pod: Pod, now: float) -> None:
         """Right after ``choose``: it is on its way there."""

@@ -35,6 +35,8 @@ class Setting:
     """Envoy's access log, flushed ten times a second."""
     rate_factor: float = 1.0
     """What operators configure as prefill rate, by the true one."""
+    target: bool = True
+    """Operators say what time per output token is to be kept."""
 
 
 USUAL: Final = Setting()
@@ -180,8 +182,11 @@ class World:
             block_size=hardware.block_size,
             after=self._after,
             clock=lambda: self.agenda.now,
+            send=self._send,
+            refuse=self._refuse,
             feed=self._feed,
             gossip_seconds=setting.gossip,
+            tpot_seconds=self._shape.tpot if setting.target else 0.0,
             ended_seconds=setting.ended,
         )
         made = context.peers
@@ -199,10 +204,18 @@ class World:
         if not self._pods:
             self._over(call, Fate.LOST)
             return
-        pod = self._pods[router.choose(call, self._pods, now)]
         self._replica[call] = router
-        router.routed(call, pod, now)
+        at = router.choose(call, self._pods, now)
+        if at is not None:
+            self._send(call, self._pods[at])
+
+    def _send(self, call: Call, pod: Pod) -> None:
+        self._replica[call].routed(call, pod, self.agenda.now)
         self._submit(self.sites[pod], call)
+
+    def _refuse(self, call: Call) -> None:
+        del self._replica[call]
+        self._over(call, Fate.LOST)
 
     def _scrape(self, site: Site) -> None:
         seconds = self._spec.scrape_seconds

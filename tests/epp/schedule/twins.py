@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvist_epp.schedule.rounds import Subset
+from kvist_epp.schedule.rounds import Bound, Subset
 
 QUANTUM = 8
 
@@ -46,10 +46,13 @@ class PlainLevel:
     place: int = 0
 
     def add(self, want: Want) -> None:
-        """At the end of its tenant's."""
+        """At the end of its tenant's, where the next of those bound to an endpoint stands."""
         self.waiting.append(want)
-        if (want.tenant, want.subset) not in self.turns:
-            self.turns[want.tenant, want.subset] = Turn(self.round, self._next_place())
+        key = want.tenant, want.subset
+        if key not in self.turns:
+            self.turns[key] = Turn(self.round, self._next_place())
+        elif self._first(*key) is want:
+            self.turns[key].place = self._next_place()
 
     def remove(self, want: Want) -> None:
         """Gone; a tenant without any is forgotten, and one with another to send first has a new place."""
@@ -80,7 +83,8 @@ class PlainLevel:
         return want
 
     def _first(self, tenant: str, subset: Subset) -> Want | None:
-        return next((w for w in self.waiting if (w.tenant, w.subset) == (tenant, subset)), None)
+        waiting = reversed(self.waiting) if isinstance(subset, Bound) else self.waiting
+        return next((w for w in waiting if (w.tenant, w.subset) == (tenant, subset)), None)
 
     def _next_place(self) -> int:
         self.place += 1
@@ -122,6 +126,10 @@ class Plain:
                 self._tidy(priority)
                 return want.name
         return None
+
+    def again(self, want: Want) -> None:
+        """It was taken, and waits on with others."""
+        self.levels.setdefault(want.priority, PlainLevel()).add(want)
 
     def remove(self, want: Want) -> None:
         """It leaves."""
