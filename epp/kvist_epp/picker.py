@@ -173,11 +173,9 @@ class Picker:
 
     def _paced(self, best: Scored) -> Spot | None:
         """Where a request waits for the best endpoint, which has room but may not take up more prefill."""
-        load = self.ledger.load(best.endpoint.key)
-        need = best.uncached_tokens
-        if self.queue is None or not self.queue.paces or load.opens(need, self.clock()):
-            return None
-        return Spot.bound(load, need)
+        load, need = self.ledger.load(best.endpoint.key), best.uncached_tokens
+        waits = self.queue is not None and self.queue.paces and not load.opens(need, self.clock())
+        return Spot.bound(load, need) if waits else None
 
     def _choose(self, asked: Asked) -> list[Scored]:
         now = self.clock()

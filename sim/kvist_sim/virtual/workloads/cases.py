@@ -166,12 +166,12 @@ CASES: Final = (
     Case("chat", _chat, even),
     Case("unshared", _unshared, even),
     Case("uneven", _system_prompts, uneven),
-    Case("tight", _tight, even, held_out=True),
+    Case("tight", _tight, even),
     Case("agents", _agents, even),
     Case("documents", _documents, even),
-    Case("code", _code, even, held_out=True),
+    Case("code", _code, even),
     Case("rollouts", _rollouts, even),
     Case("pod-lost", _system_prompts, losing),
-    Case("scaling", _chat, scaling, held_out=True),
+    Case("scaling", _chat, scaling),
 )
 """In the order of tables."""
