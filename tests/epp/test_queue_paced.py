@@ -8,6 +8,7 @@ from tests.epp.doors import Door, Wait, refusal
 
 from kvist_epp.errors import Shed, ShuttingDown
 from kvist_epp.fleet.pacing import Pacing
+from kvist_epp.schedule.pick import Candidate
 from kvist_epp.wire.asking import Picked
 
 LONG = "The library opens at nine and closes when the last reader has left. " * 12
@@ -28,6 +29,16 @@ def computed(door: Door, name: str) -> None:
     door.picker.ledger.progress(name, 0, door.picker.clock())
 
 
+def crowded(door: Door) -> tuple[Wait, Candidate]:
+    """Both endpoints compute a prompt, ``a`` or ``b``; who waits for one of them, and the other one."""
+    for name in "ab":
+        door.ask(name, text=name * 800)
+    waits = door.ask("c", text="c" * 800)
+    assert isinstance(waits, Wait)
+    there = waits.pending.spot.subset.endpoint  # type: ignore[attr-defined]
+    return waits, next(c for c in door.picker.candidates if c.endpoint.key != there)
+
+
 async def test_the_newest_goes_first(doors: Any) -> None:
     """When there is more than the endpoint can do in time, the last to come is served in time."""
     door = paced(doors)
@@ -45,13 +56,8 @@ async def test_the_newest_goes_first(doors: Any) -> None:
 async def test_nobody_waits_behind_those_of_another_endpoint(doors: Any) -> None:
     """While somebody waits for the one endpoint, others go to the one that has room."""
     door = paced(doors, 2)
-    for name in "ab":
-        door.ask(name, text=name * 800)
-    waits = door.ask("c", text="c" * 800)
-    assert isinstance(waits, Wait)
-    there = waits.pending.spot.subset.endpoint  # type: ignore[attr-defined]
-    load = next(c.load for c in door.picker.candidates if c.endpoint.key != there)
-    load.rate = 10_000.0
+    _, other = crowded(door)
+    other.load.rate = 10_000.0
     assert isinstance(door.ask("d", text="d" * 800), Picked)
     assert door.queue.waiting.requests == 1
 
@@ -74,12 +80,7 @@ async def test_what_is_small_passes_what_is_large(doors: Any) -> None:
 async def test_its_endpoint_goes_away(doors: Any) -> None:
     """Who waited for it looks for another one."""
     door = paced(doors, 2)
-    door.ask("a", text="b" * 800)
-    door.ask("b", text="c" * 800)
-    waits = door.ask("c", text="d" * 800)
-    assert isinstance(waits, Wait)
-    spot = waits.pending.spot.subset  # type: ignore[attr-defined]
-    stays = next(c for c in door.picker.candidates if c.endpoint.key != spot.endpoint)
+    waits, stays = crowded(door)
     for name in "ab":
         if door.picker.flights.find(name).endpoint == stays.endpoint.key:  # type: ignore[union-attr]
             computed(door, name)
@@ -92,12 +93,7 @@ async def test_its_endpoint_goes_away(doors: Any) -> None:
 async def test_it_waits_on_where_it_has_to(doors: Any) -> None:
     """Its endpoint goes and the other one is busy, too: it waits for that one, and is not lost."""
     door = paced(doors, 2)
-    door.ask("a", text="b" * 800)
-    door.ask("b", text="c" * 800)
-    waits = door.ask("c", text="d" * 800)
-    assert isinstance(waits, Wait)
-    spot = waits.pending.spot.subset  # type: ignore[attr-defined]
-    stays = next(c for c in door.picker.candidates if c.endpoint.key != spot.endpoint)
+    waits, stays = crowded(door)
     door.picker.gather([stays])
     await asyncio.sleep(0.02)
     assert (door.queue.waiting.requests, waits.told.done()) == (1, False)

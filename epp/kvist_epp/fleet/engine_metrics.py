@@ -24,6 +24,8 @@ _LINE: Final = re.compile(
     rf"(?:\{{({_LABELS})\}})?[ \t]+(\S+)",
     re.MULTILINE,
 )
+FULL_CACHE: Final = 0.95
+"""KV usage from which requests that wait do so for blocks, not for their turn to prefill."""
 _LABEL: Final = re.compile(r'([A-Za-z_]\w*)="((?:\\.|[^"\\\n])*)"')
 
 
@@ -75,6 +77,11 @@ class EngineSample:
     def reported_tokens(self) -> int | None:
         """The same in the engine's own words, where it has any."""
         return self.size_tokens or self.cache_tokens
+
+    @property
+    def crowded(self) -> bool:
+        """Requests wait because the KV cache is full."""
+        return self.waiting > 0 and self.cache_usage >= FULL_CACHE
 
 
 def parse(text: str) -> EngineSample:

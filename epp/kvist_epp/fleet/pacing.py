@@ -13,7 +13,7 @@ pool can serve (``docs/decisions/0016``).
 """
 
 from collections.abc import Hashable
-from itertools import takewhile
+from itertools import islice, takewhile
 from math import exp
 from typing import TYPE_CHECKING, Final
 
@@ -40,8 +40,6 @@ MEMORY_SECONDS: Final = 4.0
 """Of the mean over scrapes (an exponential's time constant)."""
 ROOM: Final = 0.02
 """Share of the KV cache that stays free for those who decode, at least; a longer prompt needs its length."""
-FULL: Final = 0.95
-"""Usage of the KV cache at which requests that wait do so for blocks."""
 RETURNED: Final = 0.5
 """Of a request's new tokens, those that nobody else uses when it ends."""
 LEAST_SHARE: Final = 0.1
@@ -57,13 +55,13 @@ class Pacing:
         "_allowance",
         "_at",
         "_computed",
-        "_held_tokens",
         "_last",
         "_most",
         "_room",
         "_sums",
         "_target",
         "held",
+        "held_tokens",
         "share",
     )
 
@@ -74,7 +72,8 @@ class Pacing:
         self.held: dict[Hashable, tuple[float, int]] = {}
         """Who waits in this picker for room on this pod: since when, and for how many new tokens; in the
         order they came."""
-        self._held_tokens = 0
+        self.held_tokens = 0
+        """New tokens of all of them."""
         self._allowance = BURST_SECONDS
         self._at = 0.0
         self._computed = 0.0
@@ -88,20 +87,15 @@ class Pacing:
         self._most = 0.0
         """Tokens of a prompt that have to be free: half of the cache, or a long one would never go."""
 
-    @property
-    def held_tokens(self) -> int:
-        """New tokens of all who wait for it here."""
-        return self._held_tokens
-
     def hold(self, who: Hashable, tokens: int, now: float) -> None:
         """A request waits for room on this pod."""
         self.held[who] = now, tokens
-        self._held_tokens += tokens
+        self.held_tokens += tokens
 
     def release(self, who: Hashable) -> None:
         """It does not any more."""
         _, tokens = self.held.pop(who, (0.0, 0))
-        self._held_tokens -= tokens
+        self.held_tokens -= tokens
 
     def takes(self, tokens: float, rate: float, now: float) -> None:
         """The pod got a request with so many new tokens."""
@@ -131,8 +125,7 @@ class Pacing:
         if (capacity := sample.reported_tokens) is None:
             return
         self._most = capacity / 2
-        short = sample.waiting and sample.cache_usage > FULL
-        self._room = 0.0 if short else (1.0 - sample.cache_usage - ROOM) * capacity - owed
+        self._room = 0.0 if sample.crowded else (1.0 - sample.cache_usage - ROOM) * capacity - owed
 
     def _learn(self, sample: EngineSample, prefill: float, now: float) -> None:
         assert self._last is not None, "the first scrape tells nothing"
@@ -169,10 +162,13 @@ class Pacing:
         return self._room is not None and self._room < min(tokens, self._most)
 
     def _protects(self, load: "Load", now: float, held: bool) -> bool:
-        """Whether more decode there than wait to, the one that is asked for among them."""
-        newest = reversed(self.held.values())
+        """Whether more decode there than wait to, the one that is asked for among them. Counts no further
+        than it takes to tell: thousands may wait."""
+        decoding = load.running - len(load.queue)
+        enough = max(0, decoding) // FRESH_WEIGHT + 1
+        newest = islice(reversed(self.held.values()), enough)
         fresh = sum(1 for _ in takewhile(lambda one: now - one[0] <= FRESH_SECONDS, newest))
-        return load.running - len(load.queue) > FRESH_WEIGHT * (fresh + (not held))
+        return decoding > FRESH_WEIGHT * (fresh + (not held))
 
     def _advance(self, now: float) -> None:
         elapsed = max(0.0, now - self._at)

@@ -18,6 +18,7 @@ import aiohttp
 from kvist_epp.fleet.batch import Batch
 from kvist_epp.fleet.endpoints import Endpoint, Fleet, same
 from kvist_epp.fleet.engine_metrics import (
+    FULL_CACHE,
     EngineSample,
     Rates,
     Served,
@@ -30,8 +31,6 @@ from kvist_epp.fleet.recent import Recent
 logger = logging.getLogger(__name__)
 
 MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
-FULL_CACHE: Final = 0.95
-"""KV usage from which requests that wait do so for blocks, not for their turn to prefill."""
 
 
 class State(Enum):
@@ -78,8 +77,7 @@ class EngineState:
     @property
     def crowd(self) -> int | None:
         """Sequences it runs while requests wait because the KV cache is full; None: that is not so."""
-        full = self.sample.waiting and self.sample.cache_usage >= FULL_CACHE
-        return max(1, self.sample.running) if full else None
+        return max(1, self.sample.running) if self.sample.crowded else None
 
     def slots(self, guess: int | None = None) -> int | None:
         """Sequences it runs at once, all ranks together: by its label, else ``guess``, which scrapes may

@@ -14,17 +14,16 @@ PACED_SECONDS: Final = 0.1
 class Room:
     """Made anew for each slice of work; in its life pods only get fuller."""
 
-    __slots__ = ("_by_key", "_candidates", "_closed", "_max_owed", "_now", "_open")
+    __slots__ = ("_candidates", "_closed", "_max_owed", "_now", "_open")
 
     def __init__(self, candidates: Sequence[Candidate], now: float, max_owed: float) -> None:
         """Drains the loads to ``now``; ``max_owed``: seconds of prefill from which a pod is full."""
         self._max_owed = max_owed
         self._now = now
-        self._candidates = [candidate for candidate in candidates if not candidate.refusal]
-        for candidate in self._candidates:
+        self._candidates = {c.endpoint.key: c for c in candidates if not c.refusal}
+        for candidate in self._candidates.values():
             candidate.load.drain(now)
-        self._open = [c for c in self._candidates if not c.load.closed(max_owed)]
-        self._by_key = {c.endpoint.key: c for c in self._candidates}
+        self._open = [c for c in self._candidates.values() if not c.load.closed(max_owed)]
         self._closed: set[frozenset[str] | None] = set()
 
     @property
@@ -37,7 +36,7 @@ class Room:
         saying that none of a given subset can be picked at all. Whose endpoint has gone has to look for
         another one."""
         if isinstance(subset, Bound):
-            bound = self._by_key.get(subset.endpoint)
+            bound = self._candidates.get(subset.endpoint)
             return bound is None or (
                 not bound.load.full(self._max_owed) and bound.load.opens(need, self._now, held=True)
             )
@@ -50,7 +49,7 @@ class Room:
 
     def relieved_in(self) -> float:
         """Seconds until time alone gives a full pod room; infinite where it never does."""
-        loads = [c.load for c in self._candidates]
+        loads = [c.load for c in self._candidates.values()]
         full = [load for load in loads if load.closed(self._max_owed)]
         paced = PACED_SECONDS if any(load.pacing and load.pacing.held for load in loads) else inf
         return min([paced, *(load.relieved_in(self._max_owed) for load in full)])
@@ -64,4 +63,4 @@ class Room:
         return bool(pods)
 
     def _knows(self, subset: frozenset[str]) -> bool:
-        return any(named(subset, c.endpoint) for c in self._candidates)
+        return any(named(subset, c.endpoint) for c in self._candidates.values())

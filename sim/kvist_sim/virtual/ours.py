@@ -16,9 +16,10 @@ from kvist_epp.cache.index import Index, Root
 from kvist_epp.cache.lookup import Found, Lookup, Member
 from kvist_epp.cache.uses import Uses
 from kvist_epp.fleet.endpoints import Endpoint
+from kvist_epp.fleet.engine_metrics import FULL_CACHE
 from kvist_epp.fleet.ledger import Ledger
 from kvist_epp.fleet.load import Request as Entry
-from kvist_epp.fleet.scrape import FULL_CACHE, EngineState, State
+from kvist_epp.fleet.scrape import EngineState, State
 from kvist_epp.names import LABEL_MAX_NUM_SEQS
 from kvist_epp.peers.peers import HURRY_SECONDS
 from kvist_epp.peers.prefixes import LEAST_TOKENS, Prefix, Prefixes
@@ -154,7 +155,7 @@ class Kvist:
     def left(self, pod: Pod, now: float) -> None:  # noqa: ARG002
         """Its account is closed."""
         key = self._candidates.pop(pod).endpoint.key
-        del self._states[pod]
+        del self._states[pod], self._pods[key]
         self.lookup.leave(key)
         self.ledger.forget(key)
         self._history.forget(key)

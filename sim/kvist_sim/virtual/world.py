@@ -35,8 +35,6 @@ class Setting:
     """Envoy's access log, flushed ten times a second."""
     rate_factor: float = 1.0
     """What operators configure as prefill rate, by the true one."""
-    target: bool = True
-    """Operators say what time per output token is to be kept."""
 
 
 USUAL: Final = Setting()
@@ -186,7 +184,7 @@ class World:
             refuse=self._refuse,
             feed=self._feed,
             gossip_seconds=setting.gossip,
-            tpot_seconds=self._shape.tpot if setting.target else 0.0,
+            tpot_seconds=self._shape.tpot,
             ended_seconds=setting.ended,
         )
         made = context.peers
