@@ -52,6 +52,7 @@ class Release:
     async def pool(self, name: str) -> Json:
         """A new pool."""
         path = self.space.of("kvist.dev", "v1alpha1", "inferencepools")
+        await self.space.client.collection(path)
         body = {**trial.TRIAL, "metadata": {"name": name}}
         return await self.space.client.ask("POST", path, body, params={"fieldValidation": "Strict"})
 

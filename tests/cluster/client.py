@@ -58,6 +58,14 @@ class Client:
         while (await self.ask("GET", path, expect=(200, 404))).get("code") != 404:
             await asyncio.sleep(0.05)
 
+    async def collection(self, path: str) -> None:
+        """Wait until it is served: the API server knows a CRD as established before its handlers do."""
+        while True:
+            async with self.session.get(path) as response:
+                if response.status != 404:
+                    return
+            await asyncio.sleep(0.05)
+
     async def _served(self, path: str) -> None:
         while True:
             conditions = (await self.ask("GET", path)).get("status", {}).get("conditions") or []
