@@ -37,14 +37,8 @@ from kvist_epp.names import (
 from kvist_epp.priorities import Priorities, engine_priority
 from kvist_epp.prompt.model import Model
 from kvist_epp.queueing import Queue
-from kvist_epp.schedule.cost import AMONG_PEERS, DEFAULT, Policy
-from kvist_epp.schedule.pick import (
-    ROLES_WITHOUT_REQUESTS,
-    Candidate,
-    Scored,
-    choose,
-    explain,
-)
+from kvist_epp.schedule.cost import DEFAULT, Policy, policy_among
+from kvist_epp.schedule.pick import ROLES_WITHOUT_REQUESTS, Candidate, Scored, choose, explain
 from kvist_epp.schedule.rounds import Spot
 from kvist_epp.thought import Thought, think
 from kvist_epp.wire.accesslog import Ended
@@ -115,7 +109,7 @@ class Picker:
 
     def shared_with(self, peers: int) -> None:
         """So many other replicas route to the same endpoints."""
-        self.policy = AMONG_PEERS if peers else DEFAULT
+        self.policy = policy_among(peers, paced=self.ledger.paced)
         self.uses.replicas = 1 + peers
 
     def decide(self, ask: Ask) -> Decision | Pending:
@@ -169,11 +163,13 @@ class Picker:
             raise
         if chosen[0].full and queue.holds(asked.line.priority):
             return asked.spot()
-        return self._paced(chosen[0]) or chosen
+        return self._paced(chosen[0], new=True) or chosen
 
-    def _paced(self, best: Scored) -> Spot | None:
+    def _paced(self, best: Scored, *, new: bool = False) -> Spot | None:
         """Where a request waits for the best endpoint, which has room but may not take up more prefill."""
         load, need = self.ledger.load(best.endpoint.key), best.uncached_tokens
+        if new:
+            load.wanted(need, self.clock())
         waits = self.queue is not None and self.queue.paces and not load.opens(need, self.clock())
         return Spot.bound(load, need) if waits else None
 

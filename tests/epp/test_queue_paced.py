@@ -8,6 +8,7 @@ from tests.epp.doors import Door, Wait, refusal
 
 from kvist_epp.errors import Shed, ShuttingDown
 from kvist_epp.fleet.pacing import Pacing
+from kvist_epp.fleet.turn import LATE_SECONDS, QUIET_SECONDS
 from kvist_epp.schedule.pick import Candidate
 from kvist_epp.wire.asking import Picked
 
@@ -51,6 +52,27 @@ async def test_the_newest_goes_first(doors: Any) -> None:
     computed(door, "newer")
     assert isinstance(await older, Picked)
     assert [line.session for line in door.parts.log.lines] == ["a", "newer", "older"]
+
+
+async def test_the_late_give_way_to_newcomers(doors: Any) -> None:
+    """For a moment an endpoint with room leaves it to the next who comes; then it takes up who has waited
+    longest."""
+    door = paced(doors)
+    clock = door.parts.clock
+    door.ask("a", text=LONG)
+    late = door.ask("late", text=OTHER * 4)
+    assert isinstance(late, Wait)
+    clock.now += LATE_SECONDS + 0.1
+    computed(door, "a")
+    await asyncio.sleep(0.01)
+    assert not late.told.done()
+    assert isinstance(door.ask("new", text=LONG * 4), Picked)
+    computed(door, "new")
+    await asyncio.sleep(0.01)
+    assert not late.told.done()
+    clock.now += QUIET_SECONDS
+    door.queue.wake()
+    assert isinstance(await late, Picked)
 
 
 async def test_nobody_waits_behind_those_of_another_endpoint(doors: Any) -> None:

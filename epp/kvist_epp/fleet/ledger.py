@@ -56,6 +56,11 @@ class Ledger:
         """A request not heard of for this long is gone."""
         return self._expire_seconds
 
+    @property
+    def paced(self) -> bool:
+        """Pods are to keep to a time per output token."""
+        return self._tpot_seconds > 0
+
     def ours(self) -> list[Request]:
         """Open requests that were routed here, heard of longest ago first."""
         return list(self._heard)

@@ -8,11 +8,12 @@ any pod (``docs/decisions/0014``).
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import inf
 from typing import Final
 
 from kvist_epp.fleet.pace import Pace
-from kvist_epp.fleet.pacing import Pacing
+from kvist_epp.fleet.pacing import LIGHT_TOKENS, Pacing
 
 DEFAULT_RATE: Final = 15_928.0
 """Prefill tokens/s until a pod's own is learned: Qwen3-32B on one H100 (``kvist sim``'s default timing)."""
@@ -22,6 +23,8 @@ QUIET_SECONDS: Final = 1.0
 """Events that are later than a step and this are not coming."""
 REMAINDER: Final = 256
 """Less than a block of most engines: events tell of full blocks, so nothing may be told of so few tokens."""
+OVERTAKEN_SECONDS: Final = 0.15
+"""Between two requests whose order at the engine is sure, though other pickers' are heard of late (0.1 s)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -109,6 +112,11 @@ class Load:
         one that waits for it already."""
         return self.pacing is None or self.pacing.open(self, tokens, now, held=held)
 
+    def wanted(self, tokens: int, now: float) -> None:
+        """A newcomer with so many new tokens came for it, and may have to wait."""
+        if self.pacing is not None and tokens > LIGHT_TOKENS:
+            self.pacing.turn.wanted(now)
+
     def relieved_in(self, max_owed_seconds: float) -> float:
         """Seconds until it owes no more than that if nothing ends or arrives; infinite where its batch or
         its cache is full."""
@@ -148,13 +156,11 @@ class Load:
 
     def tell(self, request: Request, tokens: float, now: float, computed: float) -> None:
         """Events say that so many of its tokens are left, and so many more computed. Engines compute in the
-        order of arrival, so what came before it and is less than a block has been computed too."""
+        order of arrival, so what came before it and was not told of has been computed, too: less than a
+        block, or a prompt that came for another one's prefix and found it cached."""
         self.drain(now)
         self.set_remaining(request, tokens)
-        while self.queue:
-            head = next(iter(self.queue))
-            if head.routed_at >= request.routed_at or head.progressed or head.remaining > REMAINDER:
-                break
+        for head in self._overtaken(request):
             self.set_remaining(head, 0.0)
         self.pace.advanced(computed, self.owed, request.routed_at, now)
         if self.pacing is not None:
@@ -162,11 +168,20 @@ class Load:
         self.told_at = request.heard_at = now
         request.progressed = True
 
+    def _overtaken(self, by: Request) -> list[Request]:
+        before = takewhile(lambda head: head.routed_at < by.routed_at, self.queue)
+        early = by.routed_at - OVERTAKEN_SECONDS
+        return [
+            head
+            for head in before
+            if not head.progressed and (head.remaining <= REMAINDER or head.routed_at < early)
+        ]
+
     def add(self, request: Request) -> None:
         """A request was routed here; it owes all of its tokens unless ``remaining`` is set."""
         self.requests[request] = None
         if self.pacing is not None:
-            self.pacing.takes(request.remaining, self.rate, request.routed_at)
+            self.pacing.takes(request.remaining, self.rate, request.routed_at, request.origin)
         if request.remaining > 0:
             if not self.queue and self.told_at > -inf:
                 self.told_at = max(self.told_at, request.routed_at)

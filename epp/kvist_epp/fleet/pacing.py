@@ -18,6 +18,7 @@ from math import exp
 from typing import TYPE_CHECKING, Final
 
 from kvist_epp.fleet.engine_metrics import EngineSample
+from kvist_epp.fleet.turn import Turn
 
 if TYPE_CHECKING:
     from kvist_epp.fleet.load import Load
@@ -63,6 +64,7 @@ class Pacing:
         "held",
         "held_tokens",
         "share",
+        "turn",
     )
 
     def __init__(self, target: float) -> None:
@@ -74,6 +76,8 @@ class Pacing:
         order they came."""
         self.held_tokens = 0
         """New tokens of all of them."""
+        self.turn = Turn()
+        """Of the newest of them."""
         self._allowance = BURST_SECONDS
         self._at = 0.0
         self._computed = 0.0
@@ -97,9 +101,10 @@ class Pacing:
         _, tokens = self.held.pop(who, (0.0, 0))
         self.held_tokens -= tokens
 
-    def takes(self, tokens: float, rate: float, now: float) -> None:
-        """The pod got a request with so many new tokens."""
+    def takes(self, tokens: float, rate: float, now: float, origin: str = "") -> None:
+        """The pod got a request with so many new tokens, by this replica; empty: by ours."""
         self._advance(now)
+        self.turn.sent(origin, now)
         self._allowance = max(self._allowance - tokens / rate, -DEBT_SECONDS)
         if self._room is not None:
             self._room -= tokens
@@ -148,7 +153,21 @@ class Pacing:
 
     def open(self, load: "Load", tokens: int, now: float, *, held: bool) -> bool:
         """Whether the pod may take up so many new tokens, as of the last ``drain``; ``held``: of a request
-        that waits for it already."""
+        that waits for it already, so only in its turn."""
+        room = self._has_room(load, tokens, now, held)
+        if not held or tokens <= LIGHT_TOKENS:
+            return room
+        return self.turn.comes(self._newest(now), now, room=room)
+
+    def opens_in(self, now: float) -> float:
+        """Seconds until the newest who waits may go, if the pod keeps its room; infinite if it has none."""
+        return self.turn.comes_in(self._newest(now), now)
+
+    def _newest(self, now: float) -> float:
+        """Since when the newest waits."""
+        return next(reversed(self.held.values()))[0] if self.held else now
+
+    def _has_room(self, load: "Load", tokens: int, now: float, held: bool) -> bool:
         if load.owed > OWED_SECONDS * load.rate or self._short_of(tokens):
             return False
         if tokens <= LIGHT_TOKENS or self.share >= 1.0:

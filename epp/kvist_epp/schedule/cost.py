@@ -49,6 +49,9 @@ class Policy:
     held_share: float = 0.1
     """Of the new tokens that wait in the picker for a pod, those counted as before a newcomer: the newest
     goes first. With all of them counted, prompts left their pod for one that had to copy them."""
+    closed_seconds: float = 0.2
+    """Until a pod that may not take up a prompt now will: 0 and 0.8 lost goodput on uneven GPUs, where small
+    ones' KV caches stay full."""
     decode_seconds: float = 5.0
     """Time from first to last token until a pod's own mean is learned: 250 tokens of 20 ms."""
     load_rates: Mapping[str, float] = field(
@@ -65,6 +68,15 @@ AMONG_PEERS: Final = replace(DEFAULT, near_seconds=0.05)
 """Where other replicas route to the same pods: what they routed within a gossip interval (0.1 s) is not known
 yet, a few prompts of a twentieth of a second each. All of them would follow smaller differences to the same
 pod."""
+PACED_AMONG_PEERS: Final = replace(DEFAULT, near_seconds=0.01)
+"""The same where prompts wait for pods (``fleet.pacing``): following costs a wait, no queue in an engine."""
+
+
+def policy_among(peers: int, *, paced: bool) -> Policy:
+    """Where so many other replicas route to the same pods, and prompts are ``paced`` or not."""
+    if not peers:
+        return DEFAULT
+    return PACED_AMONG_PEERS if paced else AMONG_PEERS
 
 
 class Hit(Protocol):

@@ -185,6 +185,8 @@ def _rows(
         wait = load.drain(now) / load.rate
         if load.pacing is not None:
             wait += policy.held_share * load.pacing.held_tokens / load.rate
+            if not load.opens(uncached, now):
+                wait += policy.closed_seconds
         running = load.running
         if load.slots is not None:
             wait += slot_seconds(running, load.slots, load.decode_seconds or policy.decode_seconds)

@@ -51,8 +51,9 @@ class Room:
         """Seconds until time alone gives a full pod room; infinite where it never does."""
         loads = [c.load for c in self._candidates.values()]
         full = [load for load in loads if load.closed(self._max_owed)]
-        paced = PACED_SECONDS if any(load.pacing and load.pacing.held for load in loads) else inf
-        return min([paced, *(load.relieved_in(self._max_owed) for load in full)])
+        paced = [load.pacing.opens_in(self._now) for load in loads if load.pacing and load.pacing.held]
+        looks = [PACED_SECONDS, *paced] if paced else []
+        return min([inf, *looks, *(load.relieved_in(self._max_owed) for load in full)])
 
     def _has_open(self, subset: frozenset[str] | None) -> bool:
         pods = self._open

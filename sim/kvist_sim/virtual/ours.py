@@ -23,9 +23,9 @@ from kvist_epp.fleet.scrape import EngineState, State
 from kvist_epp.names import LABEL_MAX_NUM_SEQS
 from kvist_epp.peers.peers import HURRY_SECONDS
 from kvist_epp.peers.prefixes import LEAST_TOKENS, Prefix, Prefixes
-from kvist_epp.schedule.cost import AMONG_PEERS, DEFAULT, Policy
+from kvist_epp.schedule.cost import DEFAULT, Policy, policy_among
 from kvist_epp.schedule.pick import Candidate, Demand, Scored, choose
-from kvist_epp.schedule.room import PACED_SECONDS, Room
+from kvist_epp.schedule.room import Room
 from kvist_epp.schedule.rounds import Spot, Ticket
 from kvist_epp.schedule.waiting import Waiting
 from kvist_sim.virtual.jobs import Call, block_text
@@ -40,6 +40,8 @@ QUEUE_SECONDS: Final = 60.0
 QUEUE_REQUESTS: Final = 10_000
 QUEUE_BYTES: Final = 1 << 40
 """No bound: what counts is time, not memory."""
+LOOK_SECONDS: Final = 0.002
+"""Between two looks at who waits, at least."""
 CREDIT_SECONDS: Final = 2.0
 """``kvist_epp.picker.CREDIT_SECONDS``."""
 
@@ -143,7 +145,8 @@ class Kvist:
         """As ``Membership`` and ``Picker.shared_with`` do it."""
         self._uses.replicas = len(self._context.peers)
         if len(self._context.peers) > 1:
-            self._policy = replace(self._policy, near_seconds=AMONG_PEERS.near_seconds)
+            near = policy_among(len(self._context.peers) - 1, paced=self.ledger.paced).near_seconds
+            self._policy = replace(self._policy, near_seconds=near)
         labels = {LABEL_MAX_NUM_SEQS: str(self._context.max_num_seqs)}
         endpoint = Endpoint(pod.name, "virtual", "10.0.0.1", 1024 + pod.number, labels, uid=pod.name)
         state = self._states[pod] = EngineState(endpoint, State.READY)
@@ -164,6 +167,7 @@ class Kvist:
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int | None:
         """``Picker.decide``."""
         best = self._choose(request, now)
+        self.ledger.load(best.endpoint.key).wanted(best.uncached_tokens, now)
         if (spot := self._paced(best, now)) is not None:
             self._waiting.offer(Held(request, spot, now))
             self._wake()
@@ -200,7 +204,7 @@ class Kvist:
             pass
         if self._waiting.requests and not self._later:
             self._later = True
-            self._context.after(PACED_SECONDS, self._look_again, None)
+            self._context.after(max(room.relieved_in(), LOOK_SECONDS), self._look_again, None)
 
     def _look_again(self, _nothing: None) -> None:
         self._later = False

@@ -64,19 +64,33 @@ def test_events_correct_the_estimate_both_ways() -> None:
 
 
 def test_less_than_a_block_is_computed_with_whoever_came_later() -> None:
-    """No event tells of it: the next request's progress does, and of nothing larger or later."""
+    """No event tells of it: the next request's progress does, and of nothing later. Of what is larger only
+    once it is clear that it came before: other pickers' requests may have met theirs on the way."""
     books = telling()
     sizes = {"small": 15, "large": 2000, "small too": 15, "told": 500, "later": 15}
     for at, (session, tokens) in enumerate(sizes.items(), 1):
-        books.routed(session, "p", tokens, tokens, now=at / 10)
+        books.routed(session, "p", tokens, tokens, now=at / 100)
     books.progress("told", 0, now=0.6)
 
-    assert books.owed("p") == 2000 + 15 + 15
+    assert books.owed("p") == 2000 + 15
 
-    books.progress("large", 0, now=0.7)
-    books.progress("told", 0, now=0.8)
+    books.routed("last", "p", 500, 500, now=0.7)
+    books.progress("last", 0, now=0.8)
 
-    assert books.owed("p") == 15
+    assert books.owed("p") == 0
+
+
+def test_a_prompt_that_found_its_prefix_cached_owes_nothing() -> None:
+    """Two pickers sent one prefix at once: no event tells of the second, but of who came after it. What is
+    half computed is told of itself."""
+    books = telling()
+    books.routed("twin", "p", 3000, 3000, now=1.0)
+    books.routed("half", "p", 2000, 2000, now=1.1)
+    books.progress("half", 800, now=1.3)
+    books.routed("after", "p", 500, 500, now=1.5)
+    books.progress("after", 100, now=1.7)
+
+    assert books.owed("p") == 800 + 100
 
 
 @given(st.lists(st.tuples(st.sampled_from("rpds"), st.integers(0, 3000), st.floats(0, 3)), max_size=40))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kvist_epp.errors import NoEndpoints
 from kvist_epp.fleet.endpoints import Endpoint
 from kvist_epp.fleet.load import Load
+from kvist_epp.fleet.pacing import Pacing
 from kvist_epp.schedule.cost import Match
 from kvist_epp.schedule.pick import NOT_IN_SUBSET, Candidate, Demand, Scored, allows, choose, explain
 
@@ -108,6 +109,22 @@ def test_a_full_cache_is_no_reason_to_leave_a_prefix_but_one_to_wait() -> None:
 
     assert [(row.endpoint.name, row.full) for row in rows] == [("p1", False), ("p2", False)]
     assert [(row.endpoint.name, row.full) for row in everybody] == [("p1", True), ("p2", True)]
+
+
+def test_a_pod_that_may_not_take_up_a_prompt_costs_a_little() -> None:
+    """It will soon, so its prefix still counts; where nothing is held it is passed over."""
+    pods = [candidate(1), candidate(2)]
+    for pod in pods:
+        pod.load.pacing = Pacing(0.06)
+    pods[0].load.owed = 501.0
+    pods[1].load.foreign = 60
+
+    assert picks(pods, Demand(1000))[0] == "p2"
+    assert picks(pods, Demand(1000, {"ns/p1": Match(900, 3600)}))[0] == "p1"
+
+    pods[0].load.pacing = None
+
+    assert picks(pods, Demand(100, {"ns/p1": Match(50, 200)}))[0] == "p1"
 
 
 def test_running_requests_cost_a_little() -> None:

@@ -2,12 +2,16 @@
 
 from math import inf
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.epp.schedule.test_pick import NOW, candidate
 
 from kvist_epp.fleet.ledger import Ledger
-from kvist_epp.schedule.room import Room
+from kvist_epp.fleet.pacing import Pacing
+from kvist_epp.fleet.turn import STEP_SECONDS
+from kvist_epp.schedule.room import PACED_SECONDS, Room
+from kvist_epp.schedule.rounds import Bound
 
 ONE, TWO = frozenset({"10.0.0.1"}), frozenset({"10.0.0.2:8000"})
 
@@ -51,6 +55,23 @@ def test_time_alone_gives_room_where_prefill_is_owed() -> None:
     assert Room(owing, NOW, 30.0).relieved_in() == 5.0
     assert Room([candidate(1, owed=40_000.0, slots=1, foreign=1)], NOW, 30.0).relieved_in() == inf
     assert Room([candidate(1)], NOW, 30.0).relieved_in() == inf
+
+
+def test_a_look_is_due_when_the_turn_of_who_waits_comes() -> None:
+    """While somebody waits for a pod that may take up no more, it is looked at often; where the newest only
+    has to give way, when it no longer has to."""
+    pod = candidate(1)
+    pacing = pod.load.pacing = Pacing(0.06)
+    assert Room([pod], NOW, inf).relieved_in() == inf
+
+    pacing.hold("late", 1000, NOW - 5.0)
+    assert Room([pod], NOW, inf).relieved_in() == PACED_SECONDS
+
+    pacing.turn.sent("peer", NOW - 2.0)
+    pacing.turn.sent("", NOW - 1.0)
+    room = Room([pod], NOW, inf)
+    assert not room.may_go(Bound(pod.endpoint.key, light=False), 1000)
+    assert room.relieved_in() == pytest.approx(STEP_SECONDS)
 
 
 @given(st.lists(st.integers(1, 50_000), min_size=1, max_size=5), st.floats(0.1, 100))
