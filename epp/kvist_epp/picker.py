@@ -170,7 +170,7 @@ class Picker:
         load, need = self.ledger.load(best.endpoint.key), best.uncached_tokens
         if new:
             load.wanted(need, self.clock())
-        waits = self.queue is not None and self.queue.paces and not load.opens(need, self.clock())
+        waits = self.queue is not None and self.queue.paces and best.closed
         return Spot.bound(load, need) if waits else None
 
     def _choose(self, asked: Asked) -> list[Scored]:

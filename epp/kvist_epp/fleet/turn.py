@@ -45,6 +45,8 @@ class Turn:
 
     def sent(self, origin: str, now: float) -> None:
         """It got a request by this replica; what room it has now is another question."""
+        if origin not in self._sent:  # replicas come and go for months
+            self._sent = {who: at for who, at in self._sent.items() if at > now - PICKER_SECONDS}
         self._sent[origin] = max(now, self._sent.get(origin, now))
         self._open_at = None
 

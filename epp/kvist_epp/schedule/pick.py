@@ -85,6 +85,8 @@ class Scored(msgspec.Struct):
     reason: str
     full: bool = False
     """It has no room for one more; so the best of ``choose`` is full only when all are."""
+    closed: bool = False
+    """It may not take up this prompt now: its sequences, or its KV cache, would suffer (``fleet.pacing``)."""
 
 
 class _Row(msgspec.Struct):
@@ -95,6 +97,7 @@ class _Row(msgspec.Struct):
     work: float
     running: int
     full: bool
+    closed: bool
     cost: float = 0.0
 
     def scored(self, refusal: str = "") -> Scored:
@@ -106,9 +109,13 @@ class _Row(msgspec.Struct):
             self.uncached,
             round(self.candidate.load.owed),
             self.wait + self.work,
-            refusal or f"{'full, ' if self.full else ''}cost {self.cost:.4f} s, {self.running} running",
+            refusal or f"{self._state()}cost {self.cost:.4f} s, {self.running} running",
             self.full,
+            self.closed,
         )
+
+    def _state(self) -> str:
+        return "full, " if self.full else "takes up no such prompt now, " if self.closed else ""
 
 
 _BY_COST = attrgetter("cost")
@@ -185,12 +192,13 @@ def _rows(
         wait = load.drain(now) / load.rate
         if load.pacing is not None:
             wait += policy.held_share * load.pacing.held_tokens / load.rate
-            if not load.opens(uncached, now):
-                wait += policy.closed_seconds
+        if closed := not load.opens(uncached, now):
+            wait += policy.closed_seconds
         running = load.running
         if load.slots is not None:
             wait += slot_seconds(running, load.slots, load.decode_seconds or policy.decode_seconds)
-        rows.append(_Row(candidate, hit or NO_MATCH, uncached, wait, work, running, load.full(max_owed)))
+        full = load.full(max_owed)
+        rows.append(_Row(candidate, hit or NO_MATCH, uncached, wait, work, running, full, closed))
     return rows
 
 

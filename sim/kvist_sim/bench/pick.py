@@ -33,8 +33,8 @@ CALLS: Final = 100
 class Pool:
     """So many endpoints, all warm and busy."""
 
-    def __init__(self, count: int, prompt: Chain) -> None:
-        self._index, self._ledger = Index(), Ledger()
+    def __init__(self, count: int, prompt: Chain, tpot_seconds: float) -> None:
+        self._index, self._ledger = Index(), Ledger(tpot_seconds=tpot_seconds)
         self._lookup = Lookup(self._index, History())
         self._prompt = prompt.prompt
         self._candidates = [self._member(number, prompt) for number in range(count)]
@@ -60,9 +60,9 @@ class Pool:
         choose(self._candidates, Demand(found.tokens, found.hits), now=0.0, turn=turn, max_owed=1e9)
 
 
-def measure(count: int, prompt: Chain) -> tuple[float, float]:
+def measure(count: int, prompt: Chain, tpot_seconds: float) -> tuple[float, float]:
     """Microseconds of CPU of a look-up, and of the policy."""
-    pool = Pool(count, prompt)
+    pool = Pool(count, prompt, tpot_seconds)
     calls = max(CALLS // count, 5) if count > CALLS else CALLS
     found = pool.look()
     assert len(found.hits) == count, "every endpoint holds the prompt"
@@ -84,13 +84,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints a row for each number of endpoints."""
     parser = argparse.ArgumentParser(prog="python -m kvist_sim.bench.pick", description=__doc__)
     parser.add_argument("--endpoints", type=int, nargs="+", default=ENDPOINTS, metavar="N")
+    parser.add_argument(
+        "--tpot-target", type=float, default=0.0, metavar="SECONDS", help="as kvist-epp's (default: none)"
+    )
     asked = parser.parse_args(argv)
     prompt = chain("warm", TOKENS // BLOCK_SIZE)
     table = Table(title=f"us of CPU, Python {platform.python_version()}", box=None)
     for title in ("endpoints", "look-up", "policy", "both"):
         table.add_column(title, justify="right")
     for count in asked.endpoints:
-        look, policy = measure(count, prompt)
+        look, policy = measure(count, prompt, asked.tpot_target)
         table.add_row(f"{count:,}", f"{look:,.0f}", f"{policy:,.0f}", f"{look + policy:,.0f}")
     Console().print(table)
     return 0

@@ -168,7 +168,7 @@ class Kvist:
         """``Picker.decide``."""
         best = self._choose(request, now)
         self.ledger.load(best.endpoint.key).wanted(best.uncached_tokens, now)
-        if (spot := self._paced(best, now)) is not None:
+        if (spot := self._paced(best)) is not None:
             self._waiting.offer(Held(request, spot, now))
             self._wake()
             return None
@@ -184,10 +184,9 @@ class Kvist:
         self._chosen = best, found
         return best
 
-    def _paced(self, best: Scored, now: float) -> Spot | None:
+    def _paced(self, best: Scored) -> Spot | None:
         """``Picker._paced``."""
-        load, need = self.ledger.load(best.endpoint.key), best.uncached_tokens
-        return None if load.opens(need, now) else Spot.bound(load, need)
+        return Spot.bound(self.ledger.load(best.endpoint.key), best.uncached_tokens) if best.closed else None
 
     def _wake(self) -> None:
         """``Queue.wake``."""
@@ -221,7 +220,7 @@ class Kvist:
         if not isinstance(held, Held):
             return False
         best = self._choose(held.request, now)
-        if (spot := self._paced(best, now)) is not None:
+        if (spot := self._paced(best)) is not None:
             self._waiting.again(held, spot)
         else:
             self._context.send(held.request, self._pods[best.endpoint.key])

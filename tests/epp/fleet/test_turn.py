@@ -95,6 +95,9 @@ def test_a_turn_ends_when_somebody_sent() -> None:
 
 
 def test_a_picker_that_is_gone_holds_nobody_back() -> None:
-    """Who has sent nothing for long is not waited for."""
+    """Who has sent nothing for long is not waited for, nor kept in mind."""
     turn = crowd({"a": 10.0, "b": 9.0})["a"]
     assert turn.comes(9.0 + PICKER_SECONDS, 9.0 + PICKER_SECONDS, room=True)
+    for number in range(100):
+        turn.sent(f"restarted-{number}", 20.0 + number)
+    assert len(turn._sent) <= PICKER_SECONDS

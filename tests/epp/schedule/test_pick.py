@@ -121,6 +121,8 @@ def test_a_pod_that_may_not_take_up_a_prompt_costs_a_little() -> None:
 
     assert picks(pods, Demand(1000))[0] == "p2"
     assert picks(pods, Demand(1000, {"ns/p1": Match(900, 3600)}))[0] == "p1"
+    assert [row.closed for row in choose(pods, Demand(1000), now=NOW)] == [False, True]
+    assert explain(pods, Demand(1000), now=NOW)[1].reason.startswith("takes up no such prompt now, cost")
 
     pods[0].load.pacing = None
 

@@ -159,6 +159,25 @@ def _code(engines: int) -> Shape:
     )
 
 
+def _reviews(engines: int) -> Shape:
+    return Shape(
+        name="reviews",
+        summary="3,000-token prefixes that fill 25 % of all caches, 2,500 + 400 tokens each",
+        bursts=prefixes.groups(round(0.25 * _pool_tokens(engines) / 3_000), 3_000, 2_500, 400),
+        requests=1.0,
+    )
+
+
+def _tools(engines: int) -> Shape:
+    return Shape(
+        name="tools",
+        summary="as agents: 3-10 calls, four kinds an engine",
+        bursts=dialogues.agents(4 * engines, (3, 10)),
+        requests=6.5,
+        standing=30.0,
+    )
+
+
 CASES: Final = (
     Case("system-prompts", _system_prompts, even),
     Case("groups", _groups, even),
@@ -173,5 +192,7 @@ CASES: Final = (
     Case("rollouts", _rollouts, even),
     Case("pod-lost", _system_prompts, losing),
     Case("scaling", _chat, scaling),
+    Case("reviews", _reviews, even, held_out=True),
+    Case("tools", _tools, even, held_out=True),
 )
 """In the order of tables."""
