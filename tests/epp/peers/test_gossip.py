@@ -93,7 +93,11 @@ class Replicas(RuleBasedStateMachine):
         self.world.calm(3 * SILENCE_SECONDS)
         present = {replica.name for replica in self.world.replicas}
         lasting = self.world.now - EXPIRE + 2 * SILENCE_SECONDS
-        states = [replica.state(lasting) for replica in self.world.replicas]
+        expiring = set[tuple[str, int, str, str]]()
+        for replica in self.world.replicas:
+            old = replica.state() - replica.state(lasting)
+            expiring |= {row for row in old if row[0] == replica.name}
+        states = [replica.state() - expiring for replica in self.world.replicas]
         of_the_living = [{row for row in state if row[0] in present} for state in states]
         assert of_the_living[0] == of_the_living[1] == of_the_living[2]
         for replica in self.world.replicas:
