@@ -182,7 +182,7 @@ def _bench_route(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="after so many seeds only ours, round robin, least requests and those within 10 points, "
-        "or a quarter, of the best's goodput go on (default: all do)",
+        "or a quarter, of the best other's goodput go on (default: all do)",
     )
     parser.add_argument(
         "--keep",

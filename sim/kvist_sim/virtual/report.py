@@ -17,7 +17,7 @@ Key = tuple[str, float]
 WITHIN: Final = 0.02
 """Goodput this close to the best is as good."""
 CONTENDS: Final = 0.10
-"""Goodput within which of the best a policy stays in the race after the first seeds …"""
+"""Goodput within which of the best other a policy stays in the race after the first seeds …"""
 CONTENDS_SHARE: Final = 0.25
 """… and no more than this share of the best's, since beyond capacity all are close to nothing."""
 BLIND: Final = ("round-robin", "least-requests")
@@ -81,11 +81,11 @@ def judgements(results: Sequence[Result]) -> list[Judgement]:
 
 
 def contenders(results: Sequence[Result]) -> set[tuple[str, float, str]]:
-    """(case, load, policy) that may still turn out the best, or that nobody may be worse than."""
+    """(case, load, policy) that may still turn out the best beside ours, or that nobody may be worse than."""
     found = set()
     for (case, load), policies in _grouped(results).items():
         means = {name: fmean(r.verdict.goodput for r in runs.values()) for name, runs in policies.items()}
-        best = max((mean for name, mean in means.items() if name != "ideal"), default=0.0)
+        best = max((mean for name, mean in means.items() if name not in {OURS, "ideal"}), default=0.0)
         least = best - min(CONTENDS, CONTENDS_SHARE * best)
         kept = {*BLIND, OURS, *(name for name, mean in means.items() if mean > least)}
         found |= {(case, load, name) for name in kept & policies.keys()}

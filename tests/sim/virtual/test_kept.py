@@ -79,6 +79,14 @@ def test_only_those_near_the_best_go_on() -> None:
     assert {policy for _, _, policy in found} == {"kvist", "round-robin", "lmetric", "dynamo", "ideal"}
 
 
+def test_the_best_other_goes_on_however_far_ahead_ours_is() -> None:
+    """By how much is shown with an interval, so it needs all pairs."""
+    goodputs = {"kvist": 0.99, "lmetric": 0.60, "dynamo": 0.51, "random": 0.49}
+    found = contenders([result(policy, goodput) for policy, goodput in goodputs.items()])
+
+    assert {policy for _, _, policy in found} == {"kvist", "lmetric", "dynamo"}
+
+
 def test_beyond_capacity_those_near_the_best_are_fewer() -> None:
     """Where the best serves a fifth, ten points behind it is nearly nothing."""
     goodputs = {"kvist": 0.0, "lmetric": 0.20, "dynamo": 0.16, "random": 0.14}
