@@ -96,7 +96,7 @@ def _judgement(
     case: str, load: float, ours: Mapping[int, Result], others: Mapping[str, Mapping[int, Result]]
 ) -> Judgement:
     ahead = {name: _ahead(runs, ours) for name, runs in others.items()}
-    best = max(ahead, key=lambda name: ahead[name].mean)
+    best = max(ahead, key=lambda name: (len(others[name]), ahead[name].mean))  # few seeds tell little
     harmed = [name for name in BLIND if name in ahead and ahead[name].mean > WITHIN]
     lost = ahead[best].mean > WITHIN and ahead[best].mean - ahead[best].half > 0
     return Judgement(case, load, best, ahead[best], lost, " ".join(harmed))
