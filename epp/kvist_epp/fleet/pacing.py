@@ -154,7 +154,7 @@ class Pacing:
     def open(self, load: "Load", tokens: int, now: float, *, held: bool) -> bool:
         """Whether the pod may take up so many new tokens, as of the last ``drain``; ``held``: of a request
         that waits for it already, so only in its turn."""
-        room = self._has_room(load, tokens, now, held)
+        room = self.has_room(load, tokens, now, held=held)
         if not held or tokens <= LIGHT_TOKENS:
             return room
         return self.turn.comes(self._newest(now), now, room=room)
@@ -167,8 +167,11 @@ class Pacing:
         """Since when the newest waits."""
         return next(reversed(self.held.values()))[0] if self.held else now
 
-    def _has_room(self, load: "Load", tokens: int, now: float, held: bool) -> bool:
-        if load.owed > OWED_SECONDS * load.rate or self._short_of(tokens):
+    def has_room(self, load: "Load", tokens: int, now: float, *, held: bool = False) -> bool:
+        """``open``, whoever's turn it is. Asked of every pod for each request, so all in one function."""
+        if load.owed > OWED_SECONDS * load.rate:
+            return False
+        if (room := self._room) is not None and room < tokens and room < self._most:
             return False
         if tokens <= LIGHT_TOKENS or self.share >= 1.0:
             return True
@@ -176,9 +179,6 @@ class Pacing:
         return self._allowance >= min(BURST_SECONDS, tokens / load.rate) or not self._protects(
             load, now, held
         )
-
-    def _short_of(self, tokens: int) -> bool:
-        return self._room is not None and self._room < min(tokens, self._most)
 
     def _protects(self, load: "Load", now: float, held: bool) -> bool:
         """Whether more decode there than wait to, the one that is asked for among them. Counts no further

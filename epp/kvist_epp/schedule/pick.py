@@ -190,10 +190,13 @@ def _rows(
         lower = hit.lower if hit else None
         work = work_seconds(uncached, load.rate, lower, policy) if lower else uncached / load.rate
         wait = load.drain(now) / load.rate
-        if load.pacing is not None:
-            wait += policy.held_share * load.pacing.held_tokens / load.rate
-        if closed := not load.opens(uncached, now):
-            wait += policy.closed_seconds
+        closed = False
+        if (pacing := load.pacing) is not None:
+            closed = not pacing.has_room(load, uncached, now)
+            if pacing.held_tokens:
+                wait += policy.held_share * pacing.held_tokens / load.rate
+            if closed:
+                wait += policy.closed_seconds
         running = load.running
         if load.slots is not None:
             wait += slot_seconds(running, load.slots, load.decode_seconds or policy.decode_seconds)
