@@ -9,7 +9,7 @@ not pass through us.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 
 from kvist_epp.fleet.engine_metrics import EngineSample
 from kvist_epp.fleet.load import DEFAULT_RATE, Load, Request, routed_at
@@ -74,7 +74,7 @@ class Ledger:
             self._loads[endpoint_key] = load
         return load
 
-    def routed(self, session: str, endpoint_key: str, uncached: int, total: int, now: float) -> None:
+    def routed(self, session: str, endpoint_key: str, uncached: int, total: int, now: float) -> Request:
         """A request goes to this pod and owes ``uncached`` of its ``total`` prompt tokens.
 
         Clients may send one session id with several requests at once: each counts.
@@ -91,6 +91,12 @@ class Ledger:
         self._heard[request] = None
         if len(self._heard) > self._max_requests:
             self._drop(next(iter(self._heard)))
+        return request
+
+    def described(self, request: Request, content: Hashable) -> None:
+        """What a request's prompt is: one of another replica that is equal is computed with it."""
+        request.load.describe(request, content)
+        self.eased()
 
     def taken(self, request: Request, now: float) -> None:
         """A peer routed it. If the last scrape may have counted it as foreign, it is not any more."""
@@ -210,7 +216,7 @@ class Ledger:
         load.decode_seconds = decode_seconds
         load.slots, load.crowd = slots, crowd
         if rate is not None and rate > 0 and load.pace.rate is None:
-            self._teach(load, rate)
+            self._teach(load, max(rate, load.pace.shown))
         self.eased()
 
     def scraped(self, endpoint_key: str, sample: EngineSample, now: float) -> None:

@@ -7,6 +7,7 @@ any pod (``docs/decisions/0014``).
 """
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import takewhile
 from math import inf
@@ -50,6 +51,8 @@ class Request:
     """The replica that routed it and will say how it ends; empty: this one."""
     orphan: bool = False
     """That replica has gone: nobody will."""
+    content: Hashable = None
+    """Equal for equal prompts, where several replicas route; None: not known, or little of it is new."""
 
     @property
     def open(self) -> bool:
@@ -86,6 +89,8 @@ class Load:
     told_at: float = -inf
     """When events last told of work on it, or the first of its present queue came; infinitely long ago: they
     never did."""
+    carriers: dict[Hashable, Request] = field(default_factory=dict)
+    """By content, the one of equal prompts that owes their tokens."""
     pace: Pace = field(default_factory=Pace)
     pacing: Pacing | None = None
     """What prefill it may take up; None: any."""
@@ -162,6 +167,9 @@ class Load:
         self.set_remaining(request, tokens)
         for head in self._overtaken(request):
             self.set_remaining(head, 0.0)
+        carrier = self.carriers.get(request.content, request)
+        if carrier is not request:
+            self.set_remaining(carrier, min(carrier.remaining, tokens))
         self.pace.advanced(computed, self.owed, request.routed_at, now)
         if self.pacing is not None:
             self.pacing.computes(computed)
@@ -180,6 +188,8 @@ class Load:
     def add(self, request: Request) -> None:
         """A request was routed here; it owes all of its tokens unless ``remaining`` is set."""
         self.requests[request] = None
+        if self._is_twin(request):
+            request.uncached = request.remaining = 0.0
         if self.pacing is not None:
             self.pacing.takes(request.remaining, self.rate, request.routed_at, request.origin)
         if request.remaining > 0:
@@ -188,14 +198,39 @@ class Load:
             self.queue[request] = None
             self.owed += request.remaining
 
+    def describe(self, request: Request, content: Hashable) -> None:
+        """What its prompt is. Several replicas may send one here at the same moment: the engine computes it
+        once and finds it in its cache for the others, of which no event tells. So one of them owes it."""
+        request.content = content
+        if self._is_twin(request):
+            self.set_remaining(request, 0.0)
+            request.uncached = 0.0
+
+    def _is_twin(self, request: Request) -> bool:
+        content = request.content
+        return content is not None and self.carriers.setdefault(content, request) is not request
+
     def drop(self, request: Request) -> None:
         """A request has ended."""
+        left = request.remaining
         self.set_remaining(request, 0.0)
         del self.requests[request]
+        if self.carriers.get(request.content) is request:
+            self._bequeath(request, left)
         if self.pacing is not None:
             self.pacing.returns(request.uncached)
         if self.missing:
             self.missing -= 1
+
+    def _bequeath(self, carrier: Request, tokens: float) -> None:
+        """Who owed for equal prompts has ended; what was not computed for it will be for the next of them."""
+        content = carrier.content
+        del self.carriers[content]
+        heir = next((one for one in self.requests if one.content == content), None) if tokens else None
+        if heir is not None:
+            self.carriers[content] = heir
+            heir.uncached = tokens
+            self.set_remaining(heir, tokens)
 
     def still_waiting(self, newest: list[Request]) -> None:
         """The engine has not begun these: they owe all of their tokens, whatever time has drained."""

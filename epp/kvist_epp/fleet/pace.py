@@ -1,11 +1,12 @@
 """How fast a pod computes prompts, by its own events. Pure.
 
 Only while it has more to do than a step takes: then no time is spent waiting for work, and every step is as
-long as its tokens make it. What is counted so is what a queue on this pod moves at, decoding included.
+long as its tokens make it. What is counted so is what a queue on this pod moves at, decoding included. What
+seems to be owed may be in its cache already, so each step has to show that its work was waiting for it.
 """
 
 from collections import deque
-from math import ceil
+from math import ceil, inf
 from typing import Final
 
 BACKLOG_TOKENS: Final = 2_048
@@ -26,7 +27,7 @@ SAME_STEP_SECONDS: Final = 0.005
 class Pace:
     """``rate``: tokens/s, None until learned; ``shown``: it is at least this."""
 
-    __slots__ = ("_done", "_last", "_rates", "_since", "rate", "shown")
+    __slots__ = ("_before", "_begun", "_done", "_last", "_rates", "_since", "rate", "shown")
 
     def __init__(self) -> None:
         self.rate: float | None = None
@@ -36,6 +37,10 @@ class Pace:
         """End of the step before the window; None: it is not behind."""
         self._last = 0.0
         """End of the last step told of."""
+        self._before = 0.0
+        """End of the one before it."""
+        self._begun = inf
+        """When the first of those told of in the last step came: after the one before, and it was idle."""
         self._done = 0.0
         """Computed in the steps of the window."""
 
@@ -46,6 +51,7 @@ class Pace:
             self.shown = max(self.shown, computed / (now - begun))
         if now - self._last > SAME_STEP_SECONDS:
             self._step(now)
+        self._begun = min(self._begun, begun)
         if self._since is not None and self._last > self._since:
             self._done += computed
         if owed < BACKLOG_TOKENS:
@@ -55,11 +61,13 @@ class Pace:
 
     def _step(self, now: float) -> None:
         """Another step has ended; whether the steps before it make a window."""
+        if self._begun > self._before + SAME_STEP_SECONDS:
+            self._since = None
         seconds = 0.0 if self._since is None else self._last - self._since
         if seconds >= WINDOW_SECONDS and self._done >= WINDOW_TOKENS:
             self._learn(self._done / seconds)
             self._since, self._done = self._last, 0.0
-        self._last = now
+        self._before, self._last, self._begun = self._last, now, inf
 
     def _learn(self, rate: float) -> None:
         self._rates.append(rate)

@@ -195,6 +195,7 @@ class Book:
             number=entry.number,
             origin=peer.replica,
             orphan=peer.standing is Standing.LEFT,
+            content=None if entry.prefix is None else entry.prefix.content,
         )
         peer.entries[entry.number] = request
         self._sessions.setdefault(request.session, []).append(request)

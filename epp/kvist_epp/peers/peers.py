@@ -30,7 +30,7 @@ from kvist_epp.peers.giver import Giver
 from kvist_epp.peers.link import Link, Shared, State
 from kvist_epp.peers.members import Members
 from kvist_epp.peers.page import document
-from kvist_epp.peers.prefixes import LEAST_TOKENS, Prefix
+from kvist_epp.peers.prefixes import HURRY_TOKENS, LEAST_TOKENS, Prefix
 from kvist_epp.peers.tally import Report, Tally
 from kvist_epp.peers.updates import Hello
 from kvist_epp.peers.warm import Source, WarmStart
@@ -172,17 +172,19 @@ class Peers:
 
     def _departed(self, flight: Flight) -> None:
         self._before(flight)
-        if flight.prompt is not None and flight.tokens - flight.indexed >= LEAST_TOKENS:
+        if flight.prompt is not None and flight.tokens - flight.indexed >= HURRY_TOKENS:
             self._hurry.set()
 
     def _describe(self, request: Request) -> Prefix | None:
-        """Long prompts that are mostly new to their endpoint."""
+        """Prompts with much that is new to their endpoint."""
         if request.uncached < LEAST_TOKENS:
             return None
         flight = self._picker.flights.find(request.session, endpoint=request.load.key)
         if flight is None or flight.prompt is None:
             return None
-        return Prefix.of(flight.root, flight.prompt)
+        prefix = Prefix.of(flight.root, flight.prompt)
+        self._picker.ledger.described(request, prefix.content)
+        return prefix
 
     def _hello(self) -> Hello:
         return Hello(self._picker.replica, self._fingerprint, self.ready())

@@ -44,7 +44,7 @@ class Entry(msgspec.Struct, frozen=True):
     """Since something was heard of it."""
     progressed: bool
     prefix: Prefix | None = None
-    """How its prompt begins, if that is long and mostly new."""
+    """How its prompt begins, if much of that is new."""
 
 
 class Update(msgspec.Struct, frozen=True):
@@ -149,7 +149,7 @@ def _columns(routed: pb.Routed, rows: Sequence[Request], now: float) -> None:
 def _prefixes(routed: pb.Routed, prefixes: Iterable[Prefix | None]) -> None:
     for row, prefix in enumerate(prefixes):
         if prefix is not None:
-            told = routed.prefixes.add(row=row, digests=prefix.digests)
+            told = routed.prefixes.add(row=row, digests=prefix.digests, whole=prefix.whole)
             write_root(told.root, prefix.root)
 
 
@@ -187,7 +187,9 @@ def read_root(wire: pb.Root) -> Root:
 
 def _entries(routed: pb.Routed) -> list[Entry]:
     keys = list(routed.endpoint_keys)
-    prefixes = {one.row: Prefix(read_root(one.root), tuple(one.digests[:STEPS])) for one in routed.prefixes}
+    prefixes = {
+        one.row: Prefix(read_root(one.root), tuple(one.digests[:STEPS]), one.whole) for one in routed.prefixes
+    }
     columns = (
         routed.number,
         routed.session,

@@ -6,10 +6,12 @@
                 + time until a sequence slot is free when its batch is full
     work(pod) = uncached tokens / its prefill rate + time to load blocks from a slower tier;
                 what somebody else holds counts once for all who will use the copy
-    cost      = wait + price x work + room + a little per running sequence
+    cost      = wait + price x tightness x work + room + a little per running sequence
                 + a little for the share of the prompt that somebody else holds
     price     = 1, the request's own time, and more the more sequences run in the pool: each of them waits
                 while a prompt is computed; and with the share of its pods whose KV cache is full
+    tightness = what is clearly less than the pool's mean share of the time that sequences leave for prompts,
+                over the pod's: a second of prefill takes so much longer there; else 1
     room      = what the prompt's new blocks evict, at the pool's mean prefill rate
 """
 
@@ -52,6 +54,11 @@ class Policy:
     closed_seconds: float = 0.2
     """Until a pod that may not take up a prompt now will: 0 and 0.8 lost goodput on uneven GPUs, where small
     ones' KV caches stay full."""
+    tight: float = 0.8
+    """A pod is tight whose sequences leave less than this part of the mean's time for prompts
+    (``fleet.pacing``). With 0, small GPUs among large ones got what they could not take up, and requests
+    waited there for a minute; 1 makes something of every difference between equal ones
+    (``docs/decisions/0018``)."""
     decode_seconds: float = 5.0
     """Time from first to last token until a pod's own mean is learned: 250 tokens of 20 ms."""
     load_rates: Mapping[str, float] = field(

@@ -98,6 +98,8 @@ class _Row(msgspec.Struct):
     running: int
     full: bool
     closed: bool
+    share: float
+    """Of its time that prompts may take."""
     cost: float = 0.0
 
     def scored(self, refusal: str = "") -> Scored:
@@ -190,18 +192,17 @@ def _rows(
         lower = hit.lower if hit else None
         work = work_seconds(uncached, load.rate, lower, policy) if lower else uncached / load.rate
         wait = load.drain(now) / load.rate
-        closed = False
+        closed, share = False, 1.0
         if (pacing := load.pacing) is not None:
+            share = pacing.share
             closed = not pacing.has_room(load, uncached, now)
             if pacing.held_tokens:
                 wait += policy.held_share * pacing.held_tokens / load.rate
-            if closed:
-                wait += policy.closed_seconds
         running = load.running
         if load.slots is not None:
             wait += slot_seconds(running, load.slots, load.decode_seconds or policy.decode_seconds)
         full = load.full(max_owed)
-        rows.append(_Row(candidate, hit or NO_MATCH, uncached, wait, work, running, full, closed))
+        rows.append(_Row(candidate, hit or NO_MATCH, uncached, wait, work, running, full, closed, share))
     return rows
 
 
@@ -222,26 +223,31 @@ def _set_costs(rows: list[_Row], policy: Policy, uses: float) -> None:
     most = max(row.hit.tokens for row in rows)
     share = copy_share(uses, sum(row.hit.tokens >= COPY * most for row in rows)) if most else 1.0
     copied = policy.copy_seconds / max(rows[0].uncached + rows[0].hit.tokens, 1)
-    work_price, mean_rate = _of_the_pool(rows, policy)
+    work_price, mean_rate, mean_share = _of_the_pool(rows, policy)
+    lean = policy.tight * mean_share
     for row in rows:
         copy = row.uncached - least
         own = least + share * copy
         work = row.work * own / row.uncached if copy else row.work
+        tightness = lean / row.share if row.share < lean else 1.0
+        work *= tightness
+        wait = row.wait + policy.closed_seconds * tightness if row.closed else row.wait
         room = room_seconds(own, mean_rate, policy)
-        row.cost = cost(row.wait, work, row.running, work_price, policy) + room + copied * copy
+        row.cost = cost(wait, work, row.running, work_price, policy) + room + copied * copy
 
 
-def _of_the_pool(rows: list[_Row], policy: Policy) -> tuple[float, float]:
-    """The price of work, and the mean prefill rate."""
+def _of_the_pool(rows: list[_Row], policy: Policy) -> tuple[float, float, float]:
+    """The price of work, the mean prefill rate, and the mean share of the time that prompts may take."""
     running = crowded = 0
-    rate = 0.0
+    rate = share = 0.0
     for row in rows:
         load = row.candidate.load
         running += row.running
         crowded += load.crowd is not None
         rate += load.rate
+        share += row.share
     count = len(rows)
-    return price(running / count, crowded / count, policy), rate / count
+    return price(running / count, crowded / count, policy), rate / count, share / count
 
 
 def _uncached(demand: Demand, hit: Hit) -> int:

@@ -22,7 +22,7 @@ from kvist_epp.fleet.load import Request as Entry
 from kvist_epp.fleet.scrape import EngineState, State
 from kvist_epp.names import LABEL_MAX_NUM_SEQS
 from kvist_epp.peers.peers import HURRY_SECONDS
-from kvist_epp.peers.prefixes import LEAST_TOKENS, Prefix, Prefixes
+from kvist_epp.peers.prefixes import HURRY_TOKENS, LEAST_TOKENS, Prefix, Prefixes
 from kvist_epp.schedule.cost import DEFAULT, Policy, policy_among
 from kvist_epp.schedule.pick import Candidate, Demand, Scored, choose
 from kvist_epp.schedule.room import Room
@@ -232,10 +232,10 @@ class Kvist:
         best, found = self._chosen
         self._uses.note(found.place, now)
         session, key = str(request.number), best.endpoint.key
-        self.ledger.routed(session, key, best.uncached_tokens, found.tokens, now)
+        own = self.ledger.routed(session, key, best.uncached_tokens, found.tokens, now)
         trip = self._trips[request] = Trip(session, pod, self._history.note(key, ROOT, request.text))
         if len(self._context.peers) > 1:
-            self._spread(trip, request, best, found, now)
+            self._spread(trip, own, request.text)
 
     def progressed(self, call: Call, left: int, computed: int, now: float) -> None:
         """``Picker.observed``: the engine's events tell of one of its requests."""
@@ -306,22 +306,21 @@ class Kvist:
             for update in updates:
                 update()
 
-    def _spread(self, trip: Trip, request: Request, best: Scored, found: Found, now: float) -> None:
-        long = best.uncached_tokens >= LEAST_TOKENS
-        prefix = Prefix.of(ROOT, request.text) if long else None
+    def _spread(self, trip: Trip, own: Entry, prompt: bytes) -> None:
+        prefix = Prefix.of(ROOT, prompt) if own.uncached >= LEAST_TOKENS else None
+        if prefix is not None:
+            self._tell(partial(self.ledger.described, own, prefix.content))
         for peer in self._context.peers:
             if isinstance(peer, Kvist) and peer is not self:
-                load = peer.ledger.load(best.endpoint.key)
-                owed = float(best.uncached_tokens)
-                entry = Entry(
-                    trip.session, load, owed, found.tokens, now, now, remaining=owed, origin=f"{id(self)}"
-                )
+                entry = replace(own, load=peer.ledger.load(own.load.key), origin=f"{id(self)}")
                 trip.entries.append((peer, entry, prefix))
-                self._tell(partial(peer.hears_routed, entry, prefix), hurry=long)
+                hurry = own.uncached >= HURRY_TOKENS
+                self._tell(partial(peer.hears_routed, entry, prefix), hurry=hurry)
 
     def hears_routed(self, entry: Entry, prefix: Prefix | None) -> None:
         """``peers.book``: another replica routed a request."""
         if entry.load.key in self.lookup.members:
+            entry.content = None if prefix is None else prefix.content
             self.ledger.taken(entry, self._now())
             if prefix is not None:
                 self._elsewhere.add(entry.load.key, prefix)

@@ -227,6 +227,16 @@ def test_rates_are_learned_and_shared() -> None:
     assert (books.load("a").decode_seconds, books.load("a").slots) == (2.0, 8)
 
 
+def test_a_scraped_rate_below_what_events_have_shown_is_not_believed() -> None:
+    """Prefill times overlap on a busy engine, so scrapes may tell less than the truth."""
+    books = ledger()
+    books.routed("s", "p", 4000, 4000, now=0.0)
+    books.progress("s", 0, now=1.0, computed=4000.0)
+    books.calibrate("p", rate=900.0)
+
+    assert books.rate("p") == 4000.0
+
+
 def test_all_owed_names_every_pod() -> None:
     """The metrics see each account at the same moment."""
     books = ledger()

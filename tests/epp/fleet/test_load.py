@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvist_epp.fleet.ledger import Ledger
-from kvist_epp.fleet.load import QUIET_SECONDS, STEP_TOKENS
+from kvist_epp.fleet.load import QUIET_SECONDS, STEP_TOKENS, Request
 
 RATE = 1000.0
 QUIET = QUIET_SECONDS + STEP_TOKENS / RATE
@@ -93,7 +93,62 @@ def test_a_prompt_that_found_its_prefix_cached_owes_nothing() -> None:
     assert books.owed("p") == 800 + 100
 
 
-@given(st.lists(st.tuples(st.sampled_from("rpds"), st.integers(0, 3000), st.floats(0, 3)), max_size=40))
+def twins() -> tuple[Ledger, Request, Request]:
+    """One prompt that a peer and this replica sent to one pod."""
+    books = telling()
+    ours = books.routed("ours", "p", 3000, 3000, now=1.0)
+    theirs = Request("theirs", books.load("p"), 3000.0, 3000, 1.0, 1.0, 3000.0, origin="peer")
+    books.described(ours, 42)
+    theirs.content = 42
+    books.taken(theirs, now=1.1)
+    return books, ours, theirs
+
+
+def test_one_prompt_of_several_replicas_is_owed_once() -> None:
+    """Whichever of them the engine computes: the others find it cached, and no event tells of those."""
+    books, _, theirs = twins()
+    both = books.owed("p")
+    books.advanced(theirs, 1000, now=1.2)
+    half = books.owed("p")
+    books.advanced(theirs, 0, now=1.3)
+
+    assert (both, half, books.owed("p")) == (3000, 1000, 0)
+
+
+def test_a_twin_that_is_described_late_owes_nothing_from_then_on() -> None:
+    """A peer's update may come before ours is made; the engine's queue gives its tokens back to neither."""
+    books, _, theirs = twins()
+    late = books.routed("late", "p", 3000, 3000, now=1.2)
+    before = books.owed("p")
+    books.described(late, 42)
+    books.reconcile("p", 0, 4, now=9.0)
+
+    assert (before, books.owed("p")) == (6000, 3000)
+    assert (late.open, theirs.open, books.running("p")) == (True, True, 4)
+
+
+def test_of_twins_the_next_one_owes_when_the_first_has_gone() -> None:
+    """A client left before its prompt was computed: the engine computes it for the other."""
+    books, ours, _ = twins()
+    books.progress("ours", 2000, now=1.2)
+    books.settled(ours.session, now=1.3)
+    left = books.owed("p")
+    books.reconcile("p", 0, 1, now=9.0)
+
+    assert (left, books.owed("p")) == (2000, 2000)
+
+
+def test_a_prompt_whose_twins_have_ended_is_owed_anew() -> None:
+    """Its blocks may have been evicted since."""
+    books, ours, theirs = twins()
+    books.settled(ours.session, now=2.0)
+    books.parted(theirs, now=2.0)
+    books.described(books.routed("again", "p", 3000, 3000, now=3.0), 42)
+
+    assert books.owed("p") == 3000
+
+
+@given(st.lists(st.tuples(st.sampled_from("rtpds"), st.integers(0, 3000), st.floats(0, 3)), max_size=40))
 def test_owed_is_the_sum_of_what_requests_have_left(history: list[tuple[str, int, float]]) -> None:
     """Whatever is routed, told, drained and settled in whatever order, to rounding."""
     books, now, names = ledger(), 0.0, list[str]()
@@ -102,6 +157,9 @@ def test_owed_is_the_sum_of_what_requests_have_left(history: list[tuple[str, int
         if what == "r":
             names.append(f"s{len(names)}")
             books.routed(names[-1], "p", tokens, tokens, now)
+        elif what == "t":
+            names.append(f"s{len(names)}")
+            books.described(books.routed(names[-1], "p", tokens, tokens, now), 1 + tokens % 2)
         elif what == "d":
             books.owed("p", now)
         elif names and what == "p":

@@ -40,6 +40,18 @@ def test_a_pod_that_has_little_to_do_shows_nothing() -> None:
     assert pace.rate is None
 
 
+@given(st.floats(0.02, 0.9))
+def test_a_pod_that_was_idle_though_it_seemed_to_owe_shows_nothing(pause: float) -> None:
+    """What others sent it may be found in its cache, of which nothing tells: each prompt that is computed
+    came after the one before it had ended."""
+    pace = Pace()
+    for step in range(100):
+        now = step * (0.1 + pause)
+        pace.advanced(1_600.0, FAR, now - 0.1, now)
+
+    assert pace.rate is None
+
+
 def test_what_a_full_cache_holds_up_is_no_rate() -> None:
     """Steps in which next to nothing was computed make few windows, and few slow ones hardly count."""
     pace = Pace()

@@ -38,7 +38,7 @@ logged = st.builds(
     duration_seconds=st.none(),
 )
 roots = st.tuples(st.none() | texts, st.none() | texts)
-prefixes = st.builds(Prefix, roots, st.lists(numbers, max_size=4).map(tuple))
+prefixes = st.builds(Prefix, roots, st.lists(numbers, max_size=4).map(tuple), numbers)
 entries = st.builds(
     Entry,
     number=numbers,

@@ -17,11 +17,13 @@ PODS = ("p", "q")
 
 
 def shared(one: bytes, other: bytes) -> int:
-    """Whole steps that two prompts have in common."""
+    """Bytes that two prompts are known to have in common: whole steps, or all of them."""
+    if one == other:
+        return len(one)
     steps = 0
     while len(one) >= (steps + 1) * STEP and other.startswith(one[: (steps + 1) * STEP]):
         steps += 1
-    return steps
+    return steps * STEP
 
 
 @given(st.lists(st.tuples(st.sampled_from(PODS), roots, prompts), max_size=6), roots, prompts)
@@ -30,7 +32,7 @@ def test_the_longest_common_beginning_is_found_for_each_endpoint(
     root: tuple[str | None, str | None],
     prompt: bytes,
 ) -> None:
-    """In whole steps, under the same root; and when all have ended nothing is left."""
+    """In whole steps, or all of it, under the same root; and when all have ended nothing is left."""
     prefixes = Prefixes()
     notes = [(pod, Prefix.of(above, text)) for pod, above, text in routed]
     for pod, note in notes:
@@ -38,18 +40,47 @@ def test_the_longest_common_beginning_is_found_for_each_endpoint(
     expected = dict.fromkeys(PODS, 0)
     for pod, above, text in routed:
         if above == root:
-            expected[pod] = max(expected[pod], shared(text, prompt) * STEP)
+            expected[pod] = max(expected[pod], shared(text, prompt))
 
-    assert prefixes.match(root, prompt) == {pod: size for pod, size in expected.items() if size}
+    assert {pod: size for pod, size in prefixes.match(root, prompt).items() if size} == {
+        pod: size for pod, size in expected.items() if size
+    }
     for pod, note in notes:
         prefixes.drop(pod, note)
     assert (len(prefixes), prefixes.match(root, prompt)) == (0, {})
 
 
 def test_what_is_told_of_a_prompt_is_bounded() -> None:
-    """Beyond 256 KiB two prompts count as the same."""
-    assert len(Prefix.of((None, None), b"x" * STEP * (STEPS + 9)).digests) == STEPS
-    assert Prefix.of((None, None), b"x" * (STEP - 1)).digests == ()
+    """Beyond 256 KiB prompts are told apart by the whole alone."""
+    long, short = (Prefix.of((None, None), b"x" * size) for size in (STEP * (STEPS + 9), STEP - 1))
+
+    assert (len(long.digests), short.digests) == (STEPS, ())
+    assert len({long.whole, short.whole, *long.digests}) == STEPS + 2
+
+
+def test_an_endpoint_is_found_by_the_whole_of_a_prompt_that_is_longer_than_what_is_told() -> None:
+    """Equal to the last byte: all of it is on its way there; else as far as the steps go."""
+    prefixes, prompt = Prefixes(), b"x" * STEP * STEPS + b"yz"
+    prefixes.add("p", Prefix.of((None, None), prompt))
+
+    assert prefixes.match((None, None), prompt) == {"p": len(prompt)}
+    assert prefixes.match((None, None), prompt + b"!") == {"p": STEP * STEPS}
+
+
+def test_what_an_older_replica_told_draws_nobody_by_the_whole() -> None:
+    """It tells no digest of the whole prompt: that is nobody's."""
+    prefixes = Prefixes()
+    prefixes.add("p", Prefix((None, None), ()))
+
+    assert (prefixes.match((None, None), b"hello"), Prefix((None, None), ()).content) == ({}, None)
+
+
+def test_equal_texts_to_different_models_are_different_prompts() -> None:
+    """An adapter's keys and values are its own: one does not compute the other."""
+    plain, tuned = (Prefix.of((adapter, None), b"hello") for adapter in (None, "tuned"))
+
+    assert plain.whole == tuned.whole
+    assert plain.content != tuned.content
 
 
 LONG = " ".join(f"word{number}" for number in range(4000))

@@ -129,6 +129,22 @@ def test_a_pod_that_may_not_take_up_a_prompt_costs_a_little() -> None:
     assert picks(pods, Demand(100, {"ns/p1": Match(50, 200)}))[0] == "p1"
 
 
+def test_a_pod_whose_sequences_leave_little_time_gets_fewer_prompts() -> None:
+    """It takes up as much less in the same time: a small GPU's prefix is copied to a large one when that costs
+    no more. Small differences between equal pods move nothing."""
+    pods = [candidate(1), candidate(2)]
+    for pod in pods:
+        pod.load.pacing = Pacing(0.06)
+    demand = Demand(2000, {"ns/p1": Match(300, 1200)})
+    shares = [(0.6, 0.6), (0.45, 0.6), (0.1, 0.6)]
+    taken = []
+    for small, large in shares:
+        pods[0].load.pacing.share, pods[1].load.pacing.share = small, large
+        taken.append(picks(pods, demand)[0])
+
+    assert taken == ["p1", "p1", "p2"]
+
+
 def test_running_requests_cost_a_little() -> None:
     """Between pods with nothing to prefill, fewer running requests win."""
     assert picks([candidate(1, foreign=3), candidate(2, foreign=2)], Demand(1))[0] == "p2"

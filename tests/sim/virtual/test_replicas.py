@@ -7,7 +7,7 @@ from tests.sim.virtual.runs import fixed, run
 
 from kvist_epp.fleet.load import Request
 from kvist_epp.peers.peers import HURRY_SECONDS
-from kvist_epp.peers.prefixes import LEAST_TOKENS, Prefix
+from kvist_epp.peers.prefixes import HURRY_TOKENS, Prefix
 from kvist_sim.virtual.engine import Hardware
 from kvist_sim.virtual.fleet import Fleet
 from kvist_sim.virtual.ideal import TooFewRequestsError, capacity
@@ -47,7 +47,7 @@ def test_what_is_computed_by_the_time_it_is_told_is_not_owed() -> None:
 
 def test_a_long_new_prompt_is_told_at_once() -> None:
     """Others hear of it before the next update would be due, and that its tokens are owed."""
-    told = heard(3 * LEAST_TOKENS)
+    told = heard(3 * HURRY_TOKENS)
 
     assert len(told) >= 60
     assert max(age for age, _ in told) <= HURRY_SECONDS + 1e-6

@@ -72,14 +72,16 @@ class Routed(_message.Message):
     def __init__(self, number: _Optional[_Iterable[int]] = ..., session: _Optional[_Iterable[str]] = ..., endpoint_keys: _Optional[_Iterable[str]] = ..., endpoint: _Optional[_Iterable[int]] = ..., uncached: _Optional[_Iterable[int]] = ..., remaining: _Optional[_Iterable[int]] = ..., total: _Optional[_Iterable[int]] = ..., age_ms: _Optional[_Iterable[int]] = ..., silent_ms: _Optional[_Iterable[int]] = ..., progressed: _Optional[_Iterable[bool]] = ..., prefixes: _Optional[_Iterable[_Union[Prefix, _Mapping]]] = ...) -> None: ...
 
 class Prefix(_message.Message):
-    __slots__ = ("row", "root", "digests")
+    __slots__ = ("row", "root", "digests", "whole")
     ROW_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     row: int
     root: Root
     digests: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, row: _Optional[int] = ..., root: _Optional[_Union[Root, _Mapping]] = ..., digests: _Optional[_Iterable[int]] = ...) -> None: ...
+    whole: int
+    def __init__(self, row: _Optional[int] = ..., root: _Optional[_Union[Root, _Mapping]] = ..., digests: _Optional[_Iterable[int]] = ..., whole: _Optional[int] = ...) -> None: ...
 
 class Ended(_message.Message):
     __slots__ = ("session", "request_id", "upstream", "status")
