@@ -130,8 +130,8 @@ def test_a_pod_that_may_not_take_up_a_prompt_costs_a_little() -> None:
 
 
 def test_a_pod_whose_sequences_leave_little_time_gets_fewer_prompts() -> None:
-    """It takes up as much less in the same time: a small GPU's prefix is copied to a large one when that costs
-    no more. Small differences between equal pods move nothing."""
+    """It takes up as much less in the same time: a small GPU's prefix is copied to a large one when that
+    costs no more. Small differences between equal pods move nothing."""
     pods = [candidate(1), candidate(2)]
     for pod in pods:
         pod.load.pacing = Pacing(0.06)
