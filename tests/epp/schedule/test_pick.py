@@ -132,14 +132,13 @@ def test_a_pod_that_may_not_take_up_a_prompt_costs_a_little() -> None:
 def test_a_pod_whose_sequences_leave_little_time_gets_fewer_prompts() -> None:
     """It takes up as much less in the same time: a small GPU's prefix is copied to a large one when that
     costs no more. Small differences between equal pods move nothing."""
-    pods = [candidate(1), candidate(2)]
-    for pod in pods:
-        pod.load.pacing = Pacing(0.06)
+    pods, paces = [candidate(1), candidate(2)], [Pacing(0.06), Pacing(0.06)]
+    for pod, pacing in zip(pods, paces, strict=True):
+        pod.load.pacing = pacing
     demand = Demand(2000, {"ns/p1": Match(300, 1200)})
-    shares = [(0.6, 0.6), (0.45, 0.6), (0.1, 0.6)]
     taken = []
-    for small, large in shares:
-        pods[0].load.pacing.share, pods[1].load.pacing.share = small, large
+    for small in (0.6, 0.45, 0.1):
+        paces[0].share, paces[1].share = small, 0.6
         taken.append(picks(pods, demand)[0])
 
     assert taken == ["p1", "p1", "p2"]
