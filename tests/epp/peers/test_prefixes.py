@@ -115,6 +115,31 @@ def test_a_prefix_another_replica_just_sent_to_a_pod_draws_the_same_prefix_there
     assert len(peers.book.prefixes) == 0
 
 
+def test_a_prompt_that_two_replicas_send_to_a_pod_at_once_is_owed_once() -> None:
+    """Neither knew of the other's; both count its tokens once, and not at all when the engine has told of one."""
+    one, other = make(), make()
+    replicas = {"one": (one, joined(one)), "other": (other, joined(other))}
+    rows: dict[str, Entry] = {}
+    for name, (parts, peers) in replicas.items():
+        parts.picker.turn = 1
+        picked(parts, LONG)
+        [request] = parts.picker.ledger.ours()
+        tokens = int(request.uncached)
+        prefix = peers._describe(request)
+        rows[name] = Entry(
+            1, f"{name}.1", request.load.key, tokens, tokens, request.total, 0.0, 0.0, False, prefix
+        )
+    tell(replicas["one"][1], 1, rows["other"])
+    tell(replicas["other"][1], 1, rows["one"])
+    owed = [parts.picker.ledger.owed(rows["one"].endpoint) for parts, _ in replicas.values()]
+    [theirs] = replicas["one"][1].book.peers["other"].entries.values()
+    one.picker.ledger.advanced(theirs, 0, one.clock.now)
+
+    assert rows["one"].endpoint == rows["other"].endpoint
+    assert owed == [rows["one"].uncached] * 2
+    assert one.picker.ledger.owed(rows["one"].endpoint) == 0
+
+
 def test_short_or_known_prompts_are_not_told() -> None:
     """Nor those an engine has taken up: their blocks are in the index soon."""
     parts = make()
