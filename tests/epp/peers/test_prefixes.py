@@ -116,7 +116,7 @@ def test_a_prefix_another_replica_just_sent_to_a_pod_draws_the_same_prefix_there
 
 
 def test_a_prompt_that_two_replicas_send_to_a_pod_at_once_is_owed_once() -> None:
-    """Neither knew of the other's; both count its tokens once, and not at all when the engine has told of one."""
+    """Neither knew of the other's: both count its tokens once, and none when the engine has told of one."""
     one, other = make(), make()
     replicas = {"one": (one, joined(one)), "other": (other, joined(other))}
     rows: dict[str, Entry] = {}
