@@ -181,8 +181,8 @@ def _bench_route(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="after so many seeds only ours, round robin, least requests and those within 10 points, "
-        "or a quarter, of the best other's goodput go on (default: all do)",
+        help="after so many seeds only ours, the two best others, if within 10 points or a quarter of the "
+        "best's goodput, and round robin and least requests within 10 of ours go on (default: all do)",
     )
     parser.add_argument(
         "--keep",

@@ -20,6 +20,8 @@ CONTENDS: Final = 0.10
 """Goodput within which of the best other a policy stays in the race after the first seeds …"""
 CONTENDS_SHARE: Final = 0.25
 """… and no more than this share of the best's, since beyond capacity all are close to nothing."""
+CONTENDERS: Final = 2
+"""Others that stay in it at most: far below capacity nearly all are as good."""
 BLIND: Final = ("round-robin", "least-requests")
 """Nobody may ever be better off with these."""
 
@@ -85,9 +87,12 @@ def contenders(results: Sequence[Result]) -> set[tuple[str, float, str]]:
     found = set()
     for (case, load), policies in _grouped(results).items():
         means = {name: fmean(r.verdict.goodput for r in runs.values()) for name, runs in policies.items()}
-        best = max((mean for name, mean in means.items() if name not in {OURS, "ideal"}), default=0.0)
+        others = {name: mean for name, mean in means.items() if name not in {OURS, "ideal"}}
+        best = max(others.values(), default=0.0)
         least = best - min(CONTENDS, CONTENDS_SHARE * best)
-        kept = {*BLIND, OURS, *(name for name, mean in means.items() if mean > least)}
+        near = sorted((name for name in others if others[name] > least), key=lambda name: -others[name])
+        behind = means.get(OURS, 0.0) - CONTENDS
+        kept = {OURS, "ideal", *near[:CONTENDERS], *(name for name in BLIND if means.get(name, 0.0) > behind)}
         found |= {(case, load, name) for name in kept & policies.keys()}
     return found
 
