@@ -112,10 +112,10 @@ class Load:
     def _runs(self, number: int | None) -> bool:
         return number is not None and len(self.requests) + self.foreign - self.missing >= number
 
-    def opens(self, tokens: int, now: float, *, held: bool = False) -> bool:
-        """Whether it may take up a request with so many new tokens now, as of the last ``drain``; ``held``:
-        one that waits for it already."""
-        return self.pacing is None or self.pacing.open(self, tokens, now, held=held)
+    def opens(self, tokens: int, now: float) -> bool:
+        """Whether it may take up one of those who wait for it now, with so many new tokens, as of the last
+        ``drain``."""
+        return self.pacing is None or self.pacing.open(self, tokens, now)
 
     def wanted(self, tokens: int, now: float) -> None:
         """A newcomer with so many new tokens came for it, and may have to wait."""
@@ -188,7 +188,7 @@ class Load:
     def add(self, request: Request) -> None:
         """A request was routed here; it owes all of its tokens unless ``remaining`` is set."""
         self.requests[request] = None
-        if self._is_twin(request):
+        if self._is_carried(request):
             request.uncached = request.remaining = 0.0
         if self.pacing is not None:
             self.pacing.takes(request.remaining, self.rate, request.routed_at, request.origin)
@@ -202,11 +202,12 @@ class Load:
         """What its prompt is. Several replicas may send one here at the same moment: the engine computes it
         once and finds it in its cache for the others, of which no event tells. So one of them owes it."""
         request.content = content
-        if self._is_twin(request):
+        if self._is_carried(request):
             self.set_remaining(request, 0.0)
             request.uncached = 0.0
 
-    def _is_twin(self, request: Request) -> bool:
+    def _is_carried(self, request: Request) -> bool:
+        """Whether another one owes its tokens; if not, it does from now on, for all that are equal."""
         content = request.content
         return content is not None and self.carriers.setdefault(content, request) is not request
 

@@ -151,11 +151,10 @@ class Pacing:
             undisturbed = sequences / tokens * (1.0 - min(MARGIN, prompts / time))
             self.share = max(LEAST_SHARE, 1.0 - undisturbed / self._target)
 
-    def open(self, load: "Load", tokens: int, now: float, *, held: bool) -> bool:
-        """Whether the pod may take up so many new tokens, as of the last ``drain``; ``held``: of a request
-        that waits for it already, so only in its turn."""
-        room = self.has_room(load, tokens, now, held=held)
-        if not held or tokens <= LIGHT_TOKENS:
+    def open(self, load: "Load", tokens: int, now: float) -> bool:
+        """Whether the pod may take up so many new tokens of one who waits for it: in its turn."""
+        room = self.has_room(load, tokens, now, held=True)
+        if tokens <= LIGHT_TOKENS:
             return room
         return self.turn.comes(self._newest(now), now, room=room)
 
@@ -168,7 +167,8 @@ class Pacing:
         return next(reversed(self.held.values()))[0] if self.held else now
 
     def has_room(self, load: "Load", tokens: int, now: float, *, held: bool = False) -> bool:
-        """``open``, whoever's turn it is. Asked of every pod for each request, so all in one function."""
+        """Whether it may take up so many new tokens, as of the last ``drain``, whoever's turn it is;
+        ``held``: of one who waits for it. Asked of every pod for each request, so all in one function."""
         if load.owed > OWED_SECONDS * load.rate:
             return False
         if (room := self._room) is not None and room < tokens and room < self._most:

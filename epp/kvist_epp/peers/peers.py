@@ -176,7 +176,7 @@ class Peers:
             self._hurry.set()
 
     def _describe(self, request: Request) -> Prefix | None:
-        """Prompts with much that is new to their endpoint."""
+        """Prompts with much that is new to their endpoint; our own ledger is told what they are, too."""
         if request.uncached < LEAST_TOKENS:
             return None
         flight = self._picker.flights.find(request.session, endpoint=request.load.key)

@@ -77,7 +77,7 @@ class Prefixes:
     def match(self, root: Root, prompt: bytes) -> Mapping[str, int]:
         """How many bytes of the prompt's beginning are on their way to each endpoint: whole steps, or all."""
         found: dict[str, int] = {}
-        if not self._holders:
+        if not self._holders or not prompt:
             return found
         for size, digest in _digests(prompt):
             holders = self._holders.get((root, digest))

@@ -38,7 +38,7 @@ class Room:
         if isinstance(subset, Bound):
             bound = self._candidates.get(subset.endpoint)
             return bound is None or (
-                not bound.load.full(self._max_owed) and bound.load.opens(need, self._now, held=True)
+                not bound.load.full(self._max_owed) and bound.load.opens(need, self._now)
             )
         if subset in self._closed:
             return False

@@ -67,62 +67,68 @@ def test_a_pod_that_is_too_slow_by_itself_still_gets_some() -> None:
     """A target that nobody can keep stops nobody for good."""
     _, load, pacing = busy(0.5)
     assert pacing.share == LEAST_SHARE
-    assert load.opens(300, 100.0)
+    assert pacing.has_room(load, 300, 100.0)
 
 
 def test_prompts_spend_the_allowance_and_time_brings_it_back() -> None:
     """A burst may go at once; then as much as the share of the time that has passed."""
     ledger, load, pacing = busy(0.027)  # half of the time is the prompts'
-    assert load.opens(500, 20.0)
+    assert pacing.has_room(load, 500, 20.0)
     ledger.routed("one", "pod", 500, 500, 20.0)
     ledger.progress("one", 0, 20.1, computed=500)
-    assert not load.opens(300, 20.1)
-    assert load.opens(300, 20.0 + 0.3 / pacing.share + 0.01)
+    assert not pacing.has_room(load, 300, 20.1)
+    assert pacing.has_room(load, 300, 20.0 + 0.3 / pacing.share + 0.01)
 
 
 def test_a_long_prompt_waits_for_no_more_than_a_burst() -> None:
     """What needs more than can be saved goes when the most is saved, and is forgiven the rest."""
     _, load, pacing = busy(0.027)
-    assert load.opens(100_000, 20.0)
+    assert pacing.has_room(load, 100_000, 20.0)
     pacing.takes(100_000, RATE, 20.0)
     later = 20.0 + (DEBT_SECONDS + BURST_SECONDS) / pacing.share
-    assert (load.opens(100_000, later - 0.1), load.opens(100_000, later + 0.1)) == (False, True)
+    assert (pacing.has_room(load, 100_000, later - 0.1), pacing.has_room(load, 100_000, later + 0.1)) == (
+        False,
+        True,
+    )
 
 
 def test_few_tokens_are_held_by_no_allowance() -> None:
     """They ride on a step that decodes."""
-    ledger, load, _ = busy(0.027)
+    ledger, load, pacing = busy(0.027)
     ledger.routed("long", "pod", 5_000, 5_000, 20.0)
     ledger.progress("long", 0, 20.1, computed=5_000)
-    assert (load.opens(LIGHT_TOKENS, 20.2), load.opens(LIGHT_TOKENS + 1, 20.2)) == (True, False)
+    assert (pacing.has_room(load, LIGHT_TOKENS, 20.2), pacing.has_room(load, LIGHT_TOKENS + 1, 20.2)) == (
+        True,
+        False,
+    )
 
 
 def test_who_waits_in_the_engine_is_enough() -> None:
     """Half a second of prefill keeps an engine busy; more waits where it can still go elsewhere."""
-    ledger, load, _ = paced()
+    ledger, load, pacing = paced()
     ledger.routed("one", "pod", int(OWED_SECONDS * RATE) + 1, 1_000, 1.0)
-    assert not load.opens(1, 1.0)
+    assert not pacing.has_room(load, 1, 1.0)
     ledger.progress("one", 400, 1.2, computed=100)
-    assert load.opens(1, 1.2)
+    assert pacing.has_room(load, 1, 1.2)
 
 
 def test_a_prompt_needs_room_in_the_cache() -> None:
     """By the last scrape, less what came since; blocks that requests wait for are not free."""
-    ledger, load, _ = paced()
+    ledger, load, pacing = paced()
     ledger.scraped("pod", replace(SAMPLE, blocks=1_000, cache_usage=0.9), 2.0)
     room = int((0.1 - ROOM) * 16_000)
-    assert (load.opens(room - 1, 2.0), load.opens(room + 1, 2.0)) == (True, False)
+    assert (pacing.has_room(load, room - 1, 2.0), pacing.has_room(load, room + 1, 2.0)) == (True, False)
     ledger.routed("one", "pod", 200, 200, 2.1)
-    assert not load.opens(room - 100, 2.1)
+    assert not pacing.has_room(load, room - 100, 2.1)
     ledger.scraped("pod", replace(SAMPLE, blocks=1_000, cache_usage=0.99, waiting=1), 4.0)
-    assert not load.opens(1, 4.0)
+    assert not pacing.has_room(load, 1, 4.0)
 
 
 def test_a_prompt_longer_than_the_cache_goes() -> None:
     """Its engine says what is wrong with it, as soon as half of the cache is free."""
-    ledger, load, _ = paced()
+    ledger, load, pacing = paced()
     ledger.scraped("pod", replace(SAMPLE, blocks=1_000, cache_usage=0.45), 2.0)
-    assert load.opens(20_000, 2.0)
+    assert pacing.has_room(load, 20_000, 2.0)
 
 
 def test_cold_caches_come_before_decoding() -> None:
@@ -132,8 +138,8 @@ def test_cold_caches_come_before_decoding() -> None:
     ledger.progress("long", 0, 20.1, computed=5_000)
     for number in range(11):
         pacing.hold(number, 300, 20.1)
-    assert load.opens(300, 20.2, held=True)
-    assert not load.opens(300, 22.2, held=True)
+    assert load.opens(300, 20.2)
+    assert not load.opens(300, 22.2)
 
 
 def test_what_waits_is_counted() -> None:
