@@ -26,7 +26,7 @@ WORLD: Final = (
     *("virtual/workloads", "virtual/policies"),
 )
 """What every run goes through, below ``SIM``."""
-PICKER: Final = ("cache", "fleet", "schedule", "window.py")
+PICKER: Final = ("cache", "fleet", "schedule", "peers/prefixes.py", "window.py")
 """What ours also does, below ``EPP``."""
 
 
