@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvist_epp.cache.tree.matches import Hit
-from kvist_epp.cache.tree.segment import GPU, Root
+from kvist_epp.index.tree.matches import Hit
+from kvist_epp.index.tree.segment import GPU, Root
 
 
 @dataclass

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import yaml
 
-from kvist_epp.admin.metrics import Metrics
-from kvist_epp.settings import Settings
-from kvist_epp.wire.limits import Limits
-from kvist_epp.wire.tally import CONNECTION_ENDS, STREAM_ENDS
+from kvist_epp.http2.limits import Limits
+from kvist_epp.http2.port_stats import CONNECTION_ENDS, STREAM_ENDS
+from kvist_epp.settings.settings import Settings
+from kvist_epp.telemetry.metrics import Metrics
 from tests import docs
 from tests.docs_runner.blocks import documents
 

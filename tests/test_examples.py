@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from kvist.__main__ import main
-from kvist_epp.settings import Settings
+from kvist_epp.settings.settings import Settings
 from tests import docs
 from tests.examples import EXAMPLES, NAMES, documents, gpu_of, manifests, name_of, pools
 from tests.shapes import VERSIONS, faults
@@ -131,7 +131,7 @@ def test_autoscalers_scale_the_pool(kind: str) -> None:
 
 def test_autoscalers_go_by_metrics_that_pickers_have(capsys: pytest.CaptureFixture[str]) -> None:
     """Both ask for series that the picker exports, with the label that the pool's PodMonitors add."""
-    from kvist_epp.admin.metrics import Metrics
+    from kvist_epp.telemetry.metrics import Metrics
 
     page, _ = Metrics(version="x").snapshot().write("")
     text = (EXAMPLES / "08-autoscaling" / "hpa" / "adapter-rules.yaml").read_text()

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from kvist_epp.llmd import config, translated
-from kvist_epp.llmd.flags import FLAGS
-from kvist_epp.settings import Settings
+from kvist_epp.compat.llmd import config, translated
+from kvist_epp.compat.llmd.flags import FLAGS
+from kvist_epp.settings.settings import Settings
 from kvist_operator.plan import Plan, Verdict
 from tests.crd.cases import planned
 from tests.docs import GUIDES

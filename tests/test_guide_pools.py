@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from kvist_epp.modelheader.metrics import OUTCOMES, HeaderMetrics
-from kvist_epp.roles import MODEL_HEADER
-from kvist_epp.settings import Settings
+from kvist_epp.model_header.metrics import OUTCOMES, HeaderMetrics
+from kvist_epp.settings.roles import MODEL_HEADER
+from kvist_epp.settings.settings import Settings
 from tests import docs
 from tests.shapes import VERSIONS, faults
 

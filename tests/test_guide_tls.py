@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvist_epp.settings import Settings
+from kvist_epp.settings.settings import Settings
 from kvist_sim.envoy_tls import PickerTls
 
 GUIDE = (Path(__file__).parent.parent / "docs" / "guides" / "tls.md").read_text()

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
+from kvist_epp.compat.llmd import translated
 from kvist_epp.errors import KvistError
-from kvist_epp.llmd import translated
-from kvist_epp.roles import MODEL_HEADER
-from kvist_epp.settings import Settings
+from kvist_epp.settings.roles import MODEL_HEADER
+from kvist_epp.settings.settings import Settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serving(role: str) -> ModuleType:
     """The role's process; the small one loads nothing of the other."""
-    return import_module("kvist_epp.modelheader.serving" if role == MODEL_HEADER else "kvist_epp.serving")
+    return import_module("kvist_epp.model_header.serving" if role == MODEL_HEADER else "kvist_epp.app.app")
 
 
 def _complain(what: object, code: int) -> int:

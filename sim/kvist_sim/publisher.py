@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import zmq
 
-from kvist_epp.cache.events import Batch, Form, encode
+from kvist_epp.engines.vllm.kv_events import Batch, Form, encode
 
 END_SEQ = b"\xff" * 8
 

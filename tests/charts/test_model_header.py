@@ -7,8 +7,8 @@ import yaml
 from tests.charts.generate import CHART
 from tests.charts.helm import MODEL_HEADER, Helm, HelmError, Json, of_kind, one, settings
 
-from kvist_epp import roles
-from kvist_epp.settings import Settings
+from kvist_epp.settings import roles
+from kvist_epp.settings.settings import Settings
 from kvist_operator.manifests.nouns import PICKER_IMAGE
 
 NAME = "kvist-model-header"

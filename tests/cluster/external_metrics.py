@@ -14,7 +14,7 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.node.network import ROUTER
 from tests.cluster.space import Space
 
-from kvist_epp.wire.selfmade import Authority
+from kvist_epp.http2.self_issued import Authority
 
 Json = dict[str, Any]
 GROUP: Final = "external.metrics.k8s.io"

@@ -9,11 +9,11 @@ from typing import Any
 from tests.cluster.client import Namespace
 
 from kvist_epp.access import cluster
-from kvist_epp.fleet.endpoints import Fleet
-from kvist_epp.fleet.kube.api import Api
-from kvist_epp.fleet.kube.discovery import KubeDiscovery, PoolName
-from kvist_epp.fleet.kube.pools import Selection
-from kvist_epp.fleet.kube.reflector import USUAL, Pace
+from kvist_epp.endpoints.endpoint import Fleet
+from kvist_epp.endpoints.kubernetes.api import Api
+from kvist_epp.endpoints.kubernetes.pod_discovery import KubeDiscovery, PoolName
+from kvist_epp.endpoints.kubernetes.pools import Selection
+from kvist_epp.endpoints.kubernetes.reflector import USUAL, Pace
 from kvist_epp.names import POOL_GROUP
 
 VLLM = Selection("app=vllm", (8000,))

@@ -4,7 +4,7 @@ from tests.cluster.client import Namespace
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.following import following
 
-from kvist_epp.fleet.kube.pools import Selection
+from kvist_epp.endpoints.kubernetes.pools import Selection
 
 
 async def test_the_life_of_a_pod(plane: ControlPlane, space: Namespace) -> None:

@@ -8,8 +8,8 @@ from tests.cluster.client import Client, Namespace
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.following import POOL, following
 
-from kvist_epp.fleet.kube.discovery import PoolName
-from kvist_epp.fleet.kube.reflector import Pace
+from kvist_epp.endpoints.kubernetes.pod_discovery import PoolName
+from kvist_epp.endpoints.kubernetes.reflector import Pace
 from kvist_epp.names import OWN_GROUP
 
 GAIE = "inferencepools.inference.networking.k8s.io"

@@ -4,7 +4,7 @@ from tests.cluster.client import Namespace, client
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.following import Seen, following
 
-from kvist_epp.fleet.kube.reflector import Pace
+from kvist_epp.endpoints.kubernetes.reflector import Pace
 from kvist_sim.relays import TcpRelay
 
 LIVELY = Pace(silence=2.0)

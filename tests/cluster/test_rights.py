@@ -17,9 +17,9 @@ from tests.cluster.following import PODS, POOL, VLLM, Seen, following
 from tests.cluster.keys import LEEWAY_SECONDS
 
 from kvist_epp.access import cluster, own_namespace
-from kvist_epp.fleet.kube.api import Api
-from kvist_epp.fleet.kube.discovery import KubeDiscovery
-from kvist_epp.fleet.kube.reflector import Pace
+from kvist_epp.endpoints.kubernetes.api import Api
+from kvist_epp.endpoints.kubernetes.pod_discovery import KubeDiscovery
+from kvist_epp.endpoints.kubernetes.reflector import Pace
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "kubernetes.md"
 OBJECTIVES = "inferenceobjectives.llm-d.ai"

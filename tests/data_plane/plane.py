@@ -13,12 +13,12 @@ from typing import Any
 import aiohttp
 from tests.data_plane.stub import StubPicker, Transport
 from tests.data_plane.upstream import Upstream
-from tests.epp.wire.certificates import self_made
+from tests.epp.http2.certificates import self_made
 
-from kvist_epp.fleet.endpoints import hostport
+from kvist_epp.endpoints.endpoint import hostport
+from kvist_epp.http2.call import Server
+from kvist_epp.http2.tls import Certificates
 from kvist_epp.names import SUBSET_KEY, SUBSET_NAMESPACE
-from kvist_epp.wire.call import Server
-from kvist_epp.wire.tls import Certificates
 from kvist_sim.envoy import Envoy, Gateway, Json, Mode, config
 from kvist_sim.envoy_tls import PickerTls
 

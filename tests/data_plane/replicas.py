@@ -16,7 +16,7 @@ from typing import Any, Final
 import aiohttp
 from tests.data_plane.plane import Tweak, healthy_pickers
 from tests.data_plane.product import CHAT, MODEL
-from tests.epp.wire.certificates import Mounted, Pki
+from tests.epp.http2.certificates import Mounted, Pki
 
 from kvist_sim.envoy import Envoy, Gateway, config
 from kvist_sim.envoy_tls import PickerTls

@@ -5,15 +5,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvist_epp.wire.accesslog import Ended
-from kvist_epp.wire.asking import Ask, Decision, Picked
-from kvist_epp.wire.call import Server
-from kvist_epp.wire.grpc_server import serve_grpc
-from kvist_epp.wire.health import Health
-from kvist_epp.wire.response import Seen
-from kvist_epp.wire.server import serve_fast
-from kvist_epp.wire.service import methods
-from kvist_epp.wire.tls import Certificates
+from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.pick_request import Ask, Decision, Picked
+from kvist_epp.extproc.response import Seen
+from kvist_epp.extproc.service import methods
+from kvist_epp.http2.call import Server
+from kvist_epp.http2.grpc_health import Health
+from kvist_epp.http2.grpc_server import serve_grpc
+from kvist_epp.http2.server import serve_fast
+from kvist_epp.http2.tls import Certificates
 
 Transport = Literal["fast", "grpc"]
 Answer = Callable[[Ask], Decision | Awaitable[Decision]]

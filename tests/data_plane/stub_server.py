@@ -9,8 +9,8 @@ from typing import cast
 
 from tests.data_plane.stub import StubPicker, Transport
 
-from kvist_epp.wire.asking import Ask, Picked
-from kvist_epp.wire.tls import Certificates
+from kvist_epp.extproc.pick_request import Ask, Picked
+from kvist_epp.http2.tls import Certificates
 
 
 async def _never(_: Ask) -> Picked:

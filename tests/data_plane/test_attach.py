@@ -17,11 +17,11 @@ from tests import docs
 from tests.data_plane.plane import Tweak, connection_manager, ext_proc, healthy_pickers
 from tests.data_plane.stub import StubPicker
 from tests.data_plane.upstream import Upstream
-from tests.epp.wire.certificates import self_made
+from tests.epp.http2.certificates import self_made
 
+from kvist_epp.http2.call import Server
+from kvist_epp.http2.self_issued import Authority
 from kvist_epp.names import DESTINATION_HEADER
-from kvist_epp.wire.call import Server
-from kvist_epp.wire.selfmade import Authority
 from kvist_operator.manifests.bootstrap import AUTHORITY_FOLDER, CONFIG_FOLDER
 from kvist_sim.envoy import Envoy
 

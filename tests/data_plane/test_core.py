@@ -21,10 +21,10 @@ from tests.data_plane.plane import (
 )
 from tests.data_plane.stub import Transport
 from tests.data_plane.upstream import LAST_CHUNK, Upstream
-from tests.epp.wire.certificates import self_made
+from tests.epp.http2.certificates import self_made
 
 from kvist_epp.errors import PickError, Shed
-from kvist_epp.wire.asking import Ask, Picked
+from kvist_epp.extproc.pick_request import Ask, Picked
 from kvist_sim.envoy import Json, Mode
 
 BODY = os.urandom(300_000)

@@ -18,7 +18,7 @@ from tests.docs_runner.blocks import Block, blocks, commands
 from tests.docs_runner.running import run
 from tests.shapes import ROOT
 
-from kvist_epp.settings import Settings
+from kvist_epp.settings.settings import Settings
 from kvist_sim.envoy import find_envoy
 from kvist_sim.envoy_tls import PickerTls
 from kvist_sim.http1 import answers

@@ -11,9 +11,9 @@ import pytest
 from tests.data_plane.plane import healthy_pickers
 from tests.data_plane.stub import StubPicker
 from tests.data_plane.upstream import Upstream
-from tests.epp.wire.certificates import Pki
+from tests.epp.http2.certificates import Pki
 
-from kvist_epp.wire.tls import Certificates
+from kvist_epp.http2.tls import Certificates
 from kvist_sim.envoy import Envoy, EnvoyMissingError, Gateway, Mode, config, find_envoy
 from kvist_sim.envoy_tls import PickerTls
 from kvist_sim.processes import ChildFailedError

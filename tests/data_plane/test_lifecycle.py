@@ -10,7 +10,7 @@ from tests.data_plane.stub import Transport
 from tests.data_plane.upstream import LAST_CHUNK, Upstream
 
 from kvist_epp.errors import Shed
-from kvist_epp.wire.asking import Ask, Picked
+from kvist_epp.extproc.pick_request import Ask, Picked
 from kvist_sim.envoy import Mode
 
 STREAMS = 50

@@ -7,6 +7,9 @@ import grpc
 import pytest
 from tests.data_plane.stub import StubPicker, Transport
 
+from kvist_epp.extproc.pb.accesslog_pb2 import StreamAccessLogsMessage
+from kvist_epp.extproc.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListResponse
+from kvist_epp.http2.call import Server
 from kvist_epp.names import (
     ACCESS_LOG_METHOD,
     HEALTH_CHECK_METHOD,
@@ -16,9 +19,6 @@ from kvist_epp.names import (
     PROCESS_METHOD,
     READINESS,
 )
-from kvist_epp.wire.call import Server
-from kvist_epp.wire.pb.accesslog_pb2 import StreamAccessLogsMessage
-from kvist_epp.wire.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListResponse
 
 Channel = Any  # grpc.aio.Channel, whose stubs ask for arguments that have defaults
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING

@@ -11,7 +11,7 @@ import pytest
 from tests.data_plane.plane import Plane, Tweak, ext_proc, plane
 from tests.data_plane.stub import Transport
 
-from kvist_epp.wire.exchange import STREAMED_LOOKAHEAD_BYTES
+from kvist_epp.extproc.session import STREAMED_LOOKAHEAD_BYTES
 from kvist_sim.envoy import Json, Mode
 
 BODY = os.urandom(300_000)

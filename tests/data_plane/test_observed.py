@@ -11,8 +11,8 @@ import pytest
 from tests.data_plane.plane import Plane, plane
 from tests.data_plane.stub import Transport
 
-from kvist_epp.wire.asking import Picked
-from kvist_epp.wire.usage import Usage
+from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.extproc.usage import Usage
 from kvist_sim.envoy import Mode
 from kvist_sim.envoy_gateway import Responses
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from tests.data_plane.pickers import Pool, pool
-from tests.epp.wire.certificates import Mounted, Pki
+from tests.epp.http2.certificates import Mounted, Pki
 
-from kvist_epp.peers.book import SILENCE_SECONDS
+from kvist_epp.replicas.remote_load import SILENCE_SECONDS
 from kvist_sim.launch import HOST
 from kvist_sim.ports import free_ports
 from kvist_sim.relays import TcpRelay

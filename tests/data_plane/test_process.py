@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListRequest
 from tests.data_plane.stub import Transport
 from tests.data_plane.upstream import Upstream
-from tests.epp.wire import messages
+from tests.epp.extproc import messages
 
 from kvist_epp.names import LIVENESS, PROCESS_METHOD, READINESS
 from kvist_sim.http1 import answers, get
@@ -29,7 +29,7 @@ NAMES = (LIVENESS, *READINESS)
 METRICS = b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n"
 NO_ENDPOINTS = '{"endpoints": []}'
 CRASHING = """
-import asyncio, pathlib, sys, kvist_epp.serving as serving, kvist_epp.__main__ as command
+import asyncio, pathlib, sys, kvist_epp.app.app as serving, kvist_epp.__main__ as command
 file = pathlib.Path(sys.argv[1].partition("=")[2])
 async def fail(*_):
     while file.exists():

@@ -12,8 +12,8 @@ from tests.data_plane.plane import Plane, plane, route, subset_hint
 from tests.data_plane.stub import Transport
 
 from kvist_epp.errors import BadRequest, NoEndpoints, PickError, Shed
+from kvist_epp.extproc.pick_request import Picked
 from kvist_epp.names import DESTINATION_HEADER
-from kvist_epp.wire.asking import Picked
 from kvist_sim.envoy import Json, Mode
 
 SIZES = [0, 1, 62_000, 62_001, 1_000_000, 5_000_000]

@@ -11,7 +11,7 @@ from tests.data_plane.plane import healthy_pickers
 from tests.data_plane.product import CHAT
 from tests.data_plane.replicas import NAME, Replicas, replicas
 from tests.data_plane.stub import StubPicker, Transport
-from tests.epp.wire.certificates import Pki, self_made
+from tests.epp.http2.certificates import Pki, self_made
 
 from kvist_sim.envoy import Envoy, Gateway, Json, Mode, config
 from kvist_sim.envoy_tls import PickerTls

@@ -7,7 +7,7 @@ from typing import Self
 
 from aiohttp import web
 
-from kvist_epp.fleet.endpoints import hostport
+from kvist_epp.endpoints.endpoint import hostport
 
 LAST_CHUNK = b"data: [DONE]\n\n"
 

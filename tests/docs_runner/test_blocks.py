@@ -11,7 +11,7 @@ from tests.docs_runner.blocks import COMMANDS, REASONS, Block, Step, all_blocks,
 from tests.docs_runner.running import WrongError, run
 from tests.shapes import ROOT
 
-from kvist_epp.settings import Settings
+from kvist_epp.settings.settings import Settings
 from kvist_operator.process.settings import Settings as OperatorSettings
 
 

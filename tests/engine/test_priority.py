@@ -8,9 +8,9 @@ import pytest
 from tests.engine import tiny
 from tests.engine.vllm import VllmEngine
 
-from kvist_epp.fleet.engine_metrics import parse
+from kvist_epp.engines.vllm.engine_metrics import parse
+from kvist_epp.flowcontrol.priorities import engine_priority
 from kvist_epp.names import ENGINE_PRIORITY_HEADER
-from kvist_epp.priorities import engine_priority
 
 PATH = "/v1/chat/completions"
 

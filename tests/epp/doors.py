@@ -7,10 +7,10 @@ from typing import Any
 from tests.epp.parts import Parts, ask, chat
 
 from kvist_epp.errors import PickError
+from kvist_epp.extproc.deferred_result import Pending
+from kvist_epp.extproc.pick_request import Decision, Picked
+from kvist_epp.flowcontrol.flow_controller import Bounds, Queue
 from kvist_epp.names import PRIORITY_HEADER, SESSION_HEADER, TENANT_HEADERS
-from kvist_epp.queueing import Bounds, Queue
-from kvist_epp.wire.asking import Decision, Picked
-from kvist_epp.wire.pending import Pending
 
 
 class Wait:

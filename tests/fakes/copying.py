@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from kvist_epp.cache.index import Index
-from kvist_epp.cache.learn.checker import Checker, Ward
-from kvist_epp.cache.learn.stats import SourceStats
-from kvist_epp.cache.snapshot.parts import Begin, Part
-from kvist_epp.cache.snapshot.read import Reader
-from kvist_epp.cache.snapshot.section import Section
-from kvist_epp.cache.snapshot.write import Writer
+from kvist_epp.index.byte_index import Index
+from kvist_epp.index.snapshot.parts import Begin, Part
+from kvist_epp.index.snapshot.read import Reader
+from kvist_epp.index.snapshot.section import Section
+from kvist_epp.index.snapshot.write import Writer
+from kvist_epp.kvevents.decode_check import Checker, Ward
+from kvist_epp.kvevents.publisher_stats import SourceStats
 
 
 class Shelf:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from tests.fakes.vocabulary import Words
 
-from kvist_epp.cache.events import Batch, Event, Stored
-from kvist_epp.cache.index import Index
-from kvist_epp.cache.learn.observed import Observed
-from kvist_epp.cache.learn.stats import SourceStats
-from kvist_epp.cache.learner import Learner
+from kvist_epp.engines.vllm.kv_events import Batch, Event, Stored
+from kvist_epp.index.byte_index import Index
+from kvist_epp.kvevents.ingestion import Learner
+from kvist_epp.kvevents.observed import Observed
+from kvist_epp.kvevents.publisher_stats import SourceStats
 
 SIZE = 4
 """Tokens a block."""

@@ -6,14 +6,14 @@ Hypothesis chooses the steps in ``test_conversations.py``; ``play`` reads them f
 from typing import Final
 
 from hpack import Encoder
-from tests.epp.wire.h2 import get_fields, grpc_fields, message
+from tests.epp.http2.h2 import get_fields, grpc_fields, message
 
-from kvist_epp.wire import frames as f
-from kvist_epp.wire.call import Sink
-from kvist_epp.wire.http2 import Connection
-from kvist_epp.wire.limits import Limits, Rate
-from kvist_epp.wire.streams import STREAM_BYTES
-from kvist_epp.wire.tally import Tally
+from kvist_epp.http2 import frames as f
+from kvist_epp.http2.call import Sink
+from kvist_epp.http2.connection import Connection
+from kvist_epp.http2.limits import Limits, Rate
+from kvist_epp.http2.port_stats import Tally
+from kvist_epp.http2.streams import STREAM_BYTES
 
 ECHO: Final = "/t/Echo"
 KEEP: Final = "/t/Keep"

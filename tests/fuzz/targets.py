@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from google.protobuf.message import DecodeError
-from tests.epp.wire import messages
-from tests.epp.wire.h2 import frame
+from tests.epp.extproc import messages
+from tests.epp.http2.h2 import frame
 from tests.fuzz import conversation
 from tests.fuzz.conversation import Script
 
 from kvist_epp.errors import BadRequest, NoEndpoints, PickError, ProtocolError
+from kvist_epp.extproc import access_log as accesslog
+from kvist_epp.extproc.pb import ext_proc_pb2 as pb
+from kvist_epp.extproc.pb.accesslog_pb2 import HTTPAccessLogEntry, StreamAccessLogsMessage
+from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.extproc.session import Exchange
+from kvist_epp.http2 import frames as f
 from kvist_epp.names import BODY_CHUNK_BYTES, MODEL_REWRITE_HEADER
 from kvist_epp.prompt.request import Request, parse
-from kvist_epp.wire import accesslog
-from kvist_epp.wire import frames as f
-from kvist_epp.wire.asking import Picked
-from kvist_epp.wire.exchange import Exchange
-from kvist_epp.wire.pb import ext_proc_pb2 as pb
-from kvist_epp.wire.pb.accesslog_pb2 import HTTPAccessLogEntry, StreamAccessLogsMessage
 
 BODY: Final = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}'
 PATHS: Final = (

@@ -5,10 +5,10 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
-from tests.epp.wire.h2 import data, grpc_fields, message
+from tests.epp.http2.h2 import data, grpc_fields, message
 from tests.fuzz.conversation import KNOWN, LIMITS, PATHS, Conversation
 
-from kvist_epp.wire import frames as f
+from kvist_epp.http2 import frames as f
 
 known = st.integers(0, 3)
 sizes = st.integers(0, 300) | st.integers(0, 30_000)

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import grpc
 from tests.http2.binaries import binary
 
+from kvist_epp.extproc.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListResponse
 from kvist_epp.names import HEALTH_CHECK_METHOD, HEALTH_LIST_METHOD, HEALTH_WATCH_METHOD
-from kvist_epp.wire.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListResponse
 
 SECONDS = 20
 _LARGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from tests.epp.wire.certificates import self_made
+from tests.epp.http2.certificates import self_made
 from tests.http2.binaries import binary
 from tests.http2.clients import Connect, go_client, python_client
 
-from kvist_epp.wire.tls import Certificates
+from kvist_epp.http2.tls import Certificates
 
 CLIENTS: dict[str, Connect] = {"grpcio": python_client, "grpc-go": go_client}
 

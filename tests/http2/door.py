@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from kvist_epp.wire.accesslog import Ended
-from kvist_epp.wire.asking import Ask, Decision, Picked
-from kvist_epp.wire.health import Health
-from kvist_epp.wire.limits import Limits
-from kvist_epp.wire.server import serve_fast
-from kvist_epp.wire.service import methods
-from kvist_epp.wire.tally import Tally
-from kvist_epp.wire.tls import Certificates
+from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.pick_request import Ask, Decision, Picked
+from kvist_epp.extproc.service import methods
+from kvist_epp.http2.grpc_health import Health
+from kvist_epp.http2.limits import Limits
+from kvist_epp.http2.port_stats import Tally
+from kvist_epp.http2.server import serve_fast
+from kvist_epp.http2.tls import Certificates
 
 ENGINE = "10.0.0.1:8000"
 

@@ -6,14 +6,14 @@ import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.epp.wire import messages
-from tests.epp.wire.h2 import data, frame, grpc_fields, message
+from tests.epp.extproc import messages
+from tests.epp.http2.h2 import data, frame, grpc_fields, message
 from tests.http2.clients import python_client
 from tests.http2.door import Door, opened
 
+from kvist_epp.extproc.pb import ext_proc_pb2 as pb
+from kvist_epp.http2 import frames as f
 from kvist_epp.names import HEALTH_LIST_METHOD, PROCESS_METHOD
-from kvist_epp.wire import frames as f
-from kvist_epp.wire.pb import ext_proc_pb2 as pb
 
 SECONDS = 30
 

@@ -10,7 +10,7 @@ import pytest
 from tests.http2.binaries import TOOLS, binary
 from tests.http2.door import Door, opened
 
-from kvist_epp.wire.tls import Certificates
+from kvist_epp.http2.tls import Certificates
 
 PROTOCOL = Path(__file__).parents[2] / "docs" / "protocol.md"
 LEAST = 140

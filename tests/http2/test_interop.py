@@ -4,18 +4,18 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.epp.wire import messages
+from tests.epp.extproc import messages
 from tests.http2.clients import Connect, Stream
 from tests.http2.door import ENGINE, opened
 
-from kvist_epp.names import ACCESS_LOG_METHOD, LIVENESS, PROCESS_METHOD, READINESS
-from kvist_epp.wire.pb import ext_proc_pb2 as pb
-from kvist_epp.wire.pb.accesslog_pb2 import (
+from kvist_epp.extproc.pb import ext_proc_pb2 as pb
+from kvist_epp.extproc.pb.accesslog_pb2 import (
     HTTPAccessLogEntry,
     HTTPRequestProperties,
     StreamAccessLogsMessage,
 )
-from kvist_epp.wire.tls import Certificates
+from kvist_epp.http2.tls import Certificates
+from kvist_epp.names import ACCESS_LOG_METHOD, LIVENESS, PROCESS_METHOD, READINESS
 
 BODILESS = messages.request_headers(end=True)
 

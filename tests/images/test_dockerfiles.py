@@ -12,7 +12,7 @@ from tests.images.build import PATH, ROOT
 from tests.images.dockerfile import Copy, Stage, read
 from tests.test_packaging import PROJECT
 
-from kvist_epp.settings import Settings as PickerSettings
+from kvist_epp.settings.settings import Settings as PickerSettings
 from kvist_operator.manifests.picker import USER
 from kvist_operator.process.settings import Settings as OperatorSettings
 

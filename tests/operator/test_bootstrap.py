@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.operator.manifested import one, rendered
 
-from kvist_epp.wire.selfmade import Authority
+from kvist_epp.http2.self_issued import Authority
 from kvist_operator.manifests.bootstrap import AUTHORITY_FOLDER, CONFIG_FOLDER
 from kvist_operator.manifests.names import ADMIN_PORT, HTTP_PORT, STATUS_PORT
 from kvist_sim import envoy as simulated

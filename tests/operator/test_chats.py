@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.operator.pools import plan, pool
 
-from kvist_epp.settings import Settings
+from kvist_epp.settings.settings import Settings
 from kvist_operator.manifests import Site, render
 from kvist_operator.manifests.chats import chats
 from kvist_operator.manifests.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from tests.crd.cases import planned
 from tests.operator.manifested import CASES, FOLDER, SITE, one, rendered, resource, text
 
 from kvist_epp.names import POOL_GROUP
-from kvist_epp.settings import Settings
+from kvist_epp.settings.settings import Settings
 from kvist_operator.errors import RenderError
 from kvist_operator.manifests import Api, Site
 from kvist_operator.manifests.engine import quantity

@@ -9,13 +9,13 @@ import pytest
 from aiohttp import web
 
 from kvist_epp.errors import Shed
+from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.pick_request import Ask, Decision, Picked
+from kvist_epp.extproc.service import methods
+from kvist_epp.http2.grpc_health import Health
+from kvist_epp.http2.limits import Limits
+from kvist_epp.http2.server import serve_fast
 from kvist_epp.names import SESSION_HEADER
-from kvist_epp.wire.accesslog import Ended
-from kvist_epp.wire.asking import Ask, Decision, Picked
-from kvist_epp.wire.health import Health
-from kvist_epp.wire.limits import Limits
-from kvist_epp.wire.server import serve_fast
-from kvist_epp.wire.service import methods
 from kvist_sim.bench.asker import Asker, Settler
 from kvist_sim.bench.direct import LONGEST_BODY, NO_ANSWER, PICKED, Answer, Direct
 from kvist_sim.bench.records import ATTEMPTS, UPSTREAM, Recorder, telling, usage

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kvist_epp.cache.events import Stored
+from kvist_epp.engines.vllm.kv_events import Stored
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import parse
 from kvist_sim import model as model_files

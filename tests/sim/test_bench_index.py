@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvist_epp.cache.events import Removed, Stored, decode
-from kvist_epp.cache.index import Index
+from kvist_epp.engines.vllm.kv_events import Removed, Stored, decode
+from kvist_epp.index.byte_index import Index
 from kvist_sim.bench import index
 from kvist_sim.bench.index_data import EVENT_BLOCKS, ROOT, chain
 from kvist_sim.bench.index_publisher import payloads

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
 )
 from tests.sim.twin import NaivePool, Subscriber
 
-from kvist_epp.cache.events import Cleared, Removed, Stored
+from kvist_epp.engines.vllm.kv_events import Cleared, Removed, Stored
 from kvist_sim.engine.blocks import BlockPool
 from kvist_sim.engine.chain import Digest, Hasher, short
 

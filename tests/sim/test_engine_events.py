@@ -9,7 +9,7 @@ import zmq.asyncio
 from tests.sim.engines import Client, engine
 from tests.sim.twin import Subscriber
 
-from kvist_epp.cache.events import Batch, Cleared, Stored, decode
+from kvist_epp.engines.vllm.kv_events import Batch, Cleared, Stored, decode
 from kvist_sim.ports import free_ports
 
 CHAT = "/v1/chat/completions"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvist_epp.schedule.pick import MAX_ENDPOINTS, Scored
+from kvist_epp.scheduling.pick import MAX_ENDPOINTS, Scored
 
 
 def pick_document(

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
-from kvist_epp.cache.savings import Worth
-from kvist_epp.fleet.endpoints import Endpoint
-from kvist_epp.fleet.kube.pods import TERMINATING
-from kvist_epp.fleet.scrape import EngineState
-from kvist_epp.membership import Membership
-from kvist_epp.window import WINDOW_SECONDS
+from kvist_epp.director.endpoint_registry import Membership
+from kvist_epp.endpoints.endpoint import Endpoint
+from kvist_epp.endpoints.kubernetes.pods import TERMINATING
+from kvist_epp.endpoints.scraper import EngineState
+from kvist_epp.prefix_stats.cache_value import Worth
+from kvist_epp.prefix_stats.window import WINDOW_SECONDS
 
 VERSION: Final = 1
 SLICE_SECONDS: Final = 0.001

@@ -7,8 +7,8 @@ import asyncio
 from collections import Counter
 from typing import Any, Final
 
-from kvist_epp.picker import Picker
-from kvist_epp.queueing import Queue
+from kvist_epp.director.director import Picker
+from kvist_epp.flowcontrol.flow_controller import Queue
 
 LASTING: Final = ("peer",)
 """Ports whose streams are there all the time."""

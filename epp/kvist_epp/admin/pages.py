@@ -14,9 +14,9 @@ from typing import Final, Protocol
 import msgspec
 from aiohttp import web
 
-from kvist_epp.admin.metrics import Page
 from kvist_epp.errors import PickError
 from kvist_epp.names import PATH_HEADER
+from kvist_epp.telemetry.metrics import Page
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from dataclasses import asdict
 from math import inf
 from typing import Any, Final
 
-from kvist_epp.admin.metrics import Gauges
-from kvist_epp.queueing import Held, Queue
-from kvist_epp.schedule.waiting import Level
+from kvist_epp.flowcontrol.flow_controller import Held, Queue
+from kvist_epp.flowcontrol.request_queue import Level
+from kvist_epp.telemetry.metrics import Gauges
 
 KEPT_SECONDS: Final = 600.0
 """A level that has emptied is told as 0 for so long: autoscalers must see that it has."""

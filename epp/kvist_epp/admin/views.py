@@ -5,10 +5,10 @@ from dataclasses import asdict
 from math import inf
 from typing import Any
 
-from kvist_epp.fleet.discovery import Discovery
-from kvist_epp.fleet.ledger import Ledger
-from kvist_epp.fleet.scrape import EngineState
-from kvist_epp.membership import Membership
+from kvist_epp.director.endpoint_registry import Membership
+from kvist_epp.endpoints.discovery import Discovery
+from kvist_epp.endpoints.scraper import EngineState
+from kvist_epp.load.ledger import Ledger
 
 
 def fleet(membership: Membership, discovery: Discovery) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvist_epp.errors import SettingsError
-from kvist_epp.settings import Settings
+from kvist_epp.settings.settings import Settings
 from kvist_operator.engine import flag_names
 from kvist_operator.plan.pod import MODEL_MOUNT
 from kvist_operator.spec.pool import Pool

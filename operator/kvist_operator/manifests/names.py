@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvist_epp.names import LABEL_POOL
-from kvist_epp.settings import Settings
+from kvist_epp.settings.settings import Settings
 from kvist_operator.plan.compose import PORT
 from kvist_operator.spec.pool import Pool
 

@@ -4,7 +4,7 @@ import math
 from typing import Final
 
 from kvist_epp.names import LIVENESS, OBJECTIVE_GROUPS, OWN_GROUP
-from kvist_epp.settings import Settings
+from kvist_epp.settings.settings import Settings
 from kvist_operator.plan import Plan
 from kvist_operator.plan.compose import by_priority, events_on
 from kvist_operator.spec.pool import Pool

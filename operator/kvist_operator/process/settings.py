@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from kvist_epp import arguments
-from kvist_epp.arguments import dashed
 from kvist_epp.errors import SettingsError as ArgumentError
+from kvist_epp.settings import arguments
+from kvist_epp.settings.arguments import dashed
 from kvist_operator.errors import SettingsError
 from kvist_operator.manifests.nouns import ENVOY_IMAGE, PICKER_IMAGE
 

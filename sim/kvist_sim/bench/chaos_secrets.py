@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from kvist_epp.wire.selfmade import Authority
+from kvist_epp.http2.self_issued import Authority
 from kvist_sim.envoy_tls import PickerTls
 from kvist_sim.launch import HOST
 

@@ -15,6 +15,8 @@ from typing import Final, Self, cast
 
 from hpack import Decoder
 
+from kvist_epp.extproc.pb import accesslog_pb2, ext_proc_pb2
+from kvist_epp.http2 import frames
 from kvist_epp.names import (
     ACCESS_LOG_METHOD,
     DESTINATION_HEADER,
@@ -22,8 +24,6 @@ from kvist_epp.names import (
     REQUEST_ID_HEADER,
     SESSION_HEADER,
 )
-from kvist_epp.wire import frames
-from kvist_epp.wire.pb import accesslog_pb2, ext_proc_pb2
 
 LONGEST_BODY: Final = 60_000
 """Bytes: a stream's first window takes it whole."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kvist_epp.cache.events import Batch, Stored
+from kvist_epp.engines.vllm.kv_events import Batch, Stored
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import parse
 from kvist_sim import model as model_files

@@ -12,8 +12,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from kvist_epp.cache.history import History
-from kvist_epp.cache.index import Index
+from kvist_epp.index.byte_index import Index
+from kvist_epp.index.routing_history import History
 
 from .index_data import BLOCK_BYTES, EVENT_BLOCKS, ROOT, Chain, chain, chains
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kvist_epp.cache.index import Index, Root
+from kvist_epp.index.byte_index import Index, Root
 
 ROOT: Final[Root] = (None, None)
 EVENT_BLOCKS: Final = 64

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from kvist_epp.cache.index import Index
+from kvist_epp.index.byte_index import Index
 
 from .index_data import chain
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import zmq
 
-from kvist_epp.cache.events import Batch, Event, Removed, Stored, encode
+from kvist_epp.engines.vllm.kv_events import Batch, Event, Removed, Stored, encode
 
 from .index_data import BLOCK_SIZE, EVENT_BLOCKS
 

@@ -16,24 +16,24 @@ from typing import Any, Final
 
 import uvloop
 
-from kvist_epp.admin.log import RequestLog
-from kvist_epp.admin.metrics import Metrics
-from kvist_epp.admin.writer import Writer
-from kvist_epp.cache.follow.followed import Followed
-from kvist_epp.cache.history import History
-from kvist_epp.cache.index import Index
-from kvist_epp.cache.learner import Learner
-from kvist_epp.cache.lookup import Lookup, Member
-from kvist_epp.cache.subscriber import Subscriber
-from kvist_epp.fleet.endpoints import Endpoint
-from kvist_epp.fleet.ledger import Ledger
-from kvist_epp.flights import Flights
-from kvist_epp.lifetime import settle_memory
+from kvist_epp.app.lifetime import settle_memory
+from kvist_epp.director.director import Picker
+from kvist_epp.endpoints.endpoint import Endpoint
+from kvist_epp.extproc.pick_request import Ask
+from kvist_epp.index.byte_index import Index
+from kvist_epp.index.lookup import Lookup, Member
+from kvist_epp.index.routing_history import History
+from kvist_epp.kvevents.followed import Followed
+from kvist_epp.kvevents.ingestion import Learner
+from kvist_epp.kvevents.subscriber import Subscriber
+from kvist_epp.load.in_flight import Flights
+from kvist_epp.load.ledger import Ledger
 from kvist_epp.names import SESSION_HEADER
-from kvist_epp.picker import Picker
 from kvist_epp.prompt.model import Model
-from kvist_epp.schedule.pick import Candidate
-from kvist_epp.wire.asking import Ask
+from kvist_epp.scheduling.pick import Candidate
+from kvist_epp.telemetry.log_writer import Writer
+from kvist_epp.telemetry.metrics import Metrics
+from kvist_epp.telemetry.request_log import RequestLog
 from kvist_sim import model as model_files
 from kvist_sim.workloads import text
 

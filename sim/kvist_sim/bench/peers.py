@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kvist_epp.cache.events import Batch, Removed, Stored
+from kvist_epp.engines.vllm.kv_events import Batch, Removed, Stored
 from kvist_epp.prompt.model import Model
 from kvist_sim import launch
 from kvist_sim import model as model_files

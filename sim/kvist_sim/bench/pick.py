@@ -13,12 +13,12 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from kvist_epp.cache.history import History
-from kvist_epp.cache.index import Index
-from kvist_epp.cache.lookup import Found, Lookup, Member
-from kvist_epp.fleet.endpoints import Endpoint
-from kvist_epp.fleet.ledger import Ledger
-from kvist_epp.schedule.pick import Candidate, Demand, choose
+from kvist_epp.endpoints.endpoint import Endpoint
+from kvist_epp.index.byte_index import Index
+from kvist_epp.index.lookup import Found, Lookup, Member
+from kvist_epp.index.routing_history import History
+from kvist_epp.load.ledger import Ledger
+from kvist_epp.scheduling.pick import Candidate, Demand, choose
 
 from .index_data import BLOCK_SIZE, ROOT, Chain, chain
 

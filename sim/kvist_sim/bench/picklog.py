@@ -10,7 +10,7 @@ _MARK: Final = b'"event":"request"'
 
 
 class Line(msgspec.Struct):
-    """What the benchmarks read of a request line (``kvist_epp.admin.log.RequestLine``)."""
+    """What the benchmarks read of a request line (``kvist_epp.telemetry.request_log.RequestLine``)."""
 
     id: str
     session: str = ""

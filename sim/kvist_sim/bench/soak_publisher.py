@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kvist_epp.cache.events import Batch, Event, Removed, Stored
+from kvist_epp.engines.vllm.kv_events import Batch, Event, Removed, Stored
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import parse
 from kvist_sim import model as model_files

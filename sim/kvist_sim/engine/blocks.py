@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from kvist_epp.cache.events import Cleared, Event, Removed, Stored
+from kvist_epp.engines.vllm.kv_events import Cleared, Event, Removed, Stored
 from kvist_sim.engine.chain import Digest, short
 
 Name = TypeVar("Name", bound=Hashable)

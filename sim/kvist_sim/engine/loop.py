@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from kvist_epp.cache.events import Batch
+from kvist_epp.engines.vllm.kv_events import Batch
 from kvist_sim.engine.metrics import RankMetrics
 from kvist_sim.engine.scheduler import Plan, Scheduler, Sequence
 from kvist_sim.engine.timing import Clock, Timing

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from kvist_epp.fleet.engine_metrics import EngineSample
+from kvist_epp.engines.vllm.engine_metrics import EngineSample
 from kvist_sim.engine.timing import KV_CACHE_TOKENS, Timing
 from kvist_sim.virtual.jobs import Job
 from kvist_sim.virtual.passage import BLOCK

@@ -1,6 +1,6 @@
 """Warm hand-over in virtual time: our policy with it, and a world in which a router may ask by itself.
 
-What is asked of whom, and when, is decided by the picker's own ``kvist_epp.handover.plan``; here are only
+What is asked of whom, and when, is decided by the picker's own ``kvist_epp.prewarm.plan``; here are only
 its surroundings: time, answers, and block names instead of text. Every session is a tenant.
 """
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
-from kvist_epp.cache.hot import Beginning, Hot, Place
-from kvist_epp.cache.index import Index
-from kvist_epp.handover.plan import HandOver, Step, Terms
-from kvist_epp.schedule.pick import Candidate
+from kvist_epp.index.byte_index import Index
+from kvist_epp.prefix_stats.hot_prefixes import Beginning, Hot, Place
+from kvist_epp.prewarm.plan import HandOver, Step, Terms
+from kvist_epp.scheduling.pick import Candidate
 from kvist_sim.virtual.jobs import Call
 from kvist_sim.virtual.ours import KVIST, IndexFeed, Kvist
 from kvist_sim.virtual.passage import Passage

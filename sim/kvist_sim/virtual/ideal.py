@@ -24,7 +24,7 @@ GOOD: Final = 0.95
 STEPS: Final = 5
 """Halvings of a factor of two: within 2.2 %."""
 RUNNING_SECONDS: Final = 0.010
-"""Per sequence on an engine, as in ``kvist_epp.schedule.cost``."""
+"""Per sequence on an engine, as in ``kvist_epp.scheduling.cost``."""
 MOST_RATE: Final = 100_000.0
 """Requests per second; what a pool takes that often it takes because there are too few to fill it."""
 _SOURCES: Final = (

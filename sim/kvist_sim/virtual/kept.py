@@ -26,7 +26,10 @@ WORLD: Final = (
     *("virtual/workloads", "virtual/policies"),
 )
 """What every run goes through, below ``SIM``."""
-PICKER: Final = ("cache", "fleet", "schedule", "peers/prefixes.py", "window.py")
+PICKER: Final = (
+    *("index", "load", "endpoints", "scheduling", "flowcontrol", "director", "prefix_stats"),
+    *("engines", "replicas/prefixes.py"),
+)
 """What ours also does, below ``EPP``."""
 
 

@@ -11,23 +11,23 @@ from functools import partial
 from math import inf
 from typing import Any, Final
 
-from kvist_epp.cache.history import History, Note
-from kvist_epp.cache.index import Index, Root
-from kvist_epp.cache.lookup import Found, Lookup, Member
-from kvist_epp.cache.uses import Uses
-from kvist_epp.fleet.endpoints import Endpoint
-from kvist_epp.fleet.engine_metrics import FULL_CACHE
-from kvist_epp.fleet.ledger import Ledger
-from kvist_epp.fleet.load import Request as Entry
-from kvist_epp.fleet.scrape import EngineState, State
+from kvist_epp.endpoints.endpoint import Endpoint
+from kvist_epp.endpoints.scraper import EngineState, State
+from kvist_epp.engines.vllm.engine_metrics import FULL_CACHE
+from kvist_epp.flowcontrol.capacity import Room
+from kvist_epp.flowcontrol.deficit_round_robin import Spot, Ticket
+from kvist_epp.flowcontrol.request_queue import Waiting
+from kvist_epp.index.byte_index import Index, Root
+from kvist_epp.index.lookup import Found, Lookup, Member
+from kvist_epp.index.routing_history import History, Note
+from kvist_epp.load.endpoint_load import Request as Entry
+from kvist_epp.load.ledger import Ledger
 from kvist_epp.names import LABEL_MAX_NUM_SEQS
-from kvist_epp.peers.peers import HURRY_SECONDS
-from kvist_epp.peers.prefixes import HURRY_TOKENS, LEAST_TOKENS, Prefix, Prefixes
-from kvist_epp.schedule.cost import DEFAULT, Policy, policy_among
-from kvist_epp.schedule.pick import Candidate, Demand, Scored, choose
-from kvist_epp.schedule.room import Room
-from kvist_epp.schedule.rounds import Spot, Ticket
-from kvist_epp.schedule.waiting import Waiting
+from kvist_epp.prefix_stats.recent_uses import Uses
+from kvist_epp.replicas.prefixes import HURRY_TOKENS, LEAST_TOKENS, Prefix, Prefixes
+from kvist_epp.replicas.replication import HURRY_SECONDS
+from kvist_epp.scheduling.cost import DEFAULT, Policy, policy_among
+from kvist_epp.scheduling.pick import Candidate, Demand, Scored, choose
 from kvist_sim.virtual.jobs import Call, block_text
 from kvist_sim.virtual.passage import BLOCK
 from kvist_sim.virtual.policy import BYTES_PER_TOKEN, Context, Pod, Request, Spec
@@ -43,7 +43,7 @@ QUEUE_BYTES: Final = 1 << 40
 LOOK_SECONDS: Final = 0.002
 """Between two looks at who waits, at least."""
 CREDIT_SECONDS: Final = 2.0
-"""``kvist_epp.picker.CREDIT_SECONDS``."""
+"""``kvist_epp.director.director.CREDIT_SECONDS``."""
 
 
 class IndexFeed:

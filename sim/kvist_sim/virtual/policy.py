@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NamedTuple, Protocol
 
-from kvist_epp.fleet.engine_metrics import EngineSample
+from kvist_epp.engines.vllm.engine_metrics import EngineSample
 
 
 class Sample(NamedTuple):

@@ -10,12 +10,12 @@ from tests.epp.parts import BLOCK, Parts, ask, chat, make
 
 from kvist_epp.admin import fleet
 from kvist_epp.admin.fleet import FleetPage, gently
-from kvist_epp.cache.health import Trust
-from kvist_epp.fleet.endpoints import Endpoint, Fleet
-from kvist_epp.fleet.engine_metrics import EngineSample
-from kvist_epp.fleet.scrape import Scraper
-from kvist_epp.membership import Membership
-from kvist_epp.settings import Settings
+from kvist_epp.director.endpoint_registry import Membership
+from kvist_epp.endpoints.endpoint import Endpoint, Fleet
+from kvist_epp.endpoints.scraper import Scraper
+from kvist_epp.engines.vllm.engine_metrics import EngineSample
+from kvist_epp.index.index_accuracy import Trust
+from kvist_epp.settings.settings import Settings
 
 LONG = "The library opens at nine and closes when the last reader has left. " * 12
 

@@ -6,8 +6,8 @@ import json
 from tests.epp.parts import ask, chat, make
 
 from kvist_epp.admin.held import held
-from kvist_epp.wire.asking import Picked
-from kvist_epp.wire.tally import Load, Tally
+from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.http2.port_stats import Load, Tally
 
 
 def zeros(page: dict[str, object]) -> bool:

@@ -7,11 +7,11 @@ import pytest
 from tests.epp.parts import Parts, ask, chat, make
 
 from kvist_epp.admin import queues
-from kvist_epp.admin.histogram import Histogram
-from kvist_epp.admin.metrics import Gauges
 from kvist_epp.errors import PickError
+from kvist_epp.flowcontrol.flow_controller import Bounds, Held, Queue
 from kvist_epp.names import PRIORITY_HEADER, TENANT_HEADERS
-from kvist_epp.queueing import Bounds, Held, Queue
+from kvist_epp.telemetry.histogram import Histogram
+from kvist_epp.telemetry.metrics import Gauges
 
 SECRET = "the password of the library"
 

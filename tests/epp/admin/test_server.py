@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from kvist_epp.admin.metrics import Metrics
 from kvist_epp.admin.pages import Document, Pages
 from kvist_epp.admin.server import AdminServer, serve
 from kvist_epp.errors import BadRequest, SettingsError
+from kvist_epp.telemetry.metrics import Metrics
 
 SECRET = "the prompt nobody may see"
 

@@ -4,10 +4,10 @@ import msgspec
 
 from kvist_epp.admin.explained import pick_document
 from kvist_epp.admin.views import fleet_document
-from kvist_epp.fleet.endpoints import Endpoint
-from kvist_epp.fleet.ledger import Ledger
-from kvist_epp.fleet.scrape import EngineState
-from kvist_epp.schedule.pick import Scored
+from kvist_epp.endpoints.endpoint import Endpoint
+from kvist_epp.endpoints.scraper import EngineState
+from kvist_epp.load.ledger import Ledger
+from kvist_epp.scheduling.pick import Scored
 
 A = Endpoint("a", "ns", "10.0.0.1", 8000, {"k": "v"}, "tcp://10.0.0.1:5557", ranks=2)
 B = Endpoint("b", "ns", "fd00::2", 8000)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tests.models import folders
 
+from kvist_epp.app.model_loader import chats_of
 from kvist_epp.errors import ModelFilesError, SettingsError
 from kvist_epp.prompt.model import Chats, Model
 from kvist_epp.prompt.request import parse
-from kvist_epp.settings import Settings
-from kvist_epp.tokenizer import chats_of
+from kvist_epp.settings.settings import Settings
 
 SHOWN = "{{ enable_thinking }}|{{ depth }}|{{ messages[0].content if messages else '' }}"
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from kvist_epp.handover.plan import Terms
+from kvist_epp.prewarm.plan import Terms
 from kvist_sim.virtual.engine import Hardware
 from kvist_sim.virtual.fleet import Change, Fleet
 from kvist_sim.virtual.handover import WARM, WarmKvist, WarmWorld

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from tests.sim.virtual.runs import fixed, run
 
-from kvist_epp.fleet.load import Request
-from kvist_epp.peers.peers import HURRY_SECONDS
-from kvist_epp.peers.prefixes import HURRY_TOKENS, Prefix
+from kvist_epp.load.endpoint_load import Request
+from kvist_epp.replicas.prefixes import HURRY_TOKENS, Prefix
+from kvist_epp.replicas.replication import HURRY_SECONDS
 from kvist_sim.virtual.engine import Hardware
 from kvist_sim.virtual.fleet import Fleet
 from kvist_sim.virtual.ideal import TooFewRequestsError, capacity

@@ -1,0 +1,64 @@
+"""Opens the listening ports, on whichever transport was asked for."""
+
+import os
+from collections.abc import Mapping, MutableMapping
+
+from kvist_epp.errors import CertificateError, SettingsError
+from kvist_epp.http2.call import Method, Server
+from kvist_epp.http2.limits import Limits
+from kvist_epp.http2.port_stats import Tally
+from kvist_epp.http2.tls import Certificates, own_names
+from kvist_epp.settings.settings import Settings
+
+
+def certificates(settings: Settings) -> Certificates | None:
+    """What the ext_proc port shows; None: it is plaintext. Raises SettingsError naming the flag."""
+    if not settings.secure_serving:
+        return None
+    try:
+        return Certificates(
+            cert_path=settings.cert_path,
+            client_ca_path=settings.client_ca_path,
+            names=own_names(settings.tls_names, os.environ),
+            minimum=settings.tls_min_version,
+        )
+    except CertificateError as error:
+        flags = {
+            "--cert-path": settings.cert_path,
+            "--client-ca-path": settings.client_ca_path,
+            "--tls-names": settings.tls_names,
+        }
+        given = " or ".join(flag for flag, value in flags.items() if value)
+        raise SettingsError(f"{given or '--secure-serving'}: {error}") from error
+
+
+async def listen(
+    settings: Settings,
+    served: Mapping[str, Method],
+    port: int,
+    flag: str,
+    tls: Certificates | None = None,
+    *,
+    tallies: MutableMapping[str, Tally] | None = None,
+) -> Server:
+    """Serve these methods on ``port``, in plaintext without ``tls``.
+
+    ``flag`` is named when that cannot be done (SettingsError). ``tallies`` gets the port's, by the flag's
+    name, for the metrics; the twin on grpc.aio has none.
+    """
+    try:
+        if settings.transport == "grpc":
+            from kvist_epp.http2.grpc_server import serve_grpc
+
+            host = settings.host or "[::]"
+            return await serve_grpc(served, host, port, settings.max_message_bytes, tls=tls)
+        from kvist_epp.http2.server import serve_fast
+
+        limits = Limits.of(settings)
+        tally = Tally(limits.held_bytes)
+        if tallies is not None:
+            tallies[flag.removeprefix("--").removesuffix("-port")] = tally
+        ssl = tls.server_context() if tls is not None else None
+        return await serve_fast(served, settings.host, port, limits, ssl=ssl, tally=tally)
+    except OSError as error:
+        raise SettingsError(f"{flag}: cannot listen on port {port}: {error}") from error

@@ -1,0 +1,1 @@
+"""Other routers' configuration, translated to the settings of this picker."""

@@ -1,0 +1,197 @@
+"""llm-d's ``EndpointPickerConfig``: what of it our flags can say, and what becomes of the rest.
+
+Scorers, filters and producers of load and prefixes have no counterpart one by one: one cost in seconds takes
+the place of all of them and of their weights.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvist_epp.errors import SettingsError
+from kvist_epp.settings.durations import seconds
+
+from .quantity import number
+
+Json = Mapping[str, Any]
+KIND: Final = "EndpointPickerConfig"
+GROUPS: Final = ("llm-d.ai/", "inference.networking.x-k8s.io/")
+
+COST: Final = frozenset(
+    (
+        "active-request-scorer",
+        "approx-prefix-cache-producer",
+        "burst-prefix-cache-producer",
+        "core-metrics-extractor",
+        "endpoint-notification-source",
+        "inflight-load-producer",
+        "kv-cache-utilization-scorer",
+        "load-aware-scorer",
+        "lora-affinity-scorer",
+        "metrics-data-source",
+        "models-data-extractor",
+        "models-data-source",
+        "no-hit-lru-scorer",
+        "precise-prefix-cache-producer",
+        "precise-prefix-cache-scorer",
+        "prefix-cache-affinity-filter",
+        "prefix-cache-scorer",
+        "queue-scorer",
+        "running-requests-size-scorer",
+        "single-profile-handler",
+        "token-load-scorer",
+        "token-producer",
+        "tokenizer",
+        "utilization-filter",
+    )
+)
+"""Plugins whose work is done by the index, the ledger and the cost."""
+PICKERS: Final = ("max-score-picker", "random-picker", "weighted-random-picker")
+"""Plugins of which the number of endpoints is read."""
+_PARSERS: Final = ("anthropic-parser", "openai-parser", "passthrough-parser", "vllmhttp-parser")
+_SPLIT: Final = "prefill and decode are not split: the engine that is picked computes the whole prompt"
+_LABELS: Final = "pods that it kept away are picked too: say it in the pool's selector"
+_SESSIONS: Final = "a session follows its cached prefix by itself"
+_TARGETS: Final = (
+    "latency targets of single requests are not read; the soonest first token is what is looked for"
+)
+OTHERWISE: Final[Mapping[str, str]] = {
+    "by-label": _LABELS,
+    "by-label-selector": _LABELS,
+    "label-selector-filter": _LABELS,
+    "decode-filter": "pods with the label of prefill or encode are never picked",
+    "prefill-filter": _SPLIT,
+    "encode-filter": _SPLIT,
+    "disagg-profile-handler": _SPLIT,
+    "pd-profile-handler": _SPLIT,
+    "disagg-headers-handler": _SPLIT,
+    "prefill-header-handler": _SPLIT,
+    "prefix-based-pd-decider": _SPLIT,
+    "always-disagg-pd-decider": _SPLIT,
+    "data-parallel-profile-handler": "each rank behind a port of its own is an endpoint",
+    "latency-scorer": _TARGETS,
+    "predicted-latency-producer": _TARGETS,
+    "slo-headroom-tier-filter": _TARGETS,
+    "session-affinity-filter": _SESSIONS,
+    "session-affinity-scorer": _SESSIONS,
+    "session-id-producer": _SESSIONS,
+}
+"""Plugins that have no counterpart, and what happens instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Understood:
+    """A file, read."""
+
+    argv: list[str]
+    notes: list[str]
+
+
+def read(text: str, where: str) -> Understood:
+    """What the file says. Raises SettingsError for what is no such file."""
+    whole = _document(text, where)
+    plugins = [each for each in _list(whole.get("plugins")) if isinstance(each, Mapping)]
+    argv = [word for each in plugins for word in _told(each, where)]
+    argv += _queue(_fields(whole.get("flowControl")), where)
+    notes = [f"{where}: {note}" for note in (*_instead(plugins), *_missed(whole))]
+    if not any(word.startswith("--model=") for word in argv):
+        notes.append(f"{where}: no plugin names the model; --model hf://… makes picks precise")
+    return Understood(argv, notes)
+
+
+def _document(text: str, where: str) -> Json:
+    import yaml
+
+    try:
+        whole = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise SettingsError(f"{where}: is no YAML: {error}") from error
+    if not isinstance(whole, Mapping) or whole.get("kind") != KIND:
+        raise SettingsError(f"{where}: is no {KIND} of llm-d; our own settings are flags (--help)")
+    if not str(whole.get("apiVersion", "")).startswith(GROUPS):
+        raise SettingsError(f"{where}: apiVersion {whole.get('apiVersion')!r} is not llm-d's")
+    return whole
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _fields(value: object) -> Json:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _told(plugin: Json, where: str) -> Iterator[str]:
+    """Flags that a plugin's parameters are."""
+    kind, told = str(plugin.get("type")), _fields(plugin.get("parameters"))
+    if name := _model(kind, told):
+        yield f"--model=hf://{name}"
+    events = _fields(told.get("kvEventsConfig"))
+    if str(events.get("zmqEndpoint", "")).startswith(("tcp://*:", "tcp://0.0.0.0:")):
+        yield f"--kv-events-bind={events['zmqEndpoint']}"
+    if kind in PICKERS and "maxNumOfEndpoints" in told:
+        yield f"--max-endpoints={_amount(told['maxNumOfEndpoints'], f'{where}: maxNumOfEndpoints')}"
+    if kind == "file-discovery" and told.get("path"):
+        yield f"--endpoints-file={told['path']}"
+
+
+def _model(kind: str, told: Json) -> str:
+    """The tokenizer's repository: of the token producer, or of the older precise scorer."""
+    if kind in ("token-producer", "tokenizer"):
+        return str(told.get("modelName") or "")
+    pool = _fields(_fields(told.get("indexerConfig")).get("tokenizersPoolConfig"))
+    return str(pool.get("modelName") or "")
+
+
+_QUEUE: Final[Mapping[str, tuple[str, Callable[[str], float]]]] = {
+    "maxRequests": ("--queue-requests", number),
+    "maxBytes": ("--queue-bytes", number),
+    "defaultRequestTTL": ("--queue-seconds", seconds),
+    "noEndpointRequestTTL": ("--empty-pool-seconds", seconds),
+}
+
+
+def _queue(flow: Json, where: str) -> Iterator[str]:
+    for key, (flag, convert) in _QUEUE.items():
+        if flow.get(key) is not None:
+            yield f"{flag}={_amount(flow[key], f'{where}: flowControl.{key}', convert)}"
+
+
+def _amount(value: object, where: str, convert: Callable[[str], float] = number) -> str:
+    try:
+        return f"{convert(str(value)):.15g}"
+    except ValueError as error:
+        raise SettingsError(f"{where}: {error}") from error
+
+
+def _instead(plugins: list[Json]) -> Iterator[str]:
+    """What happens in place of each plugin, all that the cost does in one line."""
+    kinds = list(dict.fromkeys(str(each.get("type")) for each in plugins))
+    if done := [kind for kind in kinds if kind in COST]:
+        yield f"one cost in seconds does the work of {', '.join(done)}; weights and parameters are not used"
+    for kind in kinds:
+        if kind in OTHERWISE:
+            yield f"plugin {kind}: {OTHERWISE[kind]}"
+        elif kind not in (*COST, *PICKERS, *_PARSERS, "file-discovery"):
+            yield f"plugin {kind}: left out; nothing here does this"
+
+
+def _missed(whole: Json) -> Iterator[str]:
+    """Sections that say something else than plugins."""
+    flow = _fields(whole.get("flowControl"))
+    bands = [
+        key for key in ("priorityBands", "defaultPriorityBand", "defaultNegativePriorityBand") if key in flow
+    ]
+    for key in bands:
+        yield f"flowControl.{key}: levels have no bounds of their own; tenants of a level take turns"
+    for key in ("usageLimitPolicyPluginRef", "saturationDetector", "enableEviction"):
+        if flow.get(key):
+            yield f"flowControl.{key}: an endpoint is full by what it runs and owes (--max-owed-seconds)"
+    if whole.get("saturationDetector"):
+        yield "saturationDetector: an endpoint is full by what it runs and owes (--max-owed-seconds)"
+    if len(_list(whole.get("schedulingProfiles"))) > 1:
+        yield "schedulingProfiles: there is one way to pick, for all requests"
+    layer = _fields(whole.get("dataLayer"))
+    for key in ("peerDiscovery", "crossReplicaSyncerPluginRef"):
+        if layer.get(key):
+            yield f"dataLayer.{key}: replicas find each other by --peers"

@@ -1,0 +1,1 @@
+"""Endpoints: the record, the endpoints file, discovery, and scraping of engines."""

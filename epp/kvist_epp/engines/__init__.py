@@ -1,0 +1,1 @@
+"""Inference engines that the picker understands, one package each."""

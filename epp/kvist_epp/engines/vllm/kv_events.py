@@ -1,0 +1,326 @@
+"""KV event messages: msgpack in, plain events out, and back.
+
+Source of the format: ``vllm/distributed/kv_events.py`` (0.19 to 0.33). A batch is the array
+``[ts, [event, ...], data_parallel_rank]``. An event is a map with the class name under ``"type"`` (0.26 on)
+or a positional array that begins with the class name (before). Newer engines add fields; unknown ones are
+ignored.
+
+Everything an event says is normalised here, once, so that nobody behind this module meets a second form:
+hashes are unsigned 64-bit ints, media are upper case, extra keys are taken apart into salt and media.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+
+from kvist_epp.engines.vllm.extra_keys import read_extra_keys, write_extra_keys
+from kvist_epp.errors import EventError
+
+MASK: int = (1 << 64) - 1
+GPU: str = "GPU"
+
+Form: TypeAlias = Literal["map", "array"]
+
+
+class Stored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Blocks that became reusable, in chain order.
+
+    ``token_ids`` is empty and ``block_size`` 0 for the placeholders of offload tiers, which name blocks by
+    hash only.
+    """
+
+    hashes: list[int]
+    parent: int | None
+    token_ids: list[int]
+    block_size: int
+    """Tokens a block."""
+    medium: str = GPU
+    lora: str | None = None
+    """Adapter name; ``lora_id=N`` from engines that send only the number."""
+    group: int | None = None
+    kind: str | None = None
+    """KV cache spec kind: full_attention, sliding_window, …"""
+    salt: str | None = None
+    """Cache salt; known only when the event begins at token 0."""
+    opaque_from: int | None = None
+    """Index of the first block whose content is not (only) text: media, prompt embeddings, unknown keys."""
+    session: str | None = None
+    """``X-Session-ID`` of the request that caused the event (0.32 on)."""
+
+
+class Removed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Blocks that can no longer be reused."""
+
+    hashes: list[int]
+    medium: str = GPU
+    group: int | None = None
+
+
+class Cleared(msgspec.Struct, frozen=True, gc=False):
+    """The GPU pool was emptied."""
+
+
+Event: TypeAlias = Stored | Removed | Cleared
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """One message: what one engine step changed."""
+
+    ts: float
+    """Seconds since the epoch, by the engine's clock."""
+    rank: int | None = None
+    events: list[Event]
+    unknown: int = 0
+    """Events of types we do not know."""
+    malformed: int = 0
+    """Events of a known type that could not be read; the others of the batch stand."""
+
+
+_Hash: TypeAlias = int | bytes
+_TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _StoredFields(msgspec.Struct, gc=False):
+    block_hashes: list[_Hash]
+    parent_block_hash: _Hash | None
+    token_ids: list[_TokenId]
+    block_size: _TokenId
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[Any] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+
+
+class _RemovedFields(msgspec.Struct, gc=False):
+    block_hashes: list[_Hash]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _StoredMap(_StoredFields, gc=False, tag="BlockStored", omit_defaults=True):
+    pass
+
+
+class _StoredArray(_StoredFields, gc=False, tag="BlockStored", array_like=True):
+    pass
+
+
+class _RemovedMap(_RemovedFields, gc=False, tag="BlockRemoved", omit_defaults=True):
+    pass
+
+
+class _RemovedArray(_RemovedFields, gc=False, tag="BlockRemoved", array_like=True):
+    pass
+
+
+class _ClearedMap(msgspec.Struct, gc=False, tag="AllBlocksCleared"):
+    pass
+
+
+class _ClearedArray(msgspec.Struct, gc=False, tag="AllBlocksCleared", array_like=True):
+    pass
+
+
+_MapEvent: TypeAlias = _StoredMap | _RemovedMap | _ClearedMap
+_ArrayEvent: TypeAlias = _StoredArray | _RemovedArray | _ClearedArray
+
+
+class _MapBatch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[_MapEvent]
+    rank: int | None = None
+
+
+class _ArrayBatch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[_ArrayEvent]
+    rank: int | None = None
+
+
+class _RawBatch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[msgspec.Raw]
+    rank: int | None = None
+
+
+class _RankOnly(msgspec.Struct, array_like=True):
+    ts: msgspec.Raw
+    events: msgspec.Raw
+    rank: int | None = None
+
+
+_rank_only = msgspec.msgpack.Decoder(_RankOnly).decode
+_map_batch = msgspec.msgpack.Decoder(_MapBatch).decode
+_array_batch = msgspec.msgpack.Decoder(_ArrayBatch).decode
+_raw_batch = msgspec.msgpack.Decoder(_RawBatch).decode
+_map_event = msgspec.msgpack.Decoder(_MapEvent).decode
+_array_event = msgspec.msgpack.Decoder(_ArrayEvent).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+_TYPES = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
+
+
+def decode(payload: bytes) -> Batch:
+    """Reads one message of either form.
+
+    Raises EventError when it is no msgpack or no batch; a single event that cannot be read is only counted.
+    """
+    for whole in (_map_batch, _array_batch):
+        try:
+            batch = whole(payload)
+            return Batch(ts=batch.ts, rank=batch.rank, events=list(map(_normal, batch.events)))
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            continue  # a form, a type or an event this decoder does not know: the next one is more tolerant
+    return _one_by_one(payload)
+
+
+def rank_of(payload: bytes) -> int | None:
+    """The data-parallel rank of a batch whose events are not looked at; None when it cannot be told."""
+    try:
+        return _rank_only(payload).rank
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def _one_by_one(payload: bytes) -> Batch:
+    try:
+        raw = _raw_batch(payload)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise EventError(f"not a batch of KV events ({len(payload)} bytes)") from error
+    events: list[Event] = []
+    unknown = malformed = 0
+    for item in raw.events:
+        event = _tolerant(item)
+        if event is not None:
+            events.append(event)
+        elif _is_unknown(item):
+            unknown += 1
+        else:
+            malformed += 1
+    return Batch(ts=raw.ts, rank=raw.rank, events=events, unknown=unknown, malformed=malformed)
+
+
+def _tolerant(item: msgspec.Raw) -> Event | None:
+    for one in (_map_event, _array_event):
+        try:
+            return _normal(one(item))
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            continue
+    return None
+
+
+def _is_unknown(item: msgspec.Raw) -> bool:
+    try:
+        event = msgspec.msgpack.decode(item)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    tag = (
+        event.get("type")
+        if isinstance(event, dict)
+        else event[0]
+        if isinstance(event, list) and event
+        else None
+    )
+    return isinstance(tag, str) and tag not in _TYPES
+
+
+def _normal(wire: _MapEvent | _ArrayEvent) -> Event:
+    if isinstance(wire, _StoredFields):
+        return _stored(wire)
+    if isinstance(wire, _RemovedFields):
+        return Removed(hashes=_hashes(wire.block_hashes), medium=_medium(wire.medium), group=wire.group_idx)
+    return Cleared()
+
+
+def _stored(wire: _StoredFields) -> Stored:
+    parent = wire.parent_block_hash
+    lora = wire.lora_name
+    if lora is None and wire.lora_id is not None:
+        lora = f"lora_id={wire.lora_id}"
+    salt, opaque_from = None, None
+    if wire.extra_keys is not None:
+        salt, opaque_from = read_extra_keys(wire.extra_keys, wire.lora_name, at_root=parent is None)
+    return Stored(
+        hashes=_hashes(wire.block_hashes),
+        parent=None if parent is None else _hash(parent),
+        token_ids=wire.token_ids,
+        block_size=wire.block_size,
+        medium=_medium(wire.medium),
+        lora=lora,
+        group=wire.group_idx,
+        kind=wire.kv_cache_spec_kind,
+        salt=salt,
+        opaque_from=opaque_from,
+        session=wire.session_id,
+    )
+
+
+def _medium(medium: str | None) -> str:
+    return GPU if medium is None else medium.upper()
+
+
+def _hashes(hashes: list[_Hash]) -> list[int]:
+    try:
+        if min(hashes, default=0) >= 0:  # type: ignore[operator]  # mixed or bytes raise: read one by one
+            return hashes  # type: ignore[return-value]
+    except TypeError:
+        pass
+    return list(map(_hash, hashes))
+
+
+def _hash(value: _Hash) -> int:
+    """The last 8 bytes, as the engine itself shortens them (``maybe_convert_block_hash``)."""
+    if isinstance(value, int):
+        return value & MASK
+    if not value:
+        raise ValueError("an empty block hash")
+    return int.from_bytes(value[-8:], "big")
+
+
+def encode(batch: Batch, form: Form = "map") -> bytes:
+    """The message an engine would send: ``map`` as vLLM from 0.26 on, ``array`` as before."""
+    wire = partial(_wire, form)
+    return _encode([batch.ts, list(map(wire, batch.events)), batch.rank])
+
+
+def _wire(form: Form, event: Event) -> Any:
+    mapped = form == "map"
+    if isinstance(event, Stored):
+        return _wire_stored(event, mapped=mapped)
+    if isinstance(event, Removed):
+        removed: Callable[..., Any] = _RemovedMap if mapped else _RemovedArray
+        return removed(event.hashes, event.medium, event.group)
+    return _ClearedMap() if mapped else _ClearedArray()
+
+
+def _wire_stored(event: Stored, *, mapped: bool) -> dict[str, Any] | list[Any]:
+    always = {
+        "block_hashes": event.hashes,
+        "parent_block_hash": event.parent,
+        "token_ids": event.token_ids,
+        "block_size": event.block_size,
+        "lora_id": None if event.lora is None else 1,
+        "medium": event.medium,
+        "lora_name": event.lora,
+    }
+    optional = {
+        "extra_keys": write_extra_keys(len(event.hashes), event.lora, event.salt, event.opaque_from),
+        "group_idx": event.group,
+        "kv_cache_spec_kind": event.kind,
+        "kv_cache_spec_sliding_window": None,
+        "locality": None,
+        "ownership": None,
+        "session_id": event.session,
+    }
+    if mapped:
+        given = {key: value for key, value in optional.items() if value is not None}
+        return {"type": "BlockStored", **always, **given}
+    return ["BlockStored", *always.values(), *optional.values()]

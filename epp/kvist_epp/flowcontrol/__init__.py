@@ -1,0 +1,1 @@
+"""Admission, queueing, deficit round robin, deadlines and capacity. Pure but for its timers."""

@@ -1,0 +1,1 @@
+"""An HTTP/2 and gRPC server with TLS. Knows nothing of ext_proc."""

@@ -1,0 +1,197 @@
+"""The same methods on grpc.aio: the twin that proves the fast server right, and the fallback.
+
+The only module that imports grpc. Every method is served as a stream of raw bytes that ends with one
+answer: more answers may go out before it, and the wire does not tell the kinds of methods apart. grpc sends
+that last answer and the status in one batch, which matters: once Envoy has let the request go, it may pass
+response bytes to a stream whose end it has not seen yet, and those are lost.
+"""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from kvist_epp.http2.call import Call, Method, Server
+from kvist_epp.http2.tls import Certificates, Material
+from kvist_epp.names import LASTING_METHODS
+
+# Read by grpc when it is imported. Its fork handlers run in every child that is only started to become
+# another program, and now and then abort it.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+import grpc
+
+MAX_MESSAGE_BYTES: Final = 33 * 1024 * 1024
+"""Largest message taken in: grpc's own 4 MiB is less than a long prompt in BUFFERED mode."""
+
+_Context = Any  # grpc.aio.ServicerContext[bytes, bytes], which cannot be subscripted at run time
+
+
+async def serve_grpc(
+    methods: Mapping[str, Method],
+    host: str,
+    port: int,
+    message_bytes: int = MAX_MESSAGE_BYTES,
+    *,
+    tls: Certificates | None = None,
+) -> Server:
+    """Listen on ``host:port`` (port 0: the system chooses); raises OSError when it cannot.
+
+    Plaintext without ``tls``. grpc takes TLS 1.2 and later, whatever ``tls`` says: Python cannot tell it.
+    """
+    options = (
+        ("grpc.max_receive_message_length", message_bytes),
+        ("grpc.max_send_message_length", message_bytes),
+        ("grpc.so_reuseport", 0),
+    )
+    server = grpc.aio.server(options=options)
+    lasting: set[_QueueSink] = set()
+    for path, method in methods.items():
+        kept = lasting if path in LASTING_METHODS else None
+        server.add_generic_rpc_handlers([_handler(path, method, kept)])
+    await _check_free(host, port)
+    try:
+        bound = _bind(server, f"{host}:{port}", tls)
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {host}:{port}") from error
+    await server.start()
+    return _GrpcServer(server, bound, lasting)
+
+
+async def _check_free(host: str, port: int) -> None:
+    """Raises OSError when the port is taken: grpc would say so on stderr in lines of its own."""
+    if port:
+        loop = asyncio.get_running_loop()
+        probe = await loop.create_server(asyncio.Protocol, host.strip("[]"), port, start_serving=False)
+        probe.close()
+
+
+def _bind(server: grpc.aio.Server, address: str, tls: Certificates | None) -> int:
+    if tls is None:
+        return server.add_insecure_port(address)
+    return server.add_secure_port(address, _credentials(tls))
+
+
+def _credentials(tls: Certificates) -> grpc.ServerCredentials:
+    """grpc asks at every handshake, on a thread of its own, and keeps its own copy when told None."""
+    given = tls.material
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal given
+        current = tls.material
+        if current is given:
+            return None
+        given = current
+        return _configuration(current)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(given),
+        changed,  # type: ignore[arg-type]  # the stubs do not know that it may return None
+        require_client_authentication=bool(given.clients),
+    )
+
+
+def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration(
+        [(material.key, material.chain)], root_certificates=material.clients or None
+    )
+
+
+class _GrpcServer:
+    def __init__(self, server: grpc.aio.Server, port: int, lasting: set["_QueueSink"]) -> None:
+        self._server = server
+        self._port = port
+        self._lasting = lasting
+
+    @property
+    def port(self) -> int:
+        return self._port
+
+    async def drain(self, grace_seconds: float) -> None:
+        stopped = asyncio.ensure_future(self._server.stop(grace_seconds))
+        for sink in list(self._lasting):
+            sink.close(_UNAVAILABLE, "the server is going away")
+        await stopped
+
+    async def close(self) -> None:
+        await self._server.stop(None)
+
+
+def _handler(path: str, method: Method, kept: set["_QueueSink"] | None) -> Any:
+    _, service, name = path.split("/")
+    handler = grpc.stream_unary_rpc_method_handler(_behaviour(method, kept))
+    return grpc.method_handlers_generic_handler(service, {name: handler})
+
+
+def _behaviour(method: Method, kept: set["_QueueSink"] | None) -> Callable[[Any, _Context], Awaitable[bytes]]:
+    async def run(_: object, context: _Context) -> bytes:
+        sink = _QueueSink()
+        if kept is not None:
+            kept.add(sink)
+        call = method(sink)
+        reader = asyncio.ensure_future(_read(context, call, sink))
+        try:
+            return await sink.pump(context)
+        except asyncio.CancelledError:
+            call.cancelled()
+            raise
+        finally:
+            reader.cancel()
+            if kept is not None:
+                kept.discard(sink)
+
+    return run
+
+
+async def _read(context: _Context, call: Call, sink: "_QueueSink") -> None:
+    while not sink.closed:
+        data = await context.read()
+        if sink.closed:
+            return
+        if data is grpc.aio.EOF:  # type: ignore[attr-defined]  # absent from the stubs
+            call.half_closed()
+            return
+        call.message(data)
+
+
+class _QueueSink:
+    """Answers wait here until grpc has taken the one before."""
+
+    def __init__(self) -> None:
+        self._queue: deque[bytes] = deque()
+        self._changed = asyncio.Event()
+        self._status = (0, "")
+        self.closed = False
+
+    def send(self, data: bytes) -> None:
+        if not self.closed:
+            self._queue.append(data)
+            self._changed.set()
+
+    def close(self, status: int = 0, message: str = "") -> None:
+        if not self.closed:
+            self.closed = True
+            self._status = (status, message)
+            self._changed.set()
+
+    async def pump(self, context: _Context) -> bytes:
+        """Write all answers but the last, set the status, and return the last: grpc sends both together.
+
+        A call that ends without any answer returns an empty one; peers take it for a message they do not
+        know, after everything that they waited for.
+        """
+        while not self.closed or len(self._queue) > 1:
+            if len(self._queue) > (1 if self.closed else 0):
+                await context.write(self._queue.popleft())
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+        status, message = self._status
+        if status:
+            await context.abort(_STATUS[status], message)
+        return self._queue.popleft() if self._queue else b""
+
+
+_UNAVAILABLE: Final = 14
+_STATUS: Final = {code.value[0]: code for code in grpc.StatusCode}

@@ -1,0 +1,218 @@
+"""Which streams of a connection are open, and how each of them ends (RFC 9113 sections 5.1, 5.4.2, 6.8)."""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from kvist_epp.errors import ProtocolError
+from kvist_epp.http2 import frames
+from kvist_epp.http2.headers import Head
+from kvist_epp.http2.limits import Budget, Limits
+from kvist_epp.http2.outbox import Outbox
+from kvist_epp.http2.port_stats import Share
+from kvist_epp.http2.stall_detector import ENDING, SENDING, Patience
+from kvist_epp.http2.stream import Stream
+
+STREAM_BYTES: Final = 1024
+"""What an open stream and its call count for in ``held_bytes`` before a word was said (measured: 0.8 KB)."""
+_REMEMBERED: Final = 512
+"""Closed streams whose manner of ending is remembered: frames under way to a stream we reset are no error."""
+
+
+class Recent:
+    """The last numbers that were added."""
+
+    __slots__ = ("_known", "_order")
+
+    def __init__(self, size: int) -> None:
+        self._order: deque[int] = deque(maxlen=size)
+        self._known: set[int] = set()
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._known
+
+    def add(self, number: int) -> None:
+        """Each number at most once."""
+        if len(self._order) == self._order.maxlen:
+            self._known.discard(self._order[0])
+        self._order.append(number)
+        self._known.add(number)
+
+
+class Streams:
+    """The streams of one connection; ``fail`` ends the connection, ``done`` says that it may end."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        outbox: Outbox,
+        share: Share,
+        resets: Budget,
+        *,
+        fail: Callable[[ProtocolError], None],
+        done: Callable[[], None],
+    ) -> None:
+        self.limits = limits
+        self.outbox = outbox
+        self.share = share
+        self.open: dict[int, Stream] = {}
+        self.last = 0
+        self._answered: dict[int, Stream] = {}
+        self._running = 0
+        self._patience = Patience(limits)
+        self._window = frames.DEFAULT_WINDOW
+        self._leaving = False
+        self._resets = resets
+        self._fail = fail
+        self._done = done
+        self._reset_by_us = Recent(_REMEMBERED)
+        self._closed: deque[int] = deque(maxlen=_REMEMBERED)
+
+    # -- beginnings
+
+    def begin(self, number: int, head: Head, *, lasting: bool) -> Stream | None:
+        """Open a stream; None = refused."""
+        if self._leaving:
+            self.refuse(number, frames.REFUSED_STREAM, "draining")
+            return None
+        if len(self.open) >= self.limits.streams and not self._make_room():
+            self.refuse(number, frames.REFUSED_STREAM, "too-many")
+            return None
+        if not self.share.receive(STREAM_BYTES):
+            self.share.receive(-STREAM_BYTES)
+            self.refuse(number, frames.REFUSED_STREAM, "held-bytes")
+            return None
+        stream = self.open[number] = Stream(self, number, head, self._window, lasting=lasting)
+        self._running += not lasting
+        return stream
+
+    def refuse(self, number: int, code: int, reason: str) -> None:
+        """RST_STREAM; the client's frames already under way will be ignored."""
+        self._reset_by_us.add(number)
+        self.outbox.put(frames.rst_stream(number.to_bytes(4, "big"), code))
+        if code == frames.NO_ERROR:
+            return
+        self.ended(reason)
+        if not self._resets.spend():
+            self._fail(ProtocolError("too many streams reset", frames.ENHANCE_YOUR_CALM, reason="resets"))
+
+    def ended(self, reason: str) -> None:
+        """Count a stream that was ended by us; ``reason`` is one of ``tally.STREAM_ENDS``."""
+        self.share.tally.streams_ended[reason] += 1
+
+    # -- streams that are not open
+
+    def check_opened(self, number: int) -> None:
+        """Raises ``ProtocolError`` for a stream that is still idle, or that no client can open."""
+        if number > self.last or not number & 1:
+            raise ProtocolError("a frame on an idle stream")
+
+    def was_reset(self, number: int) -> bool:
+        """Whether we reset it, not long ago."""
+        return number in self._reset_by_us
+
+    def was_open(self, number: int) -> bool:
+        """Whether it was open, not long ago; others were skipped by the client."""
+        return number in self._closed
+
+    # -- windows
+
+    def resize_windows(self, value: int) -> None:
+        """RFC 9113 section 6.9.2: the change applies to every open stream and may make a window negative."""
+        if value > frames.LARGEST_WINDOW:
+            raise ProtocolError("INITIAL_WINDOW_SIZE out of range", frames.FLOW_CONTROL_ERROR)
+        change = value - self._window
+        self._window = value
+        for stream in list(self.open.values()):
+            stream.window += change
+            if stream.window > frames.LARGEST_WINDOW:
+                raise ProtocolError("stream window overflow", frames.FLOW_CONTROL_ERROR)
+            if stream.waiting:
+                self.outbox.pump(stream)
+
+    def widen(self, stream: Stream, increment: int) -> None:
+        """The client opened a stream's window further."""
+        stream.window += increment
+        if not increment:
+            self.reset(stream, frames.PROTOCOL_ERROR)
+        elif stream.window > frames.LARGEST_WINDOW:
+            self.reset(stream, frames.FLOW_CONTROL_ERROR, "flow-control")
+        elif stream.waiting:
+            self.outbox.pump(stream)
+
+    # -- ends
+
+    def reset(self, stream: Stream, code: int, reason: str = "protocol") -> None:
+        """End a stream with RST_STREAM and tell its call."""
+        self.drop(stream)
+        self.refuse(stream.number, code, reason)
+
+    def drop(self, stream: Stream) -> None:
+        """A stream is gone, however it ended; a call still open is cancelled."""
+        if self.open.pop(stream.number, None) is None:
+            return
+        self._closed.append(stream.number)
+        self.share.receive(-STREAM_BYTES)
+        if stream.sent:
+            self._answered.pop(stream.number, None)
+        else:
+            self._running -= not stream.lasting
+        stream.cancel()
+        if self._leaving:
+            self._leave_when_done()
+
+    def finished(self, stream: Stream) -> None:
+        """A stream's END_STREAM is out; it stays until the client has ended it too."""
+        self._running -= not stream.lasting
+        if stream.half_closed:
+            self.drop(stream)
+            return
+        self._answered[stream.number] = stream
+        if self._leaving:
+            self._leave_when_done()
+
+    def look(self, now: float) -> None:
+        """End the streams that stand still; now and then, ``now`` in seconds."""
+        for stream, reason in self._patience.look(self.open.values(), now):
+            if stream.number not in self.open:
+                continue
+            if reason == ENDING:
+                self.reset(stream, frames.NO_ERROR)
+                self.ended(reason)
+            elif reason == SENDING:
+                self.reset(stream, frames.CANCEL, reason)
+            else:
+                self.ended(reason)
+                stream.give_up()
+
+    def leave(self) -> None:
+        """Open no more; ``done`` is called when the last call has ended."""
+        self._leaving = True
+        self._leave_when_done()
+
+    def cancel_all(self) -> None:
+        """The connection is gone."""
+        streams = list(self.open.values())
+        self.share.receive(-STREAM_BYTES * len(streams))
+        self.open.clear()
+        self._answered.clear()
+        for stream in streams:
+            stream.cancel()
+
+    def _make_room(self) -> bool:
+        """Give up the stream that was answered first and that the client has not ended, if there is one."""
+        for stream in self._answered.values():
+            self.reset(stream, frames.NO_ERROR)
+            return True
+        return False
+
+    def _leave_when_done(self) -> None:
+        # Until the client has ended its side too: gRPC's own client was seen to lose the status of a call
+        # when the connection's end came right behind it.
+        if not self._running:
+            self._leaving = False  # or each stream that ends here would come back here
+            for stream in [stream for stream in self.open.values() if not stream.sent]:
+                stream.leave()
+            self._leaving = True
+        if not self.open:
+            self._done()

@@ -1,0 +1,337 @@
+"""The picker's certificate, key and trusted client authorities, kept fresh while connections go on.
+
+Two sources: self-made (nothing configured; the key is in memory only), or files that something else writes
+and replaces, such as a Secret that is mounted. A connection takes what is current when it begins and keeps
+it to its end; so a change closes nothing.
+"""
+
+import asyncio
+import datetime as dt
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from cryptography import x509
+
+from kvist_epp.errors import CertificateError
+from kvist_epp.http2.self_issued import RENEW_BEFORE, Authority
+
+logger = logging.getLogger(__name__)
+
+ALPN: Final = "h2"
+VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""For TLS 1.2: all others are on HTTP/2's block list (RFC 9113 appendix A). TLS 1.3 has its own."""
+MAX_FILE_BYTES: Final = 1 << 20
+LOOK_SECONDS: Final = 1.0
+"""Between two looks at the files: three small reads, which see symlink swaps and renames where inotify does
+not."""
+SETTLE_SECONDS: Final = 0.1
+"""New files count when two readings this far apart are equal: a writer in the middle is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What a server needs for TLS, all PEM."""
+
+    chain: bytes
+    """The server's certificate and those between it and its authority."""
+    key: bytes = field(repr=False)
+    ca: bytes = b""
+    """What verifies the server; empty when that is not known."""
+    clients: bytes = b""
+    """Authorities whose clients are let in; empty: every client is, without a certificate."""
+
+
+class Certificates:
+    """TLS of one or more ports: the current material as an ``SSLContext``, replaced when its source changes.
+
+    New material that cannot be used changes nothing; ``problem`` says why until it is better.
+    """
+
+    def __init__(
+        self,
+        *,
+        cert_path: str = "",
+        client_ca_path: str = "",
+        names: Sequence[str] = ("localhost",),
+        minimum: str = "1.2",
+        now: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC),
+    ) -> None:
+        """Without ``cert_path`` it is self-made, for ``names``. Raises CertificateError.
+
+        ``cert_path`` is a folder with ``tls.crt``, ``tls.key`` and perhaps ``ca.crt``; ``client_ca_path`` a
+        PEM file, or a folder with ``ca.crt``: clients must then have a certificate of one of these
+        authorities. ``minimum`` is the oldest TLS version, "1.2" or "1.3".
+        """
+        self._minimum = VERSIONS[minimum]
+        self._now = now
+        self._source: _Folder | _SelfMade = _Folder(Path(cert_path)) if cert_path else _SelfMade(names, now)
+        self._clients = Path(client_ca_path) if client_ca_path else None
+        self._refused: Material | None = None
+        self._refusal = ""
+        self.taken = 0
+        """How many times new material was put to use, the first not counted."""
+        self.refused = 0
+        """How many times new material was found unusable."""
+        self.material = self._first()
+        self.expires = _expiry(self.material.chain)
+        """When the certificate in use ends; aware, UTC."""
+        self._shared = _Current(self._context(self.material))
+
+    def __repr__(self) -> str:
+        return f"<Certificates {self._source!r} until {self.expires:%Y-%m-%d}>"
+
+    @property
+    def problem(self) -> str:
+        """Why the source's present content is not used, or that what is used has expired; else empty."""
+        if self._refusal:
+            return self._refusal
+        return f"the certificate expired at {self.expires}" if self.expires <= self._now() else ""
+
+    @property
+    def self_made(self) -> bool:
+        """Whether nobody else vouches for it."""
+        return isinstance(self._source, _SelfMade)
+
+    def server_context(self) -> ssl.SSLContext:
+        """For servers: each handshake uses the material of its moment. ALPN offers ``h2`` and nothing else.
+
+        A client that does not want ``h2`` still gets a handshake (so does OpenSSL); the server has to look at
+        ``selected_alpn_protocol()``, as ``Secure`` does.
+        """
+        return self._shared
+
+    def ca_pem(self) -> bytes:
+        """What a client needs to verify the server, PEM; empty when ``cert_path`` has no ``ca.crt``."""
+        return self.material.ca
+
+    def counters(self) -> Mapping[str, float]:
+        """For the metrics page: when it expires (Unix seconds), and changes that were taken and refused."""
+        return {"expires": self.expires.timestamp(), "taken": self.taken, "refused": self.refused}
+
+    async def run(self) -> None:
+        """Look at the source for ever."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Look once, and put to use what is new, good and complete."""
+        try:
+            found = await asyncio.to_thread(self._read)
+            if found == self.material:
+                self._refused, self._refusal = None, ""
+            elif found != self._refused and await self._stands_still(found):
+                self._change(found)
+        except CertificateError as error:
+            self._refuse(None, str(error))
+
+    def _first(self) -> Material:
+        material = self._read()
+        self._context(material)
+        return material
+
+    def _read(self) -> Material:
+        chain, key, ca = self._source.read()
+        return Material(chain, key, ca, _bundle(self._clients) if self._clients else b"")
+
+    async def _stands_still(self, found: Material) -> bool:
+        await asyncio.sleep(SETTLE_SECONDS)
+        return await asyncio.to_thread(self._read) == found
+
+    def _change(self, found: Material) -> None:
+        try:
+            self._use(found)
+        except CertificateError as error:
+            self._refuse(found, str(error))
+
+    def _use(self, found: Material) -> None:
+        context, expires = self._context(found), _expiry(found.chain)
+        if expires <= self._now() < self.expires:
+            raise CertificateError(f"{self._source!r}: the new certificate expired at {expires}")
+        self._shared.current = context
+        self.material, self.expires = found, expires
+        self._refused, self._refusal = None, ""
+        self.taken += 1
+        logger.info("new certificate in use: %r, until %s", self._source, expires)
+
+    def _refuse(self, found: Material | None, why: str) -> None:
+        self._refused = found
+        if why == self._refusal:
+            return
+        self._refusal = why
+        self.refused += 1
+        logger.warning("new certificate not used, keeping the old one until %s: %s", self.expires, why)
+
+    def _context(self, material: Material) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = self._minimum
+        context.set_ciphers(CIPHERS)
+        context.set_alpn_protocols([ALPN])
+        # gRPC connections last: nothing is gained by resuming one, and a client that is no longer trusted
+        # could. Renegotiation is forbidden by HTTP/2 (RFC 9113 section 9.2.1).
+        context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+        context.num_tickets = 0
+        _load(context, material, f"{self._source!r}")
+        if material.clients:
+            _require_clients(context, material.clients, f"{self._clients}")
+        return context
+
+
+class _Current(ssl.SSLContext):
+    """Hands each new connection to the context that is current.
+
+    ``load_cert_chain`` again on one context would do for certificates; but a context's trusted authorities
+    can only grow, and its session cache would let in clients that are no longer trusted.
+    """
+
+    current: ssl.SSLContext
+
+    def __new__(cls, current: ssl.SSLContext) -> "_Current":  # noqa: ARG004 - SSLContext's takes a protocol
+        return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
+
+    def __init__(self, current: ssl.SSLContext) -> None:
+        self.current = current
+
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        return self.current.wrap_bio(*args, **kwargs)
+
+    def wrap_socket(self, *args: Any, **kwargs: Any) -> ssl.SSLSocket:
+        return self.current.wrap_socket(*args, **kwargs)
+
+
+class _SelfMade:
+    """A certificate of our own authority, made again before it expires."""
+
+    def __init__(self, names: Sequence[str], now: Callable[[], dt.datetime]) -> None:
+        self._names = names
+        self._now = now
+        self._authority = Authority(now())
+        self._pair = self._issue()
+
+    def __repr__(self) -> str:
+        return "self-made certificate"
+
+    def read(self) -> tuple[bytes, bytes, bytes]:
+        if self._now() >= self._due:
+            self._pair = self._issue()
+        return (*self._pair, self._authority.pem)
+
+    def _issue(self) -> tuple[bytes, bytes]:
+        try:
+            pair = self._authority.issue(self._names, self._now())
+        except ValueError as error:
+            raise CertificateError(f"no certificate for {', '.join(self._names)}: {error}") from error
+        self._due = _expiry(pair[0]) - RENEW_BEFORE
+        return pair
+
+
+class _Folder:
+    """Files as a Secret of type ``kubernetes.io/tls`` is mounted; cert-manager adds ``ca.crt``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __repr__(self) -> str:
+        return str(self._path)
+
+    def read(self) -> tuple[bytes, bytes, bytes]:
+        folder = self._path
+        ca = _content(folder / "ca.crt", absent=b"")
+        return _content(folder / "tls.crt"), _content(folder / "tls.key"), ca
+
+
+def own_names(more: str, environment: Mapping[str, str]) -> list[str]:
+    """What a self-made certificate is good for: this host's names and addresses, and ``more``.
+
+    ``more`` is a comma list of DNS names and addresses; to a name without a dot, a Service's, the forms with
+    the namespace are added when ``POD_NAMESPACE`` tells it. ``POD_IP`` and ``POD_IPS`` (comma list) count
+    too.
+    """
+    given = [name.strip() for name in more.split(",")]
+    space = environment.get("POD_NAMESPACE", "")
+    services = [form for name in given if name for form in _service_forms(name, space)]
+    pod = [*environment.get("POD_IPS", "").split(","), environment.get("POD_IP", "")]
+    names = [*services, socket.gethostname(), "localhost", "127.0.0.1", "::1", *pod, *_own_addresses()]
+    return list(dict.fromkeys(name for name in names if name))
+
+
+def _service_forms(name: str, space: str) -> list[str]:
+    if not space or "." in name or ":" in name:
+        return [name]
+    scoped = f"{name}.{space}"
+    return [name, scoped, f"{scoped}.svc", f"{scoped}.svc.cluster.local"]
+
+
+def _own_addresses() -> Iterator[str]:
+    """The address this host would send from, IPv4 and IPv6; nothing is sent to find it out."""
+    for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((elsewhere, 9))
+            yield probe.getsockname()[0]
+
+
+def _bundle(path: Path) -> bytes:
+    return _content(path / "ca.crt" if path.is_dir() else path)
+
+
+def _content(path: Path, absent: bytes | None = None) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        if absent is not None and isinstance(error, FileNotFoundError):
+            return absent
+        raise CertificateError(f"{path}: {error.strerror or type(error).__name__}") from error
+    if not 0 < len(content) <= MAX_FILE_BYTES:
+        raise CertificateError(f"{path}: {'empty' if not content else 'larger than 1 MiB'}")
+    return content
+
+
+def _load(context: ssl.SSLContext, material: Material, where: str) -> None:
+    def locked() -> str:
+        raise CertificateError(f"{where}: the key is encrypted; give one without a password")
+
+    try:
+        with _in_memory(material.key + b"\n" + material.chain) as path:
+            context.load_cert_chain(path, password=locked)
+    except ssl.SSLError as error:
+        reason = (error.reason or "no PEM").replace("_", " ").lower()
+        raise CertificateError(f"{where}: certificate and key cannot be used: {reason}") from error
+
+
+def _require_clients(context: ssl.SSLContext, bundle: bytes, where: str) -> None:
+    try:
+        context.load_verify_locations(cadata=bundle.decode("ascii"))
+    except (ssl.SSLError, UnicodeDecodeError) as error:
+        raise CertificateError(f"{where}: no PEM certificates of client authorities") from error
+    context.verify_mode = ssl.CERT_REQUIRED
+
+
+def _expiry(chain: bytes) -> dt.datetime:
+    try:
+        return x509.load_pem_x509_certificate(chain).not_valid_after_utc
+    except ValueError as error:
+        raise CertificateError(f"the certificate cannot be read: {error}") from error
+
+
+@contextmanager
+def _in_memory(content: bytes) -> Iterator[str]:
+    """A path of bytes that are on no disk: Python's ssl reads keys from files only.
+
+    An anonymous memory file, closed at once; it also works where no directory may be written.
+    """
+    handle = os.memfd_create("kvist-key", os.MFD_CLOEXEC)
+    try:
+        with open(handle, "wb", closefd=False) as file:
+            file.write(content)
+        yield f"/proc/self/fd/{handle}"
+    finally:
+        os.close(handle)

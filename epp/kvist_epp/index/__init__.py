@@ -1,0 +1,1 @@
+"""The byte index, look-up, routing history, accuracy and snapshots. Pure."""

@@ -1,0 +1,281 @@
+"""The byte tree: which publisher holds which prefix, as its engine's KV events tell.
+
+Engines announce blocks by hash; here each is a node of a tree over *bytes*, so that a prompt is matched
+without being tokenised. One mapping, shared by all publishers, leads from an engine hash to its segment:
+engines that run the same software give equal blocks equal hashes. That is checked whenever a block is stored
+(same parent, same bytes); a publisher to which a hash means another block has it in a dictionary of its own.
+
+The parts: ``segment`` (the tree's pieces), ``holders`` (who holds them), ``presence`` (what is kept per
+publisher), ``forest`` (consistent small changes), ``storing`` (chains on their way in), ``matches`` (the way
+down), ``names`` (the mapping).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from kvist_epp.index.snapshot.capture import Capture
+from kvist_epp.index.snapshot.restore import Restore
+from kvist_epp.index.tree.forest import Forest, Place
+from kvist_epp.index.tree.holders import ONES
+from kvist_epp.index.tree.matches import Hit, Matches, search
+from kvist_epp.index.tree.presence import Presence
+from kvist_epp.index.tree.segment import GPU, Root, Segment
+from kvist_epp.index.tree.storing import Storing
+
+__all__ = ["GPU", "Hit", "Index", "Matches", "Root"]
+
+
+class Index:
+    """Verbs that change it: ``publisher``, ``leave``, ``forget``, ``sweep``, ``stored``, ``opaque``,
+    ``held``, ``removed``, ``cleared``. The others only look.
+
+    Hashes are unsigned 64-bit integers. The case of a medium does not matter.
+    """
+
+    def __init__(self) -> None:
+        self._forest = Forest()
+        self._numbers: dict[str, int] = {}
+        self._presences: dict[int, Presence] = {}
+        self._next_number = 0
+        self._bits: dict[int, int] = {}
+        """Publisher → its bit; replaced, never changed: ``Matches`` keeps it."""
+        self._live = 0
+        self._next_bit = 1
+        self._free_bits: list[int] = []
+        self._retired: list[Presence] = []
+
+    def __repr__(self) -> str:
+        forest = self._forest
+        publishers, hashes = len(self._presences), len(forest.nodes)
+        return f"<Index {publishers} publishers, {hashes} hashes, {forest.segments} segments>"
+
+    def stats(self) -> dict[str, int]:
+        """How much is kept; all but the publishers are 0 when nobody holds anything and ``sweep`` is done."""
+        presences = [*self._presences.values(), *self._retired]
+        return {
+            "publishers": len(self._presences),
+            "trees": sum(map(len, self._forest.trees.values())),
+            "segments": self._forest.segments,
+            "hashes": len(self._forest.nodes),
+            "own_hashes": sum(len(who.own) for who in presences),
+            "copies": sum(len(who.copies) for who in presences),
+            "opaque": sum(sum(map(len, who.opaque.values())) for who in presences),
+            "held_segments": sum(len(who.segments) for who in presences),
+            "retired": len(self._retired),
+        }
+
+    # Publishers
+
+    def publisher(self, name: str) -> int:
+        """The number of a publisher ("pod-uid/rank"): the same until it leaves. It is made when new."""
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = self._next_number
+            self._next_number += 1
+            self._presences[number] = Presence(name)
+        return number
+
+    def forget(self, publisher: int) -> None:
+        """The publisher holds nothing any more: at once for matches; ``sweep`` gives the memory back."""
+        who = self._presences[publisher]
+        self._presences[publisher] = Presence(who.name)
+        if who.bit:
+            self._live &= ~who.bit
+            self._bits = {number: bit for number, bit in self._bits.items() if number != publisher}
+        if who.segments:
+            who.retire()
+            self._retired.append(who)
+        elif who.bit:
+            self._free_bits.append(who.bit)
+
+    def leave(self, publisher: int) -> None:
+        """``forget``, and its number is never used again: the pod is gone."""
+        self.forget(publisher)
+        del self._numbers[self._presences.pop(publisher).name]
+
+    def sweep(self, budget: int) -> int:
+        """Frees what forgotten publishers held in up to ``budget`` segments; returns how many are left."""
+        while self._retired and budget > 0:
+            who = self._retired[-1]
+            while who.segments and budget > 0:
+                self._forest.drop(who, who.segments.pop())
+                budget -= 1
+            if not who.segments:
+                self._free_bits.append(self._retired.pop().bit)
+        return sum(len(who.segments) for who in self._retired)
+
+    def blocks(self, publisher: int) -> dict[str, int]:
+        """How many distinct blocks it holds, by medium, opaque ones included."""
+        return {medium: count for medium, count in self._presences[publisher].counts.items() if count}
+
+    def _with_bit(self, publisher: int) -> Presence:
+        who = self._presences[publisher]
+        if not who.bit:
+            who.bit = self._free_bits.pop() if self._free_bits else self._next_bit
+            self._next_bit = max(self._next_bit, who.bit << 1)
+            self._bits = {**self._bits, publisher: who.bit}
+            self._live |= who.bit
+        return who
+
+    # Snapshots
+
+    def capture(self, publisher: int) -> Capture:
+        """What it holds, to be recorded while none of its events is learned."""
+        who = self._presences[publisher]
+        return Capture(who, lambda: self._presences.get(publisher) is who)
+
+    def restore(self, publisher: int) -> Restore:
+        """``forget``, and the publisher's part of a snapshot may come in."""
+        if self._presences[publisher].bit:
+            self.forget(publisher)
+        who = self._with_bit(publisher)
+        return Restore(self._forest, who, lambda: self._presences.get(publisher) is who)
+
+    # Looking
+
+    def match(self, root: Root, prompt: bytes) -> Matches:
+        """Who holds how much of the prompt's beginning. Changes nothing."""
+        trees = self._forest.trees.get(root, {}).values()
+        return Matches([pair for tree in trees for pair in search(tree, prompt, self._live)], self._bits)
+
+    def exclusive(self, publishers: Iterable[int]) -> Iterator[tuple[Segment, int]]:
+        """Each segment in which these publishers hold something, with the mask of the blocks that nobody else
+        holds on any medium.
+
+        The index may change meanwhile: each segment is told as it stands when its turn comes.
+        """
+        presences = [who for number in publishers if (who := self._presences.get(number))]
+        own = 0
+        for who in presences:
+            own |= who.bit
+        for segment in set[Segment]().union(*(who.segments for who in presences)):
+            yield segment, segment.exclusive(own, self._live & ~own)
+
+    def depth(self, name: int, publisher: int | None = None) -> int | None:
+        """Tokens from the root to the end of this block; None: unknown (or opaque).
+
+        ``publisher``: what the hash means to it, if it holds the block; else what it means to most.
+        """
+        place = self._look(name, publisher)
+        return place and (place[0].base + place[1] + 1) * place[0].tree.block_size
+
+    def tail(self, name: int, limit: int, publisher: int | None = None) -> bytes | None:
+        """Up to ``limit`` last bytes of the text that ends with this block; None: unknown."""
+        place = self._look(name, publisher)
+        if place is None:
+            return None
+        segment, at = place
+        text = segment.text[: segment.offset(at + 1)]
+        while len(text) < limit and segment.parent is not None:
+            at, segment = segment.at, segment.parent
+            text = segment.text[: segment.offset(at + 1)] + text
+        return text[max(0, len(text) - limit) :]
+
+    def adapters(self) -> frozenset[str]:
+        """The LoRA adapters that some block in the tree was computed with."""
+        return frozenset(adapter for adapter, _ in self._forest.trees if adapter is not None)
+
+    def _look(self, name: int, publisher: int | None) -> Place | None:
+        if publisher is not None:
+            return self._forest.locate(self._presences[publisher], name)
+        segment = self._forest.nodes.get(name)
+        return (segment, segment.hashes.index(name)) if segment else None
+
+    # Storing
+
+    def stored(
+        self,
+        publisher: int,
+        root: Root,
+        parent: int | None,
+        hashes: Sequence[int],
+        blocks: Sequence[bytes],
+        *,
+        block_size: int,
+        medium: str = GPU,
+    ) -> bool:
+        """A chain of blocks was cached: the first follows ``parent`` (None: it begins a prompt).
+
+        ``blocks`` are the texts of the blocks named by ``hashes``; ``block_size`` is in tokens. Root and
+        block size of a chain are its first block's. After an opaque parent all is opaque. A hash that meant
+        another block to this publisher (its removal was lost) means the new one from now on.
+
+        Returns False, and changes nothing, when the publisher does not hold the parent on any medium.
+        """
+        who, forest, medium = self._with_bit(publisher), self._forest, medium.upper()
+        place = None if parent is None else forest.locate(who, parent)
+        if parent is not None and place is None:
+            if known := who.knows_opaque(parent):
+                self.opaque(publisher, parent, hashes, medium=medium)
+            return known
+        if hashes:
+            who.forget_opaque(hashes)
+            place = place or (forest.tree(root, block_size).root, -1)
+            Storing(forest, who, medium, tuple(hashes), blocks, place).run()
+        return True
+
+    def opaque(
+        self,
+        publisher: int,
+        parent: int | None,  # noqa: ARG002  # part of the verb; what never matches needs no place
+        hashes: Sequence[int],
+        *,
+        medium: str = GPU,
+    ) -> None:
+        """Blocks that must never match (media, embeddings) but may be parents, of opaque ones again."""
+        who, forest, medium = self._presences[publisher], self._forest, medium.upper()
+        for name in hashes:
+            if place := forest.locate(who, name):
+                forest.release(who, *place, name)
+            who.add_opaque(medium, name)
+
+    def held(self, publisher: int, hashes: Sequence[int], medium: str) -> int:
+        """Blocks were cached on this medium too, told by hash alone; returns how many it held on any."""
+        who, medium = self._presences[publisher], medium.upper()
+        known = 0
+        for name in hashes:
+            if place := self._forest.locate(who, name):
+                self._forest.hold(who, *place, (name,), medium)
+            elif who.knows_opaque(name):
+                who.add_opaque(medium, name)
+            else:
+                continue
+            known += 1
+        return known
+
+    # Removing
+
+    def removed(self, publisher: int, hashes: Sequence[int], *, medium: str = GPU) -> int:
+        """Blocks were evicted; one stored several times goes with its last copy. Returns how many it held."""
+        who, medium = self._presences[publisher], medium.upper()
+        if who.copies or who.opaque or who.own:
+            return sum(self._removed_one(who, name, medium) for name in hashes)
+        known, segment, mask, nodes = 0, None, 0, self._forest.nodes
+        for name in hashes:
+            there = nodes.get(name)
+            if there is not segment:
+                if segment is not None:
+                    known += self._forest.unhold(who, segment, mask, medium)
+                segment, mask = there, 0
+            if segment is not None:
+                mask |= segment.bit_of(who, name)
+        if segment is not None:
+            known += self._forest.unhold(who, segment, mask, medium)
+        return known
+
+    def _removed_one(self, who: Presence, name: int, medium: str) -> int:
+        if who.drop_copy(medium, name) or who.drop_opaque(medium, name):
+            return 1
+        segment = who.own.get(name) or self._forest.nodes.get(name)
+        return self._forest.unhold(who, segment, segment.bit_of(who, name), medium) if segment else 0
+
+    def cleared(self, publisher: int, *, medium: str | None = GPU) -> None:
+        """The engine dropped all it had on one medium; None: on all, which is ``forget``."""
+        who, medium = self._presences[publisher], medium and medium.upper()
+        if medium is None or not any(count for other, count in who.counts.items() if other != medium):
+            self.forget(publisher)
+            return
+        who.clear_medium(medium)
+        for segment in list(who.segments):
+            self._forest.unhold(who, segment, ONES[len(segment.hashes)], medium)

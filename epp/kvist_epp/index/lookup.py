@@ -1,0 +1,199 @@
+"""What each endpoint holds of a prompt: the index where it is trusted, the routing history elsewhere.
+
+Precise endpoints answer from their own events, plus what is on its way to them (pending credit: the prompts
+just routed there, until their events arrive). Approximate ones answer from the routing history alone. Pure.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from kvist_epp.index.byte_index import Index, Root
+from kvist_epp.index.routing_history import History
+from kvist_epp.index.tree.matches import MISS, Hit, Matches
+from kvist_epp.index.tree.segment import Segment
+
+RATIO_TOKENS: Final = 64
+"""Tokens a match needs for its own bytes per token to count."""
+PLACE_BYTES: Final = 64
+"""Before the end of what was routed: these and their position tell one beginning from another."""
+RATIO_WEIGHT: Final = 0.05
+"""How much one such match moves the running mean."""
+
+
+class Holding(msgspec.Struct, frozen=True):
+    """What one endpoint holds of one request's prompts; has the shape of ``schedule.cost.Hit``."""
+
+    tokens: int
+    bytes: int
+    lower: Mapping[str, int]
+    indexed: int
+    """Tokens by the index alone, trusted or not: what the self-check compares with the truth."""
+    rank: int | None = None
+    """Data-parallel rank that holds them; None: any."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One endpoint as the look-up sees it."""
+
+    publishers: tuple[int, ...]
+    """Its number in the index, by data-parallel rank; empty: it publishes no events."""
+    precise: bool = True
+    block_size: int = 16
+    """Tokens; used where only bytes are known."""
+
+
+class Found(msgspec.Struct):
+    """What a look-up gives."""
+
+    size: int
+    """Bytes of all prompts."""
+    tokens: int
+    """Their tokens: exact as far as somebody's blocks match, estimated beyond."""
+    hits: dict[str, Holding]
+    """By endpoint key; endpoints that hold nothing are absent."""
+    matches: tuple[Matches, ...] = ()
+    """Of each prompt: where in the index its hits end."""
+    place: Hashable = None
+    """Where the longest hit of the first prompt ends: equal for requests that begin alike; None: nowhere."""
+
+    def ends(self) -> Iterator[tuple[Segment, int]]:
+        """Where the longest match of each prompt ends, whoever holds it: a segment, and how many of its
+        blocks."""
+        for matches in self.matches:
+            if matches.groups:
+                _, tokens, _, _, segment = matches.groups[0]
+                yield segment, tokens // segment.tree.block_size - segment.base
+
+
+class Lookup:
+    """Answers ``look``; its members follow the fleet."""
+
+    def __init__(self, index: Index, history: History, *, bytes_per_token: float = 4.0) -> None:
+        self.members: dict[str, Member] = {}
+        """By endpoint key; changed by ``join`` and ``leave``."""
+        self.bytes_per_token = bytes_per_token
+        """Running mean over matches; the prior until there are any."""
+        self.elsewhere: Callable[[Root, bytes], Mapping[str, int]] | None = None
+        """Bytes of a prompt's beginning that other replicas sent to endpoints; None: there are none."""
+        self._owners: dict[int, str] = {}
+        self._index = index
+        self._history = history
+
+    def join(self, key: str, member: Member) -> None:
+        """An endpoint is to be looked at."""
+        self.members[key] = member
+        self._owners |= dict.fromkeys(member.publishers, key)
+
+    def leave(self, key: str) -> None:
+        """It is not any more."""
+        for publisher in self.members.pop(key).publishers:
+            del self._owners[publisher]
+
+    def look(self, root: Root, prompts: Sequence[bytes], *, learn: bool = True) -> Found:
+        """What the members hold of these prompts of one request; several add up.
+
+        ``learn``: the mean bytes per token follows what is matched.
+        """
+        before = self.bytes_per_token
+        found = self._all(root, prompts)
+        if not learn:
+            self.bytes_per_token = before
+        return found
+
+    def _all(self, root: Root, prompts: Sequence[bytes]) -> Found:
+        found = self._of(root, prompts[0])
+        for prompt in prompts[1:]:
+            _add(found, self._of(root, prompt))
+        return found
+
+    def tokens(self, size: int) -> int:
+        """An estimate of the tokens in ``size`` bytes of a body that is not understood."""
+        return round(size / self.bytes_per_token)
+
+    def _of(self, root: Root, prompt: bytes) -> Found:
+        size = len(prompt)
+        matches = self._index.match(root, prompt)
+        routed = self._history.match(root, prompt)
+        if self.elsewhere is not None:
+            for key, sent in self.elsewhere(root, prompt).items():
+                routed[key] = max(sent, routed.get(key, 0))
+        ratio = self._ratio(matches)
+        known_tokens, known = matches.groups[0][1:3] if matches.groups else (0, 0)
+        tokens = known_tokens + max(1, round((size - known) / ratio))
+        found = Found(size, tokens, {}, (matches,), _place(root, prompt, matches, routed))
+        if matches.groups or routed:
+            owners = self._owners
+            for key in {*routed, *(owners[p] for p in matches.publishers() if p in owners)}:
+                member = self.members.get(key)
+                holding = member and _holding(member, matches, routed.get(key, 0), size, ratio)
+                if holding:
+                    found.hits[key] = holding
+        return found
+
+    def _ratio(self, matches: Matches) -> float:
+        if matches.best < RATIO_TOKENS:
+            return self.bytes_per_token
+        tokens, size = matches.groups[0][1:3]
+        self.bytes_per_token += RATIO_WEIGHT * (size / tokens - self.bytes_per_token)
+        return size / tokens
+
+
+def _place(root: Root, prompt: bytes, matches: Matches, routed: Mapping[str, int]) -> Hashable:
+    """The end of a block, or of what was routed: the last bytes before it tell it well enough."""
+    if matches.groups:
+        _, tokens, _, _, segment = matches.groups[0]
+        return segment, tokens
+    end = max(routed.values(), default=0)
+    return (root, end, prompt[max(0, end - PLACE_BYTES) : end]) if end else None
+
+
+def _holding(member: Member, matches: Matches, routed: int, size: int, ratio: float) -> Holding | None:
+    hit, rank = _best_rank(member, matches)
+    if member.precise and routed <= hit.bytes:
+        return Holding(hit.tokens, hit.bytes, hit.lower, hit.tokens, rank) if hit.tokens else None
+    tokens = _estimated(routed, size, member.block_size, ratio, matches if member.precise else None)
+    if member.precise and tokens <= hit.tokens:
+        return Holding(hit.tokens, hit.bytes, hit.lower, hit.tokens, rank) if hit.tokens else None
+    return Holding(tokens, routed, hit.lower, hit.tokens, rank) if tokens or hit.tokens else None
+
+
+def _best_rank(member: Member, matches: Matches) -> tuple[Hit, int | None]:
+    """The best hit among the ranks; a rank is named only where it matters."""
+    if len(member.publishers) == 1:
+        return matches.of(member.publishers[0]), None
+    best, rank = MISS, None
+    for number, publisher in enumerate(member.publishers):
+        hit = matches.of(publisher)
+        if hit.tokens > best.tokens:
+            best, rank = hit, number
+    return best, rank
+
+
+def _estimated(routed: int, size: int, block_size: int, ratio: float, matches: Matches | None) -> int:
+    """Whole blocks in ``routed`` bytes, never the prompt's last token; exact as far as blocks tell."""
+    tokens, known = 0, 0
+    if matches is not None and matches.groups and matches.groups[0][2] <= routed:
+        tokens, known = matches.groups[0][1:3]
+    last = 1 if routed >= size else 0  # the engine computes a prompt's last token whatever it holds
+    tokens += int((routed - known) / ratio - last)
+    return max(tokens, 0) // block_size * block_size
+
+
+def _add(found: Found, further: Found) -> None:
+    found.size += further.size
+    found.tokens += further.tokens
+    found.matches += further.matches
+    for key, holding in further.hits.items():
+        found.hits[key] = _sum(found.hits[key], holding) if key in found.hits else holding
+
+
+def _sum(one: Holding, other: Holding) -> Holding:
+    media = {*one.lower, *other.lower}
+    lower = {medium: one.lower.get(medium, 0) + other.lower.get(medium, 0) for medium in media}
+    return Holding(
+        one.tokens + other.tokens, one.bytes + other.bytes, lower, one.indexed + other.indexed, one.rank
+    )

@@ -1,0 +1,239 @@
+"""What kvist itself routed where: prefixes that must be on a pod, or on their way, though it did not say so.
+
+Two uses. *Pending credit*: the prompt of a request just routed counts for its pod until the engine's
+events arrive (``note``, then ``drop``). *Approximate mode*: nothing else is known of the pod; notes are kept,
+and the least recent give way when their text exceeds what the pod's cache can hold (``limit``).
+
+The ``Index`` is cut in blocks because engines announce blocks. Nothing cuts a prompt here, so this is a radix
+tree over bytes: it matches to the byte, and a prompt of 450 KB is a handful of nodes. As blocks of 128 bytes
+to 1 KiB in the index's segments it would be a thousand, each with a name and a place.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Final
+
+from kvist_epp.index.tree.segment import Root
+
+END_BYTES: Final = 64
+"""What a note costs besides its text: each request ends in a block of its own (16 tokens, 64 bytes)."""
+
+
+class Note:
+    """A prompt that was routed: what ``drop`` takes back."""
+
+    __slots__ = ("_end",)
+
+    def __init__(self, end: _End) -> None:
+        self._end: _End | None = end
+
+
+class _End:
+    """The notes of one name that end at one node."""
+
+    __slots__ = ("count", "name", "node")
+
+    def __init__(self, name: str, node: _Node) -> None:
+        self.name = name
+        self.node: _Node | None = node
+        """None: evicted or forgotten."""
+        self.count = 0
+
+
+class _Node:
+    """A stretch of text between two places where prompts part or end. The root has none."""
+
+    __slots__ = ("children", "ends", "holders", "parent", "text")
+
+    def __init__(self, text: bytes, parent: _Node | None) -> None:
+        self.text = text
+        self.parent = parent
+        self.children: dict[int, _Node] = {}
+        """By the first byte of their text."""
+        self.holders: dict[str, int] = {}
+        """Name → its ends here and below: who has the text up to here."""
+        self.ends: dict[str, _End] = {}
+
+    def upwards(self) -> Iterator[_Node]:
+        """This node and those above it."""
+        node: _Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+
+class _Book:
+    """What one name has."""
+
+    __slots__ = ("ends", "limit", "size")
+
+    def __init__(self) -> None:
+        self.ends: OrderedDict[_End, None] = OrderedDict()
+        """Least recent first."""
+        self.size = 0
+        """Bytes of distinct text, and ``END_BYTES`` for each end."""
+        self.limit: int | None = None
+
+
+class History:
+    """Names are endpoint keys. Only ``match`` changes nothing."""
+
+    def __init__(self) -> None:
+        self._roots: dict[Root, _Node] = {}
+        self._books: dict[str, _Book] = {}
+
+    def __repr__(self) -> str:
+        return f"<History {len(self._books)} names, {len(self)} ends>"
+
+    def __len__(self) -> int:
+        """Prompts that are kept, each counted once for a name."""
+        return sum(len(book.ends) for book in self._books.values())
+
+    def note(self, name: str, root: Root, prompt: bytes) -> Note:
+        """The prompt was routed to this name."""
+        book = self._books.setdefault(name, _Book())
+        node = self._place(root, prompt)
+        end = node.ends.get(name) or self._add(book, name, node)
+        end.count += 1
+        book.ends.move_to_end(end)
+        self._evict(book)
+        return Note(end)
+
+    def drop(self, note: Note) -> None:
+        """The note no longer counts; dropping it again changes nothing."""
+        end, note._end = note._end, None
+        if end is not None and end.node is not None:
+            end.count -= 1
+            if not end.count:
+                self._remove(end)
+
+    def moved(self, note: Note, root: Root, name: str) -> Note:
+        """The prompt went to this name instead."""
+        node = None if note._end is None else note._end.node
+        if node is None:
+            return note
+        texts = [above.text for above in node.upwards()]
+        self.drop(note)
+        return self.note(name, root, b"".join(reversed(texts)))
+
+    def match(self, root: Root, prompt: bytes) -> dict[str, int]:
+        """How many bytes of the prompt's beginning each name has; names that have none are left out."""
+        found: dict[str, int] = {}
+        node, at, size = self._roots.get(root), 0, len(prompt)
+        while node is not None and at < size:
+            node = node.children.get(prompt[at])
+            if node is None:
+                break
+            if prompt.startswith(node.text, at):
+                at += len(node.text)
+                found.update(dict.fromkeys(node.holders, at))
+            else:
+                found.update(dict.fromkeys(node.holders, at + _shared(node.text, prompt, at)))
+                break
+        return found
+
+    def limit(self, name: str, size: int | None) -> None:
+        """The name keeps at most ``size`` bytes of distinct text, the most recent; None: no bound."""
+        book = self._books.setdefault(name, _Book())
+        book.limit = size
+        self._evict(book)
+
+    def forget(self, name: str) -> None:
+        """The name has nothing, and no limit, any more."""
+        book = self._books.pop(name, None)
+        for end in list(book.ends if book else ()):
+            self._remove(end, book)
+
+    def size(self, name: str) -> int:
+        """Bytes counted against the name's limit."""
+        book = self._books.get(name)
+        return book.size if book else 0
+
+    def _place(self, root: Root, prompt: bytes) -> _Node:
+        """The node at which this prompt ends, made when absent."""
+        node = self._roots.setdefault(root, _Node(b"", None))
+        at, size = 0, len(prompt)
+        while at < size:
+            child = node.children.get(prompt[at])
+            if child is None:
+                child = node.children[prompt[at]] = _Node(prompt[at:], node)
+            elif not prompt.startswith(child.text, at):
+                child = _split(child, _shared(child.text, prompt, at))
+            at += len(child.text)
+            node = child
+        return node
+
+    def _add(self, book: _Book, name: str, node: _Node) -> _End:
+        end = node.ends[name] = _End(name, node)
+        book.ends[end] = None
+        book.size += END_BYTES
+        for above in node.upwards():
+            ends = above.holders.get(name, 0)
+            above.holders[name] = ends + 1
+            if not ends:
+                book.size += len(above.text)
+        return end
+
+    def _remove(self, end: _End, book: _Book | None = None) -> None:
+        node, end.node = end.node, None
+        if node is None:
+            return
+        book = book or self._books[end.name]
+        del book.ends[end], node.ends[end.name]
+        book.size -= END_BYTES
+        for above in node.upwards():
+            above.holders[end.name] -= 1
+            if not above.holders[end.name]:
+                del above.holders[end.name]
+                book.size -= len(above.text)
+        self._tidy(node)
+
+    def _tidy(self, node: _Node) -> None:
+        """Nodes nobody has go; one that neither parts nor ends anything becomes one with what follows."""
+        while node.parent is not None and not node.holders:
+            del node.parent.children[node.text[0]]
+            node = node.parent
+        if node.parent is not None:
+            _join(node)
+        elif not node.holders:
+            self._roots = {root: top for root, top in self._roots.items() if top is not node}
+
+    def _evict(self, book: _Book) -> None:
+        while book.limit is not None and book.size > book.limit and book.ends:
+            self._remove(next(iter(book.ends)))
+
+
+def _split(node: _Node, at: int) -> _Node:
+    """Makes a node of the first ``at`` bytes; ``node`` keeps the rest, its ends and its children."""
+    upper = _Node(node.text[:at], node.parent)
+    node.text = node.text[at:]
+    upper.holders = dict(node.holders)
+    upper.children = {node.text[0]: node}
+    if node.parent is not None:
+        node.parent.children[upper.text[0]] = upper
+    node.parent = upper
+    return upper
+
+
+def _join(node: _Node) -> None:
+    """The reverse of ``_split``, where nothing ends and only one child follows."""
+    if node.ends or len(node.children) != 1 or node.parent is None:
+        return
+    (below,) = node.children.values()
+    below.text = node.text + below.text
+    below.parent = node.parent
+    node.parent.children[below.text[0]] = below
+
+
+def _shared(text: bytes, prompt: bytes, start: int) -> int:
+    """How many first bytes of ``text`` equal ``prompt`` from ``start`` on."""
+    low, high = 0, min(len(text), len(prompt) - start)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if prompt.startswith(text[low:middle], start + low):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,173 @@
+"""The trees as they stand, and the small changes that keep them consistent.
+
+Between two calls it always holds that
+
+- a block lives as long as somebody holds it or a descendant of it (unheld blocks at a segment's end may
+  stay until they are half of it: eviction takes one block at a time, and often the block comes back);
+- ``nodes[h]`` is a living segment with ``h`` among its ``hashes``;
+- what a publisher calls a block is in ``Segment.alias`` where it differs from ``hashes``, and in its
+  ``Presence.own`` where ``nodes`` would lead elsewhere;
+- a publisher has at most one name for a block. Blocks of equal bytes and different tokens are twins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvist_epp.index.tree.holders import ONES, each
+from kvist_epp.index.tree.names import Names
+from kvist_epp.index.tree.presence import Presence
+from kvist_epp.index.tree.segment import GPU, Root, Segment, Tree, attach, detach
+
+Place = tuple[Segment, int]
+"""A block: its segment and its position there; (tree root, -1) stands before the first block."""
+
+
+class Forest:
+    """All trees and the names of their blocks."""
+
+    __slots__ = ("nodes", "segments", "trees")
+
+    nodes: Names
+    """Engine hash → segment, for the publishers that have nothing else in ``Presence.own``."""
+    segments: int
+    trees: dict[Root, dict[int, Tree]]
+    """Root → block size in tokens → tree."""
+
+    def __init__(self) -> None:
+        self.nodes = Names()
+        self.segments = 0
+        self.trees = {}
+
+    def tree(self, root: Root, block_size: int) -> Tree:
+        """The tree of a root and block size, made when absent; it goes with its last segment."""
+        trees = self.trees.setdefault(root, {})
+        if block_size not in trees:
+            trees[block_size] = Tree(root, block_size)
+        return trees[block_size]
+
+    def locate(self, who: Presence, name: int) -> Place | None:
+        """The block a hash means to a publisher; None unless it holds it on some medium."""
+        segment = (who.own.get(name) if who.own else None) or self.nodes.get(name)
+        if segment is None:
+            return None
+        names = segment.alias.get(who, segment.hashes) if segment.alias else segment.hashes
+        if names[-1] == name:
+            at = len(names) - 1
+        elif name in names:
+            at = names.index(name)
+        else:
+            return None
+        if segment.gpu.full & who.bit or segment.held(who.bit) >> at & 1:
+            return segment, at
+        return None
+
+    def hold(self, who: Presence, segment: Segment, low: int, names: tuple[int, ...], medium: str) -> None:
+        """The publisher holds the blocks from position ``low`` on, as many as ``names`` has."""
+        mask = ONES[len(names)] << low
+        again = segment.ensure(medium).add(who.bit, mask, len(segment.hashes)) & mask
+        if again != mask:
+            who.count(medium, (mask & ~again).bit_count())
+            who.segments.add(segment)
+        for bit in each(again):
+            who.copy(medium, names[bit.bit_length() - 1 - low])
+
+    def unhold(self, who: Presence, segment: Segment, mask: int, medium: str) -> int:
+        """The publisher no longer holds these blocks on this medium; returns how many it held."""
+        holders = segment.gpu if medium == GPU else segment.on(medium)
+        before = holders.remove(who.bit, mask, len(segment.hashes)) if holders else 0
+        gone = before & mask
+        if not gone:
+            return 0
+        who.counts[medium] -= gone.bit_count()
+        if medium != GPU and not holders:
+            segment.leave_medium(medium)
+        left = segment.held(who.bit) if segment.lower or medium != GPU else before ^ gone
+        if who.own or segment.alias:
+            self._unname(who, segment, gone & ~left)
+        if not left:
+            who.segments.discard(segment)
+        if not segment.gpu.full:
+            self.prune(segment)
+        return gone.bit_count()
+
+    def release(self, who: Presence, segment: Segment, at: int, name: int) -> None:
+        """The publisher no longer holds this block anywhere, nor any copy of it."""
+        for medium in [medium for medium, _ in segment.media()]:
+            who.copies.pop((medium, name), None)
+            self.unhold(who, segment, 1 << at, medium)
+
+    def drop(self, who: Presence, segment: Segment) -> None:
+        """A retired publisher holds nothing here any more; its own books are closed already."""
+        for medium, holders in list(segment.media()):
+            holders.take(who.bit, len(segment.hashes))
+            if medium != GPU and not holders:
+                segment.leave_medium(medium)
+        if segment.alias:
+            segment.alias.pop(who, None)
+            segment.alias = segment.alias or None
+        self.prune(segment)
+
+    def add(self, segment: Segment, at: int, names: tuple[int, ...], blocks: Sequence[bytes]) -> Place:
+        """New blocks after the one at ``at``: in the same segment if it ``has_room``, else in a new child."""
+        if self.has_room(segment, at):
+            segment.extend(blocks, names)
+            return segment, at + 1
+        return self.add_child(segment, at, names, blocks)
+
+    def add_child(self, segment: Segment, at: int, names: tuple[int, ...], blocks: Sequence[bytes]) -> Place:
+        """New blocks in a segment of their own, after the block at ``at``."""
+        new = Segment(segment.tree, segment, at, segment.base + at + 1)
+        new.extend(blocks, names)
+        attach(segment, new)
+        self.segments += 1
+        return new, 0
+
+    def has_room(self, segment: Segment, at: int) -> bool:
+        """Whether a block after the one at ``at`` may go into the segment; unheld blocks there make way."""
+        if at + 1 < len(segment.hashes) and segment.reach() == at + 1:
+            self.nodes.drop(segment.cut(at + 1), segment)
+        return at + 1 == len(segment.hashes) and segment.has_room()
+
+    def name(self, who: Presence, segment: Segment, at: int, name: int) -> None:
+        """From now on this is what the publisher calls the block."""
+        usual = segment.hashes[at] == name
+        if not usual or name in who.own or not self.nodes.claim(name, segment):
+            who.own[name] = segment
+            segment.shadowed |= usual
+        if not usual or (segment.alias and who in segment.alias):
+            segment.names_of(who)[at] = name
+
+    def _unname(self, who: Presence, segment: Segment, mask: int) -> None:
+        names = segment.alias.get(who) if segment.alias else None
+        for bit in each(mask):
+            at = bit.bit_length() - 1
+            name = segment.hashes[at] if names is None else names[at]
+            if names is not None:
+                names[at] = None
+            if name is not None and who.own.get(name) is segment and (names is None or name not in names):
+                del who.own[name]
+        if segment.alias and names is not None and not any(name is not None for name in names):
+            del segment.alias[who]
+            segment.alias = segment.alias or None
+
+    def prune(self, segment: Segment) -> None:
+        """Frees what nobody holds at the segment's end, the segment when that is all, and its parents."""
+        while segment.parent is not None:
+            reach = segment.reach()
+            if reach * 2 > len(segment.hashes):
+                return
+            if reach:
+                self.nodes.drop(segment.cut(reach), segment)
+                return
+            parent = segment.parent
+            detach(parent, segment)
+            self.nodes.drop(segment.cut(0), segment)  # who still refers to it keeps none of its text
+            self.segments -= 1
+            segment = parent
+        tree = segment.tree
+        if segment.children is None and self.trees.get(tree.key, {}).get(tree.block_size) is tree:
+            del self.trees[tree.key][tree.block_size]
+            del tree.root  # it knows the tree: without this, both would wait for the garbage collector
+            if not self.trees[tree.key]:
+                del self.trees[tree.key]

@@ -1,0 +1,258 @@
+"""Which publishers hold how much of a prompt: the walk down the tree, and its result.
+
+The walk carries bit sets of publishers, never publishers one by one, so that a prompt a thousand pods
+hold costs what it costs for ten. Where several children go on with the same bytes (other token splits
+of the same text) all are tried; a publisher's hit is its best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from kvist_epp.index.tree.holders import ONES, Holders, each, leading
+from kvist_epp.index.tree.segment import Segment, Tree, continuations
+
+Loads = tuple["Loads | None", int, str, int]
+"""What must be loaded on the way down: (what came before, holders, medium, blocks)."""
+Group = tuple[int, int, int, Loads | None, Segment]
+"""(holders, tokens, bytes, loads, segment of the last block)"""
+Reached = tuple[int, int, Loads | None]
+"""Who got so far: (on the GPU alone, with loads from slower media, those loads)."""
+
+
+class Hit(msgspec.Struct, frozen=True):
+    """How much of the prompt one publisher holds, from its first byte on without a gap."""
+
+    tokens: int = 0
+    """All of them, whatever the medium; never the prompt's last token, which the engine always computes."""
+    bytes: int = 0
+    """Bytes of the prompt those tokens stand for."""
+    lower: Mapping[str, int] = {}
+    """How many of ``tokens`` are not in GPU memory, by the medium they must be loaded from."""
+
+
+MISS = Hit()
+
+
+class Matches:
+    """A snapshot: later changes of the index do not show in it."""
+
+    __slots__ = ("_bits", "_block_sizes", "_hits", "groups")
+
+    def __init__(
+        self, groups: Iterable[tuple[Group, int]] = (), bits: Mapping[int, int] = MappingProxyType({})
+    ) -> None:
+        """``groups`` with their block sizes; ``bits``: publisher number → its bit in the groups."""
+        ordered = sorted(groups, key=lambda pair: pair[0][1], reverse=True)
+        self.groups = [group for group, _ in ordered]
+        self._block_sizes = [size for _, size in ordered]
+        self._bits = bits
+        self._hits: dict[int, Hit] = {}
+        """By group: hits without loads are the same for all its holders."""
+
+    def __repr__(self) -> str:
+        return f"<Matches {len(self.groups)} groups, best {self.best} tokens>"
+
+    @property
+    def best(self) -> int:
+        """The most tokens anybody holds."""
+        return self.groups[0][1] if self.groups else 0
+
+    def publishers(self) -> list[int]:
+        """Those that hold any of the prompt."""
+        anybody = 0
+        for group in self.groups:
+            anybody |= group[0]
+        return [publisher for publisher, bit in self._bits.items() if bit & anybody]
+
+    def of(self, publisher: int) -> Hit:
+        """The best hit of one publisher: most tokens, then least to load, then most bytes."""
+        bit = self._bits.get(publisher, 0)
+        best, least = MISS, (0, 0)
+        for index, (holders, tokens, size, loads, _) in enumerate(self.groups):
+            if tokens < best.tokens:
+                break
+            if holders & bit:
+                lower = _loads_of(bit, loads, self._block_sizes[index]) if loads else {}
+                rank = (sum(lower.values()), -size)
+                if best is MISS or rank < least:
+                    best, least = Hit(tokens, size, lower) if lower else self._plain(index), rank
+        return best
+
+    def _plain(self, index: int) -> Hit:
+        hit = self._hits.get(index)
+        if hit is None:
+            hit = self._hits[index] = Hit(*self.groups[index][1:3])
+        return hit
+
+    def end(self, publisher: int) -> tuple[Segment, int] | None:
+        """Where the longest hit of one publisher ends: a segment, and how many of its blocks."""
+        bit = self._bits.get(publisher, 0)
+        for holders, tokens, _, _, segment in self.groups:
+            if holders & bit:
+                return segment, tokens // segment.tree.block_size - segment.base
+        return None
+
+
+def _loads_of(bit: int, loads: Loads | None, block_size: int) -> dict[str, int]:
+    total: dict[str, int] = {}
+    while loads is not None:
+        loads, holders, medium, blocks = loads
+        if holders & bit:
+            total[medium] = total.get(medium, 0) + blocks * block_size
+    return total
+
+
+def _with_load(loads: Loads | None, holders: int, medium: str, blocks: int) -> Loads:
+    if loads is not None and loads[1] == holders and loads[2] == medium:
+        return (loads[0], holders, medium, loads[3] + blocks)
+    return (loads, holders, medium, blocks)
+
+
+def search(tree: Tree, prompt: bytes, live: int) -> Iterator[tuple[Group, int]]:
+    """Every group of holders of a prefix of the prompt in one tree, with the tree's block size.
+
+    The last byte is left out: vLLM always computes the last token, so a prompt that ends with a block's
+    last byte gives one block less (``KVCacheManager.get_computed_blocks``).
+    """
+    end = len(prompt) - 1
+    if end < 0:
+        return iter(())
+    walk = _Walk(tree.block_size, prompt, end)
+    walk.todo.extend(
+        (first, 0, (live, 0, None)) for first in continuations(tree.root.children, -1, prompt, 0, end)
+    )
+    walk.run()
+    return ((group, tree.block_size) for group in walk.groups)
+
+
+class _Walk:
+    """One match in one tree."""
+
+    __slots__ = ("block_size", "end", "groups", "prompt", "todo")
+
+    def __init__(self, block_size: int, prompt: bytes, end: int) -> None:
+        self.block_size = block_size
+        self.prompt = prompt
+        self.end = end
+        self.groups: list[Group] = []
+        self.todo: list[tuple[Segment, int, Reached]] = []
+        """(segment to look at, its offset in the prompt, who got so far)"""
+
+    def run(self) -> None:
+        """Looks at one segment after the other until nobody holds more."""
+        prompt, end, todo = self.prompt, self.end, self.todo
+        while todo:
+            segment, start, reached = self._ahead(*todo.pop())
+            if prompt.startswith(segment.text, start, end):
+                count = len(segment.hashes)
+            elif not (count := segment.matching(prompt, start, end)):
+                continue
+            further = _further(segment, count, reached)
+            if further[0] | further[1]:
+                self._found(segment, start, count, *further)
+            if further[:2] != reached[:2]:
+                self._shorter(segment, start, count, reached, further)
+            if segment.children is not None:
+                self._follow(segment, start, count, reached, further)
+
+    def _ahead(self, segment: Segment, start: int, reached: Reached) -> tuple[Segment, int, Reached]:
+        """Goes straight down while the only way on is held whole, on the GPU, by all that got here."""
+        prompt, end, (alive, low, _) = self.prompt, self.end, reached
+        below, after = segment, start
+        while not (low or below.lower or alive & ~below.gpu.full) and prompt.startswith(
+            below.text, after, end
+        ):
+            segment, start = below, after
+            children = segment.children
+            if not isinstance(children, Segment) or children.at + 1 != len(segment.hashes):
+                break
+            below, after = children, start + len(segment.text)
+        return segment, start, reached
+
+    def _found(
+        self, segment: Segment, start: int, count: int, alive: int, low: int, loads: Loads | None
+    ) -> None:
+        """These hold everything up to and with the first ``count`` blocks of the segment."""
+        holders = alive | low
+        tokens = (segment.base + count) * self.block_size
+        groups = self.groups
+        if groups and groups[-1][1] < tokens and not groups[-1][0] & ~holders:
+            groups.pop()  # the same holders, now further down
+        groups.append((holders, tokens, start + segment.offset(count), loads, segment))
+
+    def _shorter(self, segment: Segment, start: int, count: int, reached: Reached, further: Reached) -> None:
+        """Of those that do not hold the first ``count`` blocks, some hold a few."""
+        missing = (reached[0] | reached[1]) & ~(further[0] | further[1])
+        loads = reached[2]
+        tiered = missing & _anybody(segment.lower)
+        for holders, run in segment.gpu.shorter(count):
+            if some := holders & missing & ~tiered:
+                self._found(segment, start, run, some, 0, loads)
+        for bit in each(tiered):
+            if run := leading(segment.held(bit) & ONES[count]):
+                self._found(segment, start, run, 0, bit, _loading(segment, bit, run, loads))
+
+    def _follow(self, segment: Segment, start: int, count: int, reached: Reached, further: Reached) -> None:
+        """Lists what goes on after, or (in other token splits) inside, the first ``count`` blocks."""
+        children = segment.children
+        places = (children.at,) if isinstance(children, Segment) else children or ()
+        for at in places:
+            if at >= count:
+                continue
+            here = further if at == count - 1 else _further(segment, at + 1, reached)
+            if here[0] | here[1]:
+                offset = start + segment.offset(at + 1)
+                for child in continuations(children, at, self.prompt, offset, self.end):
+                    self.todo.append((child, offset, here))
+
+
+def _further(segment: Segment, count: int, reached: Reached) -> Reached:
+    """Who of those that got to the segment also holds its first ``count`` blocks."""
+    alive, low, loads = reached
+    gpu = segment.gpu
+    on_gpu = gpu.covering(count) if gpu.runs or gpu.part else gpu.full
+    straight = alive & on_gpu
+    if segment.lower is None:
+        return straight, low & on_gpu, loads
+    return _tiers(segment, count, (straight, low & on_gpu, loads), (alive | low) & ~on_gpu)
+
+
+def _tiers(segment: Segment, count: int, sure: Reached, rest: int) -> Reached:
+    """Adds those of ``rest`` that hold the first ``count`` blocks on the GPU and slower media together."""
+    straight, low, loads = sure
+    lower = segment.lower or {}
+    mixed = segment.gpu.everybody()
+    for medium in sorted(lower):
+        if whole := rest & ~mixed & lower[medium].covering(count):
+            loads = _with_load(loads, whole, medium, count)
+            low |= whole
+            rest &= ~whole
+        mixed |= lower[medium].everybody()
+    for bit in each(rest & _anybody(lower)):
+        if leading(segment.held(bit)) >= count:
+            loads = _loading(segment, bit, count, loads)
+            low |= bit
+    return straight, low, loads
+
+
+def _loading(segment: Segment, bit: int, count: int, loads: Loads | None) -> Loads | None:
+    """What one holder must load of the first ``count`` blocks: those not on the GPU, media by name."""
+    length = len(segment.hashes)
+    need = ONES[count] & ~segment.gpu.mask(bit, length)
+    lower = segment.lower or {}
+    for medium in sorted(lower):
+        if there := lower[medium].mask(bit, length) & need:
+            loads = _with_load(loads, bit, medium, there.bit_count())
+            need &= ~there
+    return loads
+
+
+def _anybody(lower: dict[str, Holders] | None) -> int:
+    bits = 0
+    for holders in (lower or {}).values():
+        bits |= holders.everybody()
+    return bits

@@ -1,0 +1,311 @@
+"""The tree's parts: up to 64 consecutive blocks joined into one segment, and how children hang on it.
+
+A block is a node of the tree; nodes of a chain share one ``Segment`` so that a prompt is compared
+thousands of bytes at a time and a block costs little more than its text. Children hang at the block
+they follow. A segment is never split: a chain that parts from it in the middle hangs there, and a
+publisher that holds only the shared part is in the segment's ``Holders`` with a shorter run.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from kvist_epp.index.tree.holders import SEGMENT_BLOCKS, Holders
+
+if TYPE_CHECKING:
+    from kvist_epp.index.tree.presence import Presence
+
+GPU: Final = "GPU"
+
+Root = tuple[str | None, str | None]
+"""(LoRA adapter name or None, cache salt or None)"""
+
+
+class Tree:
+    """All chains of one root and one block size."""
+
+    __slots__ = ("block_size", "key", "root")
+
+    def __init__(self, key: Root, block_size: int) -> None:
+        self.key = key
+        self.block_size = block_size
+        self.root = Segment(self, None, -1, 0)
+
+
+class Segment:
+    """Up to 64 consecutive blocks. The root of a tree is a segment without blocks."""
+
+    __slots__ = (
+        "alias",
+        "at",
+        "base",
+        "children",
+        "gpu",
+        "hashes",
+        "lower",
+        "parent",
+        "shadowed",
+        "sizes",
+        "text",
+        "tree",
+        "twin",
+    )
+
+    text: bytes
+    """The blocks' bytes, joined."""
+    sizes: array[int]
+    """Bytes of each block."""
+    hashes: tuple[int, ...]
+    """The name of each block: the engine hash of whoever stored it first; no name comes twice."""
+    base: int
+    """Blocks between the tree's root and this segment."""
+    at: int
+    """Position in ``parent`` of the block that the first block follows; -1: the root."""
+    children: Children
+    twin: Segment | None
+    """The next child of the same parent block that begins with the same bytes: other tokens, same text."""
+    gpu: Holders
+    lower: dict[str, Holders] | None
+    """Holders on media other than the GPU's memory."""
+    alias: dict[Presence, list[int | None]] | None
+    """Presence → its own hashes for the blocks it holds, when they are not (all) those of ``hashes``."""
+    shadowed: bool
+    """One of ``hashes`` means another block, or none, to most publishers: look it up per publisher only.
+
+    Every name of a segment that is not shadowed leads to it.
+    """
+
+    def __init__(self, tree: Tree, parent: Segment | None, at: int, base: int) -> None:
+        self.tree = tree
+        self.parent = parent
+        self.at = at
+        self.base = base
+        self.text = b""
+        self.sizes = array("I")
+        self.hashes = ()
+        self.children = None
+        self.twin = None
+        self.gpu = Holders()
+        self.lower = None
+        self.alias = None
+        self.shadowed = False
+
+    def __repr__(self) -> str:
+        return f"<Segment of {len(self.hashes)} blocks at {self.base}, {len(self.text)} bytes>"
+
+    def media(self) -> Iterator[tuple[str, Holders]]:
+        """Every medium on which somebody holds some of it."""
+        if self.gpu:
+            yield GPU, self.gpu
+        if self.lower:
+            yield from self.lower.items()
+
+    def on(self, medium: str) -> Holders | None:
+        """The holders on one medium, if there can be any."""
+        return self.gpu if medium == GPU else self.lower.get(medium) if self.lower else None
+
+    def ensure(self, medium: str) -> Holders:
+        """The holders on one medium, made when absent."""
+        if medium == GPU:
+            return self.gpu
+        lower = self.lower = self.lower or {}
+        return lower.setdefault(medium, Holders())
+
+    def leave_medium(self, medium: str) -> None:
+        """Nobody holds anything on this medium any more."""
+        if self.lower:
+            del self.lower[medium]
+            self.lower = self.lower or None
+
+    def names_of(self, who: Presence) -> list[int | None]:
+        """What a publisher calls its blocks, as a list of its own to write to."""
+        alias = self.alias = self.alias or {}
+        if who not in alias:
+            mask = self.held(who.bit)
+            alias[who] = [name if mask >> at & 1 else None for at, name in enumerate(self.hashes)]
+        return alias[who]
+
+    def bit_of(self, who: Presence, name: int) -> int:
+        """The mask bit of the block a publisher calls by this name; 0: none."""
+        names = self.alias.get(who, self.hashes) if self.alias else self.hashes
+        try:
+            return 1 << names.index(name)
+        except ValueError:
+            return 0
+
+    def hides(self, names: Iterable[int]) -> bool:
+        """Whether one of these names, unknown to the mapping, is a block's here all the same."""
+        return self.shadowed and not set(names).isdisjoint(self.hashes)
+
+    def held(self, bit: int) -> int:
+        """Mask of the blocks that one holder holds on any medium."""
+        length = len(self.hashes)
+        mask = self.gpu.mask(bit, length)
+        for holders in (self.lower or {}).values():
+            mask |= holders.mask(bit, length)
+        return mask
+
+    def exclusive(self, own: int, others: int) -> int:
+        """Mask of the blocks that some of ``own`` hold, on any medium, and none of ``others``."""
+        if self.gpu.full & others:
+            return 0
+        length = len(self.hashes)
+        mask = taken = 0
+        for _, holders in self.media():
+            mask |= holders.joined(own, length)
+            taken |= holders.joined(others, length)
+        return mask & ~taken
+
+    def offset(self, count: int) -> int:
+        """Bytes of the first ``count`` blocks."""
+        return len(self.text) if count == len(self.sizes) else sum(self.sizes[:count])
+
+    def block(self, position: int) -> bytes:
+        """The bytes of one block."""
+        start = self.offset(position)
+        return self.text[start : start + self.sizes[position]]
+
+    def extend(self, blocks: Sequence[bytes], hashes: tuple[int, ...]) -> None:
+        """Blocks are added after the last one."""
+        for _, holders in self.media():
+            holders.grow(len(self.hashes))
+        self.text += b"".join(blocks)
+        self.sizes += array("I", list(map(len, blocks)))
+        self.hashes += hashes
+        for names in (self.alias or {}).values():
+            names.extend([None] * len(hashes))
+
+    def cut(self, length: int) -> tuple[int, ...]:
+        """Only the first ``length`` blocks stay, nobody holds the others; returns their names."""
+        gone = self.hashes[length:]
+        self.text = self.text[: self.offset(length)]
+        self.sizes = self.sizes[:length]
+        self.hashes = self.hashes[:length]
+        for _, holders in self.media():
+            holders.shrink(length)
+        for names in (self.alias or {}).values():
+            del names[length:]
+        return gone
+
+    def reach(self) -> int:
+        """Number of blocks up to the last that somebody holds or that has a child."""
+        length = len(self.hashes)
+        far = self.gpu.reach(length)
+        if far < length:
+            for holders in (self.lower or {}).values():
+                far = max(far, holders.reach(length))
+            far = max(far, last_position(self.children) + 1)
+        return far
+
+    def has_room(self) -> bool:
+        """Whether a block may be added after the last one (a child there would otherwise be overtaken)."""
+        length = len(self.hashes)
+        return 0 < length < SEGMENT_BLOCKS and last_position(self.children) < length - 1
+
+    def matching(self, prompt: bytes, start: int, end: int) -> int:
+        """How many whole blocks equal ``prompt[start:end]`` from its start on."""
+        text = self.text
+        if not prompt.startswith(text[: self.sizes[0]], start, end):
+            return 0
+        ends = list(accumulate(self.sizes))
+        low, high = 0, bisect_right(ends, end - start)
+        while low < high:
+            middle = (low + high + 1) // 2
+            done = ends[low - 1] if low else 0
+            if text.startswith(prompt[start + done : start + ends[middle - 1]], done):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+Fork = dict[int, dict[int, dict[bytes, Segment]]]
+"""Position → bytes of the child's first block: their number → themselves → child."""
+Children = None | Segment | Fork
+"""Most segments have no child or one; only the others pay for a dictionary."""
+
+
+def last_position(children: Children) -> int:
+    """The last block that has a child; -1: none has."""
+    if children is None:
+        return -1
+    return children.at if isinstance(children, Segment) else max(children)
+
+
+def child(children: Children, at: int, block: bytes) -> Segment | None:
+    """The first child after the block at ``at`` that begins with ``block``; others are its twins."""
+    if isinstance(children, Segment):
+        return children if children.at == at and children.block(0) == block else None
+    if children is None or at not in children:
+        return None
+    return children[at].get(len(block), {}).get(block)
+
+
+def continuations(children: Children, at: int, prompt: bytes, start: int, end: int) -> Iterator[Segment]:
+    """Children after the block at ``at`` that may go on with ``prompt[start:end]``, in any split."""
+    if isinstance(children, Segment):
+        if children.at == at:
+            yield children
+    elif children is not None:
+        for size, by_block in children.get(at, {}).items():
+            if start + size <= end:
+                found = by_block.get(prompt[start : start + size])
+                while found is not None:
+                    yield found
+                    found = found.twin
+
+
+def attach(parent: Segment, new: Segment) -> None:
+    """Hangs a segment at its place."""
+    children = parent.children
+    if children is None:
+        parent.children = new
+        return
+    if isinstance(children, Segment):
+        fork: Fork = {}
+        parent.children = fork
+        _insert(fork, children)
+    else:
+        fork = children
+    _insert(fork, new)
+
+
+def _insert(fork: Fork, new: Segment) -> None:
+    by_block = fork.setdefault(new.at, {}).setdefault(new.sizes[0], {})
+    block = new.block(0)
+    new.twin = by_block.get(block)
+    by_block[block] = new
+
+
+def detach(parent: Segment, old: Segment) -> None:
+    """Takes a segment from its place; empty dictionaries go with it."""
+    children = parent.children
+    if children is None or isinstance(children, Segment):
+        parent.children = None
+        return
+    by_size = children[old.at]
+    by_block = by_size[old.sizes[0]]
+    _unlink(by_block, old)
+    if not by_block:
+        del by_size[old.sizes[0]]
+    if not by_size:
+        del children[old.at]
+    parent.children = children or None
+
+
+def _unlink(by_block: dict[bytes, Segment], old: Segment) -> None:
+    block = old.block(0)
+    first = by_block[block]
+    if first is not old:
+        while first.twin is not old and first.twin is not None:
+            first = first.twin
+        first.twin = old.twin
+    elif old.twin is not None:
+        by_block[block] = old.twin
+    else:
+        del by_block[block]
+    old.twin = None

@@ -1,0 +1,1 @@
+"""Statistics of prefixes: popularity, recent uses, cache value, divergence. Pure."""

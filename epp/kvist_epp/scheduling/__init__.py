@@ -1,0 +1,1 @@
+"""The routing policy: the cost of each endpoint, and the choice. Pure."""

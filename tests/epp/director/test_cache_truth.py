@@ -1,0 +1,110 @@
+"""The self-check end to end, without sockets: picks, events learned in order, and what is compared."""
+
+import json
+from typing import Any
+
+from tests.epp.parts import BLOCK, CHAT, MODEL, Parts, ask, chat, make
+
+from kvist_epp.engines.vllm.kv_events import Batch, Removed, Stored
+from kvist_epp.kvevents.ingestion import Learner
+from kvist_epp.load.in_flight import Flight
+from kvist_epp.names import SESSION_HEADER
+from kvist_epp.prompt.request import parse
+
+LONG = "The library opens at nine and closes when the last reader has left. " * 12
+KEY = "t/e0"
+SOURCE = f"{KEY}/0"
+
+
+class Engine:
+    """One engine's events, learned as they come, and what the picker told of them."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.told: list[tuple[int, int]] = []
+        self._learner = Learner(parts.picker.index, MODEL)
+        self._learner.join(SOURCE, KEY)
+        self._learner.begins = parts.picker.begins
+        self._picker = parts.picker
+        parts.picker.truth = self._tell
+
+    def _tell(self, flight: Flight, cached: int, _now: float) -> None:
+        assert flight.compared
+        self.told.append((flight.indexed, cached))
+
+    def stores(self, body: dict[str, Any], session: str, cached: int) -> None:
+        """It computes all but the first ``cached`` blocks of this prompt."""
+        hashes, ids = chain(body)
+        parent = hashes[cached - 1] if cached else None
+        self._learn(
+            Stored(
+                hashes=hashes[cached:],
+                parent=parent,
+                token_ids=ids[cached * BLOCK :],
+                block_size=BLOCK,
+                session=session,
+            )
+        )
+
+    def evicts(self, body: dict[str, Any], count: int) -> None:
+        """It drops the last ``count`` blocks of this prompt."""
+        self._learn(Removed(hashes=chain(body)[0][-count:]))
+
+    def _learn(self, event: Any) -> None:
+        for seen in self._learner.apply(SOURCE, Batch(ts=0.0, events=[event])):
+            self._picker.observed(seen)
+
+
+def chain(body: dict[str, Any]) -> tuple[list[int], list[int]]:
+    """Hashes and token ids of the prompt's whole blocks."""
+    [prompt] = MODEL.prompts(parse(CHAT, json.dumps(body).encode()))
+    ids = MODEL.encode(prompt.decode())
+    whole = len(ids) // BLOCK
+    return [hash(tuple(ids[: (n + 1) * BLOCK])) & (1 << 64) - 1 for n in range(whole)], ids[: whole * BLOCK]
+
+
+def test_what_happened_between_pick_and_prefill_is_no_error() -> None:
+    """Blocks that came or went after the pick are in the comparison: it shows no error."""
+    parts = make(1)
+    engine = Engine(parts)
+    body = chat(LONG)
+    whole = len(chain(body)[0])
+    parts.picker.decide(ask(body, headers={SESSION_HEADER: "late"}))
+    engine.stores(body, "somebody else's", 0)
+    engine.stores(body, "late", whole - 1)
+
+    parts.picker.decide(ask(body, headers={SESSION_HEADER: "again"}))
+    engine.evicts(body, 3)
+    engine.stores(body, "again", whole - 3)
+
+    assert engine.told == [
+        ((whole - 1) * BLOCK, (whole - 1) * BLOCK),
+        ((whole - 3) * BLOCK, (whole - 3) * BLOCK),
+    ]
+
+
+def test_a_lie_shows() -> None:
+    """An engine that reuses less than its events promised is found out."""
+    parts = make(1)
+    engine = Engine(parts)
+    body = chat(LONG)
+    whole = len(chain(body)[0])
+    engine.stores(body, "first", 0)
+    parts.picker.decide(ask(chat(LONG, "ok", "more"), headers={SESSION_HEADER: "s"}))
+    engine.stores(body, "s", 0)
+
+    [(indexed, cached)] = engine.told
+    assert cached == 0
+    assert indexed >= (whole - 1) * BLOCK
+
+
+def test_prompts_are_not_kept_longer_than_needed() -> None:
+    """A prompt is let go when its engine took it up, and when its request ended."""
+    parts = make(1)
+    engine = Engine(parts)
+    body = chat(LONG)
+    parts.picker.decide(ask(body, headers={SESSION_HEADER: "s"}))
+    parts.picker.decide(ask(body, headers={SESSION_HEADER: "t"}))
+    engine.stores(body, "s", 0)
+    parts.picker.settled(["t"], "access-log")
+
+    assert parts.picker.flights._kept == 0

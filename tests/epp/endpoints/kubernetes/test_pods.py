@@ -1,0 +1,160 @@
+"""Pods into endpoints: what counts, what is refused, where events come from."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.epp.endpoints.kubernetes.documents import parsed, pod
+
+from kvist_epp.endpoints.endpoint import Endpoint, Fleet
+from kvist_epp.endpoints.kubernetes import pods
+
+
+def made(document: dict[str, Any], *ports: int) -> list[Endpoint]:
+    """Its endpoints; nothing to complain about."""
+    complaints: list[str] = []
+    found = pods.endpoints(parsed(document), ports or (8000,), complaints.append)
+    assert complaints == []
+    return list(found)
+
+
+def test_a_ready_pod_is_an_endpoint() -> None:
+    """Everything the picker needs to know of a pod, whole."""
+    labels = {"app": "vllm", "kvist.dev/role": "decode"}
+    assert made(pod(labels=labels)) == [
+        Endpoint(
+            name="a",
+            namespace="ns",
+            address="10.0.0.1",
+            port=8000,
+            labels=labels,
+            kv_events="tcp://10.0.0.1:5557",
+            kv_replay="tcp://10.0.0.1:5657",
+            uid="uid-a",
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [pod(phase="Pending"), pod(phase="Failed"), pod(phase="Succeeded"), pod(address=""), pod(address="host")],
+)
+def test_what_does_not_run_is_not_there(document: dict[str, Any]) -> None:
+    """A pod that is not running, or has no usable address, is no endpoint."""
+    assert made(document) == []
+
+
+@pytest.mark.parametrize(
+    ("document", "refusal"),
+    [
+        (pod(ready=False), "not ready"),
+        (pod() | {"status": {"phase": "Running", "podIP": "10.0.0.1"}}, "not ready"),
+        (pod(deletionTimestamp="2026-01-01T00:00:00Z"), "terminating"),
+        (pod(ready=False, deletionTimestamp="2026-01-01T00:00:00Z"), "terminating"),
+        (pod(), ""),
+    ],
+)
+def test_objections(document: dict[str, Any], refusal: str) -> None:
+    """Only a pod whose Ready condition is true, and that is not on its way out, may be picked."""
+    [endpoint] = made(document)
+    assert endpoint.refusal == refusal
+
+
+def test_several_ports_are_several_endpoints() -> None:
+    """Each port has a name, a rank and event ports of its own, and no two share a publisher."""
+    found = made(pod(address="fd00::1"), 8000, 8001)
+
+    assert [e.name for e in found] == ["a-rank-0", "a-rank-1"]
+    assert [e.hostport for e in found] == ["[fd00::1]:8000", "[fd00::1]:8001"]
+    sources = [source for e in found for source in e.sources]
+    assert [(s.publisher, s.rank, s.events, s.replay) for s in sources] == [
+        ("uid-a/0", 0, "tcp://[fd00::1]:5557", "tcp://[fd00::1]:5657"),
+        ("uid-a/1", 1, "tcp://[fd00::1]:5558", "tcp://[fd00::1]:5658"),
+    ]
+    assert {name for e in found for name in e.aliases} == {"a", "ns/a", "[fd00::1]:8000"}
+
+
+def test_annotations_win_over_labels() -> None:
+    """A pod may say in either where its events are; its annotations count more."""
+    labels = {"kvist.dev/kv-events-port": "7000", "kvist.dev/data-parallel-size": "2"}
+    annotations = {"kvist.dev/kv-events-port": "6000", "kvist.dev/kv-replay-port": "none", "other": "x"}
+    [endpoint] = made(pod(labels=labels, annotations=annotations))
+
+    assert (endpoint.kv_events, endpoint.kv_replay, endpoint.ranks) == ("tcp://10.0.0.1:6000", None, 2)
+
+
+def test_an_engine_without_events() -> None:
+    """A pod may say that its engine publishes none."""
+    [endpoint] = made(pod(annotations={"kvist.dev/kv-events": "false"}))
+    assert endpoint.sources == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("kv-events-port", "many"),
+        ("kv-events-port", "0"),
+        ("kv-replay-port", "65536"),
+        ("data-parallel-size", "-1"),
+        ("data-parallel-size", "٣"),
+        ("kv-events", "maybe"),
+    ],
+)
+def test_nonsense_is_named_and_passed_over(name: str, text: str) -> None:
+    """A setting that cannot be read is complained of by pod, name and text, and its default is taken."""
+    complaints: list[str] = []
+    document = pod(annotations={f"kvist.dev/{name}": text})
+    found = pods.endpoints(parsed(document), (8000,), complaints.append)
+
+    assert list(found) == made(pod())
+    [complaint] = complaints
+    assert all(part in complaint for part in ("a: ", f"kvist.dev/{name}", repr(text)))
+
+
+def test_a_second_family_is_of_no_account() -> None:
+    """Of a dual-stack pod the first address counts, as for gateways; podIPs do where podIP is missing."""
+    status = {"phase": "Running", "podIPs": [{"ip": "FD00::0:1"}, {"ip": "10.0.0.1"}]}
+    [endpoint] = made(pod() | {"status": status})
+    assert endpoint.address == "fd00::1"
+
+
+def fleet_of(*documents: dict[str, Any]) -> Fleet:
+    """The fleet of these pods."""
+    found = [parsed(document) for document in documents]
+    return pods.fleet((pods.born(one), pods.endpoints(one, (8000,), print)) for one in found)
+
+
+def test_two_pods_at_one_address() -> None:
+    """A pod that was left behind by a lost node does not hide the one that has its address now."""
+    left = pod("old", creationTimestamp="2026-01-01T00:00:00Z", deletionTimestamp="2026-01-02T00:00:00Z")
+    now = pod("new", creationTimestamp="2026-01-03T00:00:00Z")
+    assert [e.name for e in fleet_of(left, now)] == ["new"]
+    assert [e.name for e in fleet_of(now, left)] == ["new"]
+
+    younger = pod("younger", creationTimestamp="2026-01-04T00:00:00Z")
+    assert [e.name for e in fleet_of(younger, now)] == ["younger"]
+
+
+PODS = st.lists(
+    st.builds(
+        pod,
+        name=st.sampled_from("abcdef"),
+        address=st.sampled_from(["10.0.0.1", "10.0.0.2", "fd00::1", ""]),
+        ready=st.booleans(),
+        uid=st.uuids().map(str),
+    ),
+    unique_by=lambda document: str(document["metadata"]["name"]),
+)
+
+
+@given(PODS)
+def test_a_fleet_has_each_address_once(documents: list[dict[str, Any]]) -> None:
+    """Whatever the pods: one endpoint an address, a ready one where there is any, in order of names."""
+    fleet = fleet_of(*documents)
+    addresses = {d["status"]["podIP"] for d in documents if "podIP" in d["status"]}
+    ready = {e.address for d in documents for e in made(d) if not e.refusal}
+
+    assert [e.key for e in fleet] == sorted(e.key for e in fleet)
+    assert sorted(e.address for e in fleet) == sorted(addresses)
+    assert {e.address for e in fleet if not e.refusal} == ready

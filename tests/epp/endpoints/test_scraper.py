@@ -1,0 +1,253 @@
+"""The scraper against real HTTP servers that answer, lie, hang and vanish."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from aiohttp import web
+
+from kvist_epp.endpoints.endpoint import Endpoint, Fleet
+from kvist_epp.endpoints.scraper import EngineState, Scraper, State
+from kvist_epp.engines.vllm.engine_metrics import EngineSample
+
+MODELS = {"data": [{"id": "m", "max_model_len": 100}, {"id": "lora", "parent": "m"}]}
+
+
+class Engine:
+    """A server with the two pages; every answer can be changed."""
+
+    def __init__(self) -> None:
+        self.page = 'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 1.0\n'
+        self.status = 200
+        self.models_status = 200
+        self.asked: list[str] = []
+        app = web.Application()
+        app.add_routes([web.get("/metrics", self.metrics), web.get("/v1/models", self.models)])
+        self.runner = web.AppRunner(app, access_log=None)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        return web.Response(text=self.page, status=self.status)
+
+    async def models(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        return web.json_response(MODELS, status=self.models_status)
+
+    async def start(self) -> Endpoint:
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+        return Endpoint("a", "ns", "127.0.0.1", self.runner.addresses[0][1])
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    engine = Engine()
+    yield engine
+    await engine.runner.cleanup()
+
+
+class Told:
+    """What the scraper told, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self.changes: list[tuple[str, State]] = []
+        self.scrapes = 0
+        self._news = asyncio.Condition()
+
+    def changed(self, state: EngineState) -> None:
+        self.changes.append((state.endpoint.key, state.state))
+        self._wake()
+
+    def scraped(self, state: EngineState) -> None:
+        self.scrapes += 1
+        self._wake()
+
+    def _wake(self) -> None:
+        asyncio.get_running_loop().create_task(self._notify())
+
+    async def _notify(self) -> None:
+        async with self._news:
+            self._news.notify_all()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20), self._news:
+            await self._news.wait_for(condition)
+
+
+def scraper(told: Told, **more: float) -> Scraper:
+    options = {"interval": 0.01, "timeout": 5.0, **more}
+    return Scraper(scraped=told.scraped, changed=told.changed, **options)  # type: ignore[arg-type]
+
+
+async def test_an_engine_that_answers_is_ready(engine: Engine) -> None:
+    """The first answer makes it ready and tells what runs and what is served; models are not asked each
+    time."""
+    told, endpoint = Told(), await engine.start()
+    async with scraper(told) as scrapes:
+        scrapes.follow(Fleet((endpoint,)))
+        before = dict(scrapes.counts())
+        await told.until(lambda: told.scrapes >= 3)
+        state = scrapes.states["ns/a"]
+
+        assert before == {"new": 1, "ready": 0, "unreachable": 0}
+        assert (state.ready, state.problem, state.sample.running, state.sample.waiting) == (True, "", 2, 1)
+        assert (state.served.models, scrapes.adapters()) == (frozenset({"m"}), frozenset({"lora"}))
+        assert told.changes == [("ns/a", State.READY)]
+        assert engine.asked.count("/v1/models") == 1
+
+
+async def test_an_engine_that_fails_three_times_is_unreachable_until_it_answers(engine: Engine) -> None:
+    """Failures in a row make it unreachable with a reason; one answer brings it back, models asked anew."""
+    told, endpoint = Told(), await engine.start()
+    async with scraper(told) as scrapes:
+        scrapes.follow(Fleet((endpoint,)))
+        await told.until(lambda: len(told.changes) == 1)
+        engine.status = 503
+        await told.until(lambda: len(told.changes) == 2)
+        state = scrapes.states["ns/a"]
+
+        assert (state.state, state.problem) == (State.UNREACHABLE, "/metrics answered 503")
+        assert scrapes.counts() == {"new": 0, "ready": 0, "unreachable": 1}
+
+        engine.status = 200
+        await told.until(lambda: len(told.changes) == 3)
+
+        assert [change for _, change in told.changes] == [State.READY, State.UNREACHABLE, State.READY]
+        assert engine.asked.count("/v1/models") == 2
+
+
+async def test_an_api_key_on_models_does_not_matter(engine: Engine) -> None:
+    """An engine that guards /v1 is ready; that its models are not known is said."""
+    engine.models_status = 401
+    told, endpoint = Told(), await engine.start()
+    async with scraper(told) as scrapes:
+        scrapes.follow(Fleet((endpoint,)))
+        await told.until(lambda: told.scrapes >= 1)
+        state = scrapes.states["ns/a"]
+
+        assert (state.ready, state.models_problem) == (True, "/v1/models answered 401")
+
+
+async def test_another_server_is_no_engine(engine: Engine) -> None:
+    """A page that is not vLLM's, or too large, never makes an endpoint ready."""
+    engine.page = "up 1\n"
+    told, endpoint = Told(), await engine.start()
+    async with scraper(told) as scrapes:
+        scrapes.follow(Fleet((endpoint,)))
+        await told.until(lambda: len(told.changes) == 1)
+
+        assert (told.changes, told.scrapes) == ([("ns/a", State.UNREACHABLE)], 0)
+        assert scrapes.states["ns/a"].problem == "its /metrics page is not vLLM's"
+
+
+async def test_an_engine_that_hangs_times_out() -> None:
+    """A connection that is taken and never answered counts as a failure."""
+
+    async def read_only(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(-1)
+        writer.close()
+
+    server = await asyncio.start_server(read_only, "127.0.0.1", 0)
+    endpoint = Endpoint("a", "ns", "127.0.0.1", server.sockets[0].getsockname()[1])
+    told = Told()
+    async with scraper(told, timeout=0.05) as scrapes:
+        scrapes.follow(Fleet((endpoint,)))
+        await told.until(lambda: len(told.changes) == 1)
+
+        assert scrapes.states["ns/a"].problem == "timed out"
+    server.close()
+    await server.wait_closed()
+
+
+async def test_following_another_fleet(engine: Engine) -> None:
+    """Who left is no longer asked, who stays keeps its state, who changed starts anew."""
+    told, endpoint = Told(), await engine.start()
+    async with scraper(told) as scrapes:
+        scrapes.follow(Fleet((endpoint,)))
+        await told.until(lambda: told.scrapes >= 1)
+        state = scrapes.states["ns/a"]
+        scrapes.follow(Fleet((endpoint, Endpoint("b", "ns", "127.0.0.1", 1))))
+
+        assert scrapes.states["ns/a"] is state
+
+        scrapes.follow(Fleet((Endpoint("a", "ns", "127.0.0.1", endpoint.port, uid="2"),)))
+
+        assert (list(scrapes.states), scrapes.states["ns/a"].state) == (["ns/a"], State.NEW)
+
+
+async def test_an_objection_comes_and_goes(engine: Engine) -> None:
+    """An engine that is not to be picked stays known; once it may be picked it is asked at once."""
+    told, endpoint = Told(), await engine.start()
+    engine.status = 503
+    refused = dataclasses.replace(endpoint, refusal="not ready")
+    async with scraper(told, interval=60.0) as scrapes:
+        scrapes.follow(Fleet((refused,)))
+        await told.until(lambda: len(told.changes) == 1)
+        state = scrapes.states["ns/a"]
+
+        assert (state.ready, state.standing, scrapes.counts()["not ready"]) == (False, "not ready", 1)
+
+        engine.status = 200
+        scrapes.follow(Fleet((endpoint,)))
+        await told.until(lambda: told.scrapes == 1)
+
+        assert scrapes.states["ns/a"] is state
+        assert (state.ready, state.standing) == (True, "ready")
+
+        scrapes.follow(Fleet((dataclasses.replace(endpoint, labels={"v": "2"}, refusal="terminating"),)))
+
+        assert (state.ready, state.standing, state.failures) == (False, "terminating", 0)
+        assert scrapes.counts() == {"new": 0, "ready": 0, "unreachable": 0, "terminating": 1}
+
+
+async def test_without_scraping_all_are_ready() -> None:
+    """An interval of 0 turns scraping off."""
+    told = Told()
+    async with scraper(told, interval=0) as scrapes:
+        scrapes.follow(Fleet((Endpoint("a", "ns", "127.0.0.1", 1),)))
+
+        assert (told.changes, scrapes.states["ns/a"].ready) == ([("ns/a", State.READY)], True)
+
+
+@pytest.mark.parametrize(
+    ("label", "guess", "running", "waiting", "usage", "expected"),
+    [
+        (None, None, 5, 0, 0.5, None),
+        (None, 8, 5, 0, 0.5, 8),
+        (None, 8, 12, 0, 0.5, 13),
+        (None, 8, 12, 3, 0.5, 12),
+        ("4", 8, 5, 0, 0.5, 4),
+        ("64", 8, 20, 3, 0.99, 64),
+        ("64", 8, 20, 0, 0.99, 64),
+    ],
+)
+def test_slots(
+    label: str | None, guess: int | None, running: int, waiting: int, usage: float, expected: int | None
+) -> None:
+    """A label tells the batch size, else the guess unless more run; a full KV cache does not change it."""
+    labels = {"kvist.dev/max-num-seqs": label} if label else {}
+    state = EngineState(Endpoint("a", "ns", "10.0.0.1", 1, labels))
+    state.sample = EngineSample(running=running, waiting=waiting, cache_usage=usage)
+    state.batch.observe(running, waiting)
+
+    assert state.slots(guess) == expected
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "usage", "expected"),
+    [(20, 3, 0.99, 20), (0, 1, 1.0, 1), (20, 0, 0.99, None), (20, 3, 0.9, None)],
+)
+def test_crowd(running: int, waiting: int, usage: float, expected: int | None) -> None:
+    """Requests that wait while over 95 % of the KV cache is in use: no more than run now."""
+    state = EngineState(Endpoint("a", "ns", "10.0.0.1", 1))
+    state.sample = EngineSample(running=running, waiting=waiting, cache_usage=usage)
+    assert state.crowd == expected
+
+
+def test_every_rank_has_its_own_batch() -> None:
+    """Behind one address of several data-parallel ranks, label and guess count for each."""
+    labelled = Endpoint("a", "ns", "10.0.0.1", 1, {"kvist.dev/max-num-seqs": "8"}, ranks=4)
+
+    assert EngineState(labelled).slots(256) == 32
+    assert EngineState(Endpoint("a", "ns", "10.0.0.1", 1, ranks=4)).slots(256) == 1024

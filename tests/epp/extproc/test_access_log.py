@@ -1,0 +1,105 @@
+"""What Envoy's access log says of a request that ended."""
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.wrappers_pb2 import UInt32Value
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvist_epp.errors import ProtocolError
+from kvist_epp.extproc.access_log import Ended, decode
+from kvist_epp.extproc.pb.accesslog_pb2 import (
+    AccessLogCommon,
+    HTTPAccessLogEntry,
+    HTTPRequestProperties,
+    HTTPResponseProperties,
+    StreamAccessLogsMessage,
+)
+from kvist_epp.extproc.pb.base_pb2 import Address, SocketAddress
+
+NOTHING = Ended(None, None, None, None, 0, None, None)
+
+
+def _message(*entries: HTTPAccessLogEntry | bytes) -> bytes:
+    encoded = [entry if isinstance(entry, bytes) else entry.SerializeToString() for entry in entries]
+    logs = StreamAccessLogsMessage.HTTPAccessLogEntries(log_entry=encoded)
+    return StreamAccessLogsMessage(http_logs=logs).SerializeToString()
+
+
+def _upstream(address: str, port: int) -> HTTPAccessLogEntry:
+    socket = SocketAddress(address=address, port_value=port)
+    return HTTPAccessLogEntry(
+        common_properties=AccessLogCommon(upstream_remote_address=Address(socket_address=socket))
+    )
+
+
+def test_a_full_entry() -> None:
+    """Session, request id, upstream, destination, status and both times are read."""
+    headers = {"x-session-id": "r1.7", "x-gateway-destination-endpoint": "10.0.0.1:80,10.0.0.2:80"}
+    entry = _upstream("10.0.0.2", 80)
+    entry.common_properties.time_to_first_upstream_rx_byte.CopyFrom(Duration(seconds=1, nanos=500_000_000))
+    entry.common_properties.duration.CopyFrom(Duration(seconds=9))
+    entry.request.CopyFrom(HTTPRequestProperties(request_id="id", request_headers=headers))
+    entry.response.CopyFrom(HTTPResponseProperties(response_code=UInt32Value(value=200)))
+
+    assert decode(_message(entry)) == [
+        Ended("r1.7", "id", "10.0.0.2:80", "10.0.0.1:80,10.0.0.2:80", 200, 1.5, 9.0)
+    ]
+
+
+def test_an_entry_of_a_client_that_left() -> None:
+    """What is absent is ``None``; a status that was never sent is 0."""
+    assert decode(_message(HTTPAccessLogEntry())) == [NOTHING]
+
+
+def test_older_envoys_have_no_duration() -> None:
+    """Without ``duration`` the time to the last byte sent down counts."""
+    common = AccessLogCommon(time_to_last_downstream_tx_byte=Duration(nanos=250_000_000))
+
+    (ended,) = decode(_message(HTTPAccessLogEntry(common_properties=common)))
+
+    assert ended.duration_seconds == 0.25
+
+
+@pytest.mark.parametrize(
+    ("address", "wanted"), [("fd00::1", "[fd00::1]:80"), ("10.0.0.1", "10.0.0.1:80"), ("name", "name:80")]
+)
+def test_upstream_addresses(address: str, wanted: str) -> None:
+    """IPv6 addresses come in brackets, as picks have them."""
+    assert decode(_message(_upstream(address, 80)))[0].upstream == wanted
+
+
+def test_running_requests_are_left_out() -> None:
+    """Entries of requests that still run are no ends."""
+    running = HTTPAccessLogEntry(common_properties=AccessLogCommon(intermediate_log_entry=True))
+
+    assert decode(_message(running)) == []
+
+
+def test_a_bad_entry_costs_only_itself() -> None:
+    """Entries that are no protobuf are counted, the others read."""
+    counted: list[int] = []
+
+    assert decode(_message(b"\xff", HTTPAccessLogEntry(), b"\x0a"), counted.append) == [NOTHING]
+    assert counted == [2]
+
+
+def test_other_messages_have_no_requests() -> None:
+    """A message without HTTP entries (an identifier, TCP entries) tells of nothing."""
+    assert decode(b"\x0a\x00\x1a\x00") == []
+
+
+def test_an_undecodable_message() -> None:
+    """Bytes that are no message raise ``ProtocolError``."""
+    with pytest.raises(ProtocolError, match="3 bytes"):
+        decode(b"\xff\xff\xff")
+
+
+@given(st.binary())
+def test_arbitrary_bytes_raise_nothing_else(data: bytes) -> None:
+    """Whatever arrives, it is read or refused with ``ProtocolError``."""
+    try:
+        decode(data)
+        decode(_message(data))
+    except ProtocolError:
+        return

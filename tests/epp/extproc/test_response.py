@@ -1,0 +1,233 @@
+"""Responses that are observed: echoed, read, written back, and told of once."""
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from google.protobuf.struct_pb2 import Struct
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.epp.extproc import messages as m
+
+from kvist_epp.extproc.pb import ext_proc_pb2 as pb
+from kvist_epp.extproc.pb.base_pb2 import Metadata
+from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.extproc.response import Seen
+from kvist_epp.extproc.session import Exchange, Step
+from kvist_epp.extproc.usage import Usage
+from kvist_epp.names import BODY_CHUNK_BYTES
+
+PICK = Picked(("10.0.0.1:8000",), session="r1.1")
+JSON = {":status": "200", "content-type": "application/json", "content-length": "99"}
+SSE = {":status": "200", "content-type": "text/event-stream; charset=utf-8"}
+ANSWER = b'{"model":"engine-name","usage":{"prompt_tokens":7,"completion_tokens":2}}'
+RESTORED = b'{"model":"m","usage":{"prompt_tokens":7,"completion_tokens":2}}'
+MODES = [pb.FULL_DUPLEX_STREAMED, pb.STREAMED, pb.BUFFERED]
+
+
+def _observing(mode: int, *, rename: bool = False) -> Exchange:
+    """A stream that waits for its response."""
+    exchange = Exchange(observe_responses=True)
+    headers = {"x-request-id": "id"}
+    if rename:
+        headers["x-gateway-model-name-rewrite"] = "engine-name"
+    exchange.feed(m.request_headers(m.config(pb.BUFFERED, mode), headers=headers))
+    m.asked(exchange, m.request_body(b'{"model":"m"}'))
+    assert not exchange.decided(PICK).end
+    return exchange
+
+
+def _bodies(step: Step) -> list[pb.BodyMutation]:
+    return [answer.response_body.response.body_mutation for answer in m.read(step)]
+
+
+def test_observed_responses_are_echoed_until_they_end() -> None:
+    """The stream stays open after the pick, and each chunk goes back as it came."""
+    exchange = _observing(pb.FULL_DUPLEX_STREAMED)
+    sent = (m.response_headers(headers=SSE), m.response_body(b"data: 1"), m.response_body(b"", end=True))
+    steps = [exchange.feed(message) for message in sent]
+
+    assert [step.end for step in steps] == [False, False, True]
+    assert [kind for step in steps for kind in m.kinds(step)] == [
+        "response_headers",
+        "response_body",
+        "response_body",
+    ]
+    echoed = [body.streamed_response for step in steps[1:] for body in _bodies(step)]
+    assert [(chunk.body, chunk.end_of_stream) for chunk in echoed] == [(b"data: 1", False), (b"", True)]
+
+
+@pytest.mark.parametrize("mode", [pb.STREAMED, pb.BUFFERED, pb.GRPC])
+def test_responses_of_other_modes_are_let_pass(mode: int) -> None:
+    """Each body message gets one empty answer, trailers theirs, which end the stream."""
+    exchange = _observing(mode)
+
+    steps = [exchange.feed(message) for message in (m.response_body(b"x"), m.response_trailers())]
+
+    assert [step.replies for step in steps] == [(b"\x22\x00",), (b"\x32\x00",)]
+    assert [step.end for step in steps] == [False, True]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("headers", [JSON, SSE], ids=["json", "sse"])
+def test_what_was_seen_is_told_once(mode: int, headers: dict[str, str]) -> None:
+    """At the end: session, request id, status, usage, and that it was whole; afterwards nothing more."""
+    exchange = _observing(mode)
+    exchange.feed(m.response_headers(headers=headers))
+    first = exchange.feed(m.response_body(ANSWER[:40]))
+    last = exchange.feed(m.response_body(ANSWER[40:], end=True))
+
+    assert first.seen is None
+    assert last.seen == Seen("r1.1", "id", None, 200, Usage(7, 2), whole=True)
+    assert exchange.feed(m.response_body(b"", end=True)) == Step()
+    assert exchange.gone() is None
+
+
+@pytest.mark.parametrize(
+    ("metadata", "served"),
+    [
+        ({"envoy.lb": {"x-gateway-destination-endpoint-served": "10.0.0.2:8000"}}, "10.0.0.2:8000"),
+        ({"envoy.lb": {"x-gateway-destination-endpoint-served": ""}}, None),
+        ({"envoy.lb": {"x-gateway-destination-endpoint-served": ["10.0.0.2:8000"]}}, None),
+        ({"envoy.lb": {}}, None),
+        ({"other": {"x-gateway-destination-endpoint-served": "10.0.0.2:8000"}}, None),
+    ],
+)
+def test_the_served_endpoint_is_read(metadata: dict[str, dict[str, Any]], served: str | None) -> None:
+    """The endpoint that answered is taken from the response's metadata, when it is there as text."""
+    structs = {name: Struct() for name in metadata}
+    for name, values in metadata.items():
+        structs[name].update(values)
+    exchange = _observing(pb.NONE)
+
+    step = exchange.feed(
+        m.response_headers(end=True, headers=JSON, metadata_context=Metadata(filter_metadata=structs))
+    )
+
+    assert step.seen == Seen("r1.1", "id", served, 200, Usage(), whole=True)
+
+
+def test_a_response_that_is_cut_is_told_too() -> None:
+    """When the gateway ends the stream first, what was seen so far is told once."""
+    exchange = _observing(pb.STREAMED)
+    exchange.feed(m.response_headers(headers=SSE))
+    exchange.feed(m.response_body(ANSWER))
+
+    assert exchange.gone() == Seen("r1.1", "id", None, 200, Usage(7, 2), whole=False)
+    assert exchange.gone() is None
+
+
+def test_a_stream_without_a_pick_has_nothing_to_tell() -> None:
+    """Before the pick, and where responses are not observed, the end of a stream tells nothing."""
+    early, left = Exchange(observe_responses=True), Exchange()
+    early.feed(m.request_headers(m.config(pb.BUFFERED)))
+    m.asked(left, m.request_headers(m.config(pb.BUFFERED), end=True))
+    left.decided(PICK)
+
+    assert (early.gone(), left.gone()) == (None, None)
+
+
+def test_compressed_responses_are_not_read() -> None:
+    """A compressed body, and one that is neither JSON nor SSE, goes back as it came and tells no usage."""
+    for headers in (JSON | {"content-encoding": "gzip"}, {"content-type": "audio/wav"}):
+        exchange = _observing(pb.FULL_DUPLEX_STREAMED, rename=True)
+        exchange.feed(m.response_headers(headers=headers))
+        step = exchange.feed(m.response_body(ANSWER, end=True))
+
+        assert [body.streamed_response.body for body in _bodies(step)] == [ANSWER]
+        assert step.seen is not None
+        assert not step.seen.usage.known
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_name_is_written_back(mode: int) -> None:
+    """A renamed request's response has the client's name again, and a length that is right or absent."""
+    exchange = _observing(mode, rename=True)
+    [headers] = m.read(exchange.feed(m.response_headers(headers=JSON)))
+    step = exchange.feed(m.response_body(ANSWER, end=True))
+
+    removed = headers.response_headers.response.header_mutation.remove_headers
+    [answer] = m.read(step)
+    body = answer.response_body.response.body_mutation
+    assert (body.streamed_response.body or body.body) == RESTORED
+    if mode == pb.BUFFERED:
+        assert m.set_headers(answer.response_body.response) == {"content-length": str(len(RESTORED))}
+        assert list(removed) == []
+    else:
+        assert list(removed) == ["content-length"]
+
+
+@given(st.lists(st.integers(0, 4 * len(ANSWER)), max_size=6), st.sampled_from(MODES[:2]), st.booleans())
+def test_a_name_cut_anywhere_is_written_back(cuts: list[int], mode: int, trailers: bool) -> None:
+    """However a response is cut into chunks, the client gets all of it with its own name in it."""
+    text, wanted = ANSWER * 4, RESTORED * 4
+    exchange = _observing(mode, rename=True)
+    exchange.feed(m.response_headers(headers=SSE))
+    edges = [0, *sorted(cuts), len(text)]
+    sent = [text[a:b] for a, b in itertools.pairwise(edges)]
+    steps = [
+        exchange.feed(m.response_body(chunk, end=not trailers and number == len(sent)))
+        for number, chunk in enumerate(sent, 1)
+    ]
+    if trailers:
+        steps.append(exchange.feed(m.response_trailers()))
+
+    answers = [answer for step in steps for answer in m.read(step) if answer.HasField("response_body")]
+    bodies = [answer.response_body.response.body_mutation for answer in answers]
+    assert b"".join(body.streamed_response.body or body.body for body in bodies) == wanted
+    assert steps[-1].end
+    if mode == pb.STREAMED:
+        assert len(bodies) == len(sent)
+    else:
+        ends = [body.streamed_response.end_of_stream for body in bodies]
+        assert ends == [False] * (len(ends) - 1) + [not trailers]
+
+
+def test_what_was_kept_back_leaves_before_the_trailers() -> None:
+    """A full-duplex body that ends inside the key, and then trailers: nothing of it is lost."""
+    exchange = _observing(pb.FULL_DUPLEX_STREAMED, rename=True)
+    exchange.feed(m.response_headers(headers=JSON))
+    held = exchange.feed(m.response_body(b'{"mod'))
+    step = exchange.feed(m.response_trailers())
+
+    assert [body.streamed_response.body for body in _bodies(held)] == [b"{"]
+    assert m.kinds(step) == ["response_body", "response_trailers"]
+    assert _bodies(step)[0].streamed_response.body == b'"mod'
+
+
+def test_a_long_response_with_a_name_is_cut_to_chunks() -> None:
+    """A large JSON answer is written back in chunks that gateways take."""
+    text = json.dumps({"model": "engine-name", "text": "x" * 200_000}).encode()
+    exchange = _observing(pb.FULL_DUPLEX_STREAMED, rename=True)
+    exchange.feed(m.response_headers(headers=JSON))
+    step = exchange.feed(m.response_body(text, end=True))
+
+    chunks = [body.streamed_response.body for body in _bodies(step)]
+    assert b"".join(chunks) == text.replace(b"engine-name", b"m")
+    assert max(map(len, chunks)) <= BODY_CHUNK_BYTES
+
+
+def test_a_streamed_request_is_answered_chunk_by_chunk() -> None:
+    """Where the stream stays open each STREAMED chunk gets its answer: before, during and after the pick."""
+    exchange = Exchange(observe_responses=True)
+    exchange.feed(m.request_headers(m.config(pb.STREAMED, pb.NONE, early=True)))
+    assert exchange.feed(m.request_body(b"a", end=False)) == Step()
+    m.asked(exchange, m.request_body(bytes(600_000), end=False))
+    exchange.feed(m.request_body(b"late", end=False))
+
+    step = exchange.decided(PICK)
+    after = [exchange.feed(m.request_body(b"z", end=False)), exchange.feed(m.request_trailers())]
+
+    assert m.kinds(step) == ["request_headers", "request_body", "request_body", "request_body"]
+    assert [kind for later in after for kind in m.kinds(later)] == ["request_body", "request_trailers"]
+
+
+def test_trailers_that_come_while_the_picker_thinks_are_answered() -> None:
+    """STREAMED trailers behind a body that was picked for by its beginning get their answer with the rest."""
+    exchange = Exchange(observe_responses=True)
+    exchange.feed(m.request_headers(m.config(pb.STREAMED, pb.NONE, early=True)))
+    m.asked(exchange, m.request_body(bytes(600_000), end=False))
+    exchange.feed(m.request_trailers())
+
+    assert m.kinds(exchange.decided(PICK)) == ["request_headers", "request_body", "request_trailers"]

@@ -1,0 +1,250 @@
+"""The gRPC methods on a sink that only keeps what it is given."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+from tests.epp.extproc import messages as m
+
+from kvist_epp.errors import Shed
+from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.pb import ext_proc_pb2 as pb
+from kvist_epp.extproc.pick_request import Ask, Decision, Picked
+from kvist_epp.extproc.service import TROUBLES, methods
+from kvist_epp.http2.call import Call
+from kvist_epp.http2.grpc_health import Health
+from kvist_epp.names import (
+    ACCESS_LOG_METHOD,
+    HEALTH_CHECK_METHOD,
+    HEALTH_LIST_METHOD,
+    HEALTH_WATCH_METHOD,
+    PROCESS_METHOD,
+)
+
+DUPLEX = m.config(pb.FULL_DUPLEX_STREAMED, pb.FULL_DUPLEX_STREAMED)
+WHOLE = m.request_headers(DUPLEX, end=True)
+PICK = Picked(("10.0.0.1:80",))
+
+
+@dataclass
+class Recorder:
+    """A sink."""
+
+    sent: list[bytes] = field(default_factory=list)
+    closed: list[tuple[int, str]] = field(default_factory=list)
+
+    def send(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    def close(self, status: int = 0, message: str = "") -> None:
+        self.closed.append((status, message))
+
+
+@dataclass
+class World:
+    """Every method, and what they were given and gave."""
+
+    answer: Callable[[Ask], Decision | Awaitable[Decision]] = lambda _: PICK
+    sink: Recorder = field(default_factory=Recorder)
+    health: Health = field(default_factory=Health)
+    ended: list[Ended] = field(default_factory=list)
+    troubles: list[tuple[str, int]] = field(default_factory=list)
+
+    def call(self, method: str) -> Call:
+        table = methods(
+            self.answer,
+            self.ended.extend,
+            self.health,
+            trouble=lambda *what: self.troubles.append(what),
+        )
+        return table[method](self.sink)
+
+
+def _kinds(sink: Recorder) -> list[str | None]:
+    return [pb.ProcessingResponse.FromString(sent).WhichOneof("response") for sent in sink.sent]
+
+
+def test_a_pick_is_sent_and_the_stream_closed() -> None:
+    """A decision made at once is answered within the message's own turn."""
+    world = World()
+    world.call(PROCESS_METHOD).message(WHOLE)
+
+    assert (_kinds(world.sink), world.sink.closed) == (["request_headers"], [(0, "")])
+
+
+@pytest.mark.parametrize("raised", [True, False])
+def test_refusals_may_be_raised_or_returned(raised: bool) -> None:
+    """A ``PickError`` is an answer, whichever way it comes."""
+
+    def refuse(_: Ask) -> Decision:
+        if raised:
+            raise Shed("busy")
+        return Shed("busy")
+
+    world = World(refuse)
+    world.call(PROCESS_METHOD).message(WHOLE)
+
+    assert (_kinds(world.sink), world.sink.closed) == (["immediate_response"], [(0, "")])
+
+
+async def test_an_awaited_decision_is_answered_later() -> None:
+    """Nothing is sent until the decision is there; then it is as any other."""
+    decision: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+    world = World(lambda _: decision)
+    call = world.call(PROCESS_METHOD)
+    call.message(WHOLE)
+    call.message(m.request_body(b"again"))
+    assert (world.sink.sent, world.sink.closed) == ([], [])
+
+    decision.set_result(PICK)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    assert (_kinds(world.sink), world.sink.closed) == (["request_headers"], [(0, "")])
+
+
+async def test_an_awaited_decision_may_refuse() -> None:
+    """A ``PickError`` raised by an awaited decision is an answer."""
+
+    async def refuse(_: Ask) -> Decision:
+        raise Shed("waited too long", retry_after=1)
+
+    world = World(refuse)
+    world.call(PROCESS_METHOD).message(WHOLE)
+    await asyncio.sleep(0)
+
+    assert _kinds(world.sink) == ["immediate_response"]
+
+
+async def test_a_cancelled_call_cancels_its_decision() -> None:
+    """When the request goes away, what waits for it is cancelled and nothing is sent."""
+    cancelled = asyncio.Event()
+
+    async def wait(_: Ask) -> Decision:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        return PICK
+
+    world = World(wait)
+    call = world.call(PROCESS_METHOD)
+    call.message(WHOLE)
+    await asyncio.sleep(0)
+    call.cancelled()
+    await cancelled.wait()
+
+    assert (world.sink.sent, world.sink.closed, world.troubles) == ([], [], [])
+
+
+async def test_a_half_closed_call_is_answered() -> None:
+    """A client that ended its side while the decision waits gets its answer, then the end."""
+    decision: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+    world = World(lambda _: decision)
+    call = world.call(PROCESS_METHOD)
+    call.message(WHOLE)
+    call.half_closed()
+    assert world.sink.closed == []
+
+    decision.set_result(PICK)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    assert (_kinds(world.sink), world.sink.closed) == (["request_headers"], [(0, "")])
+
+
+def test_a_call_that_ends_without_a_question_is_closed() -> None:
+    """A client that ends its side before its body has ended gets the end, and no question is asked."""
+    world = World()
+    call = world.call(PROCESS_METHOD)
+    call.message(m.request_headers(DUPLEX))
+    call.half_closed()
+
+    assert (world.sink.sent, world.sink.closed) == ([], [(0, "")])
+
+
+async def test_bugs_of_the_picker_end_the_call(caplog: pytest.LogCaptureFixture) -> None:
+    """An exception at once or awaited ends its call with INTERNAL; its text goes nowhere."""
+
+    async def later(ask: Ask) -> Decision:
+        raise KeyError(ask.headers["x-tenant"])
+
+    def now(ask: Ask) -> Decision:
+        raise KeyError(ask.headers["x-tenant"])
+
+    for answer in (later, now):
+        world = World(answer)
+        world.call(PROCESS_METHOD).message(WHOLE)
+        await asyncio.sleep(0)
+
+        assert world.sink.closed == [(13, "the pick failed")]
+        assert world.troubles == [("pick-failed", 1)]
+    assert "KeyError" in caplog.text
+    assert "blue" not in caplog.text
+
+
+def test_undecodable_messages_are_refused_and_counted() -> None:
+    """Bytes that are no message end the call with INVALID_ARGUMENT, with a length and no content."""
+    world = World()
+    world.call(PROCESS_METHOD).message(b"\xffsecret")
+
+    assert world.sink.closed == [(3, "ext_proc message of 7 bytes cannot be decoded")]
+    assert world.troubles == [("ext-proc-message", 1)]
+
+
+def test_access_logs_are_passed_on_and_never_answered_early() -> None:
+    """Entries are passed on, garbage counted, and the one answer comes when Envoy ends its side."""
+    world = World()
+    call = world.call(ACCESS_LOG_METHOD)
+    for message in (b"\xff", b"\x12\x06\x0a\x01\xff\x0a\x01\xff", b"\x12\x02\x0a\x00", b"\x0a\x00"):
+        call.message(message)
+    assert world.sink.closed == []
+    call.half_closed()
+
+    assert world.ended == [Ended(None, None, None, None, 0, None, None)]
+    assert world.troubles == [("access-log-message", 1), ("access-log-entry", 2)]
+    assert (world.sink.sent, world.sink.closed) == ([b""], [(0, "")])
+
+
+def test_troubles_are_declared() -> None:
+    """Every trouble that can be counted has its declared name, so that counters exist from the start."""
+    world = World(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
+    world.call(PROCESS_METHOD).message(WHOLE)
+    world.call(PROCESS_METHOD).message(b"\xff")
+    world.call(ACCESS_LOG_METHOD).message(b"\xff")
+    world.call(ACCESS_LOG_METHOD).message(b"\x12\x03\x0a\x01\xff")
+
+    assert {name for name, _ in world.troubles} == set(TROUBLES)
+
+
+def test_checks_answer_and_end() -> None:
+    """A check of a known name answers and closes; of an unknown one it ends with NOT_FOUND."""
+    world = World()
+    world.call(HEALTH_CHECK_METHOD).message(b"\x0a\x08liveness")
+    world.call(HEALTH_CHECK_METHOD).message(b"\x0a\x06nobody")
+    world.call(HEALTH_LIST_METHOD).message(b"")
+
+    assert world.sink.sent == [world.health.answer("liveness"), world.health.list()]
+    assert world.sink.closed == [(0, ""), (5, "unknown service"), (0, "")]
+
+
+def test_a_check_without_a_request_is_refused() -> None:
+    """A unary call that ends before its request is a mistake of the client's."""
+    world = World()
+    world.call(HEALTH_CHECK_METHOD).half_closed()
+
+    assert world.sink.closed == [(13, "ended without a request")]
+
+
+def test_a_watch_outlives_its_request() -> None:
+    """A watch goes on after the client ended its side, and stops when the client leaves."""
+    world = World()
+    call = world.call(HEALTH_WATCH_METHOD)
+    call.message(b"")
+    call.half_closed()
+    world.health.set(True)
+    call.cancelled()
+    world.health.set(False)
+
+    assert (len(world.sink.sent), world.sink.closed) == (2, [])

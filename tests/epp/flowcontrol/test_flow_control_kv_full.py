@@ -1,0 +1,122 @@
+"""The queue under many requests: everybody is answered, nothing is left."""
+
+import asyncio
+import gc
+import random
+import weakref
+from typing import Any
+
+import pytest
+from tests.epp.doors import Door, Wait, refusal
+
+from kvist_epp.errors import Shed
+from kvist_epp.extproc.deferred_result import Pending
+from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.flowcontrol.flow_controller import LONGEST_SLICE_SECONDS, SLICE_SECONDS, slice_seconds
+
+LONG = "The library opens at nine and closes when the last reader has left. " * 12
+
+
+class Crowd:
+    """Requests that come, end and give up as the dice say, and what each of them was told."""
+
+    def __init__(self, door: Door, seed: int) -> None:
+        self.door = door
+        self.dice = random.Random(seed)
+        self.running: set[str] = set()
+        self.waiting: dict[str, Pending] = {}
+        self.answers: dict[str, object] = {}
+
+    def come(self, name: str) -> None:
+        """One more."""
+        dice = self.dice
+        subset = dice.choice((None, None, (self.door.parts.endpoints[0].address,)))
+        try:
+            decision = self.door.ask(
+                name, priority=dice.randint(-1, 1), tenant=dice.choice("ab"), subset=subset
+            )
+        except Shed as error:
+            self._answered(name, error)
+            return
+        if isinstance(decision, Wait):
+            self.waiting[name] = decision.pending
+            decision.pending.then(lambda told: self._answered(name, told))
+        else:
+            self._answered(name, decision)
+
+    def leave(self) -> None:
+        """One that waits gives up."""
+        if self.waiting:
+            name = self.dice.choice(sorted(self.waiting))
+            self.waiting.pop(name).cancel()
+            self.answers[name] = "left"
+
+    def end(self) -> None:
+        """One that runs has ended."""
+        if self.running:
+            name = self.dice.choice(sorted(self.running))
+            self.running.discard(name)
+            self.door.ends(name)
+
+    def _answered(self, name: str, decision: object) -> None:
+        assert name not in self.answers
+        self.answers[name] = decision
+        self.waiting.pop(name, None)
+        if isinstance(decision, Picked):
+            self.running.add(name)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_everybody_gets_one_answer_and_no_endpoint_too_many(doors: Any, seed: int) -> None:
+    """Whatever comes, ends and gives up: nobody is lost or answered twice, bounds hold, no slot is taken
+    twice, and nobody waits while there is room for it."""
+    door = doors(3, 2, requests=8)
+    crowd, ledger = Crowd(door, seed), door.picker.ledger
+    for number in range(200):
+        crowd.come(f"r{number}")
+        crowd.dice.choice((crowd.end, crowd.end, crowd.leave))()
+        if crowd.dice.random() < 0.7:
+            await _settled(door)
+            assert not crowd.waiting or ledger.running(door.parts.endpoints[0].key) == 2
+        assert max(ledger.running(endpoint.key) for endpoint in door.parts.endpoints) <= 2
+        assert len(crowd.waiting) <= door.queue.waiting.requests <= 8
+    while crowd.running or crowd.waiting:
+        crowd.end()
+        await _settled(door)
+
+    assert len(crowd.answers) == 200
+    assert (door.queue.waiting.requests, len(ledger)) == (0, 0)
+
+
+async def _settled(door: Door) -> None:
+    """Let the queue do what is due, rests included."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+    while door.queue.waiting.requests and door.queue.busy:
+        await asyncio.sleep(0)
+
+
+def test_who_waits_gets_as_much_time_as_a_flood_of_newcomers_takes() -> None:
+    """A short slice in peace; after a long turn of others as long a one, so that the queue shrinks, too."""
+    assert slice_seconds(None, 100.0) == SLICE_SECONDS
+    assert slice_seconds(99.9999, 100.0) == SLICE_SECONDS
+    assert slice_seconds(99.8, 100.0) == pytest.approx(0.2)
+    assert slice_seconds(90.0, 100.0) == LONGEST_SLICE_SECONDS
+
+
+async def test_nothing_is_left_of_who_waited(doors: Any) -> None:
+    """However it ended, neither the request nor its prompt is kept in the queue."""
+    door = doors(requests=3)
+    door.ask("running")
+    gone = [door.ask(name, priority=-1, text=LONG) for name in ("picked", "left", "displaced")]
+    traces = [weakref.ref(wait.pending) for wait in gone]
+    gone[1].pending.cancel()
+    last = door.ask("last"), door.ask("last2")
+    assert (await refusal(gone[2])).reason == "evicted-priority"
+    for name, wait in (("running", last[0]), ("last", last[1]), ("last2", gone[0])):
+        door.ends(name)
+        await wait
+    del gone, last, wait
+    gc.collect()
+
+    assert [trace() for trace in traces] == [None] * 3

@@ -1,0 +1,160 @@
+"""Waiting for one endpoint, which has room but may not take up more prefill."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.epp.doors import Door, Wait, refusal
+
+from kvist_epp.errors import Shed, ShuttingDown
+from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.load.replica_rotation import LATE_SECONDS, QUIET_SECONDS
+from kvist_epp.load.tpot_admission import Pacing
+from kvist_epp.scheduling.pick import Candidate
+
+LONG = "The library opens at nine and closes when the last reader has left. " * 12
+OTHER = "Nobody who reads here pays for anything, and nobody has ever asked why. " * 12
+
+
+def paced(doors: Any, endpoints: int = 1, **more: Any) -> Door:
+    """Endpoints that compute 100 tokens/s, so that half of a long prompt is enough for one to wait."""
+    door: Door = doors(endpoints, slots=None, **more)
+    for endpoint in door.parts.endpoints:
+        load = door.picker.ledger.load(endpoint.key)
+        load.rate, load.pacing = 100.0, Pacing(0.06)
+    return door
+
+
+def computed(door: Door, name: str) -> None:
+    """The engine has computed its prompt, and goes on decoding."""
+    door.picker.ledger.progress(name, 0, door.picker.clock())
+
+
+def crowded(door: Door) -> tuple[Wait, Candidate]:
+    """Both endpoints compute a prompt, ``a`` or ``b``; who waits for one of them, and the other one."""
+    for name in "ab":
+        door.ask(name, text=name * 800)
+    waits = door.ask("c", text="c" * 800)
+    assert isinstance(waits, Wait)
+    there = waits.pending.spot.subset.endpoint  # type: ignore[attr-defined]
+    return waits, next(c for c in door.picker.candidates if c.endpoint.key != there)
+
+
+async def test_the_newest_goes_first(doors: Any) -> None:
+    """When there is more than the endpoint can do in time, the last to come is served in time."""
+    door = paced(doors)
+    door.ask("a", text=LONG)
+    older, newer = door.ask("older", text=LONG + "1"), door.ask("newer", text=OTHER)
+    assert isinstance(older, Wait)
+    assert isinstance(newer, Wait)
+    computed(door, "a")
+    assert isinstance(await newer, Picked)
+    computed(door, "newer")
+    assert isinstance(await older, Picked)
+    assert [line.session for line in door.parts.log.lines] == ["a", "newer", "older"]
+
+
+async def test_the_late_give_way_to_newcomers(doors: Any) -> None:
+    """For a moment an endpoint with room leaves it to the next who comes; then it takes up who has waited
+    longest."""
+    door = paced(doors)
+    clock = door.parts.clock
+    door.ask("a", text=LONG)
+    late = door.ask("late", text=OTHER * 4)
+    assert isinstance(late, Wait)
+    clock.now += LATE_SECONDS + 0.1
+    computed(door, "a")
+    await asyncio.sleep(0.01)
+    assert not late.told.done()
+    assert isinstance(door.ask("new", text=LONG * 4), Picked)
+    computed(door, "new")
+    await asyncio.sleep(0.01)
+    assert not late.told.done()
+    clock.now += QUIET_SECONDS
+    door.queue.wake()
+    assert isinstance(await late, Picked)
+
+
+async def test_nobody_waits_behind_those_of_another_endpoint(doors: Any) -> None:
+    """While somebody waits for the one endpoint, others go to the one that has room."""
+    door = paced(doors, 2)
+    _, other = crowded(door)
+    other.load.rate = 10_000.0
+    assert isinstance(door.ask("d", text="d" * 800), Picked)
+    assert door.queue.waiting.requests == 1
+
+
+async def test_what_is_small_passes_what_is_large(doors: Any) -> None:
+    """A few new tokens are not held back by a prompt that waits for an allowance."""
+    door = paced(doors)
+    load = door.picker.ledger.load(door.parts.endpoints[0].key)
+    assert load.pacing is not None
+    load.pacing.share = 0.5
+    for name in "abcdefg":
+        door.ask(name, text=name)
+        computed(door, name)
+    load.pacing.takes(1_000, load.rate, door.picker.clock())
+    large = door.ask("large", text=LONG * 4)
+    assert isinstance(large, Wait)
+    assert isinstance(door.ask("small", text="h"), Picked)
+
+
+async def test_its_endpoint_goes_away(doors: Any) -> None:
+    """Who waited for it looks for another one."""
+    door = paced(doors, 2)
+    waits, stays = crowded(door)
+    for name in "ab":
+        if door.picker.flights.find(name).endpoint == stays.endpoint.key:  # type: ignore[union-attr]
+            computed(door, name)
+    door.picker.gather([stays])
+    freed = await waits
+    assert isinstance(freed, Picked)
+    assert freed.endpoints == (stays.endpoint.hostport,)
+
+
+async def test_it_waits_on_where_it_has_to(doors: Any) -> None:
+    """Its endpoint goes and the other one is busy, too: it waits for that one, and is not lost."""
+    door = paced(doors, 2)
+    waits, stays = crowded(door)
+    door.picker.gather([stays])
+    await asyncio.sleep(0.02)
+    assert (door.queue.waiting.requests, waits.told.done()) == (1, False)
+    for name in "ab":
+        computed(door, name)
+    assert isinstance(await waits, Picked)
+    assert (door.queue.waiting.requests, door.queue.waiting.size) == (0, 0)
+
+
+async def test_who_gives_up_is_forgotten(doors: Any) -> None:
+    """A client that leaves takes its tokens out of the endpoint's account."""
+    door = paced(doors)
+    pacing = door.picker.ledger.load(door.parts.endpoints[0].key).pacing
+    assert pacing is not None
+    door.ask("a", text=LONG)
+    waits = door.ask("b", text=OTHER)
+    assert isinstance(waits, Wait)
+    assert pacing.held_tokens > 100
+    waits.pending.cancel()
+    assert (pacing.held_tokens, pacing.held) == (0, {})
+
+
+async def test_patience_ends(doors: Any) -> None:
+    """After the longest wait the client is told to come again."""
+    door = paced(doors, live=True, room_seconds=0.05)
+    door.ask("a", text=LONG)
+    error = await refusal(door.ask("b", text=OTHER))
+    assert isinstance(error, Shed)
+
+
+@pytest.mark.parametrize("requests", [0, 10])
+async def test_nobody_waits_without_a_queue_or_at_the_end(doors: Any, requests: int) -> None:
+    """With a queue of no length, and when the picker shuts down, requests go to the engine as they come."""
+    door = paced(doors, requests=requests)
+    door.ask("a", text=LONG)
+    if requests:
+        waits = door.ask("b", text=OTHER)
+        assert isinstance(waits, Wait)
+        door.queue.shut()
+        assert isinstance(await waits, Picked)
+    assert isinstance(door.ask("c", text=OTHER), Picked)
+    assert not isinstance(door.outcomes["c"], ShuttingDown)

@@ -1,0 +1,340 @@
+"""Waiting: who waits, who goes when there is room, and what everybody else is told."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from tests.epp.doors import Wait, refusal
+from tests.epp.parts import ask, chat
+
+from kvist_epp.errors import NoEndpoints, Shed, ShuttingDown
+from kvist_epp.extproc.deferred_result import Pending
+from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.names import SESSION_HEADER
+from kvist_epp.scheduling.pick import Candidate
+
+LONG = "The library opens at nine and closes when the last reader has left. " * 12
+
+
+async def test_a_request_waits_for_room(doors: Any) -> None:
+    """Where there is room the answer comes at once; else as soon as a request has ended."""
+    door = doors(2)
+    assert isinstance(door.ask("a"), Picked)
+    second = door.ask("b")
+    waits = door.ask("c")
+    assert isinstance(waits, Wait)
+
+    door.ends("b")
+    freed = await waits
+
+    assert isinstance(freed, Picked)
+    assert freed.endpoints == second.endpoints
+    assert len(freed.endpoints) == 2
+    line = door.parts.log.lines[-1]
+    assert (line.outcome, line.session, line.waited_ms >= 0) == ("picked", "c", True)
+    assert door.picker.metrics.requests == {"picked": 3}
+
+
+async def test_nobody_is_overtaken(doors: Any) -> None:
+    """Who comes when there is room, but somebody waits, goes behind; unless it matters more."""
+    door = doors()
+    door.ask("a")
+    first = door.ask("first")
+    door.ends("a")  # and before anybody is let go:
+    second, third = door.ask("second"), door.ask("urgent", priority=1)
+    assert isinstance(third, Picked)
+    door.ends("urgent")
+
+    assert isinstance(await first, Picked)
+    assert door.queue.waiting.requests == 1
+    door.ends("first")
+    assert isinstance(await second, Picked)
+    assert [line.session for line in door.parts.log.lines] == ["a", "urgent", "first", "second"]
+
+
+async def test_higher_priorities_go_first_and_tenants_take_turns(doors: Any) -> None:
+    """Of those that wait: by level, and inside one in turn, however many one tenant has."""
+    door = doors()
+    door.ask("running")
+    waiting = {
+        name: door.ask(name, priority=priority, tenant=tenant, text=LONG * 4)
+        for name, priority, tenant in [
+            *(("x1", 0, "x"), ("x2", 0, "x"), ("x3", 0, "x"), ("y1", 0, "y")),
+            *(("low", -1, "z"), ("high", 5, "x")),
+        ]
+    }
+    order = ["running"]
+    while waiting:
+        door.ends(order[-1])
+        while len(door.parts.log.lines) == len(order):
+            await asyncio.sleep(0)
+        order.append(door.parts.log.lines[-1].session)
+        assert isinstance(await waiting.pop(order[-1]), Picked)
+
+    assert order == ["running", "high", "x1", "y1", "x2", "x3", "low"]
+
+
+async def test_what_is_known_of_the_cache_when_the_turn_comes_counts(doors: Any) -> None:
+    """A prompt that was stored somewhere while the request waited is found there."""
+    door = doors(3)
+    for name in ("a", "b", "c"):
+        door.ask(name)
+    waits = door.ask("d", text=LONG)
+    held = door.parts.warm(1, chat(LONG))
+    door.ends("a", "b", "c")
+    freed = await waits
+
+    assert freed.endpoints[0] == door.parts.endpoints[1].hostport
+    assert door.parts.log.lines[-1].matched_tokens >= held - 32
+
+
+async def test_who_gives_up_leaves_at_once(doors: Any) -> None:
+    """Nothing is left of a request whose client has gone, and it takes nobody's room."""
+    door = doors()
+    door.ask("a")
+    gone, stays = door.ask("gone", text=LONG), door.ask("stays")
+    gone.pending.cancel()
+    gone.pending.cancel()
+
+    assert (door.queue.waiting.requests, door.outcomes["gone"]) == (1, "rejected-context-cancelled")
+    assert door.picker.metrics.requests["rejected-context-cancelled"] == 1
+    door.ends("a")
+    assert isinstance(await stays, Picked)
+    assert (door.queue.waiting.requests, door.queue.waiting.size, door.queue.waiting.tokens) == (0, 0, 0)
+
+
+async def test_a_cancelled_wait_leaves(doors: Any) -> None:
+    """Awaiting the answer in a task that is cancelled is giving up."""
+    door = doors()
+    door.ask("a")
+    pending = door.picker.decide(ask(chat("b"), headers={SESSION_HEADER: "b"}))
+    task = asyncio.ensure_future(_wait(pending))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+    assert (door.queue.waiting.requests, door.outcomes["b"]) == (0, "rejected-context-cancelled")
+
+
+async def _wait(pending: Pending) -> object:
+    return await pending
+
+
+async def test_who_waited_too_long_is_told_when_to_come_again(doors: Any) -> None:
+    """After --queue-seconds without room: 429, the reason, and Retry-After within its bounds."""
+    door = doors(live=True, room_seconds=0.02)
+    door.ask("a")
+    error = await refusal(door.ask("b"))
+
+    assert isinstance(error, Shed)
+    assert (error.reason, error.retry_after) == ("rejected-ttl-expired", 60)
+    assert door.outcomes["b"] == "rejected-ttl-expired"
+    assert door.picker.metrics.queue_waits.keys() == {"rejected-ttl-expired"}
+
+
+async def test_the_pace_of_the_pool_tells_when_to_come_again(doors: Any) -> None:
+    """Retry-After is what those before it take, at the pace of the last seconds."""
+    door = doors(requests=28)
+    door.ask("running")
+    for number in range(28):
+        door.ask(str(number), priority=number % 2)
+    for picked in range(0, 2000, 2):
+        door.queue.tick(picked)
+        door.parts.clock.now += 1.0
+    told = []
+    for priority in (0, 1):
+        with pytest.raises(Shed) as caught:
+            door.ask("more", priority=priority)
+        told.append(caught.value.retry_after)
+
+    assert told == [15, 8]  # 29 and 15 requests, at two a second
+
+
+async def test_a_full_queue_refuses_and_sheds(doors: Any) -> None:
+    """Beyond its bounds the newest of the lowest sheddable level gives way, else the newcomer is refused."""
+    door = doors(requests=2)
+    door.ask("a")
+    shed = [door.ask("s1", priority=-1), door.ask("s2", priority=-1)]
+    stays = door.ask("b")
+    told = await refusal(shed[1])
+    assert (told.reason, told.status, door.outcomes["s2"]) == ("evicted-priority", 429, "evicted-priority")
+    with pytest.raises(Shed) as caught:
+        door.ask("s3", priority=-1)
+    assert (caught.value.reason, door.outcomes["s3"]) == ("rejected-saturated", "rejected-saturated")
+
+    door.ends("a")
+    assert isinstance(await stays, Picked)
+    door.ends("b")
+    assert isinstance(await shed[0], Picked)
+
+
+async def test_without_a_queue_only_the_sheddable_are_refused(doors: Any) -> None:
+    """--queue-requests=0: requests go to full endpoints, negative priorities get 429, an empty pool 503."""
+    door = doors(requests=0)
+    door.ask("a")
+    assert isinstance(door.ask("b"), Picked)
+    with pytest.raises(Shed):
+        door.ask("c", priority=-1)
+    door.picker.gather(())
+    with pytest.raises(NoEndpoints):
+        door.ask("d")
+
+
+async def test_requests_wait_for_the_first_endpoint(doors: Any) -> None:
+    """An empty pool, or one where nobody is ready, is waited for; then its time for room begins."""
+    door = doors()
+    fleet, endpoint = door.picker.candidates, door.parts.endpoints[0]
+    door.picker.gather(())
+    early = door.ask("early")
+    door.picker.gather([Candidate(endpoint, fleet[0].load, ready=False, reason="new")])
+    still = door.ask("still")
+    await asyncio.sleep(0)
+    assert door.queue.waiting.requests == 2
+
+    door.parts.clock.now += 170.0
+    door.picker.gather(fleet)
+    assert isinstance(await early, Picked)
+    door.parts.clock.now += 59.0
+    door.queue.wake()
+    await asyncio.sleep(0)
+    assert door.queue.waiting.requests == 1
+    door.ends("early")
+    assert isinstance(await still, Picked)
+
+
+async def test_an_empty_pool_is_not_waited_for_for_ever(doors: Any) -> None:
+    """After --empty-pool-seconds: 503 with the reason for it."""
+    door = doors(live=True, empty_seconds=0.02)
+    door.picker.gather(())
+    error = await refusal(door.ask("a"))
+
+    assert isinstance(error, NoEndpoints)
+    assert (error.status, error.reason) == (503, "rejected-no-endpoints")
+
+
+async def test_a_subset_without_endpoints_is_refused_at_once(doors: Any) -> None:
+    """The protocol wants 503 there; also when its endpoints go while a request waits for room."""
+    door = doors(2)
+    fleet, (first, second) = door.picker.candidates, door.parts.endpoints
+    with pytest.raises(NoEndpoints):
+        door.ask("a", subset=("192.0.2.1",))
+    with pytest.raises(NoEndpoints):
+        door.ask("b", subset=())
+    door.ask("c", subset=(first.address,))
+    waits, other = door.ask("d", subset=(first.address,)), door.ask("e", subset=(second.address,))
+    assert isinstance(await other, Picked)
+    door.picker.gather([one for one in fleet if one.endpoint is second])
+
+    assert isinstance(await refusal(waits), NoEndpoints)
+
+
+async def test_a_full_subset_holds_back_nobody_else(doors: Any) -> None:
+    """Requests for other endpoints pass those that wait for theirs."""
+    door = doors(2)
+    first, second = (endpoint.address for endpoint in door.parts.endpoints)
+    door.ask("a", subset=(first,))
+    waits = door.ask("b", subset=(first,))
+    passes = door.ask("c", subset=(second,))
+    assert isinstance(passes, Wait)
+    assert isinstance(await passes, Picked)
+    assert door.queue.waiting.requests == 1
+    door.ends("a")
+    assert isinstance(await waits, Picked)
+
+
+async def test_what_computes_nothing_does_not_wait(doors: Any) -> None:
+    """A request without a body, such as GET /v1/models, goes to a full endpoint, and not to an empty pool."""
+    door = doors()
+    door.ask("a")
+    listing = ask(b"", "/v1/models")
+    assert isinstance(door.picker.decide(listing), Picked)
+    door.picker.gather(())
+    with pytest.raises(NoEndpoints):
+        door.picker.decide(listing)
+
+
+async def test_a_backlog_of_prefill_is_waited_for(doors: Any) -> None:
+    """An endpoint that owes too much is full until time or events have taken it off; a prompt that is longer
+    than that alone goes to one that owes nothing."""
+    door = doors(slots=None, live=True, max_owed=0.05)
+    tokens = 15_928
+    door.picker.ledger.routed("long", "t/e0", int(tokens * 0.1), int(tokens * 0.1), time.monotonic())
+    assert isinstance(await door.ask("a"), Picked)
+
+    door.ends("long", "a")
+    assert isinstance(door.ask("b", text="x " * 10_000), Picked)
+    late = door.ask("c")
+    assert isinstance(late, Wait)
+    door.picker.ledger.progress("b", 0, time.monotonic())
+    assert isinstance(await late, Picked)
+
+
+@pytest.mark.parametrize("waits", [1, 5])
+async def test_who_waits_in_a_picker_that_shuts_down_goes_to_a_full_endpoint(doors: Any, waits: int) -> None:
+    """At the end of the drain all that wait are picked, and so is who would have to wait: nothing is lost."""
+    door = doors()
+    door.ask("a")
+    waiting = [door.ask(f"w{n}") for n in range(waits)]
+    door.queue.shut_in(0.01)
+    decisions = [await decision for decision in waiting]
+
+    assert all(isinstance(decision, Picked) for decision in decisions)
+    assert isinstance(door.ask("more"), Picked)
+
+
+async def test_a_picker_that_shuts_down_says_so_to_the_sheddable(doors: Any) -> None:
+    """503 for those of a negative priority, whether they wait already or come now."""
+    door = doors()
+    door.ask("a")
+    held, other = door.ask("held", priority=-1), door.ask("other")
+    door.queue.shut()
+    error = await refusal(held)
+
+    assert isinstance(await other, Picked)
+    assert (error.reason, error.status) == ("rejected-shutting-down", 503)
+    with pytest.raises(ShuttingDown):
+        door.ask("more", priority=-1)
+    door.ends("a", "other")
+    assert isinstance(door.ask("room", priority=-1), Picked)
+
+
+async def test_a_picker_that_shuts_down_without_endpoints_says_so(doors: Any) -> None:
+    """503 for those who wait for a pool of none."""
+    door = doors(0)
+    waiting = door.ask("first")
+    door.queue.shut()
+    error = await refusal(waiting)
+
+    assert (error.reason, error.status) == ("rejected-shutting-down", 503)
+
+
+async def test_a_bug_costs_one_request(doors: Any) -> None:
+    """An exception while one is let go is told to that one, and the others go on."""
+    door = doors(2)
+    door.ask("a"), door.ask("b")
+    bad, good = door.ask("bad"), door.ask("good")
+    bad.pending.errand.thought.prompts = None
+    door.ends("a", "b")
+    with pytest.raises(TypeError):
+        await bad
+
+    assert isinstance(await good, Picked)
+
+
+async def test_thousands_go_without_a_standstill(doors: Any) -> None:
+    """While 3,000 requests leave a picker that shuts down, everybody else on the loop has many turns."""
+    door = doors()
+    door.ask("running")
+    told: list[object] = []
+    for number in range(3000):
+        door.ask(str(number), text="x").pending.then(told.append)
+    door.queue.shut()
+    turns = 0
+    while len(told) < 3000:
+        turns += 1
+        await asyncio.sleep(0)
+
+    assert turns > 10
+    assert all(isinstance(decision, Picked) for decision in told)

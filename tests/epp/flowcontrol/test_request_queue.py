@@ -1,0 +1,303 @@
+"""The queue: against a plain twin, and its promises by hand."""
+
+import tracemalloc
+from collections import Counter
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.epp.flowcontrol.oracles import QUANTUM, Plain, Want
+
+from kvist_epp.flowcontrol.deficit_round_robin import Bound, Spot, Subset, Ticket
+from kvist_epp.flowcontrol.queue_deadlines import Patience
+from kvist_epp.flowcontrol.request_queue import Waiting
+
+A: Subset = frozenset({"10.0.0.1"})
+B: Subset = frozenset({"10.0.0.2"})
+POD: Subset = Bound("pod", light=False)
+
+
+class Named(Ticket):
+    """A ticket that knows its twin."""
+
+    __slots__ = ("name",)
+
+    def __init__(
+        self,
+        name: int,
+        priority: int = 0,
+        tenant: str = "",
+        subset: Subset = None,
+        tokens: int = 1,
+        size: int = 1,
+    ) -> None:
+        super().__init__(priority, tenant, Spot(subset), tokens, size)
+        self.name = name
+
+
+def anybody(_: Subset, _need: int = 0) -> bool:
+    """Every subset has room."""
+    return True
+
+
+def name(ticket: Ticket | None) -> int | None:
+    """Who it is."""
+    assert ticket is None or isinstance(ticket, Named)
+    return ticket.name if ticket else None
+
+
+def names(tickets: list[Ticket] | None) -> list[int | None] | None:
+    """Who they are."""
+    return None if tickets is None else [name(ticket) for ticket in tickets]
+
+
+class Twins:
+    """Both queues, told the same."""
+
+    def __init__(self, dice: Random) -> None:
+        self.quick = Waiting(9, 60, quantum=QUANTUM)
+        self.plain = Plain(9, 60)
+        self.here: dict[int, tuple[Named, Want]] = {}
+        self.dice = dice
+        self.came = 0
+
+    def come(self) -> None:
+        """Somebody comes."""
+        dice = self.dice
+        self.came += 1
+        who = (
+            dice.choice((0, 0, 0, 1, -1, -2)),
+            dice.choice("aabc"),
+            dice.choice((None, None, A, B, POD, POD)),
+        )
+        cost = (dice.choice((1, 8, 9, 16, 40)), dice.randrange(12))
+        ticket, want = Named(self.came, *who, *cost), Want(self.came, *who, *cost)
+        displaced = names(self.quick.offer(ticket))
+        assert displaced == self.plain.offer(want)
+        for gone in displaced or ():
+            assert gone is not None
+            del self.here[gone]
+        if displaced is not None:
+            self.here[self.came] = ticket, want
+
+    def go(self) -> bool:
+        """Somebody may go, of some subsets."""
+        able = self.dice.choice(((None, A, B, POD), (None, A, B, POD), (None, A), (A, POD), (B,)))
+        gone = name(self.quick.take(lambda subset, _need: subset in able))
+        assert gone == self.plain.take(lambda subset: subset in able)
+        if gone is None:
+            return False
+        ticket, want = self.here.pop(gone)
+        if self.dice.random() < 0.2:
+            self.quick.again(ticket, Spot(B))
+            want.subset = B
+            self.plain.again(want)
+            self.here = dict(sorted([*self.here.items(), (gone, (ticket, want))]))
+        return True
+
+    def give_up(self) -> None:
+        """Somebody leaves."""
+        if self.here:
+            ticket, want = self.here.pop(self.dice.choice(list(self.here)))
+            assert self.quick.leave(ticket)
+            assert not self.quick.leave(ticket)
+            self.plain.remove(want)
+
+    def check(self) -> None:
+        """The same wait, and the accounts are right."""
+        waiting, quick = self.plain.waiting, self.quick
+        assert names(list(quick)) == [want.name for want in waiting] == list(self.here)
+        assert name(quick.oldest()) == (waiting[0].name if waiting else None)
+        assert quick.requests == len(waiting) <= 9
+        assert quick.size == sum(want.size for want in waiting) <= 60
+        assert quick.tokens == sum(want.tokens for want in waiting)
+        by_level = Counter(want.priority for want in waiting)
+        assert {priority: level.requests for priority, level in quick.levels.items()} == by_level
+        assert quick.top == max((w.priority for w in waiting if w.subset != POD), default=None)
+        assert quick.ahead(0) == sum(count for priority, count in by_level.items() if priority >= 0)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=150)
+def test_the_queue_equals_its_plain_twin(seed: int) -> None:
+    """Whatever comes, goes and gives up: the same order, nobody lost or twice, no bound exceeded."""
+    twins = Twins(Random(seed))
+    for _ in range(60):
+        twins.dice.choice((twins.come, twins.come, twins.come, twins.go, twins.give_up))()
+        twins.check()
+    while twins.here:
+        twins.go()
+    twins.check()
+
+
+@given(
+    st.lists(
+        st.lists(st.integers(1, 3000), min_size=60, max_size=80),  # tokens of each tenant's requests
+        min_size=2,
+        max_size=6,
+    )
+)
+@settings(max_examples=30)
+def test_tenants_with_a_backlog_get_equal_shares_of_tokens(backlogs: list[list[int]]) -> None:
+    """While all of them wait, no tenant is ahead of another by more than its largest requests and two
+    quanta."""
+    waiting, served = Waiting(10**6, 10**9), Counter[str]()
+    for tenant, sizes in enumerate(backlogs):
+        for tokens in sizes:
+            assert waiting.offer(Named(0, tenant=f"t{tenant}", tokens=tokens)) == []
+    left = Counter({f"t{n}": len(sizes) for n, sizes in enumerate(backlogs)})
+    slack = 2 * 512 + 2 * max(max(sizes) for sizes in backlogs)
+    while min(left.values()) > 0:
+        ticket = waiting.take(anybody)
+        assert ticket is not None
+        served[ticket.tenant] += ticket.tokens
+        left[ticket.tenant] -= 1
+        shares = [served[tenant] for tenant in left]
+        assert max(shares) - min(shares) <= slack
+
+
+def test_a_flood_of_one_tenant_costs_the_others_nothing() -> None:
+    """With 1,000 requests of one tenant and 100 each of four others, the first 400 taken are 80 of each."""
+    waiting = Waiting(10**6, 10**9)
+    for tenant, count in (("flood", 1000), ("a", 100), ("b", 100), ("c", 100), ("d", 100)):
+        for _ in range(count):
+            waiting.offer(Named(0, tenant=tenant, tokens=600))
+    served = Counter(ticket.tenant for _ in range(400) if (ticket := waiting.take(anybody)))
+
+    assert served == dict.fromkeys(("flood", "a", "b", "c", "d"), 80)
+
+
+def test_a_tenant_that_comes_late_is_served_within_a_round() -> None:
+    """Who has nothing waiting does not queue behind another tenant's backlog."""
+    waiting = Waiting(10**6, 10**9)
+    for number in range(1000):
+        waiting.offer(Named(number, tenant="flood", tokens=5000))
+    for _ in range(10):
+        waiting.take(anybody)
+    waiting.offer(Named(-1, tenant="late", tokens=400))
+
+    assert -1 in [name(waiting.take(anybody)) for _ in range(2)]
+
+
+def test_a_tenant_that_comes_again_and_again_gets_no_more_than_its_share() -> None:
+    """Emptying one's queue between requests is no way around the others' turns."""
+    waiting = Waiting(10**6, 10**9)
+    for _ in range(200):
+        waiting.offer(Named(0, tenant="steady", tokens=500))
+    served = Counter[str]()
+    waiting.offer(Named(0, tenant="hopping", tokens=500))
+    for _ in range(100):
+        ticket = waiting.take(anybody)
+        assert ticket is not None
+        served[ticket.tenant] += 1
+        if ticket.tenant == "hopping":
+            waiting.offer(Named(0, tenant="hopping", tokens=500))
+
+    assert abs(served["hopping"] - served["steady"]) <= 2
+
+
+def test_higher_levels_go_first() -> None:
+    """Strictly: nobody goes while somebody of a higher level could."""
+    waiting = Waiting(100, 10**6)
+    for number in range(40):
+        waiting.offer(Named(number, priority=(number * 7) % 5 - 2, tenant=str(number % 3)))
+    order = [ticket.priority for _ in range(40) if (ticket := waiting.take(anybody))]
+
+    assert order == sorted(order, reverse=True)
+    assert (len(order), waiting.requests, waiting.size, waiting.tokens) == (40, 0, 0, 0)
+
+
+def test_a_full_subset_holds_back_nobody_else() -> None:
+    """Neither in its own level, nor of the same tenant, nor below."""
+    waiting = Waiting(100, 10**6)
+    for number, (priority, subset) in enumerate([(1, A), (1, A), (1, B), (0, None), (1, A)]):
+        waiting.offer(Named(number, priority, subset=subset))
+
+    assert [name(waiting.take(lambda s, _need: s != A)) for _ in range(3)] == [2, 3, None]
+    assert [name(waiting.take(anybody)) for _ in range(3)] == [0, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("newcomer", "displaced"),
+    [
+        (Named(9, priority=0), [3]),
+        (Named(9, priority=-1), [3]),
+        (Named(9, priority=-2), None),
+        (Named(9, priority=-3), None),
+        (Named(9, priority=5, size=9), None),
+    ],
+)
+def test_the_newest_of_the_lowest_sheddable_level_gives_way(
+    newcomer: Named, displaced: list[int] | None
+) -> None:
+    """A full queue takes only whom it can make room for, from negative levels below its own."""
+    waiting = Waiting(4, 8)
+    for number, priority in enumerate([-1, -2, 0, -2]):
+        waiting.offer(Named(number, priority, size=2))
+
+    assert names(waiting.offer(newcomer)) == displaced
+    assert (newcomer.number > 0) is (displaced is not None)
+
+
+def test_bytes_may_take_several_to_make_room_for() -> None:
+    """A newcomer of four requests' bytes displaces as many as it needs, and none when they are not enough."""
+    waiting = Waiting(100, 10)
+    for number in range(10):
+        waiting.offer(Named(number, priority=-1 if number < 4 else 0))
+
+    assert names(waiting.offer(Named(10, size=5))) is None
+    assert waiting.requests == 10
+    assert names(waiting.offer(Named(11, size=4))) == [3, 2, 1, 0]
+
+
+def test_thousands_of_tenants_are_cheap() -> None:
+    """20,000 requests of as many tenants hold less than 1 KB each in the queue, and nothing later."""
+    tracemalloc.start()
+    try:
+        waiting = Waiting(10**6, 10**9)
+        before = tracemalloc.get_traced_memory()[0]
+        tickets = [Named(n, tenant=f"tenant-{n}", tokens=1 + n % 700) for n in range(20_000)]
+        for ticket in tickets:
+            waiting.offer(ticket)
+        held = (tracemalloc.get_traced_memory()[0] - before) / 20_000
+        for ticket in tickets[:16_000:2]:
+            waiting.leave(ticket)
+        while waiting.take(anybody):
+            pass
+        del tickets, ticket
+        after = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+
+    assert held < 1000
+    assert after < 3_000_000  # the tables of emptied dictionaries, until they next grow
+    assert (waiting.requests, waiting.levels) == (0, {})
+
+
+steps = st.lists(st.tuples(st.sampled_from(["come", "wait", "empty", "back"]), st.floats(0, 50)), max_size=30)
+
+
+@given(steps)
+def test_patience_counts_each_state_of_the_pool_by_itself(steps: list[tuple[str, float]]) -> None:
+    """Who comes waits for room so long, and for an empty pool so long, whatever the pool does meanwhile; and
+    those who came first are the first to be too old."""
+    now, empty = 5.0, False
+    patience = Patience(60.0, 180.0, now)
+    came: list[tuple[tuple[float, float], dict[bool, float]]] = []
+    for what, seconds in steps:
+        now += seconds
+        for _, waited in came:
+            waited[empty] += seconds
+        if what == "come":
+            came.append((patience.stamp(now), {True: 0.0, False: 0.0}))
+        elif what != "wait":
+            empty = what == "empty"
+            patience.regard(now, empty=empty)
+    limit = 180.0 if empty else 60.0
+    left = [patience.left(stamp, now) for stamp, _ in came]
+
+    assert left == pytest.approx([limit - waited[empty] for _, waited in came])
+    assert all(earlier <= later + 1e-9 for earlier, later in pairwise(left))
+    assert patience.empty is empty

@@ -1,0 +1,331 @@
+"""Sequence numbers: what is applied, asked for again, forgotten."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.epp.kvevents.ring import Engine, Follower, after, batch
+
+from kvist_epp.kvevents.sequencing import Cursor, Verdict, advance, begin, ended, release, replayed
+from kvist_epp.kvevents.stream import Apply, Ask, Forget, Step, Stream
+
+
+def test_the_first_thing_is_a_replay_from_0() -> None:
+    """A late subscriber misses everything published before."""
+    stream = Stream()
+
+    assert stream.connected() == [Ask(0)]
+    assert not stream.warm
+
+
+def test_next_numbers_apply() -> None:
+    """In order, each message applies, once."""
+    stream = after()
+
+    assert stream.live(0, batch(0)) == [Apply(batch(0))]
+    assert stream.live(1, batch(1)) == [Apply(batch(1))]
+
+
+def test_live_messages_wait_for_the_replay_and_duplicates_are_dropped() -> None:
+    """Replay and live stream overlap: each number applies once, in order, and no restart is seen in it."""
+    stream = Stream()
+    stream.connected()
+    held = stream.live(2, batch(2)) + stream.live(3, batch(3))
+    ring = [step for seq in range(3) for step in stream.ring(seq, batch(seq))]
+
+    assert held == []
+    assert ring == [Apply(batch(seq)) for seq in range(3)]
+    assert stream.ring_ended() == [Apply(batch(3))]
+    assert (stream.warm, stream.suspect) == (True, False)
+
+
+def test_a_live_message_below_next_is_overlap_not_restart() -> None:
+    """A replay may run ahead of the live socket: numbers that only repeat what it brought are ignored."""
+    stream = after(0)
+    stream.connected()
+    for seq in range(4):
+        stream.ring(seq, batch(seq))
+    stream.ring_ended()
+
+    assert [stream.live(seq, batch(seq)) for seq in (1, 2, 3)] == [[], [], []]
+    assert stream.live(4, batch(4)) == [Apply(batch(4))]
+
+
+def test_a_gap_asks_the_ring_and_marks_the_publisher_suspect() -> None:
+    """Nothing is applied past a hole: it may hide a removal."""
+    stream = after(0, 1)
+
+    assert stream.live(4, batch(4)) == [Ask(1)]
+    assert (stream.suspect, stream.gaps) == (True, 1)
+    assert stream.ring(1, batch(1)) == []
+    assert stream.ring(2, batch(2)) + stream.ring(3, batch(3)) == [Apply(batch(2)), Apply(batch(3))]
+    assert stream.ring(4, batch(4)) + stream.ring_ended() == [Apply(batch(4))]
+    assert not stream.suspect
+
+
+def test_a_restart_forgets_at_once() -> None:
+    """Weakness 1: a restarted engine's old blocks must not stay."""
+    stream = after(0, 1, 2)
+
+    assert stream.live(0, batch(0, life=1)) == [Forget(restarted=True), Apply(batch(0, life=1))]
+
+
+def test_a_restart_with_its_beginning_missed_is_replayed_from_0() -> None:
+    """A number that steps back, but not to 0: the ring shows the new life, and what it said before."""
+    stream = after(0, 1, 2, 3)
+
+    assert stream.live(2, batch(2, life=1)) == [Ask(3)]
+    assert stream.suspect
+    assert stream.ring_ended() == [Forget(restarted=True), Ask(0)]
+    assert stream.ring(0, batch(0, life=1)) == [Apply(batch(0, life=1))]
+
+
+def test_a_message_that_was_overtaken_costs_nothing_that_was_learned() -> None:
+    """A number that steps back in the same life: the ring fills the hole and shows that nothing else was."""
+    stream = after(0, 1)
+
+    assert stream.live(3, batch(3)) == [Ask(1)]
+    assert stream.live(2, batch(2)) == []
+    assert stream.ring(1, batch(1)) == []
+    assert stream.ring(2, batch(2)) + stream.ring(3, batch(3)) == [Apply(batch(2)), Apply(batch(3))]
+    assert stream.ring_ended() == [Ask(3)]
+    assert stream.ring(3, batch(3)) + stream.ring_ended() == []
+    assert stream.live(4, batch(4)) == [Apply(batch(4))]
+
+
+def test_a_number_that_stepped_back_and_a_silent_ring_is_a_restart() -> None:
+    """What cannot be shown to be of the same life is forgotten, with what was held of either."""
+    stream = after(0, 1, 2)
+    stream.live(4, batch(4))
+    stream.live(1, batch(1, life=1))
+
+    assert stream.failed() == [Forget(restarted=True)]
+    assert stream.live(2, batch(2, life=1)) == [Ask(0)]
+
+
+def test_a_number_that_stepped_back_before_a_ring_that_has_wrapped_is_a_restart() -> None:
+    """The last batch applied is not there any more: the next one may be of another life."""
+    stream = after(0, 1, 2)
+    stream.live(1, batch(1, life=1))
+
+    assert stream.ring(3, batch(3, life=1)) == [Forget(restarted=False), Apply(batch(3, life=1))]
+
+
+def test_the_same_number_twice_on_the_live_socket_is_a_restart() -> None:
+    """Live numbers only grow: an engine that had sent one batch and restarted sends number 0 again."""
+    stream = after(0)
+
+    assert stream.live(0, batch(0, life=1)) == [Forget(restarted=True), Apply(batch(0, life=1))]
+
+
+def test_a_restart_that_ran_past_our_cursor_is_seen_by_its_fingerprint() -> None:
+    """Weakness 5: after a reconnection the numbers may go on as if nothing had happened."""
+    stream = after(0, 1)
+    stream.connected()
+    stream.ring(1, batch(1))
+    stream.ring_ended()
+
+    assert stream.connected() == [Ask(1)]
+    assert stream.ring(1, batch(1, life=1)) == [Forget(restarted=True), Ask(0)]
+
+
+def test_a_restart_that_has_said_nothing_yet_is_seen_by_its_empty_ring() -> None:
+    """Weakness 3: an idle engine announces nothing; its ring not knowing our last batch says enough."""
+    stream = after(0, 1)
+    stream.connected()
+    stream.ring(1, batch(1))
+    stream.ring_ended()
+    stream.connected()
+
+    assert stream.ring_ended() == [Forget(restarted=True), Ask(0)]
+    assert stream.ring_ended() == []
+
+
+def test_a_ring_that_never_has_anything_resets_only_once() -> None:
+    """An engine that keeps no ring must not lose its index at every look."""
+    stream = after(0, 1)
+    stream.connected()
+    first = stream.ring_ended() + stream.ring_ended() + stream.live(2, batch(2)) + stream.ring_ended()
+    stream.connected()
+
+    assert first == [Forget(restarted=True), Ask(0), Ask(0), Apply(batch(2))]
+    assert stream.ring_ended() == []
+
+
+def test_a_ring_that_has_wrapped_resets_and_gives_what_it_has() -> None:
+    """Weakness 6: the gap is older than the ring; one question, one reset, and on it goes, no loop."""
+    stream = after(0, 1)
+    steps = [*stream.live(9, batch(9))]
+    for seq in (7, 8, 9):
+        steps += stream.ring(seq, batch(seq))
+    steps += stream.ring_ended() + stream.live(10, batch(10))
+
+    assert steps == [Ask(1), Forget(restarted=False), *(Apply(batch(seq)) for seq in (7, 8, 9, 10))]
+
+
+def test_a_number_lost_for_good_is_asked_for_once_more_and_resets() -> None:
+    """A batch whose sending failed is in no ring: what came before it cannot be trusted, what follows can."""
+    stream = after(0, 1)
+    steps = stream.live(5, batch(5))
+    for seq in (1, 2, 4):
+        steps += stream.ring(seq, batch(seq))
+    for seq in (2, 4, 5):
+        steps += stream.ring(seq, batch(seq))
+    steps += stream.ring_ended()
+
+    assert steps == [
+        Ask(1),
+        Apply(batch(2)),
+        Ask(2),
+        Forget(restarted=False),
+        Apply(batch(4)),
+        Apply(batch(5)),
+    ]
+
+
+def test_a_first_replay_that_begins_late_resets_nothing() -> None:
+    """The ring of an old engine does not reach back to 0: its suffix is applied to the empty index."""
+    stream = Stream()
+    stream.connected()
+
+    assert stream.ring(500, batch(500)) == [Apply(batch(500))]
+
+
+def test_without_a_ring_a_gap_resets_and_goes_on() -> None:
+    """No replay endpoint: the publisher is warm at once, and a hole costs what came before it."""
+    stream = Stream(has_ring=False)
+    steps = (
+        stream.connected() + stream.live(3, batch(3)) + stream.live(4, batch(4)) + stream.live(6, batch(6))
+    )
+
+    assert steps == [Apply(batch(3)), Apply(batch(4)), Forget(restarted=False), Apply(batch(6))]
+    assert stream.warm
+
+
+def test_a_replay_that_never_answers_is_given_up() -> None:
+    """What was held is applied; what lies before the hole is forgotten; nothing is asked again."""
+    stream = after(0)
+    stream.live(2, batch(2))
+
+    assert stream.stalled() == []
+    assert stream.failed() == [Forget(restarted=False), Apply(batch(2))]
+    assert (stream.replaying, stream.suspect) == (False, False)
+
+
+def test_an_answer_that_breaks_off_is_asked_for_from_where_it_stopped() -> None:
+    """Engines before 0.33 drop messages of a long replay, the end marker too."""
+    stream = Stream()
+    stream.connected()
+    stream.ring(0, batch(0))
+    stream.ring(1, batch(1))
+
+    assert stream.stalled() == [Ask(1)]
+
+
+def test_the_end_of_a_long_replay_is_asked_for_again() -> None:
+    """The end marker may arrive where the last batches did not."""
+    stream = Stream()
+    stream.connected()
+    for seq in range(300):
+        stream.ring(seq, batch(seq))
+
+    assert stream.ring_ended() == [Ask(299)]
+    assert stream.ring(299, batch(299)) + stream.ring_ended() == []
+    assert stream.warm
+
+
+def test_held_messages_are_bounded_in_bytes() -> None:
+    """A replay that lasts is given up before memory is."""
+    stream = Stream(hold_limit=60)
+    stream.connected()
+    steps = [step for seq in range(4, 9) for step in stream.live(seq, batch(seq))]
+
+    assert steps == [Apply(batch(seq)) for seq in range(4, 9)]
+    assert stream.held == 0
+
+
+def test_a_restart_drops_what_was_held_of_the_old_life() -> None:
+    """Messages of the old life that waited for a replay must not be applied to the new one."""
+    stream = after(0)
+    stream.live(5, batch(5))
+
+    assert stream.live(0, batch(0, life=1)) == [Forget(restarted=True), Apply(batch(0, life=1))]
+    assert (stream.held, stream.replaying) == (0, False)
+
+
+def test_late_answers_of_an_abandoned_replay_are_ignored() -> None:
+    """Only the replay that is under way is listened to."""
+    cursor = Cursor(next=5, mark=b"m", live=4)
+
+    assert replayed(cursor, 5, b"n") == (cursor, Verdict.IGNORE)
+    assert ended(cursor) == (cursor, Verdict.IGNORE)
+
+
+def test_a_hole_before_a_message_that_came_after_the_question_is_asked_about() -> None:
+    """The ring had not seen the far side of the hole when it was asked, so its silence was not final."""
+    cursor = begin(Cursor(next=3, mark=b"m", live=2))
+    cursor, held = advance(cursor, 6, b"x")
+    cursor, _ = replayed(cursor, 2, b"m")
+    cursor, done = ended(cursor)
+
+    assert (held, done) == (Verdict.HOLD, Verdict.DONE)
+    assert release(cursor, 6, b"x")[1] is Verdict.ASK
+
+
+HAPPENINGS = ["sent"] * 3 + ["lost", "overtaken", "restart", "restart, heard before it is seen", "reconnect"]
+
+
+@settings(max_examples=300)
+@given(
+    st.integers(1, 6),
+    st.lists(st.sampled_from(HAPPENINGS), max_size=40),
+)
+def test_what_is_believed_is_always_a_gapless_suffix_of_the_present_life(
+    ring: int, history: list[str]
+) -> None:
+    """Under any losses, reorderings, restarts and reconnections: no stale life, no hole, nothing twice, no
+    loop."""
+    engine = Engine(ring)
+    follower = Follower(engine)
+    follower.do(follower.stream.connected())
+    for happening in [*history, "reconnect"]:
+        before = follower.asked
+        if happening == "restart, heard before it is seen":
+            engine.restart()
+            follower.do(follower.stream.live(*engine.publish()))
+            follower.do(follower.stream.connected())
+        elif happening == "restart":
+            engine.restart()
+            follower.do(follower.stream.connected())
+        elif happening == "reconnect":
+            follower.do(follower.stream.connected())
+        else:
+            sent = [engine.publish() for _ in range(2 if happening == "overtaken" else 1)]
+            for seq, payload in reversed(sent):
+                if happening != "lost":
+                    follower.do(follower.stream.live(seq, payload))
+            if not follower.stream.proven:
+                follower.do(follower.stream.connected())
+        assert follower.asked - before <= 4 * (2 if happening == "overtaken" else 1)
+        numbers = [int(payload.split()[-1]) for payload in follower.applied]
+        assert all(second == first + 1 for first, second in pairwise(numbers))
+
+    current = [payload for payload in follower.applied if payload.startswith(b"life %d " % engine.life)]
+    kept = [payload for _, payload in engine.ring]
+    assert current == follower.applied
+    assert current[-len(kept) :] == kept or not kept
+
+
+@pytest.mark.parametrize("life", [0, 1])
+def test_a_message_after_a_reconnection_without_a_ring_is_judged_by_its_number(life: int) -> None:
+    """Without a ring nothing can be verified: the next number goes on, a lower one is a restart."""
+    stream = Stream(has_ring=False)
+    stream.connected()
+    stream.live(0, batch(0))
+    stream.live(1, batch(1))
+    stream.connected()
+    seq = 2 if life == 0 else 0
+    expected: list[Step] = [Apply(batch(seq, life))]
+
+    assert stream.live(seq, batch(seq, life)) == ([Forget(restarted=True)] if life else []) + expected

@@ -1,0 +1,380 @@
+"""From real sockets to the index: replay, gaps, restarts, ranks, garbage, both directions."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.fakes.learning import PROMPT, stored
+from tests.fakes.vocabulary import Words
+
+from kvist_epp.engines.vllm.kv_events import Batch, Event, Form, Removed, encode
+from kvist_epp.index.byte_index import Index
+from kvist_epp.kvevents.cooperative_scheduler import Pump
+from kvist_epp.kvevents.ingestion import Learner
+from kvist_epp.kvevents.observed import Observed
+from kvist_epp.kvevents.publisher_stats import SourceStats
+from kvist_epp.kvevents.replay_semaphore import Slots
+from kvist_epp.kvevents.subscriber import Followed, Subscriber, SubscriberLimits
+from kvist_sim.publisher import Publisher, PublisherConfig
+
+ANY = PublisherConfig(endpoint="tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*")
+QUICK = SubscriberLimits(replay_timeout=0.2, replay_attempts=2, settle=0.05, check=0.2)
+CALM = SubscriberLimits(settle=60.0, check=60.0)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Waits for it; the suite's own time limit ends what never comes."""
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def batch(*events: Event, ts: float = 1.0, rank: int = 0) -> Batch:
+    return Batch(ts=ts, rank=rank, events=list(events))
+
+
+def chain(block: int) -> Event:
+    """The prompt that is ``block`` blocks of aaaabbbb… deep, two blocks an event."""
+    names = [block + 1, block + 2]
+    return stored(names, block or None, PROMPT)
+
+
+class Following:
+    """A subscriber with its learner and index."""
+
+    def __init__(self, limits: SubscriberLimits, bind: str | None = None) -> None:
+        self.index = Index()
+        self.learner = Learner(self.index, Words())
+        self.seen: list[Observed] = []
+        self.subscriber = Subscriber(self.learner, observe=self.seen.append, bind=bind, limits=limits)
+
+    def tokens(self, source: str = "ns/pod/0") -> int:
+        hits = self.index.match((None, None), PROMPT * 50)
+        return hits.of(self.index.publisher(source)).tokens
+
+    def stats(self, source: str = "ns/pod/0") -> SourceStats:
+        return self.subscriber.stats()[source]
+
+
+@asynccontextmanager
+async def following(
+    *publishers: Publisher, limits: SubscriberLimits = CALM, replay: bool = True
+) -> AsyncIterator[Following]:
+    """Follows each publisher as a rank of ns/pod, from the moment it is warm."""
+    new = Following(limits)
+    new.subscriber.follow(
+        Followed("ns/pod", f"ns/pod/{at}", at, one.endpoint, one.replay_endpoint if replay else None)
+        for at, one in enumerate(publishers)
+    )
+    try:
+        await until(lambda: new.subscriber.warm("ns/pod"))
+        yield new
+    finally:
+        await new.subscriber.close()
+
+
+@asynccontextmanager
+async def publishing(config: PublisherConfig = ANY, rank: int = 0) -> AsyncIterator[Publisher]:
+    publisher = Publisher(config, rank)
+    try:
+        yield publisher
+    finally:
+        publisher.close()
+
+
+@pytest.mark.parametrize("form", ["map", "array"])
+@pytest.mark.parametrize("replay_topic", [True, False])
+async def test_a_late_subscriber_learns_all_by_replay_and_then_follows(
+    form: Form, replay_topic: bool
+) -> None:
+    """What was published before is asked for from 0; releases old and new."""
+    async with publishing(replace(ANY, form=form, replay_topic=replay_topic, topic="kv-events")) as engine:
+        engine.publish(batch(chain(0)))
+        engine.publish(batch(chain(2)))
+        async with following(engine) as follower:
+            before = follower.tokens()
+            engine.publish(batch(chain(4)))
+            await until(lambda: follower.stats().messages)
+
+            assert (before, follower.tokens(), engine.replays) == (16, 24, [0])
+
+
+async def test_a_gap_is_filled_from_the_ring() -> None:
+    """A lost message costs nothing but the question."""
+    async with publishing() as engine, following(engine) as follower:
+        engine.publish(batch(chain(0)))
+        engine.lose(batch(Removed(hashes=[1, 2])))
+        engine.publish(batch(stored([7, 8], None, b"ccccdddd")))
+        await until(lambda: follower.stats().removed)
+        await until(lambda: not follower.subscriber.suspect("ns/pod"))
+
+        assert (follower.tokens(), follower.stats().gaps, follower.stats().resets) == (0, 1, 0)
+        assert engine.replays == [0, 0]
+
+
+async def test_a_message_lost_for_good_resets_once_and_following_goes_on() -> None:
+    """Weakness 6: no loop of replays; what cannot be trusted is forgotten, what follows is learned."""
+    async with publishing() as engine, following(engine) as follower:
+        engine.publish(batch(chain(0)))
+        await until(follower.tokens)
+        engine.lose(batch(chain(2)), kept=False)
+        engine.publish(batch(stored([7, 8], None, b"ccccdddd")))
+        await until(lambda: follower.stats().resets)
+        engine.publish(batch(chain(0), ts=2.0))
+        await until(follower.tokens)
+
+        assert (follower.stats().resets, follower.stats().gaps, len(engine.replays)) == (1, 1, 2)
+
+
+async def test_a_ring_that_has_wrapped_gives_what_it_has() -> None:
+    """A consumer that joins late cannot rebuild everything: the suffix is learned, orphans wait."""
+    async with publishing(replace(ANY, buffer_steps=2)) as engine:
+        for block in (0, 2, 4):
+            engine.publish(batch(chain(block)))
+        async with following(engine) as follower:
+            engine.publish(batch(chain(0), ts=2.0))
+            await until(lambda: follower.tokens() == 24)
+
+            assert (follower.stats().orphans, follower.stats().resets) == (2, 0)
+
+
+async def test_a_long_replay_that_loses_messages_is_completed() -> None:
+    """Engines before 0.33 drop what exceeds their queue: asked again from where it broke off."""
+    async with publishing(replace(ANY, replay_hwm=300)) as engine:
+        for block in range(0, 3000, 2):
+            engine.publish(batch(stored([block + 1, block + 2], block or None, PROMPT)))
+        async with following(engine, limits=QUICK) as follower:
+            await until(lambda: follower.index.blocks(0).get("GPU") == 3000)
+
+            assert follower.stats().resets == 0
+
+
+async def test_a_restart_forgets_the_old_life() -> None:
+    """Weakness 1 and 5: numbers begin at 0 again, on the same address; nothing has to be registered anew."""
+    async with publishing() as engine, following(engine) as follower:
+        engine.publish(batch(chain(0)))
+        await until(follower.tokens)
+        engine.restart()
+        await until(lambda: follower.stats().replays >= 2)
+        engine.publish(batch(stored([7, 8], None, b"ccccdddd"), ts=2.0))
+        await until(lambda: follower.index.blocks(0) == {"GPU": 2} and not follower.tokens())
+
+        assert follower.stats().resets >= 1
+
+
+async def test_a_restart_that_says_nothing_is_noticed() -> None:
+    """Weakness 3: an engine that came back empty and idle must not keep its old blocks."""
+    async with publishing() as engine, following(engine, limits=QUICK) as follower:
+        engine.publish(batch(chain(0)))
+        await until(follower.tokens)
+        await until(lambda: len(engine.replays) > 2)
+        engine.restart()
+        await until(lambda: not follower.tokens())
+
+        assert follower.stats().restarts == 1
+
+
+async def test_a_last_message_that_was_lost_is_found_while_the_engine_is_idle() -> None:
+    """No later message shows the gap: the publisher is looked at now and then."""
+    async with publishing() as engine, following(engine, limits=QUICK) as follower:
+        engine.publish(batch(chain(0)))
+        engine.lose(batch(chain(2)))
+        await until(lambda: follower.tokens() == 16)
+
+        assert follower.stats().resets == 0
+
+
+async def test_garbage_is_counted_and_following_goes_on() -> None:
+    """Half a msgpack, no msgpack, odd frames: counted, what they may have removed forgotten, on it goes."""
+    async with publishing() as engine, following(engine) as follower:
+        engine.publish_raw(b"\xc1 no msgpack")
+        engine.publish_raw(encode(batch(chain(0)))[:-5])
+        engine.publish_raw(msgspec.msgpack.encode({"not": "a batch"}))
+        engine._pub.send_multipart([b"topic", b"123", b"payload"])
+        engine._pub.send_multipart([b"alone"])
+        engine.publish(batch(chain(0)))
+        await until(follower.tokens)
+
+        assert (follower.stats().garbage, follower.stats().resets) == (5, 3)
+
+
+async def test_without_replay_a_gap_resets() -> None:
+    """No replay endpoint configured: warm at once, and a hole costs what was known."""
+    async with publishing() as engine, following(engine, replay=False) as follower:
+        engine.publish(batch(chain(0)))
+        engine.lose(batch(chain(2)))
+        engine.publish(batch(stored([7, 8], None, b"ccccdddd")))
+        await until(lambda: follower.stats().resets)
+
+        assert (follower.tokens(), follower.index.blocks(0)) == (0, {"GPU": 2})
+
+
+async def test_a_replay_port_where_nobody_listens_is_given_up() -> None:
+    """The publisher becomes warm without its past, and what it says meanwhile is not lost."""
+    async with publishing(replace(ANY, replay_endpoint=None)) as engine:
+        new = Following(QUICK)
+        new.subscriber.follow([Followed("ns/pod", "ns/pod/0", 0, engine.endpoint, "tcp://127.0.0.1:1")])
+        await until(lambda: new.stats().replays)
+        engine.publish(batch(chain(0)))
+        await until(lambda: new.subscriber.warm("ns/pod"))
+        await until(new.tokens)
+
+        assert (new.stats().replay_failures, new.stats().resets) == (1, 0)
+        await new.subscriber.close()
+
+
+async def test_ranks_are_publishers_of_their_own() -> None:
+    """Two ranks of one endpoint, each with its own numbers."""
+    async with publishing() as zero, publishing(rank=1) as one, following(zero, one) as follower:
+        zero.publish(batch(chain(0)))
+        one.publish(batch(chain(0), rank=1))
+        one.publish(batch(chain(2), rank=1))
+        await until(lambda: follower.stats("ns/pod/1").messages == 2 and follower.stats().messages)
+
+        assert [follower.tokens(f"ns/pod/{rank}") for rank in (0, 1)] == [8, 16]
+
+
+async def test_an_endpoint_is_warm_when_all_its_ranks_are() -> None:
+    """One rank that cannot be reached keeps it cold."""
+    async with publishing() as engine, following(engine) as follower:
+        reached = Followed("ns/pod", "ns/pod/0", 0, engine.endpoint, engine.replay_endpoint)
+        lost = Followed("ns/pod", "ns/pod/1", 1, "tcp://127.0.0.1:1", None)
+        follower.subscriber.follow([reached, lost])
+
+        assert [follower.subscriber.warm(name) for name in ("ns/pod", "ns/none")] == [False, False]
+
+
+@pytest.mark.parametrize("topic", ["kv@10.0.0.7:8000@model", "kv@ns/pod@model", "pod"])
+async def test_publishers_may_connect_to_us(topic: str) -> None:
+    """Bind mode: told apart by topic, strangers are counted and not learned."""
+    new = Following(CALM, bind="tcp://127.0.0.1:*")
+    new.subscriber.follow([Followed("ns/pod", "ns/pod/0", 0, "", None, topics=("10.0.0.7:8000", "pod"))])
+    config = PublisherConfig(endpoint=new.subscriber.bound or "", topic=topic)
+    async with publishing(config) as engine, publishing(replace(config, topic="kv@stranger@m")) as stranger:
+        while not (new.tokens() and new.subscriber.strangers):
+            engine.publish(batch(chain(0)))
+            stranger.publish(batch(chain(2)))
+            await asyncio.sleep(0.01)
+
+        assert list(new.subscriber.stats()) == ["ns/pod/0"]
+        await new.subscriber.close()
+
+
+async def test_ranks_that_connect_to_us_are_told_apart_by_their_batches() -> None:
+    """They share a topic; each has its own numbers."""
+    new = Following(CALM, bind="tcp://127.0.0.1:*")
+    new.subscriber.follow(
+        Followed("ns/pod", f"ns/pod/{rank}", rank, "", None, topics=("pod",)) for rank in (0, 1)
+    )
+    config = PublisherConfig(endpoint=new.subscriber.bound or "", topic="pod")
+    async with publishing(config) as zero, publishing(config) as one:
+        while not (new.tokens("ns/pod/0") and new.tokens("ns/pod/1")):
+            zero.publish(batch(chain(0), rank=0))
+            one.publish(batch(chain(0), rank=1))
+            await asyncio.sleep(0.01)
+
+        assert [new.stats(f"ns/pod/{rank}").restarts for rank in (0, 1)] == [0, 0]
+        await new.subscriber.close()
+
+
+async def test_a_publisher_not_followed_any_more_is_forgotten() -> None:
+    """A pod that went away frees all of it; one that comes back begins anew."""
+    async with publishing() as engine, following(engine) as follower:
+        engine.publish(batch(chain(0)))
+        await until(follower.tokens)
+        followed = Followed("ns/pod", "ns/pod/0", 0, engine.endpoint, engine.replay_endpoint)
+        follower.subscriber.follow([])
+        await until(lambda: not follower.index.stats()["hashes"])
+        follower.subscriber.follow([followed])
+        await until(follower.tokens)
+
+        assert follower.index.stats()["publishers"] == 1
+
+
+async def test_blocks_born_in_decode_are_checked_while_nothing_else_happens() -> None:
+    """The check needs no further event to start it."""
+    async with publishing() as engine, following(engine) as follower:
+        engine.publish(batch(chain(0), stored([3], 2, b"aaaa")))
+        await until(lambda: follower.tokens() == 12)
+
+        assert follower.stats().credited == 1
+
+
+async def test_what_events_reveal_reaches_the_observer() -> None:
+    """The ledger and the self-check live on it."""
+    async with publishing() as engine, following(engine) as follower:
+        engine.publish(batch(stored([1, 2], None, PROMPT, session="r.1")))
+        await until(lambda: follower.seen)
+
+        assert [(one.endpoint, one.session, one.cached) for one in follower.seen] == [("ns/pod", "r.1", 0)]
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def test_closing_leaves_nothing_behind() -> None:
+    """No task, no thread, no descriptor; also in the middle of a replay and with unreachable publishers."""
+    async with publishing() as engine:
+        before = (descriptors(), threading.active_count(), len(asyncio.all_tasks()))
+        async with following(engine) as follower:
+            ghosts = [
+                Followed("ns/g", f"ns/g/{n}", n, "tcp://127.0.0.1:1", "tcp://127.0.0.1:1") for n in range(5)
+            ]
+            real = Followed("ns/pod", "ns/pod/0", 0, engine.endpoint, engine.replay_endpoint)
+            follower.subscriber.follow([real, *ghosts])
+        await until(lambda: descriptors() <= before[0])
+
+        assert (threading.active_count(), len(asyncio.all_tasks())) == before[1:]
+
+
+async def test_an_address_that_is_none_costs_nobody_else() -> None:
+    """It is logged; the others are followed."""
+    async with publishing() as engine, following(engine) as follower:
+        real = Followed("ns/pod", "ns/pod/0", 0, engine.endpoint, engine.replay_endpoint)
+        follower.subscriber.follow([real, Followed("ns/bad", "ns/bad/0", 0, "nonsense", "tcp://")])
+        engine.publish(batch(chain(0)))
+        await until(follower.tokens)
+
+        assert not follower.subscriber.warm("ns/bad")
+
+
+class Steps:
+    """A job of many small steps that notes when it ran."""
+
+    def __init__(self, log: list[str], name: str, steps: int) -> None:
+        self.log, self.name, self.steps = log, name, steps
+
+    def work(self, deadline: float) -> bool:
+        self.log.append(self.name)
+        self.steps -= 1
+        return self.steps > 0
+
+
+async def test_the_loop_gets_its_turn_between_slices_and_jobs_take_turns() -> None:
+    """A pick waits for one slice, never for the whole of a burst."""
+    log: list[str] = []
+    pump = Pump(slice_seconds=0.0)
+    pump.ready(Steps(log, "a", 2))
+    pump.ready(Steps(log, "b", 2))
+    for _ in range(4):
+        await asyncio.sleep(0)
+        log.append("pick")
+
+    assert log == ["a", "pick", "b", "pick", "a", "pick", "b", "pick"]
+
+
+def test_replays_queue_for_a_place() -> None:
+    """So many at once and no more; who leaves the queue is not started."""
+    slots, started = Slots(limit=1), list[str]()
+    for name in ("a", "b", "c"):
+        slots.enter(name, lambda name=name: started.append(name))  # type: ignore[misc]
+    slots.leave("b")
+    first = list(started)
+    slots.leave("a")
+
+    assert (first, started) == (["a"], ["a", "c"])

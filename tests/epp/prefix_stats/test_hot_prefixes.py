@@ -1,0 +1,232 @@
+"""Hot beginnings: what is told, what never is."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvist_epp.index.byte_index import Index, Root
+from kvist_epp.index.tree.segment import Segment
+from kvist_epp.prefix_stats.hot_prefixes import PLACES, Beginning, Hot, Place
+
+SIZE = 4
+"""Tokens a block."""
+PLAIN: Root = (None, None)
+words = st.text("ab", min_size=1, max_size=5)
+
+
+class Pool:
+    """An index in which one engine holds words, a block a letter; and the notes."""
+
+    def __init__(self) -> None:
+        self.index, self.hot = Index(), Hot()
+        self.who = self.index.publisher("pod/0")
+
+    def hold(self, word: str, root: Root = PLAIN) -> None:
+        """The engine has computed it."""
+        hashes = [hash((root, word[: end + 1])) % 2**64 for end in range(len(word))]
+        self.index.stored(self.who, root, None, hashes, [c.encode() for c in word], block_size=SIZE)
+
+    def ask(self, word: str, tenant: str, now: float = 0.0, root: Root = PLAIN) -> int:
+        """A prompt; how many of its blocks were known."""
+        groups = self.index.match(root, f"{word}?".encode()).groups
+        if not groups:
+            return 0
+        segment, blocks = groups[0][4], groups[0][1] // SIZE
+        self.hot.note((segment, blocks - segment.base), tenant, now)
+        return blocks
+
+    def told(self, budget_blocks: int, now: float = 0.0) -> list[str]:
+        """Texts of the beginnings."""
+        return [one.text.decode() for one in self.hot.beginnings(budget_blocks * SIZE, now)]
+
+
+def test_what_two_tenants_ask_for_is_told_whole() -> None:
+    """The shared part of two prompts is one beginning, with its text, its tokens and its matches."""
+    pool = Pool()
+    pool.hold("sharedA")
+    pool.hold("sharedB")
+    for tenant, word in (("one", "sharedA"), ("two", "sharedB")):
+        pool.ask(word, tenant)
+    assert pool.hot.beginnings(1_000, 0.0) == [Beginning(PLAIN, b"shared", 6 * SIZE, 2, (1,) * 6)]
+
+
+def test_what_one_tenant_asks_for_is_never_told() -> None:
+    """However often: it is that tenant's alone."""
+    pool = Pool()
+    pool.hold("secret")
+    for _ in range(100):
+        pool.ask("secret", "one")
+    assert pool.told(1_000) == []
+
+
+def test_what_is_salted_is_never_told() -> None:
+    """A salt says that nobody else may profit."""
+    pool = Pool()
+    pool.hold("secret", (None, "salt"))
+    for tenant in ("one", "two", "three"):
+        assert pool.ask("secret", tenant, root=(None, "salt")) == 6
+    assert pool.told(1_000) == []
+
+
+def test_adapters_are_told_apart() -> None:
+    """The same text under an adapter is another beginning."""
+    pool = Pool()
+    for root in (PLAIN, ("lora", None)):
+        pool.hold("text", root)
+        for tenant in ("one", "two"):
+            pool.ask("text", tenant, root=root)
+    roots = [one.root for one in pool.hot.beginnings(1_000, 0.0)]
+    assert sorted(roots, key=str) == [("lora", None), PLAIN]
+
+
+def test_the_hottest_come_first_within_the_budget() -> None:
+    """Ten blocks: all six of the hotter one, and the first four of the other."""
+    pool = Pool()
+    for word, times in (("colder", 2), ("hotter", 5)):
+        pool.hold(word)
+        for turn in range(times):
+            pool.ask(word, f"tenant {turn}")
+    assert pool.told(10) == ["hotter", "cold"]
+    assert pool.told(3) == ["hot"]
+    assert pool.told(0) == []
+
+
+def test_only_what_is_asked_for() -> None:
+    """With masks only beginnings that end in their blocks, the masks' blocks counted against the budget."""
+    pool = Pool()
+    for word in ("abcd", "wxyz"):
+        pool.hold(word)
+        for tenant in ("one", "two"):
+            pool.ask(word, tenant)
+    segment = pool.index.match(PLAIN, b"abcd?").groups[0][4]
+    told = [one.text for one in pool.hot.beginnings(2 * SIZE, 0.0, {segment: 0b0110})]
+    assert told == [b"abc"]
+    assert pool.hot.beginnings(10 * SIZE, 0.0, {}) == []
+
+
+def test_heat_fades() -> None:
+    """Ten minutes later nothing is hot."""
+    pool = Pool()
+    pool.hold("text")
+    for tenant in ("one", "two"):
+        pool.ask("text", tenant, 0.0)
+    assert pool.told(10, 500.0) == ["text"]
+    assert pool.told(10, 700.0) == []
+
+
+def test_what_the_engines_have_evicted_is_not_told() -> None:
+    """Its text is gone with it."""
+    pool = Pool()
+    pool.hold("text")
+    for tenant in ("one", "two"):
+        pool.ask("text", tenant)
+    pool.index.cleared(pool.who)
+    assert pool.index.sweep(100) == 0
+    assert pool.told(10) == []
+
+
+def cold(count: int, index: Index) -> list[Place]:
+    """As many places of one block each."""
+    index.publisher("pod/0")
+    places = []
+    for number in range(count):
+        text = number.to_bytes(4)
+        index.stored(0, PLAIN, None, [number], [text], block_size=SIZE)
+        places.append((index.match(PLAIN, text + b"?").groups[0][4], 1))
+    return places
+
+
+def test_counts_are_bounded() -> None:
+    """Of more places than are counted, one that half of the prompts end at keeps its name and its count."""
+    hot = Hot()
+    first, *rest = cold(20 * PLACES, Index())
+    for number, place in enumerate(rest):
+        hot.note(first, f"tenant {number % 2}", 0.0)
+        hot.note(place, "one", 0.0)
+    [found] = hot.beginnings(100, 0.0)
+    assert found.text == bytes(4)
+    assert len(rest) <= found.matches < 1.1 * len(rest)
+    assert [len(piece.heats) for piece in hot._window.all()] == [PLACES]
+
+
+def test_what_few_ask_for_among_many_others_is_told() -> None:
+    """Two requests of two tenants for one beginning are enough, after 200 requests for twenty others."""
+    hot = Hot()
+    *others, last = cold(21, Index())
+    for number in range(200):
+        hot.note(others[number % 20], "", 0.0)
+    for tenant in ("one", "two"):
+        hot.note(last, tenant, 0.0)
+    assert [(one.text, one.matches) for one in hot.beginnings(100, 0.0)] == [((20).to_bytes(4), 2)]
+
+
+def test_every_note_is_counted_somewhere() -> None:
+    """However many places there are, the counts of a piece add up to the notes, and parts are right in the
+    mean: of 100 runs, the half of the places that got a third of the notes has about that much."""
+    parts = []
+    places = cold(4 * PLACES, Index())
+    for run in range(100):
+        hot = Hot()
+        hot._dice.seed(run)
+        for number in range(3_000):
+            half = places[: 2 * PLACES] if number % 3 == 0 else places[2 * PLACES :]
+            hot.note(half[number // 3 % len(half)], "one", 0.0)
+        [piece] = hot._window.all()
+        assert sum(heat.matches for heat in piece.heats.values()) == 3_000
+        low = set(places[: 2 * PLACES])
+        parts.append(sum(heat.matches for place, heat in piece.heats.items() if place in low))
+    assert 950 < sum(parts) / len(parts) < 1_050
+
+
+@given(st.lists(words, max_size=6), st.lists(st.tuples(words, st.sampled_from("xyz")), max_size=12))
+def test_heat_is_what_ends_at_a_block_or_behind_it(held: list[str], asked: list[tuple[str, str]]) -> None:
+    """With budget for all, exactly the blocks that two tenants went through are told, each in one beginning
+    at least, and matches are those of the last block."""
+    pool, through, tenants = Pool(), Counter[str](), dict[str, set[str]]()
+    for word in held:
+        pool.hold(word)
+    for word, tenant in asked:
+        for end in range(1, pool.ask(word, tenant) + 1):
+            through[word[:end]] += 1
+            tenants.setdefault(word[:end], set()).add(tenant)
+    shared = {text for text, who in tenants.items() if len(who) > 1}
+    told = pool.hot.beginnings(1_000, 0.0)
+    texts = [one.text.decode() for one in told]
+    assert {text[:end] for text in texts for end in range(1, len(text) + 1)} == shared
+    assert [one.matches for one in told] == [through[text] for text in texts]
+    assert not any(a != b and b.startswith(a) for a in texts for b in texts)
+
+
+@given(
+    st.lists(words, max_size=6),
+    st.lists(st.tuples(words, st.sampled_from("xyz")), max_size=12),
+    st.integers(0, 9),
+)
+def test_a_budget_is_kept_and_spent_on_the_hottest(
+    held: list[str], asked: list[tuple[str, str]], budget: int
+) -> None:
+    """No more distinct blocks than the budget, as many as it or all there are, and none left out that is
+    hotter than one that is in."""
+    pool, through, tenants = Pool(), Counter[str](), dict[str, set[str]]()
+    for word in held:
+        pool.hold(word)
+    for word, tenant in asked:
+        for end in range(1, pool.ask(word, tenant) + 1):
+            through[word[:end]] += 1
+            tenants.setdefault(word[:end], set()).add(tenant)
+    shared = {text for text, who in tenants.items() if len(who) > 1}
+    inside = {text[: end + 1] for text in pool.told(budget) for end in range(len(text))}
+    assert len(inside) == min(budget, len(shared))
+    assert all(through[a] >= through[b] for a in inside for b in shared - inside)
+
+
+def test_a_segment_that_was_cut_is_left_out() -> None:
+    """A note of more blocks than the segment has now tells nothing that is not there."""
+    pool = Pool()
+    pool.hold("abcdef")
+    for tenant in ("one", "two"):
+        pool.ask("abcdef", tenant)
+    segment: Segment = pool.index.match(PLAIN, b"abcdef?").groups[0][4]
+    segment.cut(3)
+    assert pool.told(10) == []

@@ -1,0 +1,132 @@
+"""Replicas on real sockets in one process: ledgers, books, followers and links, without a picker."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from kvist_epp.extproc.access_log import Ended
+from kvist_epp.http2.call import Method, Server
+from kvist_epp.http2.grpc_server import serve_grpc
+from kvist_epp.http2.server import serve_fast
+from kvist_epp.http2.tls import Certificates
+from kvist_epp.load.ledger import Ledger
+from kvist_epp.names import PEERS_FOLLOW_METHOD
+from kvist_epp.replicas.client import Address
+from kvist_epp.replicas.followers import Followers
+from kvist_epp.replicas.peer_connection import Link, Shared
+from kvist_epp.replicas.remote_load import Book
+from kvist_epp.replicas.replication_stats import Tally
+from kvist_epp.replicas.updates import Hello
+
+HOST = "127.0.0.1"
+POD = "ns/pod"
+INTERVAL = 0.02
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Waits for it; the suite's own time limit ends what never comes."""
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+async def listen(
+    methods: Mapping[str, Method], transport: str = "fast", tls: Certificates | None = None, port: int = 0
+) -> Server:
+    """Serves methods on either transport."""
+    if transport == "grpc":
+        return await serve_grpc(methods, HOST, port, tls=tls)
+    return await serve_fast(methods, HOST, port, ssl=tls.server_context() if tls else None)
+
+
+@dataclass(eq=False)
+class Talker:
+    """One replica."""
+
+    name: str
+    certificates: Certificates | None = None
+    told: list[Ended] = field(default_factory=list)
+    port: int = 0
+    server: Server | None = None
+    ledger: Ledger = field(init=False)
+    book: Book = field(init=False)
+    followers: Followers = field(init=False)
+    shared: Shared = field(init=False)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        clock = time.monotonic
+        tally = Tally()
+        self.ledger = Ledger()
+        self.book = Book(self.name, self.ledger, lambda key: key == POD)
+        self.followers = Followers(self.hello, self.ledger, self.book, tally, clock)
+        self.shared = Shared(
+            self.hello, self.certificates, self.book, tally, clock, told=self.take, followed={}
+        )
+
+    def hello(self) -> Hello:
+        """Who it is."""
+        return Hello(self.name, b"", warm=True)
+
+    def take(self, entries: Sequence[Ended]) -> None:
+        """Entries of the access log, from others."""
+        self.told += entries
+
+    def routed(self, *sessions: str) -> None:
+        """Requests go to the pod."""
+        for session in sessions:
+            self.ledger.routed(session, POD, 100, 100, time.monotonic())
+
+    async def serve(self, transport: str = "fast") -> None:
+        """Opens the port: the same one when it was open before."""
+        methods: dict[str, Method] = {PEERS_FOLLOW_METHOD: self.followers.start}
+        self.server = await listen(methods, transport, self.certificates, self.port)
+        self.port = self.server.port
+
+    async def shut(self) -> None:
+        """Closes it, as a process that ends."""
+        if self.server is not None:
+            await self.server.close()
+
+    def follow(self, port: int, host: str = HOST) -> Link:
+        """Follows whoever is at the port."""
+        link = Link(Address(host, HOST, port), self.shared)
+        self.tasks.append(asyncio.create_task(link.run()))
+        return link
+
+    def follow_only(self, address: Address) -> Link:
+        """A link that somebody else runs."""
+        return Link(address, self.shared)
+
+    async def tick(self) -> None:
+        """For ever."""
+        while True:
+            self.followers.tick()
+            self.book.look(time.monotonic())
+            await asyncio.sleep(INTERVAL)
+
+
+@asynccontextmanager
+async def talkers(
+    *names: str, transport: str = "fast", certificates: Sequence[Certificates | None] = ()
+) -> AsyncIterator[list[Talker]]:
+    """Replicas that listen and tell; whom they follow is the test's choice."""
+    given = certificates or [None] * len(names)
+    found = [Talker(name, one) for name, one in zip(names, given, strict=True)]
+    try:
+        for one in found:
+            await one.serve(transport)
+            one.tasks.append(asyncio.create_task(one.tick()))
+        yield found
+    finally:
+        for one in found:
+            await ended(one.tasks)
+            await one.shut()
+
+
+async def ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancels tasks and waits for them."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,262 @@
+"""Load between replicas: whatever is lost on the way, in the end all books say the same."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.epp.replicas.world import EXPIRE, PODS, Replica, World
+
+from kvist_epp.replicas.remote_load import FORGET_SECONDS, SILENCE_SECONDS
+
+THREE = range(3)
+picks = st.integers(0, 10)
+
+
+class Replicas(RuleBasedStateMachine):
+    """Three replicas that route, end, lose messages, part, die and come back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(3)
+        self.routed: list[tuple[Replica, str]] = []
+
+    def one(self, pick: int) -> Replica:
+        """One of those that live."""
+        return self.world.replicas[pick % len(self.world.replicas)]
+
+    @rule(
+        pick=picks,
+        pod=st.sampled_from(PODS),
+        tokens=st.integers(0, 5000),
+        session=st.sampled_from(["", "", "", "client"]),
+    )
+    def route(self, pick: int, pod: str, tokens: int, session: str) -> None:
+        """A request; some clients use one session id for all of theirs, everywhere."""
+        replica = self.one(pick)
+        self.routed.append((replica, replica.routed(pod, tokens, self.world.now, session)))
+
+    @rule(pick=picks, at=picks)
+    def end(self, pick: int, at: int) -> None:
+        """A gateway says that a request has ended, to any replica."""
+        if self.routed:
+            _, session = self.routed.pop(at % len(self.routed))
+            self.one(pick).logged(session, self.world.now)
+
+    @rule(ticks=st.integers(1, 60))
+    def time(self, ticks: int) -> None:
+        """Time passes."""
+        for _ in range(ticks):
+            self.world.tick()
+
+    @rule(pick=picks, update=st.booleans())
+    def lose(self, pick: int, update: bool) -> None:
+        """A message is lost in a conversation."""
+        self.world.tick()
+        talk = self.world.talks[pick % len(self.world.talks)]
+        (talk.updates if update else talk.acknowledged).clear()
+
+    @rule(pick=picks, other=picks)
+    def part(self, pick: int, other: int) -> None:
+        """Two replicas do not reach each other any more; what they send waits on the way."""
+        self.world.cut.add(frozenset((self.one(pick).name, self.one(other).name)))
+
+    @rule()
+    def heal(self) -> None:
+        """Everybody reaches everybody."""
+        self.world.cut.clear()
+
+    @rule(pick=picks)
+    def reconnect(self, pick: int) -> None:
+        """A connection breaks and is opened again."""
+        talk = self.world.talks[pick % len(self.world.talks)]
+        self.world.talk(talk.follower, talk.followed)
+
+    @rule(pick=picks, politely=st.booleans())
+    def restart(self, pick: int, politely: bool) -> None:
+        """A replica is killed, or leaves; another one takes its place."""
+        replica = self.one(pick)
+        (self.world.leave if politely else self.world.die)(replica)
+        self.world.join()
+
+    @invariant()
+    def books_are_in_order(self) -> None:
+        """What a pod owes is the sum of its requests; nobody has its own requests as a peer's."""
+        for replica in self.world.replicas:
+            for pod in PODS:
+                load = replica.ledger.load(pod)
+                assert abs(load.owed - sum(r.remaining for r in load.requests)) < 1e-3
+                assert all(r.origin != replica.name for r in load.requests)
+            assert len(replica.book) == sum(1 for origin, *_ in replica.state() if origin != replica.name)
+
+    def teardown(self) -> None:
+        """After quiet all agree, but for what is about to expire: an update that was held up on its way
+        makes it younger. And when everything has expired nothing is left of it."""
+        self.world.calm(3 * SILENCE_SECONDS)
+        present = {replica.name for replica in self.world.replicas}
+        lasting = self.world.now - EXPIRE + 2 * SILENCE_SECONDS
+        expiring = set[tuple[str, int, str, str]]()
+        for replica in self.world.replicas:
+            old = replica.state() - replica.state(lasting)
+            expiring |= {row for row in old if row[0] == replica.name}
+        states = [replica.state() - expiring for replica in self.world.replicas]
+        of_the_living = [{row for row in state if row[0] in present} for state in states]
+        assert of_the_living[0] == of_the_living[1] == of_the_living[2]
+        for replica in self.world.replicas:
+            own = {row for row in replica.state() if row[0] == replica.name}
+            assert len(own) == len(replica.ledger.ours())
+        for _ in THREE:
+            self.world.calm(max(EXPIRE, FORGET_SECONDS))
+            for replica in self.world.replicas:
+                replica.ledger.expire(self.world.now + replica.skew)
+        self.world.calm(1.0)
+        for replica in self.world.replicas:
+            assert (replica.state(), len(replica.book), replica.book._sessions) == (set(), 0, {})
+            assert (len(replica.book.prefixes), replica.book._prefix_of) == (0, {})
+            assert set(replica.book.peers) == present - {replica.name}
+
+
+TestReplicas = Replicas.TestCase
+TestReplicas.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_load_routed_by_one_is_seen_by_the_others_within_an_interval() -> None:
+    """What a replica routes counts for all, as tokens and as a running request."""
+    world = World(3)
+    world.calm(0.2)
+    world.replicas[0].routed("ns/a", 5000, world.now)
+    world.tick()
+
+    for replica in world.replicas:
+        now = world.now + replica.skew
+        assert replica.ledger.running("ns/a") == 1
+        assert abs(replica.ledger.owed("ns/a", now) - 4900) <= 1
+
+
+def test_a_silent_replica_is_dropped_and_its_requests_are_foreign_until_it_is_back() -> None:
+    """A partition costs knowledge of tokens, not of running requests; healed, nothing counts twice."""
+    world = World(2)
+    here, there = world.replicas
+    world.calm(0.2)
+    there.routed("ns/a", 50_000, world.now)
+    world.tick()
+    world.cut.add(frozenset((here.name, there.name)))
+    for _ in range(40):
+        world.tick()
+    load = here.ledger.load("ns/a")
+    parted = (len(here.book), load.owed, load.foreign, load.running)
+    here.ledger.reconcile("ns/a", 1, 0, world.now + here.skew)
+    world.calm(0.5)
+
+    assert parted == (0, 0.0, 1, 1)
+    assert (len(here.book), load.foreign, load.running) == (1, 0, 1)
+    assert load.owed > 40_000
+
+
+def test_a_scrape_that_saw_a_request_before_gossip_did_does_not_count_it_twice() -> None:
+    """Foreign by a scrape, then told by a peer: one request."""
+    world = World(2)
+    here, there = world.replicas
+    world.calm(0.2)
+    there.routed("ns/a", 100, world.now)
+    here.ledger.reconcile("ns/a", 1, 0, world.now + 0.05 + here.skew)
+    before = here.ledger.running("ns/a")
+    world.tick()
+
+    assert (before, here.ledger.running("ns/a")) == (1, 1)
+
+
+def test_the_access_log_of_a_request_reaches_whoever_routed_it() -> None:
+    """Envoy's log stream goes to one replica, whichever routed the request."""
+    world = World(3)
+    first, second, _ = world.replicas
+    world.calm(0.2)
+    own, chosen = first.routed("ns/a", 100, world.now), first.routed("ns/b", 100, world.now, "client")
+    world.tick()
+    second.logged(own, world.now)
+    second.logged(chosen, world.now)
+    second.logged("nobody's", world.now)
+    told = [len(second.book.mail(replica.name)) for replica in world.replicas if replica is not second]
+    world.calm(0.3)
+
+    assert told == [3, 1]
+    assert [replica.state() for replica in world.replicas] == [set(), set(), set()]
+
+
+def test_a_log_entry_of_our_own_that_came_twice_is_nobody_elses() -> None:
+    """A request that has ended already is not asked around for."""
+    world = World(2)
+    here, there = world.replicas
+    session = here.routed("ns/a", 100, world.now)
+    here.logged(session, world.now)
+    here.logged(session, world.now)
+
+    assert len(here.book.mail(there.name)) == 0
+
+
+def test_a_replica_that_left_hands_its_requests_over() -> None:
+    """They stay on everybody's books; the gateway's word to any replica ends them on all."""
+    world = World(3)
+    gone, here, there = world.replicas
+    session = gone.routed("ns/a", 100, world.now)
+    gone.routed("ns/a", 200, world.now)
+    world.leave(gone)
+    world.calm(2 * SILENCE_SECONDS)
+    kept = [replica.ledger.running("ns/a") for replica in (here, there)]
+    here.logged(session, world.now)
+    world.calm(0.3)
+
+    assert (kept, [replica.ledger.running("ns/a") for replica in (here, there)]) == ([2, 2], [1, 1])
+    assert here.book.counts() == {"heard": 1, "silent": 0, "left": 1}
+
+
+def test_scrapes_end_orphans_but_leave_a_peers_requests_to_the_peer() -> None:
+    """An engine that has fewer requests: each replica ends its own; nobody else would end an orphan."""
+    world = World(3)
+    gone, here, there = world.replicas
+    for replica in world.replicas:
+        replica.routed("ns/a", 100, world.now)
+    world.leave(gone)
+    world.calm(1.0)
+    ended = [here.ledger.reconcile("ns/a", 0, 0, world.now + here.skew) for _ in range(2)]
+    kept = {origin for origin, *_ in here.state()}
+    world.calm(1.0)
+
+    assert (ended, kept) == ([[], [f"{here.name}.0"]], {there.name})
+    assert {origin for origin, *_ in there.state()} == {gone.name, there.name}
+
+
+def test_two_replicas_never_wait_for_each_other_to_end_a_request() -> None:
+    """Of two requests heard of at the same moment each takes its own for the one that has ended."""
+    world = World(2)
+    for replica in world.replicas:
+        replica.routed("ns/a", 100, world.now)
+    world.calm(1.0)
+    for replica in world.replicas:
+        for _ in range(2):
+            replica.ledger.reconcile("ns/a", 1, 0, world.now + replica.skew)
+    world.calm(0.3)
+
+    for replica in world.replicas:
+        replica.ledger.reconcile("ns/a", 1, 0, world.now + replica.skew)
+        assert replica.ledger.running("ns/a") == 1
+
+
+def test_what_ended_while_a_connection_was_broken_ends_when_everything_is_told_anew() -> None:
+    """Nobody says that it has ended; it is not among what is open."""
+    world = World(2)
+    here, there = world.replicas
+    world.calm(0.2)
+    ended, kept = (there.routed("ns/a", 100, world.now) for _ in range(2))
+    world.calm(0.2)
+    world.cut.add(frozenset((here.name, there.name)))
+    there.routed("ns/a", 100, world.now)
+    world.tick()
+    there.logged(ended, world.now)
+    world.tick()
+    [talk] = [talk for talk in world.talks if talk.follower is here]
+    world.talk(here, there)
+    world.calm(0.3)
+
+    assert talk.out.waits
+    assert here.state() == there.state()
+    assert {session for _, _, session, _ in here.state()} >= {kept}
+    assert here.ledger.running("ns/a") == 2

@@ -1,0 +1,125 @@
+"""Messages between replicas: what is read is what was written; anything else is refused."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvist_epp.errors import ProtocolError
+from kvist_epp.extproc.access_log import Ended
+from kvist_epp.load.endpoint_load import Load, Request
+from kvist_epp.replicas.prefixes import Prefix
+from kvist_epp.replicas.updates import (
+    Entry,
+    Hello,
+    decode,
+    decode_heard,
+    decode_want,
+    encode,
+    encode_heard,
+    encode_want,
+)
+
+NOW = 1e6
+texts = st.text(max_size=20)
+numbers = st.integers(0, (1 << 64) - 1)
+counts = st.integers(0, (1 << 32) - 1)
+ages = st.integers(0, 10**8).map(lambda ms: ms / 1000)
+hellos = st.builds(Hello, st.text(min_size=1, max_size=20), st.binary(max_size=40), st.booleans(), counts)
+logged = st.builds(
+    Ended,
+    session=texts.map(lambda text: text or None),
+    request_id=texts.map(lambda text: text or None),
+    upstream=texts.map(lambda text: text or None),
+    destination=st.none(),
+    status=st.integers(0, 999),
+    ttfb_seconds=st.none(),
+    duration_seconds=st.none(),
+)
+roots = st.tuples(st.none() | texts, st.none() | texts)
+prefixes = st.builds(Prefix, roots, st.lists(numbers, max_size=4).map(tuple), numbers)
+entries = st.builds(
+    Entry,
+    number=numbers,
+    session=texts,
+    endpoint=texts,
+    uncached=counts,
+    remaining=counts,
+    total=counts,
+    age=ages,
+    silent=ages,
+    progressed=st.booleans(),
+    prefix=st.none() | prefixes,
+)
+
+
+def request(entry: Entry) -> Request:
+    """A request that is told as this entry."""
+    return Request(
+        session=entry.session,
+        load=Load(entry.endpoint),
+        uncached=float(entry.uncached),
+        total=entry.total,
+        routed_at=NOW - entry.age,
+        heard_at=NOW - entry.silent,
+        remaining=float(entry.remaining),
+        progressed=entry.progressed,
+        number=entry.number,
+    )
+
+
+@given(
+    seq=numbers,
+    hello=st.none() | hellos,
+    rows=st.lists(entries, max_size=8),
+    gone=st.lists(numbers, max_size=8),
+    ended=st.lists(logged, max_size=4),
+    whole=st.tuples(st.booleans(), st.booleans()),
+    leaving=st.booleans(),
+)
+def test_updates_are_read_as_they_were_written(
+    seq: int,
+    hello: Hello | None,
+    rows: list[Entry],
+    gone: list[int],
+    ended: list[Ended],
+    whole: tuple[bool, bool],
+    leaving: bool,
+) -> None:
+    """Every field, for any values."""
+    told = list(map(request, rows))
+    known = dict(zip(told, (row.prefix for row in rows), strict=True))
+    more: dict[str, Any] = {"hello": hello, "whole": whole, "gone": gone, "ended": ended, "leaving": leaving}
+    update = decode(encode(seq, NOW, told, prefix=known.get, **more))
+
+    assert (update.seq, update.hello, list(update.gone)) == (seq, hello, gone)
+    assert (update.whole_begins, update.whole_ends, update.leaving) == (*whole, leaving)
+    assert (list(update.entries), list(update.ended)) == (rows, ended)
+
+
+@given(st.none() | hellos, numbers, st.lists(texts, max_size=5), counts)
+def test_what_followers_and_readers_say_is_read_as_it_was_written(
+    hello: Hello | None, seq: int, publishers: list[str], chunks: int
+) -> None:
+    """Hellos, acknowledgements, wishes."""
+    assert decode_heard(encode_heard(hello, seq)) == (hello, seq)
+    assert decode_want(encode_want(chunks, hello, publishers)) == (hello, tuple(publishers), chunks)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
+    """A stranger on the port raises nothing but ProtocolError."""
+    for read in (decode, decode_heard, decode_want):
+        try:
+            read(data)
+        except ProtocolError:
+            continue
+
+
+def test_columns_that_do_not_go_together_are_refused() -> None:
+    """A request without its pod is not guessed at."""
+    update = encode(1, NOW, [request(Entry(1, "s", "ns/pod", 1, 1, 1, 0.0, 0.0, progressed=False))])
+
+    with pytest.raises(ProtocolError, match="columns"):
+        decode(update + b"\x2a\x02\x08\x07")  # a second number, and nothing else

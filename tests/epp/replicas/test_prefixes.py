@@ -1,0 +1,155 @@
+"""Prompts on their way elsewhere: found again by their beginnings, and gone with their requests."""
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.epp.parts import Parts, ask, chat, make
+from tests.epp.replicas.test_replication import ended, joined, tell
+
+from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.replicas.prefixes import LEAST_TOKENS, STEP, STEPS, Prefix, Prefixes
+from kvist_epp.replicas.updates import Entry, Update
+
+PIECES = (b"a" * STEP, b"b" * STEP, b"b" * (STEP - 1), b"c")
+prompts = st.lists(st.sampled_from(PIECES), max_size=5).map(b"".join)
+roots = st.sampled_from([(None, None), ("adapter", None), (None, "salt")])
+PODS = ("p", "q")
+
+
+def shared(one: bytes, other: bytes) -> int:
+    """Bytes that two prompts are known to have in common: whole steps, or all of them."""
+    if one == other:
+        return len(one)
+    steps = 0
+    while len(one) >= (steps + 1) * STEP and other.startswith(one[: (steps + 1) * STEP]):
+        steps += 1
+    return steps * STEP
+
+
+@given(st.lists(st.tuples(st.sampled_from(PODS), roots, prompts), max_size=6), roots, prompts)
+def test_the_longest_common_beginning_is_found_for_each_endpoint(
+    routed: list[tuple[str, tuple[str | None, str | None], bytes]],
+    root: tuple[str | None, str | None],
+    prompt: bytes,
+) -> None:
+    """In whole steps, or all of it, under the same root; and when all have ended nothing is left."""
+    prefixes = Prefixes()
+    notes = [(pod, Prefix.of(above, text)) for pod, above, text in routed]
+    for pod, note in notes:
+        prefixes.add(pod, note)
+    expected = dict.fromkeys(PODS, 0)
+    for pod, above, text in routed:
+        if above == root:
+            expected[pod] = max(expected[pod], shared(text, prompt))
+
+    assert prefixes.match(root, prompt) == {pod: size for pod, size in expected.items() if size}
+    for pod, note in notes:
+        prefixes.drop(pod, note)
+    assert (len(prefixes), prefixes.match(root, prompt)) == (0, {})
+
+
+def test_what_is_told_of_a_prompt_is_bounded() -> None:
+    """Beyond 256 KiB prompts are told apart by the whole alone."""
+    long, short = (Prefix.of((None, None), b"x" * size) for size in (STEP * (STEPS + 9), STEP - 1))
+
+    assert (len(long.digests), short.digests) == (STEPS, ())
+    assert len({long.whole, short.whole, *long.digests}) == STEPS + 2
+
+
+def test_an_endpoint_is_found_by_the_whole_of_a_prompt_that_is_longer_than_what_is_told() -> None:
+    """Equal to the last byte: all of it is on its way there; else as far as the steps go."""
+    prefixes, prompt = Prefixes(), b"x" * STEP * STEPS + b"yz"
+    prefixes.add("p", Prefix.of((None, None), prompt))
+
+    assert prefixes.match((None, None), prompt) == {"p": len(prompt)}
+    assert prefixes.match((None, None), prompt + b"!") == {"p": STEP * STEPS}
+
+
+def test_what_an_older_replica_told_draws_nobody_by_the_whole() -> None:
+    """It tells no digest of the whole prompt: that is nobody's."""
+    prefixes = Prefixes()
+    prefixes.add("p", Prefix((None, None), ()))
+
+    assert (prefixes.match((None, None), b"hello"), Prefix((None, None), ()).content) == ({}, None)
+
+
+def test_equal_texts_to_different_models_are_different_prompts() -> None:
+    """An adapter's keys and values are its own: one does not compute the other."""
+    plain, tuned = (Prefix.of((adapter, None), b"hello") for adapter in (None, "tuned"))
+
+    assert plain.whole == tuned.whole
+    assert plain.content != tuned.content
+
+
+LONG = " ".join(f"word{number}" for number in range(4000))
+
+
+def picked(parts: Parts, text: str) -> Picked:
+    """Where this prompt goes."""
+    decision = parts.picker.decide(ask(chat(text)))
+    assert isinstance(decision, Picked)
+    return decision
+
+
+def test_a_prefix_another_replica_just_sent_to_a_pod_draws_the_same_prefix_there() -> None:
+    """That pod owes more than the others; a second copy would cost all of the prefill again."""
+    other, here, alone = make(), make(), make()
+    told, peers, stranger = joined(other), joined(here), joined(alone)
+    other.picker.turn = 1
+    first = picked(other, LONG)
+    [flight] = [f for flights in other.picker.flights._by_session.values() for f in flights]
+    [request] = other.picker.ledger.ours()
+    prefix = told._describe(request)
+    assert prefix is not None
+    tokens = int(request.uncached)
+    entry = Entry(1, "other.1", flight.endpoint, tokens, tokens, request.total, 0.0, 0.0, progressed=False)
+    tell(peers, 1, msgspec.structs.replace(entry, prefix=prefix))
+    tell(stranger, 1, entry)
+
+    assert request.uncached >= LEAST_TOKENS
+    assert picked(here, LONG + " and more").endpoints[0] == first.endpoints[0]
+    assert picked(alone, LONG + " and more").endpoints[0] != first.endpoints[0]
+    peers.book.take("other", Update(2, gone=[1]), here.clock.now)
+    assert len(peers.book.prefixes) == 0
+
+
+def test_a_prompt_that_two_replicas_send_to_a_pod_at_once_is_owed_once() -> None:
+    """Neither knew of the other's: both count its tokens once, and none when the engine has told of one."""
+    one, other = make(), make()
+    replicas = {"one": (one, joined(one)), "other": (other, joined(other))}
+    rows: dict[str, Entry] = {}
+    for name, (parts, peers) in replicas.items():
+        parts.picker.turn = 1
+        picked(parts, LONG)
+        [request] = parts.picker.ledger.ours()
+        tokens = int(request.uncached)
+        prefix = peers._describe(request)
+        rows[name] = Entry(
+            1, f"{name}.1", request.load.key, tokens, tokens, request.total, 0.0, 0.0, False, prefix
+        )
+    tell(replicas["one"][1], 1, rows["other"])
+    tell(replicas["other"][1], 1, rows["one"])
+    owed = [parts.picker.ledger.owed(rows["one"].endpoint) for parts, _ in replicas.values()]
+    [theirs] = replicas["one"][1].book.peers["other"].entries.values()
+    one.picker.ledger.advanced(theirs, 0, one.clock.now)
+
+    assert rows["one"].endpoint == rows["other"].endpoint
+    assert owed == [rows["one"].uncached] * 2
+    assert one.picker.ledger.owed(rows["one"].endpoint) == 0
+
+
+def test_short_or_known_prompts_are_not_told() -> None:
+    """Nor those an engine has taken up: their blocks are in the index soon."""
+    parts = make()
+    peers = joined(parts)
+    picked(parts, "hello")
+    [short] = parts.picker.ledger.ours()
+    picked(parts, LONG)
+    long = parts.picker.ledger.ours()[-1]
+    before = peers._describe(long)
+    flight = parts.picker.flights.find(long.session)
+    assert flight is not None
+    parts.picker.flights.release(flight)
+
+    assert (peers._describe(short), before is None, peers._describe(long)) == (None, False, None)
+    peers._after.ended([ended(long.session)])

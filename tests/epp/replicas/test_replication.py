@@ -1,0 +1,210 @@
+"""Replicas and the picker: whose events and whose ends are whose; flags; the page and the metrics."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.epp.parts import MODEL, Parts, ask, chat, make
+
+from kvist_epp.director.endpoint_registry import Membership
+from kvist_epp.errors import SettingsError
+from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.index.index_accuracy import Trust
+from kvist_epp.kvevents.observed import Observed
+from kvist_epp.replicas.replication import Peers, fingerprint
+from kvist_epp.replicas.updates import Entry, Update
+from kvist_epp.settings.replica_addresses import check_peers, peers_of
+from kvist_epp.settings.settings import Settings
+
+SETTINGS = Settings(endpoints_file="x", peers="127.0.0.1:9004", host="127.0.0.1")
+IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+CERTIFICATES = "a folder"
+
+
+def joined(parts: Parts) -> Peers:
+    """The picker has replicas: one, called ``other``, has said hello."""
+    membership = Membership(SETTINGS, parts.picker, None, None, Trust())
+    peers = Peers(SETTINGS, membership, None, clock=parts.clock)
+    peers.hook()
+    peers.book.begin("other", parts.clock.now)
+    return peers
+
+
+def tell(peers: Peers, seq: int, *entries: Entry, leaving: bool = False) -> None:
+    """The other replica says what it routed."""
+    first = seq == 1
+    update = Update(seq, whole_begins=first, whole_ends=first, entries=entries, leaving=leaving)
+    peers.book.take("other", update, peers._clock())
+
+
+def entry(session: str, endpoint: str = "t/e0", tokens: int = 1000) -> Entry:
+    """A request just routed."""
+    return Entry(1, session, endpoint, tokens, tokens, tokens, 0.0, 0.0, progressed=False)
+
+
+def ended(session: str, status: int = 200, request_id: str | None = None) -> Ended:
+    """An entry of the access log."""
+    return Ended(session, request_id, None, None, status, None, None)
+
+
+def test_events_show_how_far_the_requests_of_others_are() -> None:
+    """Every replica hears every engine: a peer's prefill advances, and ends, without its word."""
+    parts = make()
+    peers = joined(parts)
+    tell(peers, 1, entry("other.1"))
+    load = parts.picker.ledger.load("t/e0")
+    seen = Observed("t/e0/0", "t/e0", "other.1", 400, 0, "prompt", 400)
+    parts.picker.observed(seen)
+    part_way = load.owed
+    parts.picker.observed(Observed("t/e0/0", "t/e0", "other.1", 16, None, "decode", 1016))
+
+    assert (part_way, load.owed, load.running) == (600, 0, 1)
+    parts.picker.observed(Observed("t/e1/0", "t/e1", "stranger", 16, None, "decode", 16))
+
+
+def test_the_end_of_a_request_goes_to_whoever_routed_it() -> None:
+    """Ours settles here; another's is passed on; one that another was told comes back here."""
+    parts = make()
+    peers = joined(parts)
+    tell(peers, 1, entry("other.1"))
+    picked = parts.picker.decide(ask(chat("hello")))
+    assert isinstance(picked, Picked)
+    session = dict(picked.headers)["x-session-id"]
+    peers._after.ended([ended("other.1"), ended("")])
+    mail = [one.session for one in peers.book.mail("other")]
+    peers._told([ended(session), ended("other.1")])
+
+    assert (mail, len(parts.picker.flights)) == (["other.1"], 0)
+    assert parts.picker.metrics.ended["access-log"] == 1
+    assert peers.tally.passed["sent"] == 1
+    assert parts.picker.ledger.running("t/e0") + parts.picker.ledger.running("t/e1") == 1
+
+
+def test_a_clients_session_is_told_apart_by_the_request_id() -> None:
+    """Two replicas route requests of one session: each end reaches its own."""
+    parts = make()
+    peers = joined(parts)
+    headers = {"x-session-id": "client", "x-request-id": "mine"}
+    parts.picker.decide(ask(chat("hello"), headers=headers))
+    tell(peers, 1, entry("client"))
+    peers._after.ended([ended("client", request_id="theirs")])
+
+    assert ([one.request_id for one in peers.book.mail("other")], len(parts.picker.flights)) == (
+        ["theirs"],
+        1,
+    )
+    peers._after.ended([ended("client", request_id="mine")])
+    assert (len(peers.book.mail("other")), len(parts.picker.flights)) == (1, 0)
+
+
+def test_an_orphan_ends_when_anybody_is_told() -> None:
+    """Its replica said farewell: the gateway's word to us, or to another replica, is all there is."""
+    parts = make()
+    peers = joined(parts)
+    tell(peers, 1, entry("other.1"), replace_number(entry("other.2"), 2))
+    tell(peers, 2, leaving=True)
+    peers._after.ended([ended("other.1")])
+    peers._told([ended("other.2")])
+
+    assert parts.picker.ledger.running("t/e0") == 0
+
+
+def replace_number(one: Entry, number: int) -> Entry:
+    """The same with another number."""
+    return Entry(number, one.session, one.endpoint, 1, 1, 1, 0.0, 0.0, progressed=False)
+
+
+def test_requests_on_endpoints_that_are_not_known_yet_wait_for_them() -> None:
+    """Replicas hear of a new pod at different moments; nobody opens accounts for pods that are not there."""
+    parts = make()
+    peers = joined(parts)
+    tell(peers, 1, entry("other.1", "t/e9"))
+    waiting = (len(peers.book), peers.document()["replicas"][0]["on_unknown_endpoints"])
+    member = parts.picker.lookup.members["t/e0"]
+    parts.picker.lookup.members["t/e9"] = replace(member, publishers=())
+    parts.clock.now += 1.0
+    peers.book.look(parts.clock.now)
+
+    assert (waiting, len(peers.book), parts.picker.ledger.running("t/e9")) == ((0, 1), 1, 1)
+
+
+def test_the_page_and_the_metrics_tell_of_the_others() -> None:
+    """Who they are, how they stand, what they routed."""
+    parts = make()
+    peers = joined(parts)
+    tell(peers, 1, entry("other.1"))
+    page, _ = parts.picker.metrics.snapshot().write("")
+    lines = page.decode().splitlines()
+
+    assert 'kvist_epp_peers{state="heard"} 1.0' in lines
+    assert "kvist_epp_peer_requests 1.0" in lines
+    document = peers.document()
+    assert document["replica"] == parts.picker.replica
+    assert [(one["replica"], one["requests"]) for one in document["replicas"]] == [("other", 1)]
+
+
+def test_without_events_there_is_no_index_to_give_or_take() -> None:
+    """Approximate mode: load is shared, and nothing is waited for."""
+    peers = joined(make(model=None))
+
+    assert (peers.waiting(), len(peers.methods()), fingerprint(None)) == ("", 1, b"")
+
+
+def test_a_fingerprint_tells_vocabularies_apart() -> None:
+    """Indexes are compared by bytes: what matters is the bytes of each token."""
+    pieces = [MODEL.pieces[1], MODEL.pieces[0], *MODEL.pieces[2:]]
+    other: Any = SimpleNamespace(faithful=True, pieces=pieces)
+
+    assert fingerprint(MODEL) == fingerprint(MODEL) != fingerprint(other)
+
+
+def test_peers_are_names_with_ports() -> None:
+    """A headless Service, addresses, IPv6 in brackets."""
+    assert peers_of("") == ()
+    assert peers_of("peers.ns.svc:9004, 10.0.0.1:9005,[::1]:9006") == (
+        ("peers.ns.svc", 9004),
+        ("10.0.0.1", 9005),
+        ("::1", 9006),
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["name", "name:", ":9004", "::1:9004", "a:0", "a:70000", "a:9,", "a:x", "[]:1"]
+)
+def test_what_is_no_list_of_peers_is_refused_by_name(text: str) -> None:
+    """The flag and what it should look like."""
+    with pytest.raises(SettingsError, match="--peers"):
+        Settings(peers=text)
+
+
+@pytest.mark.parametrize(
+    ("peers", "path", "insecure", "host", "environment", "why"),
+    [
+        ("", "", False, "", IN_CLUSTER, ""),
+        ("127.0.0.1:1,[::1]:2,localhost:3", "", False, "", {}, ""),
+        ("127.0.0.1:1", "", False, "", IN_CLUSTER, "--peer-cert-path"),
+        ("127.0.0.1:1", "", False, "10.0.0.1", {}, "--peer-cert-path"),
+        ("peers.ns.svc:1", "", False, "", {}, "--peer-cert-path"),
+        ("peers.ns.svc:1", "", True, "", IN_CLUSTER, ""),
+        ("peers.ns.svc:1", CERTIFICATES, False, "", IN_CLUSTER, ""),
+        ("peers.ns.svc:1", CERTIFICATES, True, "", IN_CLUSTER, "only one"),
+        ("", CERTIFICATES, False, "", {}, "of no use without --peers"),
+    ],
+)
+def test_plaintext_between_replicas_must_be_asked_for(
+    peers: str, path: str, insecure: bool, host: str, environment: dict[str, str], why: str
+) -> None:
+    """Prompts are in the index: only the loopback is private by itself."""
+    if not why:
+        check_peers(peers, path, environment, insecure=insecure, host=host)
+        return
+    with pytest.raises(SettingsError, match=why):
+        check_peers(peers, path, environment, insecure=insecure, host=host)
+
+
+def test_an_interval_longer_than_replicas_may_be_silent_is_refused() -> None:
+    """A replica that is heard too seldom would come and go on everybody's books."""
+    with pytest.raises(SettingsError, match="--gossip-interval"):
+        Settings(gossip_interval=1.5)

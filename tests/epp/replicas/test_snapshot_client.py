@@ -1,0 +1,441 @@
+"""A warm start over real sockets: engines that publish, a replica that has learned, one that starts."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from tests.epp.replicas.talking import HOST, ended, listen, until
+from tests.fakes.learning import PROMPT, stored
+from tests.fakes.vocabulary import Words
+
+from kvist_epp.engines.vllm.kv_events import Batch, Event, Removed
+from kvist_epp.errors import PeerError
+from kvist_epp.http2.call import Call, Method, Server, Sink
+from kvist_epp.index.byte_index import Index
+from kvist_epp.kvevents.ingestion import Learner
+from kvist_epp.kvevents.subscriber import Followed, Subscriber, SubscriberLimits
+from kvist_epp.names import PEERS_SNAPSHOT_METHOD
+from kvist_epp.replicas import chunks
+from kvist_epp.replicas import snapshot_client as warm
+from kvist_epp.replicas import snapshot_server as giver
+from kvist_epp.replicas.client import Address, conversation
+from kvist_epp.replicas.replication_stats import Tally
+from kvist_epp.replicas.snapshot_client import Source, WarmStart
+from kvist_epp.replicas.snapshot_server import Giver
+from kvist_epp.replicas.updates import Hello, encode_want
+from kvist_sim.publisher import Publisher, PublisherConfig
+
+ANY = PublisherConfig(endpoint="tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*")
+CALM = SubscriberLimits(settle=60.0, check=60.0)
+MODEL = b"the same model"
+BLOCKS = 400
+"""Of each engine before anybody asks: two events of two blocks a batch."""
+
+
+def batch(*events: Event, ts: float = 1.0) -> Batch:
+    return Batch(ts=ts, rank=0, events=list(events))
+
+
+def chain(start: int, family: int = 0) -> Event:
+    """Two blocks more of a prompt that is aaaabbbb again and again."""
+    shift = family * 100_000
+    names = [shift + start + 1, shift + start + 2]
+    return stored(names, shift + start if start else None, PROMPT)
+
+
+@dataclass(eq=False)
+class Replica:
+    """A learner and a subscriber, and what gives and takes snapshots."""
+
+    name: str
+    fingerprint: bytes = MODEL
+    warm: bool = True
+    index: Index = field(default_factory=Index)
+    tally: Tally = field(default_factory=Tally)
+    limits: SubscriberLimits = CALM
+
+    def __post_init__(self) -> None:
+        self.learner = Learner(self.index, Words())
+        self.subscriber = Subscriber(self.learner, limits=self.limits)
+        self.giver = Giver(
+            self.hello, self.learner, self.subscriber, believed=lambda _: True, tally=self.tally
+        )
+
+    def hello(self) -> Hello:
+        """Who it is."""
+        return Hello(self.name, self.fingerprint, self.warm)
+
+    def follow(self, engines: Sequence[Publisher], *, replay: bool = True) -> None:
+        """Each engine as an endpoint of its own."""
+        self.subscriber.follow(
+            Followed(f"ns/{at}", f"ns/{at}/0", 0, one.endpoint, one.replay_endpoint if replay else None)
+            for at, one in enumerate(engines)
+        )
+
+    def tokens(self, at: int = 0) -> int:
+        """Matched of a long prompt, by one engine's publisher."""
+        number = self.index.publisher(f"ns/{at}/0")
+        return self.index.match((None, None), PROMPT * BLOCKS).of(number).tokens
+
+    def blocks(self, at: int = 0) -> int:
+        """Held by one engine's publisher."""
+        return self.index.blocks(self.index.publisher(f"ns/{at}/0")).get("GPU", 0)
+
+    async def holding(self, *blocks: int) -> None:
+        """Until the publishers of the first engines hold so many."""
+        await until(lambda: [self.blocks(at) for at in range(len(blocks))] == list(blocks))
+
+    def paused(self) -> list[int]:
+        """Publishers that are kept from learning."""
+        feeds = [self.subscriber.feed(source) for source in self.subscriber.stats()]
+        return [feed.intake.paused for feed in feeds if feed is not None and feed.intake.paused]
+
+    async def warmed(self, *endpoints: int) -> None:
+        """Until the first replays are over."""
+        await until(lambda: all(self.subscriber.warm(f"ns/{at}") for at in endpoints))
+
+
+@dataclass
+class Stage:
+    """Engines, and a replica that has learned them."""
+
+    engines: list[Publisher]
+    old: Replica
+    new: Replica
+    server: Server
+
+    def start(self, *sources: Source, tried: Callable[[], None] = lambda: None) -> "asyncio.Task[None]":
+        """The new replica starts; by default beside the old one."""
+        given = sources or (self.source(),)
+        start = WarmStart(
+            self.new.learner,
+            self.new.subscriber,
+            hello=self.new.hello,
+            sources=lambda: given,
+            certificates=None,
+            tally=self.new.tally,
+        )
+        self.new.follow(self.engines)
+        listed = asyncio.Event()
+        listed.set()
+
+        async def dialled() -> None:
+            tried()
+
+        return asyncio.create_task(start.run(listed, dialled))
+
+    def source(self, hello: Hello | None = None) -> Source:
+        """The old replica."""
+        return Address(HOST, HOST, self.server.port), hello or self.old.hello()
+
+
+Tamper = Callable[[Sink], Sink]
+
+
+@asynccontextmanager
+async def stage(
+    engines: int = 2,
+    *,
+    tamper: Tamper = lambda sink: sink,
+    transport: str = "fast",
+    config: PublisherConfig = ANY,
+    limits: SubscriberLimits = CALM,
+) -> AsyncIterator[Stage]:
+    """Two engines by default, of 400 blocks each; ``tamper`` stands between the giver and the wire."""
+    publishers = [Publisher(config, 0) for _ in range(engines)]
+    old, new = Replica("old"), Replica("new", limits=limits)
+    server = None
+    try:
+        for family, one in enumerate(publishers):
+            for start in range(0, BLOCKS, 2):
+                one.publish(batch(chain(start, family)))
+        old.follow(publishers)
+        await old.warmed(*range(engines))
+
+        def start_giving(sink: Sink) -> Call:
+            return old.giver.start(tamper(sink))
+
+        methods: dict[str, Method] = {PEERS_SNAPSHOT_METHOD: start_giving}
+        server = await listen(methods, transport)
+        yield Stage(publishers, old, new, server)
+    finally:
+        if server is not None:
+            await server.close()
+        for replica in (old, new):
+            await replica.subscriber.close()
+        for one in publishers:
+            one.close()
+
+
+@pytest.mark.parametrize("transport", ["fast", "grpc"])
+async def test_a_new_replica_has_what_the_old_one_has_and_goes_on(transport: str) -> None:
+    """The rings are asked for the last batch and what followed it, not from 0; live events go on."""
+    async with stage(transport=transport) as found:
+        await found.start()
+        await found.new.warmed(0, 1)
+        for one, family in zip(found.engines, (0, 1), strict=True):
+            one.publish(batch(chain(BLOCKS, family), Removed(hashes=[family * 100_000 + 7])))
+        for replica in (found.old, found.new):
+            await replica.holding(BLOCKS + 1, BLOCKS + 1)
+
+        assert [found.new.tokens(at) for at in (0, 1)] == [6 * 4, 6 * 4]
+        for one in found.engines:
+            assert one.replays == [0, BLOCKS // 2 - 1]
+        assert found.new.tally.snapshots == {"given": 0, "taken": 1, "failed": 0}
+        assert (found.new.tally.snapshot_blocks, found.new.tally.snapshot_publishers) == (BLOCKS, 2)
+        stats = found.new.subscriber.stats().values()
+        assert [(one.resets, one.gaps, one.orphans) for one in stats] == [(0, 0, 0)] * 2
+
+
+async def test_a_reader_that_allows_for_more_than_there_is_takes_it_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It allows for further chunks while the last ones are on their way."""
+    monkeypatch.setattr(chunks, "CHUNK_PARTS", 1)
+    async with stage(3) as found:
+        await found.start()
+
+        assert found.new.tally.snapshots == {"given": 0, "taken": 1, "failed": 0}
+        assert found.new.tally.messages["received"] > 2 * warm.CREDIT
+        assert not found.old.giver.givings
+
+
+async def test_what_is_published_while_the_snapshot_is_on_its_way_is_not_lost() -> None:
+    """Events before, while and after the old replica looks: each counts once."""
+    async with stage(1, tamper=Slow) as found:
+        task = found.start()
+        for start in range(BLOCKS, 2 * BLOCKS - 4, 2):
+            found.engines[0].publish(batch(chain(start)))
+            await asyncio.sleep(0)
+        await task
+        await until(lambda: found.new.blocks() == found.old.blocks() == 2 * BLOCKS - 4)
+
+        assert found.new.tokens() == found.old.tokens()
+        assert found.new.index.stats()["copies"] == 0
+
+
+async def test_an_engine_that_restarts_meanwhile_is_not_believed() -> None:
+    """The snapshot is of an old life: its ring shows it, and the new life is learned."""
+    async with stage(1) as found:
+        old_life = found.engines[0]
+        config = PublisherConfig(endpoint=old_life.endpoint, replay_endpoint=old_life.replay_endpoint or "")
+        old_life.close()
+        found.engines[0] = Publisher(config, 0)
+        for start in range(0, 600, 2):
+            found.engines[0].publish(batch(chain(start, 7), ts=99.0))
+        found.old.subscriber.resume()
+        await found.start()
+        await found.new.warmed(0)
+        await until(lambda: found.new.blocks() == 600)
+
+        assert found.new.subscriber.stats()["ns/0/0"].restarts <= 1
+
+
+async def test_without_a_replica_that_has_it_the_rings_are_asked() -> None:
+    """Nobody answers, nobody is warm, or nobody has the same model."""
+    async with stage(1) as found:
+        strangers = (
+            found.source(Hello("cold", MODEL, warm=False)),
+            found.source(Hello("other", b"another model", warm=True)),
+            found.source(Hello("later", MODEL, warm=True, version=2)),
+            (Address(HOST, HOST, 1), found.old.hello()),
+        )
+        await found.start(*strangers)
+        await found.new.warmed(0)
+
+        assert (found.new.blocks(), found.engines[0].replays) == (BLOCKS, [0, 0])
+        assert found.new.tally.snapshots == {"given": 0, "taken": 0, "failed": 1}
+
+
+async def test_a_replica_that_is_not_warm_after_all_refuses() -> None:
+    """Its greeting is old; the refusal is its word, and the next one is asked."""
+    async with stage(1) as found:
+        hello = found.old.hello()
+        found.old.warm = False
+        await found.start(found.source(hello))
+        found.old.warm = True
+        found.old.fingerprint = b"changed"
+        async with conversation(found.source()[0], PEERS_SNAPSHOT_METHOD, None) as talk:
+            await talk.write(encode_want(1, hello, ["ns/0/0"]), 5)
+            with pytest.raises(PeerError, match="another version, model or tokenizer"):
+                await talk.read(5)
+        await found.new.warmed(0)
+
+        assert (found.new.blocks(), found.new.tally.snapshots["failed"]) == (BLOCKS, 1)
+
+
+class Sinking:
+    """A sink that passes on."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.sent = 0
+
+    def send(self, data: bytes) -> None:
+        """One more chunk."""
+        self.sent += 1
+        self.sink.send(data)
+
+    def close(self, status: int = 0, message: str = "") -> None:
+        """The end."""
+        self.sink.close(status, message)
+
+
+class Slow(Sinking):
+    """Sends each chunk a little later."""
+
+    def send(self, data: bytes) -> None:
+        """Later."""
+        self.sent += 1
+        asyncio.get_running_loop().call_later(0.02 * self.sent, self.sink.send, data)
+
+
+class Corrupting(Sinking):
+    """Changes a byte of the second chunk."""
+
+    def send(self, data: bytes) -> None:
+        """Hardly noticeable."""
+        middle = len(data) // 2
+        changed = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+        super().send(changed if self.sent == 1 else data)
+
+
+class Silent(Sinking):
+    """Sends one chunk and nothing more."""
+
+    def send(self, data: bytes) -> None:
+        """The first alone."""
+        self.sent += 1
+        if self.sent == 1:
+            self.sink.send(data)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small chunks, one at a time, and little patience: much can happen between two of them."""
+    monkeypatch.setattr(chunks, "CHUNK_PARTS", 4)
+    monkeypatch.setattr(warm, "CREDIT", 1)
+    monkeypatch.setattr(warm, "CHUNK_SECONDS", 0.3)
+
+
+async def replaced(found: Stage) -> None:
+    """What was told to its end is kept, the rest comes from the rings; in the end all is there, once."""
+    engines = len(found.engines)
+    await found.new.warmed(*range(engines))
+    await found.new.holding(*[BLOCKS] * engines)
+
+    assert found.new.tally.snapshots == {"given": 0, "taken": 0, "failed": 1}
+    asked = [one.replays[1] for one in found.engines]
+    assert asked.count(0) == engines - found.new.tally.snapshot_publishers > 0
+    assert [found.new.tokens(at) for at in range(engines)] == [found.old.tokens(at) for at in range(engines)]
+    assert found.new.index.stats()["copies"] == 0
+    await until(lambda: not found.old.giver.givings)
+    assert found.old.paused() == []
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("tamper", [Corrupting, Silent])
+async def test_a_snapshot_that_stalls_or_is_wrong_is_replaced_by_the_rings(tamper: Tamper) -> None:
+    """A byte changed on the way, or a replica that hangs."""
+    async with stage(6, tamper=tamper) as found:
+        await found.start()
+        await replaced(found)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_snapshot_whose_giver_dies_is_replaced_by_the_rings() -> None:
+    """Killed in the middle: its connections are reset."""
+    async with stage(6, tamper=Silent) as found:
+        task = found.start()
+        await until(lambda: found.new.tally.messages["received"])
+        await found.server.close()
+        await task
+        await replaced(found)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_second_replica_is_asked_when_the_first_breaks_off() -> None:
+    """For whatever is still wanted."""
+    sinks: list[type[Sinking]] = [Silent, Sinking]
+
+    def first_silent(sink: Sink) -> Sink:
+        return sinks.pop(0)(sink)
+
+    async with stage(4, tamper=first_silent) as found:
+        await found.start(found.source(), found.source())
+        await found.new.warmed(*range(4))
+
+        assert found.new.tally.snapshots == {"given": 0, "taken": 1, "failed": 1}
+        assert [one.replays[1] for one in found.engines] == [BLOCKS // 2 - 1] * 4
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_start_that_is_cancelled_goes_on_without_a_snapshot() -> None:
+    """The process ends, or gives up: no publisher waits for ever, on neither side."""
+    async with stage(2, tamper=Silent) as found:
+        task = found.start()
+        await until(lambda: found.new.tally.messages["received"])
+        await ended([task])
+        await until(lambda: not found.old.giver.givings)
+        await found.new.warmed(0, 1)
+
+        assert [found.new.blocks(at) for at in (0, 1)] == [BLOCKS] * 2
+        assert found.old.paused() == []
+
+
+async def test_a_reader_is_sent_no_more_than_it_allows_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow one costs the chunks under way, and its publishers are learned all the while."""
+    monkeypatch.setattr(chunks, "CHUNK_PARTS", 2)
+    sinks: list[Sinking] = []
+
+    def counting(sink: Sink) -> Sink:
+        sinks.append(Sinking(sink))
+        return sinks[-1]
+
+    async with stage(1, tamper=counting) as found:
+        async with conversation(found.source()[0], PEERS_SNAPSHOT_METHOD, None) as talk:
+            await talk.write(encode_want(2, found.new.hello(), ["ns/0/0"]), 5)
+            await talk.read(5)
+            await talk.read(5)
+            found.engines[0].publish(batch(chain(BLOCKS)))
+            await until(lambda: found.old.blocks() == BLOCKS + 2)
+            before = sinks[0].sent
+            await talk.write(encode_want(1), 5)
+            await talk.read(5)
+        await until(lambda: not found.old.giver.givings)
+
+        assert (before, sinks[0].sent) == (2, 3)
+
+
+async def test_readers_are_bounded_and_strangers_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One index goes to a few at once; who does not say who it is gets nothing."""
+    monkeypatch.setattr(giver, "MOST", 1)
+    async with stage(1) as found:
+        address = found.source()[0]
+        want = encode_want(0, found.new.hello(), ["ns/0/0"])
+        async with conversation(address, PEERS_SNAPSHOT_METHOD, None) as first:
+            await first.write(want, 5)
+            await until(lambda: found.old.giver.givings)
+            refused = (want, "too many"), (encode_want(1), "does not say"), (b"\xff", "cannot be decoded")
+            for message, why in refused:
+                async with conversation(address, PEERS_SNAPSHOT_METHOD, None) as other:
+                    await other.write(message, 5)
+                    with pytest.raises(PeerError, match=why):
+                        await other.read(5)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_an_endpoint_that_leaves_while_it_is_told_is_passed_over() -> None:
+    """On either side; the others come in all the same."""
+    async with stage(3) as found:
+        task = found.start()
+        await until(lambda: found.new.tally.messages["received"])
+        found.old.follow(found.engines[:2])
+        found.new.follow(found.engines[:2])
+        await task
+        await found.new.warmed(0, 1)
+
+        assert [found.new.blocks(at) for at in (0, 1)] == [BLOCKS] * 2
+        assert found.new.index.stats()["publishers"] == 2

@@ -1,0 +1,357 @@
+"""The policy: who is eligible, who is best, what is said when nobody is."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvist_epp.endpoints.endpoint import Endpoint
+from kvist_epp.errors import NoEndpoints
+from kvist_epp.load.endpoint_load import Load
+from kvist_epp.load.tpot_admission import Pacing
+from kvist_epp.scheduling.cost import Match
+from kvist_epp.scheduling.pick import NOT_IN_SUBSET, Candidate, Demand, Scored, allows, choose, explain
+
+NOW = 10.0
+
+
+def candidate(
+    number: int,
+    *,
+    owed: float = 0.0,
+    foreign: int = 0,
+    ready: bool = True,
+    reason: str = "",
+    slots: int | None = None,
+    **labels: str,
+) -> Candidate:
+    endpoint = Endpoint(
+        f"p{number}", "ns", f"10.0.0.{number}", 8000, {f"kvist.dev/{k}": v for k, v in labels.items()}
+    )
+    load = Load(endpoint.key, rate=1000.0, owed=owed, foreign=foreign, slots=slots, at=NOW)
+    return Candidate(endpoint, load, ready, reason)
+
+
+def names(rows: list[Scored]) -> list[str]:
+    return [row.endpoint.name for row in rows]
+
+
+def picks(
+    candidates: list[Candidate],
+    demand: Demand,
+    subset: tuple[str, ...] | None = None,
+    *,
+    turn: int = 0,
+    limit: int = 3,
+) -> list[str]:
+    return names(choose(candidates, demand, subset, now=NOW, turn=turn, limit=limit))
+
+
+def test_the_longest_prefix_wins_among_equals() -> None:
+    """Of pods that owe the same, the one that holds the prompt's prefix is first."""
+    pods = [candidate(1), candidate(2), candidate(3)]
+
+    assert picks(pods, Demand(1000, {"ns/p2": Match(900, 3600)}))[0] == "p2"
+
+
+def test_a_backlog_outweighs_a_prefix() -> None:
+    """A pod that owes more than the prefix saves is passed over."""
+    pods = [candidate(1), candidate(2, owed=5000.0), *(candidate(n) for n in range(3, 9))]
+
+    assert picks(pods, Demand(1000, {"ns/p2": Match(900, 3600)}))[0] == "p1"
+
+
+def test_a_busy_pool_keeps_to_its_prefixes() -> None:
+    """The price of recomputing rises with the batch: what an idle pool would copy, a busy one does not."""
+    hit = {"ns/p1": Match(1000, 4000)}
+    idle = [candidate(1, owed=5000.0), *(candidate(n) for n in range(2, 9))]
+    busy = [candidate(1, owed=5000.0, foreign=80), *(candidate(n, foreign=80) for n in range(2, 9))]
+
+    assert picks(idle, Demand(1001, hit))[0] != "p1"
+    assert picks(busy, Demand(1001, hit))[0] == "p1"
+
+
+def test_of_two_pods_the_one_far_behind_is_left() -> None:
+    """The price is a pod's own: its backlog does not hold requests there when the pool is only two."""
+    pods = [candidate(1, owed=5000.0), candidate(2)]
+
+    assert picks(pods, Demand(1001, {"ns/p1": Match(1000, 4000)}))[0] == "p2"
+
+
+def test_a_full_batch_is_waited_for() -> None:
+    """A pod without a free slot costs the time until one is free."""
+    pods = [candidate(1, foreign=8, slots=8), candidate(2, foreign=8, slots=64)]
+
+    assert picks(pods, Demand(1000))[0] == "p2"
+
+
+def test_a_full_pod_comes_after_all_others() -> None:
+    """Whatever it holds and however cheap it is; the best is full only when everybody is."""
+    hit = Demand(1000, {"ns/p1": Match(900, 3600)})
+    pods = [candidate(1, slots=2, foreign=2), candidate(2, owed=31_000.0), candidate(3, owed=29_000.0)]
+    rows = choose(pods, hit, now=NOW, max_owed=30.0)
+    assert [(row.endpoint.name, row.full) for row in rows] == [("p3", False), ("p1", True), ("p2", True)]
+    assert rows[1].reason.startswith("full, cost")
+
+    everybody = choose(pods, hit, now=NOW, max_owed=28.0)
+    assert [row.full for row in everybody] == [True] * 3
+    assert everybody[0].endpoint.name == "p1"
+
+
+def test_a_full_cache_is_no_reason_to_leave_a_prefix_but_one_to_wait() -> None:
+    """While another pod has room its holder is picked all the same; when no pod has, everybody is full."""
+    hit = Demand(1000, {"ns/p1": Match(900, 3600)})
+    crowded = candidate(1, foreign=3)
+    crowded.load.crowd = 3
+    other = candidate(2, foreign=3)
+    rows = choose([crowded, other], hit, now=NOW)
+    other.load.crowd = 2
+    everybody = choose([crowded, other], hit, now=NOW)
+
+    assert [(row.endpoint.name, row.full) for row in rows] == [("p1", False), ("p2", False)]
+    assert [(row.endpoint.name, row.full) for row in everybody] == [("p1", True), ("p2", True)]
+
+
+def test_a_pod_that_may_not_take_up_a_prompt_costs_a_little() -> None:
+    """It will soon, so its prefix still counts; where nothing is held it is passed over."""
+    pods = [candidate(1), candidate(2)]
+    for pod in pods:
+        pod.load.pacing = Pacing(0.06)
+    pods[0].load.owed = 501.0
+    pods[1].load.foreign = 60
+
+    assert picks(pods, Demand(1000))[0] == "p2"
+    assert picks(pods, Demand(1000, {"ns/p1": Match(900, 3600)}))[0] == "p1"
+    assert [row.closed for row in choose(pods, Demand(1000), now=NOW)] == [False, True]
+    assert explain(pods, Demand(1000), now=NOW)[1].reason.startswith("takes up no such prompt now, cost")
+
+    pods[0].load.pacing = None
+
+    assert picks(pods, Demand(100, {"ns/p1": Match(50, 200)}))[0] == "p1"
+
+
+def test_a_pod_whose_sequences_leave_little_time_gets_fewer_prompts() -> None:
+    """It takes up as much less in the same time: a small GPU's prefix is copied to a large one when that
+    costs no more. Small differences between equal pods move nothing."""
+    pods, paces = [candidate(1), candidate(2)], [Pacing(0.06), Pacing(0.06)]
+    for pod, pacing in zip(pods, paces, strict=True):
+        pod.load.pacing = pacing
+    demand = Demand(2000, {"ns/p1": Match(300, 1200)})
+    taken = []
+    for small in (0.6, 0.45, 0.1):
+        paces[0].share, paces[1].share = small, 0.6
+        taken.append(picks(pods, demand)[0])
+
+    assert taken == ["p1", "p1", "p2"]
+
+
+def test_running_requests_cost_a_little() -> None:
+    """Between pods with nothing to prefill, fewer running requests win."""
+    assert picks([candidate(1, foreign=3), candidate(2, foreign=2)], Demand(1))[0] == "p2"
+
+
+def test_near_ties_go_to_the_fewest_running() -> None:
+    """A millisecond does not decide: the pod that runs less does."""
+    pods = [candidate(1, foreign=1), candidate(2, owed=5.5)]
+
+    assert picks(pods, Demand(1))[0] == "p2"
+
+
+def test_a_beginning_that_many_ask_for_is_copied_sooner() -> None:
+    """Behind the same backlog a prompt of its own stays, and one that came ten times in a second does not."""
+    pods = [candidate(1, owed=1000.0), candidate(2)]
+    hits = {"ns/p1": Match(900, 3600)}
+
+    assert picks(pods, Demand(1000, hits))[0] == "p1"
+    assert picks(pods, Demand(1000, hits, uses=10.0))[0] == "p2"
+
+
+@given(st.floats(0, 100), st.integers(0, 900))
+def test_uses_do_not_matter_where_all_hold_the_same(uses: float, held: int) -> None:
+    """Sharing is about copies: without one to be made, the order is that of the loads."""
+    pods = [candidate(n, owed=100.0 * n) for n in (3, 1, 2)]
+    hits = {c.endpoint.key: Match(held, 4 * held) for c in pods}
+
+    assert picks(pods, Demand(1000, hits, uses)) == ["p1", "p2", "p3"]
+
+
+def test_equal_pods_take_turns() -> None:
+    """Requests that find equal pods spread over all of them."""
+    pods = [candidate(n) for n in range(1, 5)]
+
+    assert [picks(pods, Demand(1), turn=t)[0] for t in range(5)] == ["p1", "p2", "p3", "p4", "p1"]
+
+
+def test_the_next_best_are_named_for_retries() -> None:
+    """Up to the limit, in the order of their cost."""
+    pods = [candidate(n, owed=1000.0 * n) for n in range(1, 6)]
+
+    assert [picks(pods, Demand(1)), picks(pods, Demand(1), limit=1)] == [["p1", "p2", "p3"], ["p1"]]
+
+
+def test_a_row_tells_everything() -> None:
+    """The best row carries what the ledger, the log and the page need."""
+    pods = [candidate(1, owed=500.0)]
+
+    assert choose(pods, Demand(1000, {"ns/p1": Match(900, 3600)}), now=NOW) == [
+        Scored(pods[0].endpoint, True, 900, 3600, 100, 500, 0.6, "cost 0.9000 s, 0 running")
+    ]
+
+
+def test_room_costs_the_same_on_every_kind_of_gpu() -> None:
+    """Half the rate makes work twice as dear, not the blocks it evicts: others compute those somewhere."""
+    fast, slow = candidate(1), candidate(2)
+    slow.load.rate = fast.load.rate / 2
+    rows = explain([fast, slow], Demand(1000), now=NOW)
+    work = 1000 / fast.load.rate
+    room = 3.0 * work / 0.75
+
+    assert [row.reason for row in rows] == [
+        f"cost {work + room:.4f} s, 0 running",
+        f"cost {2 * work + room:.4f} s, 0 running",
+    ]
+
+
+def test_a_prompt_wholly_matched_computes_its_last_token() -> None:
+    """The engine recomputes the last token; without a prompt there is nothing to compute."""
+    pods = [candidate(1)]
+
+    assert choose(pods, Demand(100, {"ns/p1": Match(100, 400)}), now=NOW)[0].uncached_tokens == 1
+    assert choose(pods, Demand(0), now=NOW)[0].uncached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("member", "expected"),
+    [
+        ("10.0.0.1", True),
+        (" 10.0.0.1:8000 ", True),
+        ("10.0.0.1:8001", False),
+        ("10.0.0.2", False),
+        ("pod-1", False),
+        ("10.0.0.1:http", False),
+        ("", False),
+    ],
+)
+def test_a_subset_names_addresses_with_or_without_port(member: str, expected: bool) -> None:
+    """``ip`` allows every port of it, ``ip:port`` this one; anything else allows nothing."""
+    assert allows((member,), candidate(1).endpoint) is expected
+
+
+@pytest.mark.parametrize("member", ["fd00::1", "[fd00::1]", "[fd00:0::1]:8000", "FD00::0001"])
+def test_a_subset_may_spell_ipv6_as_it_likes(member: str) -> None:
+    """Brackets, capitals and zeros do not matter."""
+    assert allows((member,), Endpoint("a", "ns", "fd00::1", 8000))
+
+
+def test_an_ipv6_port_in_a_subset_counts() -> None:
+    """``[v6]:port`` allows this port only."""
+    assert not allows(("[fd00::1]:8001",), Endpoint("a", "ns", "fd00::1", 8000))
+
+
+@pytest.mark.parametrize(
+    ("pods", "subset", "message"),
+    [
+        ([], None, "no endpoints are known"),
+        ([], ("10.0.0.1",), "no endpoints are known"),
+        ([candidate(1)], (), "none of the 1 known endpoints is in the gateway's subset of 0"),
+        (
+            [candidate(1), candidate(2, ready=False, reason="unreachable")],
+            ("10.0.0.2",),
+            "none of 1 endpoints can be picked: 1 unreachable",
+        ),
+        (
+            [
+                candidate(1, ready=False, reason="unreachable"),
+                candidate(2, ready=False),
+                candidate(3, role="prefill"),
+                candidate(4, ready=False, reason="unreachable"),
+            ],
+            None,
+            "none of 4 endpoints can be picked: 2 unreachable, 1 not ready, 1 role prefill",
+        ),
+    ],
+)
+def test_nobody_is_eligible(pods: list[Candidate], subset: tuple[str, ...] | None, message: str) -> None:
+    """The refusal says why, in counts and without addresses."""
+    with pytest.raises(NoEndpoints) as caught:
+        choose(pods, Demand(1), subset, now=NOW)
+
+    assert (caught.value.message, caught.value.status) == (message, 503)
+
+
+def test_explain_shows_everybody() -> None:
+    """The page has the eligible in the order of the pick, then the others with what stands in the way."""
+    pods = [
+        candidate(1, ready=False, reason="unreachable"),
+        candidate(2, owed=5.0),
+        candidate(3),
+        candidate(4),
+    ]
+    rows = explain(pods, Demand(1), ("10.0.0.1", "10.0.0.2", "10.0.0.3"), now=NOW)
+
+    assert [(row.endpoint.name, row.eligible) for row in rows] == [
+        ("p3", True),
+        ("p2", True),
+        ("p1", False),
+        ("p4", False),
+    ]
+    assert [row.reason for row in rows[2:]] == ["unreachable", NOT_IN_SUBSET]
+
+
+loads = st.tuples(st.floats(0, 1e5), st.integers(0, 300), st.booleans(), st.none() | st.integers(1, 300))
+fleets = st.lists(loads, min_size=1, max_size=6)
+hits = st.dictionaries(st.integers(1, 6), st.integers(1, 900), max_size=6)
+
+
+def built(fleet: list[tuple[float, int, bool, int | None]]) -> list[Candidate]:
+    return [
+        candidate(n, owed=owed, foreign=foreign, ready=ready, slots=slots)
+        for n, (owed, foreign, ready, slots) in enumerate(fleet, 1)
+    ]
+
+
+def asked(matched: dict[int, int]) -> Demand:
+    return Demand(1000, {f"ns/p{n}": Match(tokens, 4 * tokens) for n, tokens in matched.items()})
+
+
+@given(fleets, hits, st.sets(st.integers(1, 8)), st.integers(0, 9))
+def test_the_subset_is_always_respected(
+    fleet: list[tuple[float, int, bool, int | None]], matched: dict[int, int], allowed: set[int], turn: int
+) -> None:
+    """Whatever the loads and matches: only ready pods of the subset, none twice, else NoEndpoints."""
+    pods = built(fleet)
+    possible = {f"p{n}" for n, pod in enumerate(pods, 1) if pod.ready and n in allowed}
+    try:
+        picked = picks(pods, asked(matched), tuple(f"10.0.0.{n}" for n in allowed), turn=turn, limit=9)
+    except NoEndpoints:
+        picked = []
+
+    assert sorted(picked) == sorted(possible)
+
+
+@given(fleets, hits, st.floats(1, 1e5))
+def test_more_owed_never_makes_a_pod_better(
+    fleet: list[tuple[float, int, bool, int | None]], matched: dict[int, int], more: float
+) -> None:
+    """By owing more, a pod's predicted time to the first token never gets shorter."""
+    rows = explain(built(fleet), asked(matched), now=NOW)
+    pods = built(fleet)
+    pods[0].load.owed += more
+    later = explain(pods, asked(matched), now=NOW)
+    before = next(row for row in rows if row.endpoint.name == "p1")
+    after = next(row for row in later if row.endpoint.name == "p1")
+
+    assert after.predicted_ttft_seconds >= before.predicted_ttft_seconds
+
+
+@given(fleets, hits, st.integers(0, 9))
+def test_choose_and_explain_agree(
+    fleet: list[tuple[float, int, bool, int | None]], matched: dict[int, int], turn: int
+) -> None:
+    """The debug page shows the very order in which requests are sent."""
+    rows = [row for row in explain(built(fleet), asked(matched), now=NOW, turn=turn) if row.eligible]
+    try:
+        chosen = choose(built(fleet), asked(matched), now=NOW, turn=turn, limit=9)
+    except NoEndpoints:
+        chosen = []
+
+    assert chosen == rows

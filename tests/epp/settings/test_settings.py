@@ -1,0 +1,218 @@
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvist_epp.errors import SettingsError
+from kvist_epp.settings.roles import base_models_of
+from kvist_epp.settings.settings import TRANSPORTS, Settings
+
+SETTINGS = st.builds(
+    Settings,
+    endpoints_file=st.text(st.characters(codec="ascii", min_codepoint=33), max_size=20),
+    model=st.sampled_from(["", "./a model", "hf://org/repo@main"]),
+    grpc_port=st.integers(0, 65_535),
+    secure_serving=st.booleans(),
+    transport=st.sampled_from(TRANSPORTS),
+    scrape_interval=st.floats(0.001, 1e6),
+    max_num_seqs=st.integers(1, 1 << 20),
+    log_format=st.sampled_from(["auto", "json", "text"]),
+    debug_text=st.booleans(),
+)
+
+
+@given(SETTINGS)
+def test_settings_survive_the_command_line(settings: Settings) -> None:
+    """Arguments rendered from settings give the same settings back."""
+    assert Settings.from_args(settings.to_args()) == settings
+
+
+def test_every_flag_can_come_from_the_environment() -> None:
+    """Each flag is also read from KVIST_EPP_<FLAG>, and the command line wins over it."""
+    environment = {
+        "KVIST_EPP_GRPC_PORT": "1234",
+        "KVIST_EPP_SECURE_SERVING": "false",
+        "KVIST_EPP_MODEL": "/m",
+    }
+    settings = Settings.from_args(["--model=./other"], environment)
+    assert settings == Settings(grpc_port=1234, secure_serving=False, model="./other")
+
+
+def test_a_bare_boolean_flag_means_true() -> None:
+    """``--debug-text`` alone turns it on, as operators of Go programs expect."""
+    assert Settings.from_args(["--debug-text"]).debug_text is True
+
+
+@pytest.mark.parametrize(
+    ("argv", "flag"),
+    [(["--grpc-port=70000"], "--grpc-port"), (["--scrape-interval=0"], "--scrape-interval")],
+)
+def test_a_bad_value_names_its_flag(argv: list[str], flag: str) -> None:
+    """A value out of range is refused with the name of the flag."""
+    with pytest.raises(SettingsError, match=flag):
+        Settings.from_args(argv)
+
+
+def test_a_bad_variable_names_itself() -> None:
+    """A variable that cannot be read is refused by its own name."""
+    with pytest.raises(SettingsError, match="KVIST_EPP_GRPC_PORT"):
+        Settings.from_args([], {"KVIST_EPP_GRPC_PORT": "many"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--secure-serving=false", "--cert-path=f"], "--cert-path"),
+        (["--secure-serving=false", "--client-ca-path=f"], "--client-ca-path"),
+        (["--cert-path=f", "--tls-names=n"], "--tls-names"),
+        (["--tls-min-version=1.3", "--transport=grpc"], "--tls-min-version"),
+    ],
+)
+def test_tls_flags_that_do_not_go_together(flags: list[str], named: str) -> None:
+    """A flag that would change nothing, or that a transport cannot keep, is refused by its name."""
+    with pytest.raises(SettingsError, match=f"^{named}: "):
+        Settings.from_args(["--endpoints-file=f", *flags]).check()
+
+
+def test_tls_is_the_default() -> None:
+    """Without a flag the picker serves TLS, with a certificate of its own."""
+    assert Settings(endpoints_file="f").check().secure_serving
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 30), ("30s", 30), ("1m30s", 90), ("1.5h", 5400), ("250ms", 0.25), ("0", 0), ("2.5", 2.5)],
+)
+def test_times_are_seconds_or_what_go_programs_take(text: str, seconds: float) -> None:
+    """llm-d's ``--drain-timeout=1m30s`` works, on the command line and as a variable."""
+    assert Settings.from_args([f"--drain-timeout={text}"]).drain_timeout == seconds
+    assert Settings.from_args([], {"KVIST_EPP_DRAIN_TIMEOUT": text}).drain_timeout == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "1m30", "30 s", "1d", "m30s", "1m 30s", "nan", "-5s", "1e400"])
+def test_times_that_are_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Anything else is refused with the name of the flag."""
+    with pytest.raises((SettingsError, SystemExit)) as refused:
+        Settings.from_args([f"--drain-timeout={text}"])
+    assert "--drain-timeout" in f"{refused.value}{capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({}, ["--endpoints-file", "--endpoint-selector", "--pool-name"]),
+        ({"endpoints_file": "f", "pool_name": "p"}, ["--endpoints-file and --pool-name", "only one"]),
+        ({"pool_name": "p", "endpoint_selector": "a=b"}, ["--endpoint-selector and --pool-name"]),
+        ({"endpoint_selector": "a=b"}, ["--endpoint-selector and --endpoint-target-ports"]),
+        (
+            {"pool_name": "p", "endpoint_target_ports": "1"},
+            ["--endpoint-selector and --endpoint-target-ports"],
+        ),
+        ({"endpoints_file": "f", "pool_namespace": "n"}, ["--pool-namespace", "--endpoints-file"]),
+        ({"endpoints_file": "f", "pool_group": "kvist.dev"}, ["--pool-group", "--pool-name"]),
+    ],
+)
+def test_one_source_says_where_the_engines_are(flags: dict[str, str], named: list[str]) -> None:
+    """None, two, or flags of another source are refused by the flags' names."""
+    with pytest.raises(SettingsError) as refused:
+        Settings(secure_serving=False, **flags).check()  # type: ignore[arg-type]
+    assert [name for name in named if name not in str(refused.value)] == []
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"endpoints_file": "f"},
+        {"pool_name": "p", "pool_namespace": "n", "pool_group": "kvist.dev"},
+        {"endpoint_selector": "a in (b,c),!d", "endpoint_target_ports": "8000,8001", "pool_namespace": "n"},
+    ],
+)
+def test_each_source_alone_will_do(flags: dict[str, str]) -> None:
+    """A file, a selector with ports, or a pool: each is enough, and survives the command line."""
+    settings = Settings(secure_serving=False, **flags)  # type: ignore[arg-type]
+    assert settings.check() == Settings.from_args(settings.to_args())
+
+
+@pytest.mark.parametrize("text", ["0", "65536", "a", "1,,2", "1, 2", "1,2,3,4,5,6,7,8,9", "٣", "-1"])
+def test_target_ports_are_ports(text: str) -> None:
+    """One to eight ports, separated by commas and nothing else; anything else is refused by its flag."""
+    with pytest.raises(SettingsError, match="--endpoint-target-ports"):
+        Settings(endpoint_target_ports=text)
+
+
+def test_a_target_port_counts_once() -> None:
+    """A port that is named twice is one port, in the place of its first."""
+    assert Settings(endpoint_target_ports="8001,8000,8001").target_ports == (8001, 8000)
+
+
+def test_every_setting_has_a_help_text() -> None:
+    """No flag is undocumented."""
+    assert [f.name for f in dataclasses.fields(Settings) if not f.metadata["help"]] == []
+
+
+def test_a_flag_on_the_command_line_hides_its_variable() -> None:
+    """A variable does no harm where the command line wins anyway, and an empty one is none."""
+    environment = {"KVIST_EPP_GRPC_PORT": "many", "KVIST_EPP_METRICS_PORT": ""}
+    assert Settings.from_args(["--grpc-port=1"], environment) == Settings(grpc_port=1)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf"])
+def test_times_are_numbers(text: str) -> None:
+    """Neither nan nor infinity is a time."""
+    with pytest.raises(SettingsError, match="--scrape-interval"):
+        Settings.from_args([f"--scrape-interval={text}"])
+
+
+@pytest.mark.parametrize(
+    ("flag", "match"),
+    [
+        ("--max-owed-seconds=0", "--max-owed-seconds"),
+        ("--queue-requests=-1", "--queue-requests"),
+        ("--queue-bytes=-1", "--queue-bytes"),
+        ("--queue-seconds=-1s", "--queue-seconds"),
+        ("--empty-pool-seconds=-1", "--empty-pool-seconds"),
+        ("--priorities=high", "--priorities: 'high'"),
+    ],
+)
+def test_bounds_of_the_queue_are_checked(flag: str, match: str) -> None:
+    """Each is refused by its name; 0 requests, bytes or seconds mean none."""
+    with pytest.raises(SettingsError, match=match):
+        Settings.from_args([flag])
+    Settings(queue_requests=0, queue_bytes=0, queue_seconds=0, empty_pool_seconds=0)
+
+
+def test_nobody_waits_longer_than_a_stream_may_be_silent() -> None:
+    """Together the waits stay below --stream-idle-timeout, which would cut them."""
+    source = {"secure_serving": False, "endpoints_file": "x"}
+    with pytest.raises(SettingsError, match="--stream-idle-timeout"):
+        Settings(**source, queue_seconds=420, empty_pool_seconds=180).check()  # type: ignore[arg-type]
+    Settings(**source, queue_seconds=419, empty_pool_seconds=180).check()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--role=model-header", "--model=m"], "--model: of no use with --role=model-header"),
+        (
+            ["--role=model-header", "--pool-name=p", "--queue-seconds=1"],
+            "--pool-name, --queue-seconds: of no use",
+        ),
+        (["--endpoints-file=f", "--base-models=a=b"], "--base-models: of no use with --role=picker"),
+        (["--role=model-header", "--base-models=a"], "--base-models: 'a' is no adapter=base"),
+        (["--role=model-header", "--base-models=a=b,a=c"], "--base-models: 'a' is there twice"),
+        (["--role=model-header", "--secure-serving=false", "--cert-path=f"], "--cert-path: "),
+    ],
+)
+def test_flags_that_a_role_does_not_have(flags: list[str], named: str) -> None:
+    """A flag that would change nothing in this role is refused, with the names of both."""
+    with pytest.raises(SettingsError, match=f"^{named}"):
+        Settings.from_args(flags).check()
+
+
+def test_the_role_needs_no_engines() -> None:
+    """``--role=model-header`` starts by itself, and takes the flags of ports, limits, TLS and log."""
+    flags = ["--role=model-header", "--base-models= a=b, c=b,", "--transport=grpc", "--max-streams=7"]
+    settings = Settings.from_args(flags).check()
+    assert Settings.from_args(settings.to_args()) == settings
+    assert base_models_of(settings.base_models) == {"a": "b", "c": "b"}

@@ -1,0 +1,40 @@
+"""Histograms and the stopwatch."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvist_epp.telemetry.histogram import Histogram, Stages
+
+
+def test_buckets_are_cumulative() -> None:
+    """Each bound counts what is at most as long, +Inf counts all, as Prometheus has it."""
+    histogram = Histogram((0.1, 1.0))
+    for seconds in (0.05, 0.1, 0.5, 3.0):
+        histogram.observe(seconds)
+
+    assert list(histogram.cumulative()) == [("0.1", 2), ("1.0", 3), ("+Inf", 4)]
+    assert histogram.total == 3.65
+
+
+@given(st.lists(st.floats(0, 1e6)))
+def test_nothing_is_lost(durations: list[float]) -> None:
+    """Every duration is in +Inf, and counts never fall from bound to bound."""
+    histogram = Histogram()
+    for seconds in durations:
+        histogram.observe(seconds)
+    counts = [count for _, count in histogram.cumulative()]
+
+    assert (counts[-1], counts) == (len(durations), sorted(counts))
+
+
+def test_stages_add_up() -> None:
+    """Laps have their names in order, a repeated stage is summed, what is skipped belongs to nobody."""
+    stages = Stages()
+    stages.mark("parse")
+    stages.mark("match")
+    stages.skip()
+    stages.mark("parse")
+
+    assert [stage for stage, _ in stages.laps] == ["parse", "match", "parse"]
+    assert list(stages.microseconds()) == ["parse", "match"]
+    assert stages.seconds == sum(seconds for _, seconds in stages.laps) >= 0
