@@ -11,8 +11,8 @@
     │   └── Shed             429 with Retry-After
     ├── ProtocolError        a peer broke HTTP/2, gRPC or ext_proc; ends a stream or a connection
     ├── EventError           an engine's event message that cannot be understood
-    ├── SnapshotError        a peer's snapshot that contradicts itself
-    ├── PeerError            a conversation with another replica broke off
+    ├── SnapshotError        an invalid snapshot of another replica's index
+    ├── ReplicaError         a call to another replica broke off
     ├── ModelFilesError      model files that are absent or unusable
     ├── EndpointsFileError   an endpoints file that cannot be used; the old fleet stays
     ├── ApiError             the Kubernetes API refused, or could not be reached; the old fleet stays
@@ -110,8 +110,8 @@ class SnapshotError(KvistError):
     """A snapshot of a peer that cannot be what a peer sends; the engines' replay is asked instead."""
 
 
-class PeerError(KvistError):
-    """A conversation with another replica broke off; says how."""
+class ReplicaError(KvistError):
+    """A call to another replica failed or broke off; the text is the reason."""
 
 
 class EndpointsFileError(KvistError):

@@ -57,8 +57,8 @@ HEALTH_LIST_METHOD: Final = "/grpc.health.v1.Health/List"
 LASTING_METHODS: Final = frozenset({ACCESS_LOG_METHOD, HEALTH_WATCH_METHOD})
 """Methods whose calls end only when one side leaves: a drain does not wait for them."""
 
-PEERS_FOLLOW_METHOD: Final = "/kvist.epp.peers.v1.Peers/Follow"
-PEERS_SNAPSHOT_METHOD: Final = "/kvist.epp.peers.v1.Peers/Snapshot"
+REPLICA_FOLLOW_METHOD: Final = "/kvist.epp.peers.v1.Peers/Follow"
+REPLICA_SNAPSHOT_METHOD: Final = "/kvist.epp.peers.v1.Peers/Snapshot"
 
 LIVENESS: Final = "liveness"
 READINESS: Final = ("", "inference-extension", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor")

@@ -166,7 +166,7 @@ async def metric(replicas: Pool, number: int, series: str) -> float:
 
 async def standing(replicas: Pool, number: int) -> list[str]:
     """How the others stand with a picker."""
-    return sorted(peer["standing"] for peer in (await replicas.peers(number))["replicas"])
+    return sorted(peer["state"] for peer in (await replicas.peers(number))["replicas"])
 
 
 async def explained(replicas: Pool, number: int, texts: Sequence[str]) -> list[int]:

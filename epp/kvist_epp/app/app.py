@@ -43,7 +43,7 @@ from kvist_epp.telemetry import request_log as log
 from kvist_epp.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from kvist_epp.replicas.replication import Peers
+    from kvist_epp.replicas.replication import Replication
 
 TICK_SECONDS: Final = 0.25
 """How often requests expire, trust is weighed and counters are brought up to date."""
@@ -61,7 +61,7 @@ class Running:
     grpc: Server
     grpc_health: Server
     metrics_port: int
-    peers: "Peers | None" = None
+    replication: "Replication | None" = None
 
     async def drain(self, delay_seconds: float, grace_seconds: float) -> None:
         """Not ready from now on; new calls are still taken for the delay, then running ones get the grace.
@@ -72,8 +72,8 @@ class Running:
         self._shut_queue(delay_seconds + grace_seconds)
         await asyncio.sleep(delay_seconds)
         await self.grpc.drain(grace_seconds)
-        if self.peers is not None:
-            await self.peers.leave()
+        if self.replication is not None:
+            await self.replication.leave()
         await self.grpc_health.drain(0)
 
     def _shut_queue(self, seconds: float) -> None:
@@ -111,13 +111,15 @@ async def running(settings: Settings, ending: Ending) -> AsyncIterator[Running]:
         discovery = _discovery(settings, picker, membership)
         health = Health()
         grpc, grpc_health = await _servers(settings, picker, health, certificates, stack)
-        peers = await _peers(settings, membership, ending, stack)
-        conditions = () if peers is None else (peers.waiting,)
+        replication = await _replication(settings, membership, ending, stack)
+        conditions = () if replication is None else (replication.waiting,)
         gate = Gate(membership, health, settings.warm_seconds, conditions=conditions)
-        if peers is not None:
-            peers.ready = lambda: gate.opened and not gate.why_shut
+        if replication is not None:
+            replication.ready = lambda: gate.opened and not gate.why_shut
         problems = (lambda: tokenizer.problem, lambda: "" if certificates is None else certificates.problem)
-        pages = await _pages(settings, membership, discovery, gate, certificates, peers, problems, stack)
+        pages = await _pages(
+            settings, membership, discovery, gate, certificates, replication, problems, stack
+        )
         if certificates is not None:
             picker.metrics.gauges.certificate = certificates.counters
             ending.keep(stack, certificates.run(), "certificates")
@@ -128,7 +130,7 @@ async def running(settings: Settings, ending: Ending) -> AsyncIterator[Running]:
             ending.keep(stack, keeper.run(), "hand-over")
         ending.keep(stack, _tick(membership, gate), "tick")
         lifetime.settle_memory()
-        yield Running(picker, membership, gate, grpc, grpc_health, pages.port, peers)
+        yield Running(picker, membership, gate, grpc, grpc_health, pages.port, replication)
 
 
 def _picker(settings: Settings, logs: log.Logs) -> Picker:
@@ -208,14 +210,14 @@ def _discovery(settings: Settings, picker: Picker, membership: Membership) -> Di
     return discovery
 
 
-async def _peers(
+async def _replication(
     settings: Settings, membership: Membership, ending: Ending, stack: AsyncExitStack
-) -> "Peers | None":
+) -> "Replication | None":
     if not settings.peers:
         return None
-    from kvist_epp.replicas.replication import opened  # imports grpc, which takes its time and 20 MB
+    from kvist_epp.replicas.replication import open_replication  # imports grpc: slow, and 20 MB
 
-    return await stack.enter_async_context(opened(settings, membership, ending))
+    return await stack.enter_async_context(open_replication(settings, membership, ending))
 
 
 async def _servers(
@@ -245,7 +247,7 @@ async def _pages(
     discovery: Discovery,
     gate: Gate,
     tls: Certificates | None,
-    peers: "Peers | None",
+    replication: "Replication | None",
     problems: Iterable[Callable[[], str]],
     stack: AsyncExitStack,
 ) -> admin.AdminServer:
@@ -258,8 +260,8 @@ async def _pages(
         index=lambda: views.index(membership),
         worth=worth.document,
         queue=lambda: queues.document(picker.queue),
-        held=lambda: held(picker, 0 if peers is None else len(peers.book)),
-        peers=lambda: {} if peers is None else peers.document(),
+        held=lambda: held(picker, 0 if replication is None else len(replication.remote_load)),
+        peers=lambda: {} if replication is None else replication.document(),
         not_ready=lambda: gate.not_ready(discovery.problem),
         warning=lambda: "; ".join(filter(None, (problem() for problem in problems))),
         ca=lambda: tls.ca_pem() if tls is not None else b"",

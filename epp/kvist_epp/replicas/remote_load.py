@@ -1,12 +1,12 @@
-"""What the other replicas routed and has not ended, as they told it, in the ledger.
+"""Requests that the other replicas routed, entered in this replica's ledger. Pure; clocks are parameters.
 
-Pure; clocks are parameters. A replica that was not heard of for a while is silent: its requests leave the
-ledger, and scrapes see them as foreign. When it is heard again it tells all that is open. One that has said
-farewell is believed: its requests stay, as orphans, until the gateway, a scrape or their age ends them.
+A replica that sends no update for a while is silent: its requests leave the ledger, and scrapes count them as
+untracked. When it is heard again it sends all of its open requests. A replica that said farewell before it
+shut down is different: its requests stay, as orphans, until the gateway, a scrape or their age ends them.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -15,234 +15,217 @@ from kvist_epp.errors import ProtocolError
 from kvist_epp.extproc.access_log import Ended
 from kvist_epp.load.endpoint_load import Request
 from kvist_epp.load.ledger import Ledger
-from kvist_epp.replicas.prefixes import Prefix, Prefixes
-from kvist_epp.replicas.updates import Entry, Update
+from kvist_epp.replicas.messages import LoadUpdate, RemoteRequest
+from kvist_epp.replicas.prompt_digests import PrefixesInFlight, PromptDigests
 
 SILENCE_SECONDS: Final = 3.0
-"""Without an update for this long a replica is silent; it sends one a second at least."""
+"""Time without an update after which a replica is silent; replicas send at least one per second."""
 FORGET_SECONDS: Final = 60.0
-"""A replica that stays silent for this long is not spoken of any more."""
-ENTRIES: Final = 100_000
-"""Open requests of one replica that are kept: the ledger's own bound."""
-MAIL: Final = 10_000
-"""Ended requests kept for a replica that cannot be told now; the oldest go first."""
+"""Time after which a replica that stays silent is removed."""
+MAX_REQUESTS: Final = 100_000
+"""Open requests kept of one replica: the ledger's own bound."""
+MAX_OUTBOX: Final = 10_000
+"""Access-log entries kept for a replica that cannot be reached now; the oldest are dropped first."""
 
 
-class Standing(Enum):
-    """How a replica stands with us; the label of ``kvist_epp_peers``."""
+class ReplicaState(Enum):
+    """State of another replica; the label of ``kvist_epp_peers``."""
 
     HEARD = "heard"
     SILENT = "silent"
     LEFT = "left"
-    """It said farewell."""
+    """The replica said farewell."""
 
 
 @dataclass(slots=True, eq=False)
-class Peer:
-    """One other replica."""
+class RemoteReplica:
+    """Another replica and its requests."""
 
     replica: str
-    standing: Standing = Standing.SILENT
+    state: ReplicaState = ReplicaState.SILENT
     heard_at: float = 0.0
-    """When its last update came."""
+    """Time of its last update."""
     complete: bool = False
-    """All that was open there has been told."""
-    entries: dict[int, Request] = field(default_factory=dict)
-    """By the replica's own number."""
-    parked: dict[int, tuple[Entry, float]] = field(default_factory=dict)
-    """On endpoints that are not ours (yet), with the time they were told."""
+    """All requests that were open there have been received."""
+    requests: dict[int, Request] = field(default_factory=dict)
+    """Requests in the ledger, by the number that the replica gave them."""
+    unplaced: dict[int, tuple[RemoteRequest, float]] = field(default_factory=dict)
+    """Requests on endpoints that are not known here (yet), with the time they were received."""
     seq: int = 0
-    """Of the last update taken."""
-    stale: set[int] | None = None
-    """While everything is told anew: known numbers that were not told again; None: it is not."""
+    """Number of the last update applied."""
+    unconfirmed: set[int] | None = None
+    """While the full list is received: numbers known before that have not been listed; None otherwise."""
 
 
-class Book:
-    """All other replicas by their id."""
+class RemoteLoad:
+    """All other replicas by their id, and their requests."""
 
-    def __init__(self, replica: str, ledger: Ledger, known: Callable[[str], bool]) -> None:
-        """``replica``: ours. ``known``: whether an endpoint key is of our fleet."""
-        self.peers: dict[str, Peer] = {}
+    def __init__(self, replica: str, ledger: Ledger, is_known: Callable[[str], bool]) -> None:
+        """``replica``: id of this one. ``is_known`` says whether an endpoint key is known here."""
+        self.replicas: dict[str, RemoteReplica] = {}
         self.overflows = 0
-        """Requests that were told and not kept: a replica has too many."""
+        """Requests that were dropped because a replica has too many."""
+        self.prefixes = PrefixesInFlight()
+        """Prompts that other replicas have sent to endpoints."""
         self._replica = replica
         self._ledger = ledger
-        self._known = known
-        self._mail: dict[str, deque[Ended]] = {}
+        self._is_known = is_known
+        self._outboxes: dict[str, deque[Ended]] = {}
         self._sessions: dict[str, list[Request]] = {}
-        self.prefixes = Prefixes()
-        """What is on its way to endpoints by other replicas."""
-        self._prefix_of: dict[Request, Prefix] = {}
+        self._digests: dict[Request, PromptDigests] = {}
 
     def __len__(self) -> int:
-        """Requests of other replicas in the ledger."""
-        return sum(len(peer.entries) for peer in self.peers.values())
+        """Return the number of requests of other replicas in the ledger."""
+        return sum(len(replica.requests) for replica in self.replicas.values())
 
-    # What replicas tell
+    def on_connected(self, replica: str, now: float) -> None:
+        """Prepare for a new stream of updates of a replica, which begins with all of its requests."""
+        found = self.replicas.setdefault(replica, RemoteReplica(replica, heard_at=now))
+        found.seq, found.complete, found.unconfirmed = 0, False, None
 
-    def begin(self, replica: str, now: float) -> None:
-        """A conversation with the replica begins, the first or another one: it will tell everything."""
-        peer = self.peers.setdefault(replica, Peer(replica, heard_at=now))
-        peer.seq, peer.complete, peer.stale = 0, False, None
-
-    def take(self, replica: str, update: Update, now: float) -> None:
-        """An update came. Raises ProtocolError when one before it is missing: the conversation must begin
-        anew."""
-        peer = self.peers.get(replica, Peer(replica))
-        if update.seq != peer.seq + 1 or not (update.whole_begins or peer.complete or peer.stale is not None):
-            raise ProtocolError("updates of a peer are missing")
-        peer.seq, peer.heard_at, peer.standing = update.seq, now, Standing.HEARD
-        if update.whole_begins:
-            peer.complete, peer.stale = False, {*peer.entries, *peer.parked}
-        for entry in update.entries:
-            self._routed(peer, entry, now)
-        for number in update.gone:
-            self._end(peer, number, now)
-        if update.whole_ends:
-            for number in peer.stale or ():
-                self._end(peer, number, now)
-            peer.complete, peer.stale = True, None
+    def apply(self, replica: str, update: LoadUpdate, now: float) -> None:
+        """Apply an update. Raises ProtocolError if one before it is missing: a new stream must be opened."""
+        found = self.replicas.get(replica, RemoteReplica(replica))
+        begun = update.full_begins or found.complete or found.unconfirmed is not None
+        if update.seq != found.seq + 1 or not begun:
+            raise ProtocolError("updates of a replica are missing")
+        found.seq, found.heard_at, found.state = update.seq, now, ReplicaState.HEARD
+        if update.full_begins:
+            found.complete, found.unconfirmed = False, {*found.requests, *found.unplaced}
+        for request in update.requests:
+            self._add(found, request, now)
+        for number in update.ended_numbers:
+            self._end(found, number, now)
+        if update.full_ends:
+            for number in found.unconfirmed or ():
+                self._end(found, number, now)
+            found.complete, found.unconfirmed = True, None
         if update.leaving:
-            self._left(peer)
+            found.state = ReplicaState.LEFT
+            for entry in found.requests.values():
+                entry.orphan = True
 
-    def look(self, now: float) -> None:
-        """Every second or so: who is silent, what has expired, which endpoints have become known."""
-        for peer in list(self.peers.values()):
-            if peer.standing is Standing.HEARD and now - peer.heard_at >= SILENCE_SECONDS:
-                self._silent(peer, now)
-            self._tidy(peer, now)
-            self._unpark(peer, now)
-            if (
-                peer.standing is not Standing.HEARD
-                and now - peer.heard_at >= FORGET_SECONDS
-                and not peer.entries
-            ):
-                del self.peers[peer.replica]
-                self._mail.pop(peer.replica, None)
+    def poll(self, now: float) -> None:
+        """Find silent replicas, expired requests and endpoints that have become known; called every
+        second."""
+        for replica in list(self.replicas.values()):
+            if replica.state is ReplicaState.HEARD and now - replica.heard_at >= SILENCE_SECONDS:
+                replica.state, replica.complete, replica.unconfirmed = ReplicaState.SILENT, False, None
+                for number in [*replica.requests, *replica.unplaced]:
+                    self._end(replica, number, now, silent=True)
+            self._expire(replica, now)
+            for request, received_at in list(replica.unplaced.values()):
+                if self._is_known(request.endpoint):
+                    self._place(replica, request, received_at, now)
+            silent = replica.state is not ReplicaState.HEARD and now - replica.heard_at >= FORGET_SECONDS
+            if silent and not replica.requests:
+                del self.replicas[replica.replica]
+                self._outboxes.pop(replica.replica, None)
 
-    # What others ask
-
-    def of(self, session: str, endpoint: str) -> Request | None:
-        """The request of another replica that an event on this endpoint tells of."""
+    def find(self, session: str, endpoint: str) -> Request | None:
+        """Return the request of another replica that an event of this endpoint belongs to, or None."""
         requests = [r for r in self._sessions.get(session, ()) if r.load.key == endpoint and r.open]
         return next((r for r in requests if r.remaining > 0), requests[0] if requests else None)
 
-    def ended(self, entry: Ended, now: float) -> int:
-        """A gateway told us of a request that we did not route: whoever did is told, or else everybody.
+    def forward(self, entry: Ended, now: float) -> int:
+        """Queue an access-log entry of a request that was not routed here for the replica that routed it.
 
-        A session id of ours names its replica. One that a client chose may be known from the replica that
-        routed it; if not, it is not known yet, and everybody is told. Returns how many are told.
+        A session id that a picker made names its replica. A session id of a client is looked up among the
+        requests received; if it is not found, the entry goes to all replicas. Returns the number of
+        recipients.
         """
         session = entry.session or ""
         owners = self._owners(session)
         for owner in owners:
-            self.mail(owner).append(entry)
-        self.orphan_ended(session, now)
+            self.outbox(owner).append(entry)
+        self.end_orphan(session, now)
         return len(owners)
 
-    def orphan_ended(self, session: str, now: float) -> None:
-        """A request has ended; if its replica has gone, nobody else will say so."""
+    def end_orphan(self, session: str, now: float) -> None:
+        """End the request of a session if the replica that routed it has left."""
         for request in self._sessions.get(session, ()):
             if request.orphan:
-                self._end(self.peers[request.origin], request.number, now)
+                self._end(self.replicas[request.origin], request.number, now)
                 return
 
-    def mail(self, replica: str) -> deque[Ended]:
-        """Ended requests that a replica is to be told of: the same object until it is forgotten."""
-        return self._mail.setdefault(replica, deque(maxlen=MAIL))
+    def outbox(self, replica: str) -> deque[Ended]:
+        """Return the access-log entries queued for a replica: the same object until the replica is
+        removed."""
+        return self._outboxes.setdefault(replica, deque(maxlen=MAX_OUTBOX))
 
     def counts(self) -> dict[str, int]:
-        """Replicas by standing."""
-        found = dict.fromkeys((one.value for one in Standing), 0)
-        for peer in self.peers.values():
-            found[peer.standing.value] += 1
+        """Return the number of replicas by state."""
+        found = dict.fromkeys((state.value for state in ReplicaState), 0)
+        for replica in self.replicas.values():
+            found[replica.state.value] += 1
         return found
 
     def _owners(self, session: str) -> list[str]:
-        present = {name for name, peer in self.peers.items() if peer.standing is not Standing.LEFT}
+        present = {name for name, one in self.replicas.items() if one.state is not ReplicaState.LEFT}
         named = session.rpartition(".")[0]
         if named in present or named == self._replica:
             return [named] if named in present else []
         routed = {request.origin for request in self._sessions.get(session, ())}
         return sorted(routed & present or present)
 
-    # Changes
-
-    def _routed(self, peer: Peer, entry: Entry, now: float) -> None:
-        if peer.stale is not None:
-            peer.stale.discard(entry.number)
-        known = peer.entries.get(entry.number)
+    def _add(self, replica: RemoteReplica, request: RemoteRequest, now: float) -> None:
+        if replica.unconfirmed is not None:
+            replica.unconfirmed.discard(request.number)
+        known = replica.requests.get(request.number)
         if known is not None and known.open:
             return
-        if len(peer.entries) + len(peer.parked) >= ENTRIES:
+        if len(replica.requests) + len(replica.unplaced) >= MAX_REQUESTS:
             self.overflows += 1
-        elif self._known(entry.endpoint):
-            self._place(peer, entry, now, now)
+        elif self._is_known(request.endpoint):
+            self._place(replica, request, now, now)
         else:
-            peer.parked[entry.number] = entry, now
+            replica.unplaced[request.number] = request, now
 
-    def _place(self, peer: Peer, entry: Entry, told_at: float, now: float) -> None:
-        self._remove(peer, entry.number)
+    def _place(self, replica: RemoteReplica, remote: RemoteRequest, received_at: float, now: float) -> None:
+        """Enter a request in the ledger."""
+        self._remove(replica, remote.number)
         request = Request(
-            session=entry.session,
-            load=self._ledger.load(entry.endpoint),
-            uncached=float(entry.uncached),
-            total=entry.total,
-            routed_at=told_at - entry.age,
-            heard_at=told_at - entry.silent,
-            remaining=float(min(entry.remaining, entry.uncached)),
-            progressed=entry.progressed,
-            number=entry.number,
-            origin=peer.replica,
-            orphan=peer.standing is Standing.LEFT,
-            content=None if entry.prefix is None else entry.prefix.content,
+            session=remote.session,
+            load=self._ledger.load(remote.endpoint),
+            uncached=float(remote.uncached),
+            total=remote.total,
+            routed_at=received_at - remote.age,
+            heard_at=received_at - remote.idle,
+            remaining=float(min(remote.remaining, remote.uncached)),
+            progressed=remote.progressed,
+            number=remote.number,
+            origin=replica.replica,
+            orphan=replica.state is ReplicaState.LEFT,
+            content=None if remote.digests is None else remote.digests.content,
         )
-        peer.entries[entry.number] = request
+        replica.requests[remote.number] = request
         self._sessions.setdefault(request.session, []).append(request)
         self._ledger.taken(request, now)
-        if entry.prefix is not None:
-            self._prefix_of[request] = entry.prefix
-            self.prefixes.add(entry.endpoint, entry.prefix)
+        if remote.digests is not None:
+            self._digests[request] = remote.digests
+            self.prefixes.add(remote.endpoint, remote.digests)
 
-    def _end(self, peer: Peer, number: int, now: float, *, silent: bool = False) -> None:
-        request = self._remove(peer, number)
+    def _end(self, replica: RemoteReplica, number: int, now: float, *, silent: bool = False) -> None:
+        request = self._remove(replica, number)
         if request is not None:
             self._ledger.parted(request, now, silent=silent)
 
-    def _remove(self, peer: Peer, number: int) -> Request | None:
-        peer.parked.pop(number, None)
-        request = peer.entries.pop(number, None)
+    def _remove(self, replica: RemoteReplica, number: int) -> Request | None:
+        """Remove a request from all tables but the ledger."""
+        replica.unplaced.pop(number, None)
+        request = replica.requests.pop(number, None)
         if request is not None:
             requests = self._sessions[request.session]
             requests.remove(request)
             if not requests:
                 del self._sessions[request.session]
-            prefix = self._prefix_of.pop(request, None)
-            if prefix is not None:
-                self.prefixes.drop(request.load.key, prefix)
+            digests = self._digests.pop(request, None)
+            if digests is not None:
+                self.prefixes.remove(request.load.key, digests)
         return request
 
-    def _silent(self, peer: Peer, now: float) -> None:
-        peer.standing, peer.complete, peer.stale = Standing.SILENT, False, None
-        for number in [*peer.entries, *peer.parked]:
-            self._end(peer, number, now, silent=True)
-
-    def _left(self, peer: Peer) -> None:
-        peer.standing = Standing.LEFT
-        for request in peer.entries.values():
-            request.orphan = True
-
-    def _tidy(self, peer: Peer, now: float) -> None:
-        """Requests that the ledger has let go, or that are too old."""
+    def _expire(self, replica: RemoteReplica, now: float) -> None:
+        """End requests that the ledger has dropped, or that are too old."""
         oldest = now - self._ledger.expire_seconds
-        for number in [
-            number for number, one in peer.entries.items() if not one.open or one.heard_at <= oldest
-        ]:
-            self._end(peer, number, now)
-
-    def _unpark(self, peer: Peer, now: float) -> None:
-        for entry, told_at in list(self._of_known(peer)):
-            self._place(peer, entry, told_at, now)
-
-    def _of_known(self, peer: Peer) -> Iterator[tuple[Entry, float]]:
-        return (one for one in peer.parked.values() if self._known(one[0].endpoint))
+        for number in [n for n, one in replica.requests.items() if not one.open or one.heard_at <= oldest]:
+            self._end(replica, number, now)

@@ -1,7 +1,8 @@
-"""Other replicas of this picker, put together: who they are, what they routed, whose index a new one takes.
+"""Connects the exchange between replicas with the picker: who they are, what they routed, whose index to
+copy.
 
-``serving`` opens it when ``--peers`` is given. It hooks itself into the picker (events and ended requests of
-what was not routed here) and the ledger, and into nothing else.
+The app opens it when ``--peers`` is given. Its only connections are the director's (events and ended requests
+that were not routed here), the ledger's and the look-up's.
 """
 
 import asyncio
@@ -25,33 +26,36 @@ from kvist_epp.http2.tls import Certificates
 from kvist_epp.kvevents.observed import Observed
 from kvist_epp.load.endpoint_load import Request
 from kvist_epp.load.in_flight import Flight
-from kvist_epp.names import PEERS_FOLLOW_METHOD, PEERS_SNAPSHOT_METHOD
+from kvist_epp.names import REPLICA_FOLLOW_METHOD, REPLICA_SNAPSHOT_METHOD
 from kvist_epp.prompt.model import Model
-from kvist_epp.replicas.followers import Followers
-from kvist_epp.replicas.members import Members
-from kvist_epp.replicas.page import document
-from kvist_epp.replicas.peer_connection import Link, Shared, State
-from kvist_epp.replicas.prefixes import HURRY_TOKENS, LEAST_TOKENS, Prefix
-from kvist_epp.replicas.remote_load import Book
-from kvist_epp.replicas.replication_stats import Report, Tally
-from kvist_epp.replicas.snapshot_client import Source, WarmStart
-from kvist_epp.replicas.snapshot_server import Giver
-from kvist_epp.replicas.updates import Hello
+from kvist_epp.replicas.load_server import LoadServer
+from kvist_epp.replicas.messages import Handshake
+from kvist_epp.replicas.prompt_digests import ANNOUNCED_TOKENS, URGENT_TOKENS, PromptDigests
+from kvist_epp.replicas.remote_load import RemoteLoad
+from kvist_epp.replicas.replica_connection import (
+    ConnectionContext,
+    ConnectionState,
+    ReplicaConnection,
+    ReplicaDirectory,
+)
+from kvist_epp.replicas.replication_stats import ReplicationReport, ReplicationStats
+from kvist_epp.replicas.snapshot_client import SnapshotClient, SnapshotSource
+from kvist_epp.replicas.snapshot_server import SnapshotServer
 from kvist_epp.settings.replica_addresses import only_here, peers_of
 from kvist_epp.settings.settings import Settings
 
-LOOK_SECONDS: Final = 0.5
-"""Between two looks for silent replicas and old requests."""
-HURRY_SECONDS: Final = 0.02
-"""From a long new prompt to the update that tells of it: several at once go together."""
+POLL_SECONDS: Final = 0.5
+"""Interval in which silent replicas and old requests are looked for."""
+URGENT_SECONDS: Final = 0.02
+"""Delay from a long new prompt to the update that announces it: several at once share an update."""
 FAREWELL_SECONDS: Final = 1.0
-"""How long a replica that goes waits for the others to take in its farewell."""
+"""Time that a replica which shuts down waits for the others to acknowledge its farewell."""
 
 logger = logging.getLogger(__name__)
 
 
-class Peers:
-    """The parts; ``opened`` starts and ends them."""
+class Replication:
+    """All parts of the exchange; ``open_replication`` starts and stops them."""
 
     def __init__(
         self,
@@ -63,11 +67,11 @@ class Peers:
     ) -> None:
         picker = membership.picker
         self.ready: Callable[[], bool] = bool
-        """Whether this replica is ready, and its index to be had."""
-        self.tally = Tally()
-        self.book = Book(picker.replica, picker.ledger, picker.lookup.members.__contains__)
-        self.followers = Followers(
-            self._hello, picker.ledger, self.book, self.tally, clock, describe=self._describe
+        """Whether this replica is ready, so that its index may be copied."""
+        self.stats = ReplicationStats()
+        self.remote_load = RemoteLoad(picker.replica, picker.ledger, picker.lookup.members.__contains__)
+        self.load_server = LoadServer(
+            self._handshake, picker.ledger, self.remote_load, self.stats, clock, describe=self._describe
         )
         self._membership = membership
         self._picker = picker
@@ -76,154 +80,199 @@ class Peers:
         self._interval = settings.gossip_interval
         self._fingerprint = fingerprint(picker.model)
         self._listed = asyncio.Event()
-        self._hurry = asyncio.Event()
-        """A prompt was sent off that other replicas should know of at once."""
+        self._urgent = asyncio.Event()
+        """Set when a prompt was routed that the other replicas should know of at once."""
         self._before = picker.departed
-        shared = Shared(self._hello, certificates, self.book, self.tally, clock, told=self._told, followed={})
-        self.members = Members(peers_of(settings.peers), lambda address: Link(address, shared))
-        self._giver, self._warm = self._snapshots(certificates)
+        context = ConnectionContext(
+            self._handshake,
+            certificates,
+            self.remote_load,
+            self.stats,
+            clock,
+            on_log_entries=self._on_forwarded_entries,
+            followed={},
+        )
+        self.directory = ReplicaDirectory(
+            peers_of(settings.peers), lambda address: ReplicaConnection(address, context)
+        )
+        self._snapshot_server: SnapshotServer | None = None
+        self._snapshot_client: SnapshotClient | None = None
+        learner, subscriber = membership.learner, membership.subscriber
+        if learner is not None and subscriber is not None:
+            members = picker.lookup.members
+            self._snapshot_server = SnapshotServer(
+                self._handshake,
+                learner,
+                subscriber,
+                is_precise=lambda key: key in members and members[key].precise,
+                stats=self.stats,
+            )
+            self._snapshot_client = SnapshotClient(
+                learner,
+                subscriber,
+                handshake=self._handshake,
+                sources=self._sources,
+                certificates=certificates,
+                stats=self.stats,
+            )
 
     def methods(self) -> dict[str, Method]:
-        """What is served to other replicas."""
-        follow: dict[str, Method] = {PEERS_FOLLOW_METHOD: self.followers.start}
-        return follow | ({PEERS_SNAPSHOT_METHOD: self._giver.start} if self._giver else {})
+        """Return the gRPC methods served to other replicas."""
+        found: dict[str, Method] = {REPLICA_FOLLOW_METHOD: self.load_server.start}
+        if self._snapshot_server is not None:
+            found[REPLICA_SNAPSHOT_METHOD] = self._snapshot_server.start
+        return found
 
     def waiting(self) -> str:
-        """What is waited for before this replica may say it is ready; empty when nothing is."""
-        return self._warm.doing if self._warm is not None else ""
+        """Return what must finish before this replica may be ready; empty if nothing must."""
+        return self._snapshot_client.activity if self._snapshot_client is not None else ""
 
-    def report(self) -> Report:
-        """For the metrics page."""
-        return Report(self.tally, self.book.counts(), len(self.book), self.followers.lag())
+    def report(self) -> ReplicationReport:
+        """Return the figures for the metrics page."""
+        remote = self.remote_load
+        return ReplicationReport(self.stats, remote.counts(), len(remote), self.load_server.lag())
 
     def document(self) -> dict[str, Any]:
-        """For ``/debug/peers``."""
-        found = document(self.book, self.members.links.values(), self.followers, self.tally, self._clock())
+        """Return the page ``/debug/peers``: other replicas, addresses, followers and the last snapshot."""
+        now, stats = self._clock(), self.stats
         return {
             "replica": self._picker.replica,
             "fingerprint": self._fingerprint.hex()[:16],
-            "problem": self.members.problem,
+            "problem": self.directory.problem,
             "waiting_for": self.waiting(),
-            **found,
+            "replicas": [
+                {
+                    "replica": one.replica,
+                    "state": one.state.value,
+                    "requests": len(one.requests),
+                    "on_unknown_endpoints": len(one.unplaced),
+                    "heard_seconds_ago": round(now - one.heard_at, 3),
+                }
+                for one in self.remote_load.replicas.values()
+            ],
+            "addresses": [
+                {
+                    "address": str(one.address),
+                    "host": one.address.host,
+                    "state": one.state.value,
+                    "replica": one.handshake and one.handshake.replica,
+                    "problem": one.problem,
+                }
+                for one in self.directory.connections.values()
+            ],
+            "followers": {
+                name: {"round_trip_seconds": call.updates.round_trip, "waits": call.updates.in_flight}
+                for name, call in self.load_server.followers.items()
+            },
+            "snapshot": {
+                "seconds": round(stats.snapshot_seconds, 3),
+                "blocks": stats.snapshot_blocks,
+                "publishers": stats.snapshot_publishers,
+                **stats.snapshots,
+            },
         }
 
     async def run(self) -> None:
-        """Tell and look, for ever."""
-        look_at = 0.0
+        """Send updates to followers and look after the other replicas' requests until cancelled."""
+        poll_at = 0.0
         while True:
             if self._membership.fleet is not None:
                 self._listed.set()
-            self.followers.tick()
-            if (now := self._clock()) >= look_at:
-                self.book.look(now)
+            self.load_server.tick()
+            if (now := self._clock()) >= poll_at:
+                self.remote_load.poll(now)
                 self._picker.shared_with(sum(1 for _ in self._sources()))
-                look_at = now + LOOK_SECONDS
-            await self._pause()
+                poll_at = now + POLL_SECONDS
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._interval):
+                    await self._urgent.wait()
+                    self._urgent.clear()
+                    await asyncio.sleep(URGENT_SECONDS)
 
-    async def warm(self) -> None:
-        """Take the index of another replica, if one has it."""
-        if self._warm is not None:
-            await self._warm.run(self._listed, self.members.tried)
+    async def copy_index(self) -> None:
+        """Copy the index of another replica, if one has it."""
+        if self._snapshot_client is not None:
+            await self._snapshot_client.run(self._listed, self.directory.all_tried)
 
     async def leave(self) -> None:
-        """Nothing more will be routed here: hand over what is open, to all who take it in time."""
+        """Send the followers what is open and a farewell; wait a bounded time for them to acknowledge it.
+
+        No request may be routed here any more.
+        """
         until = self._clock() + FAREWELL_SECONDS
-        self.followers.tick(leaving=True)
-        while self._clock() < until and not self.followers.told_all:
+        self.load_server.tick(leaving=True)
+        while self._clock() < until and not self.load_server.farewell_complete:
             await asyncio.sleep(0.01)
-            self.followers.tick(leaving=True)
+            self.load_server.tick(leaving=True)
 
-    def hook(self) -> None:
-        """From now on the picker tells what concerns others."""
-        self._picker.stranger = self._observed
-        self._picker.elsewhere = self._elsewhere
-        self._picker.departed = self._departed
-        self._picker.lookup.elsewhere = self.book.prefixes.match
-        self._picker.metrics.gauges.peers = self.report
+    def attach(self) -> None:
+        """Register the callbacks through which the picker reports what concerns the other replicas."""
+        self._picker.stranger = self._on_event
+        self._picker.elsewhere = self._on_unknown_entry
+        self._picker.departed = self._on_routed
+        self._picker.lookup.elsewhere = self.remote_load.prefixes.match
+        self._picker.metrics.gauges.replication = self.report
 
-    def _snapshots(self, certificates: Certificates | None) -> tuple[Giver | None, WarmStart | None]:
-        learner, subscriber = self._membership.learner, self._membership.subscriber
-        if learner is None or subscriber is None:
-            return None, None
-        members = self._picker.lookup.members
-        giver = Giver(
-            self._hello,
-            learner,
-            subscriber,
-            believed=lambda key: key in members and members[key].precise,
-            tally=self.tally,
-        )
-        warm = WarmStart(
-            learner,
-            subscriber,
-            hello=self._hello,
-            sources=self._sources,
-            certificates=certificates,
-            tally=self.tally,
-        )
-        return giver, warm
-
-    async def _pause(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._interval):
-                await self._hurry.wait()
-                self._hurry.clear()
-                await asyncio.sleep(HURRY_SECONDS)
-
-    def _departed(self, flight: Flight) -> None:
+    def _on_routed(self, flight: Flight) -> None:
         self._before(flight)
-        if flight.prompt is not None and flight.tokens - flight.indexed >= HURRY_TOKENS:
-            self._hurry.set()
+        if flight.prompt is not None and flight.tokens - flight.indexed >= URGENT_TOKENS:
+            self._urgent.set()
 
-    def _describe(self, request: Request) -> Prefix | None:
-        """Prompts with much that is new to their endpoint; our own ledger is told what they are, too."""
-        if request.uncached < LEAST_TOKENS:
+    def _describe(self, request: Request) -> PromptDigests | None:
+        """Return digests of a prompt that is mostly new to its endpoint; the ledger records them as well."""
+        if request.uncached < ANNOUNCED_TOKENS:
             return None
         flight = self._picker.flights.find(request.session, endpoint=request.load.key)
         if flight is None or flight.prompt is None:
             return None
-        prefix = Prefix.of(flight.root, flight.prompt)
-        self._picker.ledger.described(request, prefix.content)
-        return prefix
+        digests = PromptDigests.compute(flight.root, flight.prompt)
+        self._picker.ledger.described(request, digests.content)
+        return digests
 
-    def _hello(self) -> Hello:
-        return Hello(self._picker.replica, self._fingerprint, self.ready())
+    def _handshake(self) -> Handshake:
+        return Handshake(self._picker.replica, self._fingerprint, self.ready())
 
-    def _sources(self) -> Iterator[Source]:
-        for link in list(self.members.links.values()):
-            if link.state is State.FOLLOWED and link.hello is not None:
-                yield link.address, link.hello
+    def _sources(self) -> Iterator[SnapshotSource]:
+        for connection in list(self.directory.connections.values()):
+            if connection.state is ConnectionState.FOLLOWED and connection.handshake is not None:
+                yield connection.address, connection.handshake
 
-    def _observed(self, seen: Observed) -> None:
-        """An event of a request that another replica routed: how far its prefill is."""
-        request = self.book.of(seen.session or "", seen.endpoint)
+    def _on_event(self, seen: Observed) -> None:
+        """Apply an event of a request that another replica routed: its prefill has advanced."""
+        request = self.remote_load.find(seen.session or "", seen.endpoint)
         if request is not None:
             left = self._picker.left(seen, seen.endpoint, request.total)
             self._picker.ledger.advanced(request, left, self._clock(), computed=seen.prefilled)
 
-    def _elsewhere(self, entry: Ended) -> None:
-        """A gateway told us what another replica must know."""
-        self.tally.passed["sent"] += self.book.ended(entry, self._clock())
+    def _on_unknown_entry(self, entry: Ended) -> None:
+        """Forward an access-log entry of a request that was not routed here."""
+        self.stats.forwarded["sent"] += self.remote_load.forward(entry, self._clock())
 
-    def _told(self, entries: Sequence[Ended]) -> None:
-        """Another replica told us what a gateway told it."""
+    def _on_forwarded_entries(self, entries: Sequence[Ended]) -> None:
+        """Apply access-log entries that a gateway sent to another replica."""
         for entry in entries:
             session = entry.session or ""
             if self._picker.flights.find(session, entry.request_id or "") is not None:
                 self._after.ended([entry])
             else:
-                self.book.orphan_ended(session, self._clock())
+                self.remote_load.end_orphan(session, self._clock())
 
 
 @asynccontextmanager
-async def opened(settings: Settings, membership: Membership, ending: Ending) -> AsyncIterator[Peers]:
-    """Opens the port and follows the others until the end of the context. Raises SettingsError."""
+async def open_replication(
+    settings: Settings, membership: Membership, ending: Ending
+) -> AsyncIterator[Replication]:
+    """Listen on ``--peer-port`` and follow the other replicas until the end of the context.
+
+    Raises SettingsError.
+    """
     certificates = _certificates(settings)
-    peers = Peers(settings, membership, certificates, clock=membership.picker.clock)
-    host = settings.host or ("localhost" if _plain_here(settings) else "")
+    replication = Replication(settings, membership, certificates, clock=membership.picker.clock)
+    plaintext = not (settings.peer_cert_path or settings.peer_insecure)
+    loopback = plaintext and only_here(settings.peers, settings.host, os.environ)
     server = await ports.listen(
-        replace(settings, host=host),
-        peers.methods(),
+        replace(settings, host=settings.host or ("localhost" if loopback else "")),
+        replication.methods(),
         settings.peer_port,
         "--peer-port",
         certificates,
@@ -231,20 +280,21 @@ async def opened(settings: Settings, membership: Membership, ending: Ending) -> 
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(server.close)
-        peers.hook()
-        ending.keep(stack, peers.run(), "peers")
-        ending.keep(stack, peers.members.run(), "peers' addresses")
+        replication.attach()
+        ending.keep(stack, replication.run(), "replication")
+        ending.keep(stack, replication.directory.run(), "replica addresses")
         if certificates is not None:
-            ending.keep(stack, certificates.run(), "peers' certificates")
-        stack.push_async_callback(_stop, asyncio.create_task(peers.warm(), name="warm start"))
-        yield peers
+            ending.keep(stack, certificates.run(), "replica certificates")
+        copying = asyncio.create_task(replication.copy_index(), name="copy of an index")
+        stack.push_async_callback(_stop_copying, copying)
+        yield replication
 
 
-async def _stop(task: asyncio.Task[None]) -> None:
+async def _stop_copying(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.wait((task,))
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("the warm start failed", exc_info=error)
+        logger.error("copying the index of another replica failed", exc_info=error)
 
 
 def _certificates(settings: Settings) -> Certificates | None:
@@ -260,13 +310,8 @@ def _certificates(settings: Settings) -> Certificates | None:
     return found
 
 
-def _plain_here(settings: Settings) -> bool:
-    plain = not (settings.peer_cert_path or settings.peer_insecure)
-    return plain and only_here(settings.peers, settings.host, os.environ)
-
-
 def fingerprint(model: Model | None) -> bytes:
-    """Equal where equal tokens mean equal bytes; empty where no blocks are learned."""
+    """Return a digest that is equal where equal tokens have equal bytes; empty if no blocks are learned."""
     if model is None or not model.faithful:
         return b""
     digest = hashlib.sha256(array("I", map(len, model.pieces)).tobytes())

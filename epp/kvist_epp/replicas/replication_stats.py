@@ -1,4 +1,4 @@
-"""What is counted of the talk between replicas. Metrics read it; nothing decides by it."""
+"""Counters of the exchange between replicas, for the metrics page; no decision depends on them."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -6,41 +6,41 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Tally:
-    """All only grow, but for the snapshot's."""
+class ReplicationStats:
+    """Counters since the start, and figures of the last snapshot that was taken."""
 
     messages: Counter[str] = field(default_factory=lambda: Counter(sent=0, received=0))
-    octets: Counter[str] = field(default_factory=lambda: Counter(sent=0, received=0))
-    passed: Counter[str] = field(default_factory=lambda: Counter(sent=0, received=0))
+    message_bytes: Counter[str] = field(default_factory=lambda: Counter(sent=0, received=0))
+    forwarded: Counter[str] = field(default_factory=lambda: Counter(sent=0, received=0))
     """Access-log entries of requests that another replica routed."""
     broken: int = 0
-    """Conversations that ended otherwise than by a farewell."""
+    """Connections that ended without a farewell."""
     snapshots: Counter[str] = field(default_factory=lambda: Counter(given=0, taken=0, failed=0))
     snapshot_seconds: float = 0.0
-    """The last snapshot taken: how long it took, …"""
+    """Duration of the last snapshot taken."""
     snapshot_blocks: int = 0
-    """… and its distinct blocks."""
+    """Distinct blocks in the last snapshot taken."""
     snapshot_publishers: int = 0
 
-    def sent(self, size: int) -> None:
-        """An update or a chunk was sent."""
+    def on_sent(self, size: int) -> None:
+        """Count an update or a chunk that was sent."""
         self.messages["sent"] += 1
-        self.octets["sent"] += size
+        self.message_bytes["sent"] += size
 
-    def received(self, size: int) -> None:
-        """An update or a chunk came."""
+    def on_received(self, size: int) -> None:
+        """Count an update or a chunk that was received."""
         self.messages["received"] += 1
-        self.octets["received"] += size
+        self.message_bytes["received"] += size
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What the metrics page asks for."""
+class ReplicationReport:
+    """State of the exchange at one moment, for the metrics page."""
 
-    tally: Tally = field(default_factory=Tally)
-    standings: Mapping[str, int] = field(default_factory=dict)
-    """Replicas by standing."""
-    entries: int = 0
+    stats: ReplicationStats = field(default_factory=ReplicationStats)
+    states: Mapping[str, int] = field(default_factory=dict)
+    """Other replicas by state."""
+    requests: int = 0
     """Open requests that other replicas routed."""
     lag: float = 0.0
-    """Seconds that the slowest follower is behind."""
+    """Delay of the slowest follower, in seconds."""

@@ -1,7 +1,8 @@
-"""Gives our index to replicas that start, in slices between picks, over the ``Call`` seam. No transport.
+"""Send the index to replicas that start, in slices of work between picks. No transport.
 
-Publisher by publisher: its events wait while its segments are recorded, a few milliseconds, and go on while
-they are packed and sent. The reader allows for chunks one by one, so that a slow one costs no memory.
+Publisher by publisher: the events of a publisher wait a few milliseconds while its segments are recorded, and
+continue while the segments are encoded and sent. The client grants chunks one by one, so that a slow client
+costs no memory.
 """
 
 from collections.abc import Callable, Generator
@@ -16,150 +17,147 @@ from kvist_epp.index.snapshot.write import Writer
 from kvist_epp.kvevents.feed import Feed
 from kvist_epp.kvevents.ingestion import Learner
 from kvist_epp.kvevents.subscriber import Subscriber
-from kvist_epp.replicas.chunks import Packer
-from kvist_epp.replicas.replication_stats import Tally
-from kvist_epp.replicas.updates import Hello, Want, decode_want
+from kvist_epp.replicas.messages import Handshake, SnapshotRequest, decode_snapshot_request
+from kvist_epp.replicas.replication_stats import ReplicationStats
+from kvist_epp.replicas.snapshot_chunks import ChunkWriter
 
-MOST: Final = 4
-"""Snapshots given at once."""
-CREDIT: Final = 64
-"""Chunks a reader may allow for in advance: about 10 MB."""
+MAX_CLIENTS: Final = 4
+"""Maximum number of snapshots sent at once."""
+MAX_CREDIT: Final = 64
+"""Chunks that a client may grant in advance: about 10 MB."""
 
 _INVALID_ARGUMENT: Final = 3
 _RESOURCE_EXHAUSTED: Final = 8
 _FAILED_PRECONDITION: Final = 9
 
 Chunks = Generator[bytes | None, None, None]
-"""Chunks, None where something else may run, and …"""
+"""Yields chunks, None where other work may run in between, and …"""
 _WAIT: Final = b"wait"
-"""… where something else must."""
+"""… this where other work must run first."""
 _LAST: Final = b"last"
-"""No chunk: there are no more."""
+"""Default of ``next`` at the end of the generator."""
 
 
 @dataclass(slots=True, eq=False)
-class Giver:
-    """Starts a ``Giving`` for each reader."""
+class SnapshotServer:
+    """Starts a ``SnapshotCall`` for each client."""
 
-    hello: Callable[[], Hello]
+    handshake: Callable[[], Handshake]
     learner: Learner
     subscriber: Subscriber
-    believed: Callable[[str], bool]
-    """Whether we believe what we know of an endpoint, by its key."""
-    tally: Tally
-    givings: "set[Giving]" = field(default_factory=set)
+    is_precise: Callable[[str], bool]
+    """Whether what is known of an endpoint's cache, by its key, is accurate."""
+    stats: ReplicationStats
+    calls: "set[SnapshotCall]" = field(default_factory=set)
 
-    def start(self, sink: Sink) -> "Giving":
-        """A reader calls: the ``Method``."""
-        return Giving(self, sink)
+    def start(self, sink: Sink) -> "SnapshotCall":
+        """Start a call of the ``Snapshot`` method."""
+        return SnapshotCall(self, sink)
 
-    def why_not(self, reader: Hello) -> tuple[int, str]:
-        """(status, reason) for which this reader gets nothing; (0, "") when it does."""
-        own = self.hello()
-        if (reader.version, reader.fingerprint) != (own.version, own.fingerprint):
-            return _FAILED_PRECONDITION, "another version, model or tokenizer"
-        if not own.warm:
-            return _FAILED_PRECONDITION, "not warm"
-        return (_RESOURCE_EXHAUSTED, "too many readers") if len(self.givings) >= MOST else (0, "")
+    def refusal(self, client: Handshake) -> tuple[int, str]:
+        """Return the gRPC status and reason for which a client gets no snapshot; (0, "") if it gets one."""
+        own = self.handshake()
+        if (client.version, client.fingerprint) != (own.version, own.fingerprint):
+            return _FAILED_PRECONDITION, "another protocol version, model or tokenizer"
+        if not own.snapshot_ready:
+            return _FAILED_PRECONDITION, "this replica is not ready"
+        return (_RESOURCE_EXHAUSTED, "too many clients") if len(self.calls) >= MAX_CLIENTS else (0, "")
 
 
-class Giving:
-    """One reader: a ``Call``, and a job of the pump."""
+class SnapshotCall:
+    """One client: a ``Call`` of the ``Snapshot`` method, and a job of the subscriber's pump."""
 
-    __slots__ = ("_begun", "_chunks", "_credit", "_giver", "_sink")
+    __slots__ = ("_chunks", "_credit", "_server", "_sink", "_started")
 
-    def __init__(self, giver: Giver, sink: Sink) -> None:
-        self._giver = giver
+    def __init__(self, server: SnapshotServer, sink: Sink) -> None:
+        self._server = server
         self._sink = sink
         self._credit = 0
-        self._begun = False
+        self._started = False
         self._chunks: Chunks | None = None
 
     def message(self, data: bytes) -> None:
-        """What it wants, then more chunks."""
+        """Handle the first request, then grants of more chunks."""
         try:
-            want = decode_want(data)
-            if not self._begun:
-                self._begin(want)
+            request = decode_snapshot_request(data)
+            if not self._started:
+                self._begin(request)
         except ProtocolError as error:
             self._close(_INVALID_ARGUMENT, str(error))
         else:
-            self._credit = min(self._credit + want.chunks, CREDIT)
-            self._go_on()
+            self._credit = min(self._credit + request.chunks, MAX_CREDIT)
+            if self._chunks is not None and self._credit:
+                self._server.subscriber.pump.ready(self)
 
     def half_closed(self) -> None:
-        """It has all it wants."""
+        """Close the call, since the client needs no more."""
         self._close()
 
     def cancelled(self) -> None:
-        """It has gone."""
+        """Stop sending."""
         self._stop()
 
     def work(self, deadline: float) -> bool:
-        """Packs and sends until ``deadline`` or until nothing more is allowed for."""
+        """Encode and send until ``deadline`` or until the client's credit is used up.
+
+        Returns whether there is more to do now.
+        """
         chunks = self._chunks
         while chunks is not None and self._credit and perf_counter() < deadline:
             chunk = next(chunks, _LAST)
             if chunk == _LAST:
-                self._stop()  # the reader ends the call: it may be about to ask for more
+                self._stop()  # the client ends the call, since it may be about to grant more chunks
                 return False
             if chunk == _WAIT:
                 return True
             if chunk is not None:
-                self._send(chunk)
+                self._credit -= 1
+                self._server.stats.on_sent(len(chunk))
+                self._sink.send(chunk)
         return chunks is not None and self._credit > 0
 
-    def _begin(self, want: Want) -> None:
-        if want.hello is None:
-            raise ProtocolError("a reader that does not say who it is")
-        status, why = self._giver.why_not(want.hello)
-        if why:
-            self._close(status, why)
+    def _begin(self, request: SnapshotRequest) -> None:
+        if request.handshake is None:
+            raise ProtocolError("a snapshot request that lacks a handshake")
+        status, reason = self._server.refusal(request.handshake)
+        if reason:
+            self._close(status, reason)
             return
-        self._begun = True
-        self._giver.givings.add(self)
-        self._chunks = self._all(want.publishers)
+        self._started = True
+        self._server.calls.add(self)
+        self._chunks = self._snapshot(request.publishers)
 
-    def _go_on(self) -> None:
-        if self._chunks is not None and self._credit:
-            self._giver.subscriber.pump.ready(self)
-
-    def _send(self, chunk: bytes) -> None:
-        self._credit -= 1
-        self._giver.tally.sent(len(chunk))
-        self._sink.send(chunk)
-
-    def _all(self, publishers: tuple[str, ...]) -> Chunks:
-        writer, packer = Writer(), Packer()
+    def _snapshot(self, publishers: tuple[str, ...]) -> Chunks:
+        writer, chunk_writer = Writer(), ChunkWriter()
         for source in publishers:
-            feed = self._giver.subscriber.feed(source)
-            if feed is not None and self._giver.believed(feed.endpoint):
-                yield from self._publisher(source, feed, writer, packer)
-        self._giver.tally.snapshots["given"] += 1
-        yield packer.last()
+            feed = self._server.subscriber.feed(source)
+            if feed is not None and self._server.is_precise(feed.endpoint):
+                yield from self._section(source, feed, writer, chunk_writer)
+        self._server.stats.snapshots["given"] += 1
+        yield chunk_writer.finish()
 
-    def _publisher(self, source: str, feed: Feed, writer: Writer, packer: Packer) -> Chunks:
+    def _section(self, source: str, feed: Feed, writer: Writer, chunk_writer: ChunkWriter) -> Chunks:
         feed.pause()
         try:
-            while not feed.intake.between and self._giver.subscriber.feed(source) is feed:
+            while not feed.intake.between and self._server.subscriber.feed(source) is feed:
                 yield _WAIT
-            position, captured = feed.intake.position, self._giver.learner.capture(source)
+            position, captured = feed.intake.position, self._server.learner.capture(source)
             for _ in captured.capture.steps():
                 yield None
         finally:
             feed.go_on()
         if position is not None and captured.capture.valid:
-            yield packer.add(Begin(source, position.next, position.mark, captured.group))
+            yield chunk_writer.add(Begin(source, position.next, position.mark, captured.group))
             for part in writer.section(captured.capture, captured.pending):
-                yield packer.add(part)
+                yield chunk_writer.add(part)
 
-    def _close(self, status: int = 0, why: str = "") -> None:
+    def _close(self, status: int = 0, reason: str = "") -> None:
         self._stop()
-        self._sink.close(status, why)
+        self._sink.close(status, reason)
 
     def _stop(self) -> None:
         chunks, self._chunks = self._chunks, None
-        self._giver.givings.discard(self)
-        self._giver.subscriber.pump.drop(self)
+        self._server.calls.discard(self)
+        self._server.subscriber.pump.drop(self)
         if chunks is not None:
             chunks.close()

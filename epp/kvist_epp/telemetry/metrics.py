@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from kvist_epp.endpoints.discovery import Watched
 from kvist_epp.http2.port_stats import Tally
 from kvist_epp.prewarm.prewarm_stats import Given
-from kvist_epp.replicas.replication_stats import Report
+from kvist_epp.replicas.replication_stats import ReplicationReport
 from kvist_epp.telemetry import certificate_metrics, port_metrics
 from kvist_epp.telemetry import prewarm_metrics as handover_metrics
 from kvist_epp.telemetry import replication_metrics as peer_metrics
@@ -65,7 +65,7 @@ class Gauges:
     """Log lines dropped because stderr was slow."""
     watches: Callable[[], Iterable[Watched]] = tuple
     """What is followed in Kubernetes."""
-    peers: Callable[[], Report] = Report
+    replication: Callable[[], ReplicationReport] = ReplicationReport
     """Other replicas."""
     hand_over: Callable[[], Given] = Given
     """Hot beginnings computed ahead."""
@@ -154,7 +154,7 @@ class Metrics:
         yield from self._cached_families()
         yield from self._event_families()
         yield from port_metrics.families(self.ports)
-        yield from peer_metrics.families(self.gauges.peers())
+        yield from peer_metrics.families(self.gauges.replication())
         yield from handover_metrics.families(gauges.hand_over())
         yield from certificate_metrics.families(gauges.certificate())
         yield from self._discovery_families()

@@ -24,8 +24,8 @@ from kvist_epp.load.endpoint_load import Request as Entry
 from kvist_epp.load.ledger import Ledger
 from kvist_epp.names import LABEL_MAX_NUM_SEQS
 from kvist_epp.prefix_stats.recent_uses import Uses
-from kvist_epp.replicas.prefixes import HURRY_TOKENS, LEAST_TOKENS, Prefix, Prefixes
-from kvist_epp.replicas.replication import HURRY_SECONDS
+from kvist_epp.replicas.prompt_digests import ANNOUNCED_TOKENS, URGENT_TOKENS, PrefixesInFlight, PromptDigests
+from kvist_epp.replicas.replication import URGENT_SECONDS
 from kvist_epp.scheduling.cost import DEFAULT, Policy, policy_among
 from kvist_epp.scheduling.pick import Candidate, Demand, Scored, choose
 from kvist_sim.virtual.jobs import Call, block_text
@@ -98,7 +98,7 @@ class Trip:
     note: Note
     told: bool = False
     """Its engine said that its prompt is computed."""
-    entries: list[tuple["Kvist", Entry, Prefix | None]] = field(default_factory=list)
+    entries: list[tuple["Kvist", Entry, PromptDigests | None]] = field(default_factory=list)
     """What the other replicas keep of it."""
 
 
@@ -129,7 +129,7 @@ class Kvist:
         self._history = History()
         self.lookup = Lookup(self._feed.index, self._history, bytes_per_token=BYTES_PER_TOKEN)
         self._uses = Uses()
-        self._elsewhere = Prefixes()
+        self._elsewhere = PrefixesInFlight()
         self._candidates: dict[Pod, Candidate] = {}
         self._pods: dict[str, Pod] = {}
         self._states: dict[Pod, EngineState] = {}
@@ -290,14 +290,15 @@ class Kvist:
     # Replicas
 
     def _tell(self, update: Callable[[], None], *, hurry: bool = False) -> None:
-        """``Peers.run``: what has come together is told every interval; after a long new prompt, at once."""
+        """``Replication.run``: what has come together is told every interval; after a long new prompt, at
+        once."""
         interval, now = self._context.gossip_seconds, self._now()
         if not self._updates:
             self._told_at += (now - self._told_at) // interval * interval if interval else 0.0
             self._context.after(max(0.0, self._told_at + interval - now), self._told, None)
         self._updates.append(update)
-        if hurry and interval > HURRY_SECONDS:
-            self._context.after(HURRY_SECONDS, self._told, None)
+        if hurry and interval > URGENT_SECONDS:
+            self._context.after(URGENT_SECONDS, self._told, None)
 
     def _told(self, _nothing: None) -> None:
         if self._updates:
@@ -307,18 +308,18 @@ class Kvist:
                 update()
 
     def _spread(self, trip: Trip, own: Entry, prompt: bytes) -> None:
-        prefix = Prefix.of(ROOT, prompt) if own.uncached >= LEAST_TOKENS else None
+        prefix = PromptDigests.compute(ROOT, prompt) if own.uncached >= ANNOUNCED_TOKENS else None
         if prefix is not None:
             self._tell(partial(self.ledger.described, own, prefix.content))
         for peer in self._context.peers:
             if isinstance(peer, Kvist) and peer is not self:
                 entry = replace(own, load=peer.ledger.load(own.load.key), origin=f"{id(self)}")
                 trip.entries.append((peer, entry, prefix))
-                hurry = own.uncached >= HURRY_TOKENS
+                hurry = own.uncached >= URGENT_TOKENS
                 self._tell(partial(peer.hears_routed, entry, prefix), hurry=hurry)
 
-    def hears_routed(self, entry: Entry, prefix: Prefix | None) -> None:
-        """``peers.book``: another replica routed a request."""
+    def hears_routed(self, entry: Entry, prefix: PromptDigests | None) -> None:
+        """``replicas.remote_load``: another replica routed a request."""
         if entry.load.key in self.lookup.members:
             entry.content = None if prefix is None else prefix.content
             self.ledger.taken(entry, self._now())
@@ -328,18 +329,18 @@ class Kvist:
 
     def hears_progress(self, entry: Entry, left: int, computed: int, now: float) -> None:
         """Events of another replica's request come to all replicas alike; of one that is not told of yet, the
-        telling has what its replica knows by then (``peers.outgoing``)."""
+        telling has what its replica knows by then (``replicas.load_server``)."""
         if entry.open:
             self.ledger.advanced(entry, left, now, computed=computed)
         else:
             entry.remaining, entry.progressed = min(entry.uncached, float(left)), True
 
-    def hears_end(self, entry: Entry, prefix: Prefix | None) -> None:
+    def hears_end(self, entry: Entry, prefix: PromptDigests | None) -> None:
         """It has ended."""
         if entry.open:
             self.ledger.parted(entry, self._now())
         if prefix is not None and entry.load.key in self.lookup.members:  # else it was not added
-            self._elsewhere.drop(entry.load.key, prefix)
+            self._elsewhere.remove(entry.load.key, prefix)
 
 
 KVIST: Final = Spec(

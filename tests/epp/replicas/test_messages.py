@@ -9,24 +9,26 @@ from hypothesis import strategies as st
 from kvist_epp.errors import ProtocolError
 from kvist_epp.extproc.access_log import Ended
 from kvist_epp.load.endpoint_load import Load, Request
-from kvist_epp.replicas.prefixes import Prefix
-from kvist_epp.replicas.updates import (
-    Entry,
-    Hello,
-    decode,
-    decode_heard,
-    decode_want,
-    encode,
-    encode_heard,
-    encode_want,
+from kvist_epp.replicas.messages import (
+    Handshake,
+    RemoteRequest,
+    decode_ack,
+    decode_snapshot_request,
+    decode_update,
+    encode_ack,
+    encode_snapshot_request,
+    encode_update,
 )
+from kvist_epp.replicas.prompt_digests import PromptDigests
 
 NOW = 1e6
 texts = st.text(max_size=20)
 numbers = st.integers(0, (1 << 64) - 1)
 counts = st.integers(0, (1 << 32) - 1)
 ages = st.integers(0, 10**8).map(lambda ms: ms / 1000)
-hellos = st.builds(Hello, st.text(min_size=1, max_size=20), st.binary(max_size=40), st.booleans(), counts)
+handshakes = st.builds(
+    Handshake, st.text(min_size=1, max_size=20), st.binary(max_size=40), st.booleans(), counts
+)
 logged = st.builds(
     Ended,
     session=texts.map(lambda text: text or None),
@@ -38,9 +40,9 @@ logged = st.builds(
     duration_seconds=st.none(),
 )
 roots = st.tuples(st.none() | texts, st.none() | texts)
-prefixes = st.builds(Prefix, roots, st.lists(numbers, max_size=4).map(tuple), numbers)
+prefixes = st.builds(PromptDigests, roots, st.lists(numbers, max_size=4).map(tuple), numbers)
 entries = st.builds(
-    Entry,
+    RemoteRequest,
     number=numbers,
     session=texts,
     endpoint=texts,
@@ -48,13 +50,13 @@ entries = st.builds(
     remaining=counts,
     total=counts,
     age=ages,
-    silent=ages,
+    idle=ages,
     progressed=st.booleans(),
-    prefix=st.none() | prefixes,
+    digests=st.none() | prefixes,
 )
 
 
-def request(entry: Entry) -> Request:
+def request(entry: RemoteRequest) -> Request:
     """A request that is told as this entry."""
     return Request(
         session=entry.session,
@@ -62,7 +64,7 @@ def request(entry: Entry) -> Request:
         uncached=float(entry.uncached),
         total=entry.total,
         routed_at=NOW - entry.age,
-        heard_at=NOW - entry.silent,
+        heard_at=NOW - entry.idle,
         remaining=float(entry.remaining),
         progressed=entry.progressed,
         number=entry.number,
@@ -71,7 +73,7 @@ def request(entry: Entry) -> Request:
 
 @given(
     seq=numbers,
-    hello=st.none() | hellos,
+    handshake=st.none() | handshakes,
     rows=st.lists(entries, max_size=8),
     gone=st.lists(numbers, max_size=8),
     ended=st.lists(logged, max_size=4),
@@ -80,8 +82,8 @@ def request(entry: Entry) -> Request:
 )
 def test_updates_are_read_as_they_were_written(
     seq: int,
-    hello: Hello | None,
-    rows: list[Entry],
+    handshake: Handshake | None,
+    rows: list[RemoteRequest],
     gone: list[int],
     ended: list[Ended],
     whole: tuple[bool, bool],
@@ -89,28 +91,38 @@ def test_updates_are_read_as_they_were_written(
 ) -> None:
     """Every field, for any values."""
     told = list(map(request, rows))
-    known = dict(zip(told, (row.prefix for row in rows), strict=True))
-    more: dict[str, Any] = {"hello": hello, "whole": whole, "gone": gone, "ended": ended, "leaving": leaving}
-    update = decode(encode(seq, NOW, told, prefix=known.get, **more))
+    known = dict(zip(told, (row.digests for row in rows), strict=True))
+    more: dict[str, Any] = {
+        "handshake": handshake,
+        "full": whole,
+        "ended_numbers": gone,
+        "log_entries": ended,
+        "leaving": leaving,
+    }
+    update = decode_update(encode_update(seq, NOW, told, digests_of=known.get, **more))
 
-    assert (update.seq, update.hello, list(update.gone)) == (seq, hello, gone)
-    assert (update.whole_begins, update.whole_ends, update.leaving) == (*whole, leaving)
-    assert (list(update.entries), list(update.ended)) == (rows, ended)
+    assert (update.seq, update.handshake, list(update.ended_numbers)) == (seq, handshake, gone)
+    assert (update.full_begins, update.full_ends, update.leaving) == (*whole, leaving)
+    assert (list(update.requests), list(update.log_entries)) == (rows, ended)
 
 
-@given(st.none() | hellos, numbers, st.lists(texts, max_size=5), counts)
+@given(st.none() | handshakes, numbers, st.lists(texts, max_size=5), counts)
 def test_what_followers_and_readers_say_is_read_as_it_was_written(
-    hello: Hello | None, seq: int, publishers: list[str], chunks: int
+    handshake: Handshake | None, seq: int, publishers: list[str], chunks: int
 ) -> None:
     """Hellos, acknowledgements, wishes."""
-    assert decode_heard(encode_heard(hello, seq)) == (hello, seq)
-    assert decode_want(encode_want(chunks, hello, publishers)) == (hello, tuple(publishers), chunks)
+    assert decode_ack(encode_ack(handshake, seq)) == (handshake, seq)
+    assert decode_snapshot_request(encode_snapshot_request(chunks, handshake, publishers)) == (
+        handshake,
+        tuple(publishers),
+        chunks,
+    )
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
     """A stranger on the port raises nothing but ProtocolError."""
-    for read in (decode, decode_heard, decode_want):
+    for read in (decode_update, decode_ack, decode_snapshot_request):
         try:
             read(data)
         except ProtocolError:
@@ -119,7 +131,9 @@ def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
 
 def test_columns_that_do_not_go_together_are_refused() -> None:
     """A request without its pod is not guessed at."""
-    update = encode(1, NOW, [request(Entry(1, "s", "ns/pod", 1, 1, 1, 0.0, 0.0, progressed=False))])
+    update = encode_update(
+        1, NOW, [request(RemoteRequest(1, "s", "ns/pod", 1, 1, 1, 0.0, 0.0, progressed=False))]
+    )
 
     with pytest.raises(ProtocolError, match="columns"):
-        decode(update + b"\x2a\x02\x08\x07")  # a second number, and nothing else
+        decode_update(update + b"\x2a\x02\x08\x07")  # a second number, and nothing else

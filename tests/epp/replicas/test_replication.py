@@ -13,8 +13,8 @@ from kvist_epp.extproc.access_log import Ended
 from kvist_epp.extproc.pick_request import Picked
 from kvist_epp.index.index_accuracy import Trust
 from kvist_epp.kvevents.observed import Observed
-from kvist_epp.replicas.replication import Peers, fingerprint
-from kvist_epp.replicas.updates import Entry, Update
+from kvist_epp.replicas.messages import LoadUpdate, RemoteRequest
+from kvist_epp.replicas.replication import Replication, fingerprint
 from kvist_epp.settings.replica_addresses import check_peers, peers_of
 from kvist_epp.settings.settings import Settings
 
@@ -23,25 +23,25 @@ IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 CERTIFICATES = "a folder"
 
 
-def joined(parts: Parts) -> Peers:
-    """The picker has replicas: one, called ``other``, has said hello."""
+def joined(parts: Parts) -> Replication:
+    """The picker has replicas: one, called ``other``, has said handshake."""
     membership = Membership(SETTINGS, parts.picker, None, None, Trust())
-    peers = Peers(SETTINGS, membership, None, clock=parts.clock)
-    peers.hook()
-    peers.book.begin("other", parts.clock.now)
+    peers = Replication(SETTINGS, membership, None, clock=parts.clock)
+    peers.attach()
+    peers.remote_load.on_connected("other", parts.clock.now)
     return peers
 
 
-def tell(peers: Peers, seq: int, *entries: Entry, leaving: bool = False) -> None:
+def tell(peers: Replication, seq: int, *entries: RemoteRequest, leaving: bool = False) -> None:
     """The other replica says what it routed."""
     first = seq == 1
-    update = Update(seq, whole_begins=first, whole_ends=first, entries=entries, leaving=leaving)
-    peers.book.take("other", update, peers._clock())
+    update = LoadUpdate(seq, full_begins=first, full_ends=first, requests=entries, leaving=leaving)
+    peers.remote_load.apply("other", update, peers._clock())
 
 
-def entry(session: str, endpoint: str = "t/e0", tokens: int = 1000) -> Entry:
+def entry(session: str, endpoint: str = "t/e0", tokens: int = 1000) -> RemoteRequest:
     """A request just routed."""
-    return Entry(1, session, endpoint, tokens, tokens, tokens, 0.0, 0.0, progressed=False)
+    return RemoteRequest(1, session, endpoint, tokens, tokens, tokens, 0.0, 0.0, progressed=False)
 
 
 def ended(session: str, status: int = 200, request_id: str | None = None) -> Ended:
@@ -69,16 +69,16 @@ def test_the_end_of_a_request_goes_to_whoever_routed_it() -> None:
     parts = make()
     peers = joined(parts)
     tell(peers, 1, entry("other.1"))
-    picked = parts.picker.decide(ask(chat("hello")))
+    picked = parts.picker.decide(ask(chat("handshake")))
     assert isinstance(picked, Picked)
     session = dict(picked.headers)["x-session-id"]
     peers._after.ended([ended("other.1"), ended("")])
-    mail = [one.session for one in peers.book.mail("other")]
-    peers._told([ended(session), ended("other.1")])
+    mail = [one.session for one in peers.remote_load.outbox("other")]
+    peers._on_forwarded_entries([ended(session), ended("other.1")])
 
     assert (mail, len(parts.picker.flights)) == (["other.1"], 0)
     assert parts.picker.metrics.ended["access-log"] == 1
-    assert peers.tally.passed["sent"] == 1
+    assert peers.stats.forwarded["sent"] == 1
     assert parts.picker.ledger.running("t/e0") + parts.picker.ledger.running("t/e1") == 1
 
 
@@ -87,16 +87,16 @@ def test_a_clients_session_is_told_apart_by_the_request_id() -> None:
     parts = make()
     peers = joined(parts)
     headers = {"x-session-id": "client", "x-request-id": "mine"}
-    parts.picker.decide(ask(chat("hello"), headers=headers))
+    parts.picker.decide(ask(chat("handshake"), headers=headers))
     tell(peers, 1, entry("client"))
     peers._after.ended([ended("client", request_id="theirs")])
 
-    assert ([one.request_id for one in peers.book.mail("other")], len(parts.picker.flights)) == (
+    assert ([one.request_id for one in peers.remote_load.outbox("other")], len(parts.picker.flights)) == (
         ["theirs"],
         1,
     )
     peers._after.ended([ended("client", request_id="mine")])
-    assert (len(peers.book.mail("other")), len(parts.picker.flights)) == (1, 0)
+    assert (len(peers.remote_load.outbox("other")), len(parts.picker.flights)) == (1, 0)
 
 
 def test_an_orphan_ends_when_anybody_is_told() -> None:
@@ -106,14 +106,14 @@ def test_an_orphan_ends_when_anybody_is_told() -> None:
     tell(peers, 1, entry("other.1"), replace_number(entry("other.2"), 2))
     tell(peers, 2, leaving=True)
     peers._after.ended([ended("other.1")])
-    peers._told([ended("other.2")])
+    peers._on_forwarded_entries([ended("other.2")])
 
     assert parts.picker.ledger.running("t/e0") == 0
 
 
-def replace_number(one: Entry, number: int) -> Entry:
+def replace_number(one: RemoteRequest, number: int) -> RemoteRequest:
     """The same with another number."""
-    return Entry(number, one.session, one.endpoint, 1, 1, 1, 0.0, 0.0, progressed=False)
+    return RemoteRequest(number, one.session, one.endpoint, 1, 1, 1, 0.0, 0.0, progressed=False)
 
 
 def test_requests_on_endpoints_that_are_not_known_yet_wait_for_them() -> None:
@@ -121,13 +121,13 @@ def test_requests_on_endpoints_that_are_not_known_yet_wait_for_them() -> None:
     parts = make()
     peers = joined(parts)
     tell(peers, 1, entry("other.1", "t/e9"))
-    waiting = (len(peers.book), peers.document()["replicas"][0]["on_unknown_endpoints"])
+    waiting = (len(peers.remote_load), peers.document()["replicas"][0]["on_unknown_endpoints"])
     member = parts.picker.lookup.members["t/e0"]
     parts.picker.lookup.members["t/e9"] = replace(member, publishers=())
     parts.clock.now += 1.0
-    peers.book.look(parts.clock.now)
+    peers.remote_load.poll(parts.clock.now)
 
-    assert (waiting, len(peers.book), parts.picker.ledger.running("t/e9")) == ((0, 1), 1, 1)
+    assert (waiting, len(peers.remote_load), parts.picker.ledger.running("t/e9")) == ((0, 1), 1, 1)
 
 
 def test_the_page_and_the_metrics_tell_of_the_others() -> None:

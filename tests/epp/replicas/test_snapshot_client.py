@@ -6,25 +6,25 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from tests.epp.replicas.talking import HOST, ended, listen, until
+from tests.epp.replicas.socket_replicas import HOST, ended, listen, until
 from tests.fakes.learning import PROMPT, stored
 from tests.fakes.vocabulary import Words
 
 from kvist_epp.engines.vllm.kv_events import Batch, Event, Removed
-from kvist_epp.errors import PeerError
+from kvist_epp.errors import ReplicaError
 from kvist_epp.http2.call import Call, Method, Server, Sink
 from kvist_epp.index.byte_index import Index
 from kvist_epp.kvevents.ingestion import Learner
 from kvist_epp.kvevents.subscriber import Followed, Subscriber, SubscriberLimits
-from kvist_epp.names import PEERS_SNAPSHOT_METHOD
-from kvist_epp.replicas import chunks
+from kvist_epp.names import REPLICA_SNAPSHOT_METHOD
+from kvist_epp.replicas import snapshot_chunks
 from kvist_epp.replicas import snapshot_client as warm
 from kvist_epp.replicas import snapshot_server as giver
-from kvist_epp.replicas.client import Address, conversation
-from kvist_epp.replicas.replication_stats import Tally
-from kvist_epp.replicas.snapshot_client import Source, WarmStart
-from kvist_epp.replicas.snapshot_server import Giver
-from kvist_epp.replicas.updates import Hello, encode_want
+from kvist_epp.replicas.messages import Handshake, encode_snapshot_request
+from kvist_epp.replicas.replication_stats import ReplicationStats
+from kvist_epp.replicas.rpc_client import ReplicaAddress, open_stream
+from kvist_epp.replicas.snapshot_client import SnapshotClient, SnapshotSource
+from kvist_epp.replicas.snapshot_server import SnapshotServer
 from kvist_sim.publisher import Publisher, PublisherConfig
 
 ANY = PublisherConfig(endpoint="tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*")
@@ -53,19 +53,19 @@ class Replica:
     fingerprint: bytes = MODEL
     warm: bool = True
     index: Index = field(default_factory=Index)
-    tally: Tally = field(default_factory=Tally)
+    stats: ReplicationStats = field(default_factory=ReplicationStats)
     limits: SubscriberLimits = CALM
 
     def __post_init__(self) -> None:
         self.learner = Learner(self.index, Words())
         self.subscriber = Subscriber(self.learner, limits=self.limits)
-        self.giver = Giver(
-            self.hello, self.learner, self.subscriber, believed=lambda _: True, tally=self.tally
+        self.snapshot_server = SnapshotServer(
+            self.handshake, self.learner, self.subscriber, is_precise=lambda _: True, stats=self.stats
         )
 
-    def hello(self) -> Hello:
+    def handshake(self) -> Handshake:
         """Who it is."""
-        return Hello(self.name, self.fingerprint, self.warm)
+        return Handshake(self.name, self.fingerprint, self.warm)
 
     def follow(self, engines: Sequence[Publisher], *, replay: bool = True) -> None:
         """Each engine as an endpoint of its own."""
@@ -106,16 +106,18 @@ class Stage:
     new: Replica
     server: Server
 
-    def start(self, *sources: Source, tried: Callable[[], None] = lambda: None) -> "asyncio.Task[None]":
+    def start(
+        self, *sources: SnapshotSource, tried: Callable[[], None] = lambda: None
+    ) -> "asyncio.Task[None]":
         """The new replica starts; by default beside the old one."""
         given = sources or (self.source(),)
-        start = WarmStart(
+        start = SnapshotClient(
             self.new.learner,
             self.new.subscriber,
-            hello=self.new.hello,
+            handshake=self.new.handshake,
             sources=lambda: given,
             certificates=None,
-            tally=self.new.tally,
+            stats=self.new.stats,
         )
         self.new.follow(self.engines)
         listed = asyncio.Event()
@@ -126,9 +128,9 @@ class Stage:
 
         return asyncio.create_task(start.run(listed, dialled))
 
-    def source(self, hello: Hello | None = None) -> Source:
+    def source(self, handshake: Handshake | None = None) -> SnapshotSource:
         """The old replica."""
-        return Address(HOST, HOST, self.server.port), hello or self.old.hello()
+        return ReplicaAddress(HOST, HOST, self.server.port), handshake or self.old.handshake()
 
 
 Tamper = Callable[[Sink], Sink]
@@ -155,9 +157,9 @@ async def stage(
         await old.warmed(*range(engines))
 
         def start_giving(sink: Sink) -> Call:
-            return old.giver.start(tamper(sink))
+            return old.snapshot_server.start(tamper(sink))
 
-        methods: dict[str, Method] = {PEERS_SNAPSHOT_METHOD: start_giving}
+        methods: dict[str, Method] = {REPLICA_SNAPSHOT_METHOD: start_giving}
         server = await listen(methods, transport)
         yield Stage(publishers, old, new, server)
     finally:
@@ -183,8 +185,8 @@ async def test_a_new_replica_has_what_the_old_one_has_and_goes_on(transport: str
         assert [found.new.tokens(at) for at in (0, 1)] == [6 * 4, 6 * 4]
         for one in found.engines:
             assert one.replays == [0, BLOCKS // 2 - 1]
-        assert found.new.tally.snapshots == {"given": 0, "taken": 1, "failed": 0}
-        assert (found.new.tally.snapshot_blocks, found.new.tally.snapshot_publishers) == (BLOCKS, 2)
+        assert found.new.stats.snapshots == {"given": 0, "taken": 1, "failed": 0}
+        assert (found.new.stats.snapshot_blocks, found.new.stats.snapshot_publishers) == (BLOCKS, 2)
         stats = found.new.subscriber.stats().values()
         assert [(one.resets, one.gaps, one.orphans) for one in stats] == [(0, 0, 0)] * 2
 
@@ -193,13 +195,13 @@ async def test_a_reader_that_allows_for_more_than_there_is_takes_it_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It allows for further chunks while the last ones are on their way."""
-    monkeypatch.setattr(chunks, "CHUNK_PARTS", 1)
+    monkeypatch.setattr(snapshot_chunks, "CHUNK_PARTS", 1)
     async with stage(3) as found:
         await found.start()
 
-        assert found.new.tally.snapshots == {"given": 0, "taken": 1, "failed": 0}
-        assert found.new.tally.messages["received"] > 2 * warm.CREDIT
-        assert not found.old.giver.givings
+        assert found.new.stats.snapshots == {"given": 0, "taken": 1, "failed": 0}
+        assert found.new.stats.messages["received"] > 2 * warm.CREDIT
+        assert not found.old.snapshot_server.calls
 
 
 async def test_what_is_published_while_the_snapshot_is_on_its_way_is_not_lost() -> None:
@@ -237,33 +239,33 @@ async def test_without_a_replica_that_has_it_the_rings_are_asked() -> None:
     """Nobody answers, nobody is warm, or nobody has the same model."""
     async with stage(1) as found:
         strangers = (
-            found.source(Hello("cold", MODEL, warm=False)),
-            found.source(Hello("other", b"another model", warm=True)),
-            found.source(Hello("later", MODEL, warm=True, version=2)),
-            (Address(HOST, HOST, 1), found.old.hello()),
+            found.source(Handshake("cold", MODEL, snapshot_ready=False)),
+            found.source(Handshake("other", b"another model", snapshot_ready=True)),
+            found.source(Handshake("later", MODEL, snapshot_ready=True, version=2)),
+            (ReplicaAddress(HOST, HOST, 1), found.old.handshake()),
         )
         await found.start(*strangers)
         await found.new.warmed(0)
 
         assert (found.new.blocks(), found.engines[0].replays) == (BLOCKS, [0, 0])
-        assert found.new.tally.snapshots == {"given": 0, "taken": 0, "failed": 1}
+        assert found.new.stats.snapshots == {"given": 0, "taken": 0, "failed": 1}
 
 
 async def test_a_replica_that_is_not_warm_after_all_refuses() -> None:
     """Its greeting is old; the refusal is its word, and the next one is asked."""
     async with stage(1) as found:
-        hello = found.old.hello()
+        handshake = found.old.handshake()
         found.old.warm = False
-        await found.start(found.source(hello))
+        await found.start(found.source(handshake))
         found.old.warm = True
         found.old.fingerprint = b"changed"
-        async with conversation(found.source()[0], PEERS_SNAPSHOT_METHOD, None) as talk:
-            await talk.write(encode_want(1, hello, ["ns/0/0"]), 5)
-            with pytest.raises(PeerError, match="another version, model or tokenizer"):
-                await talk.read(5)
+        async with open_stream(found.source()[0], REPLICA_SNAPSHOT_METHOD, None) as stream:
+            await stream.write(encode_snapshot_request(1, handshake, ["ns/0/0"]), 5)
+            with pytest.raises(ReplicaError, match="another protocol version, model or tokenizer"):
+                await stream.read(5)
         await found.new.warmed(0)
 
-        assert (found.new.blocks(), found.new.tally.snapshots["failed"]) == (BLOCKS, 1)
+        assert (found.new.blocks(), found.new.stats.snapshots["failed"]) == (BLOCKS, 1)
 
 
 class Sinking:
@@ -315,7 +317,7 @@ class Silent(Sinking):
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small chunks, one at a time, and little patience: much can happen between two of them."""
-    monkeypatch.setattr(chunks, "CHUNK_PARTS", 4)
+    monkeypatch.setattr(snapshot_chunks, "CHUNK_PARTS", 4)
     monkeypatch.setattr(warm, "CREDIT", 1)
     monkeypatch.setattr(warm, "CHUNK_SECONDS", 0.3)
 
@@ -326,12 +328,12 @@ async def replaced(found: Stage) -> None:
     await found.new.warmed(*range(engines))
     await found.new.holding(*[BLOCKS] * engines)
 
-    assert found.new.tally.snapshots == {"given": 0, "taken": 0, "failed": 1}
+    assert found.new.stats.snapshots == {"given": 0, "taken": 0, "failed": 1}
     asked = [one.replays[1] for one in found.engines]
-    assert asked.count(0) == engines - found.new.tally.snapshot_publishers > 0
+    assert asked.count(0) == engines - found.new.stats.snapshot_publishers > 0
     assert [found.new.tokens(at) for at in range(engines)] == [found.old.tokens(at) for at in range(engines)]
     assert found.new.index.stats()["copies"] == 0
-    await until(lambda: not found.old.giver.givings)
+    await until(lambda: not found.old.snapshot_server.calls)
     assert found.old.paused() == []
 
 
@@ -349,7 +351,7 @@ async def test_a_snapshot_whose_giver_dies_is_replaced_by_the_rings() -> None:
     """Killed in the middle: its connections are reset."""
     async with stage(6, tamper=Silent) as found:
         task = found.start()
-        await until(lambda: found.new.tally.messages["received"])
+        await until(lambda: found.new.stats.messages["received"])
         await found.server.close()
         await task
         await replaced(found)
@@ -367,7 +369,7 @@ async def test_a_second_replica_is_asked_when_the_first_breaks_off() -> None:
         await found.start(found.source(), found.source())
         await found.new.warmed(*range(4))
 
-        assert found.new.tally.snapshots == {"given": 0, "taken": 1, "failed": 1}
+        assert found.new.stats.snapshots == {"given": 0, "taken": 1, "failed": 1}
         assert [one.replays[1] for one in found.engines] == [BLOCKS // 2 - 1] * 4
 
 
@@ -376,9 +378,9 @@ async def test_a_start_that_is_cancelled_goes_on_without_a_snapshot() -> None:
     """The process ends, or gives up: no publisher waits for ever, on neither side."""
     async with stage(2, tamper=Silent) as found:
         task = found.start()
-        await until(lambda: found.new.tally.messages["received"])
+        await until(lambda: found.new.stats.messages["received"])
         await ended([task])
-        await until(lambda: not found.old.giver.givings)
+        await until(lambda: not found.old.snapshot_server.calls)
         await found.new.warmed(0, 1)
 
         assert [found.new.blocks(at) for at in (0, 1)] == [BLOCKS] * 2
@@ -387,7 +389,7 @@ async def test_a_start_that_is_cancelled_goes_on_without_a_snapshot() -> None:
 
 async def test_a_reader_is_sent_no_more_than_it_allows_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow one costs the chunks under way, and its publishers are learned all the while."""
-    monkeypatch.setattr(chunks, "CHUNK_PARTS", 2)
+    monkeypatch.setattr(snapshot_chunks, "CHUNK_PARTS", 2)
     sinks: list[Sinking] = []
 
     def counting(sink: Sink) -> Sink:
@@ -395,34 +397,38 @@ async def test_a_reader_is_sent_no_more_than_it_allows_for(monkeypatch: pytest.M
         return sinks[-1]
 
     async with stage(1, tamper=counting) as found:
-        async with conversation(found.source()[0], PEERS_SNAPSHOT_METHOD, None) as talk:
-            await talk.write(encode_want(2, found.new.hello(), ["ns/0/0"]), 5)
-            await talk.read(5)
-            await talk.read(5)
+        async with open_stream(found.source()[0], REPLICA_SNAPSHOT_METHOD, None) as stream:
+            await stream.write(encode_snapshot_request(2, found.new.handshake(), ["ns/0/0"]), 5)
+            await stream.read(5)
+            await stream.read(5)
             found.engines[0].publish(batch(chain(BLOCKS)))
             await until(lambda: found.old.blocks() == BLOCKS + 2)
             before = sinks[0].sent
-            await talk.write(encode_want(1), 5)
-            await talk.read(5)
-        await until(lambda: not found.old.giver.givings)
+            await stream.write(encode_snapshot_request(1), 5)
+            await stream.read(5)
+        await until(lambda: not found.old.snapshot_server.calls)
 
         assert (before, sinks[0].sent) == (2, 3)
 
 
 async def test_readers_are_bounded_and_strangers_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """One index goes to a few at once; who does not say who it is gets nothing."""
-    monkeypatch.setattr(giver, "MOST", 1)
+    monkeypatch.setattr(giver, "MAX_CLIENTS", 1)
     async with stage(1) as found:
         address = found.source()[0]
-        want = encode_want(0, found.new.hello(), ["ns/0/0"])
-        async with conversation(address, PEERS_SNAPSHOT_METHOD, None) as first:
+        want = encode_snapshot_request(0, found.new.handshake(), ["ns/0/0"])
+        async with open_stream(address, REPLICA_SNAPSHOT_METHOD, None) as first:
             await first.write(want, 5)
-            await until(lambda: found.old.giver.givings)
-            refused = (want, "too many"), (encode_want(1), "does not say"), (b"\xff", "cannot be decoded")
+            await until(lambda: found.old.snapshot_server.calls)
+            refused = (
+                (want, "too many"),
+                (encode_snapshot_request(1), "lacks a handshake"),
+                (b"\xff", "cannot be decoded"),
+            )
             for message, why in refused:
-                async with conversation(address, PEERS_SNAPSHOT_METHOD, None) as other:
+                async with open_stream(address, REPLICA_SNAPSHOT_METHOD, None) as other:
                     await other.write(message, 5)
-                    with pytest.raises(PeerError, match=why):
+                    with pytest.raises(ReplicaError, match=why):
                         await other.read(5)
 
 
@@ -431,7 +437,7 @@ async def test_an_endpoint_that_leaves_while_it_is_told_is_passed_over() -> None
     """On either side; the others come in all the same."""
     async with stage(3) as found:
         task = found.start()
-        await until(lambda: found.new.tally.messages["received"])
+        await until(lambda: found.new.stats.messages["received"])
         found.old.follow(found.engines[:2])
         found.new.follow(found.engines[:2])
         await task

@@ -6,8 +6,8 @@ import pytest
 from tests.sim.virtual.runs import fixed, run
 
 from kvist_epp.load.endpoint_load import Request
-from kvist_epp.replicas.prefixes import HURRY_TOKENS, Prefix
-from kvist_epp.replicas.replication import HURRY_SECONDS
+from kvist_epp.replicas.prompt_digests import URGENT_TOKENS, PromptDigests
+from kvist_epp.replicas.replication import URGENT_SECONDS
 from kvist_sim.virtual.engine import Hardware
 from kvist_sim.virtual.fleet import Fleet
 from kvist_sim.virtual.ideal import TooFewRequestsError, capacity
@@ -22,7 +22,7 @@ class Ear(Kvist):
 
     heard: list[tuple[float, float]]
 
-    def hears_routed(self, entry: Request, prefix: Prefix | None) -> None:
+    def hears_routed(self, entry: Request, prefix: PromptDigests | None) -> None:
         """See ``Kvist``."""
         self.heard.append((self._now() - entry.routed_at, entry.remaining))
         super().hears_routed(entry, prefix)
@@ -47,10 +47,10 @@ def test_what_is_computed_by_the_time_it_is_told_is_not_owed() -> None:
 
 def test_a_long_new_prompt_is_told_at_once() -> None:
     """Others hear of it before the next update would be due, and that its tokens are owed."""
-    told = heard(3 * HURRY_TOKENS)
+    told = heard(3 * URGENT_TOKENS)
 
     assert len(told) >= 60
-    assert max(age for age, _ in told) <= HURRY_SECONDS + 1e-6
+    assert max(age for age, _ in told) <= URGENT_SECONDS + 1e-6
     assert all(owed > 0 for _, owed in told)
 
 

@@ -13,7 +13,7 @@ from kvist_epp.index.byte_index import Index
 from kvist_epp.index.snapshot.parts import Begin, Content, Counted, End, Extra, Holding, Part
 from kvist_epp.kvevents.canonical import Piece
 from kvist_epp.kvevents.decode_blocks import Born, State
-from kvist_epp.replicas.chunks import CHUNK_PARTS, Packer, Unpacker
+from kvist_epp.replicas.snapshot_chunks import CHUNK_PARTS, ChunkReader, ChunkWriter
 
 PODS = ("a/0", "b/0", "c/0")
 ROOT = (None, None)
@@ -64,14 +64,14 @@ parts = st.one_of(
 
 def packed(row: Sequence[Part]) -> list[bytes]:
     """The chunks of a row of parts."""
-    packer = Packer()
-    return [chunk for part in row if (chunk := packer.add(part))] + [packer.last()]
+    writer = ChunkWriter()
+    return [chunk for part in row if (chunk := writer.add(part))] + [writer.finish()]
 
 
 def unpacked(chunks: Sequence[bytes]) -> list[Part]:
     """The parts of these chunks."""
-    unpacker = Unpacker()
-    return [part for chunk in chunks for part in unpacker.parts(chunk)]
+    reader = ChunkReader()
+    return [part for chunk in chunks for part in reader.parts(chunk)]
 
 
 @settings(max_examples=200)
@@ -130,10 +130,10 @@ def taken(chunks: Sequence[bytes]) -> tuple[Index, list[str], str]:
 
 
 def _before(chunks: Sequence[bytes]) -> list[Part]:
-    unpacker, found = Unpacker(), list[Part]()
+    reader, found = ChunkReader(), list[Part]()
     for chunk in chunks:
         try:
-            found += list(unpacker.parts(chunk))
+            found += list(reader.parts(chunk))
         except SnapshotError:
             break
     return found

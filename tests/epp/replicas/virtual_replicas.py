@@ -9,10 +9,10 @@ from kvist_epp.errors import ProtocolError
 from kvist_epp.extproc.access_log import Ended
 from kvist_epp.load.endpoint_load import Request
 from kvist_epp.load.ledger import Ledger
-from kvist_epp.replicas.outgoing import Outgoing
-from kvist_epp.replicas.prefixes import STEP, Prefix
-from kvist_epp.replicas.remote_load import SILENCE_SECONDS, Book
-from kvist_epp.replicas.updates import decode
+from kvist_epp.replicas.load_server import UpdateStream
+from kvist_epp.replicas.messages import decode_update
+from kvist_epp.replicas.prompt_digests import STEP_BYTES, PromptDigests
+from kvist_epp.replicas.remote_load import SILENCE_SECONDS, RemoteLoad
 
 EXPIRE = 60.0
 TICK = 0.1
@@ -24,10 +24,10 @@ def ended(session: str) -> Ended:
     return Ended(session, None, None, None, 200, None, None)
 
 
-def beginning(request: Request) -> Prefix | None:
+def beginning(request: Request) -> PromptDigests | None:
     """Some prompts are long, and some of those begin alike."""
-    alike = b"%d" % (request.number % 3) * STEP
-    return Prefix.of((None, None), alike * 3) if request.number % 2 else None
+    alike = b"%d" % (request.number % 3) * STEP_BYTES
+    return PromptDigests.compute((None, None), alike * 3) if request.number % 2 else None
 
 
 @dataclass(eq=False)
@@ -37,13 +37,13 @@ class Replica:
     name: str
     skew: float
     ledger: Ledger = field(init=False)
-    book: Book = field(init=False)
+    remote_load: RemoteLoad = field(init=False)
     turns: "count[int]" = field(default_factory=count)
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(default_rate=1000.0, expire_seconds=EXPIRE)
         self.ledger.changes = []
-        self.book = Book(self.name, self.ledger, lambda key: key in PODS)
+        self.remote_load = RemoteLoad(self.name, self.ledger, lambda key: key in PODS)
 
     def routed(self, pod: str, uncached: int, now: float, session: str = "") -> str:
         """It sends a request to a pod; the session."""
@@ -54,7 +54,7 @@ class Replica:
     def logged(self, session: str, now: float) -> None:
         """A gateway tells it that a request has ended."""
         if self.ledger.settled(session, now + self.skew) is None:
-            self.book.ended(ended(session), now + self.skew)
+            self.remote_load.forward(ended(session), now + self.skew)
 
     def state(self, since: float = -inf) -> set[tuple[str, int, str, str]]:
         """Open requests in its ledger, whoever routed them, that were heard of after ``since``."""
@@ -70,7 +70,7 @@ class Talk:
 
     follower: Replica
     followed: Replica
-    out: Outgoing
+    out: UpdateStream
     updates: deque[bytes] = field(default_factory=deque)
     acknowledged: deque[int] = field(default_factory=deque)
     quiet_since: float = 0.0
@@ -100,8 +100,8 @@ class World:
     def talk(self, follower: Replica, followed: Replica) -> None:
         """A connection is opened; an older one ends."""
         self.talks = [t for t in self.talks if (t.follower, t.followed) != (follower, followed)]
-        out = Outgoing(followed.ledger.ours, followed.book.mail(follower.name), beginning)
-        follower.book.begin(followed.name, self.now + follower.skew)
+        out = UpdateStream(followed.ledger.ours, followed.remote_load.outbox(follower.name), beginning)
+        follower.remote_load.on_connected(followed.name, self.now + follower.skew)
         self.talks.append(Talk(follower, followed, out, quiet_since=self.now))
 
     def die(self, replica: Replica) -> None:
@@ -115,7 +115,7 @@ class World:
             self.collect()
             for _ in range(5):
                 now = self.now + replica.skew
-                self.send(talk, talk.out.next(now, leaving=True))
+                self.send(talk, talk.out.poll(now, leaving=True))
                 self.receive(talk)
         self.die(replica)
 
@@ -128,13 +128,13 @@ class World:
         self.now += TICK
         self.collect()
         for talk in list(self.talks):
-            self.send(talk, talk.out.next(self.now + talk.followed.skew))
+            self.send(talk, talk.out.poll(self.now + talk.followed.skew))
             if self.passes(talk):
                 self.receive(talk)
             if self.now - talk.quiet_since >= SILENCE_SECONDS:
                 self.talk(talk.follower, talk.followed)
         for replica in self.replicas:
-            replica.book.look(self.now + replica.skew)
+            replica.remote_load.poll(self.now + replica.skew)
 
     def collect(self) -> None:
         """What has changed since the last time goes to all conversations."""
@@ -142,7 +142,7 @@ class World:
             changes, replica.ledger.changes = replica.ledger.changes or [], []
             for talk in self.talks:
                 if talk.followed is replica:
-                    talk.out.changed(changes)
+                    talk.out.add_changes(changes)
 
     def send(self, talk: Talk, update: bytes | None) -> None:
         """Puts an update on the wire."""
@@ -152,20 +152,20 @@ class World:
     def receive(self, talk: Talk) -> None:
         """Everything that is on the wire of a conversation arrives."""
         while talk.updates:
-            update = decode(talk.updates.popleft())
+            update = decode_update(talk.updates.popleft())
             now = self.now + talk.follower.skew
             try:
-                talk.follower.book.take(talk.followed.name, update, now)
+                talk.follower.remote_load.apply(talk.followed.name, update, now)
             except ProtocolError:
                 self.talk(talk.follower, talk.followed)
                 return
             talk.quiet_since = self.now
-            for entry in update.ended:
+            for entry in update.log_entries:
                 if talk.follower.ledger.settled(entry.session or "", now) is None:
-                    talk.follower.book.orphan_ended(entry.session or "", now)
+                    talk.follower.remote_load.end_orphan(entry.session or "", now)
             talk.acknowledged.append(update.seq)
         while talk.acknowledged:
-            talk.out.acknowledged(talk.acknowledged.popleft(), self.now + talk.followed.skew)
+            talk.out.on_ack(talk.acknowledged.popleft(), self.now + talk.followed.skew)
 
     def calm(self, seconds: float) -> None:
         """The network is whole, and nothing happens for a while."""

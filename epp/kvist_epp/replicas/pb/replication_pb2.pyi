@@ -5,48 +5,48 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class Hello(_message.Message):
-    __slots__ = ("replica", "version", "fingerprint", "warm")
+class Handshake(_message.Message):
+    __slots__ = ("replica", "version", "fingerprint", "snapshot_ready")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    WARM_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_READY_FIELD_NUMBER: _ClassVar[int]
     replica: str
     version: int
     fingerprint: bytes
-    warm: bool
-    def __init__(self, replica: _Optional[str] = ..., version: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., warm: bool = ...) -> None: ...
+    snapshot_ready: bool
+    def __init__(self, replica: _Optional[str] = ..., version: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., snapshot_ready: bool = ...) -> None: ...
 
-class Heard(_message.Message):
-    __slots__ = ("hello", "seq")
-    HELLO_FIELD_NUMBER: _ClassVar[int]
+class Ack(_message.Message):
+    __slots__ = ("handshake", "seq")
+    HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
-    hello: Hello
+    handshake: Handshake
     seq: int
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., seq: _Optional[int] = ...) -> None: ...
+    def __init__(self, handshake: _Optional[_Union[Handshake, _Mapping]] = ..., seq: _Optional[int] = ...) -> None: ...
 
-class Update(_message.Message):
-    __slots__ = ("hello", "seq", "whole_begins", "whole_ends", "routed", "gone", "ended", "leaving")
-    HELLO_FIELD_NUMBER: _ClassVar[int]
+class LoadUpdate(_message.Message):
+    __slots__ = ("handshake", "seq", "full_begins", "full_ends", "requests", "ended_numbers", "log_entries", "leaving")
+    HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_BEGINS_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_ENDS_FIELD_NUMBER: _ClassVar[int]
-    ROUTED_FIELD_NUMBER: _ClassVar[int]
-    GONE_FIELD_NUMBER: _ClassVar[int]
-    ENDED_FIELD_NUMBER: _ClassVar[int]
+    FULL_BEGINS_FIELD_NUMBER: _ClassVar[int]
+    FULL_ENDS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    LOG_ENTRIES_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
-    hello: Hello
+    handshake: Handshake
     seq: int
-    whole_begins: bool
-    whole_ends: bool
-    routed: Routed
-    gone: _containers.RepeatedScalarFieldContainer[int]
-    ended: _containers.RepeatedCompositeFieldContainer[Ended]
+    full_begins: bool
+    full_ends: bool
+    requests: RequestColumns
+    ended_numbers: _containers.RepeatedScalarFieldContainer[int]
+    log_entries: _containers.RepeatedCompositeFieldContainer[LogEntry]
     leaving: bool
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., seq: _Optional[int] = ..., whole_begins: bool = ..., whole_ends: bool = ..., routed: _Optional[_Union[Routed, _Mapping]] = ..., gone: _Optional[_Iterable[int]] = ..., ended: _Optional[_Iterable[_Union[Ended, _Mapping]]] = ..., leaving: bool = ...) -> None: ...
+    def __init__(self, handshake: _Optional[_Union[Handshake, _Mapping]] = ..., seq: _Optional[int] = ..., full_begins: bool = ..., full_ends: bool = ..., requests: _Optional[_Union[RequestColumns, _Mapping]] = ..., ended_numbers: _Optional[_Iterable[int]] = ..., log_entries: _Optional[_Iterable[_Union[LogEntry, _Mapping]]] = ..., leaving: bool = ...) -> None: ...
 
-class Routed(_message.Message):
-    __slots__ = ("number", "session", "endpoint_keys", "endpoint", "uncached", "remaining", "total", "age_ms", "silent_ms", "progressed", "prefixes")
+class RequestColumns(_message.Message):
+    __slots__ = ("number", "session", "endpoint_keys", "endpoint", "uncached", "remaining", "total", "age_ms", "idle_ms", "progressed", "digests")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_KEYS_FIELD_NUMBER: _ClassVar[int]
@@ -55,9 +55,9 @@ class Routed(_message.Message):
     REMAINING_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     AGE_MS_FIELD_NUMBER: _ClassVar[int]
-    SILENT_MS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_MS_FIELD_NUMBER: _ClassVar[int]
     PROGRESSED_FIELD_NUMBER: _ClassVar[int]
-    PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
     number: _containers.RepeatedScalarFieldContainer[int]
     session: _containers.RepeatedScalarFieldContainer[str]
     endpoint_keys: _containers.RepeatedScalarFieldContainer[str]
@@ -66,24 +66,24 @@ class Routed(_message.Message):
     remaining: _containers.RepeatedScalarFieldContainer[int]
     total: _containers.RepeatedScalarFieldContainer[int]
     age_ms: _containers.RepeatedScalarFieldContainer[int]
-    silent_ms: _containers.RepeatedScalarFieldContainer[int]
+    idle_ms: _containers.RepeatedScalarFieldContainer[int]
     progressed: _containers.RepeatedScalarFieldContainer[bool]
-    prefixes: _containers.RepeatedCompositeFieldContainer[Prefix]
-    def __init__(self, number: _Optional[_Iterable[int]] = ..., session: _Optional[_Iterable[str]] = ..., endpoint_keys: _Optional[_Iterable[str]] = ..., endpoint: _Optional[_Iterable[int]] = ..., uncached: _Optional[_Iterable[int]] = ..., remaining: _Optional[_Iterable[int]] = ..., total: _Optional[_Iterable[int]] = ..., age_ms: _Optional[_Iterable[int]] = ..., silent_ms: _Optional[_Iterable[int]] = ..., progressed: _Optional[_Iterable[bool]] = ..., prefixes: _Optional[_Iterable[_Union[Prefix, _Mapping]]] = ...) -> None: ...
+    digests: _containers.RepeatedCompositeFieldContainer[PromptDigests]
+    def __init__(self, number: _Optional[_Iterable[int]] = ..., session: _Optional[_Iterable[str]] = ..., endpoint_keys: _Optional[_Iterable[str]] = ..., endpoint: _Optional[_Iterable[int]] = ..., uncached: _Optional[_Iterable[int]] = ..., remaining: _Optional[_Iterable[int]] = ..., total: _Optional[_Iterable[int]] = ..., age_ms: _Optional[_Iterable[int]] = ..., idle_ms: _Optional[_Iterable[int]] = ..., progressed: _Optional[_Iterable[bool]] = ..., digests: _Optional[_Iterable[_Union[PromptDigests, _Mapping]]] = ...) -> None: ...
 
-class Prefix(_message.Message):
-    __slots__ = ("row", "root", "digests", "whole")
+class PromptDigests(_message.Message):
+    __slots__ = ("row", "root", "prefixes", "whole")
     ROW_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
-    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
     row: int
     root: Root
-    digests: _containers.RepeatedScalarFieldContainer[int]
+    prefixes: _containers.RepeatedScalarFieldContainer[int]
     whole: int
-    def __init__(self, row: _Optional[int] = ..., root: _Optional[_Union[Root, _Mapping]] = ..., digests: _Optional[_Iterable[int]] = ..., whole: _Optional[int] = ...) -> None: ...
+    def __init__(self, row: _Optional[int] = ..., root: _Optional[_Union[Root, _Mapping]] = ..., prefixes: _Optional[_Iterable[int]] = ..., whole: _Optional[int] = ...) -> None: ...
 
-class Ended(_message.Message):
+class LogEntry(_message.Message):
     __slots__ = ("session", "request_id", "upstream", "status")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -95,15 +95,15 @@ class Ended(_message.Message):
     status: int
     def __init__(self, session: _Optional[str] = ..., request_id: _Optional[str] = ..., upstream: _Optional[str] = ..., status: _Optional[int] = ...) -> None: ...
 
-class Want(_message.Message):
-    __slots__ = ("hello", "publishers", "chunks")
-    HELLO_FIELD_NUMBER: _ClassVar[int]
+class SnapshotRequest(_message.Message):
+    __slots__ = ("handshake", "publishers", "chunks")
+    HANDSHAKE_FIELD_NUMBER: _ClassVar[int]
     PUBLISHERS_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
-    hello: Hello
+    handshake: Handshake
     publishers: _containers.RepeatedScalarFieldContainer[str]
     chunks: int
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., publishers: _Optional[_Iterable[str]] = ..., chunks: _Optional[int] = ...) -> None: ...
+    def __init__(self, handshake: _Optional[_Union[Handshake, _Mapping]] = ..., publishers: _Optional[_Iterable[str]] = ..., chunks: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("crc", "body")
@@ -209,7 +209,7 @@ class Counted(_message.Message):
     copies: int
     def __init__(self, medium: _Optional[str] = ..., name: _Optional[int] = ..., copies: _Optional[int] = ...) -> None: ...
 
-class Born(_message.Message):
+class DecodeBlock(_message.Message):
     __slots__ = ("name", "parent", "root", "ids", "data", "block_size", "depth", "session", "state", "copies", "media")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
@@ -242,8 +242,8 @@ class Extra(_message.Message):
     PENDING_FIELD_NUMBER: _ClassVar[int]
     copies: _containers.RepeatedCompositeFieldContainer[Counted]
     opaque: _containers.RepeatedCompositeFieldContainer[Counted]
-    pending: _containers.RepeatedCompositeFieldContainer[Born]
-    def __init__(self, copies: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., opaque: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., pending: _Optional[_Iterable[_Union[Born, _Mapping]]] = ...) -> None: ...
+    pending: _containers.RepeatedCompositeFieldContainer[DecodeBlock]
+    def __init__(self, copies: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., opaque: _Optional[_Iterable[_Union[Counted, _Mapping]]] = ..., pending: _Optional[_Iterable[_Union[DecodeBlock, _Mapping]]] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ("blocks", "extras")

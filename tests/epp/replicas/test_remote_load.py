@@ -3,7 +3,7 @@
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.epp.replicas.world import EXPIRE, PODS, Replica, World
+from tests.epp.replicas.virtual_replicas import EXPIRE, PODS, Replica, World
 
 from kvist_epp.replicas.remote_load import FORGET_SECONDS, SILENCE_SECONDS
 
@@ -85,7 +85,9 @@ class Replicas(RuleBasedStateMachine):
                 load = replica.ledger.load(pod)
                 assert abs(load.owed - sum(r.remaining for r in load.requests)) < 1e-3
                 assert all(r.origin != replica.name for r in load.requests)
-            assert len(replica.book) == sum(1 for origin, *_ in replica.state() if origin != replica.name)
+            assert len(replica.remote_load) == sum(
+                1 for origin, *_ in replica.state() if origin != replica.name
+            )
 
     def teardown(self) -> None:
         """After quiet all agree, but for what is about to expire: an update that was held up on its way
@@ -109,9 +111,13 @@ class Replicas(RuleBasedStateMachine):
                 replica.ledger.expire(self.world.now + replica.skew)
         self.world.calm(1.0)
         for replica in self.world.replicas:
-            assert (replica.state(), len(replica.book), replica.book._sessions) == (set(), 0, {})
-            assert (len(replica.book.prefixes), replica.book._prefix_of) == (0, {})
-            assert set(replica.book.peers) == present - {replica.name}
+            assert (replica.state(), len(replica.remote_load), replica.remote_load._sessions) == (
+                set(),
+                0,
+                {},
+            )
+            assert (len(replica.remote_load.prefixes), replica.remote_load._digests) == (0, {})
+            assert set(replica.remote_load.replicas) == present - {replica.name}
 
 
 TestReplicas = Replicas.TestCase
@@ -142,12 +148,12 @@ def test_a_silent_replica_is_dropped_and_its_requests_are_foreign_until_it_is_ba
     for _ in range(40):
         world.tick()
     load = here.ledger.load("ns/a")
-    parted = (len(here.book), load.owed, load.foreign, load.running)
+    parted = (len(here.remote_load), load.owed, load.foreign, load.running)
     here.ledger.reconcile("ns/a", 1, 0, world.now + here.skew)
     world.calm(0.5)
 
     assert parted == (0, 0.0, 1, 1)
-    assert (len(here.book), load.foreign, load.running) == (1, 0, 1)
+    assert (len(here.remote_load), load.foreign, load.running) == (1, 0, 1)
     assert load.owed > 40_000
 
 
@@ -174,7 +180,9 @@ def test_the_access_log_of_a_request_reaches_whoever_routed_it() -> None:
     second.logged(own, world.now)
     second.logged(chosen, world.now)
     second.logged("nobody's", world.now)
-    told = [len(second.book.mail(replica.name)) for replica in world.replicas if replica is not second]
+    told = [
+        len(second.remote_load.outbox(replica.name)) for replica in world.replicas if replica is not second
+    ]
     world.calm(0.3)
 
     assert told == [3, 1]
@@ -189,7 +197,7 @@ def test_a_log_entry_of_our_own_that_came_twice_is_nobody_elses() -> None:
     here.logged(session, world.now)
     here.logged(session, world.now)
 
-    assert len(here.book.mail(there.name)) == 0
+    assert len(here.remote_load.outbox(there.name)) == 0
 
 
 def test_a_replica_that_left_hands_its_requests_over() -> None:
@@ -205,7 +213,7 @@ def test_a_replica_that_left_hands_its_requests_over() -> None:
     world.calm(0.3)
 
     assert (kept, [replica.ledger.running("ns/a") for replica in (here, there)]) == ([2, 2], [1, 1])
-    assert here.book.counts() == {"heard": 1, "silent": 0, "left": 1}
+    assert here.remote_load.counts() == {"heard": 1, "silent": 0, "left": 1}
 
 
 def test_scrapes_end_orphans_but_leave_a_peers_requests_to_the_peer() -> None:
@@ -256,7 +264,7 @@ def test_what_ended_while_a_connection_was_broken_ends_when_everything_is_told_a
     world.talk(here, there)
     world.calm(0.3)
 
-    assert talk.out.waits
+    assert talk.out.in_flight
     assert here.state() == there.state()
     assert {session for _, _, session, _ in here.state()} >= {kept}
     assert here.ledger.running("ns/a") == 2

@@ -1,6 +1,6 @@
-"""Snapshots as messages: parts to bounded chunks of bytes, and back. Pure.
+"""Encode and decode snapshots of the index: parts to chunks of bounded size and back. Pure.
 
-Each chunk carries a checksum: what TCP alone protects is an index for hours.
+Each chunk carries a checksum, because an error that TCP misses would stay in the index for hours.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,28 +15,28 @@ from kvist_epp.index.tree.holders import ONES
 from kvist_epp.index.tree.segment import GPU
 from kvist_epp.kvevents.canonical import Piece
 from kvist_epp.kvevents.decode_blocks import Born, State
-from kvist_epp.replicas.pb import peers_pb2 as pb
-from kvist_epp.replicas.updates import read_root, write_root
+from kvist_epp.replicas.messages import read_root, write_root
+from kvist_epp.replicas.pb import replication_pb2 as pb
 
 CHUNK_BYTES: Final = 128 * 1024
-"""A chunk is closed when it has this much text."""
+"""Bytes of text at which a chunk is closed."""
 CHUNK_PARTS: Final = 64
-"""… or so many parts: about a millisecond of work, on either side."""
+"""Parts at which a chunk is closed: about a millisecond of work on either side."""
 
 _STATES: Final = (State.PENDING, State.REJECTED, State.CREDITED)
 
 
-class Packer:
-    """Parts in, chunks out; one for each snapshot."""
+class ChunkWriter:
+    """Encodes the parts of one snapshot as chunks."""
 
     def __init__(self) -> None:
         self.number = 0
-        """Of the last chunk."""
+        """Number of the last chunk."""
         self._parts = pb.Parts()
         self._size = 0
 
     def add(self, part: Part) -> bytes | None:
-        """Takes a part in; a chunk when that filled one."""
+        """Add a part; return a chunk if the part filled one."""
         wire = self._parts.part.add()
         _WRITERS[type(part)](wire, part)
         if isinstance(part, Content):
@@ -44,8 +44,8 @@ class Packer:
         full = self._size >= CHUNK_BYTES or len(self._parts.part) >= CHUNK_PARTS
         return self._close() if full else None
 
-    def last(self) -> bytes:
-        """The end: what is left, and that nothing follows."""
+    def finish(self) -> bytes:
+        """Return the last chunk: the remaining parts, and the mark that nothing follows."""
         self._parts.last = True
         return self._close()
 
@@ -57,21 +57,24 @@ class Packer:
         return pb.Chunk(crc=crc32(body), body=body).SerializeToString()
 
 
-class Unpacker:
-    """Chunks in, parts out."""
+class ChunkReader:
+    """Decodes the chunks of one snapshot."""
 
     def __init__(self) -> None:
         self.complete = False
-        """The last chunk was unpacked."""
+        """Whether the last chunk was decoded."""
         self._number = 0
 
     def parts(self, data: bytes) -> Iterator[Part]:
-        """Of one chunk. Raises SnapshotError, before the first part unless a part contradicts itself."""
+        """Yield the parts of one chunk.
+
+        Raises SnapshotError: before the first part, unless a part itself is invalid.
+        """
         parts = self._open(data)
         for wire in parts.part:
             kind = wire.WhichOneof("kind")
             if kind is None:
-                raise SnapshotError("a part of an unknown kind")
+                raise SnapshotError("a part has an unknown kind")
             yield _READERS[kind](getattr(wire, kind))
         self.complete = parts.last
 
@@ -80,13 +83,13 @@ class Unpacker:
         try:
             chunk.ParseFromString(data)
             if crc32(chunk.body) != chunk.crc:
-                raise SnapshotError("a chunk whose checksum is wrong")
+                raise SnapshotError("the checksum of a chunk is wrong")
             parts.ParseFromString(chunk.body)
         except DecodeError as error:
-            raise SnapshotError("a chunk that cannot be decoded") from error
+            raise SnapshotError("a chunk cannot be decoded") from error
         self._number += 1
         if parts.number != self._number or self.complete:
-            raise SnapshotError("a chunk out of order")
+            raise SnapshotError("a chunk is out of order")
         return parts
 
 
@@ -137,7 +140,7 @@ def _write_holding(wire: pb.Part, part: Holding) -> None:
 
 def _read_holding(wire: pb.Holding) -> Holding:
     if wire.reach >= len(ONES):
-        raise SnapshotError("a holding of more blocks than a content has")
+        raise SnapshotError("a holding has more blocks than its content")
     media = tuple((tier.medium, tier.mask) for tier in wire.tiers)
     return Holding(
         content=wire.content,
@@ -153,35 +156,35 @@ def _write_extra(wire: pb.Part, part: Extra) -> None:
         wire.extra.copies.add(medium=one.medium, name=one.name, copies=one.copies)
     for one in part.opaque:
         wire.extra.opaque.add(medium=one.medium, name=one.name, copies=one.copies)
-    for born in part.pending:
-        _write_born(wire.extra.pending.add(), born)
+    for block in part.pending:
+        _write_decode_block(wire.extra.pending.add(), block)
 
 
 def _read_extra(wire: pb.Extra) -> Extra:
     return Extra(
         copies=tuple(Counted(one.medium, one.name, one.copies) for one in wire.copies),
         opaque=tuple(Counted(one.medium, one.name, one.copies) for one in wire.opaque),
-        pending=tuple(map(_read_born, wire.pending)),
+        pending=tuple(map(_read_decode_block, wire.pending)),
     )
 
 
-def _write_born(wire: pb.Born, born: Born) -> None:
-    wire.name, wire.data, wire.block_size = born.name, born.piece.data, born.block_size
-    wire.ids.extend(born.piece.ids)
-    wire.state, wire.copies = _STATES.index(born.state), born.copies
-    wire.media.extend(born.media)
-    write_root(wire.root, born.root)
-    if born.parent is not None:
-        wire.parent = born.parent
-    if born.depth is not None:
-        wire.depth = born.depth
-    if born.session is not None:
-        wire.session = born.session
+def _write_decode_block(wire: pb.DecodeBlock, block: Born) -> None:
+    wire.name, wire.data, wire.block_size = block.name, block.piece.data, block.block_size
+    wire.ids.extend(block.piece.ids)
+    wire.state, wire.copies = _STATES.index(block.state), block.copies
+    wire.media.extend(block.media)
+    write_root(wire.root, block.root)
+    if block.parent is not None:
+        wire.parent = block.parent
+    if block.depth is not None:
+        wire.depth = block.depth
+    if block.session is not None:
+        wire.session = block.session
 
 
-def _read_born(wire: pb.Born) -> Born:
+def _read_decode_block(wire: pb.DecodeBlock) -> Born:
     if wire.state >= len(_STATES):
-        raise SnapshotError("a block in an unknown state")
+        raise SnapshotError("a block has an unknown state")
     return Born(
         name=wire.name,
         parent=wire.parent if wire.HasField("parent") else None,

@@ -12,13 +12,13 @@ from kvist_epp.http2.grpc_server import serve_grpc
 from kvist_epp.http2.server import serve_fast
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.load.ledger import Ledger
-from kvist_epp.names import PEERS_FOLLOW_METHOD
-from kvist_epp.replicas.client import Address
-from kvist_epp.replicas.followers import Followers
-from kvist_epp.replicas.peer_connection import Link, Shared
-from kvist_epp.replicas.remote_load import Book
-from kvist_epp.replicas.replication_stats import Tally
-from kvist_epp.replicas.updates import Hello
+from kvist_epp.names import REPLICA_FOLLOW_METHOD
+from kvist_epp.replicas.load_server import LoadServer
+from kvist_epp.replicas.messages import Handshake
+from kvist_epp.replicas.remote_load import RemoteLoad
+from kvist_epp.replicas.replica_connection import ConnectionContext, ReplicaConnection
+from kvist_epp.replicas.replication_stats import ReplicationStats
+from kvist_epp.replicas.rpc_client import ReplicaAddress
 
 HOST = "127.0.0.1"
 POD = "ns/pod"
@@ -50,24 +50,30 @@ class Talker:
     port: int = 0
     server: Server | None = None
     ledger: Ledger = field(init=False)
-    book: Book = field(init=False)
-    followers: Followers = field(init=False)
-    shared: Shared = field(init=False)
+    remote_load: RemoteLoad = field(init=False)
+    load_server: LoadServer = field(init=False)
+    context: ConnectionContext = field(init=False)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         clock = time.monotonic
-        tally = Tally()
+        stats = ReplicationStats()
         self.ledger = Ledger()
-        self.book = Book(self.name, self.ledger, lambda key: key == POD)
-        self.followers = Followers(self.hello, self.ledger, self.book, tally, clock)
-        self.shared = Shared(
-            self.hello, self.certificates, self.book, tally, clock, told=self.take, followed={}
+        self.remote_load = RemoteLoad(self.name, self.ledger, lambda key: key == POD)
+        self.load_server = LoadServer(self.handshake, self.ledger, self.remote_load, stats, clock)
+        self.context = ConnectionContext(
+            self.handshake,
+            self.certificates,
+            self.remote_load,
+            stats,
+            clock,
+            on_log_entries=self.take,
+            followed={},
         )
 
-    def hello(self) -> Hello:
+    def handshake(self) -> Handshake:
         """Who it is."""
-        return Hello(self.name, b"", warm=True)
+        return Handshake(self.name, b"", snapshot_ready=True)
 
     def take(self, entries: Sequence[Ended]) -> None:
         """Entries of the access log, from others."""
@@ -80,7 +86,7 @@ class Talker:
 
     async def serve(self, transport: str = "fast") -> None:
         """Opens the port: the same one when it was open before."""
-        methods: dict[str, Method] = {PEERS_FOLLOW_METHOD: self.followers.start}
+        methods: dict[str, Method] = {REPLICA_FOLLOW_METHOD: self.load_server.start}
         self.server = await listen(methods, transport, self.certificates, self.port)
         self.port = self.server.port
 
@@ -89,21 +95,21 @@ class Talker:
         if self.server is not None:
             await self.server.close()
 
-    def follow(self, port: int, host: str = HOST) -> Link:
+    def follow(self, port: int, host: str = HOST) -> ReplicaConnection:
         """Follows whoever is at the port."""
-        link = Link(Address(host, HOST, port), self.shared)
+        link = ReplicaConnection(ReplicaAddress(host, HOST, port), self.context)
         self.tasks.append(asyncio.create_task(link.run()))
         return link
 
-    def follow_only(self, address: Address) -> Link:
+    def follow_only(self, address: ReplicaAddress) -> ReplicaConnection:
         """A link that somebody else runs."""
-        return Link(address, self.shared)
+        return ReplicaConnection(address, self.context)
 
     async def tick(self) -> None:
         """For ever."""
         while True:
-            self.followers.tick()
-            self.book.look(time.monotonic())
+            self.load_server.tick()
+            self.remote_load.poll(time.monotonic())
             await asyncio.sleep(INTERVAL)
 
 

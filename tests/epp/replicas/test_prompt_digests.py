@@ -7,10 +7,16 @@ from tests.epp.parts import Parts, ask, chat, make
 from tests.epp.replicas.test_replication import ended, joined, tell
 
 from kvist_epp.extproc.pick_request import Picked
-from kvist_epp.replicas.prefixes import LEAST_TOKENS, STEP, STEPS, Prefix, Prefixes
-from kvist_epp.replicas.updates import Entry, Update
+from kvist_epp.replicas.messages import LoadUpdate, RemoteRequest
+from kvist_epp.replicas.prompt_digests import (
+    ANNOUNCED_TOKENS,
+    MAX_STEPS,
+    STEP_BYTES,
+    PrefixesInFlight,
+    PromptDigests,
+)
 
-PIECES = (b"a" * STEP, b"b" * STEP, b"b" * (STEP - 1), b"c")
+PIECES = (b"a" * STEP_BYTES, b"b" * STEP_BYTES, b"b" * (STEP_BYTES - 1), b"c")
 prompts = st.lists(st.sampled_from(PIECES), max_size=5).map(b"".join)
 roots = st.sampled_from([(None, None), ("adapter", None), (None, "salt")])
 PODS = ("p", "q")
@@ -21,9 +27,9 @@ def shared(one: bytes, other: bytes) -> int:
     if one == other:
         return len(one)
     steps = 0
-    while len(one) >= (steps + 1) * STEP and other.startswith(one[: (steps + 1) * STEP]):
+    while len(one) >= (steps + 1) * STEP_BYTES and other.startswith(one[: (steps + 1) * STEP_BYTES]):
         steps += 1
-    return steps * STEP
+    return steps * STEP_BYTES
 
 
 @given(st.lists(st.tuples(st.sampled_from(PODS), roots, prompts), max_size=6), roots, prompts)
@@ -33,8 +39,8 @@ def test_the_longest_common_beginning_is_found_for_each_endpoint(
     prompt: bytes,
 ) -> None:
     """In whole steps, or all of it, under the same root; and when all have ended nothing is left."""
-    prefixes = Prefixes()
-    notes = [(pod, Prefix.of(above, text)) for pod, above, text in routed]
+    prefixes = PrefixesInFlight()
+    notes = [(pod, PromptDigests.compute(above, text)) for pod, above, text in routed]
     for pod, note in notes:
         prefixes.add(pod, note)
     expected = dict.fromkeys(PODS, 0)
@@ -44,38 +50,41 @@ def test_the_longest_common_beginning_is_found_for_each_endpoint(
 
     assert prefixes.match(root, prompt) == {pod: size for pod, size in expected.items() if size}
     for pod, note in notes:
-        prefixes.drop(pod, note)
+        prefixes.remove(pod, note)
     assert (len(prefixes), prefixes.match(root, prompt)) == (0, {})
 
 
 def test_what_is_told_of_a_prompt_is_bounded() -> None:
     """Beyond 256 KiB prompts are told apart by the whole alone."""
-    long, short = (Prefix.of((None, None), b"x" * size) for size in (STEP * (STEPS + 9), STEP - 1))
+    long, short = (
+        PromptDigests.compute((None, None), b"x" * size)
+        for size in (STEP_BYTES * (MAX_STEPS + 9), STEP_BYTES - 1)
+    )
 
-    assert (len(long.digests), short.digests) == (STEPS, ())
-    assert len({long.whole, short.whole, *long.digests}) == STEPS + 2
+    assert (len(long.prefixes), short.prefixes) == (MAX_STEPS, ())
+    assert len({long.whole, short.whole, *long.prefixes}) == MAX_STEPS + 2
 
 
 def test_an_endpoint_is_found_by_the_whole_of_a_prompt_that_is_longer_than_what_is_told() -> None:
     """Equal to the last byte: all of it is on its way there; else as far as the steps go."""
-    prefixes, prompt = Prefixes(), b"x" * STEP * STEPS + b"yz"
-    prefixes.add("p", Prefix.of((None, None), prompt))
+    prefixes, prompt = PrefixesInFlight(), b"x" * STEP_BYTES * MAX_STEPS + b"yz"
+    prefixes.add("p", PromptDigests.compute((None, None), prompt))
 
     assert prefixes.match((None, None), prompt) == {"p": len(prompt)}
-    assert prefixes.match((None, None), prompt + b"!") == {"p": STEP * STEPS}
+    assert prefixes.match((None, None), prompt + b"!") == {"p": STEP_BYTES * MAX_STEPS}
 
 
 def test_what_an_older_replica_told_draws_nobody_by_the_whole() -> None:
     """It tells no digest of the whole prompt: that is nobody's."""
-    prefixes = Prefixes()
-    prefixes.add("p", Prefix((None, None), ()))
+    prefixes = PrefixesInFlight()
+    prefixes.add("p", PromptDigests((None, None), ()))
 
-    assert (prefixes.match((None, None), b"hello"), Prefix((None, None), ()).content) == ({}, None)
+    assert (prefixes.match((None, None), b"handshake"), PromptDigests((None, None), ()).content) == ({}, None)
 
 
 def test_equal_texts_to_different_models_are_different_prompts() -> None:
     """An adapter's keys and values are its own: one does not compute the other."""
-    plain, tuned = (Prefix.of((adapter, None), b"hello") for adapter in (None, "tuned"))
+    plain, tuned = (PromptDigests.compute((adapter, None), b"handshake") for adapter in (None, "tuned"))
 
     assert plain.whole == tuned.whole
     assert plain.content != tuned.content
@@ -102,35 +111,37 @@ def test_a_prefix_another_replica_just_sent_to_a_pod_draws_the_same_prefix_there
     prefix = told._describe(request)
     assert prefix is not None
     tokens = int(request.uncached)
-    entry = Entry(1, "other.1", flight.endpoint, tokens, tokens, request.total, 0.0, 0.0, progressed=False)
-    tell(peers, 1, msgspec.structs.replace(entry, prefix=prefix))
+    entry = RemoteRequest(
+        1, "other.1", flight.endpoint, tokens, tokens, request.total, 0.0, 0.0, progressed=False
+    )
+    tell(peers, 1, msgspec.structs.replace(entry, digests=prefix))
     tell(stranger, 1, entry)
 
-    assert request.uncached >= LEAST_TOKENS
+    assert request.uncached >= ANNOUNCED_TOKENS
     assert picked(here, LONG + " and more").endpoints[0] == first.endpoints[0]
     assert picked(alone, LONG + " and more").endpoints[0] != first.endpoints[0]
-    peers.book.take("other", Update(2, gone=[1]), here.clock.now)
-    assert len(peers.book.prefixes) == 0
+    peers.remote_load.apply("other", LoadUpdate(2, ended_numbers=[1]), here.clock.now)
+    assert len(peers.remote_load.prefixes) == 0
 
 
 def test_a_prompt_that_two_replicas_send_to_a_pod_at_once_is_owed_once() -> None:
     """Neither knew of the other's: both count its tokens once, and none when the engine has told of one."""
     one, other = make(), make()
     replicas = {"one": (one, joined(one)), "other": (other, joined(other))}
-    rows: dict[str, Entry] = {}
+    rows: dict[str, RemoteRequest] = {}
     for name, (parts, peers) in replicas.items():
         parts.picker.turn = 1
         picked(parts, LONG)
         [request] = parts.picker.ledger.ours()
         tokens = int(request.uncached)
         prefix = peers._describe(request)
-        rows[name] = Entry(
+        rows[name] = RemoteRequest(
             1, f"{name}.1", request.load.key, tokens, tokens, request.total, 0.0, 0.0, False, prefix
         )
     tell(replicas["one"][1], 1, rows["other"])
     tell(replicas["other"][1], 1, rows["one"])
     owed = [parts.picker.ledger.owed(rows["one"].endpoint) for parts, _ in replicas.values()]
-    [theirs] = replicas["one"][1].book.peers["other"].entries.values()
+    [theirs] = replicas["one"][1].remote_load.replicas["other"].requests.values()
     one.picker.ledger.advanced(theirs, 0, one.clock.now)
 
     assert rows["one"].endpoint == rows["other"].endpoint
@@ -142,7 +153,7 @@ def test_short_or_known_prompts_are_not_told() -> None:
     """Nor those an engine has taken up: their blocks are in the index soon."""
     parts = make()
     peers = joined(parts)
-    picked(parts, "hello")
+    picked(parts, "handshake")
     [short] = parts.picker.ledger.ours()
     picked(parts, LONG)
     long = parts.picker.ledger.ours()[-1]
