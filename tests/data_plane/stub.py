@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kvist_epp.extproc.access_log import Ended
-from kvist_epp.extproc.pick_request import Ask, Decision, Picked
+from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
 from kvist_epp.extproc.response import Seen
 from kvist_epp.extproc.service import methods
 from kvist_epp.http2.call import Server
@@ -16,30 +16,30 @@ from kvist_epp.http2.server import serve_fast
 from kvist_epp.http2.tls import Certificates
 
 Transport = Literal["fast", "grpc"]
-Answer = Callable[[Ask], Decision | Awaitable[Decision]]
+Answer = Callable[[PickRequest], Decision | Awaitable[Decision]]
 
 
 @dataclass
 class StubPicker:
     """Answers with ``answer``, and keeps every question and every report."""
 
-    answer: Answer = lambda _: Picked(("127.0.0.1:1",))
+    answer: Answer = lambda _: PickResult(("127.0.0.1:1",))
     observe_responses: bool = False
     seen: list[Seen] = field(default_factory=list)
-    asks: list[Ask] = field(default_factory=list)
+    asks: list[PickRequest] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     health: Health = field(default_factory=Health)
     reported: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def decide(self, ask: Ask) -> Decision | Awaitable[Decision]:
+    def decide(self, ask: PickRequest) -> Decision | Awaitable[Decision]:
         """Keep the question, give the answer."""
         self.asks.append(ask)
         return self.answer(ask)
 
     def picks(self, *endpoints: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
         """From now on answer with these endpoints."""
-        picked = Picked(endpoints, headers)
+        picked = PickResult(endpoints, headers)
         self.answer = lambda _: picked
 
     def note(self, entries: list[Ended]) -> None:

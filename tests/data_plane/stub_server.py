@@ -9,11 +9,11 @@ from typing import cast
 
 from tests.data_plane.stub import StubPicker, Transport
 
-from kvist_epp.extproc.pick_request import Ask, Picked
+from kvist_epp.extproc.pick_request import PickRequest, PickResult
 from kvist_epp.http2.tls import Certificates
 
 
-async def _never(_: Ask) -> Picked:
+async def _never(_: PickRequest) -> PickResult:
     await asyncio.Event().wait()
     raise AssertionError
 

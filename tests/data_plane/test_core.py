@@ -24,7 +24,7 @@ from tests.data_plane.upstream import LAST_CHUNK, Upstream
 from tests.epp.http2.certificates import self_made
 
 from kvist_epp.errors import PickError, Shed
-from kvist_epp.extproc.pick_request import Ask, Picked
+from kvist_epp.extproc.pick_request import PickRequest, PickResult
 from kvist_sim.envoy import Json, Mode
 
 BODY = os.urandom(300_000)
@@ -140,9 +140,9 @@ async def _trailed(running: Plane, body: bytes) -> bytes:
 async def test_every_mode_drains(plane_of: Plane) -> None:
     """A request that waits when the server is drained gets its answer, and then the port is closed."""
     asked = asyncio.Event()
-    answer: asyncio.Future[Picked] = asyncio.get_running_loop().create_future()
+    answer: asyncio.Future[PickResult] = asyncio.get_running_loop().create_future()
 
-    def wait(_: Ask) -> asyncio.Future[Picked]:
+    def wait(_: PickRequest) -> asyncio.Future[PickResult]:
         asked.set()
         return answer
 
@@ -151,7 +151,7 @@ async def test_every_mode_drains(plane_of: Plane) -> None:
     await asked.wait()
     drain = asyncio.ensure_future(plane_of.server.drain(10))
     await asyncio.sleep(0)
-    answer.set_result(Picked((plane_of.addresses[1],)))
+    answer.set_result(PickResult((plane_of.addresses[1],)))
     async with await request as response:
         assert await response.text() == plane_of.addresses[1]
     await drain

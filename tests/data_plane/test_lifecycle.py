@@ -10,7 +10,7 @@ from tests.data_plane.stub import Transport
 from tests.data_plane.upstream import LAST_CHUNK, Upstream
 
 from kvist_epp.errors import Shed
-from kvist_epp.extproc.pick_request import Ask, Picked
+from kvist_epp.extproc.pick_request import PickRequest, PickResult
 from kvist_sim.envoy import Mode
 
 STREAMS = 50
@@ -120,7 +120,7 @@ async def test_a_client_that_leaves_leaves_no_call(plane: Plane) -> None:
     """When the client disconnects while its request waits, the waiting decision is cancelled."""
     asked, gone = asyncio.Event(), asyncio.Event()
 
-    async def wait(_: Ask) -> Picked:
+    async def wait(_: PickRequest) -> PickResult:
         asked.set()
         try:
             await asyncio.Event().wait()
@@ -154,7 +154,7 @@ async def test_a_client_that_leaves_mid_body_is_never_asked_for(plane: Plane) ->
 async def test_a_bug_in_the_picker_costs_one_request(plane: Plane, caplog: pytest.LogCaptureFixture) -> None:
     """An exception of the decision lets that request pass by the fall-back; its text is not logged."""
 
-    def fail(ask: Ask) -> Picked:
+    def fail(ask: PickRequest) -> PickResult:
         raise ValueError(ask.headers["x-secret"])
 
     plane.picker.answer = fail

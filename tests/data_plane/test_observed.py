@@ -11,7 +11,7 @@ import pytest
 from tests.data_plane.plane import Plane, plane
 from tests.data_plane.stub import Transport
 
-from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.extproc.usage import Usage
 from kvist_sim.envoy import Mode
 from kvist_sim.envoy_gateway import Responses
@@ -49,7 +49,7 @@ async def observed(transport: Transport, request: pytest.FixtureRequest) -> Asyn
     """A data plane whose picker sees responses; the second upstream answers as an engine would."""
     mode, responses = request.param
     async with plane(transport, mode, responses=responses, observe_responses=True) as running:
-        running.picker.answer = lambda _: Picked((running.addresses[1],), session="r1.1")
+        running.picker.answer = lambda _: PickResult((running.addresses[1],), session="r1.1")
         running.upstreams[1].responses = {
             JSON_PATH: ("application/json", [_document("engine/name")]),
             LARGE_PATH: ("application/json", [_document("engine/name", pad=PAD)]),

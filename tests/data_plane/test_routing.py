@@ -12,7 +12,7 @@ from tests.data_plane.plane import Plane, plane, route, subset_hint
 from tests.data_plane.stub import Transport
 
 from kvist_epp.errors import BadRequest, NoEndpoints, PickError, Shed
-from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.names import DESTINATION_HEADER
 from kvist_sim.envoy import Json, Mode
 
@@ -194,23 +194,23 @@ async def test_the_subset_hint_is_read(
 async def test_a_pick_may_take_its_time(plane: Plane) -> None:
     """A decision that is awaited routes as one that is not."""
     asked = asyncio.Event()
-    answer: asyncio.Future[Picked] = asyncio.get_running_loop().create_future()
+    answer: asyncio.Future[PickResult] = asyncio.get_running_loop().create_future()
 
-    def wait(_: object) -> asyncio.Future[Picked]:
+    def wait(_: object) -> asyncio.Future[PickResult]:
         asked.set()
         return answer
 
     plane.picker.answer = wait
     request = asyncio.ensure_future(plane.client.post("/v1/completions", data=b"{}"))
     await asked.wait()
-    answer.set_result(Picked((plane.addresses[1],)))
+    answer.set_result(PickResult((plane.addresses[1],)))
     async with await request as response:
         assert await response.text() == plane.addresses[1]
 
 
 async def test_many_at_once_are_not_mixed_up(plane: Plane) -> None:
     """Of 64 requests at once each reaches the endpoint picked for it with its own body."""
-    plane.picker.answer = lambda ask: Picked((plane.addresses[ask.body[-1] % 2],))
+    plane.picker.answer = lambda ask: PickResult((plane.addresses[ask.body[-1] % 2],))
 
     async def post(number: int) -> tuple[str, str]:
         body = os.urandom(number * 1_500) + bytes((number,))

@@ -7,8 +7,7 @@ from typing import Any
 from tests.epp.parts import Parts, ask, chat
 
 from kvist_epp.errors import PickError
-from kvist_epp.extproc.deferred_result import Pending
-from kvist_epp.extproc.pick_request import Decision, Picked
+from kvist_epp.extproc.pick_request import Decision, DeferredResult, PickResult
 from kvist_epp.flowcontrol.flow_controller import Bounds, Queue
 from kvist_epp.names import PRIORITY_HEADER, SESSION_HEADER, TENANT_HEADERS
 
@@ -16,7 +15,7 @@ from kvist_epp.names import PRIORITY_HEADER, SESSION_HEADER, TENANT_HEADERS
 class Wait:
     """The answer to a request that waits: to be awaited whenever a test likes."""
 
-    def __init__(self, pending: Pending) -> None:
+    def __init__(self, pending: DeferredResult) -> None:
         self.pending = pending
         self.told: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         pending.then(self._told)
@@ -45,7 +44,9 @@ class Door:
         for endpoint in parts.endpoints:
             picker.ledger.calibrate(endpoint.key, slots=slots)
 
-    def ask(self, name: str, *, priority: int | None = None, tenant: str = "", **more: Any) -> Picked | Wait:
+    def ask(
+        self, name: str, *, priority: int | None = None, tenant: str = "", **more: Any
+    ) -> PickResult | Wait:
         """What the picker says at once to a request whose session has this name."""
         headers = {SESSION_HEADER: name}
         if priority is not None:
@@ -53,9 +54,9 @@ class Door:
         if tenant:
             headers[TENANT_HEADERS[0]] = tenant
         decision = self.picker.decide(ask(chat(more.pop("text", name)), headers=headers, **more))
-        if isinstance(decision, Pending):
+        if isinstance(decision, DeferredResult):
             return Wait(decision)
-        assert isinstance(decision, Picked)
+        assert isinstance(decision, PickResult)
         return decision
 
     def ends(self, *names: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvist_epp.director.director import Picker
 from kvist_epp.endpoints.endpoint import Endpoint
-from kvist_epp.extproc.pick_request import Ask
+from kvist_epp.extproc.pick_request import PickRequest
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup, Member
 from kvist_epp.index.routing_history import History
@@ -101,7 +101,9 @@ def chat(*contents: str, **more: Any) -> dict[str, Any]:
     return {"model": "m", "messages": messages, **more}
 
 
-def ask(body: Any, path: str = CHAT, headers: Mapping[str, str] | None = None, **more: Any) -> Ask:
+def ask(body: Any, path: str = CHAT, headers: Mapping[str, str] | None = None, **more: Any) -> PickRequest:
     """What the wire hands over."""
     encoded = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return Ask(method="POST", path=path, headers=headers or {}, body=encoded, **{"subset": None, **more})
+    return PickRequest(
+        method="POST", path=path, headers=headers or {}, body=encoded, **{"subset": None, **more}
+    )

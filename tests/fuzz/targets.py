@@ -14,7 +14,7 @@ from kvist_epp.errors import BadRequest, NoEndpoints, PickError, ProtocolError
 from kvist_epp.extproc import access_log as accesslog
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.accesslog_pb2 import HTTPAccessLogEntry, StreamAccessLogsMessage
-from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.extproc.session import Exchange
 from kvist_epp.http2 import frames as f
 from kvist_epp.names import BODY_CHUNK_BYTES, MODEL_REWRITE_HEADER
@@ -111,12 +111,12 @@ def _header(kind: int, content: bytes) -> dict[str, str]:
     return {name: content.decode("latin-1")}
 
 
-def _decision(script: Script) -> Picked | PickError:
+def _decision(script: Script) -> PickResult | PickError:
     choice = script.number()
     if choice & 1:
         return NoEndpoints("nobody")
     body = script.bytes(choice) if choice & 2 else None
-    return Picked(("10.0.0.1:8000",), (("x-session-id", "r.1"),), body=body)
+    return PickResult(("10.0.0.1:8000",), (("x-session-id", "r.1"),), body=body)
 
 
 def _checked(replies: "tuple[bytes, ...] | list[bytes]") -> None:

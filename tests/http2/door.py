@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from kvist_epp.extproc.access_log import Ended
-from kvist_epp.extproc.pick_request import Ask, Decision, Picked
+from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
 from kvist_epp.extproc.service import methods
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.limits import Limits
@@ -25,7 +25,7 @@ class Door:
         self.tally = Tally(limits.held_bytes)
         self.health = Health()
         self.ended: list[Ended] = []
-        self.asked: list[Ask] = []
+        self.asked: list[PickRequest] = []
         self.waiting: list[asyncio.Future[Decision]] = []
         self.patient = False
         """Decisions wait until ``decide`` is called."""
@@ -42,7 +42,7 @@ class Door:
         waiting, self.waiting = self.waiting, []
         for future in waiting:
             if not future.done():
-                future.set_result(Picked((ENGINE,)))
+                future.set_result(PickResult((ENGINE,)))
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait for a request or an access log that makes the condition true."""
@@ -51,11 +51,11 @@ class Door:
                 self._changed.clear()
                 await self._changed.wait()
 
-    def _decided(self, ask: Ask) -> Decision | Awaitable[Decision]:
+    def _decided(self, ask: PickRequest) -> Decision | Awaitable[Decision]:
         self.asked.append(ask)
         self._changed.set()
         if not self.patient:
-            return Picked((ENGINE,))
+            return PickResult((ENGINE,))
         future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda _: self._changed.set())
         self.waiting.append(future)

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from kvist_epp.errors import Shed
 from kvist_epp.extproc.access_log import Ended
-from kvist_epp.extproc.pick_request import Ask, Decision, Picked
+from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
 from kvist_epp.extproc.service import methods
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.limits import Limits
@@ -125,7 +125,7 @@ def test_envoy_is_told_to_tell() -> None:
 
 @asynccontextmanager
 async def picker(
-    decide: Callable[[Ask], Decision], ended: list[Ended], limits: Limits | None = None
+    decide: Callable[[PickRequest], Decision], ended: list[Ended], limits: Limits | None = None
 ) -> AsyncIterator[Direct]:
     """A picker's ext_proc port with a decision of one's own, and a connection to it."""
     server = await serve_fast(methods(decide, ended.extend, Health()), "127.0.0.1", 0, limits)
@@ -154,13 +154,13 @@ async def asked(direct: Direct, *requests: tuple[str, bytes]) -> dict[str, Answe
 
 async def test_the_direct_client_asks_as_envoy_does() -> None:
     """Method, path, headers and the whole body arrive; picks, session ids and refusals come back."""
-    seen: list[Ask] = []
+    seen: list[PickRequest] = []
 
-    def decide(ask: Ask) -> Decision:
+    def decide(ask: PickRequest) -> Decision:
         seen.append(ask)
         if ask.body == b"shed":
             raise Shed("too busy")
-        return Picked(("10.0.0.1:8000", "10.0.0.2:8000"), ((SESSION_HEADER, f"s-{len(ask.body)}"),))
+        return PickResult(("10.0.0.1:8000", "10.0.0.2:8000"), ((SESSION_HEADER, f"s-{len(ask.body)}"),))
 
     ended: list[Ended] = []
     async with picker(decide, ended) as direct:
@@ -181,9 +181,9 @@ async def test_more_than_a_window_of_requests_passes() -> None:
     """What the connection's window does not take yet is sent later, in order."""
     sizes: list[int] = []
 
-    def decide(ask: Ask) -> Decision:
+    def decide(ask: PickRequest) -> Decision:
         sizes.append(len(ask.body))
-        return Picked(("10.0.0.1:8000",))
+        return PickResult(("10.0.0.1:8000",))
 
     async with picker(decide, [], Limits(connection_window=100_000)) as direct:
         answers = await asked(direct, *((str(number), b"x" * 40_000) for number in range(20)))
@@ -195,7 +195,7 @@ async def test_more_than_a_window_of_requests_passes() -> None:
 async def test_a_broken_connection_answers_everybody() -> None:
     """Nobody waits for a picker that is gone; too long a body is refused before it is sent."""
 
-    async def never(_: Ask) -> Decision:
+    async def never(_: PickRequest) -> Decision:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -216,10 +216,10 @@ async def test_the_asker_settles_every_pick() -> None:
     """As many ends as picks, none of them twice, and nothing waits when it returns."""
     picks = 0
 
-    def decide(_: Ask) -> Decision:
+    def decide(_: PickRequest) -> Decision:
         nonlocal picks
         picks += 1
-        return Picked(("10.0.0.1:8000",), ((SESSION_HEADER, f"s-{picks}"),))
+        return PickResult(("10.0.0.1:8000",), ((SESSION_HEADER, f"s-{picks}"),))
 
     ended: list[Ended] = []
     async with picker(decide, ended) as direct:
@@ -236,7 +236,7 @@ async def test_the_asker_settles_every_pick() -> None:
 async def test_a_settler_waits_as_long_as_an_engine_would() -> None:
     """Only what was picked long enough ago is told, unless all of it is asked for."""
     ended: list[Ended] = []
-    async with picker(lambda _: Picked(("10.0.0.1:8000",)), ended) as direct:
+    async with picker(lambda _: PickResult(("10.0.0.1:8000",)), ended) as direct:
         settler = Settler(direct, seconds=3600)
         settler.picked(Answer("a", PICKED, "10.0.0.1:8000", "s"))
         settler.settle()

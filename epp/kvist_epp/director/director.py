@@ -17,8 +17,7 @@ from kvist_epp.director.request_context import Asked
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.errors import NoEndpoints, PickError
 from kvist_epp.extproc.access_log import Ended
-from kvist_epp.extproc.deferred_result import Pending
-from kvist_epp.extproc.pick_request import Ask, Decision, Picked
+from kvist_epp.extproc.pick_request import Decision, DeferredResult, PickRequest, PickResult
 from kvist_epp.flowcontrol.deficit_round_robin import Spot
 from kvist_epp.flowcontrol.flow_controller import Queue
 from kvist_epp.flowcontrol.priorities import Priorities, engine_priority
@@ -112,7 +111,7 @@ class Picker:
         self.policy = policy_among(peers, paced=self.ledger.paced)
         self.uses.replicas = 1 + peers
 
-    def decide(self, ask: Ask) -> Decision | Pending:
+    def decide(self, ask: PickRequest) -> Decision | DeferredResult:
         """The answer to one request, or its place in the queue. Raises ``PickError``."""
         self.turn += 1
         asked = Asked.of(self, ask, f"{self.replica}.{self.turn}")
@@ -186,16 +185,16 @@ class Picker:
             policy=self.policy,
         )
 
-    def _hold(self, asked: Asked, ask: Ask, spot: Spot) -> Pending:
+    def _hold(self, asked: Asked, ask: PickRequest, spot: Spot) -> DeferredResult:
         assert self.queue is not None, "without a queue nobody waits"
         asked.thought.pause()
         return self.queue.hold(asked, (asked.line.priority, asked.tenant, spot), asked.cost(ask))
 
-    def _send(self, asked: Asked, chosen: list[Scored]) -> Picked:
+    def _send(self, asked: Asked, chosen: list[Scored]) -> PickResult:
         stages, thought = asked.stages, asked.thought
         stages.mark("pick")
         self._book(asked, chosen[0])
-        picked = Picked(
+        picked = PickResult(
             tuple(row.endpoint.hostport for row in chosen),
             self._headers(asked, chosen[0]),
             session=asked.line.session,
@@ -264,7 +263,7 @@ class Picker:
 
     def explain(self, path: str, headers: Mapping[str, str], body: bytes) -> dict[str, object]:
         """The answer of ``/debug/pick``: as ``decide`` would, without a trace of it. Raises ``PickError``."""
-        ask = Ask(method="POST", path=path, headers=headers, body=body, subset=None)
+        ask = PickRequest(method="POST", path=path, headers=headers, body=body, subset=None)
         thought = think(ask, Stages(), self, _unheard, learn=False)
         now, turn = self.clock(), self.turn + 1
         demand, only = thought.demand(self.uses, now), self.partly_served.get(thought.model or "")

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from kvist_epp.extproc.pick_request import Ask
+from kvist_epp.extproc.pick_request import PickRequest
 from kvist_epp.index.byte_index import Root
 from kvist_epp.index.lookup import Found, Holding, Lookup
 from kvist_epp.prefix_stats.recent_uses import Uses
@@ -64,7 +64,7 @@ class Means(Protocol):
 
 
 def think(
-    ask: Ask, stages: Stages, means: Means, failed: Callable[[str], None], *, learn: bool = True
+    ask: PickRequest, stages: Stages, means: Means, failed: Callable[[str], None], *, learn: bool = True
 ) -> Thought:
     """Parse, render, match. ``failed`` is told why a prompt could not be rendered. Raises ``BadRequest``.
 

@@ -6,7 +6,7 @@ import msgspec
 
 from kvist_epp.director.prompt_match import Thought
 from kvist_epp.errors import NoEndpoints, PickError
-from kvist_epp.extproc.pick_request import Ask, Decision
+from kvist_epp.extproc.pick_request import Decision, PickRequest
 from kvist_epp.flowcontrol.deficit_round_robin import Spot
 from kvist_epp.flowcontrol.priorities import tenant
 from kvist_epp.index.lookup import Found
@@ -52,7 +52,7 @@ class Asked(msgspec.Struct):
     """None: the request names none."""
 
     @classmethod
-    def of(cls, owner: Owner, ask: Ask, own: str) -> Self:
+    def of(cls, owner: Owner, ask: PickRequest, own: str) -> Self:
         """Not understood yet."""
         headers = ask.headers
         line = RequestLine(
@@ -87,7 +87,7 @@ class Asked(msgspec.Struct):
         """Where it waits for whatever endpoint has room."""
         return Spot(None if self.subset is None else canonical(self.subset))
 
-    def cost(self, ask: Ask) -> tuple[int, int]:
+    def cost(self, ask: PickRequest) -> tuple[int, int]:
         """Tokens and bytes while it waits."""
         thought = self.thought
         return thought.found.tokens, HELD_BYTES + len(ask.body) + sum(map(len, thought.prompts))

@@ -1,41 +1,82 @@
-"""What the picker is asked, and what it answers."""
+"""The question that ext_proc puts to the picker, and the picker's answer: at once, refused, or deferred."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
 
 import msgspec
 
 from kvist_epp.errors import PickError
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """What the picker is asked."""
+class PickRequest(msgspec.Struct, frozen=True):
+    """One request for which an endpoint is to be picked."""
 
     method: str
     path: str
     """Without the query."""
     headers: Mapping[str, str]
-    """Lower-case names without pseudo headers; latin-1; repeated ones joined by a comma."""
+    """Lower-case names without pseudo headers; values as latin-1; repeated headers joined by a comma."""
     body: bytes
-    """With the model's name already rewritten, where a header asks for that."""
+    """The body, with the model's name already rewritten where a header asks for that."""
     subset: tuple[str, ...] | None
-    """The gateway's hint: "ip" or "ip:port" each; ``None`` = no hint, empty = nothing is allowed."""
+    """Endpoints the gateway allows, "ip" or "ip:port" each; ``None`` = no hint, empty = none is allowed."""
     partial: bool = False
-    """The request has more body than ``body`` shows: its shape must not be judged."""
+    """True if the request has more body than ``body`` shows; its shape must then not be judged."""
 
 
-class Picked(msgspec.Struct, frozen=True):
-    """Where the request goes."""
+class PickResult(msgspec.Struct, frozen=True):
+    """The endpoints a request is sent to, and the changes to make to it."""
 
     endpoints: tuple[str, ...]
-    """In order of preference, "ip:port" or "[v6]:port"; none: the choice is not made here."""
+    """Endpoints in order of preference, "ip:port" or "[v6]:port"; empty if this role does not pick."""
     headers: tuple[tuple[str, str], ...] = ()
     """Request headers to set besides the destination."""
     body: bytes | None = None
-    """Replaces the request's body, where it was seen whole; ``content-length`` follows by itself."""
+    """A replacement for the body, used only if the body was seen whole; ``content-length`` is adjusted."""
     session: str = ""
-    """What the picker calls this request: told again with what is seen of its response."""
+    """The picker's name for this request, repeated in the report on its response."""
     remove: tuple[str, ...] = ()
-    """Request headers to take away."""
+    """Request headers to remove."""
 
 
-Decision = Picked | PickError
+Decision = PickResult | PickError
+
+DecisionCallback = Callable[[Decision | Exception], None]
+"""Receives the decision, or the exception that was raised while it was made."""
+
+
+class DeferredResult:
+    """A decision that is made later, for a queued request. Used on the event loop's thread only.
+
+    A callback instead of a task: tens of thousands of requests may be queued at once, and a task with its
+    coroutine costs each of them two kilobytes.
+    """
+
+    __slots__ = ()
+
+    def then(self, callback: DecisionCallback) -> None:
+        """Register the one callback, right after creation; it is never called from within this call."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Abandon the request: the callback will not be called. Harmless after the decision."""
+        raise NotImplementedError
+
+    def __await__(self) -> Generator[Any, None, Decision]:
+        """Wait for the decision; cancelling the wait cancels the request."""
+        future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+
+        def told(decision: Decision | Exception) -> None:
+            if future.done():
+                return
+            if isinstance(decision, (PickResult, PickError)):
+                future.set_result(decision)
+            else:
+                future.set_exception(decision)
+
+        self.then(told)
+        try:
+            return (yield from future)
+        finally:
+            self.cancel()

@@ -1,7 +1,7 @@
 """The gRPC methods both servers serve, free of any transport: ext_proc, access log, health.
 
 Each method starts a `Call` on a `Sink` (``call.py``). The decision is usually made synchronously; one that
-comes later (`Pending`, a request that waits in a queue; or any awaitable) is cancelled with its call.
+comes later (`DeferredResult`, a request that waits in a queue; or any awaitable) is cancelled with its call.
 """
 
 import asyncio
@@ -15,8 +15,7 @@ from typing import Final
 from kvist_epp.errors import PickError, ProtocolError
 from kvist_epp.extproc import access_log as accesslog
 from kvist_epp.extproc.access_log import Ended
-from kvist_epp.extproc.deferred_result import Pending
-from kvist_epp.extproc.pick_request import Ask, Decision, Picked
+from kvist_epp.extproc.pick_request import Decision, DeferredResult, PickRequest, PickResult
 from kvist_epp.extproc.response import Seen
 from kvist_epp.extproc.session import Exchange, Step
 from kvist_epp.http2.call import Method, Sink
@@ -29,7 +28,7 @@ from kvist_epp.names import (
     PROCESS_METHOD,
 )
 
-Decide = Callable[[Ask], Decision | Awaitable[Decision]]
+Decide = Callable[[PickRequest], Decision | Awaitable[Decision]]
 """Answers or raises `PickError`; an awaitable answer is cancelled when the request goes away."""
 
 Tell = Callable[[Seen], None]
@@ -103,7 +102,7 @@ class _Process:
         self._exchange = exchange
         self._trouble = trouble
         self._tell = tell
-        self._task: asyncio.Task[None] | Pending | None = None
+        self._task: asyncio.Task[None] | DeferredResult | None = None
         self._half_closed = False
 
     def message(self, data: bytes) -> None:
@@ -141,7 +140,7 @@ class _Process:
             self._gone()
             self._sink.close()
 
-    def _ask(self, ask: Ask) -> None:
+    def _ask(self, ask: PickRequest) -> None:
         try:
             decision = self._decide(ask)
         except PickError as error:
@@ -149,9 +148,9 @@ class _Process:
         except Exception as error:  # noqa: BLE001  a bug in the picker must cost one request, not the connection
             self._fail(error)
             return
-        if isinstance(decision, (Picked, PickError)):
+        if isinstance(decision, (PickResult, PickError)):
             self._do(self._exchange.decided(decision))
-        elif isinstance(decision, Pending):
+        elif isinstance(decision, DeferredResult):
             self._task = decision
             decision.then(self._decided)
         else:
@@ -166,7 +165,7 @@ class _Process:
 
     def _decided(self, decision: Decision | Exception) -> None:
         self._task = None
-        if isinstance(decision, (Picked, PickError)):
+        if isinstance(decision, (PickResult, PickError)):
             self._do(self._exchange.decided(decision))
         else:
             self._fail(decision)

@@ -7,13 +7,13 @@ message's ``protocol_config``; Envoy's ``BodySendMode``):
 
 ====================  ========================================================================
 BUFFERED              headers let pass at once, answer to the one body message
-BUFFERED_PARTIAL      the same; a body that was cut makes the `Ask` partial
+BUFFERED_PARTIAL      the same; a body that was cut makes the `PickRequest` partial
 FULL_DUPLEX_STREAMED  nothing until the body has ended; then headers, body echo, trailers
 STREAMED              with ``send_body_without_waiting_for_header_response`` the body is collected up to
                       `STREAMED_LOOKAHEAD_BYTES`, since Envoy stops reading when its buffer is full;
-                      without it headers must be answered first: the `Ask` is partial. The rest is let
+                      without it headers must be answered first: the `PickRequest` is partial. The rest is let
                       pass chunk by chunk, and the stream ends with it
-NONE, GRPC, unknown   no body is seen: the `Ask` is partial
+NONE, GRPC, unknown   no body is seen: the `PickRequest` is partial
 absent                FULL_DUPLEX_STREAMED, the mode the Endpoint Picker Protocol demands of a gateway
 ====================  ========================================================================
 
@@ -41,7 +41,7 @@ from kvist_epp.extproc import bodies, rewrite
 from kvist_epp.extproc import gateway_message as gateway
 from kvist_epp.extproc import replies as reply
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
-from kvist_epp.extproc.pick_request import Ask, Decision, Picked
+from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
 from kvist_epp.extproc.response import Response, Seen
 from kvist_epp.names import (
     GATEWAY_OWNED,
@@ -59,7 +59,7 @@ class Step(msgspec.Struct, frozen=True):
 
     replies: tuple[bytes, ...] = ()
     """Serialised ``ProcessingResponse`` messages to send."""
-    ask: Ask | None = None
+    ask: PickRequest | None = None
     """Then: ask the picker and give its decision to `Exchange.decided`."""
     end: bool = False
     """Then: end the stream with grpc-status 0."""
@@ -154,7 +154,7 @@ class Exchange:
         return handle(self, request) if handle else _NOTHING
 
     def decided(self, decision: Decision) -> Step:
-        """The picker's answer to the `Ask`; ignored when none is due."""
+        """The picker's answer to the `PickRequest`; ignored when none is due."""
         if self._phase is not _Phase.DECIDING:
             return _NOTHING
         if isinstance(decision, PickError):
@@ -269,7 +269,7 @@ class Exchange:
             body = self._obeyed(body)
         if self._replaced or self._mode == pb.FULL_DUPLEX_STREAMED:
             self._body = body  # a request may wait long: what will not be sent is not kept
-        ask = Ask(
+        ask = PickRequest(
             method=headers.get(":method", ""),
             path=headers.get(":path", "").partition("?")[0],
             headers={key: value for key, value in headers.items() if not key.startswith(":")},
@@ -301,7 +301,7 @@ class Exchange:
             self._names = (name, renamed.client)
         return renamed.body
 
-    def _answers(self, picked: Picked) -> tuple[bytes, ...]:
+    def _answers(self, picked: PickResult) -> tuple[bytes, ...]:
         if self._answer_in == reply.REQUEST_TRAILERS:
             return (reply.picked_at_trailers(picked.endpoints),)
         headers, body = picked.headers, None

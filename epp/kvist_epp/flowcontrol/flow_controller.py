@@ -14,8 +14,7 @@ from time import perf_counter
 from typing import Final, Protocol
 
 from kvist_epp.errors import Cancelled, NoEndpoints, PickError, Shed, ShuttingDown
-from kvist_epp.extproc.deferred_result import Pending, Tell
-from kvist_epp.extproc.pick_request import Decision
+from kvist_epp.extproc.pick_request import Decision, DecisionCallback, DeferredResult
 from kvist_epp.flowcontrol.capacity import Room
 from kvist_epp.flowcontrol.deficit_round_robin import Spot, Subset, Ticket
 from kvist_epp.flowcontrol.queue_deadlines import Pace, Patience
@@ -72,7 +71,7 @@ class Bounds:
     """Longest wait for a first endpoint; 0: nobody waits for one."""
 
 
-class Held(Ticket, Pending):
+class Held(Ticket, DeferredResult):
     """One request that waits."""
 
     __slots__ = ("__weakref__", "_queue", "errand", "stamp", "tell")
@@ -85,14 +84,14 @@ class Held(Ticket, Pending):
         self._queue = queue
         self.errand = errand
         self.stamp = (0.0, 0.0)
-        self.tell: Tell | None = None
+        self.tell: DecisionCallback | None = None
 
-    def then(self, tell: Tell) -> None:
-        """See ``Pending``."""
-        self.tell = tell
+    def then(self, callback: DecisionCallback) -> None:
+        """See ``DeferredResult``."""
+        self.tell = callback
 
     def cancel(self) -> None:
-        """See ``Pending``."""
+        """See ``DeferredResult``."""
         self._queue.leave(self)
 
 

@@ -5,7 +5,7 @@ from time import perf_counter
 from typing import Final
 
 from kvist_epp.extproc import rewrite
-from kvist_epp.extproc.pick_request import Ask, Picked
+from kvist_epp.extproc.pick_request import PickRequest, PickResult
 from kvist_epp.model_header.find import header_value, model_of
 from kvist_epp.model_header.metrics import HeaderMetrics
 from kvist_epp.names import BASE_MODEL_HEADER, MODEL_HEADER, REQUEST_ID_HEADER
@@ -24,7 +24,7 @@ class Labeller:
         self._metrics = metrics
         self._log = log
 
-    def decide(self, ask: Ask) -> Picked:
+    def decide(self, ask: PickRequest) -> PickResult:
         """The headers to set, and those of the client's to take away. Refuses nothing."""
         begun = perf_counter()
         name, outcome = _named(ask)
@@ -35,7 +35,7 @@ class Labeller:
         self._metrics.count(outcome, seconds, forged=bool(forged))
         if self._log.enabled:
             self._log.write(_line(ask, name, outcome, seconds))
-        return Picked((), tuple(labels.items()), remove=remove)
+        return PickResult((), tuple(labels.items()), remove=remove)
 
     def _labels(self, name: str | None) -> dict[str, str]:
         if name is None or (value := header_value(name)) is None:
@@ -44,7 +44,7 @@ class Labeller:
         return {MODEL_HEADER: value} if base is None else {MODEL_HEADER: value, BASE_MODEL_HEADER: base}
 
 
-def _named(ask: Ask) -> tuple[str | None, str]:
+def _named(ask: PickRequest) -> tuple[str | None, str]:
     """The model that the engine will be asked for, if a header can say it; and what became of the request.
 
     The name that a rewriting header asks for goes before the body's, as in the picker behind.
@@ -60,7 +60,7 @@ def _named(ask: Ask) -> tuple[str | None, str]:
     return (str(name), "named") if header_value(name) is not None else (None, "unusable")
 
 
-def _line(ask: Ask, name: str | None, outcome: str, seconds: float) -> RequestLine:
+def _line(ask: PickRequest, name: str | None, outcome: str, seconds: float) -> RequestLine:
     return RequestLine(
         id=ask.headers.get(REQUEST_ID_HEADER, ""),
         session="",

@@ -19,7 +19,7 @@ import uvloop
 from kvist_epp.app.lifetime import settle_memory
 from kvist_epp.director.director import Picker
 from kvist_epp.endpoints.endpoint import Endpoint
-from kvist_epp.extproc.pick_request import Ask
+from kvist_epp.extproc.pick_request import PickRequest
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup, Member
 from kvist_epp.index.routing_history import History
@@ -160,7 +160,9 @@ def _asker(picker: Picker, latencies: list[float], seconds: float) -> Callable[[
             assert child.stdout is not None
             while sent := await _exactly(child.stdout, 8):
                 session = f"pick-{len(latencies)}"
-                picker.decide(Ask("POST", "/v1/chat/completions", {SESSION_HEADER: session}, body, None))
+                picker.decide(
+                    PickRequest("POST", "/v1/chat/completions", {SESSION_HEADER: session}, body, None)
+                )
                 latencies.append((time.monotonic_ns() - int.from_bytes(sent, "big")) / 1e6)
                 picker.settled([session], "access-log")
 

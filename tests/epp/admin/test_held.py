@@ -6,7 +6,7 @@ import json
 from tests.epp.parts import ask, chat, make
 
 from kvist_epp.admin.held import held
-from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.http2.port_stats import Load, Tally
 
 
@@ -20,7 +20,7 @@ async def test_a_request_is_held_until_it_has_ended() -> None:
     parts = make()
     before = held(parts.picker)
     decision = parts.picker.decide(ask(chat("What is held for me?")))
-    assert isinstance(decision, Picked)
+    assert isinstance(decision, PickResult)
     during = held(parts.picker)
     parts.picker.settled([decision.session], "access-log")
     after = held(parts.picker)

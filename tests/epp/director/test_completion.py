@@ -6,7 +6,7 @@ from tests.epp.parts import BLOCK, Parts, ask, chat, make
 from kvist_epp.director.completion import Aftermath
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.extproc.access_log import Ended
-from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.extproc.response import Seen
 from kvist_epp.extproc.usage import Usage
 from kvist_epp.kvevents.observed import Observed
@@ -20,7 +20,7 @@ def _pick(parts: Parts, session: str = "s", request_id: str = "id") -> tuple[str
     """Keys of the endpoint picked for a request, and of the next in its list."""
     headers = {SESSION_HEADER: session, REQUEST_ID_HEADER: request_id} if session else {}
     picked = parts.picker.decide(ask(chat(LONG), headers=headers))
-    assert isinstance(picked, Picked)
+    assert isinstance(picked, PickResult)
     keys = {endpoint.hostport: endpoint.key for endpoint in parts.endpoints}
     return keys[picked.endpoints[0]], keys[picked.endpoints[1]]
 

@@ -5,16 +5,16 @@ import pytest
 from tests.epp.parts import BLOCK, CHAT, MODEL, ask, chat, make
 
 from kvist_epp.errors import BadRequest, NoEndpoints
-from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.kvevents.observed import Observed
 from kvist_epp.names import DATA_PARALLEL_RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
 
 LONG = "The library opens at nine and closes when the last reader has left. " * 12
 
 
-def picked(decision: object) -> Picked:
+def picked(decision: object) -> PickResult:
     """The decision, which must be a pick."""
-    assert isinstance(decision, Picked)
+    assert isinstance(decision, PickResult)
     return decision
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.epp.parts import ask, chat, make
 
 from kvist_epp.errors import NoEndpoints
-from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.extproc.pick_request import PickResult
 
 HOSTS = ["10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000"]
 
@@ -16,7 +16,7 @@ def _endpoints(model: str, partly: Mapping[str, tuple[str, ...]], **more: Any) -
     parts = make(3)
     parts.picker.partly_served = partly
     decision = parts.picker.decide(ask(chat("hello") | {"model": model}, **more))
-    assert isinstance(decision, Picked)
+    assert isinstance(decision, PickResult)
     return decision.endpoints
 
 

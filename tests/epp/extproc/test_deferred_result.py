@@ -7,22 +7,21 @@ from tests.epp.extproc import messages as m
 from tests.epp.extproc.test_service import PICK, WHOLE, Recorder, World
 
 from kvist_epp.errors import PickError, Shed
-from kvist_epp.extproc.deferred_result import Pending, Tell
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
-from kvist_epp.extproc.pick_request import Decision
+from kvist_epp.extproc.pick_request import Decision, DecisionCallback, DeferredResult
 from kvist_epp.names import PROCESS_METHOD
 
 
-class Later(Pending):
+class Later(DeferredResult):
     """Tells what a test decides."""
 
     def __init__(self) -> None:
-        self.tell: Tell | None = None
+        self.tell: DecisionCallback | None = None
         self.cancelled = 0
 
-    def then(self, tell: Tell) -> None:
+    def then(self, callback: DecisionCallback) -> None:
         """Keep whom to tell."""
-        self.tell = tell
+        self.tell = callback
 
     def cancel(self) -> None:
         """Count."""

@@ -12,13 +12,13 @@ from tests.epp.extproc import messages as m
 
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import Metadata
-from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.extproc.response import Seen
 from kvist_epp.extproc.session import Exchange, Step
 from kvist_epp.extproc.usage import Usage
 from kvist_epp.names import BODY_CHUNK_BYTES
 
-PICK = Picked(("10.0.0.1:8000",), session="r1.1")
+PICK = PickResult(("10.0.0.1:8000",), session="r1.1")
 JSON = {":status": "200", "content-type": "application/json", "content-length": "99"}
 SSE = {":status": "200", "content-type": "text/event-stream; charset=utf-8"}
 ANSWER = b'{"model":"engine-name","usage":{"prompt_tokens":7,"completion_tokens":2}}'

@@ -10,7 +10,7 @@ from tests.epp.extproc import messages as m
 from kvist_epp.errors import Shed
 from kvist_epp.extproc.access_log import Ended
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
-from kvist_epp.extproc.pick_request import Ask, Decision, Picked
+from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
 from kvist_epp.extproc.service import TROUBLES, methods
 from kvist_epp.http2.call import Call
 from kvist_epp.http2.grpc_health import Health
@@ -24,7 +24,7 @@ from kvist_epp.names import (
 
 DUPLEX = m.config(pb.FULL_DUPLEX_STREAMED, pb.FULL_DUPLEX_STREAMED)
 WHOLE = m.request_headers(DUPLEX, end=True)
-PICK = Picked(("10.0.0.1:80",))
+PICK = PickResult(("10.0.0.1:80",))
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Recorder:
 class World:
     """Every method, and what they were given and gave."""
 
-    answer: Callable[[Ask], Decision | Awaitable[Decision]] = lambda _: PICK
+    answer: Callable[[PickRequest], Decision | Awaitable[Decision]] = lambda _: PICK
     sink: Recorder = field(default_factory=Recorder)
     health: Health = field(default_factory=Health)
     ended: list[Ended] = field(default_factory=list)
@@ -77,7 +77,7 @@ def test_a_pick_is_sent_and_the_stream_closed() -> None:
 def test_refusals_may_be_raised_or_returned(raised: bool) -> None:
     """A ``PickError`` is an answer, whichever way it comes."""
 
-    def refuse(_: Ask) -> Decision:
+    def refuse(_: PickRequest) -> Decision:
         if raised:
             raise Shed("busy")
         return Shed("busy")
@@ -107,7 +107,7 @@ async def test_an_awaited_decision_is_answered_later() -> None:
 async def test_an_awaited_decision_may_refuse() -> None:
     """A ``PickError`` raised by an awaited decision is an answer."""
 
-    async def refuse(_: Ask) -> Decision:
+    async def refuse(_: PickRequest) -> Decision:
         raise Shed("waited too long", retry_after=1)
 
     world = World(refuse)
@@ -121,7 +121,7 @@ async def test_a_cancelled_call_cancels_its_decision() -> None:
     """When the request goes away, what waits for it is cancelled and nothing is sent."""
     cancelled = asyncio.Event()
 
-    async def wait(_: Ask) -> Decision:
+    async def wait(_: PickRequest) -> Decision:
         try:
             await asyncio.Event().wait()
         finally:
@@ -167,10 +167,10 @@ def test_a_call_that_ends_without_a_question_is_closed() -> None:
 async def test_bugs_of_the_picker_end_the_call(caplog: pytest.LogCaptureFixture) -> None:
     """An exception at once or awaited ends its call with INTERNAL; its text goes nowhere."""
 
-    async def later(ask: Ask) -> Decision:
+    async def later(ask: PickRequest) -> Decision:
         raise KeyError(ask.headers["x-tenant"])
 
-    def now(ask: Ask) -> Decision:
+    def now(ask: PickRequest) -> Decision:
         raise KeyError(ask.headers["x-tenant"])
 
     for answer in (later, now):

@@ -12,13 +12,13 @@ from tests.epp.extproc import messages as m
 from kvist_epp.errors import BadRequest, NoEndpoints, ProtocolError
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import HeaderMap, HeaderValue, Metadata
-from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.extproc.session import Exchange, Step
 from kvist_epp.names import BODY_CHUNK_BYTES
 
 DUPLEX = m.config(pb.FULL_DUPLEX_STREAMED, pb.FULL_DUPLEX_STREAMED)
 BUFFERED = m.config(pb.BUFFERED)
-PICK = Picked(("10.0.0.1:8000", "[fd00::2]:8000"), (("x-session-id", "r1.1"),))
+PICK = PickResult(("10.0.0.1:8000", "[fd00::2]:8000"), (("x-session-id", "r1.1"),))
 LIST = "10.0.0.1:8000,[fd00::2]:8000"
 
 
@@ -270,7 +270,9 @@ SENT = b'{"model":"m","messages":[]}'
 RENAMED = b'{"model":"engine-name","messages":[]}'
 
 
-def _renamed(protocol: pb.ProtocolConfiguration, *messages: bytes, picked: Picked = PICK) -> tuple[Any, Step]:
+def _renamed(
+    protocol: pb.ProtocolConfiguration, *messages: bytes, picked: PickResult = PICK
+) -> tuple[Any, Step]:
     exchange = Exchange()
     first, *between = [m.request_headers(protocol, headers=REWRITE), *messages[:-1]]
     for message in (first, *between):
@@ -337,7 +339,7 @@ def test_no_rewrite_where_the_body_is_not_seen(
 
 def test_the_picker_may_replace_a_body_too() -> None:
     """A body in the decision takes the place of what was sent, where that was seen whole."""
-    _, step = _renamed(DUPLEX, m.request_body(SENT), picked=Picked(("10.0.0.1:1",), body=b"other"))
+    _, step = _renamed(DUPLEX, m.request_body(SENT), picked=PickResult(("10.0.0.1:1",), body=b"other"))
 
     assert [chunk.body for chunk in m.chunks(step)] == [b"other"]
     assert m.set_headers(m.read(step)[0].request_headers.response)["content-length"] == "5"

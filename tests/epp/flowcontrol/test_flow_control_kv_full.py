@@ -10,8 +10,7 @@ import pytest
 from tests.epp.doors import Door, Wait, refusal
 
 from kvist_epp.errors import Shed
-from kvist_epp.extproc.deferred_result import Pending
-from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.extproc.pick_request import DeferredResult, PickResult
 from kvist_epp.flowcontrol.flow_controller import LONGEST_SLICE_SECONDS, SLICE_SECONDS, slice_seconds
 
 LONG = "The library opens at nine and closes when the last reader has left. " * 12
@@ -24,7 +23,7 @@ class Crowd:
         self.door = door
         self.dice = random.Random(seed)
         self.running: set[str] = set()
-        self.waiting: dict[str, Pending] = {}
+        self.waiting: dict[str, DeferredResult] = {}
         self.answers: dict[str, object] = {}
 
     def come(self, name: str) -> None:
@@ -62,7 +61,7 @@ class Crowd:
         assert name not in self.answers
         self.answers[name] = decision
         self.waiting.pop(name, None)
-        if isinstance(decision, Picked):
+        if isinstance(decision, PickResult):
             self.running.add(name)
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.epp.doors import Door, Wait, refusal
 
 from kvist_epp.errors import Shed, ShuttingDown
-from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.load.replica_rotation import LATE_SECONDS, QUIET_SECONDS
 from kvist_epp.load.tpot_admission import Pacing
 from kvist_epp.scheduling.pick import Candidate
@@ -48,9 +48,9 @@ async def test_the_newest_goes_first(doors: Any) -> None:
     assert isinstance(older, Wait)
     assert isinstance(newer, Wait)
     computed(door, "a")
-    assert isinstance(await newer, Picked)
+    assert isinstance(await newer, PickResult)
     computed(door, "newer")
-    assert isinstance(await older, Picked)
+    assert isinstance(await older, PickResult)
     assert [line.session for line in door.parts.log.lines] == ["a", "newer", "older"]
 
 
@@ -66,13 +66,13 @@ async def test_the_late_give_way_to_newcomers(doors: Any) -> None:
     computed(door, "a")
     await asyncio.sleep(0.01)
     assert not late.told.done()
-    assert isinstance(door.ask("new", text=LONG * 4), Picked)
+    assert isinstance(door.ask("new", text=LONG * 4), PickResult)
     computed(door, "new")
     await asyncio.sleep(0.01)
     assert not late.told.done()
     clock.now += QUIET_SECONDS
     door.queue.wake()
-    assert isinstance(await late, Picked)
+    assert isinstance(await late, PickResult)
 
 
 async def test_nobody_waits_behind_those_of_another_endpoint(doors: Any) -> None:
@@ -80,7 +80,7 @@ async def test_nobody_waits_behind_those_of_another_endpoint(doors: Any) -> None
     door = paced(doors, 2)
     _, other = crowded(door)
     other.load.rate = 10_000.0
-    assert isinstance(door.ask("d", text="d" * 800), Picked)
+    assert isinstance(door.ask("d", text="d" * 800), PickResult)
     assert door.queue.waiting.requests == 1
 
 
@@ -96,7 +96,7 @@ async def test_what_is_small_passes_what_is_large(doors: Any) -> None:
     load.pacing.takes(1_000, load.rate, door.picker.clock())
     large = door.ask("large", text=LONG * 4)
     assert isinstance(large, Wait)
-    assert isinstance(door.ask("small", text="h"), Picked)
+    assert isinstance(door.ask("small", text="h"), PickResult)
 
 
 async def test_its_endpoint_goes_away(doors: Any) -> None:
@@ -108,7 +108,7 @@ async def test_its_endpoint_goes_away(doors: Any) -> None:
             computed(door, name)
     door.picker.gather([stays])
     freed = await waits
-    assert isinstance(freed, Picked)
+    assert isinstance(freed, PickResult)
     assert freed.endpoints == (stays.endpoint.hostport,)
 
 
@@ -121,7 +121,7 @@ async def test_it_waits_on_where_it_has_to(doors: Any) -> None:
     assert (door.queue.waiting.requests, waits.told.done()) == (1, False)
     for name in "ab":
         computed(door, name)
-    assert isinstance(await waits, Picked)
+    assert isinstance(await waits, PickResult)
     assert (door.queue.waiting.requests, door.queue.waiting.size) == (0, 0)
 
 
@@ -155,6 +155,6 @@ async def test_nobody_waits_without_a_queue_or_at_the_end(doors: Any, requests: 
         waits = door.ask("b", text=OTHER)
         assert isinstance(waits, Wait)
         door.queue.shut()
-        assert isinstance(await waits, Picked)
-    assert isinstance(door.ask("c", text=OTHER), Picked)
+        assert isinstance(await waits, PickResult)
+    assert isinstance(door.ask("c", text=OTHER), PickResult)
     assert not isinstance(door.outcomes["c"], ShuttingDown)

@@ -9,8 +9,7 @@ from tests.epp.doors import Wait, refusal
 from tests.epp.parts import ask, chat
 
 from kvist_epp.errors import NoEndpoints, Shed, ShuttingDown
-from kvist_epp.extproc.deferred_result import Pending
-from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.extproc.pick_request import DeferredResult, PickResult
 from kvist_epp.names import SESSION_HEADER
 from kvist_epp.scheduling.pick import Candidate
 
@@ -20,7 +19,7 @@ LONG = "The library opens at nine and closes when the last reader has left. " * 
 async def test_a_request_waits_for_room(doors: Any) -> None:
     """Where there is room the answer comes at once; else as soon as a request has ended."""
     door = doors(2)
-    assert isinstance(door.ask("a"), Picked)
+    assert isinstance(door.ask("a"), PickResult)
     second = door.ask("b")
     waits = door.ask("c")
     assert isinstance(waits, Wait)
@@ -28,7 +27,7 @@ async def test_a_request_waits_for_room(doors: Any) -> None:
     door.ends("b")
     freed = await waits
 
-    assert isinstance(freed, Picked)
+    assert isinstance(freed, PickResult)
     assert freed.endpoints == second.endpoints
     assert len(freed.endpoints) == 2
     line = door.parts.log.lines[-1]
@@ -43,13 +42,13 @@ async def test_nobody_is_overtaken(doors: Any) -> None:
     first = door.ask("first")
     door.ends("a")  # and before anybody is let go:
     second, third = door.ask("second"), door.ask("urgent", priority=1)
-    assert isinstance(third, Picked)
+    assert isinstance(third, PickResult)
     door.ends("urgent")
 
-    assert isinstance(await first, Picked)
+    assert isinstance(await first, PickResult)
     assert door.queue.waiting.requests == 1
     door.ends("first")
-    assert isinstance(await second, Picked)
+    assert isinstance(await second, PickResult)
     assert [line.session for line in door.parts.log.lines] == ["a", "urgent", "first", "second"]
 
 
@@ -70,7 +69,7 @@ async def test_higher_priorities_go_first_and_tenants_take_turns(doors: Any) -> 
         while len(door.parts.log.lines) == len(order):
             await asyncio.sleep(0)
         order.append(door.parts.log.lines[-1].session)
-        assert isinstance(await waiting.pop(order[-1]), Picked)
+        assert isinstance(await waiting.pop(order[-1]), PickResult)
 
     assert order == ["running", "high", "x1", "y1", "x2", "x3", "low"]
 
@@ -100,7 +99,7 @@ async def test_who_gives_up_leaves_at_once(doors: Any) -> None:
     assert (door.queue.waiting.requests, door.outcomes["gone"]) == (1, "rejected-context-cancelled")
     assert door.picker.metrics.requests["rejected-context-cancelled"] == 1
     door.ends("a")
-    assert isinstance(await stays, Picked)
+    assert isinstance(await stays, PickResult)
     assert (door.queue.waiting.requests, door.queue.waiting.size, door.queue.waiting.tokens) == (0, 0, 0)
 
 
@@ -118,7 +117,7 @@ async def test_a_cancelled_wait_leaves(doors: Any) -> None:
     assert (door.queue.waiting.requests, door.outcomes["b"]) == (0, "rejected-context-cancelled")
 
 
-async def _wait(pending: Pending) -> object:
+async def _wait(pending: DeferredResult) -> object:
     return await pending
 
 
@@ -165,16 +164,16 @@ async def test_a_full_queue_refuses_and_sheds(doors: Any) -> None:
     assert (caught.value.reason, door.outcomes["s3"]) == ("rejected-saturated", "rejected-saturated")
 
     door.ends("a")
-    assert isinstance(await stays, Picked)
+    assert isinstance(await stays, PickResult)
     door.ends("b")
-    assert isinstance(await shed[0], Picked)
+    assert isinstance(await shed[0], PickResult)
 
 
 async def test_without_a_queue_only_the_sheddable_are_refused(doors: Any) -> None:
     """--queue-requests=0: requests go to full endpoints, negative priorities get 429, an empty pool 503."""
     door = doors(requests=0)
     door.ask("a")
-    assert isinstance(door.ask("b"), Picked)
+    assert isinstance(door.ask("b"), PickResult)
     with pytest.raises(Shed):
         door.ask("c", priority=-1)
     door.picker.gather(())
@@ -195,13 +194,13 @@ async def test_requests_wait_for_the_first_endpoint(doors: Any) -> None:
 
     door.parts.clock.now += 170.0
     door.picker.gather(fleet)
-    assert isinstance(await early, Picked)
+    assert isinstance(await early, PickResult)
     door.parts.clock.now += 59.0
     door.queue.wake()
     await asyncio.sleep(0)
     assert door.queue.waiting.requests == 1
     door.ends("early")
-    assert isinstance(await still, Picked)
+    assert isinstance(await still, PickResult)
 
 
 async def test_an_empty_pool_is_not_waited_for_for_ever(doors: Any) -> None:
@@ -224,7 +223,7 @@ async def test_a_subset_without_endpoints_is_refused_at_once(doors: Any) -> None
         door.ask("b", subset=())
     door.ask("c", subset=(first.address,))
     waits, other = door.ask("d", subset=(first.address,)), door.ask("e", subset=(second.address,))
-    assert isinstance(await other, Picked)
+    assert isinstance(await other, PickResult)
     door.picker.gather([one for one in fleet if one.endpoint is second])
 
     assert isinstance(await refusal(waits), NoEndpoints)
@@ -238,10 +237,10 @@ async def test_a_full_subset_holds_back_nobody_else(doors: Any) -> None:
     waits = door.ask("b", subset=(first,))
     passes = door.ask("c", subset=(second,))
     assert isinstance(passes, Wait)
-    assert isinstance(await passes, Picked)
+    assert isinstance(await passes, PickResult)
     assert door.queue.waiting.requests == 1
     door.ends("a")
-    assert isinstance(await waits, Picked)
+    assert isinstance(await waits, PickResult)
 
 
 async def test_what_computes_nothing_does_not_wait(doors: Any) -> None:
@@ -249,7 +248,7 @@ async def test_what_computes_nothing_does_not_wait(doors: Any) -> None:
     door = doors()
     door.ask("a")
     listing = ask(b"", "/v1/models")
-    assert isinstance(door.picker.decide(listing), Picked)
+    assert isinstance(door.picker.decide(listing), PickResult)
     door.picker.gather(())
     with pytest.raises(NoEndpoints):
         door.picker.decide(listing)
@@ -261,14 +260,14 @@ async def test_a_backlog_of_prefill_is_waited_for(doors: Any) -> None:
     door = doors(slots=None, live=True, max_owed=0.05)
     tokens = 15_928
     door.picker.ledger.routed("long", "t/e0", int(tokens * 0.1), int(tokens * 0.1), time.monotonic())
-    assert isinstance(await door.ask("a"), Picked)
+    assert isinstance(await door.ask("a"), PickResult)
 
     door.ends("long", "a")
-    assert isinstance(door.ask("b", text="x " * 10_000), Picked)
+    assert isinstance(door.ask("b", text="x " * 10_000), PickResult)
     late = door.ask("c")
     assert isinstance(late, Wait)
     door.picker.ledger.progress("b", 0, time.monotonic())
-    assert isinstance(await late, Picked)
+    assert isinstance(await late, PickResult)
 
 
 @pytest.mark.parametrize("waits", [1, 5])
@@ -280,8 +279,8 @@ async def test_who_waits_in_a_picker_that_shuts_down_goes_to_a_full_endpoint(doo
     door.queue.shut_in(0.01)
     decisions = [await decision for decision in waiting]
 
-    assert all(isinstance(decision, Picked) for decision in decisions)
-    assert isinstance(door.ask("more"), Picked)
+    assert all(isinstance(decision, PickResult) for decision in decisions)
+    assert isinstance(door.ask("more"), PickResult)
 
 
 async def test_a_picker_that_shuts_down_says_so_to_the_sheddable(doors: Any) -> None:
@@ -292,12 +291,12 @@ async def test_a_picker_that_shuts_down_says_so_to_the_sheddable(doors: Any) -> 
     door.queue.shut()
     error = await refusal(held)
 
-    assert isinstance(await other, Picked)
+    assert isinstance(await other, PickResult)
     assert (error.reason, error.status) == ("rejected-shutting-down", 503)
     with pytest.raises(ShuttingDown):
         door.ask("more", priority=-1)
     door.ends("a", "other")
-    assert isinstance(door.ask("room", priority=-1), Picked)
+    assert isinstance(door.ask("room", priority=-1), PickResult)
 
 
 async def test_a_picker_that_shuts_down_without_endpoints_says_so(doors: Any) -> None:
@@ -320,7 +319,7 @@ async def test_a_bug_costs_one_request(doors: Any) -> None:
     with pytest.raises(TypeError):
         await bad
 
-    assert isinstance(await good, Picked)
+    assert isinstance(await good, PickResult)
 
 
 async def test_thousands_go_without_a_standstill(doors: Any) -> None:
@@ -337,4 +336,4 @@ async def test_thousands_go_without_a_standstill(doors: Any) -> None:
         await asyncio.sleep(0)
 
     assert turns > 10
-    assert all(isinstance(decision, Picked) for decision in told)
+    assert all(isinstance(decision, PickResult) for decision in told)

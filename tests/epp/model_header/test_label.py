@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.epp.extproc import messages as m
 
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
-from kvist_epp.extproc.pick_request import Ask, Picked
+from kvist_epp.extproc.pick_request import PickRequest, PickResult
 from kvist_epp.extproc.session import Exchange
 from kvist_epp.model_header.label import LABELS, Labeller
 from kvist_epp.model_header.metrics import OUTCOMES, HeaderMetrics
@@ -39,9 +39,9 @@ def log() -> Silent:
     return Silent()
 
 
-def asked(body: bytes, headers: dict[str, str] | None = None, *, partial: bool = False) -> Ask:
+def asked(body: bytes, headers: dict[str, str] | None = None, *, partial: bool = False) -> PickRequest:
     """A question about this body."""
-    return Ask("POST", "/v1/chat/completions", headers or {}, body, None, partial=partial)
+    return PickRequest("POST", "/v1/chat/completions", headers or {}, body, None, partial=partial)
 
 
 def labeller(log: RequestLog | None = None, metrics: HeaderMetrics | None = None) -> Labeller:
@@ -65,25 +65,25 @@ def named(model: object) -> bytes:
 )
 def test_the_header_is_the_bodys_model(model: str, headers: dict[str, str]) -> None:
     """As it is; adapters, and models that have some, also tell the model under them."""
-    assert labeller().decide(asked(named(model))) == Picked((), tuple(headers.items()))
+    assert labeller().decide(asked(named(model))) == PickResult((), tuple(headers.items()))
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"no json", b'{"prompt": "x"}', named(7), named("a\nb")])
 @pytest.mark.parametrize("partial", [False, True])
 def test_without_a_model_a_clients_header_goes(body: bytes, partial: bool) -> None:
     """Whatever the body is: nothing is set, and both headers of the client are taken away."""
-    assert labeller().decide(asked(body, FORGED, partial=partial)) == Picked((), remove=LABELS)
+    assert labeller().decide(asked(body, FORGED, partial=partial)) == PickResult((), remove=LABELS)
 
 
 def test_a_beginning_is_not_answered_for() -> None:
     """Where the gateway shows only a part, a later ``model`` could be another one."""
-    assert labeller().decide(asked(named("llama"), partial=True)) == Picked(())
+    assert labeller().decide(asked(named("llama"), partial=True)) == PickResult(())
 
 
 def test_a_clients_header_is_replaced() -> None:
     """With a model the header is overwritten; the other one goes when it has no value here."""
     picked = labeller().decide(asked(named("llama"), FORGED))
-    assert picked == Picked((), ((MODEL_HEADER, "llama"),), remove=(BASE_MODEL_HEADER,))
+    assert picked == PickResult((), ((MODEL_HEADER, "llama"),), remove=(BASE_MODEL_HEADER,))
 
 
 def test_the_route_follows_a_rewritten_name() -> None:

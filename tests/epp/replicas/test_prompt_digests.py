@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.epp.parts import Parts, ask, chat, make
 from tests.epp.replicas.test_replication import ended, joined, tell
 
-from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.replicas.messages import LoadUpdate, RemoteRequest
 from kvist_epp.replicas.prompt_digests import (
     ANNOUNCED_TOKENS,
@@ -93,10 +93,10 @@ def test_equal_texts_to_different_models_are_different_prompts() -> None:
 LONG = " ".join(f"word{number}" for number in range(4000))
 
 
-def picked(parts: Parts, text: str) -> Picked:
+def picked(parts: Parts, text: str) -> PickResult:
     """Where this prompt goes."""
     decision = parts.picker.decide(ask(chat(text)))
-    assert isinstance(decision, Picked)
+    assert isinstance(decision, PickResult)
     return decision
 
 

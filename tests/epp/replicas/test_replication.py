@@ -10,7 +10,7 @@ from tests.epp.parts import MODEL, Parts, ask, chat, make
 from kvist_epp.director.endpoint_registry import Membership
 from kvist_epp.errors import SettingsError
 from kvist_epp.extproc.access_log import Ended
-from kvist_epp.extproc.pick_request import Picked
+from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.index.index_accuracy import Trust
 from kvist_epp.kvevents.observed import Observed
 from kvist_epp.replicas.messages import LoadUpdate, RemoteRequest
@@ -70,7 +70,7 @@ def test_the_end_of_a_request_goes_to_whoever_routed_it() -> None:
     peers = joined(parts)
     tell(peers, 1, entry("other.1"))
     picked = parts.picker.decide(ask(chat("handshake")))
-    assert isinstance(picked, Picked)
+    assert isinstance(picked, PickResult)
     session = dict(picked.headers)["x-session-id"]
     peers._after.ended([ended("other.1"), ended("")])
     mail = [one.session for one in peers.remote_load.outbox("other")]
