@@ -47,7 +47,7 @@ def _headings(file: Path) -> set[str]:
 
 def test_the_metrics_guide_names_real_metrics() -> None:
     """Every kvist_epp_ name in the guide is one that the picker exports."""
-    page, _ = Metrics(version="x").snapshot().write("")
+    page, _ = Metrics(version="x").snapshot().format("")
     exported = {
         line.split()[2] for line in page.decode().splitlines() if line.startswith("# TYPE kvist_epp_")
     }

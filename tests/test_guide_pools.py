@@ -50,7 +50,7 @@ def test_the_canary_is_the_configurations() -> None:
 
 def test_metrics_and_outcomes_are_real() -> None:
     """Every metric and outcome that the page names is on the page of the process, and the other way round."""
-    exposed = HeaderMetrics().snapshot().write("")[0].decode()
+    exposed = HeaderMetrics().snapshot().format("")[0].decode()
     exported = set(re.findall(r"^# TYPE (kvist_epp_model_header\w+) (?!gauge)", exposed, re.MULTILINE))
     assert set(re.findall(r"`(kvist_epp_model_header\w+)", GUIDE)) == exported
     told = next(line for line in GUIDE.splitlines() if "requests_total{outcome}" in line)

@@ -12,7 +12,7 @@ from kvist_sim.launch import endpoints_file
 
 ENGINES = ("--sim-time-scale", "20", "--num-gpu-blocks-override", "4000", "--block-size", "16")
 SYSTEM = "You are a patient librarian who answers in complete sentences and names the shelf. " * 40
-DONE = 'kvist_epp_hand_over_steps_total{outcome="done"}'
+DONE = 'kvist_epp_prewarm_steps_total{outcome="done"}'
 
 
 def chat(question: str) -> dict[str, Any]:
@@ -79,7 +79,7 @@ async def test_a_pod_that_joins_holds_what_is_hot_before_anybody_asks(tmp_path: 
         found = await matched(running)
         assert found[old] == found[new] > 300
         assert await straight(running, 1) == found[old]
-        assert await running.metric("kvist_epp_hand_over_tokens_total") == found[old]
+        assert await running.metric("kvist_epp_prewarm_tokens_total") == found[old]
         assert await running.metric(DONE.partition("{")[0]) >= 2
         owed = (await running.page("/debug/fleet"))["endpoints"]
         assert [row["requests"] for row in owed] == [0, 0]
@@ -111,7 +111,7 @@ async def test_what_is_not_shared_stays_where_it_is(tmp_path: Path) -> None:
         are_the_pool(running, 0, 1)
         await until_pool(running, 2)
         await asyncio.sleep(1)
-        assert await running.metric("kvist_epp_hand_over_beginnings_total") == 0
+        assert await running.metric("kvist_epp_prewarm_prefixes_total") == 0
         assert (await matched(running))[running.engines[1].hostport] == 0
 
 
@@ -137,4 +137,4 @@ async def test_an_engine_that_wants_a_key(tmp_path: Path) -> None:
                 while "--engine-key-file" not in running.picker.child.log.read_text():
                     await asyncio.sleep(0.05)
                 await asyncio.sleep(1)
-                assert await running.metric("kvist_epp_hand_over_steps_total") == 1
+                assert await running.metric("kvist_epp_prewarm_steps_total") == 1

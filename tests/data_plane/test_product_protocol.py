@@ -110,7 +110,7 @@ async def test_a_dead_engine_leaves_no_account_behind(tmp_path: Path) -> None:
         assert {status for status, _, _ in await asyncio.gather(*sends)} == {200}
         await running.until("kvist_epp_served_elsewhere_total", 1)
         await running.until("kvist_epp_requests_ended_total", 9)
-        assert await running.metric("kvist_epp_owed_tokens") == 0
+        assert await running.metric("kvist_epp_backlog_tokens") == 0
 
 
 async def test_data_parallel_ranks_are_picked(tmp_path: Path) -> None:

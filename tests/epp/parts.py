@@ -17,9 +17,8 @@ from kvist_epp.load.ledger import Ledger
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import parse
 from kvist_epp.scheduling.pick import Candidate
-from kvist_epp.telemetry.log_writer import Writer
 from kvist_epp.telemetry.metrics import Metrics
-from kvist_epp.telemetry.request_log import RequestLine, RequestLog
+from kvist_epp.telemetry.request_log import LogWriter, RequestLine, RequestLog
 
 MODEL = Model.load(str(Path(__file__).parents[2] / "sim" / "kvist_sim" / "model"))
 CHAT = "/v1/chat/completions"
@@ -29,7 +28,7 @@ BLOCK = 16
 class KeptLog(RequestLog):
     """Keeps the lines instead of writing them."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: LogWriter) -> None:
         super().__init__(writer)
         self.lines: list[RequestLine] = []
 
@@ -71,7 +70,7 @@ class Parts:
 def make(count: int = 2, *, model: Model | None = MODEL, precise: bool = True, ranks: int = 1) -> Parts:
     """A picker over so many ready endpoints."""
     index, history, clock = Index(), History(), Clock()
-    log = KeptLog(Writer(2))
+    log = KeptLog(LogWriter(2))
     picker = Picker(
         model=model,
         index=index,

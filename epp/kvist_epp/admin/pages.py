@@ -16,7 +16,7 @@ from aiohttp import web
 
 from kvist_epp.errors import PickError
 from kvist_epp.names import PATH_HEADER
-from kvist_epp.telemetry.metrics import Page
+from kvist_epp.telemetry.metrics import MetricsPage
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ INDEX: Final = {
 class Counted(Protocol):
     """What counts."""
 
-    def snapshot(self) -> Page:
+    def snapshot(self) -> MetricsPage:
         """All of it as it is now."""
 
 
@@ -80,7 +80,7 @@ def vital_routes(pages: Vitals) -> list[web.RouteDef]:
 
     async def metrics(request: web.Request) -> web.Response:
         page, accept = pages.metrics.snapshot(), request.headers.get("Accept", "")
-        body, content_type = await asyncio.to_thread(page.write, accept)
+        body, content_type = await asyncio.to_thread(page.format, accept)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def alive(_: web.Request) -> web.Response:

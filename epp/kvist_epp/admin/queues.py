@@ -65,7 +65,7 @@ class QueueGauges:
         gauges.queue_tokens = lambda: queue.waiting.tokens
         gauges.queue_bytes = lambda: queue.waiting.size
         gauges.full_endpoints = lambda: full_endpoints(queue)
-        gauges.owed_seconds = lambda: owed_seconds(queue)
+        gauges.backlog_seconds = lambda: owed_seconds(queue)
 
     def requests(self) -> dict[str, int]:
         """That wait, by priority."""

@@ -188,8 +188,8 @@ def _gauges(picker: Picker, membership: Membership, logs: log.Logs, tokenizer: T
     gauges = picker.metrics.gauges
     gauges.tokenizer = lambda: (bool(tokenizer.problem), tokenizer.failures)
     gauges.index_blocks = membership.blocks
-    gauges.trust = membership.trusted
-    gauges.owed = membership.owed
+    gauges.precise = membership.trusted
+    gauges.backlog_tokens = membership.owed
     gauges.endpoints = membership.scraper.counts
     gauges.model_faithful = lambda: picker.model is not None and picker.model.faithful
     gauges.log_dropped = lambda: logs.writer.dropped
@@ -224,7 +224,7 @@ async def _servers(
     settings: Settings, picker: Picker, health: Health, tls: Certificates | None, stack: AsyncExitStack
 ) -> tuple[Server, Server]:
     def trouble(kind: str, count: int) -> None:
-        picker.metrics.troubles[kind] += count
+        picker.metrics.protocol_errors[kind] += count
 
     after = Aftermath(picker)
     responded = after.responded if settings.observe_responses else None

@@ -79,7 +79,7 @@ async def _servers(
     stack: AsyncExitStack,
 ) -> tuple[Server, Server]:
     def trouble(kind: str, count: int) -> None:
-        metrics.troubles[kind] += count
+        metrics.protocol_errors[kind] += count
 
     served, tallies = label_methods(labeller.decide, LABELS, health, trouble=trouble), metrics.ports
     grpc = await ports.listen(settings, served, settings.grpc_port, "--grpc-port", tls, tallies=tallies)

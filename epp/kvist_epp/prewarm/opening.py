@@ -23,7 +23,7 @@ async def opened(settings: Settings, membership: Membership) -> AsyncIterator[Ke
     plan = HandOver(picker, hot, terms, name=f"{picker.replica}.hand-over", start=start)
     plan.cache = lambda key: cache_of(membership, key)
     picker.hot = hot
-    picker.metrics.gauges.hand_over = lambda: plan.given
+    picker.metrics.gauges.prewarm = lambda: plan.given
     membership.going = lambda keys: plan.going(keys, picker.clock())
     last = settings.scheduling_policy == "priority"
     async with Sender(key_file=settings.engine_key_file, last=last) as sender:

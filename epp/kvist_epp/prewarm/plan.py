@@ -24,7 +24,7 @@ from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Found, Lookup
 from kvist_epp.load.ledger import Ledger
 from kvist_epp.prefix_stats.hot_prefixes import Beginning, Hot, Masks
-from kvist_epp.prewarm.prewarm_stats import Given
+from kvist_epp.prewarm.prewarm_stats import PrewarmStats
 from kvist_epp.prewarm.rounds import Rounds
 from kvist_epp.scheduling.pick import Candidate, Demand, choose
 
@@ -136,7 +136,7 @@ class HandOver:
     ) -> None:
         """``name``: how sessions of steps begin. ``start``: where in its lists it begins, 0 the hottest, up
         to 1: replicas that begin at different places do not compute the same at the same time."""
-        self.given = Given()
+        self.given = PrewarmStats()
         self.cache: Callable[[str], int | None] = lambda _key: None
         """Tokens that the cache of an endpoint holds, if known: a pod is given no more than half of it."""
         self.opened: Callable[[str, int], None] = lambda _why, _tokens: None

@@ -1,23 +1,23 @@
-"""What hand-over has done: numbers for the metrics page."""
+"""Counters of prewarming, for the metrics page."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Given:
+class PrewarmStats:
     """Counters since the picker started."""
 
     begun: int = 0
-    """Beginnings that were decided on."""
+    """Prefixes selected."""
     dropped: int = 0
-    """Those of them that were given up."""
+    """Selected prefixes that were given up."""
     kept: int = 0
-    """Times that one was asked for again, so that its engine kept it."""
+    """Requests for a prefix that an endpoint holds already, so that its engine does not evict it."""
     steps: int = 0
-    """Answered by engines."""
+    """Requests that engines answered."""
     failed: int = 0
-    """Not answered, or with an error."""
+    """Requests without an answer, or with an error."""
     tokens: int = 0
-    """Prompt tokens that the steps were to compute."""
+    """Prompt tokens that the answered requests computed."""
     seconds: float = 0.0
-    """From asking to the answer, over all steps."""
+    """Total duration of all requests."""

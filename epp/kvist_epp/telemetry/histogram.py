@@ -1,7 +1,7 @@
 """Histograms and stage times that cost the hot path well under a microsecond each.
 
-``prometheus_client`` takes two microseconds an observation, more than a stage of a short request; these are
-plain Python numbers, made into Prometheus families only when somebody scrapes.
+``prometheus_client`` takes two microseconds per observation, more than a stage of a short request does. These
+are plain Python numbers, converted to Prometheus families only at a scrape.
 """
 
 from bisect import bisect_left
@@ -27,17 +27,17 @@ BUCKETS: Final = (
     0.25,
     1.0,
 )
-"""Upper bounds in seconds: a stage of a short request takes 5 us, a pick that takes a second is a fault."""
+"""Upper bounds in seconds: a stage of a short request takes 5 us; a pick that takes a second is a fault."""
 
 WAIT_BUCKETS: Final = (
     *(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0),
 )
-"""Upper bounds in seconds of waits for room, up to the default limits."""
+"""Upper bounds, in seconds, of waits in the queue, up to its default limits."""
 
 
 class Histogram:
-    """Counts by bucket and their sum, in seconds."""
+    """Counts of durations by bucket, and the sum of the durations in seconds."""
 
     __slots__ = ("_bounds", "_counts", "total")
 
@@ -52,7 +52,8 @@ class Histogram:
         self.total += seconds
 
     def cumulative(self) -> Iterator[tuple[str, float]]:
-        """(upper bound as text, count up to it), the last one ``+Inf``, as Prometheus has them."""
+        """Yield (upper bound as text, count up to it), the last bound being ``+Inf``, as Prometheus
+        expects."""
         count = 0
         for bound, here in zip((*map(repr, self._bounds), "+Inf"), self._counts, strict=True):
             count += here
@@ -60,32 +61,32 @@ class Histogram:
 
 
 class Stages:
-    """Where the time of one request went: a stopwatch with a name for each lap."""
+    """Stopwatch with named laps: how long each stage of one request took."""
 
     __slots__ = ("_at", "laps", "started")
 
     def __init__(self) -> None:
         self.started = self._at = perf_counter()
         self.laps: list[tuple[str, float]] = []
-        """(stage, seconds), in order; a stage may occur twice."""
+        """List of (stage, seconds) in order; a stage may occur twice."""
 
     def mark(self, stage: str) -> None:
-        """The time since the last mark belongs to ``stage``."""
+        """Attribute the time since the last mark to ``stage``."""
         now = perf_counter()
         self.laps.append((stage, now - self._at))
         self._at = now
 
     def skip(self) -> None:
-        """The time since the last mark belongs to nobody (waiting)."""
+        """Discard the time since the last mark, for example a wait."""
         self._at = perf_counter()
 
     @property
     def seconds(self) -> float:
-        """All marked stages together."""
+        """Sum of all marked stages."""
         return sum(seconds for _, seconds in self.laps)
 
     def microseconds(self) -> dict[str, int]:
-        """Whole microseconds by stage, for the log line."""
+        """Return whole microseconds by stage, for the log line."""
         sums: dict[str, float] = {}
         for stage, seconds in self.laps:
             sums[stage] = sums.get(stage, 0.0) + seconds

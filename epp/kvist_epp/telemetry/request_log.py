@@ -1,64 +1,131 @@
-"""The lines of the log: one canonical line per request, and the records of ``logging`` in the same form.
+"""The log: one canonical line per request, and the records of ``logging`` in the same form.
 
-JSON unless stderr is a terminal. Prompt text is in no line unless ``--debug-text``, and what clients choose
-is cut.
+Lines are JSON unless stderr is a terminal. Prompt text is in no line without ``--debug-text``, and values
+that clients choose are truncated.
 """
 
 import logging
 import os
 import sys
+import threading
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
-from kvist_epp.telemetry.log_writer import Writer
-
 MAX_TEXT: Final = 200
-"""Characters of a value that a client chose (path, model, session), and of a prompt with ``--debug-text``."""
+"""Length limit of values that a client chooses (path, model, session), and of a prompt with
+``--debug-text``."""
 
 _COLOURS: Final = {"debug": 2, "info": 36, "warning": 33, "error": 31, "critical": 31}
 _ENCODER: Final = msgspec.json.Encoder()
 
 
+class LogWriter:
+    """Writes lines to a file descriptor through a bounded queue and a thread.
+
+    The event loop never waits for the reader. Lines beyond ``limit`` are dropped and counted.
+    """
+
+    GATHER_SECONDS: Final = 0.05
+    """Time for which lines are collected before a write: each wake-up of the thread takes the interpreter
+    lock from the event loop."""
+
+    def __init__(
+        self, fd: int = 2, *, limit: int = 10_000, dropped_line: Callable[[int], bytes] | None = None
+    ) -> None:
+        """``dropped_line`` returns the line that says how many lines were dropped."""
+        self.dropped = 0
+        """Lines dropped since the start."""
+        self._fd = fd
+        self._limit = limit
+        self._dropped_line = dropped_line
+        self._lines: deque[bytes] = deque()
+        self._wakeup = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvist-log", daemon=True)
+        self._thread.start()
+
+    def write(self, line: bytes) -> None:
+        """Queue one line, without its newline. Never blocks, and may be called by any thread."""
+        if len(self._lines) >= self._limit:
+            self.dropped += 1
+            return
+        self._lines.append(line)
+        if not self._wakeup.is_set():
+            self._wakeup.set()
+
+    def close(self, timeout: float = 1.0) -> None:
+        """Write what is queued, for at most ``timeout`` seconds; later lines are lost."""
+        self._closing.set()
+        self._wakeup.set()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        reported = 0
+        while not (self._closing.is_set() and not self._lines):
+            self._wakeup.wait()
+            self._closing.wait(self.GATHER_SECONDS)
+            self._wakeup.clear()
+            lines = [self._lines.popleft() for _ in range(len(self._lines))]
+            lost, reported = self.dropped - reported, self.dropped
+            if lost and self._dropped_line:
+                lines.append(self._dropped_line(lost))
+            self._write(lines)
+
+    def _write(self, lines: list[bytes]) -> None:
+        view = memoryview(b"".join(line + b"\n" for line in lines))
+        while view:
+            try:
+                view = view[os.write(self._fd, view) :]
+            except BlockingIOError:  # another process made the pipe non-blocking, and the reader is slow
+                if self._closing.wait(self.GATHER_SECONDS):
+                    return
+            except OSError:  # stderr is closed
+                self.dropped += len(lines)
+                return
+
+
 class RequestLine(msgspec.Struct, kw_only=True):
-    """One request, from arrival to answer. Every field is in every line."""
+    """Fields of the log line of one request; each line has all of them."""
 
     id: str
-    """``x-request-id``, or ours."""
+    """``x-request-id``, or an id that the picker made."""
     session: str
     path: str
     kind: str
-    """chat, completion, responses, messages, other."""
+    """One of chat, completion, responses, messages, other."""
     outcome: str
     """``picked``, or the reason of a PickError."""
     mode: str = ""
-    """precise, approximate, load."""
+    """One of precise, approximate, load."""
     model: str | None = None
     endpoint: str | None = None
-    """``ip:port`` answered first."""
+    """First endpoint of the answer, as ``ip:port``."""
     prompt_bytes: int = 0
     matched_bytes: int = 0
     matched_tokens: int = 0
     predicted_ttft_ms: float | None = None
     candidates: int = 0
-    """Endpoints looked at."""
+    """Number of endpoints considered."""
     priority: int = 0
     waited_ms: float = 0.0
-    """In the queue, for room or for a first endpoint."""
+    """Time in the queue, for capacity or for a first endpoint."""
     us: dict[str, int] = {}
     """Microseconds by stage (``Stages.microseconds``)."""
     text: str | None = None
-    """The prompt's beginning, only with ``--debug-text``: set by ``RequestLog`` alone."""
+    """First characters of the prompt, only with ``--debug-text``; set by ``RequestLog``."""
 
 
 class RequestLog:
-    """Writes the canonical lines."""
+    """Writes the lines of requests."""
 
     def __init__(
         self,
-        writer: Writer,
+        writer: LogWriter,
         *,
         json: bool = True,
         enabled: bool = True,
@@ -66,21 +133,21 @@ class RequestLog:
         colour: bool = False,
     ) -> None:
         self.enabled = enabled
-        """False: nothing is written, so callers may save making the line."""
+        """Whether lines are written; if not, callers need not make them."""
         self._writer = writer
         self._json = json
         self._debug_text = debug_text
         self._colour = colour
 
     def write(self, line: RequestLine, *, prompt: bytes = b"") -> None:
-        """Log one request; nothing of ``prompt`` is written without ``--debug-text``."""
+        """Log one request; no part of ``prompt`` is written without ``--debug-text``."""
         if not self.enabled:
             return
         line.text = prompt[: 4 * MAX_TEXT].decode(errors="replace")[:MAX_TEXT] if self._debug_text else None
         for name in ("id", "session", "path", "model"):
             value = getattr(line, name)
             if value and not (len(value) <= MAX_TEXT and value.isascii()):
-                setattr(line, name, _sound(value[:MAX_TEXT]))
+                setattr(line, name, _replace_surrogates(value[:MAX_TEXT]))
         self._writer.write(_json_line(line) if self._json else _text_line(line, self._colour))
 
 
@@ -113,13 +180,16 @@ def _now() -> bytes:
     return datetime.now(UTC).isoformat(timespec="milliseconds")[:-6].encode() + b"Z"
 
 
-def _sound(text: str) -> str:
-    """Without the lone surrogates of headers that were no UTF-8."""
+def _replace_surrogates(text: str) -> str:
+    """Replace the lone surrogates that headers have where they are not UTF-8."""
     return text.encode(errors="replace").decode()
 
 
-class Formatter(logging.Formatter):
-    """A record as a JSON object, or as a row for people. ``extra={"fields": {...}}`` adds to the object."""
+class LogFormatter(logging.Formatter):
+    """Formats a record as a JSON object, or as a row of text.
+
+    ``extra={"fields": {...}}`` adds keys to the object.
+    """
 
     def __init__(self, *, json: bool, colour: bool = False) -> None:
         super().__init__()
@@ -127,27 +197,27 @@ class Formatter(logging.Formatter):
         self.colour = colour
 
     def line(self, record: logging.LogRecord) -> bytes:
-        """The record as one line (JSON) or a row and its traceback, UTF-8."""
-        level, text = record.levelname.lower(), _sound(record.getMessage())
+        """Return the record as one line of JSON, or as a row and its traceback, in UTF-8."""
+        level, text = record.levelname.lower(), _replace_surrogates(record.getMessage())
         error = self.formatException(record.exc_info) if record.exc_info else ""
         if not self._json:
             return _row(level, f"{record.name}: {text}" + (f"\n{error}" if error else ""), self.colour)
         document = {"ts": _now().decode(), "level": level, "event": text, "logger": record.name}
         if error:
-            document["error"] = _sound(error)
+            document["error"] = _replace_surrogates(error)
         return _ENCODER.encode(document | getattr(record, "fields", {}))
 
 
-class Handler(logging.Handler):
-    """Hands records to the writer."""
+class LogHandler(logging.Handler):
+    """Passes records to the writer."""
 
-    def __init__(self, writer: Writer, formatter: Formatter) -> None:
+    def __init__(self, writer: LogWriter, formatter: LogFormatter) -> None:
         super().__init__()
         self._writer = writer
         self._lines = formatter
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue the record; a record that cannot be formatted says so."""
+        """Queue the record; report one that cannot be formatted as ``logging`` does."""
         try:
             self._writer.write(self._lines.line(record))
         except (TypeError, ValueError, msgspec.MsgspecError):
@@ -156,14 +226,14 @@ class Handler(logging.Handler):
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """The log while the picker runs."""
+    """Open log of a running picker."""
 
-    writer: Writer
+    writer: LogWriter
     requests: RequestLog
-    _handler: Handler
+    _handler: LogHandler
 
     def close(self) -> None:
-        """Write what is queued and take the handler off."""
+        """Write what is queued and remove the handler."""
         logging.getLogger().removeHandler(self._handler)
         self.writer.close()
 
@@ -176,17 +246,17 @@ def configure(
     debug_text: bool = False,
     fd: int | None = None,
 ) -> Logs:
-    """Send all records of ``logging`` and the request lines to ``fd`` (stderr's own by default).
+    """Send all records of ``logging`` and the request lines to ``fd``, by default that of stderr.
 
-    ``form``: ``json``, ``text``, or ``auto``: text on a terminal. Colours only there, and not with
-    ``NO_COLOR``.
+    ``form`` is ``json``, ``text``, or ``auto``: text on a terminal, else JSON. Only a terminal gets colours,
+    and not if ``NO_COLOR`` is set.
     """
     fd = sys.stderr.fileno() if fd is None else fd
     terminal = os.isatty(fd)
     json = form == "json" or (form == "auto" and not terminal)
-    formatter = Formatter(json=json, colour=terminal and not os.environ.get("NO_COLOR"))
-    writer = Writer(fd, told=lambda lost: formatter.line(_lost(lost)))
-    handler = Handler(writer, formatter)
+    formatter = LogFormatter(json=json, colour=terminal and not os.environ.get("NO_COLOR"))
+    writer = LogWriter(fd, dropped_line=lambda lost: formatter.line(_dropped_record(lost)))
+    handler = LogHandler(writer, formatter)
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(level.upper())
@@ -197,6 +267,6 @@ def configure(
     return Logs(writer, request_log, handler)
 
 
-def _lost(lines: int) -> logging.LogRecord:
-    text = f"{lines} log lines were dropped: stderr is slow"
+def _dropped_record(lines: int) -> logging.LogRecord:
+    text = f"{lines} log lines were dropped because stderr is slow"
     return logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, None, None)

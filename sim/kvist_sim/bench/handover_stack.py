@@ -82,8 +82,8 @@ async def _one(kind: str, slot_seconds: float, name: Path) -> Run:
         try:
             async with asyncio.timeout(end + DRAIN_SECONDS):
                 await children.watch(load)
-            given = await launch.metric(picker, "kvist_epp_hand_over_tokens_total")
-            failed = await launch.metric(picker, "kvist_epp_hand_over_steps_total", 'outcome="failed"')
+            given = await launch.metric(picker, "kvist_epp_prewarm_tokens_total")
+            failed = await launch.metric(picker, "kvist_epp_prewarm_steps_total", 'outcome="failed"')
         finally:
             for task in (load, steps):
                 task.cancel()

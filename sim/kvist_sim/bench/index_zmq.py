@@ -31,9 +31,8 @@ from kvist_epp.load.ledger import Ledger
 from kvist_epp.names import SESSION_HEADER
 from kvist_epp.prompt.model import Model
 from kvist_epp.scheduling.pick import Candidate
-from kvist_epp.telemetry.log_writer import Writer
 from kvist_epp.telemetry.metrics import Metrics
-from kvist_epp.telemetry.request_log import RequestLog
+from kvist_epp.telemetry.request_log import LogWriter, RequestLog
 from kvist_sim import model as model_files
 from kvist_sim.workloads import text
 
@@ -193,7 +192,7 @@ def _picker() -> Picker:
         ledger=ledger,
         flights=Flights(),
         metrics=Metrics(),
-        log=RequestLog(Writer(), enabled=False),
+        log=RequestLog(LogWriter(), enabled=False),
         candidates=tuple(Candidate(endpoint, ledger.load(endpoint.key)) for endpoint in endpoints),
     )
 

@@ -15,8 +15,7 @@ from kvist_epp.extproc.session import Exchange
 from kvist_epp.model_header.label import LABELS, Labeller
 from kvist_epp.model_header.metrics import OUTCOMES, HeaderMetrics
 from kvist_epp.names import BASE_MODEL_HEADER, MODEL_HEADER, MODEL_REWRITE_HEADER
-from kvist_epp.telemetry.log_writer import Writer
-from kvist_epp.telemetry.request_log import RequestLog
+from kvist_epp.telemetry.request_log import LogWriter, RequestLog
 
 BASES = {"sql-lora": "qwen3-32b", "poems": "qwen3-32b"}
 FORGED = {MODEL_HEADER: "mine", BASE_MODEL_HEADER: "mine"}
@@ -26,7 +25,7 @@ class Silent(RequestLog):
     """Keeps the lines instead of writing them."""
 
     def __init__(self) -> None:
-        super().__init__(Writer(os.open(os.devnull, os.O_WRONLY)))
+        super().__init__(LogWriter(os.open(os.devnull, os.O_WRONLY)))
         self.lines: list[Any] = []
 
     def write(self, line: Any, *, prompt: bytes = b"") -> None:
@@ -105,7 +104,7 @@ def test_requests_are_counted_and_logged(log: Silent) -> None:
         asked(b"{}", partial=True),
     ):
         deciding.decide(ask)
-    page = metrics.snapshot().write("")[0].decode()
+    page = metrics.snapshot().format("")[0].decode()
     assert [
         line for line in page.splitlines() if line.startswith("kvist_epp_model_header_requests_total{")
     ] == [f'kvist_epp_model_header_requests_total{{outcome="{outcome}"}} 1.0' for outcome in OUTCOMES]

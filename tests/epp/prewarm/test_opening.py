@@ -116,7 +116,7 @@ async def test_it_hooks_itself_in(membership: Membership) -> None:
         task = asyncio.create_task(keeper.run())
         await asyncio.sleep(0)
         assert membership.picker.hot is not None
-        page, _ = membership.picker.metrics.snapshot().write("")
+        page, _ = membership.picker.metrics.snapshot().format("")
         task.cancel()
-    for name in ("tokens", "steps", "beginnings", "seconds"):
-        assert f"kvist_epp_hand_over_{name}_total".encode() in page
+    for name in ("tokens", "steps", "prefixes", "seconds"):
+        assert f"kvist_epp_prewarm_{name}_total".encode() in page

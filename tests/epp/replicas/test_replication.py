@@ -135,7 +135,7 @@ def test_the_page_and_the_metrics_tell_of_the_others() -> None:
     parts = make()
     peers = joined(parts)
     tell(peers, 1, entry("other.1"))
-    page, _ = parts.picker.metrics.snapshot().write("")
+    page, _ = parts.picker.metrics.snapshot().format("")
     lines = page.decode().splitlines()
 
     assert 'kvist_epp_peers{state="heard"} 1.0' in lines

@@ -9,7 +9,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def samples(metrics: Metrics) -> Samples:
-    body, content_type = metrics.snapshot().write("")
+    body, content_type = metrics.snapshot().format("")
     assert content_type.startswith("text/plain")
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -33,14 +33,14 @@ def filled() -> Metrics:
     metrics.template_failures["shape"] = 6
     metrics.gauges = Gauges(
         index_blocks=lambda: {"ns/a": {"GPU": 10, "CPU": 20}},
-        trust=lambda: {"ns/a": 1},
-        owed=lambda: {"ns/a": 300},
+        precise=lambda: {"ns/a": 1},
+        backlog_tokens=lambda: {"ns/a": 300},
         endpoints=lambda: {"ready": 1, "unreachable": 0},
         queue_requests=lambda: {"0": 3, "-1": 0},
         queue_tokens=lambda: 900,
         queue_bytes=lambda: 20_000,
         full_endpoints=lambda: 1,
-        owed_seconds=lambda: 2.5,
+        backlog_seconds=lambda: 2.5,
         model_faithful=lambda: True,
         log_dropped=lambda: 8,
     )
@@ -63,7 +63,7 @@ def test_every_name_others_rely_on() -> None:
         ("kvist_epp_index_blocks", (a, ("medium", "GPU"))): 10,
         ("kvist_epp_index_blocks", (a, ("medium", "CPU"))): 20,
         ("kvist_epp_index_trust", (a,)): 1,
-        ("kvist_epp_owed_tokens", (a,)): 300,
+        ("kvist_epp_backlog_tokens", (a,)): 300,
         ("kvist_epp_endpoints", (("state", "ready"),)): 1,
         ("kvist_epp_endpoints", (("state", "unreachable"),)): 0,
         ("kvist_epp_model_faithful", ()): 1,
@@ -116,13 +116,13 @@ def test_a_fresh_picker_has_a_page() -> None:
 
 def test_the_process_is_measured() -> None:
     """CPU and memory of the picker's own process are on its page."""
-    body, _ = Metrics().snapshot().write("")
+    body, _ = Metrics().snapshot().format("")
 
     assert b"process_cpu_seconds_total" in body
 
 
 def test_openmetrics_on_request() -> None:
     """A scraper that asks for OpenMetrics gets it."""
-    body, content_type = filled().snapshot().write("application/openmetrics-text; version=1.0.0")
+    body, content_type = filled().snapshot().format("application/openmetrics-text; version=1.0.0")
 
     assert (content_type.split(";")[0], body.endswith(b"# EOF\n")) == ("application/openmetrics-text", True)

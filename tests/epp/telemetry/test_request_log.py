@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvist_epp.telemetry.log_writer import Writer
-from kvist_epp.telemetry.request_log import Logs, RequestLine, RequestLog, configure
+from kvist_epp.telemetry.request_log import Logs, LogWriter, RequestLine, RequestLog, configure
 
 SECRET = "the prompt nobody may see"
 
@@ -165,7 +164,7 @@ def test_a_terminal_gets_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_show_prompt_text_only_when_asked() -> None:
     """The form for people keeps the same silence about prompts."""
     reader, end = os.pipe()
-    writer = Writer(end)
+    writer = LogWriter(end)
     RequestLog(writer, json=False).write(line(), prompt=SECRET.encode())
     RequestLog(writer, json=False, debug_text=True).write(line(), prompt=SECRET.encode())
     writer.close()
@@ -180,7 +179,7 @@ def test_a_reader_that_sleeps_costs_lines_not_time() -> None:
     """Nobody reads stderr: writing goes on at once, lines beyond the bound are counted, and the count is
     told."""
     reader, end = os.pipe()
-    writer = Writer(end, limit=50, told=lambda lost: b"lost %d" % lost)
+    writer = LogWriter(end, limit=50, dropped_line=lambda lost: b"lost %d" % lost)
     text = b"x" * 10_000
     for _ in range(200):
         writer.write(text)
@@ -203,7 +202,7 @@ def test_a_reader_that_has_gone_is_no_error() -> None:
     """A closed stderr loses lines and counts them; the picker goes on."""
     reader, end = os.pipe()
     os.close(reader)
-    writer = Writer(end)
+    writer = LogWriter(end)
     writer.write(b"a")
     writer.close()
     os.close(end)

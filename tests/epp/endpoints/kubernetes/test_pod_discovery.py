@@ -143,7 +143,7 @@ async def test_what_it_shows(server: ApiServer, tmp_path: Path) -> None:
 
         metrics = Metrics()
         metrics.gauges.watches = discovery.watches
-        page = metrics.snapshot().write("")[0].decode()
+        page = metrics.snapshot().format("")[0].decode()
         assert 'kvist_epp_discovery_watching{resource="pods"} 1.0' in page
         assert 'kvist_epp_discovery_lists_total{resource="inferenceobjectives.llm-d.ai"} 1.0' in page
 

@@ -8,7 +8,7 @@ from kvist_epp.telemetry.metrics import Metrics
 
 def page(metrics: Metrics) -> list[str]:
     """The lines of the page about ports."""
-    text, _ = metrics.snapshot().write("")
+    text, _ = metrics.snapshot().format("")
     return [line for line in text.decode().splitlines() if line.startswith("kvist_epp_http2_")]
 
 

@@ -1,0 +1,125 @@
+"""Prometheus families of ports, certificates, prewarming and replicas, made when the page is read."""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from kvist_epp.http2.port_stats import Tally
+from kvist_epp.prewarm.prewarm_stats import PrewarmStats
+from kvist_epp.replicas.replication_stats import ReplicationReport
+from kvist_epp.telemetry.histogram import Histogram
+
+F = TypeVar("F", CounterMetricFamily, GaugeMetricFamily)
+Values = Mapping[str, float] | Mapping[tuple[str, str], float] | float
+
+
+def gauge(name: str, text: str, values: Values, *labels: str) -> Metric:
+    """Return a gauge: one value, or values by the label (or by both labels as a tuple)."""
+    return _fill(GaugeMetricFamily(f"kvist_epp_{name}", text, labels=labels), values)
+
+
+def counter(name: str, text: str, values: Values, *labels: str) -> Metric:
+    """Return a counter: one value, or values by the label (or by both labels as a tuple)."""
+    return _fill(CounterMetricFamily(f"kvist_epp_{name}", text, labels=labels), values)
+
+
+def _fill(family: F, values: Values) -> F:
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            family.add_metric(key if isinstance(key, tuple) else (key,), value)
+    else:
+        family.add_metric((), values)
+    return family
+
+
+def histogram(name: str, text: str, histograms: Mapping[str, Histogram] | Histogram, *labels: str) -> Metric:
+    """Return a histogram in seconds: one, or several by the label."""
+    family = HistogramMetricFamily(f"kvist_epp_{name}", text, labels=labels)
+    rows = {(): histograms} if isinstance(histograms, Histogram) else {(k,): h for k, h in histograms.items()}
+    for key, found in rows.items():
+        family.add_metric(key, list(found.cumulative()), found.total)
+    return family
+
+
+def port_families(ports: Mapping[str, Tally]) -> Iterable[Metric]:
+    """Return ``kvist_epp_http2_…`` and ``kvist_epp_tls_…`` of each gRPC port by its name."""
+    loads = {name: tally.load() for name, tally in ports.items()}
+    yield gauge(
+        "http2_connections",
+        "Number of open connections.",
+        {name: load.connections for name, load in loads.items()},
+        "port",
+    )
+    yield gauge(
+        "http2_streams",
+        "Number of open streams: requests, health watches and access logs.",
+        {name: load.streams for name, load in loads.items()},
+        "port",
+    )
+    held: dict[tuple[str, str], float] = {}
+    for name, load in loads.items():
+        held[name, "receiving"], held[name, "unsent"] = load.receiving_bytes, load.unsent_bytes
+    text = "Bytes held of messages that are incomplete or unanswered, and of answers not yet sent."
+    yield gauge("http2_held_bytes", text, held, "port", "kind")
+    text = "Number of connections that the picker closed or refused, by reason."
+    ended = {name: tally.connections_ended for name, tally in ports.items()}
+    yield counter("http2_connections_ended", text, _by_port(ended), "port", "reason")
+    text = "Number of streams that the picker ended or refused while their connection stayed open, by reason."
+    ended = {name: tally.streams_ended for name, tally in ports.items()}
+    yield counter("http2_streams_ended", text, _by_port(ended), "port", "reason")
+    text = "Number of TLS handshakes that failed, by the reason that OpenSSL gives."
+    refused = {name: tally.refusals.counts for name, tally in ports.items()}
+    yield counter("tls_refusals", text, _by_port(refused), "port", "reason")
+
+
+def _by_port(counts: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], float]:
+    return {(port, reason): count for port, found in counts.items() for reason, count in found.items()}
+
+
+def certificate_families(counters: Mapping[str, float]) -> Iterable[Metric]:
+    """Return the metrics of the ext_proc port's certificate.
+
+    ``counters`` are those of ``Certificates``; they are empty without TLS, and so are the families then.
+    """
+    text = "Time at which the certificate in use expires, in Unix seconds; absent without TLS."
+    expiry = counters["expires"] if counters else dict[str, float]()
+    yield gauge("certificate_expiry_timestamp_seconds", text, expiry)
+    text = "Number of new certificates, keys or authorities found, by whether they were taken or refused."
+    changes = {outcome: int(counters[outcome]) for outcome in ("taken", "refused")} if counters else {}
+    yield counter("certificate_changes", text, changes, "outcome")
+
+
+def prewarm_families(stats: PrewarmStats) -> Iterable[Metric]:
+    """Return the metrics of prewarming; all are zero where it is off."""
+    text = "Number of prompt tokens that engines computed ahead of requests."
+    yield counter("prewarm_tokens", text, stats.tokens)
+    text = "Number of prewarming requests to engines, by outcome."
+    yield counter("prewarm_steps", text, {"done": stats.steps, "failed": stats.failed}, "outcome")
+    text = "Number of prefixes that prewarming selected (begun), gave up (dropped) or refreshed (kept)."
+    found = {"begun": stats.begun, "dropped": stats.dropped, "kept": stats.kept}
+    yield counter("prewarm_prefixes", text, found, "what")
+    yield counter("prewarm_seconds", "Total seconds that prewarming requests took.", stats.seconds)
+
+
+def replication_families(report: ReplicationReport) -> Iterable[Metric]:
+    """Return the metrics of the exchange between replicas; all are empty or zero without ``--peers``."""
+    stats = report.stats
+    yield gauge("peers", "Number of other replicas, by state.", report.states, "state")
+    text = "Number of open requests that other replicas routed."
+    yield gauge("peer_requests", text, report.requests)
+    text = "Seconds that the slowest replica takes to acknowledge an update."
+    yield gauge("gossip_lag_seconds", text, report.lag)
+    text = "Number of messages exchanged with other replicas, by direction."
+    yield counter("gossip_messages", text, stats.messages, "direction")
+    text = "Bytes of the messages exchanged with other replicas, by direction."
+    yield counter("gossip_bytes", text, stats.message_bytes, "direction")
+    text = "Number of access-log entries forwarded to the replica that routed the request, by direction."
+    yield counter("gossip_passed_entries", text, stats.forwarded, "direction")
+    yield counter("gossip_broken", "Number of connections to other replicas that broke.", stats.broken)
+    text = "Number of snapshots of an index that were given, taken, or failed while being taken."
+    yield counter("snapshots", text, stats.snapshots, "outcome")
+    text = "Seconds that copying the index of another replica took at startup; 0 if none was copied."
+    yield gauge("snapshot_seconds", text, stats.snapshot_seconds)
+    text = "Number of distinct blocks in the index that was copied at startup."
+    yield gauge("snapshot_blocks", text, stats.snapshot_blocks)
