@@ -1,0 +1,9 @@
+"""Pages of the metrics port: health, metrics, the operator's view of the fleet, and pages for debugging.
+
+No page changes anything, and none contains prompt text.
+
+- ``admin_server``: the HTTP server, its paths, and errors as JSON.
+- ``fleet_page``: ``GET /fleet``, how much each endpoint's cache saves, for the operator.
+- ``debug_pages``: ``/debug/fleet``, ``/debug/index`` and ``/debug/held``.
+- ``routing_pages``: ``/debug/pick``, ``/debug/queue``, and the queue's gauges.
+"""

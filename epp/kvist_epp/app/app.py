@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import kvist_epp
-from kvist_epp.admin import queues, views
-from kvist_epp.admin import server as admin
-from kvist_epp.admin.fleet import FleetPage
-from kvist_epp.admin.held import held
-from kvist_epp.admin.pages import Pages
-from kvist_epp.admin.queues import QueueGauges
+from kvist_epp.admin import admin_server, debug_pages
+from kvist_epp.admin.admin_server import PickerPages
+from kvist_epp.admin.fleet_page import FleetPage
+from kvist_epp.admin.routing_pages import QueueGauges, queue_document
 from kvist_epp.app import lifetime
 from kvist_epp.app import listeners as ports
 from kvist_epp.app.model_activation import Understanding
@@ -250,23 +248,25 @@ async def _pages(
     replication: "Replication | None",
     problems: Iterable[Callable[[], str]],
     stack: AsyncExitStack,
-) -> admin.AdminServer:
-    picker, worth = membership.picker, FleetPage(membership)
-    stack.push_async_callback(worth.close)
-    pages = Pages(
+) -> admin_server.AdminServer:
+    picker, fleet_page = membership.picker, FleetPage(membership)
+    stack.push_async_callback(fleet_page.close)
+    pages = PickerPages(
         metrics=picker.metrics,
         explain=picker.explain,
-        fleet=lambda: views.fleet(membership, discovery),
-        index=lambda: views.index(membership),
-        worth=worth.document,
-        queue=lambda: queues.document(picker.queue),
-        held=lambda: held(picker, 0 if replication is None else len(replication.remote_load)),
-        peers=lambda: {} if replication is None else replication.document(),
+        debug_fleet=lambda: debug_pages.fleet_document(membership, discovery),
+        index=lambda: debug_pages.index_document(membership),
+        fleet=fleet_page.document,
+        queue=lambda: queue_document(picker.queue),
+        held=lambda: debug_pages.in_flight_document(
+            picker, 0 if replication is None else len(replication.remote_load)
+        ),
+        replicas=lambda: {} if replication is None else replication.document(),
         not_ready=lambda: gate.not_ready(discovery.problem),
         warning=lambda: "; ".join(filter(None, (problem() for problem in problems))),
         ca=lambda: tls.ca_pem() if tls is not None else b"",
     )
-    server = await admin.serve(
+    server = await admin_server.serve(
         pages, settings.host, settings.metrics_port, body_limit=settings.max_message_bytes
     )
     stack.push_async_callback(server.close)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from kvist_epp.admin.explained import pick_document
+from kvist_epp.admin.routing_pages import pick_document
 from kvist_epp.director.prompt_match import Thought, think
 from kvist_epp.director.request_context import Asked
 from kvist_epp.endpoints.endpoint import Endpoint

@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import kvist_epp
-from kvist_epp.admin import server as admin
-from kvist_epp.admin.pages import Vitals
+from kvist_epp.admin import admin_server
+from kvist_epp.admin.admin_server import RolePages
 from kvist_epp.app import lifetime
 from kvist_epp.app import listeners as ports
 from kvist_epp.app.shutdown import Ending
@@ -97,13 +97,13 @@ async def _pages(
     health: Health,
     tls: Certificates | None,
     stack: AsyncExitStack,
-) -> admin.AdminServer:
-    pages = Vitals(
+) -> admin_server.AdminServer:
+    pages = RolePages(
         metrics=metrics,
         not_ready=lambda: "" if health.ready else "starting or draining",
         warning=lambda: "" if tls is None else tls.problem,
         ca=lambda: b"" if tls is None else tls.ca_pem(),
     )
-    server = await admin.serve(pages, settings.host, settings.metrics_port)
+    server = await admin_server.serve(pages, settings.host, settings.metrics_port)
     stack.push_async_callback(server.close)
     return server

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.epp.parts import BLOCK, Parts, ask, chat, make
 
-from kvist_epp.admin import fleet
-from kvist_epp.admin.fleet import FleetPage, gently
+from kvist_epp.admin import fleet_page
+from kvist_epp.admin.fleet_page import FleetPage, run_in_slices
 from kvist_epp.director.endpoint_registry import Membership
 from kvist_epp.endpoints.endpoint import Endpoint, Fleet
 from kvist_epp.endpoints.scraper import Scraper
@@ -84,7 +84,7 @@ async def test_asking_again_at_once_costs_nothing(
 ) -> None:
     """Who asks too soon gets what was found last, with its age; later it is worked out anew."""
     page = FleetPage(membership)
-    monkeypatch.setattr(fleet, "SHARE", 1e-9)
+    monkeypatch.setattr(fleet_page, "CPU_SHARE", 1e-9)
     before = await page.document()
     parts.warm(0, chat(LONG))
     again = await page.document()
@@ -92,7 +92,7 @@ async def test_asking_again_at_once_costs_nothing(
     assert again["age_seconds"] >= before["age_seconds"]
 
     fresh = FleetPage(membership)
-    monkeypatch.setattr(fleet, "SHARE", 1e9)
+    monkeypatch.setattr(fleet_page, "CPU_SHARE", 1e9)
     for held in (True, False):
         assert bool((await fresh.document())["endpoints"][0]["blocks"]) == held
         parts.picker.index.forget(parts.picker.index.publisher("t/e0/0"))
@@ -136,7 +136,7 @@ async def test_work_goes_on_in_slices() -> None:
         return "done"
 
     task = asyncio.create_task(other())
-    found, seconds = await gently(work())
+    found, seconds = await run_in_slices(work())
     task.cancel()
     await asyncio.wait((task,))
     assert found == "done"

@@ -3,11 +3,15 @@
 import asyncio
 import json
 
+import msgspec
 from tests.epp.parts import ask, chat, make
 
-from kvist_epp.admin.held import held
+from kvist_epp.admin.debug_pages import endpoints_document, in_flight_document
+from kvist_epp.endpoints.endpoint import Endpoint
+from kvist_epp.endpoints.scraper import EngineState
 from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.http2.port_stats import Load, Tally
+from kvist_epp.load.ledger import Ledger
 
 
 def zeros(page: dict[str, object]) -> bool:
@@ -18,12 +22,12 @@ def zeros(page: dict[str, object]) -> bool:
 async def test_a_request_is_held_until_it_has_ended() -> None:
     """Ledger, flight, prompt and history note are there after the pick, and gone after the access log."""
     parts = make()
-    before = held(parts.picker)
+    before = in_flight_document(parts.picker)
     decision = parts.picker.decide(ask(chat("What is held for me?")))
     assert isinstance(decision, PickResult)
-    during = held(parts.picker)
+    during = in_flight_document(parts.picker)
     parts.picker.settled([decision.session], "access-log")
-    after = held(parts.picker)
+    after = in_flight_document(parts.picker)
 
     assert zeros(before)
     assert (during["ledger"], during["flights"], during["notes"]) == (1, 1, 1)
@@ -39,7 +43,7 @@ async def test_tasks_are_told_by_what_they_run() -> None:
         await asyncio.Event().wait()
 
     tasks = [asyncio.create_task(waits()) for _ in range(2)]
-    found = held(make().picker)["tasks"]
+    found = in_flight_document(make().picker)["tasks"]
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -54,8 +58,25 @@ async def test_streams_of_gateways_are_counted_and_those_of_peers_are_not() -> N
     for port, streams in (("grpc", 3), ("grpc-health", 1), ("peer", 2)):
         tally = picker.metrics.ports[port] = Tally(1 << 20)
         tally.load = lambda streams=streams: Load(1, streams, 10, 5)  # type: ignore[misc]
-    found = held(picker, others=4)
+    found = in_flight_document(picker, remote_requests=4)
 
     assert found["streams"] == {"grpc": 3, "grpc-health": 1}
     assert found["stream_bytes"] == {"grpc": 15, "grpc-health": 15}
     assert found["of_peers"] == 4
+
+
+def test_the_page_of_endpoints_joins_scrapes_and_books() -> None:
+    """An endpoint shows its state and what it owes, and the document can be written as JSON."""
+    endpoint = Endpoint("a", "ns", "10.0.0.1", 8000, {"k": "v"}, "tcp://10.0.0.1:5557", ranks=2)
+    ledger = Ledger(default_rate=1000.0)
+    ledger.routed("s", "ns/a", 500, 900, now=1.0)
+    document = endpoints_document({"ns/a": EngineState(endpoint)}, ledger, now=1.1)
+    read = msgspec.json.decode(msgspec.json.encode(document))["endpoints"][0]
+
+    assert (read["state"], read["problem"], read["owed_tokens"], read["requests"]) == (
+        "new",
+        "not scraped yet",
+        400,
+        1,
+    )
+    assert read["kv_events"] == ["tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"]

@@ -6,13 +6,17 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.epp.parts import Parts, ask, chat, make
 
-from kvist_epp.admin import queues
+from kvist_epp.admin import routing_pages
+from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.errors import PickError
 from kvist_epp.flowcontrol.flow_controller import Bounds, Held, Queue
 from kvist_epp.names import PRIORITY_HEADER, TENANT_HEADERS
+from kvist_epp.scheduling.pick import Scored
 from kvist_epp.telemetry.histogram import Histogram
 from kvist_epp.telemetry.metrics import Gauges
 
+A = Endpoint("a", "ns", "10.0.0.1", 8000)
+B = Endpoint("b", "ns", "fd00::2", 8000)
 SECRET = "the password of the library"
 
 
@@ -43,7 +47,7 @@ async def test_the_page_shows_numbers_only(parts: Parts) -> None:
     for priority, tenant in ((0, "anna"), (0, "bert"), (7, "anna"), (-2, "anna")):
         wait(parts, priority, tenant)
     parts.clock.now += 2.0
-    page = queues.document(parts.picker.queue)
+    page = routing_pages.queue_document(parts.picker.queue)
 
     assert [(level["priority"], level["requests"], level["tenants"]) for level in page["levels"]] == [
         *((7, 1, 1), (0, 2, 2), (-2, 1, 1)),
@@ -58,14 +62,14 @@ async def test_the_page_shows_numbers_only(parts: Parts) -> None:
     assert page["bounds"]["room_seconds"] == 60.0
     assert SECRET not in str(page)
     assert "anna" not in str(page)
-    assert queues.document(None) == {}
+    assert routing_pages.queue_document(None) == {}
 
 
 async def test_a_level_that_emptied_is_told_as_zero_for_a_while(parts: Parts) -> None:
     """Autoscalers see that it has; after ten minutes the series ends. Level 0 is always there."""
     queue, gauges = parts.picker.queue, Gauges()
     assert queue is not None
-    queues.QueueGauges(queue).attach(gauges)
+    routing_pages.QueueGauges(queue).attach(gauges)
     assert gauges.queue_requests() == {"0": 0}
 
     held = wait(parts, -3)
@@ -83,7 +87,7 @@ async def test_the_number_of_levels_is_bounded(parts: Parts) -> None:
     """Clients choose priorities: beyond 32 of them the rest is told together."""
     queue, gauges = parts.picker.queue, Gauges()
     assert queue is not None
-    queues.QueueGauges(queue).attach(gauges)
+    routing_pages.QueueGauges(queue).attach(gauges)
     held = [wait(parts, priority) for priority in range(1, 101)]
     told = gauges.queue_requests()
 
@@ -98,8 +102,8 @@ async def test_an_empty_pool_owes_nothing(parts: Parts) -> None:
     queue = parts.picker.queue
     assert queue is not None
     parts.picker.gather(())
-    assert (queues.owed_seconds(queue), queues.full_endpoints(queue)) == (0.0, 0)
-    assert queues.document(queue)["pool_empty"] is True
+    assert (routing_pages.backlog_seconds(queue), routing_pages.full_endpoints(queue)) == (0.0, 0)
+    assert routing_pages.queue_document(queue)["pool_empty"] is True
 
 
 async def test_what_became_of_those_who_waited_is_counted(parts: Parts) -> None:
@@ -115,3 +119,42 @@ async def test_what_became_of_those_who_waited_is_counted(parts: Parts) -> None:
         "rejected-context-cancelled": 3
     }
     assert not [error for error in told if isinstance(error, PickError)]
+
+
+def test_pick_document_is_the_fixed_interface() -> None:
+    """Each row has the fields others rely on; picked are the eligible, best first, up to the limit."""
+    rows = [
+        Scored(B, True, 16, 64, 10, 5, 0.0123456789, "cost"),
+        Scored(A, False, 0, 0, 26, 0, 1.0, "unreachable"),
+    ]
+
+    assert routing_pages.pick_document("precise", 104, rows) == {
+        "mode": "precise",
+        "prompt_bytes": 104,
+        "endpoints": [
+            {
+                "endpoint": "[fd00::2]:8000",
+                "name": "ns/b",
+                "eligible": True,
+                "matched_tokens": 16,
+                "matched_bytes": 64,
+                "uncached_tokens": 10,
+                "owed_tokens": 5,
+                "predicted_ttft_seconds": 0.012346,
+                "reason": "cost",
+            },
+            {
+                "endpoint": "10.0.0.1:8000",
+                "name": "ns/a",
+                "eligible": False,
+                "matched_tokens": 0,
+                "matched_bytes": 0,
+                "uncached_tokens": 26,
+                "owed_tokens": 0,
+                "predicted_ttft_seconds": 1.0,
+                "reason": "unreachable",
+            },
+        ],
+        "picked": ["[fd00::2]:8000"],
+        "full": False,
+    }

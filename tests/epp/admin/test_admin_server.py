@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from kvist_epp.admin.pages import Document, Pages
-from kvist_epp.admin.server import AdminServer, serve
+from kvist_epp.admin.admin_server import AdminServer, Document, PickerPages, serve
 from kvist_epp.errors import BadRequest, SettingsError
 from kvist_epp.telemetry.metrics import Metrics
 
@@ -41,11 +40,11 @@ class Picker:
     def index(self) -> Document:
         return {"blocks": 3}
 
-    def pages(self) -> Pages:
-        return Pages(
+    def pages(self) -> PickerPages:
+        return PickerPages(
             metrics=Metrics(),
             explain=self.explain,
-            fleet=self.fleet,
+            debug_fleet=self.fleet,
             index=self.index,
             not_ready=lambda: self.why,
             warning=lambda: self.warning,

@@ -1,18 +1,16 @@
-"""``GET /fleet``: what each endpoint is worth and how it stands, for the operator. A stable page.
+"""``GET /fleet``: what each endpoint's cache saves and the state of its engine, for the operator.
 
-``version`` changes when a field's meaning does or a field goes; fields may be added. Figures are this
-replica's own: worth and prompts are of its own traffic and add up over replicas, what blocks and engines tell
-is the same everywhere.
+The page is stable: ``version`` changes when the meaning of a field changes or a field is removed; fields may
+be added. Savings and prompts are those of this replica's own traffic and add up over replicas; blocks and
+figures of engines are the same everywhere.
 """
 
 import asyncio
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
 from kvist_epp.director.endpoint_registry import Membership
-from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.endpoints.kubernetes.pods import TERMINATING
 from kvist_epp.endpoints.scraper import EngineState
 from kvist_epp.prefix_stats.cache_value import Worth
@@ -20,57 +18,56 @@ from kvist_epp.prefix_stats.window import WINDOW_SECONDS
 
 VERSION: Final = 1
 SLICE_SECONDS: Final = 0.001
-"""Work between two chances to let a pick run."""
-SHARE: Final = 0.02
-"""Of a core that answers may take, however often somebody asks."""
+"""Work after which the event loop may run a pick."""
+CPU_SHARE: Final = 0.02
+"""Share of a core that the page may use, however often it is requested."""
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
 class FleetPage:
-    """Works it out at most once at a time; whoever asks too soon gets what was found last."""
+    """Computes the page at most once at a time, and answers requests that come too soon from the last
+    result."""
 
-    membership: Membership
-    began: float = field(init=False)
-    _running: asyncio.Task[dict[str, Any]] | None = None
-    _found: dict[str, Any] = field(default_factory=dict)
-    _taken_at: float = 0.0
-    _next_at: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.began = self.membership.picker.clock()
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+        self._started_at = membership.picker.clock()
+        self._running: asyncio.Task[dict[str, Any]] | None = None
+        self._last: dict[str, Any] = {}
+        self._computed_at = 0.0
+        self._next_at = 0.0
 
     async def document(self) -> dict[str, Any]:
-        """The page. Whoever stops waiting does not stop the others."""
-        if self._running is None and (not self._found or perf_counter() >= self._next_at):
-            self._running = asyncio.create_task(self._work_out(), name="fleet page")
+        """Return the page. A caller that is cancelled does not stop the computation for the others."""
+        if self._running is None and (not self._last or perf_counter() >= self._next_at):
+            self._running = asyncio.create_task(self._compute(), name="fleet page")
         if self._running is not None:
             await asyncio.shield(self._running)
-        return {**self._found, "age_seconds": round(perf_counter() - self._taken_at, 3)}
+        return {**self._last, "age_seconds": round(perf_counter() - self._computed_at, 3)}
 
     async def close(self) -> None:
-        """Nobody is answered any more."""
+        """Stop a computation in progress."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait((self._running,))
 
-    async def _work_out(self) -> dict[str, Any]:
+    async def _compute(self) -> dict[str, Any]:
         try:
-            picker = self.membership.picker
+            picker = self._membership.picker
             now, began = picker.clock(), perf_counter()
             publishers = {key: member.publishers for key, member in picker.lookup.members.items()}
-            worth, worked = await gently(picker.savings.appraise(picker.index, publishers, now))
-            self._found = document(self.membership, worth, now - self.began, now)
-            self._taken_at = began
-            self._next_at = began + worked / SHARE
-            return self._found
+            steps = picker.savings.appraise(picker.index, publishers, now)
+            values, seconds = await run_in_slices(steps)
+            self._last = _document(self._membership, values, now - self._started_at, now)
+            self._computed_at = began
+            self._next_at = began + seconds / CPU_SHARE
+            return self._last
         finally:
             self._running = None
 
 
-async def gently(steps: Generator[None, None, T]) -> tuple[T, float]:
-    """Runs it to its end, a millisecond at a time; what it returns, and the seconds of work."""
+async def run_in_slices(steps: Generator[None, None, T]) -> tuple[T, float]:
+    """Run a generator to its end, a millisecond at a time; return its result and the seconds of work."""
     worked, until = 0.0, 0.0
     began = perf_counter()
     try:
@@ -85,12 +82,12 @@ async def gently(steps: Generator[None, None, T]) -> tuple[T, float]:
         return end.value, worked + perf_counter() - began
 
 
-def document(
-    membership: Membership, worth: Mapping[str, Worth], observed: float, now: float
+def _document(
+    membership: Membership, values: Mapping[str, Worth], observed: float, now: float
 ) -> dict[str, Any]:
-    """The page of one moment; ``observed``: seconds since this replica began."""
+    """Return the page; ``observed``: seconds since this replica started."""
     picker, blocks = membership.picker, membership.blocks()
-    states = [state for key, state in membership.scraper.states.items() if key in worth]
+    states = [state for key, state in membership.scraper.states.items() if key in values]
     return {
         "version": VERSION,
         "replica": picker.replica,
@@ -101,9 +98,9 @@ def document(
             _engine(state)
             | {
                 "approximate": membership.why_approximate(state.endpoint.key),
-                "worth_tokens": worth[state.endpoint.key].tokens,
+                "worth_tokens": values[state.endpoint.key].tokens,
                 "blocks": blocks.get(state.endpoint.hostport, {}),
-                "exclusive_blocks": worth[state.endpoint.key].exclusive_blocks,
+                "exclusive_blocks": values[state.endpoint.key].exclusive_blocks,
             }
             for state in states
         ],
@@ -113,7 +110,8 @@ def document(
 def _engine(state: EngineState) -> dict[str, Any]:
     endpoint, sample = state.endpoint, state.sample
     return {
-        "pod": pod(endpoint),
+        # an endpoint may be one of several ports of a pod
+        "pod": endpoint.aliases[0] if endpoint.aliases else endpoint.name,
         "namespace": endpoint.namespace,
         "uid": endpoint.uid,
         "endpoint": endpoint.hostport,
@@ -127,8 +125,3 @@ def _engine(state: EngineState) -> dict[str, Any]:
         "waiting": sample.waiting,
         "counted": {name: round(value, 3) for name, value in state.recent.counted()._asdict().items()},
     }
-
-
-def pod(endpoint: Endpoint) -> str:
-    """The pod that it is a port of."""
-    return endpoint.aliases[0] if endpoint.aliases else endpoint.name

@@ -1,0 +1,207 @@
+"""HTTP server of the metrics port: paths, readiness, and errors as JSON.
+
+The contents of the pages come from the callables of ``PickerPages``.
+"""
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+from aiohttp import web
+
+from kvist_epp.errors import PickError, SettingsError
+from kvist_epp.names import PATH_HEADER
+from kvist_epp.telemetry.metrics import MetricsPage
+
+logger = logging.getLogger(__name__)
+
+Document = Mapping[str, object]
+PageHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+SHUTDOWN_SECONDS: Final = 2.0
+DEFAULT_PATH: Final = "/v1/chat/completions"
+"""Path that ``/debug/pick`` assumes without an ``x-kvist-path`` header."""
+
+CONTENTS: Final = {
+    "/metrics": "Prometheus metrics",
+    "/healthz": "200 while the process is alive",
+    "/readyz": "200 if the picker accepts requests, otherwise 503 and the reason",
+    "/ca.crt": "PEM of the authority that signed the certificate of the ext_proc port",
+    "/fleet": "how much prefill each endpoint's cache saves, for the operator",
+    "/debug/pick": "POST a request body, and its path as x-kvist-path: the endpoint it would go to, and why",
+    "/debug/fleet": "endpoints, their state and their backlog",
+    "/debug/index": "the prefix index: publishers, blocks, accuracy",
+    "/debug/queue": "queued requests by priority, the limits, and how full the endpoints are",
+    "/debug/peers": "other replicas of the picker: their state and the requests they routed",
+    "/debug/held": "what is held for requests in flight: all zero when there are none",
+}
+
+
+class MetricsSource(Protocol):
+    """Metrics of a role."""
+
+    def snapshot(self) -> MetricsPage:
+        """Return all metrics as they are now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolePages:
+    """Sources of the pages that every role has."""
+
+    metrics: MetricsSource
+    not_ready: Callable[[], str]
+    """Reason for which the picker is not ready; empty if it is."""
+    warning: Callable[[], str] = str
+    """Problem that needs attention although the picker may be ready; empty if there is none."""
+    ca: Callable[[], bytes] = bytes
+    """PEM that verifies the ext_proc port; empty if there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PickerPages(RolePages):
+    """Sources of all pages of a picker; each document must be serialisable by ``msgspec.json``."""
+
+    explain: Callable[[str, Mapping[str, str], bytes], Document]
+    """(path, lower-case headers, body) → the answer of ``/debug/pick``; may raise PickError."""
+    debug_fleet: Callable[[], Document]
+    index: Callable[[], Document]
+    fleet: Callable[[], Awaitable[Document]] | None = None
+    queue: Callable[[], Document] = dict
+    held: Callable[[], Document] = dict
+    replicas: Callable[[], Document] = dict
+
+
+class AdminServer:
+    """Open metrics port."""
+
+    def __init__(self, runner: web.AppRunner, port: int) -> None:
+        self.port = port
+        self._runner = runner
+
+    async def close(self) -> None:
+        """Stop the server; requests in progress get two seconds."""
+        await self._runner.cleanup()
+
+
+async def serve(
+    pages: RolePages, host: str, port: int, *, body_limit: int = 32 << 20, flag: str = "--metrics-port"
+) -> AdminServer:
+    """Listen on ``host`` (empty: every address) and ``port`` (0: any free one).
+
+    Raises SettingsError that names the flag when the port cannot be opened.
+    """
+    app = web.Application(client_max_size=body_limit, middlewares=[_errors_as_json])
+    app.add_routes(_picker_routes(pages) if isinstance(pages, PickerPages) else _role_routes(pages))
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host or None, port)
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        raise SettingsError(f"{flag}: cannot listen on {host or '*'}:{port}: {error.strerror}") from error
+    return AdminServer(runner, runner.addresses[0][1])
+
+
+def _role_routes(pages: RolePages) -> list[web.RouteDef]:
+    async def metrics(request: web.Request) -> web.Response:
+        page, accept = pages.metrics.snapshot(), request.headers.get("Accept", "")
+        body, content_type = await asyncio.to_thread(page.format, accept)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def alive(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def ready(_: web.Request) -> web.Response:
+        reason = pages.not_ready()
+        warning = pages.warning()
+        text = f"{reason or 'ok'}\n" + (f"warning: {warning}\n" if warning else "")
+        return web.Response(text=text, status=503 if reason else 200)
+
+    async def ca(_: web.Request) -> web.Response:
+        if not (pem := pages.ca()):
+            raise web.HTTPNotFound(reason="no authority: the port is plaintext, or --cert-path has no ca.crt")
+        return web.Response(body=pem, content_type="application/x-pem-file")
+
+    return [
+        web.get("/metrics", metrics),
+        web.get("/healthz", alive),
+        web.get("/readyz", ready),
+        web.get("/ca.crt", ca),
+    ]
+
+
+def _picker_routes(pages: PickerPages) -> list[web.RouteDef]:
+    documents = {
+        "/debug/fleet": pages.debug_fleet,
+        "/debug/index": pages.index,
+        "/debug/queue": pages.queue,
+        "/debug/held": pages.held,
+        "/debug/peers": pages.replicas,
+    }
+
+    async def pick(request: web.Request) -> web.Response:
+        body = await request.read()
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        path = headers.pop(PATH_HEADER, DEFAULT_PATH).partition("?")[0]
+        return _json(pages.explain(path, headers, body))
+
+    async def fleet(_: web.Request) -> web.Response:
+        if pages.fleet is None:
+            raise web.HTTPNotFound(reason="this process has no endpoints")
+        return _json(await pages.fleet())
+
+    async def contents(request: web.Request) -> web.Response:
+        if "json" in request.headers.get("Accept", ""):
+            return _json({"pages": CONTENTS})
+        return web.Response(text="".join(f"{path:<14} {text}\n" for path, text in CONTENTS.items()))
+
+    def show(document: Callable[[], Document]) -> PageHandler:
+        async def handler(_: web.Request) -> web.StreamResponse:
+            return _json(document())
+
+        return handler
+
+    return [
+        *_role_routes(pages),
+        web.get("/fleet", fleet),
+        web.post("/debug/pick", pick),
+        *(web.get(path, show(document)) for path, document in documents.items()),
+        web.get("/debug", contents),
+    ]
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: PageHandler) -> web.StreamResponse:
+    """Answer every refusal with OpenAI's error object.
+
+    An internal error shows only its type, because its text may quote a prompt.
+    """
+    try:
+        return await handler(request)
+    except PickError as error:
+        return _refusal(error.status, error.kind, error.reason, error.message)
+    except web.HTTPException as error:
+        allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+        return _refusal(error.status, "invalid_request_error", "", error.reason, allowed)
+    except Exception as error:  # noqa: BLE001 - a page that fails must not end the picker
+        name, frame = type(error).__name__, traceback.extract_tb(error.__traceback__)[-1]
+        # not logger.exception: the text of the error would be logged
+        place = f"{frame.filename}:{frame.lineno}"
+        logger.error("page %s failed: %s in %s", request.path, name, place)  # noqa: TRY400
+        return _refusal(500, "internal_error", name, "this page failed; see the log")
+
+
+def _refusal(
+    status: int, kind: str, code: str, message: str, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    return _json({"error": {"message": message, "type": kind, "code": code or None}}, status, headers)
+
+
+def _json(document: Document, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    body = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
