@@ -89,7 +89,7 @@ class Shed(PickError):
 class ProtocolError(KvistError):
     """A peer broke the protocol; ``code`` is the HTTP/2 error code (RFC 9113 section 7).
 
-    ``reason`` is one of ``wire.tally.CONNECTION_ENDS``; empty: what the code says.
+    ``reason`` is one of ``http2.port_stats.CONNECTION_ENDS``; empty: what the code says.
     """
 
     def __init__(self, message: str, code: int = 1, *, reason: str = "") -> None:

@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
-from kvist_epp.extproc.response import Seen
-from kvist_epp.extproc.service import methods
+from kvist_epp.extproc.response import ObservedResponse
+from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.http2.call import Server
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.grpc_server import serve_grpc
-from kvist_epp.http2.server import serve_fast
+from kvist_epp.http2.server import serve_http2
 from kvist_epp.http2.tls import Certificates
 
 Transport = Literal["fast", "grpc"]
@@ -25,10 +25,10 @@ class StubPicker:
 
     answer: Answer = lambda _: PickResult(("127.0.0.1:1",))
     observe_responses: bool = False
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[ObservedResponse] = field(default_factory=list)
     asks: list[PickRequest] = field(default_factory=list)
-    ended: list[Ended] = field(default_factory=list)
-    troubles: list[str] = field(default_factory=list)
+    ended: list[AccessLogEntry] = field(default_factory=list)
+    protocol_errors: list[str] = field(default_factory=list)
     health: Health = field(default_factory=Health)
     reported: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -42,23 +42,23 @@ class StubPicker:
         picked = PickResult(endpoints, headers)
         self.answer = lambda _: picked
 
-    def note(self, entries: list[Ended]) -> None:
+    def note(self, entries: list[AccessLogEntry]) -> None:
         """Keep what the access log reports."""
         self.ended += entries
         self.reported.set()
 
-    def _responded(self, seen: Seen) -> None:
+    def _responded(self, seen: ObservedResponse) -> None:
         self.seen.append(seen)
         self.reported.set()
 
-    async def sees(self, count: int) -> list[Seen]:
+    async def sees(self, count: int) -> list[ObservedResponse]:
         """Wait until the streams have told of ``count`` responses."""
         while len(self.seen) < count:
             self.reported.clear()
             await self.reported.wait()
         return self.seen
 
-    async def reports(self, count: int) -> list[Ended]:
+    async def reports(self, count: int) -> list[AccessLogEntry]:
         """Wait until the access log has told of ``count`` requests."""
         while len(self.ended) < count:
             self.reported.clear()
@@ -74,15 +74,15 @@ class StubPicker:
     ) -> Server:
         """Serve it, ready; on port 0 the system chooses one."""
         self.health.set(True)
-        table = methods(
+        table = ext_proc_methods(
             self.decide,
             self.note,
             self.health,
-            responded=self._responded if self.observe_responses else None,
-            trouble=lambda name, _: self.troubles.append(name),
+            on_response=self._responded if self.observe_responses else None,
+            on_error=lambda name, _: self.protocol_errors.append(name),
         )
         if transport == "grpc":
             name = f"[{host}]" if ":" in host else host
             return await serve_grpc(table, name, port, tls=tls)
         context = tls.server_context() if tls else None
-        return await serve_fast(table, host, port, ssl=context)
+        return await serve_http2(table, host, port, ssl=context)

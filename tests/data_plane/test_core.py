@@ -61,7 +61,7 @@ async def _faultless(running: Plane) -> None:
     stats = await running.filter_stats()
     faults = ("spurious_msgs_received", "streams_failed", "rejected_header_mutations", "message_timeouts")
     assert {name: stats[name] for name in faults} == dict.fromkeys(faults, 0)
-    assert running.picker.troubles == []
+    assert running.picker.protocol_errors == []
 
 
 async def test_every_mode_routes_bodies_of_any_size(plane_of: Plane, mode: Mode) -> None:

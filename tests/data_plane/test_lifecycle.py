@@ -134,7 +134,7 @@ async def test_a_client_that_leaves_leaves_no_call(plane: Plane) -> None:
     request.cancel()
     await gone.wait()
 
-    assert plane.picker.troubles == []
+    assert plane.picker.protocol_errors == []
 
 
 async def test_a_client_that_leaves_mid_body_is_never_asked_for(plane: Plane) -> None:
@@ -164,7 +164,7 @@ async def test_a_bug_in_the_picker_costs_one_request(plane: Plane, caplog: pytes
     async with plane.client.get("/v1/models") as response:
         assert await response.text() == plane.addresses[1]
 
-    assert plane.picker.troubles == ["pick-failed"]
+    assert plane.picker.protocol_errors == ["pick-failed"]
     assert "ValueError" in caplog.text
     assert "the prompt" not in caplog.text
 

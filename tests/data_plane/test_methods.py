@@ -114,7 +114,7 @@ async def test_garbage_in_the_access_log_is_counted_and_skipped(picker: StubPick
     await call
 
     assert [entry.status for entry in picker.ended] == [7]
-    assert picker.troubles == ["access-log-message", "access-log-entry"]
+    assert picker.protocol_errors == ["access-log-message", "access-log-entry"]
 
 
 async def test_a_half_closed_stream_still_gets_its_pick(picker: StubPicker, channel: Channel) -> None:

@@ -12,7 +12,7 @@ from kvist_epp.http2 import frames as f
 from kvist_epp.http2.call import Sink
 from kvist_epp.http2.connection import Connection
 from kvist_epp.http2.limits import Limits, Rate
-from kvist_epp.http2.port_stats import Tally
+from kvist_epp.http2.port_stats import PortStats
 from kvist_epp.http2.streams import STREAM_BYTES
 
 ECHO: Final = "/t/Echo"
@@ -93,14 +93,14 @@ class Conversation:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.tally = Tally(LIMITS.held_bytes)
+        self.stats = PortStats(LIMITS.held_bytes)
         self.calls: list[Call] = []
         self.connection = Connection(
             {path: self._method(path) for path in PATHS[:-1]},
             LIMITS,
             clock=lambda: self.now,
             lasting=(LASTING,),
-            tally=self.tally,
+            stats=self.stats,
         )
         self._encoder = Encoder()
         self._pending = bytearray()
@@ -202,7 +202,7 @@ class Conversation:
         self.take(1 << 30)
         self._check_frames()
         self.connection.lost()
-        assert self.tally.held == 0
+        assert self.stats.held == 0
         assert self.connection.streams == 0
         for call in self.calls:
             assert call.closed + call.gone == 1, (call.path, call.closed, call.gone)
@@ -211,7 +211,7 @@ class Conversation:
 
     def _check(self) -> None:
         connection = self.connection
-        assert self.tally.connections_ended["internal"] == 0, "an exception left the connection's rules"
+        assert self.stats.connections_ended["internal"] == 0, "an exception left the connection's rules"
         for call in self.calls:
             assert call.wrong == [], (call.path, call.wrong)
         if self._at_end is not None:
@@ -230,8 +230,8 @@ class Conversation:
         waiting = sum(stream.waiting_bytes for stream in streams)
         assert outbox.waiting_bytes == waiting
         assert share.unsent == waiting + outbox.parked
-        assert self.tally.held == share.receiving + share.unsent
-        assert self.tally.held <= LIMITS.held_bytes + LIMITS.connection_send_bytes + 2 * 65_536
+        assert self.stats.held == share.receiving + share.unsent
+        assert self.stats.held <= LIMITS.held_bytes + LIMITS.connection_send_bytes + 2 * 65_536
         assert outbox.size + waiting <= LIMITS.connection_send_bytes + 2 * f.DEFAULT_FRAME_BYTES
         if not connection.closing:
             assert known._running == sum(not stream.sent and not stream.lasting for stream in streams)

@@ -15,7 +15,7 @@ from kvist_epp.extproc import access_log as accesslog
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.accesslog_pb2 import HTTPAccessLogEntry, StreamAccessLogsMessage
 from kvist_epp.extproc.pick_request import PickResult
-from kvist_epp.extproc.session import Exchange
+from kvist_epp.extproc.session import ExtProcSession
 from kvist_epp.http2 import frames as f
 from kvist_epp.names import BODY_CHUNK_BYTES, MODEL_REWRITE_HEADER
 from kvist_epp.prompt.request import Request, parse
@@ -49,13 +49,13 @@ def http2(data: bytes) -> None:
 def exchange(data: bytes) -> None:
     """An ext_proc stream: messages with two bytes of length each, or made of parts; answers are protobuf."""
     script = Script(data)
-    stream = Exchange(observe_responses=bool(script.number() & 1))
+    stream = ExtProcSession(observe_responses=bool(script.number() & 1))
     try:
         while script.left > 0:
             step = stream.feed(_message(script))
             _checked(step.replies)
             if step.ask is not None:
-                _checked(stream.decided(_decision(script)).replies)
+                _checked(stream.on_decision(_decision(script)).replies)
             if step.end:
                 return
     except ProtocolError:

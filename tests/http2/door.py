@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
-from kvist_epp.extproc.service import methods
+from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.limits import Limits
-from kvist_epp.http2.port_stats import Tally
-from kvist_epp.http2.server import serve_fast
+from kvist_epp.http2.port_stats import PortStats
+from kvist_epp.http2.server import serve_http2
 from kvist_epp.http2.tls import Certificates
 
 ENGINE = "10.0.0.1:8000"
@@ -22,9 +22,9 @@ class Door:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.tally = Tally(limits.held_bytes)
+        self.stats = PortStats(limits.held_bytes)
         self.health = Health()
-        self.ended: list[Ended] = []
+        self.ended: list[AccessLogEntry] = []
         self.asked: list[PickRequest] = []
         self.waiting: list[asyncio.Future[Decision]] = []
         self.patient = False
@@ -61,7 +61,7 @@ class Door:
         self.waiting.append(future)
         return future
 
-    def _logged(self, entries: list[Ended]) -> None:
+    def _logged(self, entries: list[AccessLogEntry]) -> None:
         self.ended.extend(entries)
         self._changed.set()
 
@@ -71,9 +71,9 @@ async def opened(tls: Certificates | None, **limits: Any) -> AsyncIterator[Door]
     """A ready picker's port."""
     door = Door(Limits(message_bytes=33 << 20, **limits))
     door.health.set(True)
-    served = methods(door._decided, door._logged, door.health)
+    served = ext_proc_methods(door._decided, door._logged, door.health)
     ssl = tls.server_context() if tls is not None else None
-    door.server = await serve_fast(served, "127.0.0.1", 0, door.limits, ssl=ssl, tally=door.tally)
+    door.server = await serve_http2(served, "127.0.0.1", 0, door.limits, ssl=ssl, stats=door.stats)
     try:
         yield door
     finally:

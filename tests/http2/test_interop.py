@@ -67,7 +67,7 @@ async def test_a_large_body_in_one_message(
         assert messages.set_headers(common)["x-gateway-destination-endpoint"] == ENGINE
         assert (await stream.status())[0] == 0
         assert door.asked[0].body == body
-        assert door.tally.held == 0
+        assert door.stats.held == 0
 
 
 async def test_a_large_body_there_and_back(
@@ -111,7 +111,7 @@ async def test_many_streams_at_once(
         door.patient = True
         asking = [asyncio.ensure_future(picked(await client.open(PROCESS_METHOD))) for _ in range(500)]
         await door.until(lambda: len(door.waiting) == 500)
-        assert door.tally.load().streams == 500
+        assert door.stats.load().streams == 500
         door.decide()
         assert await asyncio.gather(*asking) == [ENGINE] * 500
 

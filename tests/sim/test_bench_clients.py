@@ -9,12 +9,12 @@ import pytest
 from aiohttp import web
 
 from kvist_epp.errors import Shed
-from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
-from kvist_epp.extproc.service import methods
+from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.limits import Limits
-from kvist_epp.http2.server import serve_fast
+from kvist_epp.http2.server import serve_http2
 from kvist_epp.names import SESSION_HEADER
 from kvist_sim.bench.asker import Asker, Settler
 from kvist_sim.bench.direct import LONGEST_BODY, NO_ANSWER, PICKED, Answer, Direct
@@ -125,10 +125,10 @@ def test_envoy_is_told_to_tell() -> None:
 
 @asynccontextmanager
 async def picker(
-    decide: Callable[[PickRequest], Decision], ended: list[Ended], limits: Limits | None = None
+    decide: Callable[[PickRequest], Decision], ended: list[AccessLogEntry], limits: Limits | None = None
 ) -> AsyncIterator[Direct]:
     """A picker's ext_proc port with a decision of one's own, and a connection to it."""
-    server = await serve_fast(methods(decide, ended.extend, Health()), "127.0.0.1", 0, limits)
+    server = await serve_http2(ext_proc_methods(decide, ended.extend, Health()), "127.0.0.1", 0, limits)
     try:
         async with await Direct.open("127.0.0.1", server.port) as direct:
             yield direct
@@ -162,7 +162,7 @@ async def test_the_direct_client_asks_as_envoy_does() -> None:
             raise Shed("too busy")
         return PickResult(("10.0.0.1:8000", "10.0.0.2:8000"), ((SESSION_HEADER, f"s-{len(ask.body)}"),))
 
-    ended: list[Ended] = []
+    ended: list[AccessLogEntry] = []
     async with picker(decide, ended) as direct:
         answers = await asked(direct, ("a", b"x" * 50_000), ("b", b"shed"))
         direct.ended([answers["a"]])
@@ -199,7 +199,7 @@ async def test_a_broken_connection_answers_everybody() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    server = await serve_fast(methods(never, lambda _: None, Health()), "127.0.0.1", 0)
+    server = await serve_http2(ext_proc_methods(never, lambda _: None, Health()), "127.0.0.1", 0)
     async with await Direct.open("127.0.0.1", server.port) as direct:
         answers: list[Answer] = []
         direct.ask("a", HEADERS, b"{}", answers.append)
@@ -221,7 +221,7 @@ async def test_the_asker_settles_every_pick() -> None:
         picks += 1
         return PickResult(("10.0.0.1:8000",), ((SESSION_HEADER, f"s-{picks}"),))
 
-    ended: list[Ended] = []
+    ended: list[AccessLogEntry] = []
     async with picker(decide, ended) as direct:
         asker = Asker([direct], 200)
         await asyncio.wait_for(asker.run(0.3), SECONDS)
@@ -235,7 +235,7 @@ async def test_the_asker_settles_every_pick() -> None:
 
 async def test_a_settler_waits_as_long_as_an_engine_would() -> None:
     """Only what was picked long enough ago is told, unless all of it is asked for."""
-    ended: list[Ended] = []
+    ended: list[AccessLogEntry] = []
     async with picker(lambda _: PickResult(("10.0.0.1:8000",)), ended) as direct:
         settler = Settler(direct, seconds=3600)
         settler.picked(Answer("a", PICKED, "10.0.0.1:8000", "s"))

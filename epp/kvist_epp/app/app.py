@@ -23,7 +23,7 @@ from kvist_epp.director.director import Picker
 from kvist_epp.director.endpoint_registry import Membership
 from kvist_epp.endpoints.discovery import Discovery, open_discovery
 from kvist_epp.endpoints.scraper import Scraper
-from kvist_epp.extproc.service import health_methods, methods
+from kvist_epp.extproc.service import ext_proc_methods, health_methods
 from kvist_epp.flowcontrol.flow_controller import Bounds, Queue
 from kvist_epp.flowcontrol.priorities import Priorities, named_priorities
 from kvist_epp.http2.call import Server
@@ -221,19 +221,19 @@ async def _replication(
 async def _servers(
     settings: Settings, picker: Picker, health: Health, tls: Certificates | None, stack: AsyncExitStack
 ) -> tuple[Server, Server]:
-    def trouble(kind: str, count: int) -> None:
+    def on_error(kind: str, count: int) -> None:
         picker.metrics.protocol_errors[kind] += count
 
     after = Aftermath(picker)
-    responded = after.responded if settings.observe_responses else None
-    served = methods(picker.decide, after.ended, health, responded=responded, trouble=trouble)
-    tallies = picker.metrics.ports
-    grpc = await ports.listen(settings, served, settings.grpc_port, "--grpc-port", tls, tallies=tallies)
+    on_response = after.responded if settings.observe_responses else None
+    served = ext_proc_methods(picker.decide, after.ended, health, on_response=on_response, on_error=on_error)
+    port_stats = picker.metrics.ports
+    grpc = await ports.listen(settings, served, settings.grpc_port, "--grpc-port", tls, port_stats=port_stats)
     stack.push_async_callback(grpc.close)
     port = settings.grpc_health_port
     # Plaintext always: probes of the kubelet and of cloud load balancers speak no TLS.
     grpc_health = await ports.listen(
-        settings, health_methods(health), port, "--grpc-health-port", tallies=tallies
+        settings, health_methods(health), port, "--grpc-health-port", port_stats=port_stats
     )
     stack.push_async_callback(grpc_health.close)
     return grpc, grpc_health

@@ -6,7 +6,7 @@ from collections.abc import Mapping, MutableMapping
 from kvist_epp.errors import CertificateError, SettingsError
 from kvist_epp.http2.call import Method, Server
 from kvist_epp.http2.limits import Limits
-from kvist_epp.http2.port_stats import Tally
+from kvist_epp.http2.port_stats import PortStats
 from kvist_epp.http2.tls import Certificates, own_names
 from kvist_epp.settings.settings import Settings
 
@@ -39,11 +39,11 @@ async def listen(
     flag: str,
     tls: Certificates | None = None,
     *,
-    tallies: MutableMapping[str, Tally] | None = None,
+    port_stats: MutableMapping[str, PortStats] | None = None,
 ) -> Server:
     """Serve these methods on ``port``, in plaintext without ``tls``.
 
-    ``flag`` is named when that cannot be done (SettingsError). ``tallies`` gets the port's, by the flag's
+    ``flag`` is named when that cannot be done (SettingsError). ``port_stats`` gets the port's, by the flag's
     name, for the metrics; the twin on grpc.aio has none.
     """
     try:
@@ -52,13 +52,13 @@ async def listen(
 
             host = settings.host or "[::]"
             return await serve_grpc(served, host, port, settings.max_message_bytes, tls=tls)
-        from kvist_epp.http2.server import serve_fast
+        from kvist_epp.http2.server import serve_http2
 
         limits = Limits.of(settings)
-        tally = Tally(limits.held_bytes)
-        if tallies is not None:
-            tallies[flag.removeprefix("--").removesuffix("-port")] = tally
+        stats = PortStats(limits.held_bytes)
+        if port_stats is not None:
+            port_stats[flag.removeprefix("--").removesuffix("-port")] = stats
         ssl = tls.server_context() if tls is not None else None
-        return await serve_fast(served, settings.host, port, limits, ssl=ssl, tally=tally)
+        return await serve_http2(served, settings.host, port, limits, ssl=ssl, stats=stats)
     except OSError as error:
         raise SettingsError(f"{flag}: cannot listen on port {port}: {error}") from error

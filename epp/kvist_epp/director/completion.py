@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvist_epp.director.director import Picker
-from kvist_epp.extproc.access_log import Ended
-from kvist_epp.extproc.response import Seen
+from kvist_epp.extproc.access_log import AccessLogEntry
+from kvist_epp.extproc.response import ObservedResponse
 from kvist_epp.extproc.usage import Usage
 from kvist_epp.load.in_flight import Flight
 from kvist_epp.scheduling.pick import allows
@@ -21,7 +21,7 @@ class Aftermath:
 
     picker: Picker
 
-    def ended(self, entries: Sequence[Ended]) -> None:
+    def ended(self, entries: Sequence[AccessLogEntry]) -> None:
         """Requests have ended, by the access log; perhaps some that another replica routed."""
         for entry in entries:
             if not entry.session:
@@ -31,7 +31,7 @@ class Aftermath:
             else:
                 self._end(entry.session, entry.request_id or "", "access-log", entry.upstream, entry.status)
 
-    def responded(self, seen: Seen) -> None:
+    def responded(self, seen: ObservedResponse) -> None:
         """A response went past."""
         flight = self.picker.flights.find(seen.session, seen.request_id)
         if flight is not None:
@@ -59,7 +59,7 @@ class Aftermath:
             flight.told = True
             self.picker.truth(flight, usage.cached, self.picker.clock())
 
-    def _count(self, seen: Seen) -> None:
+    def _count(self, seen: ObservedResponse) -> None:
         metrics, usage = self.picker.metrics, seen.usage
         metrics.responses["usage" if usage.known else "none" if seen.whole else "cut"] += 1
         for kind in ("prompt", "completion", "cached"):

@@ -16,7 +16,7 @@ from kvist_epp.director.prompt_match import Thought, think
 from kvist_epp.director.request_context import Asked
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.errors import NoEndpoints, PickError
-from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pick_request import Decision, DeferredResult, PickRequest, PickResult
 from kvist_epp.flowcontrol.deficit_round_robin import Spot
 from kvist_epp.flowcontrol.flow_controller import Queue
@@ -78,7 +78,7 @@ class Picker:
     """Told of a session id that clients chose, and may have used before, with the publisher it goes to."""
     stranger: Callable[[Observed], None] = lambda _seen: None
     """Told of an event whose request was not routed here."""
-    elsewhere: Callable[[Ended], None] = lambda _entry: None
+    elsewhere: Callable[[AccessLogEntry], None] = lambda _entry: None
     """Told of an ended request that was not routed here."""
     replica: str = field(default_factory=lambda: f"{os.uname().nodename[-20:]}-{secrets.token_hex(3)}")
     """Tells this picker's sessions from those of its peers."""

@@ -21,7 +21,7 @@ from kvist_epp.extproc.pb.base_pb2 import SocketAddress
 from kvist_epp.names import DESTINATION_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
 
 
-class Ended(msgspec.Struct, frozen=True):
+class AccessLogEntry(msgspec.Struct, frozen=True):
     """One request that ended at the gateway."""
 
     session: str | None
@@ -38,7 +38,7 @@ class Ended(msgspec.Struct, frozen=True):
     """From the request's start to the last byte sent to the client."""
 
 
-def decode(message: bytes, garbage: Callable[[int], None] = lambda _: None) -> list[Ended]:
+def decode(message: bytes, garbage: Callable[[int], None] = lambda _: None) -> list[AccessLogEntry]:
     """The requests that ended, of one serialised ``StreamAccessLogsMessage``.
 
     ``garbage`` is told how many entries could not be read. Entries of requests that still run are left out.
@@ -61,9 +61,9 @@ def _parse(entry: bytes) -> HTTPAccessLogEntry | None:
         return None
 
 
-def _ended(entry: HTTPAccessLogEntry) -> Ended:
+def _ended(entry: HTTPAccessLogEntry) -> AccessLogEntry:
     common, headers = entry.common_properties, entry.request.request_headers
-    return Ended(
+    return AccessLogEntry(
         session=headers.get(SESSION_HEADER) or None,
         request_id=entry.request.request_id or headers.get(REQUEST_ID_HEADER) or None,
         upstream=_hostport(common.upstream_remote_address.socket_address),

@@ -28,7 +28,7 @@ _ECHOED: Final = pb.FULL_DUPLEX_STREAMED
 _WHOLE_MESSAGE: Final = frozenset((pb.BUFFERED, pb.BUFFERED_PARTIAL))
 
 
-class Seen(msgspec.Struct, frozen=True):
+class ObservedResponse(msgspec.Struct, frozen=True):
     """What was seen of a response, told once, when the stream ends."""
 
     session: str

@@ -14,10 +14,10 @@ from typing import Final
 
 from kvist_epp.errors import PickError, ProtocolError
 from kvist_epp.extproc import access_log as accesslog
-from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pick_request import Decision, DeferredResult, PickRequest, PickResult
-from kvist_epp.extproc.response import Seen
-from kvist_epp.extproc.session import Exchange, Step
+from kvist_epp.extproc.response import ObservedResponse
+from kvist_epp.extproc.session import ExtProcSession, Step
 from kvist_epp.http2.call import Method, Sink
 from kvist_epp.http2.grpc_health import Health, service_of
 from kvist_epp.names import (
@@ -31,13 +31,13 @@ from kvist_epp.names import (
 Decide = Callable[[PickRequest], Decision | Awaitable[Decision]]
 """Answers or raises `PickError`; an awaitable answer is cancelled when the request goes away."""
 
-Tell = Callable[[Seen], None]
+ResponseCallback = Callable[[ObservedResponse], None]
 """Told what was seen of a response, where responses are observed."""
 
-Trouble = Callable[[str, int], None]
-"""Counts what a peer or the picker got wrong: a name of ``TROUBLES`` and how many."""
+ErrorCounter = Callable[[str, int], None]
+"""Counts what a peer or the picker got wrong: a name of ``PROTOCOL_ERRORS`` and how many."""
 
-TROUBLES: Final = ("ext-proc-message", "access-log-message", "access-log-entry", "pick-failed")
+PROTOCOL_ERRORS: Final = ("ext-proc-message", "access-log-message", "access-log-entry", "pick-failed")
 
 _INVALID_ARGUMENT: Final = 3
 _NOT_FOUND: Final = 5
@@ -46,34 +46,34 @@ _INTERNAL: Final = 13
 _log = logging.getLogger(__name__)
 
 
-def methods(
+def ext_proc_methods(
     decide: Decide,
-    ended: Callable[[list[Ended]], None],
+    ended: Callable[[list[AccessLogEntry]], None],
     health: Health,
     *,
-    responded: Tell | None = None,
-    trouble: Trouble = lambda _name, _count: None,
+    on_response: ResponseCallback | None = None,
+    on_error: ErrorCounter = lambda _name, _count: None,
 ) -> dict[str, Method]:
     """Every method by its ``/package.Service/Method``; ``ended`` gets what the access log reports.
 
-    With ``responded`` the ext_proc streams stay open to the end of the response, and it is told of each.
+    With ``on_response`` the ext_proc streams stay open to the end of the response, and it is told of each.
     """
-    tell, observe = responded or _untold, responded is not None
+    tell, observe = on_response or _untold, on_response is not None
     return {
         PROCESS_METHOD: lambda sink: _Process(
-            sink, decide, Exchange(observe_responses=observe), trouble, tell
+            sink, decide, ExtProcSession(observe_responses=observe), on_error, tell
         ),
-        ACCESS_LOG_METHOD: lambda sink: _AccessLogs(sink, ended, trouble),
+        ACCESS_LOG_METHOD: lambda sink: _AccessLogs(sink, ended, on_error),
         **health_methods(health),
     }
 
 
-def label_methods(
-    decide: Decide, labels: tuple[str, ...], health: Health, *, trouble: Trouble
+def model_header_methods(
+    decide: Decide, labels: tuple[str, ...], health: Health, *, on_error: ErrorCounter
 ) -> dict[str, Method]:
     """ext_proc for a filter that only sets these headers, and health; no access log is due there."""
     return {
-        PROCESS_METHOD: lambda sink: _Process(sink, decide, Exchange(labels=labels), trouble, _untold),
+        PROCESS_METHOD: lambda sink: _Process(sink, decide, ExtProcSession(labels=labels), on_error, _untold),
         **health_methods(health),
     }
 
@@ -87,20 +87,27 @@ def health_methods(health: Health) -> dict[str, Method]:
     }
 
 
-def _untold(_seen: Seen) -> None:
+def _untold(_seen: ObservedResponse) -> None:
     pass
 
 
 class _Process:
     """One ext_proc stream."""
 
-    __slots__ = ("_decide", "_exchange", "_half_closed", "_sink", "_task", "_tell", "_trouble")
+    __slots__ = ("_decide", "_exchange", "_half_closed", "_on_error", "_sink", "_task", "_tell")
 
-    def __init__(self, sink: Sink, decide: Decide, exchange: Exchange, trouble: Trouble, tell: Tell) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        decide: Decide,
+        exchange: ExtProcSession,
+        on_error: ErrorCounter,
+        tell: ResponseCallback,
+    ) -> None:
         self._sink = sink
         self._decide = decide
         self._exchange = exchange
-        self._trouble = trouble
+        self._on_error = on_error
         self._tell = tell
         self._task: asyncio.Task[None] | DeferredResult | None = None
         self._half_closed = False
@@ -109,7 +116,7 @@ class _Process:
         try:
             step = self._exchange.feed(data)
         except ProtocolError as error:
-            self._trouble("ext-proc-message", 1)
+            self._on_error("ext-proc-message", 1)
             self._sink.close(_INVALID_ARGUMENT, str(error))
             return
         self._do(step)
@@ -126,7 +133,7 @@ class _Process:
             self._task.cancel()
 
     def _gone(self) -> None:
-        if (seen := self._exchange.gone()) is not None:
+        if (seen := self._exchange.on_closed()) is not None:
             self._tell(seen)
 
     def _do(self, step: Step) -> None:
@@ -149,7 +156,7 @@ class _Process:
             self._fail(error)
             return
         if isinstance(decision, (PickResult, PickError)):
-            self._do(self._exchange.decided(decision))
+            self._do(self._exchange.on_decision(decision))
         elif isinstance(decision, DeferredResult):
             self._task = decision
             decision.then(self._decided)
@@ -166,13 +173,13 @@ class _Process:
     def _decided(self, decision: Decision | Exception) -> None:
         self._task = None
         if isinstance(decision, (PickResult, PickError)):
-            self._do(self._exchange.decided(decision))
+            self._do(self._exchange.on_decision(decision))
         else:
             self._fail(decision)
 
     def _fail(self, error: Exception) -> None:
         """Where it failed, without the exception's text: that may quote the prompt."""
-        self._trouble("pick-failed", 1)
+        self._on_error("pick-failed", 1)
         where = "".join(traceback.format_tb(error.__traceback__))
         _log.error("pick failed with %s\n%s", type(error).__name__, where)
         self._sink.close(_INTERNAL, "the pick failed")
@@ -181,18 +188,20 @@ class _Process:
 class _AccessLogs:
     """Envoy's access log: it is never answered before it ends; what cannot be read is counted and skipped."""
 
-    __slots__ = ("_ended", "_sink", "_trouble")
+    __slots__ = ("_ended", "_on_error", "_sink")
 
-    def __init__(self, sink: Sink, ended: Callable[[list[Ended]], None], trouble: Trouble) -> None:
+    def __init__(
+        self, sink: Sink, ended: Callable[[list[AccessLogEntry]], None], on_error: ErrorCounter
+    ) -> None:
         self._sink = sink
         self._ended = ended
-        self._trouble = trouble
+        self._on_error = on_error
 
     def message(self, data: bytes) -> None:
         try:
-            entries = accesslog.decode(data, partial(self._trouble, "access-log-entry"))
+            entries = accesslog.decode(data, partial(self._on_error, "access-log-entry"))
         except ProtocolError:
-            self._trouble("access-log-message", 1)
+            self._on_error("access-log-message", 1)
             return
         if entries:
             self._ended(entries)

@@ -42,7 +42,7 @@ from kvist_epp.extproc import gateway_message as gateway
 from kvist_epp.extproc import replies as reply
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
-from kvist_epp.extproc.response import Response, Seen
+from kvist_epp.extproc.response import ObservedResponse, Response
 from kvist_epp.names import (
     GATEWAY_OWNED,
     MODEL_REWRITE_ALIAS,
@@ -60,10 +60,10 @@ class Step(msgspec.Struct, frozen=True):
     replies: tuple[bytes, ...] = ()
     """Serialised ``ProcessingResponse`` messages to send."""
     ask: PickRequest | None = None
-    """Then: ask the picker and give its decision to `Exchange.decided`."""
+    """Then: ask the picker and give its decision to `ExtProcSession.on_decision`."""
     end: bool = False
     """Then: end the stream with grpc-status 0."""
-    seen: Seen | None = None
+    seen: ObservedResponse | None = None
     """And: what was seen of the response, once."""
 
 
@@ -82,8 +82,8 @@ class _Phase(Enum):
     ENDED = auto()
 
 
-class Exchange:
-    """Feed it every message of one stream; answer each `Step.ask` with `decided`."""
+class ExtProcSession:
+    """Feed it every message of one stream; answer each `Step.ask` with `on_decision`."""
 
     __slots__ = (
         "_answer_in",
@@ -153,7 +153,7 @@ class Exchange:
         handle = _HANDLERS.get(request.WhichOneof("request") or "")
         return handle(self, request) if handle else _NOTHING
 
-    def decided(self, decision: Decision) -> Step:
+    def on_decision(self, decision: Decision) -> Step:
         """The picker's answer to the `PickRequest`; ignored when none is due."""
         if self._phase is not _Phase.DECIDING:
             return _NOTHING
@@ -173,7 +173,7 @@ class Exchange:
         self._response = Response(config.response_body_mode, self._names)
         return Step(replies)
 
-    def gone(self) -> Seen | None:
+    def on_closed(self) -> ObservedResponse | None:
         """The gateway ended the stream; what was seen of a response that was not told yet."""
         waited, self._phase = self._phase is _Phase.RESPONSE, _Phase.ENDED
         return self._told(whole=False) if waited else None
@@ -361,12 +361,14 @@ class Exchange:
             return self._finish()
         return self._respond(self._response.trailers(), last=True)
 
-    def _told(self, *, whole: bool) -> Seen | None:
+    def _told(self, *, whole: bool) -> ObservedResponse | None:
         response = self._response
         if response is None:
             return None
         request_id = self._headers.get(REQUEST_ID_HEADER, "")
-        return Seen(self._session, request_id, response.served, response.status, response.usage, whole)
+        return ObservedResponse(
+            self._session, request_id, response.served, response.status, response.usage, whole
+        )
 
 
 _NOT_SENT_ON: Final = frozenset((*GATEWAY_OWNED, MODEL_REWRITE_HEADER, MODEL_REWRITE_ALIAS))
@@ -374,12 +376,12 @@ _REQUEST_BODY: Final = b"\x22"
 _REQUEST_TRAILERS: Final = b"\x32"
 """First bytes of the messages whose fields are 4 and 6."""
 _WHOLE_MESSAGE: Final = frozenset((pb.BUFFERED, pb.BUFFERED_PARTIAL))
-_Handler = Callable[[Exchange, pb.ProcessingRequest], Step]
+_Handler = Callable[[ExtProcSession, pb.ProcessingRequest], Step]
 _HANDLERS: Final[Mapping[str, _Handler]] = {
-    "request_headers": Exchange._request_headers,
-    "request_body": Exchange._request_body,
-    "request_trailers": Exchange._request_trailers,
-    "response_headers": Exchange._respond_headers,
-    "response_body": Exchange._respond_body,
-    "response_trailers": Exchange._respond_trailers,
+    "request_headers": ExtProcSession._request_headers,
+    "request_body": ExtProcSession._request_body,
+    "request_trailers": ExtProcSession._request_trailers,
+    "response_headers": ExtProcSession._respond_headers,
+    "response_body": ExtProcSession._respond_body,
+    "response_trailers": ExtProcSession._respond_trailers,
 }

@@ -15,7 +15,7 @@ _VERSION_AND_RANDOM_BYTES: Final = 34
 _ALPN: Final = b"\x00\x10"
 
 
-class Hello:
+class ClientHello:
     """The first message of one client, however it is cut."""
 
     __slots__ = ("_seen",)

@@ -16,7 +16,7 @@ from kvist_epp.http2.framing import FrameReader
 from kvist_epp.http2.headers import HeaderReader, Malformed
 from kvist_epp.http2.limits import Budget, Limits
 from kvist_epp.http2.outbox import LARGEST_FRAME, Chunk, Outbox
-from kvist_epp.http2.port_stats import Share, Tally, reason_of
+from kvist_epp.http2.port_stats import MemoryShare, PortStats, reason_of
 from kvist_epp.http2.stream import Stream
 from kvist_epp.http2.streams import Streams
 
@@ -41,14 +41,14 @@ class Connection:
         wake: Callable[[], None] = _nothing,
         clock: Callable[[], float] = time.monotonic,
         lasting: Collection[str] = (),
-        tally: Tally | None = None,
+        stats: PortStats | None = None,
     ) -> None:
         """``wake`` is called when a sink used outside ``receive`` leaves something to ``take``; ``lasting``
-        names the methods whose calls never end by themselves: they do not hold up ``drain``. ``tally`` is
+        names the methods whose calls never end by themselves: they do not hold up ``drain``. ``stats`` is
         the port's; without it the connection stands alone.
         """
         self.limits = limits
-        self.share = Share(tally or Tally(limits.held_bytes))
+        self.share = MemoryShare(stats or PortStats(limits.held_bytes))
         self.outbox = Outbox(limits.connection_send_bytes, wake, self.share)
         self.closing = False
         self._methods = {path.encode(): (method, path in lasting) for path, method in methods.items()}
@@ -97,7 +97,7 @@ class Connection:
         self.outbox.park(beyond)
 
     def look(self, now: float) -> None:
-        """End streams that stand still; call it ``patience.LOOKS`` times in ``stall_seconds``."""
+        """End streams that stand still; call it ``patience.CHECKS_PER_STALL`` times in ``stall_seconds``."""
         if self.closing:
             return
         try:
@@ -355,7 +355,7 @@ class Connection:
         if self.closing:
             return
         self.closing = True
-        self.share.tally.connections_ended[error.reason or reason_of(error.code)] += 1
+        self.share.stats.connections_ended[error.reason or reason_of(error.code)] += 1
         self.outbox.put(frames.goaway(self._streams.last, error.code, str(error)))
         self._streams.cancel_all()
 

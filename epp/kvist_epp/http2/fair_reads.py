@@ -12,14 +12,14 @@ from time import perf_counter
 from typing import Final
 
 LARGE_BYTES: Final = 64 * 1024
-"""Pieces from this size on are told to `Turns`; less than that is no flood, and most requests are less."""
+"""Pieces from this size on pass through `FairReads`; most requests are smaller."""
 TURN_SECONDS: Final = 0.01
 """Of large pieces in one turn; the one under way is finished."""
 
 Work = Callable[[], None]
 
 
-class Turns:
+class FairReads:
     """One for the connections of a port."""
 
     __slots__ = ("_clock", "_late", "_soon", "_spent", "_told")

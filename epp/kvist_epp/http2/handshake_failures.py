@@ -26,7 +26,7 @@ REMEDIES: Final = {
 }
 
 
-class Refusals:
+class HandshakeFailures:
     """Of one port."""
 
     __slots__ = ("_muted", "_warned_at", "counts")

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from kvist_epp.errors import ProtocolError
 from kvist_epp.http2 import frames
-from kvist_epp.http2.port_stats import Share
+from kvist_epp.http2.port_stats import MemoryShare
 
 Chunk = bytes | memoryview
 
@@ -50,7 +50,7 @@ class Outbox:
         "window",
     )
 
-    def __init__(self, limit: int, wake: Callable[[], None], share: Share) -> None:
+    def __init__(self, limit: int, wake: Callable[[], None], share: MemoryShare) -> None:
         self.window = frames.DEFAULT_WINDOW
         self.max_frame = frames.DEFAULT_FRAME_BYTES
         self.limit = limit

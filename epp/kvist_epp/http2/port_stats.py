@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvist_epp.http2 import frames
-from kvist_epp.http2.handshake_failures import Refusals
+from kvist_epp.http2.handshake_failures import HandshakeFailures
 
 CONNECTION_ENDS: Final = (
     "too-many",
@@ -58,7 +58,7 @@ def reason_of(code: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PortLoad:
     """One port right now."""
 
     connections: int
@@ -69,7 +69,7 @@ class Load:
     """Answers that wait for the peer."""
 
 
-class Tally:
+class PortStats:
     """The sums of one port; its connections add to them."""
 
     __slots__ = ("connections", "connections_ended", "held", "limit", "load", "refusals", "streams_ended")
@@ -81,44 +81,44 @@ class Tally:
         self.connections = 0
         self.connections_ended = dict.fromkeys(CONNECTION_ENDS, 0)
         self.streams_ended = dict.fromkeys(STREAM_ENDS, 0)
-        self.refusals = Refusals()
-        self.load: Callable[[], Load] = lambda: Load(0, 0, 0, 0)
+        self.refusals = HandshakeFailures()
+        self.load: Callable[[], PortLoad] = lambda: PortLoad(0, 0, 0, 0)
         """Counted when asked for."""
 
     def __repr__(self) -> str:
-        return f"<Tally {self.held} of {self.limit} bytes, {self.connections} connections>"
+        return f"<PortStats {self.held} of {self.limit} bytes, {self.connections} connections>"
 
 
-class Share:
+class MemoryShare:
     """What one connection holds of its port's memory.
 
     A port that is full takes from those who have more than their part: as long as each keeps to
     ``limit / connections`` nobody loses a stream, whatever others do. So at most twice the limit is held.
     """
 
-    __slots__ = ("receiving", "tally", "unsent")
+    __slots__ = ("receiving", "stats", "unsent")
 
-    def __init__(self, tally: Tally) -> None:
-        self.tally = tally
+    def __init__(self, stats: PortStats) -> None:
+        self.stats = stats
         self.receiving = 0
         self.unsent = 0
 
     def receive(self, size: int) -> bool:
         """Hold ``size`` bytes more that came in (negative: fewer); False when that is too much."""
         self.receiving += size
-        tally = self.tally
-        tally.held += size
-        return tally.held <= tally.limit or self._within()
+        stats = self.stats
+        stats.held += size
+        return stats.held <= stats.limit or self._within()
 
     def queue(self, size: int) -> None:
         """Hold ``size`` bytes more that cannot go out yet (negative: fewer)."""
         self.unsent += size
-        self.tally.held += size
+        self.stats.held += size
 
     def refuses(self, size: int) -> bool:
         """Whether ``size`` bytes more to send would be too much."""
-        return self.tally.held + size > self.tally.limit and not self._within(size)
+        return self.stats.held + size > self.stats.limit and not self._within(size)
 
     def _within(self, size: int = 0) -> bool:
         """Whether this connection keeps to its part."""
-        return (self.receiving + self.unsent + size) * max(self.tally.connections, 1) <= self.tally.limit
+        return (self.receiving + self.unsent + size) * max(self.stats.connections, 1) <= self.stats.limit

@@ -7,17 +7,17 @@ from ssl import SSLContext
 from typing import Final
 
 from kvist_epp.http2.call import Method, Server
-from kvist_epp.http2.fair_reads import Turns
+from kvist_epp.http2.fair_reads import FairReads
 from kvist_epp.http2.limits import Limits
-from kvist_epp.http2.port_stats import Load, Tally
-from kvist_epp.http2.server_transport import Link
+from kvist_epp.http2.port_stats import PortLoad, PortStats
+from kvist_epp.http2.server_transport import ServerTransport
 from kvist_epp.names import LASTING_METHODS
 
 _BACKLOG: Final = 1024
 _QUIET_SECONDS: Final = 0.1
 
 
-async def serve_fast(
+async def serve_http2(
     methods: Mapping[str, Method],
     host: str,
     port: int,
@@ -25,15 +25,15 @@ async def serve_fast(
     *,
     ssl: SSLContext | None = None,
     lasting: Collection[str] = LASTING_METHODS,
-    tally: Tally | None = None,
+    stats: PortStats | None = None,
 ) -> Server:
     """Listen on ``host:port`` (port 0: the system chooses); raises OSError when it cannot.
 
     Plaintext is HTTP/2 with prior knowledge; an ``ssl`` context must offer ``h2`` by ALPN, and is asked for
-    every connection anew (``wrap_bio``). ``tally`` is kept up to date; without it the server keeps its own.
+    every connection anew (``wrap_bio``). ``stats`` is kept up to date; without it the server keeps its own.
     """
     limits = limits or Limits()
-    server = _FastServer(methods, limits, lasting, ssl, tally or Tally(limits.held_bytes))
+    server = _FastServer(methods, limits, lasting, ssl, stats or PortStats(limits.held_bytes))
     await server.listen(host, port)
     return server
 
@@ -45,16 +45,16 @@ class _FastServer:
         limits: Limits,
         lasting: Collection[str],
         ssl: SSLContext | None,
-        tally: Tally,
+        stats: PortStats,
     ) -> None:
         self.ssl = ssl
-        self.tally = tally
-        self.tally.load = self._load
+        self.stats = stats
+        self.stats.load = self._load
         self.methods = methods
         self.limits = limits
         self.lasting = lasting
-        self.links: set[Link] = set()
-        self.turns = Turns(asyncio.get_running_loop().call_soon)
+        self.links: set[ServerTransport] = set()
+        self.turns = FairReads(asyncio.get_running_loop().call_soon)
         self.draining = False
         self._empty = asyncio.Event()
         self._empty.set()
@@ -73,7 +73,9 @@ class _FastServer:
 
     async def listen(self, host: str, port: int) -> None:
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(lambda: Link(self, loop), host, port, backlog=_BACKLOG)
+        self._listener = await loop.create_server(
+            lambda: ServerTransport(self, loop), host, port, backlog=_BACKLOG
+        )
         self._port = self._listener.sockets[0].getsockname()[1]
         self._sweeper = loop.create_task(self._sweep(loop), name=f"sweep of port {self._port}")
 
@@ -118,20 +120,20 @@ class _FastServer:
                 await asyncio.wait_for(self._joined.wait(), _QUIET_SECONDS)
             quiet = not self._joined.is_set()
 
-    def admit(self, link: Link) -> bool:
+    def admit(self, link: ServerTransport) -> bool:
         full = len(self.links) >= self.limits.connections
         self.links.add(link)
-        self.tally.connections = len(self.links)
+        self.stats.connections = len(self.links)
         self._empty.clear()
         self._joined.set()
         if not full or self._make_room():
             return True
-        self.tally.connections_ended["too-many"] += 1
+        self.stats.connections_ended["too-many"] += 1
         return False
 
-    def left(self, link: Link) -> None:
+    def left(self, link: ServerTransport) -> None:
         self.links.discard(link)
-        self.tally.connections = len(self.links)
+        self.stats.connections = len(self.links)
         if not self.links:
             self._empty.set()
 
@@ -146,9 +148,9 @@ class _FastServer:
             idlest.abort("idle")
         return not self._crowded
 
-    def _load(self) -> Load:
+    def _load(self) -> PortLoad:
         links = self.links
-        return Load(
+        return PortLoad(
             connections=len(links),
             streams=sum(link.connection.streams for link in links),
             receiving_bytes=sum(link.connection.share.receiving for link in links),

@@ -14,12 +14,12 @@ from typing import Final, Protocol, cast
 from kvist_epp.errors import ProtocolError
 from kvist_epp.http2.call import Method
 from kvist_epp.http2.connection import Connection
-from kvist_epp.http2.fair_reads import LARGE_BYTES, Turns
+from kvist_epp.http2.fair_reads import LARGE_BYTES, FairReads
 from kvist_epp.http2.handshake_failures import HUNG_UP
 from kvist_epp.http2.limits import Limits
-from kvist_epp.http2.port_stats import Tally
-from kvist_epp.http2.stall_detector import LOOKS
-from kvist_epp.http2.tls_session import PREFIX, Secure
+from kvist_epp.http2.port_stats import PortStats
+from kvist_epp.http2.stall_detector import CHECKS_PER_STALL
+from kvist_epp.http2.tls_session import PREFIX, TlsSession
 
 _log = logging.getLogger(__name__)
 
@@ -35,18 +35,18 @@ class Host(Protocol):
     limits: Limits
     lasting: Collection[str]
     ssl: SSLContext | None
-    tally: Tally
-    turns: Turns
+    stats: PortStats
+    turns: FairReads
     draining: bool
 
-    def admit(self, link: "Link") -> bool:
+    def admit(self, link: "ServerTransport") -> bool:
         """A connection begins; False: there are too many."""
 
-    def left(self, link: "Link") -> None:
+    def left(self, link: "ServerTransport") -> None:
         """A connection is gone."""
 
 
-class Link(asyncio.Protocol):
+class ServerTransport(asyncio.Protocol):
     """One accepted connection."""
 
     def __init__(self, host: Host, loop: asyncio.AbstractEventLoop) -> None:
@@ -59,9 +59,9 @@ class Link(asyncio.Protocol):
             wake=self._wake,
             clock=loop.time,
             lasting=host.lasting,
-            tally=host.tally,
+            stats=host.stats,
         )
-        self._secure = None if host.ssl is None else Secure(host.ssl)
+        self._secure = None if host.ssl is None else TlsSession(host.ssl)
         self._transport: asyncio.Transport | None = None
         self._paused = False
         self._late = False
@@ -77,7 +77,7 @@ class Link(asyncio.Protocol):
 
     def __repr__(self) -> str:
         state = "leaving" if self._leaving else "full" if self._paused else "open"
-        return f"<Link {state}, {self.connection!r}>"
+        return f"<ServerTransport {state}, {self.connection!r}>"
 
     # -- asyncio's side
 
@@ -169,11 +169,11 @@ class Link(asyncio.Protocol):
             self._flush()
 
     def abort(self, reason: str = "") -> None:
-        """Cut the connection; ``connection_lost`` follows. ``reason``: one of ``tally.CONNECTION_ENDS``."""
+        """Cut the connection; ``connection_lost`` follows. ``reason``: one of ``stats.CONNECTION_ENDS``."""
         if self._transport is None:
             return
         if reason:
-            self._host.tally.connections_ended[reason] += 1
+            self._host.stats.connections_ended[reason] += 1
         self._transport.abort()
 
     def check(self, now: float) -> None:
@@ -182,7 +182,7 @@ class Link(asyncio.Protocol):
         if self._leaving or self._paused or not self.connection.established:
             self._check_passing(now)
             return
-        if now - self._looked_at >= limits.stall_seconds / LOOKS:
+        if now - self._looked_at >= limits.stall_seconds / CHECKS_PER_STALL:
             self._looked_at = now
             self.connection.look(now)
         if self._host.draining:
@@ -211,7 +211,7 @@ class Link(asyncio.Protocol):
             return
         if not self._dismissed:
             self._dismissed = True
-            self._host.tally.connections_ended["idle"] += 1
+            self._host.stats.connections_ended["idle"] += 1
         if idle > self._limits.idle_seconds + self._limits.stall_seconds:
             self.abort()
         else:
@@ -228,12 +228,12 @@ class Link(asyncio.Protocol):
 
     # -- TLS
 
-    def _opened(self, secure: Secure, data: bytes) -> None:
+    def _opened(self, secure: TlsSession, data: bytes) -> None:
         try:
             plain = secure.receive(data)
         except ProtocolError as error:
             # Nothing that waits can be sent any more, but the alert that says so.
-            self._host.tally.connections_ended["tls"] += 1
+            self._host.stats.connections_ended["tls"] += 1
             if secure.established:
                 _log.debug("connection ended: %s", error)
             else:
@@ -255,7 +255,7 @@ class Link(asyncio.Protocol):
         if self._transport is None:
             return
         who, here = (self._transport.get_extra_info(side) for side in ("peername", "sockname"))
-        refusals, now = self._host.tally.refusals, self._loop.time()
+        refusals, now = self._host.stats.refusals, self._loop.time()
         if warning := refusals.refused(reason, who[0] if who else "somebody", now):
             _log.warning("port %s: %s", here[1] if here else "?", warning)
 
@@ -291,7 +291,7 @@ class Link(asyncio.Protocol):
                 self._write_sealed(self._secure, transport)
 
     @staticmethod
-    def _write_sealed(secure: Secure, transport: asyncio.Transport) -> None:
+    def _write_sealed(secure: TlsSession, transport: asyncio.Transport) -> None:
         if sealed := secure.take():
             transport.write(sealed)
 

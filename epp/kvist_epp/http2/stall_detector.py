@@ -13,7 +13,7 @@ SENDING: Final = "stalled-sending"
 RECEIVING: Final = "stalled-receiving"
 SILENT: Final = "silent"
 
-LOOKS: Final = 4
+CHECKS_PER_STALL: Final = 4
 """How often in ``stall_seconds``."""
 
 
@@ -49,7 +49,7 @@ class Mark(NamedTuple):
     window: int
 
 
-class Patience:
+class StallDetector:
     """The marks of one connection's streams."""
 
     def __init__(self, limits: Limits) -> None:
@@ -57,7 +57,7 @@ class Patience:
         self._marks: dict[int, Mark] = {}
 
     def look(self, streams: Iterable[AnyStream], now: float) -> list[tuple[AnyStream, str]]:
-        """The streams whose time is up, each with one of ``tally.STREAM_ENDS``; ``now`` in seconds."""
+        """The streams whose time is up, each with one of ``stats.STREAM_ENDS``; ``now`` in seconds."""
         marks: dict[int, Mark] = {}
         late = []
         for stream in streams:

@@ -14,7 +14,7 @@ from kvist_epp.http2.call import Call, Method
 from kvist_epp.http2.headers import Head
 from kvist_epp.http2.limits import Limits
 from kvist_epp.http2.outbox import Outbox
-from kvist_epp.http2.port_stats import Share
+from kvist_epp.http2.port_stats import MemoryShare
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Owner(Protocol):
 
     outbox: Outbox
     limits: Limits
-    share: Share
+    share: MemoryShare
 
     def reset(self, stream: "Stream", code: int, reason: str = "protocol") -> None:
         """End a stream with RST_STREAM and tell its call."""

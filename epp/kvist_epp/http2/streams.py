@@ -9,8 +9,8 @@ from kvist_epp.http2 import frames
 from kvist_epp.http2.headers import Head
 from kvist_epp.http2.limits import Budget, Limits
 from kvist_epp.http2.outbox import Outbox
-from kvist_epp.http2.port_stats import Share
-from kvist_epp.http2.stall_detector import ENDING, SENDING, Patience
+from kvist_epp.http2.port_stats import MemoryShare
+from kvist_epp.http2.stall_detector import ENDING, SENDING, StallDetector
 from kvist_epp.http2.stream import Stream
 
 STREAM_BYTES: Final = 1024
@@ -46,7 +46,7 @@ class Streams:
         self,
         limits: Limits,
         outbox: Outbox,
-        share: Share,
+        share: MemoryShare,
         resets: Budget,
         *,
         fail: Callable[[ProtocolError], None],
@@ -59,7 +59,7 @@ class Streams:
         self.last = 0
         self._answered: dict[int, Stream] = {}
         self._running = 0
-        self._patience = Patience(limits)
+        self._patience = StallDetector(limits)
         self._window = frames.DEFAULT_WINDOW
         self._leaving = False
         self._resets = resets
@@ -97,8 +97,8 @@ class Streams:
             self._fail(ProtocolError("too many streams reset", frames.ENHANCE_YOUR_CALM, reason="resets"))
 
     def ended(self, reason: str) -> None:
-        """Count a stream that was ended by us; ``reason`` is one of ``tally.STREAM_ENDS``."""
-        self.share.tally.streams_ended[reason] += 1
+        """Count a stream that was ended by us; ``reason`` is one of ``stats.STREAM_ENDS``."""
+        self.share.stats.streams_ended[reason] += 1
 
     # -- streams that are not open
 

@@ -104,7 +104,7 @@ class Certificates:
         """For servers: each handshake uses the material of its moment. ALPN offers ``h2`` and nothing else.
 
         A client that does not want ``h2`` still gets a handshake (so does OpenSSL); the server has to look at
-        ``selected_alpn_protocol()``, as ``Secure`` does.
+        ``selected_alpn_protocol()``, as ``TlsSession`` does.
         """
         return self._shared
 

@@ -8,7 +8,7 @@ import ssl
 from typing import Final
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.http2.client_hello import Hello
+from kvist_epp.http2.client_hello import ClientHello
 from kvist_epp.http2.tls import ALPN
 
 _RECORD_BYTES: Final = 16 * 1024
@@ -19,7 +19,7 @@ PREFIX: Final = "TLS: "
 """How messages of its errors begin."""
 
 
-class Secure:
+class TlsSession:
     """TLS of one accepted connection. What ``take`` gives goes to the socket, after every other verb."""
 
     __slots__ = ("_hello", "_incoming", "_outgoing", "_tls", "begun", "ended", "established")
@@ -28,7 +28,7 @@ class Secure:
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._hello: Hello | None = Hello()
+        self._hello: ClientHello | None = ClientHello()
         self.begun = False
         """The peer has said something."""
         self.established = False

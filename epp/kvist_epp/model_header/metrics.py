@@ -7,7 +7,7 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
-from kvist_epp.http2.port_stats import Tally
+from kvist_epp.http2.port_stats import PortStats
 from kvist_epp.telemetry.histogram import Histogram
 from kvist_epp.telemetry.metric_families import certificate_families, counter, gauge, histogram, port_families
 from kvist_epp.telemetry.metrics import PROCESS, MetricsPage
@@ -26,7 +26,7 @@ class HeaderMetrics:
     """The counters; ``snapshot`` for the page."""
 
     version: str = ""
-    ports: dict[str, Tally] = field(default_factory=dict)
+    ports: dict[str, PortStats] = field(default_factory=dict)
     """The gRPC ports by name."""
     requests: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(OUTCOMES, 0)))
     forged: int = 0

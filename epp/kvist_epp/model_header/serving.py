@@ -11,7 +11,7 @@ from kvist_epp.admin.admin_server import RolePages
 from kvist_epp.app import lifetime
 from kvist_epp.app import listeners as ports
 from kvist_epp.app.shutdown import Ending
-from kvist_epp.extproc.service import health_methods, label_methods
+from kvist_epp.extproc.service import health_methods, model_header_methods
 from kvist_epp.http2.call import Server
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.tls import Certificates
@@ -78,15 +78,16 @@ async def _servers(
     tls: Certificates | None,
     stack: AsyncExitStack,
 ) -> tuple[Server, Server]:
-    def trouble(kind: str, count: int) -> None:
+    def on_error(kind: str, count: int) -> None:
         metrics.protocol_errors[kind] += count
 
-    served, tallies = label_methods(labeller.decide, LABELS, health, trouble=trouble), metrics.ports
-    grpc = await ports.listen(settings, served, settings.grpc_port, "--grpc-port", tls, tallies=tallies)
+    served = model_header_methods(labeller.decide, LABELS, health, on_error=on_error)
+    port_stats = metrics.ports
+    grpc = await ports.listen(settings, served, settings.grpc_port, "--grpc-port", tls, port_stats=port_stats)
     stack.push_async_callback(grpc.close)
     port, alone = settings.grpc_health_port, health_methods(health)
     # Plaintext always: probes of the kubelet and of cloud load balancers speak no TLS.
-    grpc_health = await ports.listen(settings, alone, port, "--grpc-health-port", tallies=tallies)
+    grpc_health = await ports.listen(settings, alone, port, "--grpc-health-port", port_stats=port_stats)
     stack.push_async_callback(grpc_health.close)
     return grpc, grpc_health
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.http2.call import Sink
 from kvist_epp.load.endpoint_load import Request
 from kvist_epp.load.ledger import Ledger
@@ -42,7 +42,7 @@ class UpdateStream:
     def __init__(
         self,
         local_requests: Callable[[], list[Request]],
-        outbox: deque[Ended],
+        outbox: deque[AccessLogEntry],
         digests_of: Callable[[Request], PromptDigests | None] = lambda _request: None,
     ) -> None:
         """``local_requests`` returns the open requests of this replica. ``outbox`` holds access-log entries

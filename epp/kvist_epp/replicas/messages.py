@@ -10,7 +10,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.index.byte_index import Root
 from kvist_epp.load.endpoint_load import Request
 from kvist_epp.replicas.pb import replication_pb2 as pb
@@ -59,7 +59,7 @@ class LoadUpdate(msgspec.Struct, frozen=True):
     full_ends: bool = False
     requests: Sequence[RemoteRequest] = ()
     ended_numbers: Sequence[int] = ()
-    log_entries: Sequence[Ended] = ()
+    log_entries: Sequence[AccessLogEntry] = ()
     leaving: bool = False
 
 
@@ -117,7 +117,7 @@ def encode_update(
     handshake: Handshake | None = None,
     full: tuple[bool, bool] = (False, False),
     ended_numbers: Iterable[int] = (),
-    log_entries: Iterable[Ended] = (),
+    log_entries: Iterable[AccessLogEntry] = (),
     leaving: bool = False,
     digests_of: Callable[[Request], PromptDigests | None] = lambda _request: None,
 ) -> bytes:
@@ -177,7 +177,7 @@ def decode_update(data: bytes) -> LoadUpdate:
         requests=_read_columns(message.requests),
         ended_numbers=list(message.ended_numbers),
         log_entries=[
-            Ended(
+            AccessLogEntry(
                 session=entry.session or None,
                 request_id=entry.request_id or None,
                 upstream=entry.upstream or None,

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Final
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.load.endpoint_load import Request
 from kvist_epp.load.ledger import Ledger
 from kvist_epp.replicas.messages import LoadUpdate, RemoteRequest
@@ -70,7 +70,7 @@ class RemoteLoad:
         self._replica = replica
         self._ledger = ledger
         self._is_known = is_known
-        self._outboxes: dict[str, deque[Ended]] = {}
+        self._outboxes: dict[str, deque[AccessLogEntry]] = {}
         self._sessions: dict[str, list[Request]] = {}
         self._digests: dict[Request, PromptDigests] = {}
 
@@ -127,7 +127,7 @@ class RemoteLoad:
         requests = [r for r in self._sessions.get(session, ()) if r.load.key == endpoint and r.open]
         return next((r for r in requests if r.remaining > 0), requests[0] if requests else None)
 
-    def forward(self, entry: Ended, now: float) -> int:
+    def forward(self, entry: AccessLogEntry, now: float) -> int:
         """Queue an access-log entry of a request that was not routed here for the replica that routed it.
 
         A session id that a picker made names its replica. A session id of a client is looked up among the
@@ -148,7 +148,7 @@ class RemoteLoad:
                 self._end(self.replicas[request.origin], request.number, now)
                 return
 
-    def outbox(self, replica: str) -> deque[Ended]:
+    def outbox(self, replica: str) -> deque[AccessLogEntry]:
         """Return the access-log entries queued for a replica: the same object until the replica is
         removed."""
         return self._outboxes.setdefault(replica, deque(maxlen=MAX_OUTBOX))

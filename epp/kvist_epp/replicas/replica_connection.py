@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Final
 
 from kvist_epp.errors import ProtocolError, ReplicaError
-from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.names import REPLICA_FOLLOW_METHOD
 from kvist_epp.replicas.messages import Handshake, LoadUpdate, decode_update, encode_ack
@@ -60,7 +60,7 @@ class ConnectionContext:
     remote_load: RemoteLoad
     stats: ReplicationStats
     clock: Callable[[], float]
-    on_log_entries: Callable[[Sequence[Ended]], None]
+    on_log_entries: Callable[[Sequence[AccessLogEntry]], None]
     """Called with access-log entries of this replica's requests that a gateway sent to another replica."""
     followed: dict[str, "ReplicaConnection"]
     """Connections that follow a replica, by its id."""

@@ -20,7 +20,7 @@ from kvist_epp.app.shutdown import Ending
 from kvist_epp.director.completion import Aftermath
 from kvist_epp.director.endpoint_registry import Membership
 from kvist_epp.errors import CertificateError, SettingsError
-from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.http2.call import Method
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.kvevents.observed import Observed
@@ -244,11 +244,11 @@ class Replication:
             left = self._picker.left(seen, seen.endpoint, request.total)
             self._picker.ledger.advanced(request, left, self._clock(), computed=seen.prefilled)
 
-    def _on_unknown_entry(self, entry: Ended) -> None:
+    def _on_unknown_entry(self, entry: AccessLogEntry) -> None:
         """Forward an access-log entry of a request that was not routed here."""
         self.stats.forwarded["sent"] += self.remote_load.forward(entry, self._clock())
 
-    def _on_forwarded_entries(self, entries: Sequence[Ended]) -> None:
+    def _on_forwarded_entries(self, entries: Sequence[AccessLogEntry]) -> None:
         """Apply access-log entries that a gateway sent to another replica."""
         for entry in entries:
             session = entry.session or ""
@@ -276,7 +276,7 @@ async def open_replication(
         settings.peer_port,
         "--peer-port",
         certificates,
-        tallies=membership.picker.metrics.ports,
+        port_stats=membership.picker.metrics.ports,
     )
     async with AsyncExitStack() as stack:
         stack.push_async_callback(server.close)

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from kvist_epp.http2.port_stats import Tally
+from kvist_epp.http2.port_stats import PortStats
 from kvist_epp.prewarm.prewarm_stats import PrewarmStats
 from kvist_epp.replicas.replication_stats import ReplicationReport
 from kvist_epp.telemetry.histogram import Histogram
@@ -42,9 +42,9 @@ def histogram(name: str, text: str, histograms: Mapping[str, Histogram] | Histog
     return family
 
 
-def port_families(ports: Mapping[str, Tally]) -> Iterable[Metric]:
+def port_families(ports: Mapping[str, PortStats]) -> Iterable[Metric]:
     """Return ``kvist_epp_http2_…`` and ``kvist_epp_tls_…`` of each gRPC port by its name."""
-    loads = {name: tally.load() for name, tally in ports.items()}
+    loads = {name: stats.load() for name, stats in ports.items()}
     yield gauge(
         "http2_connections",
         "Number of open connections.",
@@ -63,13 +63,13 @@ def port_families(ports: Mapping[str, Tally]) -> Iterable[Metric]:
     text = "Bytes held of messages that are incomplete or unanswered, and of answers not yet sent."
     yield gauge("http2_held_bytes", text, held, "port", "kind")
     text = "Number of connections that the picker closed or refused, by reason."
-    ended = {name: tally.connections_ended for name, tally in ports.items()}
+    ended = {name: stats.connections_ended for name, stats in ports.items()}
     yield counter("http2_connections_ended", text, _by_port(ended), "port", "reason")
     text = "Number of streams that the picker ended or refused while their connection stayed open, by reason."
-    ended = {name: tally.streams_ended for name, tally in ports.items()}
+    ended = {name: stats.streams_ended for name, stats in ports.items()}
     yield counter("http2_streams_ended", text, _by_port(ended), "port", "reason")
     text = "Number of TLS handshakes that failed, by the reason that OpenSSL gives."
-    refused = {name: tally.refusals.counts for name, tally in ports.items()}
+    refused = {name: stats.refusals.counts for name, stats in ports.items()}
     yield counter("tls_refusals", text, _by_port(refused), "port", "reason")
 
 

@@ -15,7 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from kvist_epp.endpoints.discovery import Watched
-from kvist_epp.http2.port_stats import Tally
+from kvist_epp.http2.port_stats import PortStats
 from kvist_epp.prewarm.prewarm_stats import PrewarmStats
 from kvist_epp.replicas.replication_stats import ReplicationReport
 from kvist_epp.telemetry.histogram import WAIT_BUCKETS, Histogram, Stages
@@ -87,7 +87,7 @@ class Metrics:
 
     version: str = ""
     gauges: Gauges = field(default_factory=Gauges)
-    ports: dict[str, Tally] = field(default_factory=dict)
+    ports: dict[str, PortStats] = field(default_factory=dict)
     """Statistics of the gRPC ports by name: ``grpc``, ``grpc-health`` …"""
     requests: Counts = field(default_factory=lambda: _counts("picked"))
     """Requests by outcome: ``picked`` or the reason of a PickError."""

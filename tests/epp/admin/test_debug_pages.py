@@ -10,7 +10,7 @@ from kvist_epp.admin.debug_pages import endpoints_document, in_flight_document
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.endpoints.scraper import EngineState
 from kvist_epp.extproc.pick_request import PickResult
-from kvist_epp.http2.port_stats import Load, Tally
+from kvist_epp.http2.port_stats import PortLoad, PortStats
 from kvist_epp.load.ledger import Ledger
 
 
@@ -56,8 +56,8 @@ async def test_streams_of_gateways_are_counted_and_those_of_peers_are_not() -> N
     """Replicas talk to each other all the time; what their gateways sent here ends."""
     picker = make().picker
     for port, streams in (("grpc", 3), ("grpc-health", 1), ("peer", 2)):
-        tally = picker.metrics.ports[port] = Tally(1 << 20)
-        tally.load = lambda streams=streams: Load(1, streams, 10, 5)  # type: ignore[misc]
+        stats = picker.metrics.ports[port] = PortStats(1 << 20)
+        stats.load = lambda streams=streams: PortLoad(1, streams, 10, 5)  # type: ignore[misc]
     found = in_flight_document(picker, remote_requests=4)
 
     assert found["streams"] == {"grpc": 3, "grpc-health": 1}

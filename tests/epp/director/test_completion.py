@@ -5,9 +5,9 @@ from tests.epp.parts import BLOCK, Parts, ask, chat, make
 
 from kvist_epp.director.completion import Aftermath
 from kvist_epp.endpoints.endpoint import Endpoint
-from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pick_request import PickResult
-from kvist_epp.extproc.response import Seen
+from kvist_epp.extproc.response import ObservedResponse
 from kvist_epp.extproc.usage import Usage
 from kvist_epp.kvevents.observed import Observed
 from kvist_epp.load.in_flight import Flight
@@ -31,12 +31,12 @@ def _hostport(parts: Parts, key: str) -> str:
 
 def _ended(
     session: str = "s", request_id: str = "id", upstream: str | None = None, status: int = 200
-) -> Ended:
-    return Ended(session, request_id, upstream, None, status, None, None)
+) -> AccessLogEntry:
+    return AccessLogEntry(session, request_id, upstream, None, status, None, None)
 
 
-def _seen(usage: Usage | None = None, *, status: int = 200, whole: bool = True) -> Seen:
-    return Seen("s", "id", None, status, usage or Usage(), whole)
+def _seen(usage: Usage | None = None, *, status: int = 200, whole: bool = True) -> ObservedResponse:
+    return ObservedResponse("s", "id", None, status, usage or Usage(), whole)
 
 
 def _running(parts: Parts) -> dict[str, int]:
@@ -121,7 +121,7 @@ def test_an_end_that_is_told_twice_counts_once() -> None:
     after = Aftermath(parts.picker)
     _pick(parts, "s", "first")
     _pick(parts, "s", "second")
-    after.responded(Seen("s", "first", None, 200, Usage(), whole=True))
+    after.responded(ObservedResponse("s", "first", None, 200, Usage(), whole=True))
     after.ended([_ended("s", "first")])
 
     assert len(parts.picker.flights) == 1

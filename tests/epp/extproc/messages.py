@@ -5,7 +5,7 @@ from typing import Any
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import HeaderMap, HeaderValue
 from kvist_epp.extproc.pick_request import PickRequest
-from kvist_epp.extproc.session import Exchange, Step
+from kvist_epp.extproc.session import ExtProcSession, Step
 
 HEADERS = {":method": "POST", ":path": "/v1/completions?x=1", ":authority": "pool", "x-tenant": "blue"}
 
@@ -94,7 +94,7 @@ def destination_metadata(reply: pb.ProcessingResponse) -> str:
     return fields["x-gateway-destination-endpoint"].string_value
 
 
-def asked(exchange: Exchange, *messages: bytes) -> PickRequest:
+def asked(exchange: ExtProcSession, *messages: bytes) -> PickRequest:
     """The question that the last of ``messages`` leads to; none before it does."""
     *before, last = [exchange.feed(message) for message in messages]
     assert [step.ask for step in before] == [None] * len(before)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.extproc.access_log import Ended, decode
+from kvist_epp.extproc.access_log import AccessLogEntry, decode
 from kvist_epp.extproc.pb.accesslog_pb2 import (
     AccessLogCommon,
     HTTPAccessLogEntry,
@@ -17,7 +17,7 @@ from kvist_epp.extproc.pb.accesslog_pb2 import (
 )
 from kvist_epp.extproc.pb.base_pb2 import Address, SocketAddress
 
-NOTHING = Ended(None, None, None, None, 0, None, None)
+NOTHING = AccessLogEntry(None, None, None, None, 0, None, None)
 
 
 def _message(*entries: HTTPAccessLogEntry | bytes) -> bytes:
@@ -43,7 +43,7 @@ def test_a_full_entry() -> None:
     entry.response.CopyFrom(HTTPResponseProperties(response_code=UInt32Value(value=200)))
 
     assert decode(_message(entry)) == [
-        Ended("r1.7", "id", "10.0.0.2:80", "10.0.0.1:80,10.0.0.2:80", 200, 1.5, 9.0)
+        AccessLogEntry("r1.7", "id", "10.0.0.2:80", "10.0.0.1:80,10.0.0.2:80", 200, 1.5, 9.0)
     ]
 
 

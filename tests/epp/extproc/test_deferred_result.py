@@ -73,7 +73,7 @@ def test_a_bug_is_told_as_one(caplog: pytest.LogCaptureFixture) -> None:
     _told(later, RuntimeError("secret prompt"))
 
     assert (world.sink.sent, world.sink.closed) == ([], [(13, "the pick failed")])
-    assert world.troubles == [("pick-failed", 1)]
+    assert world.protocol_errors == [("pick-failed", 1)]
     assert "secret" not in caplog.text
 
 

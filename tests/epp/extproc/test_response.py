@@ -13,8 +13,8 @@ from tests.epp.extproc import messages as m
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import Metadata
 from kvist_epp.extproc.pick_request import PickResult
-from kvist_epp.extproc.response import Seen
-from kvist_epp.extproc.session import Exchange, Step
+from kvist_epp.extproc.response import ObservedResponse
+from kvist_epp.extproc.session import ExtProcSession, Step
 from kvist_epp.extproc.usage import Usage
 from kvist_epp.names import BODY_CHUNK_BYTES
 
@@ -26,15 +26,15 @@ RESTORED = b'{"model":"m","usage":{"prompt_tokens":7,"completion_tokens":2}}'
 MODES = [pb.FULL_DUPLEX_STREAMED, pb.STREAMED, pb.BUFFERED]
 
 
-def _observing(mode: int, *, rename: bool = False) -> Exchange:
+def _observing(mode: int, *, rename: bool = False) -> ExtProcSession:
     """A stream that waits for its response."""
-    exchange = Exchange(observe_responses=True)
+    exchange = ExtProcSession(observe_responses=True)
     headers = {"x-request-id": "id"}
     if rename:
         headers["x-gateway-model-name-rewrite"] = "engine-name"
     exchange.feed(m.request_headers(m.config(pb.BUFFERED, mode), headers=headers))
     m.asked(exchange, m.request_body(b'{"model":"m"}'))
-    assert not exchange.decided(PICK).end
+    assert not exchange.on_decision(PICK).end
     return exchange
 
 
@@ -79,9 +79,9 @@ def test_what_was_seen_is_told_once(mode: int, headers: dict[str, str]) -> None:
     last = exchange.feed(m.response_body(ANSWER[40:], end=True))
 
     assert first.seen is None
-    assert last.seen == Seen("r1.1", "id", None, 200, Usage(7, 2), whole=True)
+    assert last.seen == ObservedResponse("r1.1", "id", None, 200, Usage(7, 2), whole=True)
     assert exchange.feed(m.response_body(b"", end=True)) == Step()
-    assert exchange.gone() is None
+    assert exchange.on_closed() is None
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_served_endpoint_is_read(metadata: dict[str, dict[str, Any]], served
         m.response_headers(end=True, headers=JSON, metadata_context=Metadata(filter_metadata=structs))
     )
 
-    assert step.seen == Seen("r1.1", "id", served, 200, Usage(), whole=True)
+    assert step.seen == ObservedResponse("r1.1", "id", served, 200, Usage(), whole=True)
 
 
 def test_a_response_that_is_cut_is_told_too() -> None:
@@ -114,18 +114,18 @@ def test_a_response_that_is_cut_is_told_too() -> None:
     exchange.feed(m.response_headers(headers=SSE))
     exchange.feed(m.response_body(ANSWER))
 
-    assert exchange.gone() == Seen("r1.1", "id", None, 200, Usage(7, 2), whole=False)
-    assert exchange.gone() is None
+    assert exchange.on_closed() == ObservedResponse("r1.1", "id", None, 200, Usage(7, 2), whole=False)
+    assert exchange.on_closed() is None
 
 
 def test_a_stream_without_a_pick_has_nothing_to_tell() -> None:
     """Before the pick, and where responses are not observed, the end of a stream tells nothing."""
-    early, left = Exchange(observe_responses=True), Exchange()
+    early, left = ExtProcSession(observe_responses=True), ExtProcSession()
     early.feed(m.request_headers(m.config(pb.BUFFERED)))
     m.asked(left, m.request_headers(m.config(pb.BUFFERED), end=True))
-    left.decided(PICK)
+    left.on_decision(PICK)
 
-    assert (early.gone(), left.gone()) == (None, None)
+    assert (early.on_closed(), left.on_closed()) == (None, None)
 
 
 def test_compressed_responses_are_not_read() -> None:
@@ -210,13 +210,13 @@ def test_a_long_response_with_a_name_is_cut_to_chunks() -> None:
 
 def test_a_streamed_request_is_answered_chunk_by_chunk() -> None:
     """Where the stream stays open each STREAMED chunk gets its answer: before, during and after the pick."""
-    exchange = Exchange(observe_responses=True)
+    exchange = ExtProcSession(observe_responses=True)
     exchange.feed(m.request_headers(m.config(pb.STREAMED, pb.NONE, early=True)))
     assert exchange.feed(m.request_body(b"a", end=False)) == Step()
     m.asked(exchange, m.request_body(bytes(600_000), end=False))
     exchange.feed(m.request_body(b"late", end=False))
 
-    step = exchange.decided(PICK)
+    step = exchange.on_decision(PICK)
     after = [exchange.feed(m.request_body(b"z", end=False)), exchange.feed(m.request_trailers())]
 
     assert m.kinds(step) == ["request_headers", "request_body", "request_body", "request_body"]
@@ -225,9 +225,9 @@ def test_a_streamed_request_is_answered_chunk_by_chunk() -> None:
 
 def test_trailers_that_come_while_the_picker_thinks_are_answered() -> None:
     """STREAMED trailers behind a body that was picked for by its beginning get their answer with the rest."""
-    exchange = Exchange(observe_responses=True)
+    exchange = ExtProcSession(observe_responses=True)
     exchange.feed(m.request_headers(m.config(pb.STREAMED, pb.NONE, early=True)))
     m.asked(exchange, m.request_body(bytes(600_000), end=False))
     exchange.feed(m.request_trailers())
 
-    assert m.kinds(exchange.decided(PICK)) == ["request_headers", "request_body", "request_trailers"]
+    assert m.kinds(exchange.on_decision(PICK)) == ["request_headers", "request_body", "request_trailers"]

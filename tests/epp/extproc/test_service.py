@@ -8,10 +8,10 @@ import pytest
 from tests.epp.extproc import messages as m
 
 from kvist_epp.errors import Shed
-from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
-from kvist_epp.extproc.service import TROUBLES, methods
+from kvist_epp.extproc.service import PROTOCOL_ERRORS, ext_proc_methods
 from kvist_epp.http2.call import Call
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.names import (
@@ -48,15 +48,15 @@ class World:
     answer: Callable[[PickRequest], Decision | Awaitable[Decision]] = lambda _: PICK
     sink: Recorder = field(default_factory=Recorder)
     health: Health = field(default_factory=Health)
-    ended: list[Ended] = field(default_factory=list)
-    troubles: list[tuple[str, int]] = field(default_factory=list)
+    ended: list[AccessLogEntry] = field(default_factory=list)
+    protocol_errors: list[tuple[str, int]] = field(default_factory=list)
 
     def call(self, method: str) -> Call:
-        table = methods(
+        table = ext_proc_methods(
             self.answer,
             self.ended.extend,
             self.health,
-            trouble=lambda *what: self.troubles.append(what),
+            on_error=lambda *what: self.protocol_errors.append(what),
         )
         return table[method](self.sink)
 
@@ -135,7 +135,7 @@ async def test_a_cancelled_call_cancels_its_decision() -> None:
     call.cancelled()
     await cancelled.wait()
 
-    assert (world.sink.sent, world.sink.closed, world.troubles) == ([], [], [])
+    assert (world.sink.sent, world.sink.closed, world.protocol_errors) == ([], [], [])
 
 
 async def test_a_half_closed_call_is_answered() -> None:
@@ -179,7 +179,7 @@ async def test_bugs_of_the_picker_end_the_call(caplog: pytest.LogCaptureFixture)
         await asyncio.sleep(0)
 
         assert world.sink.closed == [(13, "the pick failed")]
-        assert world.troubles == [("pick-failed", 1)]
+        assert world.protocol_errors == [("pick-failed", 1)]
     assert "KeyError" in caplog.text
     assert "blue" not in caplog.text
 
@@ -190,7 +190,7 @@ def test_undecodable_messages_are_refused_and_counted() -> None:
     world.call(PROCESS_METHOD).message(b"\xffsecret")
 
     assert world.sink.closed == [(3, "ext_proc message of 7 bytes cannot be decoded")]
-    assert world.troubles == [("ext-proc-message", 1)]
+    assert world.protocol_errors == [("ext-proc-message", 1)]
 
 
 def test_access_logs_are_passed_on_and_never_answered_early() -> None:
@@ -202,20 +202,20 @@ def test_access_logs_are_passed_on_and_never_answered_early() -> None:
     assert world.sink.closed == []
     call.half_closed()
 
-    assert world.ended == [Ended(None, None, None, None, 0, None, None)]
-    assert world.troubles == [("access-log-message", 1), ("access-log-entry", 2)]
+    assert world.ended == [AccessLogEntry(None, None, None, None, 0, None, None)]
+    assert world.protocol_errors == [("access-log-message", 1), ("access-log-entry", 2)]
     assert (world.sink.sent, world.sink.closed) == ([b""], [(0, "")])
 
 
-def test_troubles_are_declared() -> None:
-    """Every trouble that can be counted has its declared name, so that counters exist from the start."""
+def test_protocol_errors_are_declared() -> None:
+    """Every protocol error that can be counted has a declared name."""
     world = World(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
     world.call(PROCESS_METHOD).message(WHOLE)
     world.call(PROCESS_METHOD).message(b"\xff")
     world.call(ACCESS_LOG_METHOD).message(b"\xff")
     world.call(ACCESS_LOG_METHOD).message(b"\x12\x03\x0a\x01\xff")
 
-    assert {name for name, _ in world.troubles} == set(TROUBLES)
+    assert {name for name, _ in world.protocol_errors} == set(PROTOCOL_ERRORS)
 
 
 def test_checks_answer_and_end() -> None:

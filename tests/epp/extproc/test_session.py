@@ -13,7 +13,7 @@ from kvist_epp.errors import BadRequest, NoEndpoints, ProtocolError
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import HeaderMap, HeaderValue, Metadata
 from kvist_epp.extproc.pick_request import PickResult
-from kvist_epp.extproc.session import Exchange, Step
+from kvist_epp.extproc.session import ExtProcSession, Step
 from kvist_epp.names import BODY_CHUNK_BYTES
 
 DUPLEX = m.config(pb.FULL_DUPLEX_STREAMED, pb.FULL_DUPLEX_STREAMED)
@@ -22,15 +22,15 @@ PICK = PickResult(("10.0.0.1:8000", "[fd00::2]:8000"), (("x-session-id", "r1.1")
 LIST = "10.0.0.1:8000,[fd00::2]:8000"
 
 
-def _duplex(observe: bool = False) -> Exchange:
-    exchange = Exchange(observe_responses=observe)
+def _duplex(observe: bool = False) -> ExtProcSession:
+    exchange = ExtProcSession(observe_responses=observe)
     exchange.feed(m.request_headers(DUPLEX))
     return exchange
 
 
 def test_the_question_has_method_path_headers_and_body() -> None:
     """The path comes without its query, and pseudo headers are left out of the headers."""
-    ask = m.asked(Exchange(), m.request_headers(DUPLEX), m.request_body(b"body"))
+    ask = m.asked(ExtProcSession(), m.request_headers(DUPLEX), m.request_body(b"body"))
 
     assert (ask.method, ask.path, dict(ask.headers)) == ("POST", "/v1/completions", {"x-tenant": "blue"})
     assert (ask.body, ask.subset, ask.partial) == (b"body", None, False)
@@ -49,7 +49,7 @@ def test_headers_are_read_from_value_and_raw_value() -> None:
     )
     message = pb.ProcessingRequest(request_headers=pb.HttpHeaders(headers=headers, end_of_stream=True))
 
-    ask = m.asked(Exchange(), message.SerializeToString())
+    ask = m.asked(ExtProcSession(), message.SerializeToString())
 
     assert (ask.path, dict(ask.headers)) == (
         "/v1/models",
@@ -63,7 +63,7 @@ def test_full_duplex_answers_headers_body_and_ends() -> None:
     assert exchange.feed(m.request_body(b"first ", end=False)) == Step()
     ask = m.asked(exchange, m.request_body(b"second"))
 
-    step = exchange.decided(PICK)
+    step = exchange.on_decision(PICK)
 
     assert ask.body == b"first second"
     assert m.kinds(step) == ["request_headers", "request_body"]
@@ -76,7 +76,7 @@ def test_the_pick_is_in_header_and_metadata_alike() -> None:
     exchange = _duplex()
     exchange.feed(m.request_body(b""))
 
-    first = m.read(exchange.decided(PICK))[0]
+    first = m.read(exchange.on_decision(PICK))[0]
 
     common = first.request_headers.response
     assert m.set_headers(common) == {"x-gateway-destination-endpoint": LIST, "x-session-id": "r1.1"}
@@ -91,7 +91,7 @@ def test_trailers_end_the_body_and_are_answered_last() -> None:
     exchange.feed(m.request_body(b"body", end=False))
     m.asked(exchange, m.request_trailers())
 
-    step = exchange.decided(PICK)
+    step = exchange.on_decision(PICK)
 
     assert m.kinds(step) == ["request_headers", "request_body", "request_trailers"]
     assert [chunk.end_of_stream for chunk in m.chunks(step)] == [False]
@@ -100,10 +100,10 @@ def test_trailers_end_the_body_and_are_answered_last() -> None:
 @pytest.mark.parametrize("protocol", [DUPLEX, BUFFERED, m.config(pb.NONE), m.config(pb.STREAMED), None])
 def test_bodyless_requests_are_asked_for_at_once(protocol: pb.ProtocolConfiguration | None) -> None:
     """In every mode a request that ends with its headers gets its pick in the answer to them."""
-    exchange = Exchange()
+    exchange = ExtProcSession()
     ask = m.asked(exchange, m.request_headers(protocol, end=True))
 
-    step = exchange.decided(PICK)
+    step = exchange.on_decision(PICK)
 
     assert (ask.body, ask.partial) == (b"", False)
     assert (m.kinds(step), step.end) == (["request_headers"], True)
@@ -112,11 +112,11 @@ def test_bodyless_requests_are_asked_for_at_once(protocol: pb.ProtocolConfigurat
 @pytest.mark.parametrize("end", [True, False], ids=["end", "trailers follow"])
 def test_buffered_lets_headers_pass_and_answers_in_the_body(end: bool) -> None:
     """BUFFERED: an empty answer to the headers, the pick in the answer to the one body message."""
-    exchange = Exchange()
+    exchange = ExtProcSession()
     first = exchange.feed(m.request_headers(BUFFERED))
     ask = m.asked(exchange, m.request_body(b"body", end=end))
 
-    step = exchange.decided(PICK)
+    step = exchange.on_decision(PICK)
 
     assert (m.kinds(first), first.end) == (["request_headers"], False)
     assert (ask.body, ask.partial) == (b"body", False)
@@ -129,7 +129,7 @@ def test_buffered_lets_headers_pass_and_answers_in_the_body(end: bool) -> None:
 @pytest.mark.parametrize("end", [True, False])
 def test_a_cut_body_makes_a_partial_question(end: bool) -> None:
     """BUFFERED_PARTIAL: a body message that does not end the stream is only a beginning."""
-    exchange = Exchange()
+    exchange = ExtProcSession()
     ask = m.asked(
         exchange, m.request_headers(m.config(pb.BUFFERED_PARTIAL)), m.request_body(b"body", end=end)
     )
@@ -140,20 +140,20 @@ def test_a_cut_body_makes_a_partial_question(end: bool) -> None:
 @pytest.mark.parametrize("mode", [pb.NONE, pb.GRPC])
 def test_modes_without_a_body_ask_at_the_headers(mode: int) -> None:
     """NONE, and modes we do not speak: a partial question at the headers, and that is all."""
-    exchange = Exchange()
+    exchange = ExtProcSession()
     ask = m.asked(exchange, m.request_headers(m.config(mode)))
 
     assert (ask.body, ask.partial) == (b"", True)
-    assert exchange.decided(PICK).end
+    assert exchange.on_decision(PICK).end
 
 
 def test_without_a_configuration_full_duplex_is_meant() -> None:
     """A gateway that says nothing is treated as the protocol demands of gateways."""
-    exchange = Exchange()
+    exchange = ExtProcSession()
     assert exchange.feed(m.request_headers()) == Step()
     m.asked(exchange, m.request_body(b"body"))
 
-    assert m.kinds(exchange.decided(PICK)) == ["request_headers", "request_body"]
+    assert m.kinds(exchange.on_decision(PICK)) == ["request_headers", "request_body"]
 
 
 def test_a_repeated_last_chunk_is_ignored() -> None:
@@ -162,28 +162,28 @@ def test_a_repeated_last_chunk_is_ignored() -> None:
     m.asked(exchange, m.request_body(b"body"))
 
     assert exchange.feed(m.request_body(b"body")) == Step()
-    assert [chunk.body for chunk in m.chunks(exchange.decided(PICK))] == [b"body"]
+    assert [chunk.body for chunk in m.chunks(exchange.on_decision(PICK))] == [b"body"]
     assert exchange.feed(m.request_body(b"body")) == Step()
 
 
 def test_a_second_decision_is_ignored() -> None:
     """Only the first answer to a question counts, and none is taken before the question."""
     exchange = _duplex()
-    assert exchange.decided(PICK) == Step()
+    assert exchange.on_decision(PICK) == Step()
     exchange.feed(m.request_body(b""))
-    exchange.decided(PICK)
+    exchange.on_decision(PICK)
 
-    assert exchange.decided(NoEndpoints("none")) == Step()
+    assert exchange.on_decision(NoEndpoints("none")) == Step()
 
 
 @pytest.mark.parametrize("protocol", [DUPLEX, BUFFERED])
 def test_a_refusal_is_the_only_answer(protocol: pb.ProtocolConfiguration) -> None:
     """A refused request gets one immediate response, and the stream ends."""
-    exchange = Exchange()
+    exchange = ExtProcSession()
     exchange.feed(m.request_headers(protocol))
     exchange.feed(m.request_body(b"{"))
 
-    step = exchange.decided(BadRequest("no JSON"))
+    step = exchange.on_decision(BadRequest("no JSON"))
 
     assert (m.kinds(step), step.end) == (["immediate_response"], True)
     assert exchange.feed(m.response_headers()) == Step()
@@ -206,7 +206,7 @@ def test_the_subset_hint(value: Any, subset: tuple[str, ...]) -> None:
     hint.update({"x-gateway-destination-endpoint-subset": value})
     metadata = Metadata(filter_metadata={"envoy.lb.subset_hint": hint})
 
-    ask = m.asked(Exchange(), m.request_headers(DUPLEX, end=True, metadata_context=metadata))
+    ask = m.asked(ExtProcSession(), m.request_headers(DUPLEX, end=True, metadata_context=metadata))
 
     assert ask.subset == subset
 
@@ -215,14 +215,14 @@ def test_other_metadata_is_no_hint() -> None:
     """The namespace without the key, and other namespaces, leave the choice free."""
     metadata = Metadata(filter_metadata={"envoy.lb.subset_hint": Struct(), "envoy.lb": Struct()})
 
-    ask = m.asked(Exchange(), m.request_headers(DUPLEX, end=True, metadata_context=metadata))
+    ask = m.asked(ExtProcSession(), m.request_headers(DUPLEX, end=True, metadata_context=metadata))
 
     assert ask.subset is None
 
 
 def test_observability_mode_asks_nothing() -> None:
     """Where answers are ignored, none is made, and the gateway ends the stream."""
-    exchange = Exchange()
+    exchange = ExtProcSession()
 
     assert exchange.feed(m.request_headers(DUPLEX, end=True, observability_mode=True)) == Step()
     assert exchange.feed(m.response_headers()) == Step()
@@ -237,11 +237,11 @@ def test_a_response_before_the_pick_ends_the_stream(message: bytes) -> None:
 @pytest.mark.parametrize("mode", [pb.BUFFERED, pb.BUFFERED_PARTIAL])
 def test_trailers_without_a_body_are_picked_for_by_metadata(mode: int) -> None:
     """BUFFERED with trailers and no body: the headers were answered before, metadata can still tell."""
-    exchange = Exchange()
+    exchange = ExtProcSession()
     exchange.feed(m.request_headers(m.config(mode)))
     ask = m.asked(exchange, m.request_trailers())
 
-    step = exchange.decided(PICK)
+    step = exchange.on_decision(PICK)
 
     assert (ask.body, ask.partial) == (b"", False)
     assert (m.kinds(step), step.end) == (["request_trailers"], True)
@@ -255,10 +255,10 @@ def test_names_of_gateways_are_taken_from_clients() -> None:
         "x-kvist-dropped-reason": "x",
         "x-a": "b",
     }
-    exchange = Exchange()
+    exchange = ExtProcSession()
     ask = m.asked(exchange, m.request_headers(DUPLEX, end=True, headers=headers))
 
-    [answer] = m.read(exchange.decided(PICK))
+    [answer] = m.read(exchange.on_decision(PICK))
 
     removed = answer.request_headers.response.header_mutation.remove_headers
     assert sorted(removed) == ["x-gateway-destination-endpoint-subset", "x-kvist-dropped-reason"]
@@ -273,11 +273,11 @@ RENAMED = b'{"model":"engine-name","messages":[]}'
 def _renamed(
     protocol: pb.ProtocolConfiguration, *messages: bytes, picked: PickResult = PICK
 ) -> tuple[Any, Step]:
-    exchange = Exchange()
+    exchange = ExtProcSession()
     first, *between = [m.request_headers(protocol, headers=REWRITE), *messages[:-1]]
     for message in (first, *between):
         assert exchange.feed(message).ask is None
-    return m.asked(exchange, messages[-1]), exchange.decided(picked)
+    return m.asked(exchange, messages[-1]), exchange.on_decision(picked)
 
 
 def test_a_rewrite_in_a_full_duplex_body() -> None:
@@ -325,11 +325,11 @@ def test_no_rewrite_where_the_body_is_not_seen(
     protocol: pb.ProtocolConfiguration, messages: tuple[bytes, ...]
 ) -> None:
     """Without the whole body nothing is changed, and the wish travels on."""
-    exchange = Exchange()
+    exchange = ExtProcSession()
     *_, step = [exchange.feed(x) for x in (m.request_headers(protocol, headers=REWRITE), *messages)]
     assert step.ask is not None
 
-    [answer] = m.read(exchange.decided(PICK))
+    [answer] = m.read(exchange.on_decision(PICK))
 
     common = answer.request_headers.response if not messages else answer.request_body.response
     assert not common.HasField("body_mutation")
@@ -347,7 +347,7 @@ def test_the_picker_may_replace_a_body_too() -> None:
 
 def test_undecodable_messages_are_protocol_errors() -> None:
     """Bytes that are no ``ProcessingRequest`` raise, at any point of the stream."""
-    exchange = Exchange()
+    exchange = ExtProcSession()
     with pytest.raises(ProtocolError, match="3 bytes"):
         exchange.feed(b"\xff\xff\xff")
     exchange.feed(m.request_headers(DUPLEX))
@@ -357,17 +357,17 @@ def test_undecodable_messages_are_protocol_errors() -> None:
 
 def test_messages_of_unknown_kinds_are_let_pass() -> None:
     """A message without anything we know does nothing."""
-    assert Exchange().feed(b"") == Step()
+    assert ExtProcSession().feed(b"") == Step()
 
 
 @given(st.binary(), st.binary(), st.integers(0, 40))
 def test_arbitrary_bytes_raise_nothing_else(first: bytes, second: bytes, cut: int) -> None:
     """Whatever arrives, mid-stream or cut, an exchange answers or raises ``ProtocolError``."""
-    exchange = Exchange(observe_responses=True)
+    exchange = ExtProcSession(observe_responses=True)
     for message in (first, m.request_headers(DUPLEX), m.request_body(second)[:-cut], second):
         try:
             if exchange.feed(message).ask:
-                exchange.decided(PICK)
+                exchange.on_decision(PICK)
         except ProtocolError:
             continue
 
@@ -384,7 +384,7 @@ def test_chunks_rejoin_to_the_body(sizes: list[int], trailers: bool) -> None:
         exchange.feed(m.request_body(chunk, end=False))
     ask = m.asked(exchange, m.request_trailers() if trailers else m.request_body(b"."))
 
-    echoed = m.chunks(exchange.decided(PICK))
+    echoed = m.chunks(exchange.on_decision(PICK))
 
     assert ask.body == b"".join(sent) + (b"" if trailers else b".")
     assert b"".join(chunk.body for chunk in echoed) == ask.body

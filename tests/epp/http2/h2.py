@@ -9,7 +9,7 @@ from kvist_epp.http2 import frames
 from kvist_epp.http2.call import Method, Sink
 from kvist_epp.http2.connection import Connection
 from kvist_epp.http2.limits import Limits
-from kvist_epp.http2.port_stats import Tally
+from kvist_epp.http2.port_stats import PortStats
 from kvist_epp.http2.streams import STREAM_BYTES
 
 Fields = Sequence[tuple[str, str]]
@@ -82,11 +82,11 @@ class Client:
         methods: dict[str, Method] | None = None,
         greet: bool = True,
         wake: Callable[[], None] = lambda: None,
-        tally: Tally | None = None,
+        stats: PortStats | None = None,
         **limits: Any,
     ) -> None:
         bounds = Limits(**limits)
-        self.tally = tally or Tally(bounds.held_bytes)
+        self.stats = stats or PortStats(bounds.held_bytes)
         self.now = 0.0
         self.calls: list[Recorder] = []
         table: dict[str, Method] = {ECHO: Echo, RECORD: self._record, LASTING: self._record}
@@ -96,7 +96,7 @@ class Client:
             wake=wake,
             clock=lambda: self.now,
             lasting=(LASTING,),
-            tally=self.tally,
+            stats=self.stats,
         )
         self._encoder = Encoder()
         self._decoder = Decoder()
@@ -111,7 +111,7 @@ class Client:
     @property
     def held(self) -> int:
         """Bytes that the port holds, but for what its open streams cost by themselves."""
-        return self.tally.held - STREAM_BYTES * self.connection.streams
+        return self.stats.held - STREAM_BYTES * self.connection.streams
 
     def send(self, *chunks: bytes) -> list[Frame]:
         """Feed bytes and take the answer apart."""

@@ -16,8 +16,8 @@ from tests.epp.http2.h2 import ECHO, RECORD, Echo, Recorder, frame, grpc_fields
 from kvist_epp.http2 import frames as f
 from kvist_epp.http2.call import Method, Sink
 from kvist_epp.http2.limits import Limits
-from kvist_epp.http2.port_stats import Tally
-from kvist_epp.http2.server import serve_fast
+from kvist_epp.http2.port_stats import PortStats
+from kvist_epp.http2.server import serve_http2
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.names import HEALTH_WATCH_METHOD
 
@@ -54,7 +54,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.calls: list[Waiting] = []
-        self.tally = Tally(1 << 30)
+        self.stats = PortStats(1 << 30)
         self.server: Any
         self._changed = asyncio.Event()
 
@@ -80,7 +80,7 @@ async def serving(**limits: Any) -> AsyncIterator[Bench]:
     methods: dict[str, Method] = {ECHO: Echo, RECORD: bench.record, HEALTH_WATCH_METHOD: bench.record}
     ssl = tls.server_context() if (tls := TLS.get()) else None
     bounds = Limits(**limits)
-    bench.server = await serve_fast(methods, "127.0.0.1", 0, bounds, ssl=ssl, tally=bench.tally)
+    bench.server = await serve_http2(methods, "127.0.0.1", 0, bounds, ssl=ssl, stats=bench.stats)
     try:
         yield bench
     finally:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.epp.http2.h2 import ECHO
 from tests.epp.http2.served import channel, on_both_loops, serving
 
-from kvist_epp.http2.fair_reads import TURN_SECONDS, Turns
+from kvist_epp.http2.fair_reads import TURN_SECONDS, FairReads
 
 
 class Loop:
@@ -29,11 +29,11 @@ class Loop:
 
 
 class Bench:
-    """Turns whose clock moves as pieces are worked on."""
+    """FairReads whose clock moves as pieces are worked on."""
 
     def __init__(self) -> None:
         self.loop, self.now, self.done = Loop(), 0.0, list[int]()
-        self.turns = Turns(self.loop.call_soon, lambda: self.now)
+        self.turns = FairReads(self.loop.call_soon, lambda: self.now)
 
     def piece(self, number: int, seconds: float) -> bool:
         """One that takes so long."""

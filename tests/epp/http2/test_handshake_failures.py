@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.epp.http2.certificates import self_made, verifying
 from tests.epp.http2.h2 import ECHO, Echo
 
-from kvist_epp.http2.handshake_failures import MOST, OTHER, Refusals
-from kvist_epp.http2.port_stats import Tally
-from kvist_epp.http2.server import serve_fast
+from kvist_epp.http2.handshake_failures import MOST, OTHER, HandshakeFailures
+from kvist_epp.http2.port_stats import PortStats
+from kvist_epp.http2.server import serve_http2
 
 HOST = "127.0.0.1"
 WORDS = st.sampled_from(["http request", "no shared cipher", "unsupported protocol"])
@@ -24,7 +24,7 @@ WORDS = st.sampled_from(["http request", "no shared cipher", "unsupported protoc
 def test_all_are_counted_and_one_a_minute_is_told(times: list[tuple[str, float]]) -> None:
     """Of each reason the first is told at once, the next not before a minute is over, with the number of
     those between; counts and warnings together account for every handshake."""
-    refusals, now, told = Refusals(), 0.0, dict[str, float]()
+    refusals, now, told = HandshakeFailures(), 0.0, dict[str, float]()
     between = dict[str, int]()
     for reason, pause in times:
         now += pause
@@ -43,7 +43,7 @@ def test_all_are_counted_and_one_a_minute_is_told(times: list[tuple[str, float]]
 
 def test_reasons_are_bounded() -> None:
     """Peers cannot make series without end: from some number on all that is new is one reason."""
-    refusals = Refusals()
+    refusals = HandshakeFailures()
     for number in range(1000):
         refusals.refused(f"reason {number}", "somebody", 0.0)
     assert len(refusals.counts) == MOST + 1
@@ -65,18 +65,18 @@ async def test_the_log_says_who_failed_and_what_to_do(
 ) -> None:
     """Three peers that cannot be talked to: one warning with address and remedy, three counted."""
     caplog.set_level(logging.INFO)
-    tally = Tally(1 << 20)
-    server = await serve_fast({ECHO: Echo}, HOST, 0, ssl=self_made().server_context(), tally=tally)
+    stats = PortStats(1 << 20)
+    server = await serve_http2({ECHO: Echo}, HOST, 0, ssl=self_made().server_context(), stats=stats)
     try:
         for number in range(3):
             await _fails(kind, server.port)
-            while sum(tally.refusals.counts.values()) <= number:
+            while sum(stats.refusals.counts.values()) <= number:
                 await asyncio.sleep(0.01)
     finally:
         await server.close()
-    [(reason, count)] = tally.refusals.counts.items()
+    [(reason, count)] = stats.refusals.counts.items()
     [line] = [record.getMessage() for record in caplog.records if "handshake" in record.getMessage()]
-    assert (count, tally.connections_ended["tls"]) == (3, 0 if words == "hung up" else 3)
+    assert (count, stats.connections_ended["tls"]) == (3, 0 if words == "hung up" else 3)
     assert words in reason
     assert all(word in line for word in (reason, remedy, HOST, str(server.port)))
 

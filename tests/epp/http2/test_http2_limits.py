@@ -213,7 +213,7 @@ def test_header_lists_and_blocks_are_bounded() -> None:
     ):
         client = Client(header_bytes=1000, continuations=3)
         assert ending(client.send(*flood)) == CALM
-        assert client.tally.connections_ended["header-bytes"] == 1
+        assert client.stats.connections_ended["header-bytes"] == 1
 
 
 def test_a_header_bomb_is_not_unpacked() -> None:
@@ -289,7 +289,7 @@ def test_a_flood_has_a_name() -> None:
         limits: dict[str, Any] = {reason.replace("-", "_"): FEW}
         client = Client(**limits)
         client.send(flood * 11)
-        ended = {name for name, count in client.tally.connections_ended.items() if count}
+        ended = {name for name, count in client.stats.connections_ended.items() if count}
         assert ended == {reason}
 
 
@@ -378,7 +378,7 @@ def test_a_mistake_of_ours_costs_one_connection(
     monkeypatch.setattr(client.connection, "_headers", Broken())
     assert ending(client.send(client.request(3))) == (f.GOAWAY, f.INTERNAL_ERROR)
     assert client.calls[0].events == ["cancelled"]
-    assert client.tally.connections_ended["internal"] == 1
+    assert client.stats.connections_ended["internal"] == 1
     assert "ValueError" in caplog.text
     assert secret not in caplog.text
 

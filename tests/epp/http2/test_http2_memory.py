@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tests.epp.http2.h2 import LASTING, RECORD, Client, data, ending, frame, message
 
 from kvist_epp.http2 import frames as f
-from kvist_epp.http2.port_stats import Share, Tally
+from kvist_epp.http2.port_stats import MemoryShare, PortStats
 from kvist_epp.http2.streams import STREAM_BYTES
 
 STREAM_CALM = (f.RST_STREAM, f.ENHANCE_YOUR_CALM)
@@ -21,8 +21,8 @@ def test_requests_nobody_has_answered_are_held() -> None:
     client.send(data(1, message(bytes(3000))))
     assert ending(client.send(data(1, message(bytes(3000))))) == STREAM_CALM
     assert client.calls[0].events[-1] == "cancelled"
-    assert client.tally.streams_ended["held-bytes"] == 1
-    assert client.tally.held == 0
+    assert client.stats.streams_ended["held-bytes"] == 1
+    assert client.stats.held == 0
 
 
 def test_an_access_log_may_go_on_for_ever() -> None:
@@ -37,13 +37,13 @@ def test_an_access_log_may_go_on_for_ever() -> None:
 
 def test_a_connection_that_keeps_to_its_part_loses_nothing() -> None:
     """When a port is full, those who hold more than their part lose streams, whoever came last."""
-    tally = Tally(20_000)
-    tally.connections = 4
-    greedy, modest = Client(tally=tally), Client(tally=tally)
+    stats = PortStats(20_000)
+    stats.connections = 4
+    greedy, modest = Client(stats=stats), Client(stats=stats)
     for number in range(1, 9, 2):
         greedy.send(greedy.request(number, RECORD), data(number, message(bytes(3900))))
     modest.send(modest.request(1, RECORD), data(1, message(bytes(3000))))
-    assert tally.held > tally.limit
+    assert stats.held > stats.limit
     assert modest.calls[0].events == [bytes(3000)]
     assert ending(greedy.send(data(1, message(b"one more")))) == STREAM_CALM
     assert greedy.send(greedy.request(9, RECORD)) == []  # there is room again
@@ -55,7 +55,7 @@ def test_streams_cost_something_by_themselves() -> None:
     answer = client.send(*(client.request(number, RECORD) for number in range(1, 31, 2)))
     assert client.connection.streams == 10
     assert [found.code for found in answer] == [f.REFUSED_STREAM] * 5
-    assert client.tally.streams_ended["held-bytes"] == 5
+    assert client.stats.streams_ended["held-bytes"] == 5
 
 
 def test_answers_nobody_reads_fill_the_port_too() -> None:
@@ -66,7 +66,7 @@ def test_answers_nobody_reads_fill_the_port_too() -> None:
     assert client.held == 165_530 + 5 - f.DEFAULT_WINDOW
     client.calls[1].sink.send(bytes(150_000))
     assert client.calls[1].events == ["cancelled"]
-    assert client.tally.streams_ended["unread"] == 1
+    assert client.stats.streams_ended["unread"] == 1
     client.send(frame(f.RST_STREAM, 0, 1, bytes(4)))
     assert client.held == 0
 
@@ -112,9 +112,9 @@ def test_a_lost_connection_gives_everything_back() -> None:
     client.send(client.request(5, RECORD))
     client.calls[2].sink.send(bytes(100_000))
     client.connection.park()
-    assert client.tally.held > 100_000
+    assert client.stats.held > 100_000
     client.connection.lost()
-    assert client.tally.held == 0
+    assert client.stats.held == 0
     assert (client.connection.share.receiving, client.connection.share.unsent) == (0, 0)
 
 
@@ -124,13 +124,13 @@ def test_a_lost_connection_gives_everything_back() -> None:
 )
 def test_at_most_twice_the_limit_is_held(count: int, steps: list[tuple[int, int]]) -> None:
     """Whoever takes how much when: what is refused is given back, and the sum stays under two limits."""
-    tally = Tally(1000)
-    tally.connections = count
-    shares = [Share(tally) for _ in range(count)]
+    stats = PortStats(1000)
+    stats.connections = count
+    shares = [MemoryShare(stats) for _ in range(count)]
     for at, size in steps:
         share = shares[at % count]
         size = max(size, -share.receiving)
         if not share.receive(size) and size > 0:
             share.receive(-size)
-        assert tally.held == sum(one.receiving for one in shares)
-        assert tally.held <= 2 * tally.limit
+        assert stats.held == sum(one.receiving for one in shares)
+        assert stats.held <= 2 * stats.limit

@@ -7,7 +7,7 @@ import pytest
 from tests.epp.http2.h2 import ECHO, LASTING, RECORD, Client, Frame, data, ending, frame, message
 
 from kvist_epp.http2 import frames as f
-from kvist_epp.http2.stall_detector import LOOKS
+from kvist_epp.http2.stall_detector import CHECKS_PER_STALL
 
 STALL = 40.0
 TIMES: dict[str, Any] = {"stall_seconds": STALL, "stream_idle_seconds": 600.0, "bytes_per_second": 100}
@@ -16,7 +16,7 @@ TIMES: dict[str, Any] = {"stall_seconds": STALL, "stream_idle_seconds": 600.0, "
 def later(client: Client, seconds: float, meanwhile: Callable[[], object] = lambda: None) -> list[Frame]:
     """Let time pass, with a look as often as the server takes one."""
     answer: list[Frame] = []
-    step = STALL / LOOKS
+    step = STALL / CHECKS_PER_STALL
     for _ in range(int(seconds / step)):
         client.now += step
         meanwhile()
@@ -36,9 +36,9 @@ def test_a_message_that_never_ends_is_given_up() -> None:
     client = Client(**TIMES)
     client.send(client.request(1, RECORD), data(1, message(bytes(9000))[:5000]), client.request(3, RECORD))
     assert later(client, STALL) == []
-    assert status(client, later(client, 2 * STALL / LOOKS)) == "4"
+    assert status(client, later(client, 2 * STALL / CHECKS_PER_STALL)) == "4"
     assert [call.events for call in client.calls] == [["cancelled"], []]
-    assert client.tally.streams_ended["stalled-receiving"] == 1
+    assert client.stats.streams_ended["stalled-receiving"] == 1
     assert client.held == 0
 
 
@@ -48,7 +48,7 @@ def test_a_slow_message_must_keep_to_a_rate(size: int, ended: int) -> None:
     client = Client(**TIMES)
     client.send(client.request(1, RECORD), message_head(1 << 20))
     later(client, 3 * STALL, lambda: client.send(data(1, bytes(size))))
-    assert client.tally.streams_ended["stalled-receiving"] == ended
+    assert client.stats.streams_ended["stalled-receiving"] == ended
 
 
 def test_a_window_that_never_opens_ends_its_stream() -> None:
@@ -59,9 +59,9 @@ def test_a_window_that_never_opens_ends_its_stream() -> None:
     client.calls[0].sink.close()
     client.answer()
     assert later(client, STALL) == []
-    assert ending(later(client, 2 * STALL / LOOKS)) == (f.RST_STREAM, f.CANCEL)
-    assert client.tally.streams_ended["stalled-sending"] == 1
-    assert client.tally.held == client.connection.streams == 0
+    assert ending(later(client, 2 * STALL / CHECKS_PER_STALL)) == (f.RST_STREAM, f.CANCEL)
+    assert client.stats.streams_ended["stalled-sending"] == 1
+    assert client.stats.held == client.connection.streams == 0
 
 
 def test_a_window_that_opens_by_drops_ends_its_stream() -> None:
@@ -85,9 +85,9 @@ def test_a_call_without_a_word_is_given_up() -> None:
     client.calls[0].sink.send(b"so am I")
     client.answer()
     later(client, 500)
-    assert client.tally.streams_ended["silent"] == 1
+    assert client.stats.streams_ended["silent"] == 1
     later(client, 200)
-    assert client.tally.streams_ended["silent"] == 2
+    assert client.stats.streams_ended["silent"] == 2
 
 
 def test_words_both_ways_are_words() -> None:
@@ -116,7 +116,7 @@ def test_an_answered_request_must_be_ended() -> None:
     client.calls[0].sink.close()
     client.answer()
     assert ending(later(client, 2 * STALL)) == (f.RST_STREAM, f.NO_ERROR)
-    assert client.tally.streams_ended["stalled-ending"] == 1
+    assert client.stats.streams_ended["stalled-ending"] == 1
     assert client.connection.streams == 0
 
 

@@ -24,7 +24,7 @@ from tests.epp.http2.h2 import ECHO, Echo
 from kvist_epp.errors import CertificateError
 from kvist_epp.http2 import frames as f
 from kvist_epp.http2.call import Server
-from kvist_epp.http2.server import serve_fast
+from kvist_epp.http2.server import serve_http2
 from kvist_epp.http2.tls import Certificates, own_names
 
 REFUSED = (ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)
@@ -82,7 +82,7 @@ async def connect(server: Server, context: ssl.SSLContext) -> Client:
 
 async def serve(certificates: Certificates) -> Server:
     """On a free port."""
-    return await serve_fast({ECHO: Echo}, HOST, 0, ssl=certificates.server_context())
+    return await serve_http2({ECHO: Echo}, HOST, 0, ssl=certificates.server_context())
 
 
 def mounted(folder: Path, pki: Pki) -> tuple[Mounted, Certificates]:

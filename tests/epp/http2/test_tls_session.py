@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.epp.http2.certificates import NO_ALPN, self_made, verifying
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.http2.client_hello import Hello
-from kvist_epp.http2.tls_session import Secure
+from kvist_epp.http2.client_hello import ClientHello
+from kvist_epp.http2.tls_session import TlsSession
 
 
 class Peer:
@@ -38,9 +38,9 @@ class Peer:
         return b"".join(pieces)
 
 
-def agreed(peer: Peer | None = None) -> tuple[Peer, Secure]:
+def agreed(peer: Peer | None = None) -> tuple[Peer, TlsSession]:
     """Both sides after their handshake."""
-    peer, server = peer or Peer(), Secure(self_made().server_context())
+    peer, server = peer or Peer(), TlsSession(self_made().server_context())
     data = b""
     while not server.established:
         server.receive(peer.step(data, peer.tls.do_handshake))
@@ -76,7 +76,7 @@ def test_what_is_sent_arrives_however_it_is_cut(messages: list[bytes], cuts: lis
 @given(CUTS)
 def test_a_handshake_however_it_is_cut(cuts: list[int]) -> None:
     """A hello may come in any pieces, and the first request right behind the handshake's end."""
-    peer, server = Peer(), Secure(self_made().server_context())
+    peer, server = Peer(), TlsSession(self_made().server_context())
     for piece in pieces(peer.step(b"", peer.tls.do_handshake), cuts):
         assert not server.established
         server.receive(piece)
@@ -90,7 +90,7 @@ def test_a_handshake_however_it_is_cut(cuts: list[int]) -> None:
 @given(st.binary(max_size=2000))
 def test_nonsense_instead_of_a_hello(data: bytes) -> None:
     """Any bytes are refused or waited for, never anything else."""
-    server = Secure(self_made().server_context())
+    server = TlsSession(self_made().server_context())
     with suppress(ProtocolError):
         assert server.receive(data) == b""
     assert not server.established
@@ -130,7 +130,7 @@ def test_our_farewell() -> None:
 
 def test_a_farewell_without_a_handshake() -> None:
     """Nothing to say to a peer that has said nothing."""
-    server = Secure(self_made().server_context())
+    server = TlsSession(self_made().server_context())
     server.finish()
     assert server.take() == b""
 
@@ -145,7 +145,7 @@ def test_another_protocol_is_refused() -> None:
 @given(CUTS)
 def test_who_offers_nothing_is_believed(newest: ssl.TLSVersion, cuts: list[int]) -> None:
     """A client without ALPN goes on, whatever pieces its hello comes in."""
-    peer, server = Peer(NO_ALPN, newest=newest), Secure(self_made().server_context())
+    peer, server = Peer(NO_ALPN, newest=newest), TlsSession(self_made().server_context())
     for piece in pieces(peer.step(b"", peer.tls.do_handshake), cuts):
         server.receive(piece)
     while not server.established:
@@ -171,7 +171,7 @@ def test_a_hello_in_several_records(offered: list[str], size: int) -> None:
     """What is offered is seen, also where the message is spread over records."""
     body = hello_of(*offered)[5:]
     parts = [body[at : at + size] for at in range(0, len(body), size)]
-    hello = Hello()
+    hello = ClientHello()
     hello.receive(b"".join(b"\x16\x03\x01" + len(part).to_bytes(2) + part for part in parts))
 
     assert hello.offers is bool(offered)
@@ -181,17 +181,17 @@ def test_a_hello_in_several_records(offered: list[str], size: int) -> None:
 def test_a_hello_that_is_broken(cut: int, tail: bytes) -> None:
     """Where it cannot be told whether something is offered, it counts as if it were; nothing is raised."""
     whole = hello_of()
-    hello = Hello()
+    hello = ClientHello()
     hello.receive(whole[: cut % len(whole)])
     assert hello.offers
-    hello = Hello()
+    hello = ClientHello()
     hello.receive(tail)
     assert hello.offers
 
 
 def test_a_hello_is_not_kept_for_ever() -> None:
     """A client that says much before its handshake is over does not fill the memory."""
-    hello = Hello()
+    hello = ClientHello()
     for _ in range(100):
         hello.receive(b"\x16\x03\x01\x03\xe8" + bytes(1000))
     assert len(hello) <= 16 * 1024

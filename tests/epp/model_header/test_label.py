@@ -11,7 +11,7 @@ from tests.epp.extproc import messages as m
 
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pick_request import PickRequest, PickResult
-from kvist_epp.extproc.session import Exchange
+from kvist_epp.extproc.session import ExtProcSession
 from kvist_epp.model_header.label import LABELS, Labeller
 from kvist_epp.model_header.metrics import OUTCOMES, HeaderMetrics
 from kvist_epp.names import BASE_MODEL_HEADER, MODEL_HEADER, MODEL_REWRITE_HEADER
@@ -130,7 +130,7 @@ MODES = {
 
 def run(protocol: pb.ProtocolConfiguration | None, chunks: list[bytes], *, trailers: bool) -> "Gateway":
     """One request with both headers forged, as a gateway would go on with it."""
-    gateway, exchange = Gateway(dict(FORGED)), Exchange(labels=LABELS)
+    gateway, exchange = Gateway(dict(FORGED)), ExtProcSession(labels=LABELS)
     end = not chunks and not trailers
     sent = [m.request_headers(protocol, end=end, headers=FORGED)]
     sent += [
@@ -142,7 +142,7 @@ def run(protocol: pb.ProtocolConfiguration | None, chunks: list[bytes], *, trail
         step = exchange.feed(message)
         gateway.take(step.replies)
         if step.ask is not None:
-            step = exchange.decided(labeller().decide(step.ask))
+            step = exchange.on_decision(labeller().decide(step.ask))
             gateway.take(step.replies)
     return gateway
 

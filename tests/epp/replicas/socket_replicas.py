@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.http2.call import Method, Server
 from kvist_epp.http2.grpc_server import serve_grpc
-from kvist_epp.http2.server import serve_fast
+from kvist_epp.http2.server import serve_http2
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.load.ledger import Ledger
 from kvist_epp.names import REPLICA_FOLLOW_METHOD
@@ -37,7 +37,7 @@ async def listen(
     """Serves methods on either transport."""
     if transport == "grpc":
         return await serve_grpc(methods, HOST, port, tls=tls)
-    return await serve_fast(methods, HOST, port, ssl=tls.server_context() if tls else None)
+    return await serve_http2(methods, HOST, port, ssl=tls.server_context() if tls else None)
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class Talker:
 
     name: str
     certificates: Certificates | None = None
-    told: list[Ended] = field(default_factory=list)
+    told: list[AccessLogEntry] = field(default_factory=list)
     port: int = 0
     server: Server | None = None
     ledger: Ledger = field(init=False)
@@ -75,7 +75,7 @@ class Talker:
         """Who it is."""
         return Handshake(self.name, b"", snapshot_ready=True)
 
-    def take(self, entries: Sequence[Ended]) -> None:
+    def take(self, entries: Sequence[AccessLogEntry]) -> None:
         """Entries of the access log, from others."""
         self.told += entries
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.load.endpoint_load import Load, Request
 from kvist_epp.replicas.messages import (
     Handshake,
@@ -30,7 +30,7 @@ handshakes = st.builds(
     Handshake, st.text(min_size=1, max_size=20), st.binary(max_size=40), st.booleans(), counts
 )
 logged = st.builds(
-    Ended,
+    AccessLogEntry,
     session=texts.map(lambda text: text or None),
     request_id=texts.map(lambda text: text or None),
     upstream=texts.map(lambda text: text or None),
@@ -85,7 +85,7 @@ def test_updates_are_read_as_they_were_written(
     handshake: Handshake | None,
     rows: list[RemoteRequest],
     gone: list[int],
-    ended: list[Ended],
+    ended: list[AccessLogEntry],
     whole: tuple[bool, bool],
     leaving: bool,
 ) -> None:

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from tests.fakes.copying import heard
 
-from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.snapshot.parts import Begin, Part
 from kvist_epp.index.snapshot.write import Writer
@@ -40,7 +40,7 @@ from kvist_epp.replicas.snapshot_server import SnapshotServer
 
 GOLDEN: Final = json.loads((Path(__file__).parent / "golden" / "protocol-1.json").read_text())
 HANDSHAKE: Final = Handshake("old", b"\x01\x02\x03", snapshot_ready=True, version=1)
-LOG_ENTRY: Final = Ended("new.9", "request-9", "10.0.0.1:8000", None, 200, None, None)
+LOG_ENTRY: Final = AccessLogEntry("new.9", "request-9", "10.0.0.1:8000", None, 200, None, None)
 PROMPT: Final = b"p" * (2 * STEP_BYTES + 1)
 ROOT: Final = (None, None)
 DECODED: Final = Born(

@@ -9,7 +9,7 @@ from tests.epp.http2.certificates import Mounted, Pki
 from tests.epp.replicas.socket_replicas import HOST, POD, ended, listen, talkers, until
 
 from kvist_epp.errors import ReplicaError
-from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.http2.call import Call, Sink
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.names import REPLICA_FOLLOW_METHOD
@@ -28,7 +28,7 @@ async def test_a_follower_is_told_what_is_open_and_what_changes(transport: str) 
         a.routed(*(f"a.{number}" for number in range(2 * MAX_ROWS + 1)))
         link = b.follow(a.port)
         await until(lambda: len(b.remote_load) == 2 * MAX_ROWS + 1)
-        entry = Ended("b.7", "id", "10.0.0.1:8000", None, 200, None, None)
+        entry = AccessLogEntry("b.7", "id", "10.0.0.1:8000", None, 200, None, None)
         a.remote_load.outbox("b").append(entry)
         for number in range(2 * MAX_ROWS):
             a.ledger.settled(f"a.{number}", time.monotonic())
@@ -75,7 +75,7 @@ async def test_of_two_addresses_of_one_replica_one_is_followed() -> None:
         first = b.follow(relay.port)
         await until(lambda: first.state is ConnectionState.FOLLOWED)
         second = b.follow(a.port)
-        a.remote_load.outbox("b").append(Ended("b.7", "id", None, None, 200, None, None))
+        a.remote_load.outbox("b").append(AccessLogEntry("b.7", "id", None, None, 200, None, None))
         await until(lambda: second.state is ConnectionState.DUPLICATE)
         await until(lambda: b.told)
         followed = list(b.context.followed.values())

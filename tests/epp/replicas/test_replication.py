@@ -9,7 +9,7 @@ from tests.epp.parts import MODEL, Parts, ask, chat, make
 
 from kvist_epp.director.endpoint_registry import Membership
 from kvist_epp.errors import SettingsError
-from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.index.index_accuracy import Trust
 from kvist_epp.kvevents.observed import Observed
@@ -44,9 +44,9 @@ def entry(session: str, endpoint: str = "t/e0", tokens: int = 1000) -> RemoteReq
     return RemoteRequest(1, session, endpoint, tokens, tokens, tokens, 0.0, 0.0, progressed=False)
 
 
-def ended(session: str, status: int = 200, request_id: str | None = None) -> Ended:
+def ended(session: str, status: int = 200, request_id: str | None = None) -> AccessLogEntry:
     """An entry of the access log."""
-    return Ended(session, request_id, None, None, status, None, None)
+    return AccessLogEntry(session, request_id, None, None, status, None, None)
 
 
 def test_events_show_how_far_the_requests_of_others_are() -> None:

@@ -6,7 +6,7 @@ from itertools import count, permutations
 from math import inf
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.extproc.access_log import Ended
+from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.load.endpoint_load import Request
 from kvist_epp.load.ledger import Ledger
 from kvist_epp.replicas.load_server import UpdateStream
@@ -19,9 +19,9 @@ TICK = 0.1
 PODS = ("ns/a", "ns/b")
 
 
-def ended(session: str) -> Ended:
+def ended(session: str) -> AccessLogEntry:
     """An entry of the access log."""
-    return Ended(session, None, None, None, 200, None, None)
+    return AccessLogEntry(session, None, None, None, 200, None, None)
 
 
 def beginning(request: Request) -> PromptDigests | None:

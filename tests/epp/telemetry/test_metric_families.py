@@ -2,7 +2,7 @@
 
 from tests.epp.http2.h2 import RECORD, Client, data, message
 
-from kvist_epp.http2.port_stats import CONNECTION_ENDS, STREAM_ENDS, Load, Tally
+from kvist_epp.http2.port_stats import CONNECTION_ENDS, STREAM_ENDS, PortLoad, PortStats
 from kvist_epp.telemetry.metrics import Metrics
 
 
@@ -15,7 +15,7 @@ def page(metrics: Metrics) -> list[str]:
 def test_every_reason_is_there_from_the_start() -> None:
     """A rate sees the first end of each kind, because its series begins at zero."""
     metrics = Metrics()
-    metrics.ports["grpc"] = Tally(1000)
+    metrics.ports["grpc"] = PortStats(1000)
     lines = page(metrics)
     for name, reasons in (("connections", CONNECTION_ENDS), ("streams", STREAM_ENDS)):
         for reason in reasons:
@@ -25,11 +25,11 @@ def test_every_reason_is_there_from_the_start() -> None:
 def test_ends_and_loads_are_told_by_port() -> None:
     """Counters and gauges are the port's own; another port's do not move."""
     metrics = Metrics()
-    one, other = Tally(1000), Tally(1000)
+    one, other = PortStats(1000), PortStats(1000)
     metrics.ports.update({"grpc": one, "peer": other})
-    client = Client(tally=one)
+    client = Client(stats=one)
     client.send(client.request(1, RECORD), data(1, message(bytes(2000))))
-    one.load = lambda: Load(connections=1, streams=2, receiving_bytes=3, unsent_bytes=4)
+    one.load = lambda: PortLoad(connections=1, streams=2, receiving_bytes=3, unsent_bytes=4)
     lines = page(metrics)
     assert 'kvist_epp_http2_streams_ended_total{port="grpc",reason="held-bytes"} 1.0' in lines
     assert 'kvist_epp_http2_streams_ended_total{port="peer",reason="held-bytes"} 0.0' in lines
