@@ -35,7 +35,7 @@ from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import History
 from kvist_epp.load.in_flight import Flights
 from kvist_epp.load.ledger import Ledger
-from kvist_epp.prewarm.opening import opened as hand_over
+from kvist_epp.prewarm.prewarmer import open_prewarmer
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry import request_log as log
 from kvist_epp.telemetry.metrics import Metrics
@@ -124,8 +124,8 @@ async def running(settings: Settings, ending: Ending) -> AsyncIterator[Running]:
         ending.keep(stack, tokenizer.run(understanding.late), "tokenizer")
         ending.keep(stack, discovery.run(), "discovery")
         if settings.hand_over_tokens:
-            keeper = await stack.enter_async_context(hand_over(settings, membership))
-            ending.keep(stack, keeper.run(), "hand-over")
+            prewarmer = await stack.enter_async_context(open_prewarmer(settings, membership))
+            ending.keep(stack, prewarmer.run(), "prewarming")
         ending.keep(stack, _tick(membership, gate), "tick")
         lifetime.settle_memory()
         yield Running(picker, membership, gate, grpc, grpc_health, pages.port, replication)

@@ -9,7 +9,9 @@ from kvist_epp.index.lookup import Lookup, Member
 from kvist_epp.index.routing_history import History
 from kvist_epp.load.ledger import Ledger
 from kvist_epp.prefix_stats.hot_prefixes import Hot
-from kvist_epp.prewarm.plan import HandOver, Step, Terms
+from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner, PrewarmStep
+from kvist_epp.prewarm.prewarm_stats import PrewarmStats
+from kvist_epp.prewarm.prewarmer import PrewarmLog
 from kvist_epp.scheduling.pick import Candidate
 
 SIZE = 16
@@ -18,7 +20,7 @@ PLAIN: Root = (None, None)
 
 
 class Pool:
-    """What ``HandOver`` looks at, and the engines that answer it."""
+    """What ``PrewarmPlanner`` looks at, and the engines that answer it."""
 
     def __init__(
         self, *names: str, tokens: int = 100 * SIZE, step: int = 2 * SIZE, start: float = 0.0
@@ -27,7 +29,19 @@ class Pool:
         self.lookup = Lookup(self.index, History())
         self.candidates: tuple[Candidate, ...] = ()
         self.now = 100.0
-        self.plan = HandOver(self, self.hot, Terms(tokens=tokens, step_tokens=step), start=start)
+        self.cache_tokens: dict[str, int] = {}
+        limits = PrewarmLimits(tokens=tokens, step_tokens=step)
+        self.stats = PrewarmStats()
+        self.log = PrewarmLog(self.stats, lambda: self.now)
+        self.planner = PrewarmPlanner(
+            self,
+            self.hot,
+            limits,
+            stats=self.stats,
+            start=start,
+            cache_tokens=self.cache_tokens.get,
+            on_selected=self.log.on_selected,
+        )
         self._numbers = count()
         for name in names:
             self.join(name)
@@ -51,7 +65,7 @@ class Pool:
 
     def leave(self, name: str) -> None:
         """It is gone, and what was known of it."""
-        self.plan.going([f"t/{name}"], self.now)
+        self.planner.on_leaving([f"t/{name}"], self.now)
         self.candidates = tuple(c for c in self.candidates if c.endpoint.name != name)
         self.lookup.leave(f"t/{name}")
         self.ledger.forget(f"t/{name}")
@@ -77,14 +91,14 @@ class Pool:
 
     def due(self) -> list[tuple[str, str]]:
         """Pods and prompts of what is to be asked for; the steps are in ``steps``."""
-        self.steps = self.plan.due(self.now)
+        self.steps = self.planner.poll(self.now)
         return [(step.endpoint.name, step.text.decode()) for step in self.steps]
 
-    def answer(self, step: Step, *, good: bool = True) -> None:
+    def answer(self, step: PrewarmStep, *, good: bool = True) -> None:
         """The engine does; what it has computed is in the index."""
         if good:
             self.hold(step.endpoint.name, step.text.decode())
-        self.plan.ended(step, self.now, good=good)
+        self.planner.on_ended(step, self.now, good=good)
 
     def play(self) -> list[tuple[str, str]]:
         """All of it, everything answered."""

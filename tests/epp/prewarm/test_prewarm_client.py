@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from kvist_epp.endpoints.endpoint import Endpoint
-from kvist_epp.prewarm.sender import Answer, Sender, as_text, judged
+from kvist_epp.prewarm.prewarm_client import PrewarmClient, PrewarmOutcome, decode_prefix, outcome_of
 
 
 class Engine:
@@ -43,8 +43,11 @@ async def engine() -> AsyncIterator[Engine]:
 
 async def test_one_token_of_the_text_as_it_is(engine: Engine) -> None:
     """No special token is added, one token is asked for, and the step has its id everywhere."""
-    async with Sender() as sender:
-        assert await sender.ask(engine.endpoint, "id-1", "Zoë <|im_start|>".encode(), "m") is Answer.DONE
+    async with PrewarmClient() as client:
+        assert (
+            await client.send(engine.endpoint, "id-1", "Zoë <|im_start|>".encode(), "m")
+            is PrewarmOutcome.DONE
+        )
     [(headers, body)] = engine.requests
     assert body == {
         "model": "m",
@@ -60,8 +63,8 @@ async def test_one_token_of_the_text_as_it_is(engine: Engine) -> None:
 
 async def test_last_of_all_where_engines_have_priorities(engine: Engine) -> None:
     """vLLM's lowest goes first."""
-    async with Sender(last=True) as sender:
-        await sender.ask(engine.endpoint, "id-1", b"text", None)
+    async with PrewarmClient(lowest_priority=True) as client:
+        await client.send(engine.endpoint, "id-1", b"text", None)
     [(headers, body)] = engine.requests
     assert headers["x-vllm-priority"] == str(2**31 - 1)
     assert "model" not in body
@@ -70,40 +73,43 @@ async def test_last_of_all_where_engines_have_priorities(engine: Engine) -> None
 async def test_the_key_is_read_each_time(engine: Engine, tmp_path: Path) -> None:
     """A Secret that changes is taken up; a file that is away is a failure that may pass."""
     file = tmp_path / "key"
-    async with Sender(key_file=str(file)) as sender:
-        assert await sender.ask(engine.endpoint, "id", b"text", None) is Answer.FAILED
+    async with PrewarmClient(key_file=str(file)) as client:
+        assert await client.send(engine.endpoint, "id", b"text", None) is PrewarmOutcome.FAILED
         for key in ("one\n", "two"):
             file.write_text(key)
-            assert await sender.ask(engine.endpoint, "id", b"text", None) is Answer.DONE
+            assert await client.send(engine.endpoint, "id", b"text", None) is PrewarmOutcome.DONE
     assert [headers["authorization"] for headers, _ in engine.requests] == ["Bearer one", "Bearer two"]
 
 
 @pytest.mark.parametrize(
     ("status", "answer"),
     [
-        (200, Answer.DONE),
-        (400, Answer.UNFIT),
-        (401, Answer.DENIED),
-        (403, Answer.DENIED),
-        (404, Answer.UNFIT),
-        (429, Answer.FAILED),
-        (500, Answer.FAILED),
-        (503, Answer.FAILED),
-        (307, Answer.FAILED),
+        (200, PrewarmOutcome.DONE),
+        (400, PrewarmOutcome.UNFIT),
+        (401, PrewarmOutcome.DENIED),
+        (403, PrewarmOutcome.DENIED),
+        (404, PrewarmOutcome.UNFIT),
+        (429, PrewarmOutcome.FAILED),
+        (500, PrewarmOutcome.FAILED),
+        (503, PrewarmOutcome.FAILED),
+        (307, PrewarmOutcome.FAILED),
     ],
 )
-async def test_statuses(engine: Engine, status: int, answer: Answer) -> None:
+async def test_statuses(engine: Engine, status: int, answer: PrewarmOutcome) -> None:
     """What may pass is tried again, what will not is not."""
     engine.status = status
-    async with Sender() as sender:
-        assert await sender.ask(engine.endpoint, "id", b"text", None) is answer
-    assert judged(status) is answer
+    async with PrewarmClient() as client:
+        assert await client.send(engine.endpoint, "id", b"text", None) is answer
+    assert outcome_of(status) is answer
 
 
 async def test_nobody_there() -> None:
     """A refused connection is a failure, not an exception."""
-    async with Sender() as sender:
-        assert await sender.ask(Endpoint("e", "t", "127.0.0.1", 9), "id", b"text", None) is Answer.FAILED
+    async with PrewarmClient() as client:
+        assert (
+            await client.send(Endpoint("e", "t", "127.0.0.1", 9), "id", b"text", None)
+            is PrewarmOutcome.FAILED
+        )
 
 
 @pytest.mark.parametrize(
@@ -118,4 +124,4 @@ async def test_nobody_there() -> None:
 )
 def test_blocks_end_where_tokens_do(text: bytes, said: str | None) -> None:
     """A character cut in two at the end is left out; bytes that are no text cannot be asked for."""
-    assert as_text(text) == said
+    assert decode_prefix(text) == said

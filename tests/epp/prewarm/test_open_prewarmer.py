@@ -15,8 +15,14 @@ from kvist_epp.index.index_accuracy import Trust
 from kvist_epp.kvevents.observed import Observed
 from kvist_epp.names import TENANT_HEADERS
 from kvist_epp.prefix_stats.hot_prefixes import Hot
-from kvist_epp.prewarm.opening import begun, cache_of, ended, model_of, opened
-from kvist_epp.prewarm.plan import Step
+from kvist_epp.prewarm.prewarm_planner import PrewarmStep
+from kvist_epp.prewarm.prewarmer import (
+    add_in_flight,
+    cache_tokens_of,
+    model_of,
+    open_prewarmer,
+    remove_in_flight,
+)
 from kvist_epp.settings.settings import Settings
 
 LONG = "A shared beginning of prompts that many tenants have in common. " * 20
@@ -57,7 +63,7 @@ def test_picks_note_heat_with_the_tenant(tenants: tuple[str, ...], told: int) ->
     assert all(0 < one.tokens <= shared and LONG[:100].encode() in one.text for one in found)
 
 
-def test_without_hand_over_nothing_is_noted() -> None:
+def test_without_prewarming_nothing_is_noted() -> None:
     """The default of the class; a picker without the flag pays nothing."""
     parts = make(2)
     parts.warm(0, chat(LONG))
@@ -69,11 +75,11 @@ async def test_what_is_known_of_an_engine_is_used(membership: Membership) -> Non
     """One of its base model's names, and the size of its cache; nothing of who is not there."""
     membership.follow(Fleet((endpoint(1),)))
     state = membership.scraper.states["t/e1"]
-    assert (model_of(membership, "t/e1"), cache_of(membership, "t/e1")) == (None, None)
+    assert (model_of(membership, "t/e1"), cache_tokens_of(membership, "t/e1")) == (None, None)
     state.served = Served(models=frozenset({"m", "alias"}), adapters=frozenset({"a"}))
     state.sample = EngineSample(block_size=16, blocks=100)
-    assert (model_of(membership, "t/e1"), cache_of(membership, "t/e1")) == ("alias", 1600)
-    assert (model_of(membership, "t/gone"), cache_of(membership, "t/gone")) == (None, None)
+    assert (model_of(membership, "t/e1"), cache_tokens_of(membership, "t/e1")) == ("alias", 1600)
+    assert (model_of(membership, "t/gone"), cache_tokens_of(membership, "t/gone")) == (None, None)
 
 
 async def test_a_step_is_a_flight_until_it_ends() -> None:
@@ -85,15 +91,15 @@ async def test_a_step_is_a_flight_until_it_ends() -> None:
     picks(parts, "one", "two")
     [one] = hot.beginnings(10**6, parts.clock())
     requests = dict(picker.metrics.requests)
-    step = Step("s.hand-over.1", parts.endpoints[0], one, len(one.sizes), one.tokens, 0)
+    step = PrewarmStep("s.prewarm.1", parts.endpoints[0], one, len(one.sizes), one.tokens, 0)
     before = picker.ledger.owed(step.endpoint.key)
     picker.ledger.routed(step.session, step.endpoint.key, step.uncached, step.tokens, parts.clock())
-    begun(picker, step)
+    add_in_flight(picker, step)
     key = step.endpoint.key
     picker.observed(Observed(f"{key}/0", key, step.session, one.tokens, 0, "prompt", one.tokens))
     assert picker.ledger.owed(step.endpoint.key) == before
     flights = len(picker.flights)
-    ended(picker, step)
+    remove_in_flight(picker, step)
     assert len(picker.flights) == flights - 1
     assert picker.metrics.requests == requests
 
@@ -112,8 +118,8 @@ async def test_a_membership_that_loses_a_pod_tells_before_it_forgets(membership:
 async def test_it_hooks_itself_in(membership: Membership) -> None:
     """Heat is noted from then on, and the metrics page has the counters."""
     settings = Settings(hand_over_tokens=1_000)
-    async with opened(settings, membership) as keeper:
-        task = asyncio.create_task(keeper.run())
+    async with open_prewarmer(settings, membership) as prewarmer:
+        task = asyncio.create_task(prewarmer.run())
         await asyncio.sleep(0)
         assert membership.picker.hot is not None
         page, _ = membership.picker.metrics.snapshot().format("")

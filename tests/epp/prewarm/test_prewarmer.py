@@ -6,24 +6,24 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
-from tests.epp.prewarm.pool import Pool
+from tests.epp.prewarm.prewarm_pool import Pool
 
 from kvist_epp.endpoints.endpoint import Endpoint
-from kvist_epp.prewarm.keeper import Keeper
-from kvist_epp.prewarm.plan import Step
-from kvist_epp.prewarm.sender import Answer
+from kvist_epp.prewarm.prewarm_client import PrewarmOutcome
+from kvist_epp.prewarm.prewarm_planner import PrewarmStep
+from kvist_epp.prewarm.prewarmer import Prewarmer
 
 
 class Engines:
-    """Answer when the test lets them."""
+    """PrewarmOutcome when the test lets them."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.asked: list[tuple[str, str, str | None]] = []
-        self.answers = asyncio.Queue[Answer]()
+        self.answers = asyncio.Queue[PrewarmOutcome]()
         self.cancelled: list[str] = []
 
-    async def ask(self, endpoint: Endpoint, session: str, text: bytes, model: str | None) -> Answer:
+    async def send(self, endpoint: Endpoint, session: str, text: bytes, model: str | None) -> PrewarmOutcome:
         """The next answer."""
         self.asked.append((endpoint.name, text.decode(), model))
         try:
@@ -31,18 +31,27 @@ class Engines:
         except asyncio.CancelledError:
             self.cancelled.append(session)
             raise
-        if answer is Answer.DONE:
+        if answer is PrewarmOutcome.DONE:
             self.pool.hold(endpoint.name, text.decode())
         return answer
 
 
 @asynccontextmanager
-async def running(pool: Pool, engines: Engines, **hooks: Callable[[Step], None]) -> AsyncIterator[Keeper]:
-    """A keeper at work."""
-    keeper = Keeper(pool.plan, engines, clock=lambda: pool.now, model=lambda key: f"model of {key}", **hooks)
-    task = asyncio.create_task(keeper.run())
+async def running(
+    pool: Pool, engines: Engines, **hooks: Callable[[PrewarmStep], None]
+) -> AsyncIterator[Prewarmer]:
+    """A prewarmer at work."""
+    prewarmer = Prewarmer(
+        pool.planner,
+        engines.send,
+        pool.log,
+        clock=lambda: pool.now,
+        model=lambda key: f"model of {key}",
+        **hooks,
+    )
+    task = asyncio.create_task(prewarmer.run())
     try:
-        yield keeper
+        yield prewarmer
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -70,17 +79,20 @@ async def test_steps_follow_each_other_and_the_log_tells(caplog: pytest.LogCaptu
     pool = hot_pool()
     engines, told = Engines(pool), list[str]()
     for _ in range(3):
-        engines.answers.put_nowait(Answer.DONE)
+        engines.answers.put_nowait(PrewarmOutcome.DONE)
     with caplog.at_level(logging.INFO):
         async with running(
-            pool, engines, begun=lambda s: told.append(s.session), ended=lambda s: told.append(s.session)
+            pool,
+            engines,
+            on_started=lambda s: told.append(s.session),
+            on_ended=lambda s: told.append(s.session),
         ):
-            await until(lambda: "hand-over ends" in caplog.text)
+            await until(lambda: "prewarming ends" in caplog.text)
     assert engines.asked == [("b", text, "model of t/b") for text in ("ab", "abcd", "abcdef")]
-    assert told == ["hand-over.1"] * 2 + ["hand-over.2"] * 2 + ["hand-over.3"] * 2
+    assert told == ["prewarm.1"] * 2 + ["prewarm.2"] * 2 + ["prewarm.3"] * 2
     assert [record.getMessage() for record in caplog.records] == [
-        "hand-over to t/b begins: 96 tokens",
-        "hand-over ends: 96 tokens computed in 0.0 s, 0 steps failed",
+        "prewarming of t/b starts: 96 tokens",
+        "prewarming ends: 96 tokens computed in 0.0 s, 0 requests failed",
     ]
 
 
@@ -88,20 +100,20 @@ async def test_a_pod_that_vanishes_is_not_waited_for() -> None:
     """Its step is cancelled and off the books, and others are asked for what it leaves."""
     pool = hot_pool("c")
     engines, ended = Engines(pool), list[str]()
-    async with running(pool, engines, ended=lambda step: ended.append(step.endpoint.name)) as keeper:
+    async with running(pool, engines, on_ended=lambda step: ended.append(step.endpoint.name)) as prewarmer:
         await until(lambda: len(engines.asked) == 1)
         pool.leave("b")
         await until(lambda: len(ended) == 1)
-        assert (len(engines.cancelled), ended, pool.plan.idle) == (1, ["b"], True)
+        assert (len(engines.cancelled), ended, pool.planner.idle) == (1, ["b"], True)
         assert pool.ledger.running("t/b") == 0
-        assert not keeper.denied
+        assert not prewarmer.denied
 
 
 async def test_the_end_of_the_picker_leaves_nothing_behind() -> None:
     """Cancelled, it cancels what is under way, and waits for that."""
     pool = hot_pool()
     engines, ended = Engines(pool), list[str]()
-    async with running(pool, engines, ended=lambda step: ended.append(step.session)):
+    async with running(pool, engines, on_ended=lambda step: ended.append(step.session)):
         await until(lambda: len(engines.asked) == 1)
     assert (len(engines.cancelled), len(ended), len(pool.ledger)) == (1, 1, 0)
 
@@ -110,10 +122,10 @@ async def test_an_error_is_tried_again_later() -> None:
     """Not at once, and from what the engine holds."""
     pool = hot_pool()
     engines = Engines(pool)
-    engines.answers.put_nowait(Answer.DONE)
-    engines.answers.put_nowait(Answer.FAILED)
+    engines.answers.put_nowait(PrewarmOutcome.DONE)
+    engines.answers.put_nowait(PrewarmOutcome.FAILED)
     async with running(pool, engines):
-        await until(lambda: pool.plan.given.failed == 1)
+        await until(lambda: pool.stats.failed == 1)
         await asyncio.sleep(0.1)
         assert len(engines.asked) == 2
         pool.now += 1.0
@@ -125,12 +137,12 @@ async def test_text_that_no_engine_takes_is_asked_for_once() -> None:
     """Its beginning is dropped."""
     pool = hot_pool()
     engines = Engines(pool)
-    engines.answers.put_nowait(Answer.UNFIT)
+    engines.answers.put_nowait(PrewarmOutcome.UNFIT)
     async with running(pool, engines):
-        await until(lambda: pool.plan.given.dropped == 1)
+        await until(lambda: pool.stats.dropped == 1)
         pool.now += 5.0
         await asyncio.sleep(0.1)
-    assert (len(engines.asked), pool.plan.idle) == (1, True)
+    assert (len(engines.asked), pool.planner.idle) == (1, True)
 
 
 async def test_a_key_that_is_wanted_ends_it_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,12 +151,12 @@ async def test_a_key_that_is_wanted_ends_it_and_is_told_once(caplog: pytest.LogC
     pool.join("c")
     engines = Engines(pool)
     for _ in range(2):
-        engines.answers.put_nowait(Answer.DENIED)
-    async with running(pool, engines) as keeper:
-        await until(lambda: pool.plan.given.failed == 2)
+        engines.answers.put_nowait(PrewarmOutcome.DENIED)
+    async with running(pool, engines) as prewarmer:
+        await until(lambda: pool.stats.failed == 2)
         pool.now += 60.0
         await asyncio.sleep(0.1)
-        assert (keeper.denied, len(engines.asked)) == (True, 2)
+        assert (prewarmer.denied, len(engines.asked)) == (True, 2)
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert "--engine-key-file" in warnings[0]

@@ -1,10 +1,10 @@
 """What is handed over to whom, and when."""
 
 import pytest
-from tests.epp.prewarm.pool import SIZE, Pool
+from tests.epp.prewarm.prewarm_pool import SIZE, Pool
 
-from kvist_epp.prewarm.plan import FAILURES, MOST_STEPS, PATIENCE_SECONDS
-from kvist_epp.prewarm.rounds import ROUND_SECONDS
+from kvist_epp.prewarm.prewarm_planner import EXPIRY_SECONDS, MAX_FAILURES, MAX_STEPS
+from kvist_epp.prewarm.refresh_schedule import ROUND_SECONDS
 
 
 def hot_pool(*names: str, **terms: float) -> Pool:
@@ -18,7 +18,7 @@ def hot_pool(*names: str, **terms: float) -> Pool:
 def test_a_picker_that_starts_hands_nothing_over() -> None:
     """All pods join at once then, and nothing is hot."""
     pool = Pool("a", "b")
-    assert (pool.due(), pool.plan.idle, pool.plan.given.begun) == ([], True, 0)
+    assert (pool.due(), pool.planner.idle, pool.stats.begun) == ([], True, 0)
 
 
 def test_a_pod_that_joins_gets_what_is_hot_step_by_step() -> None:
@@ -26,8 +26,8 @@ def test_a_pod_that_joins_gets_what_is_hot_step_by_step() -> None:
     pool = hot_pool("a")
     pool.join("b")
     assert pool.play() == [("b", "ab"), ("b", "abcd"), ("b", "abcdef")]
-    assert (pool.holds("b", "abcdef"), pool.plan.idle) == (6, True)
-    given = pool.plan.given
+    assert (pool.holds("b", "abcdef"), pool.planner.idle) == (6, True)
+    given = pool.stats
     assert (given.begun, given.steps, given.tokens, given.failed) == (1, 3, 6 * SIZE, 0)
 
 
@@ -54,7 +54,7 @@ def test_events_that_come_late_cost_nothing() -> None:
     pool = hot_pool("a")
     pool.join("b")
     pool.due()
-    pool.plan.ended(pool.steps[0], pool.now)
+    pool.planner.on_ended(pool.steps[0], pool.now)
     assert pool.due() == [("b", "abcd")]
     assert pool.steps[0].uncached == 2 * SIZE
 
@@ -78,7 +78,7 @@ def test_the_budget_is_kept(tokens: int, asked: list[str]) -> None:
 def test_a_small_cache_is_not_filled() -> None:
     """A pod is given half of what it holds at most: the other half is for what requests bring."""
     pool = hot_pool("a")
-    pool.plan.cache = {"t/b": 8 * SIZE}.get
+    pool.cache_tokens["t/b"] = 8 * SIZE
     pool.join("b")
     assert [text for _, text in pool.play()] == ["ab", "abcd"]
 
@@ -117,7 +117,7 @@ def test_what_only_a_pod_that_goes_holds_goes_to_the_others(leaves) -> None:  # 
     asked = [(name, text) for name, text in pool.play() if text != "xyz"]
     assert [text for _, text in asked] == ["ab", "abcd", "abcdef"]
     assert {name for name, _ in asked} <= {"b", "c"}
-    assert pool.plan.idle
+    assert pool.planner.idle
 
 
 def test_what_one_pod_alone_holds_is_kept_for_a_while() -> None:
@@ -131,16 +131,16 @@ def test_what_one_pod_alone_holds_is_kept_for_a_while() -> None:
     assert pool.due() == []
     pool.objects_to("a")
     turns, begin = list[float](), pool.now
-    while pool.now < begin + 2 * PATIENCE_SECONDS:
+    while pool.now < begin + 2 * EXPIRY_SECONDS:
         for name, text in pool.due():
             assert (name, text) == ("b", "only")
             assert [step.uncached for step in pool.steps] == [SIZE]
             pool.answer(pool.steps[0])
             turns.append(pool.now - begin)
         pool.now += 0.25
-    assert PATIENCE_SECONDS / ROUND_SECONDS <= len(turns) <= PATIENCE_SECONDS / ROUND_SECONDS + 1
-    assert max(turns) < PATIENCE_SECONDS
-    assert (pool.plan.given.kept, pool.plan.short) == (len(turns), False)
+    assert EXPIRY_SECONDS / ROUND_SECONDS <= len(turns) <= EXPIRY_SECONDS / ROUND_SECONDS + 1
+    assert max(turns) < EXPIRY_SECONDS
+    assert (pool.stats.kept, pool.planner.recovering) == (len(turns), False)
 
 
 def test_a_busy_pod_is_not_asked_to_keep() -> None:
@@ -187,26 +187,26 @@ def test_the_end_of_a_pod_ends_its_steps() -> None:
     pool.join("b")
     pool.due()
     [step] = pool.steps
-    assert pool.plan.wants(step)
+    assert pool.planner.is_wanted(step)
     pool.leave("b")
     pool.due()
-    assert (pool.plan.wants(step), pool.plan.idle) == (False, True)
-    pool.plan.ended(step, pool.now, good=False)
-    assert pool.plan.idle
+    assert (pool.planner.is_wanted(step), pool.planner.idle) == (False, True)
+    pool.planner.on_ended(step, pool.now, good=False)
+    assert pool.planner.idle
 
 
 def test_errors_make_it_wait_and_then_give_up() -> None:
     """Twice as long after each error in a row; after the last one the pod is given nothing more."""
     pool = hot_pool("a")
     pool.join("b")
-    for failure in range(FAILURES):
+    for failure in range(MAX_FAILURES):
         assert pool.due() == [("b", "ab")]
         pool.answer(pool.steps[0], good=False)
         pool.now += 2**failure - 0.01
         assert pool.due() == []
         pool.now += 0.02
-    assert (pool.due(), pool.plan.idle) == ([], True)
-    assert (pool.plan.given.failed, pool.plan.given.dropped) == (FAILURES, 1)
+    assert (pool.due(), pool.planner.idle) == ([], True)
+    assert (pool.stats.failed, pool.stats.dropped) == (MAX_FAILURES, 1)
 
 
 def test_an_answer_forgives_errors() -> None:
@@ -217,7 +217,7 @@ def test_an_answer_forgives_errors() -> None:
         assert pool.due()
         pool.answer(pool.steps[0], good=good)
         pool.now += 2.0
-    assert (pool.due(), pool.plan.idle) == ([], True)
+    assert (pool.due(), pool.planner.idle) == ([], True)
     assert pool.holds("b", "abcdef") == 6
 
 
@@ -229,11 +229,11 @@ def test_what_no_engine_takes_is_dropped() -> None:
     pool.join("b")
     pool.due()
     first = pool.steps[0]
-    pool.plan.drop(first)
-    pool.plan.ended(first, pool.now, good=False)
+    pool.planner.drop(first)
+    pool.planner.on_ended(first, pool.now, good=False)
     pool.now += 2.0
     assert all(not text.startswith(first.text.decode()) for _, text in pool.play())
-    assert pool.plan.given.dropped == 1
+    assert pool.stats.dropped == 1
 
 
 def test_patience_ends() -> None:
@@ -243,10 +243,10 @@ def test_patience_ends() -> None:
     pool.objects_to("a")
     for name in ("b", "c"):
         pool.ledger.routed(f"request {name}", f"t/{name}", 10**9, 10**9, pool.now)
-    assert (pool.due(), pool.plan.idle) == ([], False)
-    pool.now += PATIENCE_SECONDS
-    assert (pool.due(), pool.plan.idle) == ([], True)
-    assert pool.plan.given.dropped == 2
+    assert (pool.due(), pool.planner.idle) == ([], False)
+    pool.now += EXPIRY_SECONDS
+    assert (pool.due(), pool.planner.idle) == ([], True)
+    assert pool.stats.dropped == 2
 
 
 @pytest.mark.parametrize("tenants", [("one",), ("one", "one")])
@@ -293,11 +293,11 @@ def test_a_pod_is_given_something_once_it_is_believed() -> None:
 def test_long_beginnings_have_longer_steps() -> None:
     """Each step is sent from the first byte on, so that there are never more than so many."""
     pool = Pool("a", tokens=10**6, step=SIZE)
-    word = "".join(chr(65 + number % 26) for number in range(3 * MOST_STEPS))
+    word = "".join(chr(65 + number % 26) for number in range(3 * MAX_STEPS))
     pool.hold("a", word)
     pool.heat(word)
     pool.join("b")
-    assert len(pool.play()) == MOST_STEPS
+    assert len(pool.play()) == MAX_STEPS
 
 
 def test_replicas_begin_at_different_places() -> None:
