@@ -38,7 +38,7 @@ from kvist_epp.load.ledger import Ledger
 from kvist_epp.prewarm.prewarmer import open_prewarmer
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry import request_log as log
-from kvist_epp.telemetry.metrics import Metrics
+from kvist_epp.telemetry.picker_metrics import PickerMetrics
 
 if TYPE_CHECKING:
     from kvist_epp.replicas.replication import Replication
@@ -144,7 +144,7 @@ def _picker(settings: Settings, logs: log.Logs) -> Picker:
             tpot_seconds=settings.tpot_target,
         ),
         flights=Flights(),
-        metrics=Metrics(version=kvist_epp.__version__),
+        metrics=PickerMetrics(version=kvist_epp.__version__),
         log=logs.requests,
         max_endpoints=settings.max_endpoints,
         priorities=Priorities(named_priorities(settings.priorities)),

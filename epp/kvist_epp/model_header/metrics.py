@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from kvist_epp.http2.port_stats import PortStats
 from kvist_epp.telemetry.histogram import Histogram
 from kvist_epp.telemetry.metric_families import certificate_families, counter, gauge, histogram, port_families
-from kvist_epp.telemetry.metrics import PROCESS, MetricsPage
+from kvist_epp.telemetry.picker_metrics import PROCESS, MetricsPage
 
 OUTCOMES: Final = ("named", "no-body", "no-model", "unusable", "partial")
 """``named``: the header was set. ``unusable``: no header can carry the name. ``partial``: the gateway showed

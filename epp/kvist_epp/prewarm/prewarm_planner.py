@@ -47,7 +47,7 @@ ones would cost the engine's front end more than they save."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrewarmLimits:
-    """How much is prewarmed, and in what portions."""
+    """Limits on the amount of prewarming, and the size of its portions."""
 
     tokens: int
     """Maximum number of tokens for an endpoint that joins, and of the prefixes that leaving ones held; 0:
@@ -66,7 +66,7 @@ class PrewarmPool(Protocol):
 
     @property
     def candidates(self) -> Sequence[Candidate]:
-        """All endpoints."""
+        """All endpoints of the pool."""
 
     @property
     def index(self) -> Index:
@@ -102,7 +102,7 @@ class PrewarmStep(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def text(self) -> bytes:
-        """The prompt."""
+        """Text of the prompt."""
         return self.prefix.text[: sum(self.prefix.sizes[: self.blocks])]
 
 

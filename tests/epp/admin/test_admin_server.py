@@ -10,7 +10,7 @@ import pytest
 
 from kvist_epp.admin.admin_server import AdminServer, Document, PickerPages, serve
 from kvist_epp.errors import BadRequest, SettingsError
-from kvist_epp.telemetry.metrics import Metrics
+from kvist_epp.telemetry.picker_metrics import PickerMetrics
 
 SECRET = "the prompt nobody may see"
 
@@ -42,7 +42,7 @@ class Picker:
 
     def pages(self) -> PickerPages:
         return PickerPages(
-            metrics=Metrics(),
+            metrics=PickerMetrics(),
             explain=self.explain,
             debug_fleet=self.fleet,
             index=self.index,

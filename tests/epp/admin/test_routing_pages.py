@@ -13,7 +13,7 @@ from kvist_epp.flowcontrol.flow_controller import Bounds, Held, Queue
 from kvist_epp.names import PRIORITY_HEADER, TENANT_HEADERS
 from kvist_epp.scheduling.pick import Scored
 from kvist_epp.telemetry.histogram import Histogram
-from kvist_epp.telemetry.metrics import Gauges
+from kvist_epp.telemetry.picker_metrics import Gauges
 
 A = Endpoint("a", "ns", "10.0.0.1", 8000)
 B = Endpoint("b", "ns", "fd00::2", 8000)

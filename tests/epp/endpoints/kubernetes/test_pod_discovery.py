@@ -18,7 +18,7 @@ from kvist_epp.endpoints.kubernetes.api import Api
 from kvist_epp.endpoints.kubernetes.pod_discovery import KubeDiscovery
 from kvist_epp.errors import ApiError, SettingsError
 from kvist_epp.settings.settings import Settings
-from kvist_epp.telemetry.metrics import Metrics
+from kvist_epp.telemetry.picker_metrics import PickerMetrics
 
 POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/ns/inferencepools"
 OBJECTIVES = "/apis/llm-d.ai/v1alpha2/namespaces/ns/inferenceobjectives"
@@ -141,7 +141,7 @@ async def test_what_it_shows(server: ApiServer, tmp_path: Path) -> None:
         pods, *_ = discovery.watches()
         assert (pods.resource, pods.open, pods.lists, pods.errors) == ("pods", True, 1, {})
 
-        metrics = Metrics()
+        metrics = PickerMetrics()
         metrics.gauges.watches = discovery.watches
         page = metrics.snapshot().format("")[0].decode()
         assert 'kvist_epp_discovery_watching{resource="pods"} 1.0' in page
