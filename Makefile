@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest -q
 # protoc of an old generator: code from it loads on every protobuf runtime from 5.29 on
 PROTOC := $(BIN)/uv run --quiet --no-project --isolated --python $(BIN)/python --with grpcio-tools==1.71.2 python -m grpc_tools.protoc
-PROTOS := kvist_epp/extproc/pb kvist_epp/replicas/pb
+PROTOS := kvist_epp/extproc/pb kvist_epp/http2/pb kvist_epp/replicas/pb
 
 # Real processes on a busy machine: what failed is run once more, alone. Both runs are shown; a test that needs it is a defect.
 again = $(1) || { echo "make: run once more, one by one: the files in which a test failed above"; $(1) -n 0 --failed-files; }

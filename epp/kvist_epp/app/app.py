@@ -23,11 +23,11 @@ from kvist_epp.director.director import Picker
 from kvist_epp.director.endpoint_registry import Membership
 from kvist_epp.endpoints.discovery import Discovery, open_discovery
 from kvist_epp.endpoints.scraper import Scraper
-from kvist_epp.extproc.service import ext_proc_methods, health_methods
+from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.flowcontrol.flow_controller import Bounds, Queue
 from kvist_epp.flowcontrol.priorities import Priorities, named_priorities
 from kvist_epp.http2.call import Server
-from kvist_epp.http2.grpc_health import Health
+from kvist_epp.http2.grpc_health import Health, health_methods
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.index_accuracy import Trust
