@@ -1,4 +1,4 @@
-"""Hand-over in a picker: heat from picks, names of models, the books of steps."""
+"""Prewarming in a picker: heat from picks, names of models, and steps as requests in flight."""
 
 import asyncio
 import dataclasses
@@ -30,7 +30,7 @@ LONG = "A shared beginning of prompts that many tenants have in common. " * 20
 
 @pytest.fixture
 async def membership() -> AsyncIterator[Membership]:
-    """Scrapes nobody: every engine counts as ready."""
+    """Return a registry without scrapes, in which every engine counts as ready."""
     parts = make(0)
     made = Membership(Settings(), parts.picker, None, None, Trust())
     async with Scraper(scraped=made.scraped, changed=made.changed, interval=0) as made.scraper:
@@ -38,12 +38,12 @@ async def membership() -> AsyncIterator[Membership]:
 
 
 def endpoint(number: int) -> Endpoint:
-    """An engine that exists by name only."""
+    """Return an endpoint that exists by name only."""
     return Endpoint(f"e{number}", "t", f"10.0.0.{number}", 80)
 
 
 def picks(parts: Parts, *tenants: str) -> None:
-    """Each of them asks."""
+    """Pick for a request of each tenant."""
     for tenant in tenants:
         parts.picker.decide(ask(chat(LONG + tenant), headers={TENANT_HEADERS[0]: tenant} if tenant else {}))
 
@@ -53,7 +53,7 @@ def picks(parts: Parts, *tenants: str) -> None:
     [(("one", "two"), 1), (("one", "one"), 0), (("", ""), 0), (("", "one"), 1)],
 )
 def test_picks_note_heat_with_the_tenant(tenants: tuple[str, ...], told: int) -> None:
-    """What two tenants ask for is hot as far as both had it cached; who says nothing is a tenant, too."""
+    """A prefix is hot as far as two tenants had it cached; requests without a tenant count as one tenant."""
     parts = make(2)
     parts.picker.hot = hot = Hot()
     shared = parts.warm(0, chat(LONG))
@@ -64,7 +64,7 @@ def test_picks_note_heat_with_the_tenant(tenants: tuple[str, ...], told: int) ->
 
 
 def test_without_prewarming_nothing_is_noted() -> None:
-    """The default of the class; a picker without the flag pays nothing."""
+    """By default a picker records no heat and pays nothing."""
     parts = make(2)
     parts.warm(0, chat(LONG))
     picks(parts, "one", "two")
@@ -72,7 +72,7 @@ def test_without_prewarming_nothing_is_noted() -> None:
 
 
 async def test_what_is_known_of_an_engine_is_used(membership: Membership) -> None:
-    """One of its base model's names, and the size of its cache; nothing of who is not there."""
+    """A base model's name and the size of the cache are known after a scrape, and None before it."""
     membership.follow(Fleet((endpoint(1),)))
     state = membership.scraper.states["t/e1"]
     assert (model_of(membership, "t/e1"), cache_tokens_of(membership, "t/e1")) == (None, None)
@@ -82,8 +82,8 @@ async def test_what_is_known_of_an_engine_is_used(membership: Membership) -> Non
     assert (model_of(membership, "t/gone"), cache_tokens_of(membership, "t/gone")) == (None, None)
 
 
-async def test_a_step_is_a_flight_until_it_ends() -> None:
-    """Its engine's events advance the ledger, and it is no request of anybody's."""
+async def test_a_step_is_in_flight_until_it_ends() -> None:
+    """Events of the engine advance the ledger, and the step counts as no client's request."""
     parts = make(1)
     picker, hot = parts.picker, Hot()
     parts.warm(0, chat(LONG))
@@ -104,8 +104,10 @@ async def test_a_step_is_a_flight_until_it_ends() -> None:
     assert picker.metrics.requests == requests
 
 
-async def test_a_membership_that_loses_a_pod_tells_before_it_forgets(membership: Membership) -> None:
-    """The hook is called while the index and the look-up still know it; not for one that is objected to."""
+async def test_the_planner_learns_of_an_endpoint_that_leaves_before_it_is_forgotten(
+    membership: Membership,
+) -> None:
+    """The callback runs while the index knows the endpoint; one that is only refused does not trigger it."""
     told: list[tuple[list[str], bool]] = []
     membership.going = lambda keys: told.append((list(keys), keys[0] in membership.picker.lookup.members))
     membership.follow(Fleet((endpoint(1), endpoint(2))))
@@ -115,8 +117,8 @@ async def test_a_membership_that_loses_a_pod_tells_before_it_forgets(membership:
     assert told == [(["t/e1"], True)]
 
 
-async def test_it_hooks_itself_in(membership: Membership) -> None:
-    """Heat is noted from then on, and the metrics page has the counters."""
+async def test_an_open_prewarmer_records_heat_and_has_metrics(membership: Membership) -> None:
+    """Heat is recorded from then on, and the metrics page has the counters."""
     settings = Settings(hand_over_tokens=1_000)
     async with open_prewarmer(settings, membership) as prewarmer:
         task = asyncio.create_task(prewarmer.run())

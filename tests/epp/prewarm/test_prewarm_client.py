@@ -1,4 +1,4 @@
-"""What is sent to engines, and how their answers are read."""
+"""Requests that are sent to engines, and how their answers are read."""
 
 import json
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from kvist_epp.prewarm.prewarm_client import PrewarmClient, PrewarmOutcome, deco
 
 
 class Engine:
-    """Keeps what it is asked and answers as it is told."""
+    """An engine that records requests and answers with a given status."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -21,7 +21,7 @@ class Engine:
         self.endpoint = Endpoint("e", "t", "127.0.0.1", 9)
 
     async def answer(self, request: web.Request) -> web.Response:
-        """``/v1/completions``."""
+        """Handle a request to ``/v1/completions``."""
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.requests.append((headers, json.loads(await request.read())))
         return web.json_response({}, status=self.status)
@@ -29,7 +29,7 @@ class Engine:
 
 @pytest.fixture
 async def engine() -> AsyncIterator[Engine]:
-    """One that listens."""
+    """Start an engine."""
     found, app = Engine(), web.Application()
     app.router.add_post("/v1/completions", found.answer)
     runner = web.AppRunner(app)
@@ -41,8 +41,8 @@ async def engine() -> AsyncIterator[Engine]:
     await runner.cleanup()
 
 
-async def test_one_token_of_the_text_as_it_is(engine: Engine) -> None:
-    """No special token is added, one token is asked for, and the step has its id everywhere."""
+async def test_the_request_is_the_text_unchanged_and_one_token(engine: Engine) -> None:
+    """No special token is added, one token is requested, and the step's id is in all headers."""
     async with PrewarmClient() as client:
         assert (
             await client.send(engine.endpoint, "id-1", "Zoë <|im_start|>".encode(), "m")
@@ -61,8 +61,8 @@ async def test_one_token_of_the_text_as_it_is(engine: Engine) -> None:
     assert "x-vllm-priority" not in headers
 
 
-async def test_last_of_all_where_engines_have_priorities(engine: Engine) -> None:
-    """vLLM's lowest goes first."""
+async def test_the_lowest_priority_where_engines_have_priorities(engine: Engine) -> None:
+    """For vLLM a lower number goes first, so that the header has the largest number."""
     async with PrewarmClient(lowest_priority=True) as client:
         await client.send(engine.endpoint, "id-1", b"text", None)
     [(headers, body)] = engine.requests
@@ -71,7 +71,7 @@ async def test_last_of_all_where_engines_have_priorities(engine: Engine) -> None
 
 
 async def test_the_key_is_read_each_time(engine: Engine, tmp_path: Path) -> None:
-    """A Secret that changes is taken up; a file that is away is a failure that may pass."""
+    """A Secret that changes takes effect; a missing file is a failure that may pass."""
     file = tmp_path / "key"
     async with PrewarmClient(key_file=str(file)) as client:
         assert await client.send(engine.endpoint, "id", b"text", None) is PrewarmOutcome.FAILED
@@ -96,14 +96,14 @@ async def test_the_key_is_read_each_time(engine: Engine, tmp_path: Path) -> None
     ],
 )
 async def test_statuses(engine: Engine, status: int, answer: PrewarmOutcome) -> None:
-    """What may pass is tried again, what will not is not."""
+    """A failure that may pass is distinguished from one that will not."""
     engine.status = status
     async with PrewarmClient() as client:
         assert await client.send(engine.endpoint, "id", b"text", None) is answer
     assert outcome_of(status) is answer
 
 
-async def test_nobody_there() -> None:
+async def test_a_refused_connection() -> None:
     """A refused connection is a failure, not an exception."""
     async with PrewarmClient() as client:
         assert (
@@ -123,5 +123,5 @@ async def test_nobody_there() -> None:
     ],
 )
 def test_blocks_end_where_tokens_do(text: bytes, said: str | None) -> None:
-    """A character cut in two at the end is left out; bytes that are no text cannot be asked for."""
+    """A character that is cut at the end is left out; bytes that are not UTF-8 cannot be requested."""
     assert decode_prefix(text) == said

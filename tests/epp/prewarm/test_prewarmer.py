@@ -1,4 +1,4 @@
-"""Hand-over while time passes: asking, answers, cancellation, keys."""
+"""Prewarming while time passes: requests, answers, cancellation, API keys."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from kvist_epp.prewarm.prewarmer import Prewarmer
 
 
 class Engines:
-    """PrewarmOutcome when the test lets them."""
+    """Engines that answer when the test lets them."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -24,7 +24,7 @@ class Engines:
         self.cancelled: list[str] = []
 
     async def send(self, endpoint: Endpoint, session: str, text: bytes, model: str | None) -> PrewarmOutcome:
-        """The next answer."""
+        """Return the next answer."""
         self.asked.append((endpoint.name, text.decode(), model))
         try:
             answer = await self.answers.get()
@@ -40,7 +40,7 @@ class Engines:
 async def running(
     pool: Pool, engines: Engines, **hooks: Callable[[PrewarmStep], None]
 ) -> AsyncIterator[Prewarmer]:
-    """A prewarmer at work."""
+    """Run a prewarmer."""
     prewarmer = Prewarmer(
         pool.planner,
         engines.send,
@@ -59,13 +59,13 @@ async def running(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait; the test's time limit bounds it."""
+    """Wait for a condition; the time limit of the test bounds the wait."""
     while not condition():
         await asyncio.sleep(0.005)
 
 
 def hot_pool(*names: str) -> Pool:
-    """The first pod holds what is hot, and another one joins."""
+    """Return a pool whose first endpoint holds a hot prefix, with another one that has just joined."""
     pool = Pool("a", *names)
     pool.hold("a", "abcdef")
     pool.heat("abcdef")
@@ -73,9 +73,9 @@ def hot_pool(*names: str) -> Pool:
     return pool
 
 
-async def test_steps_follow_each_other_and_the_log_tells(caplog: pytest.LogCaptureFixture) -> None:
-    """Each is asked for when the last is answered, by the name that the endpoint serves its model by; one
-    line tells of the beginning, one of the end."""
+async def test_steps_follow_each_other_and_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Each step is sent when the last is answered, with the endpoint's name of the model; the log has two
+    lines."""
     pool = hot_pool()
     engines, told = Engines(pool), list[str]()
     for _ in range(3):
@@ -96,8 +96,8 @@ async def test_steps_follow_each_other_and_the_log_tells(caplog: pytest.LogCaptu
     ]
 
 
-async def test_a_pod_that_vanishes_is_not_waited_for() -> None:
-    """Its step is cancelled and off the books, and others are asked for what it leaves."""
+async def test_the_step_of_an_endpoint_that_vanishes_is_cancelled() -> None:
+    """The ledger entry of the step is removed, and other endpoints get the prefixes that are lost."""
     pool = hot_pool("c")
     engines, ended = Engines(pool), list[str]()
     async with running(pool, engines, on_ended=lambda step: ended.append(step.endpoint.name)) as prewarmer:
@@ -110,7 +110,7 @@ async def test_a_pod_that_vanishes_is_not_waited_for() -> None:
 
 
 async def test_the_end_of_the_picker_leaves_nothing_behind() -> None:
-    """Cancelled, it cancels what is under way, and waits for that."""
+    """A prewarmer that is cancelled cancels its steps and waits for their end."""
     pool = hot_pool()
     engines, ended = Engines(pool), list[str]()
     async with running(pool, engines, on_ended=lambda step: ended.append(step.session)):
@@ -119,7 +119,7 @@ async def test_the_end_of_the_picker_leaves_nothing_behind() -> None:
 
 
 async def test_an_error_is_tried_again_later() -> None:
-    """Not at once, and from what the engine holds."""
+    """The step is repeated after a delay, from what the engine holds."""
     pool = hot_pool()
     engines = Engines(pool)
     engines.answers.put_nowait(PrewarmOutcome.DONE)
@@ -133,8 +133,8 @@ async def test_an_error_is_tried_again_later() -> None:
     assert [text for _, text, _ in engines.asked] == ["ab", "abcd", "abcd"]
 
 
-async def test_text_that_no_engine_takes_is_asked_for_once() -> None:
-    """Its beginning is dropped."""
+async def test_text_that_no_engine_accepts_is_requested_once() -> None:
+    """A prefix that an engine rejects is dropped."""
     pool = hot_pool()
     engines = Engines(pool)
     engines.answers.put_nowait(PrewarmOutcome.UNFIT)
@@ -145,8 +145,8 @@ async def test_text_that_no_engine_takes_is_asked_for_once() -> None:
     assert (len(engines.asked), pool.planner.idle) == (1, True)
 
 
-async def test_a_key_that_is_wanted_ends_it_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing more is asked of anybody; the log says which flag has the key."""
+async def test_a_missing_api_key_ends_prewarming_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing more is requested from any engine; the log names the flag for the key."""
     pool = hot_pool()
     pool.join("c")
     engines = Engines(pool)
