@@ -12,13 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-OUTER = ("operator", "epp", "sim", "cli")
-SOURCES = [
-    path
-    for outer in ("epp", "operator", "sim", "cli")
-    for path in (ROOT / outer).rglob("*.py")
-    if "/pb/" not in str(path)
-]
+OUTER = ("common", "operator", "epp", "sim", "cli")
+SOURCES = [path for outer in OUTER for path in (ROOT / outer).rglob("*.py") if "/pb/" not in str(path)]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -108,7 +103,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(tmp_path: Path) -> None:
     [wheel] = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
-    ours = {"kvist", "kvist_epp", "kvist_operator", "kvist_sim"}
+    ours = {"kvist", "kvist_epp", "kvist_kube", "kvist_operator", "kvist_sim"}
     assert tops == {*ours, f"kvist-{PROJECT['project']['version']}.dist-info"}
     assert {f"{package}/py.typed" for package in ours} <= set(names)
     assert "kvist_operator/models/catalogue.yaml" in names

@@ -15,7 +15,6 @@
     ├── ReplicaError         a call to another replica broke off
     ├── ModelFilesError      model files that are absent or unusable
     ├── EndpointsFileError   an endpoints file that cannot be used; the old fleet stays
-    ├── ApiError             the Kubernetes API refused, or could not be reached; the old fleet stays
     ├── CertificateError     a certificate, key or authority that cannot be used; the old one stays
     ├── UncleanEnd           a part of the picker failed, or its drain was cut short
     └── SettingsError        flags that do not go together
@@ -116,16 +115,6 @@ class ReplicaError(KvistError):
 
 class EndpointsFileError(KvistError):
     """Names the entry and the field."""
-
-
-class ApiError(KvistError):
-    """The Kubernetes API did not give what was asked for; ``status`` is its HTTP status, 0: no answer."""
-
-    def __init__(self, message: str, status: int = 0, *, retry_after: float = 0.0) -> None:
-        super().__init__(message)
-        self.status = status
-        self.retry_after = retry_after
-        """Seconds it wants to be left alone."""
 
 
 class CertificateError(KvistError):

@@ -8,15 +8,14 @@ from typing import Any
 
 from tests.cluster.client import Namespace
 
-from kvist_epp.access import cluster
-from kvist_epp.endpoints.endpoint import Fleet
-from kvist_epp.endpoints.kubernetes.api import Api
-from kvist_epp.endpoints.kubernetes.pod_discovery import KubeDiscovery, PoolName
-from kvist_epp.endpoints.kubernetes.pools import Selection
-from kvist_epp.endpoints.kubernetes.reflector import USUAL, Pace
+from kvist_epp.endpoints.endpoint import EndpointSet
+from kvist_epp.endpoints.kubernetes.pod_discovery import PodDiscovery, PoolName
+from kvist_epp.endpoints.kubernetes.pools import PodSelection
 from kvist_epp.names import POOL_GROUP
+from kvist_kube.connection import Connection, find_cluster
+from kvist_kube.informer import DEFAULT_TIMES, InformerTimes
 
-VLLM = Selection("app=vllm", (8000,))
+VLLM = PodSelection("app=vllm", (8000,))
 POOL = PoolName(POOL_GROUP, "pool")
 PODS = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
 
@@ -24,10 +23,10 @@ PODS = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
 class Seen:
     """What discovery told so far; ``discovery`` itself."""
 
-    discovery: KubeDiscovery
+    discovery: PodDiscovery
 
     def __init__(self) -> None:
-        self.fleets: list[Fleet] = []
+        self.fleets: list[EndpointSet] = []
         self.priorities: list[Mapping[str, int]] = []
 
     @property
@@ -57,17 +56,20 @@ class Seen:
 
 @asynccontextmanager
 async def following(
-    kubeconfig: Path, space: Namespace, wanted: Selection | PoolName = VLLM, pace: Pace = USUAL
+    kubeconfig: Path,
+    space: Namespace,
+    wanted: PodSelection | PoolName = VLLM,
+    times: InformerTimes = DEFAULT_TIMES,
 ) -> AsyncIterator[Seen]:
     """Discovery as whoever this kubeconfig says, in this namespace, until the test is done with it."""
     seen = Seen()
-    seen.discovery = KubeDiscovery(
-        Api(cluster({"KUBECONFIG": str(kubeconfig)})),
+    seen.discovery = PodDiscovery(
+        Connection(find_cluster({"KUBECONFIG": str(kubeconfig)})),
         space.name,
         wanted,
         seen.fleets.append,
-        objectives=seen.priorities.append,
-        pace=pace,
+        on_priorities=seen.priorities.append,
+        times=times,
     )
     task = asyncio.create_task(seen.discovery.run())
     try:

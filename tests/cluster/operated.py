@@ -15,7 +15,7 @@ from tests.cluster.control_plane import ADMIN, ControlPlane
 from tests.crd.cases import CRD
 from tests.golang import cache
 
-from kvist_epp.access import cluster as access
+from kvist_kube.connection import find_cluster
 from kvist_operator.cluster.apiserver import ApiServer
 from kvist_operator.cluster.kinds import CHILDREN, POOL, Kind, Target
 from kvist_operator.cluster.port import Hook, Json
@@ -117,7 +117,7 @@ async def _bound(
 @asynccontextmanager
 async def administrator(plane: ControlPlane, hook: Hook | None = None) -> AsyncIterator[ApiServer]:
     """The operator's own port, as the administrator."""
-    load = access({"KUBECONFIG": str(plane.kubeconfig("admin", ADMIN))})
+    load = find_cluster({"KUBECONFIG": str(plane.kubeconfig("admin", ADMIN))})
     server = ApiServer(load, hook=hook) if hook else ApiServer(load)
     try:
         yield server

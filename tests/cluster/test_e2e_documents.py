@@ -22,7 +22,7 @@ from tests.cluster.test_rights import GAIE
 from tests.docs_runner.blocks import Step, all_blocks
 from tests.e2e.commands import Commands
 
-from kvist_epp.signing import CLIENT, SERVER, Authority
+from kvist_kube.certificates import CLIENT, SERVER, CertificateAuthority
 from kvist_operator.manifests.names import METRICS_PORT
 
 pytestmark = pytest.mark.timeout(300)
@@ -93,8 +93,8 @@ async def test_the_guide_s_replicas_hear_each_other(cluster: Cluster) -> None:
 def secret(certificate: Json) -> Json:
     """What cert-manager would make of a Certificate."""
     spec, now, life = certificate["spec"], datetime.now(UTC), timedelta(days=1)
-    authority = Authority(spec["issuerRef"]["name"], now, life)
-    chain, key = authority.signed(spec["dnsNames"], now, life, (SERVER, CLIENT))
+    authority = CertificateAuthority(spec["issuerRef"]["name"], now, life)
+    chain, key = authority.sign(spec["dnsNames"], now, life, (SERVER, CLIENT))
     data = {"tls.crt": chain.decode(), "tls.key": key.decode(), "ca.crt": authority.pem.decode()}
     meta = {"name": spec["secretName"]}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "stringData": data}

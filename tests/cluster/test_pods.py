@@ -4,7 +4,7 @@ from tests.cluster.client import Namespace
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.following import following
 
-from kvist_epp.endpoints.kubernetes.pools import Selection
+from kvist_epp.endpoints.kubernetes.pools import PodSelection
 
 
 async def test_the_life_of_a_pod(plane: ControlPlane, space: Namespace) -> None:
@@ -76,7 +76,7 @@ async def test_what_a_pod_says_of_itself(plane: ControlPlane, space: Namespace) 
 async def test_a_port_for_each_rank(plane: ControlPlane, space: Namespace) -> None:
     """A pod with several target ports is several endpoints, each with its own rank's events."""
     await space.pod("a", "10.0.0.1")
-    ports = Selection("app in (vllm),!canary", (8000, 8001))
+    ports = PodSelection("app in (vllm),!canary", (8000, 8001))
     async with following(plane.kubeconfig("admin"), space, ports) as seen:
         await seen.stands({"a-rank-0": "", "a-rank-1": ""})
 
@@ -94,7 +94,7 @@ async def test_a_port_for_each_rank(plane: ControlPlane, space: Namespace) -> No
 
 async def test_a_selector_that_is_none_is_named(plane: ControlPlane, space: Namespace) -> None:
     """What the API server cannot parse is a problem that says so, and no fleet."""
-    async with following(plane.kubeconfig("admin"), space, Selection("app=(", (8000,))) as seen:
+    async with following(plane.kubeconfig("admin"), space, PodSelection("app=(", (8000,))) as seen:
         await seen.until(lambda: seen.discovery.problem != "")
         assert "400" in seen.discovery.problem
         assert "app=(" in seen.discovery.problem

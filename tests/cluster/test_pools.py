@@ -9,8 +9,8 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.following import POOL, following
 
 from kvist_epp.endpoints.kubernetes.pod_discovery import PoolName
-from kvist_epp.endpoints.kubernetes.reflector import Pace
 from kvist_epp.names import OWN_GROUP
+from kvist_kube.informer import InformerTimes
 
 GAIE = "inferencepools.inference.networking.k8s.io"
 OURS = "inferencepools.kvist.dev"
@@ -145,7 +145,7 @@ async def test_objectives_appear_with_their_api(
     caplog.set_level(logging.INFO)
     await space.client.uninstall(OBJECTIVES)
     await space.pool("pool", {"app": "vllm"}, 8000)
-    async with following(plane.kubeconfig("admin"), space, POOL, Pace(resync=1.0)) as seen:
+    async with following(plane.kubeconfig("admin"), space, POOL, InformerTimes(resync=1.0)) as seen:
         await seen.until(lambda: seen.watch(OBJECTIVES)["errors"].get("404", 0) >= 2)
         assert (seen.discovery.problem, seen.priorities) == ("", [])
         told = [r for r in caplog.records if "inferenceobjectives" in r.message]

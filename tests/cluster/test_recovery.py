@@ -4,10 +4,10 @@ from tests.cluster.client import Namespace, client
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.following import Seen, following
 
-from kvist_epp.endpoints.kubernetes.reflector import Pace
+from kvist_kube.informer import InformerTimes
 from kvist_sim.relays import TcpRelay
 
-LIVELY = Pace(silence=2.0)
+LIVELY = InformerTimes(silence=2.0)
 
 
 async def test_the_api_server_dies_and_comes_back(plane: ControlPlane, space: Namespace) -> None:
@@ -37,7 +37,7 @@ async def test_gone(plane: ControlPlane, space: Namespace, relay: TcpRelay) -> N
     once."""
     await space.pod("a", "10.0.0.1")
     way = plane.kubeconfig("relayed", server=f"https://{relay.address}")
-    async with following(way, space, pace=LIVELY) as seen:
+    async with following(way, space, times=LIVELY) as seen:
         await seen.stands({"a": ""})
         lists = seen.watch()["lists"]
         relay.part()
@@ -79,7 +79,7 @@ async def test_a_half_open_watch_is_noticed(plane: ControlPlane, space: Namespac
     meanwhile."""
     await space.pod("a", "10.0.0.1")
     way = plane.kubeconfig("relayed", server=f"https://{relay.address}")
-    async with following(way, space, pace=LIVELY) as seen:
+    async with following(way, space, times=LIVELY) as seen:
         await seen.stands({"a": ""})
         relay.part()
         await seen.until(lambda: "does not answer in time" in seen.discovery.problem)
@@ -95,7 +95,9 @@ async def test_a_half_open_watch_is_noticed(plane: ControlPlane, space: Namespac
 async def test_watches_end_and_go_on(plane: ControlPlane, space: Namespace) -> None:
     """The server ends a watch when its time is over; the next one goes on, and a list is due now and then."""
     await space.pod("a", "10.0.0.1")
-    async with following(plane.kubeconfig("admin"), space, pace=Pace(resync=3.0, watch=1.0)) as seen:
+    async with following(
+        plane.kubeconfig("admin"), space, times=InformerTimes(resync=3.0, watch=1.0)
+    ) as seen:
         await seen.until(lambda: seen.watch()["lists"] >= 2 if seen.fleets else False)
         await space.status("a", ready=False)
         await seen.stands({"a": "not ready"})
@@ -107,7 +109,7 @@ async def test_bookmarks_move_the_version_on(plane: ControlPlane, space: Namespa
     """A watch on which nothing happens is told how far the cluster has come: shortly before it ends at the
     latest."""
     await space.pod("a", "10.0.0.1")
-    async with following(plane.kubeconfig("admin"), space, pace=Pace(watch=6.0)) as seen:
+    async with following(plane.kubeconfig("admin"), space, times=InformerTimes(watch=6.0)) as seen:
         await seen.stands({"a": ""})
         before = int(seen.watch()["resource_version"])
         await space.pod("stranger", "10.0.0.9", labels={"app": "other"})

@@ -16,10 +16,9 @@ from tests.cluster.control_plane import HOST, ControlPlane
 from tests.cluster.following import PODS, POOL, VLLM, Seen, following
 from tests.cluster.keys import LEEWAY_SECONDS
 
-from kvist_epp.access import cluster, own_namespace
-from kvist_epp.endpoints.kubernetes.api import Api
-from kvist_epp.endpoints.kubernetes.pod_discovery import KubeDiscovery
-from kvist_epp.endpoints.kubernetes.reflector import Pace
+from kvist_epp.endpoints.kubernetes.pod_discovery import PodDiscovery
+from kvist_kube.connection import Connection, find_cluster, own_namespace
+from kvist_kube.informer import InformerTimes
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "kubernetes.md"
 OBJECTIVES = "inferenceobjectives.llm-d.ai"
@@ -111,7 +110,7 @@ async def test_a_right_that_is_taken_away_takes_no_endpoint_away(
     await space.pod("a", "10.0.0.1")
     uid = await space.account("fallen", [PODS])
     token = plane.keys.token(space.name, "fallen", uid, 600)
-    async with following(plane.kubeconfig("fallen", token), space, pace=Pace(watch=1.0)) as seen:
+    async with following(plane.kubeconfig("fallen", token), space, times=InformerTimes(watch=1.0)) as seen:
         await seen.stands({"a": ""})
         await space.rules("fallen", [])
         await seen.until(lambda: "403" in seen.discovery.problem)
@@ -124,7 +123,7 @@ async def test_an_expired_token_is_read_again(plane: ControlPlane, space: Namesp
     await space.pod("a", "10.0.0.1")
     uid = await space.account("short", [PODS])
     file = token_file(plane, plane.keys.token(space.name, "short", uid, 3 - LEEWAY_SECONDS))
-    async with following(plane.kubeconfig("short", file), space, pace=Pace(watch=1.0)) as seen:
+    async with following(plane.kubeconfig("short", file), space, times=InformerTimes(watch=1.0)) as seen:
         await seen.stands({"a": ""})
         await seen.until(lambda: "401" in seen.watch()["errors"])
         assert "401" in seen.discovery.problem
@@ -146,9 +145,9 @@ async def test_as_a_pod(plane: ControlPlane, space: Namespace, folder: Path) -> 
     (folder / "namespace").write_text(space.name)
     environment = {"KUBERNETES_SERVICE_HOST": HOST, "KUBERNETES_SERVICE_PORT": str(plane.port)}
     seen = Seen()
-    api = Api(cluster(environment, account=folder))
+    api = Connection(find_cluster(environment, account=folder))
     try:
-        discovery = KubeDiscovery(api, own_namespace({}, account=folder), VLLM, seen.fleets.append)
+        discovery = PodDiscovery(api, own_namespace({}, account=folder), VLLM, seen.fleets.append)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(discovery.run())
             await seen.stands({"a": ""})

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from kvist_kube.connection import Answer
 from kvist_operator.cluster.failures import ATTEMPTS, LONGEST_SECONDS, failure, pause
 from kvist_operator.cluster.kinds import DEPLOYMENT
 from kvist_operator.errors import (
@@ -47,7 +48,7 @@ def test_each_answer_is_an_error_of_its_kind_with_the_servers_words(
 ) -> None:
     """Quotas, admission and missing rights share a status; the words tell them apart, and are told on."""
     body = json.dumps({"kind": "Status", "message": words}).encode()
-    found = failure(status, body, doing="patch x", kind=DEPLOYMENT, verb="patch")
+    found = failure(Answer(status, body, 0.0), doing="patch x", kind=DEPLOYMENT, verb="patch")
 
     assert type(found) is kind
     assert str(found).startswith("patch x: ")
@@ -57,7 +58,8 @@ def test_each_answer_is_an_error_of_its_kind_with_the_servers_words(
 
 def test_a_missing_right_is_told_as_the_rule_that_is_missing() -> None:
     """So that it can be pasted."""
-    found = failure(403, json.dumps({"message": RIGHT}).encode(), doing="x", kind=DEPLOYMENT, verb="patch")
+    answer = Answer(403, json.dumps({"message": RIGHT}).encode(), 0.0)
+    found = failure(answer, doing="x", kind=DEPLOYMENT, verb="patch")
 
     assert 'apiGroups: ["apps"], resources: ["deployments"], verbs: ["patch"]' in str(found)
 
@@ -65,7 +67,7 @@ def test_a_missing_right_is_told_as_the_rule_that_is_missing() -> None:
 @pytest.mark.parametrize("body", [b"<html>bad gateway", b"[1]", b"\xff", b"", b'{"message": 5}'])
 def test_an_answer_that_is_no_status_is_no_reason_to_fall_over(body: bytes) -> None:
     """Proxies answer, too."""
-    assert isinstance(failure(502, body, doing="x", kind=DEPLOYMENT, verb="get"), Unavailable)
+    assert isinstance(failure(Answer(502, body, 0.0), doing="x", kind=DEPLOYMENT, verb="get"), Unavailable)
 
 
 def test_only_what_may_pass_is_tried_again_and_not_for_ever() -> None:
@@ -77,5 +79,5 @@ def test_only_what_may_pass_is_tried_again_and_not_for_ever() -> None:
     assert pause(Refused("x", 422), 1, lambda: 1.0) is None
     assert pause(Unavailable("x", 429, retry_after=3.0), 1, lambda: 0.0) == 3.0
     assert pause(Unavailable("x", 429, retry_after=600.0), 1, lambda: 0.0) == LONGEST_SECONDS
-    asked = failure(429, b"", doing="x", kind=DEPLOYMENT, verb="get", asked="7")
+    asked = failure(Answer(429, b"", 7.0), doing="x", kind=DEPLOYMENT, verb="get")
     assert asked.retry_after == 7.0

@@ -10,7 +10,7 @@ from typing import Any, Final
 from kvist_epp.director.director import Picker
 from kvist_epp.director.endpoint_registry import Membership
 from kvist_epp.endpoints.discovery import Discovery
-from kvist_epp.endpoints.scraper import EngineState
+from kvist_epp.endpoints.engine_state import EngineState
 from kvist_epp.load.ledger import Ledger
 
 REPLICA_PORTS: Final = ("peer",)

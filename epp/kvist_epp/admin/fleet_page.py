@@ -11,8 +11,8 @@ from time import perf_counter
 from typing import Any, Final, TypeVar
 
 from kvist_epp.director.endpoint_registry import Membership
+from kvist_epp.endpoints.engine_state import EngineState
 from kvist_epp.endpoints.kubernetes.pods import TERMINATING
-from kvist_epp.endpoints.scraper import EngineState
 from kvist_epp.prefix_stats.cache_value import Worth
 from kvist_epp.prefix_stats.window import WINDOW_SECONDS
 
@@ -123,5 +123,5 @@ def _engine(state: EngineState) -> dict[str, Any]:
         "kv_usage": round(sample.cache_usage, 4),
         "running": sample.running,
         "waiting": sample.waiting,
-        "counted": {name: round(value, 3) for name, value in state.recent.counted()._asdict().items()},
+        "counted": {name: round(value, 3) for name, value in state.recent.deltas()._asdict().items()},
     }

@@ -23,11 +23,11 @@ from kvist_epp.director.director import Picker
 from kvist_epp.director.endpoint_registry import Membership
 from kvist_epp.endpoints.discovery import Discovery, open_discovery
 from kvist_epp.endpoints.scraper import Scraper
-from kvist_epp.extproc.service import ext_proc_methods
+from kvist_epp.extproc.service import ext_proc_methods, health_methods
 from kvist_epp.flowcontrol.flow_controller import Bounds, Queue
 from kvist_epp.flowcontrol.priorities import Priorities, named_priorities
 from kvist_epp.http2.call import Server
-from kvist_epp.http2.grpc_health import Health, health_methods
+from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.index_accuracy import Trust
@@ -35,10 +35,10 @@ from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import History
 from kvist_epp.load.in_flight import Flights
 from kvist_epp.load.ledger import Ledger
-from kvist_epp.prewarm.prewarmer import open_prewarmer
+from kvist_epp.prewarm.opening import opened as hand_over
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry import request_log as log
-from kvist_epp.telemetry.picker_metrics import PickerMetrics
+from kvist_epp.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from kvist_epp.replicas.replication import Replication
@@ -124,8 +124,8 @@ async def running(settings: Settings, ending: Ending) -> AsyncIterator[Running]:
         ending.keep(stack, tokenizer.run(understanding.late), "tokenizer")
         ending.keep(stack, discovery.run(), "discovery")
         if settings.hand_over_tokens:
-            prewarmer = await stack.enter_async_context(open_prewarmer(settings, membership))
-            ending.keep(stack, prewarmer.run(), "prewarming")
+            keeper = await stack.enter_async_context(hand_over(settings, membership))
+            ending.keep(stack, keeper.run(), "hand-over")
         ending.keep(stack, _tick(membership, gate), "tick")
         lifetime.settle_memory()
         yield Running(picker, membership, gate, grpc, grpc_health, pages.port, replication)
@@ -144,7 +144,7 @@ def _picker(settings: Settings, logs: log.Logs) -> Picker:
             tpot_seconds=settings.tpot_target,
         ),
         flights=Flights(),
-        metrics=PickerMetrics(version=kvist_epp.__version__),
+        metrics=Metrics(version=kvist_epp.__version__),
         log=logs.requests,
         max_endpoints=settings.max_endpoints,
         priorities=Priorities(named_priorities(settings.priorities)),
@@ -171,8 +171,8 @@ def _queue(settings: Settings, picker: Picker) -> Queue:
 async def _membership(settings: Settings, picker: Picker, stack: AsyncExitStack) -> Membership:
     membership = Membership(settings, picker, None, None, Trust())
     membership.scraper = Scraper(
-        scraped=membership.scraped,
-        changed=membership.changed,
+        on_scrape=membership.scraped,
+        on_change=membership.changed,
         interval=settings.scrape_interval,
         timeout=settings.scrape_timeout,
     )
@@ -203,7 +203,7 @@ def _discovery(settings: Settings, picker: Picker, membership: Membership) -> Di
         picker.priorities.objectives = found.get
 
     follow = membership.follow
-    discovery = open_discovery(settings, follow, os.environ, refused=refused, objectives=objectives)
+    discovery = open_discovery(settings, follow, os.environ, on_bad_file=refused, on_priorities=objectives)
     picker.metrics.gauges.watches = discovery.watches
     return discovery
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvist_epp.director.director import Picker
-from kvist_epp.endpoints.endpoint import Endpoint, Fleet
-from kvist_epp.endpoints.scraper import EngineState, Scraper
-from kvist_epp.endpoints.served_models import partly_served
+from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
+from kvist_epp.endpoints.engine_state import EngineState, partly_served
+from kvist_epp.endpoints.scraper import Scraper
 from kvist_epp.index.index_accuracy import Trust
 from kvist_epp.index.lookup import Member
 from kvist_epp.kvevents.followed import Followed
@@ -34,7 +34,7 @@ class Membership:
     trust: Trust
     scraper: Scraper = field(init=False)
     """Set right after: it calls back."""
-    fleet: Fleet | None = None
+    fleet: EndpointSet | None = None
     """None until it was listed once."""
     going: Callable[[Sequence[str]], None] = lambda _keys: None
     """Told of endpoints that leave, while all that is known of them still is."""
@@ -42,12 +42,12 @@ class Membership:
     _restarts: dict[str, int] = field(default_factory=dict)
     """Restarts of engines that their trust knows of."""
 
-    def follow(self, fleet: Fleet) -> None:
+    def follow(self, fleet: EndpointSet) -> None:
         """From now on this is the fleet.
 
         An endpoint that is another engine now has left and joined. One that only may not be picked for a
         while, or has other labels, keeps all that is known of it."""
-        left, joined = fleet.since(self.fleet or Fleet())
+        left, joined = fleet.since(self.fleet or EndpointSet())
         if left:
             self.going([endpoint.key for endpoint in left])
         self.fleet = fleet
@@ -69,7 +69,7 @@ class Membership:
         forgotten: it was kept as bodies, which no prompt begins with."""
         self.learner, self.subscriber = learner, subscriber
         self.picker.flights.release_all()
-        fleet = self.fleet or Fleet()
+        fleet = self.fleet or EndpointSet()
         for endpoint in fleet:
             self.picker.history.forget(endpoint.key)
             self.picker.lookup.leave(endpoint.key)

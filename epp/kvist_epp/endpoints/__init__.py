@@ -1,1 +1,12 @@
-"""Endpoints: the record, the endpoints file, discovery, and scraping of engines."""
+"""Endpoints: where they come from, and what their metrics say.
+
+A ``Discovery`` publishes an ``EndpointSet`` each time endpoints change; the ``Scraper`` asks each of them for
+its metrics and models.
+
+- ``endpoint``: one endpoint, and all endpoints at one moment.
+- ``discovery``: opens the source of endpoints that the flags name.
+- ``endpoints_file``: reads endpoints from a file and watches it.
+- ``kubernetes``: endpoints from pods, selected by labels or by an InferencePool.
+- ``engine_state``: what scrapes of one engine have shown; pure.
+- ``scraper``: asks engines for ``/metrics`` and ``/v1/models``.
+"""

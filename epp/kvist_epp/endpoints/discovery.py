@@ -1,79 +1,75 @@
-"""Where the fleet comes from: a file, pods by a label selector, or the pods of an InferencePool."""
+"""Opens the source of endpoints that the flags name: a file, a label selector, or an InferencePool."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from kvist_epp.endpoints.endpoint import Fleet
-from kvist_epp.endpoints.file_watcher import FileWatch
+from kvist_epp.endpoints.endpoint import EndpointSet
+from kvist_epp.endpoints.endpoints_file import EndpointsFileWatcher
 from kvist_epp.errors import SettingsError
 from kvist_epp.settings.settings import Settings
+from kvist_kube.errors import ClusterNotFound
+from kvist_kube.object_cache import WatchStatus
 
-Follow = Callable[[Fleet], None]
-Objectives = Callable[[Mapping[str, int]], None]
-
-
-class Watched(NamedTuple):
-    """How one resource of the Kubernetes API is followed, for the metrics."""
-
-    resource: str
-    open: bool
-    """Whether a watch is open just now."""
-    silent_seconds: float | None
-    """Since the API was last heard; None: never."""
-    lists: int
-    errors: Mapping[str, int]
-    """By HTTP status, ``connection`` where there was no answer."""
+OnEndpoints = Callable[[EndpointSet], None]
+"""Called with all endpoints, each time they change."""
+OnPriorities = Callable[[Mapping[str, int]], None]
+"""Called with the priority of each objective by name, each time one changes."""
 
 
 class Discovery(Protocol):
-    """Hands every new ``Fleet`` to whoever follows; never a smaller one because of an error."""
+    """A source of endpoints. An error never makes it publish fewer endpoints."""
 
     @property
     def problem(self) -> str:
-        """Why the fleet may not be up to date, or is not known yet; empty when all is well."""
+        """Why the endpoints may be out of date, or are not known yet; empty when all is well."""
 
     async def run(self) -> None:
-        """Discover for ever; cancelled, it lets go of everything."""
+        """Discover until cancelled, and release everything then."""
 
     def describe(self) -> dict[str, Any]:
-        """For ``/debug/fleet``: the source, its state, its counters."""
+        """Return the source, its state and its counters, for ``/debug/fleet``."""
 
-    def watches(self) -> Sequence[Watched]:
-        """What is followed in Kubernetes; nothing for a file."""
+    def watches(self) -> Sequence[WatchStatus]:
+        """Return the state of each watch in Kubernetes; none for a file."""
 
 
 def open_discovery(
     settings: Settings,
-    follow: Follow,
+    on_endpoints: OnEndpoints,
     environment: Mapping[str, str],
     *,
-    refused: Callable[[str], None] = lambda _problem: None,
-    objectives: Objectives = lambda _priorities: None,
+    on_bad_file: Callable[[str], None] = lambda _problem: None,
+    on_priorities: OnPriorities = lambda _priorities: None,
 ) -> Discovery:
-    """The source that the flags name. ``refused``: a file could not be used. ``objectives``: priorities by
-    name, each time they change.
+    """Return the source that the flags name. ``on_bad_file`` is called with the reason when an endpoints file
+    cannot be used.
 
     Raises ``SettingsError`` when no cluster can be found.
     """
     if settings.endpoints_file:
-        return FileWatch(Path(settings.endpoints_file), follow, refused)
+        return EndpointsFileWatcher(Path(settings.endpoints_file), on_endpoints, on_bad_file)
     try:
-        from kvist_epp import access
-        from kvist_epp.endpoints.kubernetes import api, pools, reflector
-        from kvist_epp.endpoints.kubernetes import pod_discovery as discovery
+        from kvist_epp.endpoints.kubernetes.pod_discovery import PodDiscovery, PoolName
+        from kvist_epp.endpoints.kubernetes.pools import PodSelection
+        from kvist_kube.connection import Connection, find_cluster, own_namespace
+        from kvist_kube.informer import InformerTimes
     except ImportError as error:
         raise SettingsError(f"{error.name} is not installed: pip install 'kvist[epp]'") from error
-    wanted: pools.Selection | discovery.PoolName
+    wanted: PodSelection | PoolName
     if settings.pool_name:
-        wanted = discovery.PoolName(settings.pool_group, settings.pool_name)
+        wanted = PoolName(settings.pool_group, settings.pool_name)
     else:
-        wanted = pools.Selection(settings.endpoint_selector, settings.target_ports)
-    return discovery.KubeDiscovery(
-        api.Api(access.cluster(environment)),
-        settings.pool_namespace or access.own_namespace(environment),
+        wanted = PodSelection(settings.endpoint_selector, settings.target_ports)
+    try:
+        connection = Connection(find_cluster(environment))
+    except ClusterNotFound as error:
+        raise SettingsError(str(error)) from error
+    return PodDiscovery(
+        connection,
+        settings.pool_namespace or own_namespace(environment),
         wanted,
-        follow,
-        objectives=objectives,
-        pace=reflector.Pace(resync=settings.resync_interval),
+        on_endpoints,
+        on_priorities=on_priorities,
+        times=InformerTimes(resync=settings.resync_interval),
     )

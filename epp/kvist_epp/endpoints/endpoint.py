@@ -1,7 +1,7 @@
-"""The fleet as everybody reads it: frozen endpoints and one immutable snapshot of them.
+"""One endpoint, and all endpoints at one moment.
 
-Whoever discovers endpoints (a file, Kubernetes) makes a new ``Fleet``; readers swap the reference, so nobody
-ever sees half a change.
+Both are immutable: a discovery makes a new ``EndpointSet``, and readers replace their reference, so that a
+change is seen as a whole or not at all.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,24 +13,24 @@ from typing import NamedTuple
 from kvist_epp.names import KV_EVENTS_PORT, KV_REPLAY_PORT, LABEL_MAX_NUM_SEQS, LABEL_ROLES
 
 
-class Source(NamedTuple):
-    """Where one data-parallel rank publishes its KV events."""
+class KvEventSource(NamedTuple):
+    """Addresses at which one data-parallel rank publishes its KV events."""
 
     publisher: str
-    """``<pod uid or namespace/name>/<rank>``: the publisher's name in the index."""
+    """Name of the publisher in the index: ``<pod uid or namespace/name>/<rank>``."""
     rank: int
     events: str
     """ZMQ address of the PUB socket."""
     replay: str | None
-    """ZMQ address of the replay ROUTER socket; None: lost events cannot be asked for."""
+    """ZMQ address of the replay ROUTER socket; None when lost events cannot be requested again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One engine as the gateway reaches it; ``hostport`` is what the picker answers with.
+    """One engine as the gateway reaches it; the picker answers with its ``hostport``.
 
-    Equality counts every field. Labels and ``refusal`` may change while the engine stays the same one: what
-    is known of it is kept as long as its ``identity`` is."""
+    Equality compares every field. Labels and ``refusal`` may change while the engine stays the same: what is
+    known of an engine is kept as long as its ``identity`` does not change."""
 
     name: str
     namespace: str
@@ -39,25 +39,25 @@ class Endpoint:
     port: int
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     kv_events: str | None = None
-    """``tcp://host:port`` of rank 0's KV events; None: the engine publishes none (approximate mode)."""
+    """``tcp://host:port`` of rank 0's KV events; None when the engine publishes none (approximate mode)."""
     kv_replay: str | None = None
-    """``tcp://host:port`` of rank 0's replay socket; None: no replay."""
+    """``tcp://host:port`` of rank 0's replay socket; None when there is no replay."""
     ranks: int = 1
     """Data-parallel ranks behind this one address."""
     uid: str = ""
-    """Kubernetes pod UID; empty where there is none. A restarted pod of the same name has another one."""
+    """UID of the pod; empty outside of Kubernetes. A new pod of the same name has another one."""
     first_rank: int = 0
-    """Data-parallel rank of the first engine behind this address: pods with a port per rank have several
+    """Data-parallel rank of the first engine behind this address: a pod with a port for each rank has several
     endpoints."""
     aliases: tuple[str, ...] = ()
-    """Other names its engine may use in the topic of its events: those of the whole pod."""
+    """Other names that the engine may use in the topic of its events: those of the whole pod."""
     refusal: str = ""
-    """Why nobody is to be sent there now, in a word or two, though it is still followed: ``not ready``,
-    ``terminating``; empty: it may be picked."""
+    """Why the endpoint receives no requests at present, though its events are still followed: ``not ready``,
+    ``terminating``; empty when it may be picked."""
     hostport: str = field(init=False, compare=False)
     """``ip:port`` or ``[v6]:port``."""
     key: str = field(init=False, compare=False)
-    """``namespace/name``: the endpoint's name in the ledger, in metrics and on pages."""
+    """``namespace/name``: names the endpoint in the load ledger, in metrics and on pages."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", MappingProxyType(dict(self.labels)))
@@ -66,7 +66,7 @@ class Endpoint:
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What makes it another engine when it changes: everything but labels and ``refusal``."""
+        """Values of which any change means another engine: all fields but labels and ``refusal``."""
         return (
             *(self.namespace, self.name, self.uid, self.address, self.port),
             *(self.kv_events, self.kv_replay, self.first_rank, self.ranks, self.aliases),
@@ -74,23 +74,24 @@ class Endpoint:
 
     @property
     def max_num_seqs(self) -> int | None:
-        """The engine's batch size by its label (vLLM does not export it); None when absent or no number."""
+        """The engine's ``--max-num-seqs`` by its label, since vLLM does not export it; None without a
+        number."""
         text = self.labels.get(LABEL_MAX_NUM_SEQS, "")
         return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else None
 
     @property
     def role(self) -> str:
-        """The pod's role by its label, ``both`` without one."""
+        """The engine's role by its label; ``both`` without one."""
         return next((self.labels[label] for label in LABEL_ROLES if label in self.labels), "both")
 
     @property
-    def sources(self) -> tuple[Source, ...]:
-        """Where each rank publishes: rank r adds r to both ports, as vLLM's publisher does; () without
-        events."""
+    def sources(self) -> tuple[KvEventSource, ...]:
+        """Addresses of each rank's events: rank r adds r to both ports, as vLLM's publisher does. Empty when
+        the engine publishes no events."""
         if self.kv_events is None:
             return ()
         return tuple(
-            Source(
+            KvEventSource(
                 f"{self.uid or self.key}/{rank}",
                 rank,
                 offset_port(self.kv_events, rank),
@@ -101,12 +102,12 @@ class Endpoint:
 
 
 def hostport(address: str, port: int) -> str:
-    """``ip:port``, with brackets around an IPv6 address (RFC 3986 section 3.2.2)."""
+    """Return ``ip:port``, with brackets around an IPv6 address (RFC 3986 section 3.2.2)."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def canonical_ip(text: str) -> str:
-    """The canonical text of an IPv4 or IPv6 address, brackets allowed.
+    """Return the canonical text of an IPv4 or IPv6 address, given with or without brackets.
 
     Raises ``ValueError`` for anything else, zone identifiers included: a proxy could not connect to them.
     """
@@ -117,30 +118,30 @@ def canonical_ip(text: str) -> str:
 
 
 def offset_port(source: str, rank: int) -> str:
-    """``tcp://host:port`` with ``rank`` added to the port (vLLM's ``offset_endpoint_port``)."""
+    """Return ``tcp://host:port`` with ``rank`` added to the port (vLLM's ``offset_endpoint_port``)."""
     head, _, port = source.rpartition(":")
     return f"{head}:{int(port) + rank}"
 
 
 def default_sources(address: str) -> tuple[str, str]:
-    """Where an engine at ``address`` publishes its events and answers replays unless told otherwise."""
+    """Return the default addresses of an engine's events and of its replay socket."""
     return f"tcp://{hostport(address, KV_EVENTS_PORT)}", f"tcp://{hostport(address, KV_REPLAY_PORT)}"
 
 
-def same(one: Endpoint | None, other: Endpoint) -> bool:
-    """Whether both are the same engine, whatever it may be picked for now."""
+def same_engine(one: Endpoint | None, other: Endpoint) -> bool:
+    """Return whether both are the same engine, whatever their labels and refusals."""
     return one is other or (one is not None and one.identity == other.identity)
 
 
-class Change(NamedTuple):
-    """What one snapshot has that another has not. An endpoint that is another engine now left and joined."""
+class EndpointChanges(NamedTuple):
+    """Difference between two endpoint sets. An endpoint with another engine behind it has left and joined."""
 
     left: tuple[Endpoint, ...]
     joined: tuple[Endpoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class EndpointSet:
     """All endpoints at one moment."""
 
     endpoints: tuple[Endpoint, ...] = ()
@@ -158,15 +159,15 @@ class Fleet:
         return iter(self.endpoints)
 
     def by_hostport(self, hostport: str) -> Endpoint | None:
-        """The endpoint at ``ip:port`` or ``[v6]:port``."""
+        """Return the endpoint at ``ip:port`` or ``[v6]:port``."""
         return self._by_hostport.get(hostport)
 
     def by_key(self, key: str) -> Endpoint | None:
-        """The endpoint called ``namespace/name``."""
+        """Return the endpoint named ``namespace/name``."""
         return self._by_key.get(key)
 
-    def since(self, old: "Fleet") -> Change:
-        """What left and what joined between ``old`` and this snapshot."""
-        left = tuple(e for e in old.endpoints if not same(self._by_key.get(e.key), e))
-        joined = tuple(e for e in self.endpoints if not same(old.by_key(e.key), e))
-        return Change(left, joined)
+    def since(self, old: "EndpointSet") -> EndpointChanges:
+        """Return the endpoints that left and joined between ``old`` and this set."""
+        left = tuple(e for e in old.endpoints if not same_engine(self._by_key.get(e.key), e))
+        joined = tuple(e for e in self.endpoints if not same_engine(old.by_key(e.key), e))
+        return EndpointChanges(left, joined)

@@ -1,7 +1,7 @@
-"""Envoy's gRPC access log, which reports how requests ended.
+"""How requests ended, read from Envoy's gRPC access log: pure.
 
 Source: ``envoy.service.accesslog.v3.StreamAccessLogsMessage``. Envoy batches entries; each is decoded on its
-own, so that an unreadable entry costs only itself.
+own, so that one that cannot be read costs only itself.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,6 @@ from kvist_epp.extproc.pb.accesslog_pb2 import (
     StreamAccessLogsMessage,
 )
 from kvist_epp.extproc.pb.base_pb2 import SocketAddress
-from kvist_epp.http2.call import Sink
 from kvist_epp.names import DESTINATION_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
 
 
@@ -30,31 +29,29 @@ class AccessLogEntry(msgspec.Struct, frozen=True):
     upstream: str | None
     """The address that answered, "ip:port" or "[v6]:port"; ``None`` when no upstream was reached."""
     destination: str | None
-    """The picker's answer: one endpoint or several, comma separated."""
+    """What the picker had answered: one endpoint or several, comma separated."""
     status: int
-    """HTTP status that the client received; 0 when the client left before one was sent."""
+    """HTTP status the client got; 0 when it left before one."""
     ttfb_seconds: float | None
-    """Seconds from the request's start to the first byte of the upstream's response."""
+    """From the request's start to the first byte of the upstream's response."""
     duration_seconds: float | None
-    """Seconds from the request's start to the last byte sent to the client."""
+    """From the request's start to the last byte sent to the client."""
 
 
-def decode_access_log(
-    message: bytes, on_unreadable: Callable[[int], None] = lambda _: None
-) -> list[AccessLogEntry]:
-    """Return the ended requests of one serialised ``StreamAccessLogsMessage``.
+def decode(message: bytes, garbage: Callable[[int], None] = lambda _: None) -> list[AccessLogEntry]:
+    """The requests that ended, of one serialised ``StreamAccessLogsMessage``.
 
-    ``on_unreadable`` gets the number of entries that could not be decoded. Entries of requests that still run
-    are left out. Raises `ProtocolError` when the message itself cannot be decoded.
+    ``garbage`` is told how many entries could not be read. Entries of requests that still run are left out.
+    Raises `ProtocolError` when the message itself cannot be decoded.
     """
     try:
         entries = StreamAccessLogsMessage.FromString(message).http_logs.log_entry
     except DecodeError as error:
         raise ProtocolError(f"access log message of {len(message)} bytes cannot be decoded") from error
     parsed = [_parse(entry) for entry in entries]
-    if unreadable := parsed.count(None):
-        on_unreadable(unreadable)
-    return [_entry(entry) for entry in parsed if entry and not entry.common_properties.intermediate_log_entry]
+    if broken := parsed.count(None):
+        garbage(broken)
+    return [_ended(entry) for entry in parsed if entry and not entry.common_properties.intermediate_log_entry]
 
 
 def _parse(entry: bytes) -> HTTPAccessLogEntry | None:
@@ -64,7 +61,7 @@ def _parse(entry: bytes) -> HTTPAccessLogEntry | None:
         return None
 
 
-def _entry(entry: HTTPAccessLogEntry) -> AccessLogEntry:
+def _ended(entry: HTTPAccessLogEntry) -> AccessLogEntry:
     common, headers = entry.common_properties, entry.request.request_headers
     return AccessLogEntry(
         session=headers.get(SESSION_HEADER) or None,
@@ -78,55 +75,22 @@ def _entry(entry: HTTPAccessLogEntry) -> AccessLogEntry:
 
 
 def _hostport(address: SocketAddress) -> str | None:
-    host = address.address
-    if not host:
+    if not address.address:
         return None
+    return f"{_bracketed(address.address)}:{address.port_value}"
+
+
+def _bracketed(host: str) -> str:
     try:
-        is_v6 = ip_address(host).version == 6
+        return f"[{host}]" if ip_address(host).version == 6 else host
     except ValueError:
-        is_v6 = False
-    return f"[{host}]:{address.port_value}" if is_v6 else f"{host}:{address.port_value}"
+        return host
 
 
 def _seconds(common: AccessLogCommon, *names: str) -> float | None:
-    """Return the first of the named durations that is present."""
+    """The first of the named durations that is present."""
     for name in names:
         if common.HasField(name):
             duration: Duration = getattr(common, name)
             return duration.seconds + duration.nanos / 1e9
     return None
-
-
-class AccessLogCall:
-    """The gRPC call of one access log stream, which is not answered before the gateway ends it.
-
-    Unreadable messages and entries are counted and skipped.
-    """
-
-    __slots__ = ("_on_entries", "_on_error", "_sink")
-
-    def __init__(
-        self,
-        sink: Sink,
-        on_entries: Callable[[list[AccessLogEntry]], None],
-        on_error: Callable[[str, int], None],
-    ) -> None:
-        self._sink = sink
-        self._on_entries = on_entries
-        self._on_error = on_error
-
-    def message(self, data: bytes) -> None:
-        try:
-            entries = decode_access_log(data, lambda count: self._on_error("access-log-entry", count))
-        except ProtocolError:
-            self._on_error("access-log-message", 1)
-            return
-        if entries:
-            self._on_entries(entries)
-
-    def half_closed(self) -> None:
-        self._sink.send(b"")
-        self._sink.close()
-
-    def cancelled(self) -> None:
-        pass

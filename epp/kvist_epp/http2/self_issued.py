@@ -8,7 +8,7 @@ import datetime as dt
 from collections.abc import Sequence
 from typing import Final
 
-from kvist_epp import signing
+from kvist_kube.certificates import CertificateAuthority
 
 AUTHORITY_LIFE: Final = dt.timedelta(days=3650)
 """Longer than any process: it dies with the process."""
@@ -16,7 +16,7 @@ LEAF_LIFE: Final = dt.timedelta(days=90)
 RENEW_BEFORE: Final = dt.timedelta(days=30)
 
 
-class Authority(signing.Authority):
+class Authority(CertificateAuthority):
     """Signs certificates for one process."""
 
     def __init__(self, now: dt.datetime) -> None:
@@ -28,4 +28,4 @@ class Authority(signing.Authority):
 
         Raises ValueError when a name is neither.
         """
-        return self.signed(names, now, LEAF_LIFE)
+        return self.sign(names, now, LEAF_LIFE)

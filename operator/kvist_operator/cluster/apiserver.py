@@ -4,16 +4,17 @@ Everything that is written can be written again with the same end, so what gets 
 """
 
 import asyncio
+import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvist_epp.access import Load
-from kvist_operator.errors import ClusterError, Conflict, NotServed
+from kvist_kube.connection import JSON, Connection, LoadConfiguration, Query
+from kvist_kube.errors import ApiError
+from kvist_operator.errors import ClusterError, Conflict, NotServed, Unavailable
 from kvist_operator.manifests.names import MANAGER
 
-from .connection import JSON, Connection, Query, document
 from .failures import UNAUTHORIZED, failure, pause
 from .kinds import Kind, Target, target_of
 from .port import Hook, Json, Moment, Write
@@ -21,6 +22,7 @@ from .rights import Right
 from .starting import review
 
 PAGE: Final = 500
+ANSWER_SECONDS: Final = 30.0
 APPLY: Final = "application/apply-patch+yaml"
 JSON_PATCH: Final = "application/json-patch+json"
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -56,8 +58,8 @@ class _Request:
 class ApiServer:
     """A ``Cluster``. ``hook`` is called before and after each write."""
 
-    def __init__(self, load: Load, *, hook: Hook = _unhooked) -> None:
-        self.connection = Connection(load)
+    def __init__(self, load: LoadConfiguration, *, hook: Hook = _unhooked) -> None:
+        self.connection = Connection(load, answer_seconds=ANSWER_SECONDS)
         self._hook = hook
 
     async def close(self) -> None:
@@ -179,13 +181,19 @@ class ApiServer:
 
     async def _once(self, request: _Request) -> Json:
         of = request
-        status, content, after = await self.connection.ask(
-            of.method, of.path, of.query, of.body, form=of.form, accept=of.accept
-        )
-        if 200 <= status < 300:
-            found: Json = document(content)
-            return found
-        raise failure(status, content, doing=str(of), kind=of.kind, verb=of.verb, asked=after)
+        try:
+            answer = await self.connection.request(
+                of.method, of.path, of.query, of.body, content_type=of.form, accept=of.accept
+            )
+        except ApiError as error:
+            raise Unavailable(f"the API server: {error}") from error
+        if not 200 <= answer.status < 300:
+            raise failure(answer, doing=str(of), kind=of.kind, verb=of.verb)
+        try:
+            found: Json = json.loads(answer.body)
+        except ValueError as error:
+            raise Unavailable(f"the API server's answer is not JSON: {answer.body[:80]!r}") from error
+        return found
 
 
 def _typed(kind: Kind, item: Json) -> Json:

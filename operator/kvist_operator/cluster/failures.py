@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
+from kvist_kube.backoff import backoff_seconds, jittered
+from kvist_kube.connection import Answer
 from kvist_operator.errors import (
     ClusterError,
     Conflict,
@@ -31,13 +33,13 @@ _RIGHTS: Final = (" cannot ", "attempting to grant RBAC permissions not currentl
 """How the authorizer says no, beside those who say the same with the same status: quotas, admission."""
 
 
-def failure(status: int, body: bytes, *, doing: str, kind: Kind, verb: str, asked: str = "") -> ClusterError:
-    """The error of an answer that is none of 200 to 299. ``asked``: its ``Retry-After``."""
-    words = said(body) or f"status {status}"
-    after = min(float(asked), 60.0) if asked.isascii() and asked.isdigit() else 0.0
+def failure(answer: Answer, *, doing: str, kind: Kind, verb: str) -> ClusterError:
+    """Return the error of an answer whose status is not 200 to 299."""
+    status = answer.status
+    words = said(answer.body) or f"status {status}"
     made, remedy = _judged(status, words, kind, verb)
     text = f"{doing}: {words}" + (f"; {remedy}" if remedy else "")
-    return made(text, status, retry_after=after)
+    return made(text, status, retry_after=answer.retry_after)
 
 
 def said(body: bytes) -> str:
@@ -78,5 +80,5 @@ def pause(error: ClusterError, attempt: int, chance: Callable[[], float]) -> flo
     """
     if not isinstance(error, Unavailable) or attempt >= ATTEMPTS:
         return None
-    wait: float = min(LONGEST_SECONDS, FIRST_SECONDS * 2 ** (attempt - 1)) * (0.5 + 0.5 * chance())
+    wait = jittered(backoff_seconds(attempt, first=FIRST_SECONDS, longest=LONGEST_SECONDS), chance())
     return max(wait, min(error.retry_after, LONGEST_SECONDS))

@@ -13,9 +13,8 @@ from typing import Any, Final
 from urllib.request import getproxies
 
 import kopf
-from kopf._core.engines.peering import Identity  # what ``kopf.operator`` takes; exported nowhere
 
-from kvist_epp.access import Configuration, Load
+from kvist_kube.connection import Configuration, LoadConfiguration
 from kvist_operator.errors import Unavailable
 from kvist_operator.manifests.names import OURS
 
@@ -27,7 +26,7 @@ logger = logging.getLogger(__name__)
 Heard = Callable[[str | None, Json], None]
 """Type of the event (None = of a list) and the object."""
 STOP_SECONDS: Final = 10.0
-IDENTITY: Final = Identity("kvist-operator")
+IDENTITY: Final[Any] = "kvist-operator"
 """kopf's own is made from the user's name, which a bare user id in a container does not have."""
 
 
@@ -45,7 +44,9 @@ class _Nothing(kopf.DiffBaseStorage):
         """Nowhere."""
 
 
-async def follow(load: Load, kinds: Iterable[Kind], namespaces: Sequence[str], heard: Heard) -> None:
+async def follow(
+    load: LoadConfiguration, kinds: Iterable[Kind], namespaces: Sequence[str], heard: Heard
+) -> None:
     """Until it is cancelled. ``heard`` is called on the loop of the caller.
 
     Raises Unavailable when kopf ends by itself: a right or an API that has gone, mostly.
@@ -78,7 +79,11 @@ async def follow(load: Load, kinds: Iterable[Kind], namespaces: Sequence[str], h
 
 
 async def _operate(
-    load: Load, kinds: Sequence[Kind], namespaces: Sequence[str], tell: Heard, stop: threading.Event
+    load: LoadConfiguration,
+    kinds: Sequence[Kind],
+    namespaces: Sequence[str],
+    tell: Heard,
+    stop: threading.Event,
 ) -> None:
     await kopf.operator(
         registry=registry(load, kinds, tell),
@@ -91,7 +96,7 @@ async def _operate(
     )
 
 
-def registry(load: Load, kinds: Iterable[Kind], tell: Heard) -> kopf.OperatorRegistry:
+def registry(load: LoadConfiguration, kinds: Iterable[Kind], tell: Heard) -> kopf.OperatorRegistry:
     """Who is asked to hear what."""
     made = kopf.OperatorRegistry()
 

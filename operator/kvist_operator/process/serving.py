@@ -7,9 +7,8 @@ import signal
 from collections.abc import Iterable, Mapping
 
 import kvist_epp
-from kvist_epp.access import Load
-from kvist_epp.access import cluster as access
-from kvist_epp.errors import KvistError
+from kvist_kube.connection import LoadConfiguration, find_cluster
+from kvist_kube.errors import ClusterNotFound
 from kvist_operator.cluster import handlers, starting
 from kvist_operator.cluster.apiserver import ApiServer
 from kvist_operator.cluster.kinds import Kind
@@ -36,7 +35,7 @@ async def serve(settings: Settings, environment: Mapping[str, str]) -> None:
         await server.close()
 
 
-async def _until(stop: asyncio.Event, settings: Settings, server: ApiServer, load: Load) -> None:
+async def _until(stop: asyncio.Event, settings: Settings, server: ApiServer, load: LoadConfiguration) -> None:
     """Run until it is told to stop, or cannot go on."""
     work = asyncio.ensure_future(_run(settings, server, load))
     told = asyncio.ensure_future(stop.wait())
@@ -49,7 +48,7 @@ async def _until(stop: asyncio.Event, settings: Settings, server: ApiServer, loa
             raise outcome
 
 
-async def _run(settings: Settings, server: ApiServer, load: Load) -> None:
+async def _run(settings: Settings, server: ApiServer, load: LoadConfiguration) -> None:
     follow = functools.partial(_follow, load, settings)
     operator = Operator(settings, server, follow)
     operator.metrics.count_requests(lambda: server.connection.requests)
@@ -61,12 +60,14 @@ async def _run(settings: Settings, server: ApiServer, load: Load) -> None:
         await operator.run()
 
 
-async def _follow(load: Load, settings: Settings, kinds: Iterable[Kind], heard: handlers.Heard) -> None:
+async def _follow(
+    load: LoadConfiguration, settings: Settings, kinds: Iterable[Kind], heard: handlers.Heard
+) -> None:
     await handlers.follow(load, kinds, settings.watched, heard)
 
 
-def _load(environment: Mapping[str, str]) -> Load:
+def _load(environment: Mapping[str, str]) -> LoadConfiguration:
     try:
-        return access(environment, otherwise="set KUBECONFIG, or run in a pod")
-    except KvistError as error:
+        return find_cluster(environment, otherwise="set KUBECONFIG, or run in a pod")
+    except ClusterNotFound as error:
         raise StartError(str(error)) from error

@@ -12,10 +12,8 @@ from typing import Any, Final
 
 import aiohttp
 
-from kvist_epp.access import cluster as access
-from kvist_epp.access import own_namespace
-from kvist_epp.errors import KvistError
-from kvist_operator.cluster.connection import Connection, Query
+from kvist_kube.connection import Connection, Query, find_cluster, own_namespace
+from kvist_kube.errors import ApiError, ClusterNotFound
 from kvist_operator.cluster.failures import failure
 from kvist_operator.cluster.kinds import POOL
 from kvist_operator.errors import StartError
@@ -68,16 +66,18 @@ async def _unready(session: aiohttp.ClientSession, url: str) -> str:
 async def makeable(namespace: str, environment: Mapping[str, str]) -> None:
     """Ask the API server to make a pool without keeping it. Raises StartError, ClusterError."""
     try:
-        connection = Connection(access(environment, otherwise="set KUBECONFIG, or run in a pod"))
-    except KvistError as error:
+        connection = Connection(find_cluster(environment, otherwise="set KUBECONFIG, or run in a pod"))
+    except ClusterNotFound as error:
         raise StartError(str(error)) from error
     try:
-        status, body, after = await connection.ask("POST", POOL.path(namespace), DRY_RUN, dict(TRIAL))
+        answer = await connection.request("POST", POOL.path(namespace), DRY_RUN, dict(TRIAL))
+    except ApiError as error:
+        raise StartError(str(error)) from error
     finally:
         await connection.close()
-    if status not in (200, 201):
+    if answer.status not in (200, 201):
         doing = f"create {POOL.path(namespace)} (dry run)"
-        raise failure(status, body, doing=doing, kind=POOL, verb="create", asked=after)
+        raise failure(answer, doing=doing, kind=POOL, verb="create")
 
 
 def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:

@@ -26,7 +26,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
-from kvist_epp.signing import BACKDATED, CLIENT, SERVER, Authority
+from kvist_kube.certificates import BACKDATED, CLIENT, SERVER, CertificateAuthority
 from kvist_operator.manifests.names import Names
 
 LIFE: Final = dt.timedelta(days=365)
@@ -151,8 +151,8 @@ def _current(before: Data) -> dict[str, bytes]:
 
 def _made(names: Sequence[str], now: dt.datetime) -> tuple[bytes, bytes, bytes]:
     """An authority's certificate, what it signed, and the key of that. The authority's key ends here."""
-    authority = Authority("kvist pickers", now, LIFE)
-    return (authority.pem, *authority.signed(names, now, LIFE, (SERVER, CLIENT)))
+    authority = CertificateAuthority("kvist pickers", now, LIFE)
+    return (authority.pem, *authority.sign(names, now, LIFE, (SERVER, CLIENT)))
 
 
 def _joined(new: bytes, kept: Sequence[bytes]) -> bytes:

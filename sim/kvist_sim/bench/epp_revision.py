@@ -8,9 +8,12 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Final
 
 import kvist_epp
 
+PACKAGES: Final = ("epp", "common")
+"""Folders that a picker is made of; older revisions have no ``common``."""
 REPOSITORY = Path(kvist_epp.__file__).parents[2]
 
 
@@ -24,8 +27,11 @@ class RevisionError(Exception):
 def older(revision: str, folder: Path, repository: Path = REPOSITORY) -> list[str]:
     """The command that runs the picker of a revision, up to its arguments. Raises RevisionError."""
     place = folder / f"revision-{revision.replace('/', '-')}"
-    command = ["git", "-C", str(repository), "archive", "--format=tar", revision, "epp"]
+    git = ["git", "-C", str(repository)]
     try:
+        listing = subprocess.run([*git, "ls-tree", "--name-only", revision], capture_output=True, check=True)
+        packages = [name for name in PACKAGES if name in listing.stdout.decode().split()]
+        command = [*git, "archive", "--format=tar", revision, *packages]
         archive = subprocess.run(command, capture_output=True, check=True).stdout
     except OSError as error:
         raise RevisionError(revision, f"git cannot be run: {error}") from error
@@ -34,4 +40,5 @@ def older(revision: str, folder: Path, repository: Path = REPOSITORY) -> list[st
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(place, filter="data")
     # before the installed package, which is found through a .pth file
-    return ["env", f"PYTHONPATH={place / 'epp'}", sys.executable, "-m", "kvist_epp"]
+    path = ":".join(str(place / name) for name in packages)
+    return ["env", f"PYTHONPATH={path}", sys.executable, "-m", "kvist_epp"]

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any, Final
 
 from kvist_epp.endpoints.endpoint import Endpoint
-from kvist_epp.endpoints.scraper import EngineState, State
+from kvist_epp.endpoints.engine_state import EngineState, ScrapeState
 from kvist_epp.engines.vllm.engine_metrics import FULL_CACHE
 from kvist_epp.flowcontrol.capacity import Room
 from kvist_epp.flowcontrol.deficit_round_robin import Spot, Ticket
@@ -149,7 +149,7 @@ class Kvist:
             self._policy = replace(self._policy, near_seconds=near)
         labels = {LABEL_MAX_NUM_SEQS: str(self._context.max_num_seqs)}
         endpoint = Endpoint(pod.name, "virtual", "10.0.0.1", 1024 + pod.number, labels, uid=pod.name)
-        state = self._states[pod] = EngineState(endpoint, State.READY)
+        state = self._states[pod] = EngineState(endpoint, ScrapeState.READY)
         self._candidates[pod] = Candidate(endpoint, self.ledger.load(endpoint.key))
         self._pods[endpoint.key] = pod
         self.ledger.calibrate(endpoint.key, slots=state.slots())

@@ -28,7 +28,7 @@ async def ground(plane: ControlPlane, admin: Client, tmp_path: Path) -> AsyncIte
 
 async def deleted(server: ApiServer, where: str) -> None:
     """As ``kubectl delete`` does: in the background."""
-    await server.connection.ask("DELETE", Target(POOL, where, "twig").path)
+    await server.connection.request("DELETE", Target(POOL, where, "twig").path)
 
 
 async def nothing_left(server: ApiServer, where: str) -> None:

@@ -1,4 +1,4 @@
-"""The page ``/fleet``: its contents, and the low cost of requesting it."""
+"""The page ``/fleet``: what it tells, and that asking for it costs little."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from tests.epp.parts import BLOCK, Parts, ask, chat, make
 from kvist_epp.admin import fleet_page
 from kvist_epp.admin.fleet_page import FleetPage, run_in_slices
 from kvist_epp.director.endpoint_registry import Membership
-from kvist_epp.endpoints.endpoint import Endpoint, Fleet
+from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.endpoints.scraper import Scraper
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
 from kvist_epp.index.index_accuracy import Trust
@@ -22,19 +22,19 @@ LONG = "The library opens at nine and closes when the last reader has left. " * 
 
 @pytest.fixture
 async def parts() -> Parts:
-    """Return a picker without endpoints."""
+    """A picker without endpoints."""
     return make(0)
 
 
 @pytest.fixture
 async def membership(parts: Parts) -> AsyncIterator[Membership]:
-    """Return a registry of two engines that are ready and precise."""
+    """Two engines that are ready, whose events are believed."""
     made = Membership(Settings(), parts.picker, None, None, Trust())
     parts.endpoints = [
         Endpoint(name=f"e{n}", namespace="t", address=f"10.0.0.{n}", port=80, uid=f"u{n}") for n in (0, 1)
     ]
-    async with Scraper(scraped=made.scraped, changed=made.changed, interval=0) as made.scraper:
-        made.follow(Fleet(tuple(parts.endpoints)))
+    async with Scraper(on_scrape=made.scraped, on_change=made.changed, interval=0) as made.scraper:
+        made.follow(EndpointSet(tuple(parts.endpoints)))
         for one in parts.endpoints:
             member = parts.picker.lookup.members[one.key]
             member.publishers, member.precise = (parts.picker.index.publisher(f"{one.key}/0"),), True
@@ -42,8 +42,8 @@ async def membership(parts: Parts) -> AsyncIterator[Membership]:
         yield made
 
 
-async def test_the_page_has_cache_values_and_engine_states(parts: Parts, membership: Membership) -> None:
-    """Tokens that one endpoint alone holds count as its value, until another one has a copy."""
+async def test_the_page_tells_worth_and_how_engines_stand(parts: Parts, membership: Membership) -> None:
+    """Tokens that only one holds count as its worth; what scrapes told is beside it; a copy ends it."""
     held = parts.warm(0, chat(LONG))
     state = membership.scraper.states["t/e0"]
     state.sample = EngineSample(
@@ -68,8 +68,7 @@ async def test_the_page_has_cache_values_and_engine_states(parts: Parts, members
 
 
 async def test_the_guide_shows_the_page_as_it_is(membership: Membership) -> None:
-    """Every field of the page is in the guide's example, which has no other field, and the version is
-    equal."""
+    """Every field of the page is in the guide's example and nothing else is, and the version is the same."""
     text = (Path(__file__).parents[3] / "docs" / "guides" / "fleet.md").read_text()
     shown = json.loads(text.partition("```json")[2].partition("```")[0])
     page = await FleetPage(membership).document()
@@ -83,7 +82,7 @@ async def test_the_guide_shows_the_page_as_it_is(membership: Membership) -> None
 async def test_asking_again_at_once_costs_nothing(
     parts: Parts, membership: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request that comes too soon gets the last result with its age; later the page is computed again."""
+    """Who asks too soon gets what was found last, with its age; later it is worked out anew."""
     page = FleetPage(membership)
     monkeypatch.setattr(fleet_page, "CPU_SHARE", 1e-9)
     before = await page.document()
@@ -99,9 +98,8 @@ async def test_asking_again_at_once_costs_nothing(
         parts.picker.index.forget(parts.picker.index.publisher("t/e0/0"))
 
 
-async def test_a_cancelled_request_does_not_stop_the_others(membership: Membership) -> None:
-    """If one of two simultaneous requests is cancelled, the other is answered, and the page is computed
-    once."""
+async def test_one_who_gives_up_does_not_stop_the_others(membership: Membership) -> None:
+    """Two ask at once and one goes away: the other is answered, and it is worked out once."""
     page = FleetPage(membership)
     leaver, stayer = (asyncio.create_task(page.document()) for _ in range(2))
     await asyncio.sleep(0)
@@ -111,8 +109,8 @@ async def test_a_cancelled_request_does_not_stop_the_others(membership: Membersh
     assert leaver.cancelled()
 
 
-async def test_closing_ends_a_computation_in_progress(membership: Membership) -> None:
-    """Closing during a request ends both the computation and the wait."""
+async def test_the_end_of_the_picker_is_not_waited_out(membership: Membership) -> None:
+    """Closing while somebody waits ends both the work and the waiting."""
     page = FleetPage(membership)
     waiter = asyncio.create_task(page.document())
     await asyncio.sleep(0)
@@ -123,7 +121,7 @@ async def test_closing_ends_a_computation_in_progress(membership: Membership) ->
 
 
 async def test_work_goes_on_in_slices() -> None:
-    """The event loop runs other tasks in between; the result is that of the generator."""
+    """Others get their turn while it works; the result is what the generator returns."""
     turns = 0
 
     async def other() -> None:

@@ -7,13 +7,13 @@ from tests.epp.parts import Parts, make
 
 from kvist_epp.app.readiness import Gate
 from kvist_epp.director.endpoint_registry import Membership
-from kvist_epp.endpoints.endpoint import Endpoint, Fleet
+from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.endpoints.scraper import Scraper
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.index.index_accuracy import Trust
 from kvist_epp.settings.settings import Settings
 
-ONE = Fleet((Endpoint(name="e", namespace="t", address="10.0.0.1", port=80),))
+ONE = EndpointSet((Endpoint(name="e", namespace="t", address="10.0.0.1", port=80),))
 
 
 class Cold(Membership):
@@ -31,12 +31,12 @@ async def membership() -> AsyncIterator[Cold]:
     """Of a picker without I/O."""
     parts: Parts = make(0)
     made = Cold(Settings(), parts.picker, None, None, Trust())
-    async with Scraper(scraped=made.scraped, changed=made.changed, interval=0) as made.scraper:
+    async with Scraper(on_scrape=made.scraped, on_change=made.changed, interval=0) as made.scraper:
         yield made
 
 
-@pytest.mark.parametrize("fleet", [Fleet(()), ONE], ids=["empty", "one"])
-async def test_it_opens_when_the_fleet_is_listed(membership: Cold, fleet: Fleet) -> None:
+@pytest.mark.parametrize("fleet", [EndpointSet(()), ONE], ids=["empty", "one"])
+async def test_it_opens_when_the_fleet_is_listed(membership: Cold, fleet: EndpointSet) -> None:
     """A listed fleet is enough, also an empty one; until then it says that it waits, and why it must."""
     health = Health()
     gate = Gate(membership, health, 20)
@@ -72,6 +72,6 @@ async def test_once_shut_it_stays_shut(membership: Cold, opened: bool) -> None:
         membership.follow(ONE)
         gate.look()
     gate.shut("draining")
-    membership.follow(Fleet(()))
+    membership.follow(EndpointSet(()))
     gate.look()
     assert (health.ready, gate.why_shut, gate.not_ready("no file")) == (False, "draining", "draining")

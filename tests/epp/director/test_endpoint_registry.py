@@ -7,9 +7,10 @@ from tests.epp.endpoints.kubernetes.documents import parsed, pod
 from tests.epp.parts import MODEL, Parts, ask, chat, make
 
 from kvist_epp.director.endpoint_registry import Membership
-from kvist_epp.endpoints.endpoint import Endpoint, Fleet
+from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
+from kvist_epp.endpoints.engine_state import ScrapeState
 from kvist_epp.endpoints.kubernetes import pods
-from kvist_epp.endpoints.scraper import Scraper, State
+from kvist_epp.endpoints.scraper import Scraper
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
 from kvist_epp.engines.vllm.kv_events import Batch, Cleared
 from kvist_epp.errors import NoEndpoints
@@ -40,7 +41,7 @@ async def membership(parts: Parts) -> AsyncIterator[Membership]:
     """Follows no events and scrapes nobody: every engine counts as ready."""
     made = Membership(Settings(max_num_seqs=7), parts.picker, None, None, Trust())
     parts.picker.truth, parts.picker.departed = made.truth, made.departed
-    async with Scraper(scraped=made.scraped, changed=made.changed, interval=0) as made.scraper:
+    async with Scraper(on_scrape=made.scraped, on_change=made.changed, interval=0) as made.scraper:
         yield made
 
 
@@ -56,11 +57,11 @@ async def following(membership: Membership) -> AsyncIterator[Membership]:
 async def test_the_fleet_is_followed(membership: Membership) -> None:
     """Endpoints that join are picked from at once; those that leave are forgotten in every part."""
     picker = membership.picker
-    membership.follow(Fleet((endpoint(1), endpoint(2))))
+    membership.follow(EndpointSet((endpoint(1), endpoint(2))))
     assert [c.endpoint.name for c in picker.candidates] == ["e1", "e2"]
 
     picker.decide(ask(chat("x"), headers={SESSION_HEADER: "s"}))
-    membership.follow(Fleet((endpoint(3),)))
+    membership.follow(EndpointSet((endpoint(3),)))
 
     assert [c.endpoint.name for c in picker.candidates] == ["e3"]
     assert list(picker.lookup.members) == ["t/e3"]
@@ -71,12 +72,12 @@ async def test_the_fleet_is_followed(membership: Membership) -> None:
 
 async def test_an_endpoint_that_changed_has_left_and_joined(membership: Membership) -> None:
     """What was owed at the old address does not count for the new one."""
-    membership.follow(Fleet((endpoint(1),)))
+    membership.follow(EndpointSet((endpoint(1),)))
     membership.picker.decide(ask(chat("x" * 500)))
     assert membership.picker.ledger.owed("t/e1") > 0
 
     moved = Endpoint(name="e1", namespace="t", address="10.9.9.9", port=80)
-    membership.follow(Fleet((moved,)))
+    membership.follow(EndpointSet((moved,)))
 
     assert [c.endpoint.hostport for c in membership.picker.candidates] == ["10.9.9.9:80"]
     assert membership.picker.candidates[0].load is membership.picker.ledger.load("t/e1")
@@ -87,19 +88,19 @@ async def test_a_moment_of_unreadiness_costs_no_knowledge(following: Membership)
     """An endpoint that is not to be picked for a while keeps its index, its debts and its place in line."""
     picker = following.picker
     engine = endpoint(1, kv_events=NOBODY, kv_replay=None, uid="u")
-    following.follow(Fleet((engine,)))
+    following.follow(EndpointSet((engine,)))
     picker.decide(ask(chat("x" * 500)))
     publisher, owed = picker.index.publisher("u/0"), picker.ledger.owed("t/e1")
     picker.index.stored(publisher, (None, None), None, [7], [b"a block"], block_size=16)
 
-    following.follow(Fleet((dataclasses.replace(engine, refusal="not ready"),)))
+    following.follow(EndpointSet((dataclasses.replace(engine, refusal="not ready"),)))
 
     assert [c.refusal for c in picker.candidates] == ["not ready"]
     assert following.cold() == []
     with pytest.raises(NoEndpoints, match="1 not ready"):
         picker.decide(ask(chat("y")))
 
-    following.follow(Fleet((engine,)))
+    following.follow(EndpointSet((engine,)))
 
     assert [c.refusal for c in picker.candidates] == [""]
     assert sum(picker.index.blocks(publisher).values()) == 1
@@ -108,7 +109,7 @@ async def test_a_moment_of_unreadiness_costs_no_knowledge(following: Membership)
 
 async def test_scrapes_calibrate(membership: Membership) -> None:
     """Block size, foreign requests and slots come from the page; an unreachable engine is not picked."""
-    membership.follow(Fleet((endpoint(1),)))
+    membership.follow(EndpointSet((endpoint(1),)))
     state = membership.scraper.states["t/e1"]
     state.sample = EngineSample(running=5, block_size=64, blocks=100)
     membership.scraped(state)
@@ -117,14 +118,14 @@ async def test_scrapes_calibrate(membership: Membership) -> None:
     assert (load.foreign, load.slots) == (5, 7)
     assert membership.picker.lookup.members["t/e1"].block_size == 64
 
-    state.state = State.UNREACHABLE
+    state.state = ScrapeState.UNREACHABLE
     membership.changed(state)
     assert membership.picker.candidates[0].refusal == "unreachable"
 
 
 async def test_without_events_everything_is_approximate(membership: Membership) -> None:
     """A picker that follows no events says so for each endpoint, and is never cold."""
-    membership.follow(Fleet((endpoint(1),)))
+    membership.follow(EndpointSet((endpoint(1),)))
     membership.tick()
     assert membership.trusted() == {"10.0.0.1:80": 0}
     assert membership.why_approximate("t/e1") == "no KV events are followed"
@@ -135,7 +136,7 @@ async def test_an_engine_is_believed_once_it_is_warm_and_as_long_as_it_is_right(
     following: Membership,
 ) -> None:
     """Before its first replay is over an engine is approximate; then precise; then its errors decide."""
-    following.follow(Fleet((endpoint(1, kv_events=NOBODY, kv_replay=None),)))
+    following.follow(EndpointSet((endpoint(1, kv_events=NOBODY, kv_replay=None),)))
     assert following.cold() == ["t/e1"]
     assert following.why_approximate("t/e1") == "its first replay is not over"
 
@@ -158,7 +159,7 @@ async def test_an_engine_is_believed_once_it_is_warm_and_as_long_as_it_is_right(
 
 async def test_a_silent_engine_is_not_believed(following: Membership) -> None:
     """An engine that takes requests and never publishes is approximate, and /debug says why (5.7)."""
-    following.follow(Fleet((endpoint(1, kv_events=NOBODY, kv_replay=None),)))
+    following.follow(EndpointSet((endpoint(1, kv_events=NOBODY, kv_replay=None),)))
     assert following.subscriber is not None
     following.subscriber.stats()["t/e1/0"].warm = True
     for number in range(20):
@@ -169,7 +170,7 @@ async def test_a_silent_engine_is_not_believed(following: Membership) -> None:
 
 async def test_requests_that_show_no_life_expire(membership: Membership, parts: Parts) -> None:
     """A request nobody hears of again leaves the books, and is counted as expired."""
-    membership.follow(Fleet((endpoint(1),)))
+    membership.follow(EndpointSet((endpoint(1),)))
     membership.picker.decide(ask(chat("x")))
     parts.clock.now += 10_000
     membership.tick()
@@ -179,7 +180,7 @@ async def test_requests_that_show_no_life_expire(membership: Membership, parts: 
 
 async def test_a_tick_brings_the_counters_up_to_date(following: Membership) -> None:
     """Events, gaps, resets and garbage of all ranks are counted under the endpoint's address."""
-    following.follow(Fleet((endpoint(1, kv_events=NOBODY, kv_replay=None, ranks=2),)))
+    following.follow(EndpointSet((endpoint(1, kv_events=NOBODY, kv_replay=None, ranks=2),)))
     assert following.subscriber is not None
     stats = following.subscriber.stats()
     stats["t/e1/0"].stored, stats["t/e1/1"].stored, stats["t/e1/1"].gaps = 3, 4, 1
@@ -197,7 +198,7 @@ async def test_ranks_of_a_pod_with_a_port_each_may_connect_to_us(membership: Mem
     bound = membership.subscriber = Subscriber(
         membership.learner, observe=membership.picker.observed, bind="tcp://127.0.0.1:*"
     )
-    membership.follow(Fleet(pods.endpoints(parsed(pod()), (8000, 8001), print)))
+    membership.follow(EndpointSet(pods.endpoints_of(parsed(pod()), (8000, 8001), print)))
     publisher = Publisher(PublisherConfig(endpoint=bound.bound or "", topic="kv@10.0.0.1:8000@m"))
     try:
         while not bound.stats()["uid-a/1"].messages:

@@ -2,7 +2,14 @@
 
 import pytest
 
-from kvist_epp.endpoints.endpoint import Change, Endpoint, Fleet, Source, canonical_ip, same
+from kvist_epp.endpoints.endpoint import (
+    Endpoint,
+    EndpointChanges,
+    EndpointSet,
+    KvEventSource,
+    canonical_ip,
+    same_engine,
+)
 
 
 def endpoint(name: str = "a", address: str = "10.0.0.1", **more: object) -> Endpoint:
@@ -19,32 +26,34 @@ def test_each_rank_publishes_on_its_own_ports() -> None:
     both = endpoint(kv_events="tcp://[::1]:5557", kv_replay="tcp://[::1]:5657", ranks=2)
 
     assert both.sources == (
-        Source("ns/a/0", 0, "tcp://[::1]:5557", "tcp://[::1]:5657"),
-        Source("ns/a/1", 1, "tcp://[::1]:5558", "tcp://[::1]:5658"),
+        KvEventSource("ns/a/0", 0, "tcp://[::1]:5557", "tcp://[::1]:5657"),
+        KvEventSource("ns/a/1", 1, "tcp://[::1]:5558", "tcp://[::1]:5658"),
     )
 
 
 def test_a_pod_uid_names_the_publisher() -> None:
     """A pod that comes back under its old name with another uid is another publisher."""
-    assert endpoint(kv_events="tcp://h:1", uid="u1").sources == (Source("u1/0", 0, "tcp://h:1", None),)
+    assert endpoint(kv_events="tcp://h:1", uid="u1").sources == (KvEventSource("u1/0", 0, "tcp://h:1", None),)
 
 
 def test_a_port_of_one_rank_publishes_at_its_rank() -> None:
     """A pod with a port per rank has an endpoint for each, and no two of them publish under one name."""
     first, second = (endpoint(kv_events="tcp://h:10", uid="u", first_rank=n) for n in (0, 1))
 
-    assert first.sources == (Source("u/0", 0, "tcp://h:10", None),)
-    assert second.sources == (Source("u/1", 1, "tcp://h:11", None),)
+    assert first.sources == (KvEventSource("u/0", 0, "tcp://h:10", None),)
+    assert second.sources == (KvEventSource("u/1", 1, "tcp://h:11", None),)
 
 
 def test_an_engine_stays_the_same_whatever_it_may_be_picked_for() -> None:
     """Labels and objections change nothing about what is known of an engine; another uid does."""
     one = endpoint(uid="u1")
 
-    assert same(one, endpoint(uid="u1", labels={"a": "b"}, refusal="not ready"))
-    assert not same(one, endpoint(uid="u2"))
-    assert not same(None, one)
-    assert Fleet((endpoint(uid="u1", refusal="terminating"),)).since(Fleet((one,))) == Change((), ())
+    assert same_engine(one, endpoint(uid="u1", labels={"a": "b"}, refusal="not ready"))
+    assert not same_engine(one, endpoint(uid="u2"))
+    assert not same_engine(None, one)
+    assert EndpointSet((endpoint(uid="u1", refusal="terminating"),)).since(
+        EndpointSet((one,))
+    ) == EndpointChanges((), ())
 
 
 def test_no_events_no_sources() -> None:
@@ -72,13 +81,13 @@ def test_lookups_and_changes() -> None:
     """A snapshot finds endpoints by address and by name, and tells what left and what joined since
     another."""
     a, b, moved = endpoint("a"), endpoint("b", "10.0.0.2"), endpoint("a", "10.0.0.9")
-    old, new = Fleet((a, b)), Fleet((moved, b))
+    old, new = EndpointSet((a, b)), EndpointSet((moved, b))
 
     assert old.by_hostport("10.0.0.2:8000") is b
     assert old.by_key("ns/a") is a
     assert old.by_key("ns/c") is None
-    assert new.since(old) == Change((a,), (moved,))
-    assert old.since(Fleet((a, b))) == Change((), ())
+    assert new.since(old) == EndpointChanges((a,), (moved,))
+    assert old.since(EndpointSet((a, b))) == EndpointChanges((), ())
 
 
 @pytest.mark.parametrize("text", ["host", "10.0.0", "[10.0.0.1]", "fe80::1%eth0", "", "[::1"])

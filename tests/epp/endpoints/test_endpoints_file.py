@@ -7,8 +7,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_epp.endpoints.endpoint import Endpoint, Fleet
-from kvist_epp.endpoints.endpoints_file import FIELDS, parse
+from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
+from kvist_epp.endpoints.endpoints_file import FIELDS, parse_endpoints
 from kvist_epp.errors import EndpointsFileError
 
 FULL = b"""
@@ -29,7 +29,7 @@ endpoints:
 
 def test_every_field_and_every_default() -> None:
     """What the file says becomes the fleet; absent event addresses are the engine's standard ports."""
-    assert parse(FULL) == Fleet(
+    assert parse_endpoints(FULL) == EndpointSet(
         (
             Endpoint(
                 "a",
@@ -50,12 +50,12 @@ def test_every_field_and_every_default() -> None:
 
 def test_json_is_read_as_well() -> None:
     """The same document as JSON gives the same fleet."""
-    assert parse(json.dumps(yaml.safe_load(FULL)).encode()) == parse(FULL)
+    assert parse_endpoints(json.dumps(yaml.safe_load(FULL)).encode()) == parse_endpoints(FULL)
 
 
 def test_an_empty_list_is_an_empty_fleet() -> None:
     """Scaled to zero is a fleet; it is said in so many words."""
-    assert parse(b"endpoints: []") == Fleet()
+    assert parse_endpoints(b"endpoints: []") == EndpointSet()
 
 
 ENTRY = "name: a, address: 10.0.0.1, port: 8000"
@@ -86,9 +86,15 @@ ENTRY = "name: a, address: 10.0.0.1, port: 8000"
         (f"endpoints: [{{{ENTRY}, labels: {{n: 64}}}}]", "labels: 'n' must be a string with a string"),
         (f"endpoints: [{{{ENTRY}, name: b}}]", "not YAML at line 1, column 54: key 'name' is written twice"),
         ('{"endpoints": [], "endpoints": []}', "key 'endpoints' is written twice"),
-        (f"endpoints: [{{{ENTRY}}}, {{name: a, address: 10.0.0.2, port: 1}}]", "default/a: name: is there"),
-        (f"endpoints: [{{{ENTRY}}}, {{name: b, address: 10.0.0.1, port: 8000}}]", "is default/a's already"),
-        ("x: &x {a: 1}\nendpoints: [{<<: *x}]", "merge keys are not read"),
+        (
+            f"endpoints: [{{{ENTRY}}}, {{name: a, address: 10.0.0.2, port: 1}}]",
+            "default/a: name: is used twice",
+        ),
+        (
+            f"endpoints: [{{{ENTRY}}}, {{name: b, address: 10.0.0.1, port: 8000}}]",
+            "is already the address of default/a",
+        ),
+        ("x: &x {a: 1}\nendpoints: [{<<: *x}]", "merge keys are not supported"),
         ("endpoints: [", "is not YAML at line 1"),
         ("endpoints: !!int ''", "is not YAML"),
         ("endpoints: !!timestamp x", "is not YAML"),
@@ -99,7 +105,7 @@ ENTRY = "name: a, address: 10.0.0.1, port: 8000"
 def test_refusals_name_the_entry_and_the_field(text: str, message: str) -> None:
     """Each mistake is refused with where it is and what is expected."""
     with pytest.raises(EndpointsFileError) as caught:
-        parse(text.encode())
+        parse_endpoints(text.encode())
 
     assert message in str(caught.value)
 
@@ -107,13 +113,13 @@ def test_refusals_name_the_entry_and_the_field(text: str, message: str) -> None:
 def test_several_problems_are_told_at_once() -> None:
     """The first five problems are shown and the others counted: one edit can mend them all."""
     with pytest.raises(EndpointsFileError, match=r"endpoints\[4\].*; and 2 more$"):
-        parse(b"endpoints: [1, 2, 3, 4, 5, 6, 7]")
+        parse_endpoints(b"endpoints: [1, 2, 3, 4, 5, 6, 7]")
 
 
 def test_bytes_that_are_no_text() -> None:
     """A file in another encoding is refused with the place."""
     with pytest.raises(EndpointsFileError, match="not UTF-8 at byte 1"):
-        parse(b"a\xff")
+        parse_endpoints(b"a\xff")
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12) | st.dates()
@@ -126,10 +132,10 @@ documents = values | st.fixed_dictionaries({"endpoints": st.lists(entries | valu
 
 def accepted(text: bytes) -> bool:
     try:
-        fleet = parse(text)
+        fleet = parse_endpoints(text)
     except EndpointsFileError:
         return False
-    return isinstance(fleet, Fleet)
+    return isinstance(fleet, EndpointSet)
 
 
 @given(documents)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvist_epp.endpoints.endpoint import Fleet
-from kvist_epp.endpoints.file_watcher import FileWatch
+from kvist_epp.endpoints.endpoint import EndpointSet
+from kvist_epp.endpoints.endpoints_file import EndpointsFileWatcher
 
 
 def text(*names: str) -> str:
@@ -34,9 +34,9 @@ class Seen:
     def __init__(self, path: Path) -> None:
         self.fleets: list[list[str]] = []
         self.problems: list[str] = []
-        self.watch = FileWatch(path, self.changed, self.problems.append, interval=0.01)
+        self.watch = EndpointsFileWatcher(path, self.changed, self.problems.append, interval=0.01)
 
-    def changed(self, fleet: Fleet) -> None:
+    def changed(self, fleet: EndpointSet) -> None:
         self.fleets.append([endpoint.name for endpoint in fleet])
 
 
@@ -49,12 +49,12 @@ async def test_a_change_is_told_once(path: Path) -> None:
     """Each new content gives one fleet; looking again at the same one gives nothing."""
     seen = Seen(path)
     put(path, text("a"))
-    await seen.watch.look()
-    await seen.watch.look()
+    await seen.watch.poll()
+    await seen.watch.poll()
     put(path, text("a", "b"))
-    await seen.watch.look()
+    await seen.watch.poll()
     put(path, text("a", "b") + "\n# a comment\n")
-    await seen.watch.look()
+    await seen.watch.poll()
 
     assert seen.fleets == [["a"], ["a", "b"]]
 
@@ -64,10 +64,10 @@ async def test_a_change_of_equal_size_within_a_clock_tick_is_seen(path: Path) ->
     seen = Seen(path)
     put(path, text("a"))
     before = status(path)
-    await seen.watch.look()
+    await seen.watch.poll()
     put(path, text("b"))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    await seen.watch.look()
+    await seen.watch.poll()
 
     assert seen.fleets == [["a"], ["b"]]
 
@@ -76,18 +76,18 @@ async def test_a_bad_file_keeps_the_fleet_and_says_why_once(path: Path) -> None:
     """A file that cannot be used leaves the old fleet, is told and counted once, and a good one heals it."""
     seen = Seen(path)
     put(path, text("a"))
-    await seen.watch.look()
+    await seen.watch.poll()
     put(path, "endpoints: 7")
-    await seen.watch.look()
-    await seen.watch.look()
+    await seen.watch.poll()
+    await seen.watch.poll()
 
     assert seen.problems == [f"{path}: `endpoints` must be a list, not a number"]
     assert (seen.watch.bad_files, seen.watch.problem) == (1, seen.problems[0])
-    assert seen.watch.fleet is not None
-    assert [e.name for e in seen.watch.fleet] == ["a"]
+    assert seen.watch.endpoints is not None
+    assert [e.name for e in seen.watch.endpoints] == ["a"]
 
     put(path, text("a"))
-    await seen.watch.look()
+    await seen.watch.poll()
 
     assert (seen.watch.problem, seen.fleets) == ("", [["a"]])
 
@@ -95,12 +95,12 @@ async def test_a_bad_file_keeps_the_fleet_and_says_why_once(path: Path) -> None:
 async def test_an_absent_file_is_waited_for(path: Path) -> None:
     """Before there is a file the fleet is None and the problem says so; the file's arrival is enough."""
     seen = Seen(path)
-    await seen.watch.look()
+    await seen.watch.poll()
 
-    assert (seen.watch.fleet, seen.problems) == (None, [f"{path}: No such file or directory"])
+    assert (seen.watch.endpoints, seen.problems) == (None, [f"{path}: No such file or directory"])
 
     put(path, text("a"))
-    await seen.watch.look()
+    await seen.watch.poll()
 
     assert (seen.fleets, seen.watch.problem) == ([["a"]], "")
 
@@ -109,12 +109,12 @@ async def test_a_file_that_goes_keeps_the_fleet_until_it_is_back(path: Path) -> 
     """A deleted file is a problem, not an empty fleet."""
     seen = Seen(path)
     put(path, text("a"))
-    await seen.watch.look()
+    await seen.watch.poll()
     remove(path)
-    await seen.watch.look()
+    await seen.watch.poll()
     problem = seen.watch.problem
     put(path, text("a"))
-    await seen.watch.look()
+    await seen.watch.poll()
 
     assert (problem, seen.watch.problem, seen.fleets) == (f"{path}: No such file or directory", "", [["a"]])
 
@@ -136,9 +136,9 @@ def swap(tmp_path: Path) -> None:
 async def test_a_configmap_swap_is_seen(tmp_path: Path) -> None:
     """Kubernetes swaps a symlink of a symlink; the new content is taken."""
     seen = Seen(configmap(tmp_path))
-    await seen.watch.look()
+    await seen.watch.poll()
     swap(tmp_path)
-    await seen.watch.look()
+    await seen.watch.poll()
 
     assert seen.fleets == [["a"], ["b"]]
 
@@ -154,7 +154,7 @@ async def test_a_half_written_file_is_waited_for(path: Path, monkeypatch: pytest
         await sleep(0)
 
     monkeypatch.setattr(asyncio, "sleep", meanwhile)
-    await seen.watch.look()
+    await seen.watch.poll()
 
     assert seen.fleets == [["a", "b"]]
 
@@ -162,10 +162,10 @@ async def test_a_half_written_file_is_waited_for(path: Path, monkeypatch: pytest
 async def test_run_follows_the_file(path: Path) -> None:
     """The running watch tells a change by itself."""
     told = asyncio.Event()
-    watch = FileWatch(path, lambda _: told.set(), interval=0.01)
+    watch = EndpointsFileWatcher(path, lambda _: told.set(), interval=0.01)
     running = asyncio.create_task(watch.run())
     put(path, text("a"))
     await asyncio.wait_for(told.wait(), 10)
     running.cancel()
 
-    assert watch.fleet is not None
+    assert watch.endpoints is not None

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from aiohttp import web
 
-from kvist_epp.endpoints.endpoint import Endpoint, Fleet
-from kvist_epp.endpoints.scraper import EngineState, Scraper, State
+from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
+from kvist_epp.endpoints.engine_state import EngineState, ScrapeState
+from kvist_epp.endpoints.scraper import Scraper
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
 
 MODELS = {"data": [{"id": "m", "max_model_len": 100}, {"id": "lora", "parent": "m"}]}
@@ -51,7 +52,7 @@ class Told:
     """What the scraper told, and a way to wait for it."""
 
     def __init__(self) -> None:
-        self.changes: list[tuple[str, State]] = []
+        self.changes: list[tuple[str, ScrapeState]] = []
         self.scrapes = 0
         self._news = asyncio.Condition()
 
@@ -77,7 +78,7 @@ class Told:
 
 def scraper(told: Told, **more: float) -> Scraper:
     options = {"interval": 0.01, "timeout": 5.0, **more}
-    return Scraper(scraped=told.scraped, changed=told.changed, **options)  # type: ignore[arg-type]
+    return Scraper(on_scrape=told.scraped, on_change=told.changed, **options)  # type: ignore[arg-type]
 
 
 async def test_an_engine_that_answers_is_ready(engine: Engine) -> None:
@@ -85,7 +86,7 @@ async def test_an_engine_that_answers_is_ready(engine: Engine) -> None:
     time."""
     told, endpoint = Told(), await engine.start()
     async with scraper(told) as scrapes:
-        scrapes.follow(Fleet((endpoint,)))
+        scrapes.follow(EndpointSet((endpoint,)))
         before = dict(scrapes.counts())
         await told.until(lambda: told.scrapes >= 3)
         state = scrapes.states["ns/a"]
@@ -93,7 +94,7 @@ async def test_an_engine_that_answers_is_ready(engine: Engine) -> None:
         assert before == {"new": 1, "ready": 0, "unreachable": 0}
         assert (state.ready, state.problem, state.sample.running, state.sample.waiting) == (True, "", 2, 1)
         assert (state.served.models, scrapes.adapters()) == (frozenset({"m"}), frozenset({"lora"}))
-        assert told.changes == [("ns/a", State.READY)]
+        assert told.changes == [("ns/a", ScrapeState.READY)]
         assert engine.asked.count("/v1/models") == 1
 
 
@@ -101,19 +102,23 @@ async def test_an_engine_that_fails_three_times_is_unreachable_until_it_answers(
     """Failures in a row make it unreachable with a reason; one answer brings it back, models asked anew."""
     told, endpoint = Told(), await engine.start()
     async with scraper(told) as scrapes:
-        scrapes.follow(Fleet((endpoint,)))
+        scrapes.follow(EndpointSet((endpoint,)))
         await told.until(lambda: len(told.changes) == 1)
         engine.status = 503
         await told.until(lambda: len(told.changes) == 2)
         state = scrapes.states["ns/a"]
 
-        assert (state.state, state.problem) == (State.UNREACHABLE, "/metrics answered 503")
+        assert (state.state, state.problem) == (ScrapeState.UNREACHABLE, "/metrics answered 503")
         assert scrapes.counts() == {"new": 0, "ready": 0, "unreachable": 1}
 
         engine.status = 200
         await told.until(lambda: len(told.changes) == 3)
 
-        assert [change for _, change in told.changes] == [State.READY, State.UNREACHABLE, State.READY]
+        assert [change for _, change in told.changes] == [
+            ScrapeState.READY,
+            ScrapeState.UNREACHABLE,
+            ScrapeState.READY,
+        ]
         assert engine.asked.count("/v1/models") == 2
 
 
@@ -122,7 +127,7 @@ async def test_an_api_key_on_models_does_not_matter(engine: Engine) -> None:
     engine.models_status = 401
     told, endpoint = Told(), await engine.start()
     async with scraper(told) as scrapes:
-        scrapes.follow(Fleet((endpoint,)))
+        scrapes.follow(EndpointSet((endpoint,)))
         await told.until(lambda: told.scrapes >= 1)
         state = scrapes.states["ns/a"]
 
@@ -134,10 +139,10 @@ async def test_another_server_is_no_engine(engine: Engine) -> None:
     engine.page = "up 1\n"
     told, endpoint = Told(), await engine.start()
     async with scraper(told) as scrapes:
-        scrapes.follow(Fleet((endpoint,)))
+        scrapes.follow(EndpointSet((endpoint,)))
         await told.until(lambda: len(told.changes) == 1)
 
-        assert (told.changes, told.scrapes) == ([("ns/a", State.UNREACHABLE)], 0)
+        assert (told.changes, told.scrapes) == ([("ns/a", ScrapeState.UNREACHABLE)], 0)
         assert scrapes.states["ns/a"].problem == "its /metrics page is not vLLM's"
 
 
@@ -152,7 +157,7 @@ async def test_an_engine_that_hangs_times_out() -> None:
     endpoint = Endpoint("a", "ns", "127.0.0.1", server.sockets[0].getsockname()[1])
     told = Told()
     async with scraper(told, timeout=0.05) as scrapes:
-        scrapes.follow(Fleet((endpoint,)))
+        scrapes.follow(EndpointSet((endpoint,)))
         await told.until(lambda: len(told.changes) == 1)
 
         assert scrapes.states["ns/a"].problem == "timed out"
@@ -164,16 +169,16 @@ async def test_following_another_fleet(engine: Engine) -> None:
     """Who left is no longer asked, who stays keeps its state, who changed starts anew."""
     told, endpoint = Told(), await engine.start()
     async with scraper(told) as scrapes:
-        scrapes.follow(Fleet((endpoint,)))
+        scrapes.follow(EndpointSet((endpoint,)))
         await told.until(lambda: told.scrapes >= 1)
         state = scrapes.states["ns/a"]
-        scrapes.follow(Fleet((endpoint, Endpoint("b", "ns", "127.0.0.1", 1))))
+        scrapes.follow(EndpointSet((endpoint, Endpoint("b", "ns", "127.0.0.1", 1))))
 
         assert scrapes.states["ns/a"] is state
 
-        scrapes.follow(Fleet((Endpoint("a", "ns", "127.0.0.1", endpoint.port, uid="2"),)))
+        scrapes.follow(EndpointSet((Endpoint("a", "ns", "127.0.0.1", endpoint.port, uid="2"),)))
 
-        assert (list(scrapes.states), scrapes.states["ns/a"].state) == (["ns/a"], State.NEW)
+        assert (list(scrapes.states), scrapes.states["ns/a"].state) == (["ns/a"], ScrapeState.NEW)
 
 
 async def test_an_objection_comes_and_goes(engine: Engine) -> None:
@@ -182,20 +187,22 @@ async def test_an_objection_comes_and_goes(engine: Engine) -> None:
     engine.status = 503
     refused = dataclasses.replace(endpoint, refusal="not ready")
     async with scraper(told, interval=60.0) as scrapes:
-        scrapes.follow(Fleet((refused,)))
+        scrapes.follow(EndpointSet((refused,)))
         await told.until(lambda: len(told.changes) == 1)
         state = scrapes.states["ns/a"]
 
         assert (state.ready, state.standing, scrapes.counts()["not ready"]) == (False, "not ready", 1)
 
         engine.status = 200
-        scrapes.follow(Fleet((endpoint,)))
+        scrapes.follow(EndpointSet((endpoint,)))
         await told.until(lambda: told.scrapes == 1)
 
         assert scrapes.states["ns/a"] is state
         assert (state.ready, state.standing) == (True, "ready")
 
-        scrapes.follow(Fleet((dataclasses.replace(endpoint, labels={"v": "2"}, refusal="terminating"),)))
+        scrapes.follow(
+            EndpointSet((dataclasses.replace(endpoint, labels={"v": "2"}, refusal="terminating"),))
+        )
 
         assert (state.ready, state.standing, state.failures) == (False, "terminating", 0)
         assert scrapes.counts() == {"new": 0, "ready": 0, "unreachable": 0, "terminating": 1}
@@ -205,9 +212,9 @@ async def test_without_scraping_all_are_ready() -> None:
     """An interval of 0 turns scraping off."""
     told = Told()
     async with scraper(told, interval=0) as scrapes:
-        scrapes.follow(Fleet((Endpoint("a", "ns", "127.0.0.1", 1),)))
+        scrapes.follow(EndpointSet((Endpoint("a", "ns", "127.0.0.1", 1),)))
 
-        assert (told.changes, scrapes.states["ns/a"].ready) == ([("ns/a", State.READY)], True)
+        assert (told.changes, scrapes.states["ns/a"].ready) == ([("ns/a", ScrapeState.READY)], True)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,9 @@
-"""The fleet from Kubernetes: pods, pools and objectives, listed and watched.
+"""Endpoints from Kubernetes: pods, pools and objectives.
 
-Law: ``objects``, ``pods``, ``pools``, ``store`` and ``recovery`` are pure; only ``api`` knows the client
-library and the network; an error never makes the fleet smaller, only what the API says does."""
+``kvist_kube`` lists and watches the objects; this package says what they mean. An error never removes an
+endpoint: only an answer of the API does.
+
+- ``pods``: pods and the endpoints they become; pure.
+- ``pools``: the pods and ports that a pool selects, and the priorities that objectives set; pure.
+- ``pod_discovery``: follows pool, pods and objectives, and publishes the endpoints.
+"""

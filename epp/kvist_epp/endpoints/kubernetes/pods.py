@@ -1,15 +1,17 @@
-"""Pods → endpoints, and endpoints → the fleet. Pure.
+"""The fields of pods that are read, and the endpoints that pods become. Pure.
 
-The rules of the Gateway API Inference Extension: a pod counts once it runs and has an address; every target
-port of it is an endpoint of its own, ``<pod>-rank-<n>`` where there are several, with the n-th
-data-parallel rank behind it. A pod that is not ready, or is on its way out, is no reason to forget what its
-engine holds: it stays in the fleet with an objection until it has gone."""
+The rules are those of the Gateway API Inference Extension: a pod counts once it is running and has an
+address; each of its target ports is an endpoint, ``<pod>-rank-<n>`` where there are several, with the n-th
+data-parallel rank behind it. A pod that is not ready, or terminating, keeps its endpoint, so that what is
+known of its KV cache stays; the endpoint's ``refusal`` says why it receives no requests.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from kvist_epp.endpoints.endpoint import Endpoint, Fleet, canonical_ip, hostport
-from kvist_epp.endpoints.kubernetes.objects import Meta, Pod, PodStatus, Settings
+import msgspec
+
+from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet, canonical_ip, hostport
 from kvist_epp.names import (
     KV_EVENTS_PORT,
     KV_REPLAY_PORT,
@@ -18,6 +20,7 @@ from kvist_epp.names import (
     POD_KV_EVENTS_PORT,
     POD_KV_REPLAY_PORT,
 )
+from kvist_kube.object_cache import KubeObject, ObjectMeta
 
 NOT_READY: Final = "not ready"
 TERMINATING: Final = "terminating"
@@ -25,19 +28,63 @@ MAX_RANKS: Final = 1024
 NONE: Final = "none"
 
 Complain = Callable[[str], None]
-Born = tuple[str, str]
-"""Creation time and uid of a pod: the larger one is the younger."""
+PodAge = tuple[str, str]
+"""Creation time and uid of a pod: the larger one is the younger pod."""
 
 
-def endpoints(pod: Pod, ports: Sequence[int], complain: Complain) -> tuple[Endpoint, ...]:
-    """One endpoint for each target port; none for a pod that does not run or has no address.
+class PodAnnotations(msgspec.Struct, frozen=True):
+    """Annotations of a pod that are read."""
 
-    ``complain`` is told of settings that cannot be read; their defaults are used.
+    kv_events: str | None = msgspec.field(name=POD_KV_EVENTS, default=None)
+    kv_events_port: str | None = msgspec.field(name=POD_KV_EVENTS_PORT, default=None)
+    kv_replay_port: str | None = msgspec.field(name=POD_KV_REPLAY_PORT, default=None)
+    data_parallel_size: str | None = msgspec.field(name=POD_DATA_PARALLEL_SIZE, default=None)
+
+
+class PodMeta(ObjectMeta, frozen=True, rename="camel"):
+    """``metadata`` of a pod."""
+
+    annotations: PodAnnotations | None = None
+
+
+class PodCondition(msgspec.Struct, frozen=True):
+    """One of ``status.conditions``."""
+
+    type: str
+    status: str
+
+
+class PodAddress(msgspec.Struct, frozen=True):
+    """One of ``status.podIPs``."""
+
+    ip: str = ""
+
+
+class PodStatus(msgspec.Struct, frozen=True):
+    """``status`` of a pod."""
+
+    phase: str = ""
+    conditions: list[PodCondition] | None = None
+    pod_ip: str = msgspec.field(name="podIP", default="")
+    pod_ips: list[PodAddress] | None = msgspec.field(name="podIPs", default=None)
+
+
+class Pod(KubeObject, frozen=True):
+    """A pod."""
+
+    metadata: PodMeta
+    status: PodStatus = PodStatus()
+
+
+def endpoints_of(pod: Pod, ports: Sequence[int], complain: Complain) -> tuple[Endpoint, ...]:
+    """Return one endpoint for each target port; none for a pod that is not running or has no address.
+
+    ``complain`` is called with each setting that cannot be read; its default is used.
     """
     meta, address = pod.metadata, _address(pod.status)
     if pod.status.phase != "Running" or not address:
         return ()
-    events, replay = _sources(meta, address, complain)
+    events, replay = _event_addresses(meta, address, complain)
     several = len(ports) > 1
     shared = (meta.name, f"{meta.namespace}/{meta.name}", hostport(address, ports[0])) if several else ()
     return tuple(
@@ -59,25 +106,28 @@ def endpoints(pod: Pod, ports: Sequence[int], complain: Complain) -> tuple[Endpo
     )
 
 
-def born(pod: Pod) -> Born:
-    """How old it is, to be compared."""
+def pod_age(pod: Pod) -> PodAge:
+    """Return a value by which pods can be ordered from old to young."""
     return pod.metadata.creation_timestamp or "", pod.metadata.uid
 
 
-def fleet(found: Iterable[tuple[Born, tuple[Endpoint, ...]]]) -> Fleet:
-    """All endpoints by name. Of two pods at one address only one can be there: a node that was lost leaves
-    pods behind whose addresses are given away. The one without objections counts, else the younger one."""
-    best: dict[str, tuple[tuple[bool, Born], Endpoint]] = {}
+def endpoint_set(found: Iterable[tuple[PodAge, tuple[Endpoint, ...]]]) -> EndpointSet:
+    """Return all endpoints, sorted by key, with each address once.
+
+    A node that was lost leaves pods behind whose addresses are assigned again. Of two pods at one address the
+    one without a refusal counts, else the younger one.
+    """
+    best: dict[str, tuple[tuple[bool, PodAge], Endpoint]] = {}
     for age, members in found:
         for endpoint in members:
             rank = (not endpoint.refusal, age)
             if endpoint.hostport not in best or best[endpoint.hostport][0] < rank:
                 best[endpoint.hostport] = rank, endpoint
-    return Fleet(tuple(sorted((endpoint for _, endpoint in best.values()), key=lambda e: e.key)))
+    return EndpointSet(tuple(sorted((endpoint for _, endpoint in best.values()), key=lambda e: e.key)))
 
 
 def _address(status: PodStatus) -> str:
-    """The pod's first address, which is the one gateways use; empty when it has none."""
+    """Return the pod's first address, which is the one gateways use; empty when it has none."""
     text = status.pod_ip or next((address.ip for address in status.pod_ips or ()), "")
     try:
         return canonical_ip(text)
@@ -92,42 +142,39 @@ def _refusal(pod: Pod) -> str:
     return "" if ready else NOT_READY
 
 
-def _sources(meta: Meta, address: str, complain: Complain) -> tuple[str | None, str | None]:
-    """Where rank 0 publishes, and where it answers replays."""
-    own = meta.annotations or Settings()
-    told = _setting(meta, POD_KV_EVENTS, own.kv_events)
-    if told not in ("", "true", "false"):
-        complain(f"{meta.name}: {POD_KV_EVENTS}: {told!r} is neither true nor false")
-    if told == "false":
+def _event_addresses(meta: PodMeta, address: str, complain: Complain) -> tuple[str | None, str | None]:
+    """Return the ZMQ addresses of rank 0's events and of its replay socket."""
+    own = meta.annotations or PodAnnotations()
+    enabled = _setting(meta, POD_KV_EVENTS, own.kv_events)
+    if enabled not in ("", "true", "false"):
+        complain(f"{meta.name}: {POD_KV_EVENTS}: {enabled!r} is neither true nor false")
+    if enabled == "false":
         return None, None
-    events = _port(meta, POD_KV_EVENTS_PORT, own.kv_events_port, KV_EVENTS_PORT, complain)
-    replay = _setting(meta, POD_KV_REPLAY_PORT, own.kv_replay_port)
-    if replay == NONE:
+    most = 65_535 - MAX_RANKS
+    events = _number(meta, POD_KV_EVENTS_PORT, own.kv_events_port, KV_EVENTS_PORT, most, complain)
+    if _setting(meta, POD_KV_REPLAY_PORT, own.kv_replay_port) == NONE:
         return f"tcp://{hostport(address, events)}", None
-    answers = _port(meta, POD_KV_REPLAY_PORT, own.kv_replay_port, KV_REPLAY_PORT, complain)
-    return f"tcp://{hostport(address, events)}", f"tcp://{hostport(address, answers)}"
+    replay = _number(meta, POD_KV_REPLAY_PORT, own.kv_replay_port, KV_REPLAY_PORT, most, complain)
+    return f"tcp://{hostport(address, events)}", f"tcp://{hostport(address, replay)}"
 
 
-def _port(meta: Meta, name: str, annotation: str | None, default: int, complain: Complain) -> int:
-    return _number(meta, name, annotation, default, 65_535 - MAX_RANKS, complain)
-
-
-def _ranks(meta: Meta, complain: Complain) -> int:
-    own = meta.annotations or Settings()
+def _ranks(meta: PodMeta, complain: Complain) -> int:
+    own = meta.annotations or PodAnnotations()
     return _number(meta, POD_DATA_PARALLEL_SIZE, own.data_parallel_size, 1, MAX_RANKS, complain)
 
 
 def _number(
-    meta: Meta, name: str, annotation: str | None, default: int, most: int, complain: Complain
+    meta: PodMeta, name: str, annotation: str | None, default: int, most: int, complain: Complain
 ) -> int:
     text = _setting(meta, name, annotation)
     if not text:
         return default
     if text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= most:
         return int(text)
-    complain(f"{meta.name}: {name}: {text[:40]!r} is not a number from 1 to {most}; {default} is taken")
+    complain(f"{meta.name}: {name}: {text[:40]!r} is not a number from 1 to {most}; using {default}")
     return default
 
 
-def _setting(meta: Meta, name: str, annotation: str | None) -> str:
+def _setting(meta: PodMeta, name: str, annotation: str | None) -> str:
+    """Return a setting of a pod: its annotation, else its label of the same name."""
     return annotation if annotation is not None else (meta.labels or {}).get(name, "")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvist_epp.__main__ import main
 from kvist_epp.compat.llmd import translated
-from kvist_epp.endpoints.endpoints_file import parse
+from kvist_epp.endpoints.endpoints_file import parse_endpoints
 from kvist_epp.errors import SettingsError
 from kvist_epp.settings.settings import Settings
 
@@ -116,7 +116,7 @@ def test_an_endpoints_file_is_taken_over() -> None:
     """The path from the plugin, and llm-d's form of the file, whose ports are texts."""
     text = f"{HEAD}plugins:\n- {{type: file-discovery, parameters: {{path: /etc/epp/endpoints.yaml}}}}\n"
     assert told(f"--config-text={text}").endpoints_file == "/etc/epp/endpoints.yaml"
-    fleet = parse(b"endpoints:\n- {name: a, address: 10.0.0.1, port: '8000', labels: {pool: x}}\n")
+    fleet = parse_endpoints(b"endpoints:\n- {name: a, address: 10.0.0.1, port: '8000', labels: {pool: x}}\n")
     assert [(one.address, one.port) for one in fleet.endpoints] == [("10.0.0.1", 8000)]
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from kvist_epp.endpoints.kubernetes.objects import Pod, decoded
+from kvist_epp.endpoints.kubernetes.pods import Pod
+from kvist_kube.object_cache import decode
 
 PODS = "/api/v1/namespaces/ns/pods"
 
@@ -28,4 +29,4 @@ def pod(
 
 def parsed(document: dict[str, Any]) -> Pod:
     """As the picker reads it."""
-    return decoded(msgspec.json.encode(document), Pod)
+    return decode(msgspec.json.encode(document), Pod)

@@ -10,15 +10,14 @@ import pytest
 from tests.epp.endpoints.kubernetes.documents import PODS, pod
 from tests.fakes.apiserver import ApiServer, api_server
 
-from kvist_epp.access import cluster, own_namespace
 from kvist_epp.endpoints.discovery import open_discovery
-from kvist_epp.endpoints.endpoint import Fleet
-from kvist_epp.endpoints.file_watcher import FileWatch
-from kvist_epp.endpoints.kubernetes.api import Api
-from kvist_epp.endpoints.kubernetes.pod_discovery import KubeDiscovery
-from kvist_epp.errors import ApiError, SettingsError
+from kvist_epp.endpoints.endpoint import EndpointSet
+from kvist_epp.endpoints.endpoints_file import EndpointsFileWatcher
+from kvist_epp.endpoints.kubernetes.pod_discovery import PodDiscovery
 from kvist_epp.settings.settings import Settings
-from kvist_epp.telemetry.picker_metrics import PickerMetrics
+from kvist_epp.telemetry.metrics import Metrics
+from kvist_kube.connection import Connection, find_cluster, own_namespace
+from kvist_kube.errors import ApiError, ClusterNotFound
 
 POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/ns/inferencepools"
 OBJECTIVES = "/apis/llm-d.ai/v1alpha2/namespaces/ns/inferenceobjectives"
@@ -33,7 +32,7 @@ class Seen:
     """What discovery told."""
 
     def __init__(self) -> None:
-        self.fleets: list[Fleet] = []
+        self.fleets: list[EndpointSet] = []
         self.priorities: list[Mapping[str, int]] = []
 
     @property
@@ -58,16 +57,16 @@ async def server() -> AsyncIterator[ApiServer]:
 @asynccontextmanager
 async def following(
     server: ApiServer, folder: Path, **flags: Any
-) -> AsyncIterator[tuple[Seen, KubeDiscovery]]:
+) -> AsyncIterator[tuple[Seen, PodDiscovery]]:
     """What ``open_discovery`` opens for these flags, running."""
     seen = Seen()
     discovery = open_discovery(
         Settings(pool_namespace="ns", **flags),
         seen.fleets.append,
         {"KUBECONFIG": str(server.kubeconfig(folder))},
-        objectives=seen.priorities.append,
+        on_priorities=seen.priorities.append,
     )
-    assert isinstance(discovery, KubeDiscovery)
+    assert isinstance(discovery, PodDiscovery)
     task = asyncio.create_task(discovery.run())
     try:
         yield seen, discovery
@@ -141,7 +140,7 @@ async def test_what_it_shows(server: ApiServer, tmp_path: Path) -> None:
         pods, *_ = discovery.watches()
         assert (pods.resource, pods.open, pods.lists, pods.errors) == ("pods", True, 1, {})
 
-        metrics = PickerMetrics()
+        metrics = Metrics()
         metrics.gauges.watches = discovery.watches
         page = metrics.snapshot().format("")[0].decode()
         assert 'kvist_epp_discovery_watching{resource="pods"} 1.0' in page
@@ -153,15 +152,15 @@ def test_a_file_is_no_business_of_kubernetes(tmp_path: Path) -> None:
     file = str(tmp_path / "endpoints.yaml")
     found = open_discovery(Settings(endpoints_file=file), lambda _: None, {})
 
-    assert isinstance(found, FileWatch)
+    assert isinstance(found, EndpointsFileWatcher)
     assert found.describe() == {"kind": "file", "path": file, "problem": "", "refused": 0}
     assert found.watches() == ()
 
 
 def test_without_a_cluster_the_remedies_are_named(tmp_path: Path) -> None:
     """Outside of a cluster, and without a kubeconfig, the picker says what it looked for."""
-    with pytest.raises(SettingsError, match=r"KUBERNETES_SERVICE_HOST.*KUBECONFIG.*--endpoints-file"):
-        cluster({}, home=tmp_path / "none")
+    with pytest.raises(ClusterNotFound, match=r"KUBERNETES_SERVICE_HOST.*KUBECONFIG.*--endpoints-file"):
+        find_cluster({}, home=tmp_path / "none")
 
 
 async def test_a_kubeconfig_that_is_none_is_a_problem(tmp_path: Path) -> None:
@@ -170,7 +169,7 @@ async def test_a_kubeconfig_that_is_none_is_a_problem(tmp_path: Path) -> None:
     for text in (None, "", "[]", "a: b", "{"):
         if text is not None:
             file.write_text(text)
-        api = Api(cluster({"KUBECONFIG": str(file)}))
+        api = Connection(find_cluster({"KUBECONFIG": str(file)}))
         with pytest.raises(ApiError):
             await api.get("/api", [])
         await api.close()

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.epp.endpoints.kubernetes.documents import parsed, pod
 
-from kvist_epp.endpoints.endpoint import Endpoint, Fleet
+from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.endpoints.kubernetes import pods
 
 
 def made(document: dict[str, Any], *ports: int) -> list[Endpoint]:
     """Its endpoints; nothing to complain about."""
     complaints: list[str] = []
-    found = pods.endpoints(parsed(document), ports or (8000,), complaints.append)
+    found = pods.endpoints_of(parsed(document), ports or (8000,), complaints.append)
     assert complaints == []
     return list(found)
 
@@ -105,7 +105,7 @@ def test_nonsense_is_named_and_passed_over(name: str, text: str) -> None:
     """A setting that cannot be read is complained of by pod, name and text, and its default is taken."""
     complaints: list[str] = []
     document = pod(annotations={f"kvist.dev/{name}": text})
-    found = pods.endpoints(parsed(document), (8000,), complaints.append)
+    found = pods.endpoints_of(parsed(document), (8000,), complaints.append)
 
     assert list(found) == made(pod())
     [complaint] = complaints
@@ -119,10 +119,10 @@ def test_a_second_family_is_of_no_account() -> None:
     assert endpoint.address == "fd00::1"
 
 
-def fleet_of(*documents: dict[str, Any]) -> Fleet:
+def fleet_of(*documents: dict[str, Any]) -> EndpointSet:
     """The fleet of these pods."""
     found = [parsed(document) for document in documents]
-    return pods.fleet((pods.born(one), pods.endpoints(one, (8000,), print)) for one in found)
+    return pods.endpoint_set((pods.pod_age(one), pods.endpoints_of(one, (8000,), print)) for one in found)
 
 
 def test_two_pods_at_one_address() -> None:

@@ -5,21 +5,28 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvist_epp.endpoints.kubernetes.objects import Objective, OwnPool, Pool, decoded
-from kvist_epp.endpoints.kubernetes.pools import Selection, own_selection, priorities, selection
+from kvist_epp.endpoints.kubernetes.pools import (
+    GatewayPool,
+    Objective,
+    OwnPool,
+    PodSelection,
+    priorities,
+    selection_of,
+)
+from kvist_kube.object_cache import decode
 
 
-def pool(spec: dict[str, Any]) -> Pool:
+def pool(spec: dict[str, Any]) -> GatewayPool:
     """A pool of the Gateway API Inference Extension."""
-    return decoded(msgspec.json.encode({"metadata": {"name": "p"}, "spec": spec}), Pool)
+    return decode(msgspec.json.encode({"metadata": {"name": "p"}, "spec": spec}), GatewayPool)
 
 
 def test_a_pool_selects_by_labels_and_ports() -> None:
     """matchLabels become a label selector, in a fixed order; a port named twice counts once."""
     labels = {"b": "2", "a": "1"}
     ports = [{"number": 8000}, {"number": 8001}, {"number": 8000}]
-    found = selection(pool({"selector": {"matchLabels": labels}, "targetPorts": ports}))
-    assert found == Selection("a=1,b=2", (8000, 8001))
+    found = selection_of(pool({"selector": {"matchLabels": labels}, "targetPorts": ports}))
+    assert found == PodSelection("a=1,b=2", (8000, 8001))
 
 
 @pytest.mark.parametrize(
@@ -37,20 +44,20 @@ def test_a_pool_that_selects_nothing_usable_is_refused(
     """No labels would mean every pod, no ports none: both are refused by the field's name."""
     spec = {"selector": {"matchLabels": labels}, "targetPorts": [{"number": port} for port in ports]}
     with pytest.raises(ValueError, match=field):
-        selection(pool(spec))
+        selection_of(pool(spec))
 
 
 @pytest.mark.parametrize(("status", "ports"), [({}, (8000,)), ({"targetPorts": [{"number": 9000}]}, (9000,))])
 def test_our_own_pool_labels_its_pods(status: dict[str, Any], ports: tuple[int, ...]) -> None:
     """Pods of our own pool carry its name; ports are in its status once the operator wrote it."""
-    own = decoded(msgspec.json.encode({"metadata": {"name": "qwen"}, "status": status}), OwnPool)
-    assert own_selection(own) == Selection("kvist.dev/pool=qwen", ports)
+    own = decode(msgspec.json.encode({"metadata": {"name": "qwen"}, "status": status}), OwnPool)
+    assert selection_of(own) == PodSelection("kvist.dev/pool=qwen", ports)
 
 
 def objective(name: str, pool: str, **spec: Any) -> Objective:
     """An InferenceObjective."""
     document = {"metadata": {"name": name}, "spec": {"poolRef": {"name": pool}, **spec}}
-    return decoded(msgspec.json.encode(document), Objective)
+    return decode(msgspec.json.encode(document), Objective)
 
 
 def test_objectives_of_this_pool_give_priorities() -> None:

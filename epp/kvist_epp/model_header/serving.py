@@ -1,0 +1,110 @@
+"""The role ``model-header`` as a process: ports, health, pages, drain. Ready once its ports are open."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import kvist_epp
+from kvist_epp.admin import admin_server
+from kvist_epp.admin.admin_server import RolePages
+from kvist_epp.app import lifetime
+from kvist_epp.app import listeners as ports
+from kvist_epp.app.shutdown import Ending
+from kvist_epp.extproc.service import health_methods, model_header_methods
+from kvist_epp.http2.call import Server
+from kvist_epp.http2.grpc_health import Health
+from kvist_epp.http2.tls import Certificates
+from kvist_epp.model_header.label import LABELS, Labeller
+from kvist_epp.model_header.metrics import HeaderMetrics
+from kvist_epp.settings.roles import base_models_of
+from kvist_epp.settings.settings import Settings
+from kvist_epp.telemetry import request_log as log
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The filter while its ports are open."""
+
+    health: Health
+    grpc: Server
+    grpc_health: Server
+    metrics_port: int
+
+    async def drain(self, delay_seconds: float, grace_seconds: float) -> None:
+        """Not ready from now on; new calls are still taken for the delay, then running ones get the grace.
+
+        The health port says so to the end.
+        """
+        self.health.set(False)
+        await asyncio.sleep(delay_seconds)
+        await self.grpc.drain(grace_seconds)
+        await self.grpc_health.drain(0)
+
+
+def main(settings: Settings) -> None:
+    """Run until SIGTERM or SIGINT. Raises ``KvistError`` or ``OSError`` when it cannot start, or fails."""
+    lifetime.run(settings, running)
+
+
+@asynccontextmanager
+async def running(settings: Settings, ending: Ending) -> AsyncIterator[Running]:
+    """The filter with open ports; everything is closed on the way out. A part that fails begins the end."""
+    async with AsyncExitStack() as stack:
+        logs = log.configure(
+            level=settings.log_level, form=settings.log_format, requests=settings.log_requests
+        )
+        stack.callback(logs.close)
+        certificates = ports.certificates(settings)
+        metrics = HeaderMetrics(version=kvist_epp.__version__)
+        metrics.log_dropped = lambda: logs.writer.dropped
+        labeller = Labeller(base_models_of(settings.base_models), metrics, logs.requests)
+        health = Health()
+        grpc, grpc_health = await _servers(settings, labeller, metrics, health, certificates, stack)
+        pages = await _pages(settings, metrics, health, certificates, stack)
+        if certificates is not None:
+            metrics.certificate = certificates.counters
+            ending.keep(stack, certificates.run(), "certificates")
+        lifetime.settle_memory()
+        health.set(True)
+        yield Running(health, grpc, grpc_health, pages.port)
+
+
+async def _servers(
+    settings: Settings,
+    labeller: Labeller,
+    metrics: HeaderMetrics,
+    health: Health,
+    tls: Certificates | None,
+    stack: AsyncExitStack,
+) -> tuple[Server, Server]:
+    def on_error(kind: str, count: int) -> None:
+        metrics.protocol_errors[kind] += count
+
+    served = model_header_methods(labeller.decide, LABELS, health, on_error=on_error)
+    port_stats = metrics.ports
+    grpc = await ports.listen(settings, served, settings.grpc_port, "--grpc-port", tls, port_stats=port_stats)
+    stack.push_async_callback(grpc.close)
+    port, alone = settings.grpc_health_port, health_methods(health)
+    # Plaintext always: probes of the kubelet and of cloud load balancers speak no TLS.
+    grpc_health = await ports.listen(settings, alone, port, "--grpc-health-port", port_stats=port_stats)
+    stack.push_async_callback(grpc_health.close)
+    return grpc, grpc_health
+
+
+async def _pages(
+    settings: Settings,
+    metrics: HeaderMetrics,
+    health: Health,
+    tls: Certificates | None,
+    stack: AsyncExitStack,
+) -> admin_server.AdminServer:
+    pages = RolePages(
+        metrics=metrics,
+        not_ready=lambda: "" if health.ready else "starting or draining",
+        warning=lambda: "" if tls is None else tls.problem,
+        ca=lambda: b"" if tls is None else tls.ca_pem(),
+    )
+    server = await admin_server.serve(pages, settings.host, settings.metrics_port)
+    stack.push_async_callback(server.close)
+    return server

@@ -1,0 +1,259 @@
+"""All metrics of the picker. Counters are plain numbers on ``Metrics``; gauges are read at each scrape.
+
+The hot path only executes ``metrics.requests[outcome] += 1`` and the like. Series of endpoints that have left
+are removed (``forget``), so that the page does not grow with each endpoint that comes and goes.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from kvist_epp.http2.port_stats import PortStats
+from kvist_epp.prewarm.prewarm_stats import PrewarmStats
+from kvist_epp.replicas.replication_stats import ReplicationReport
+from kvist_epp.telemetry.histogram import WAIT_BUCKETS, Histogram, Stages
+from kvist_epp.telemetry.metric_families import (
+    certificate_families,
+    counter,
+    gauge,
+    histogram,
+    port_families,
+    prewarm_families,
+    replication_families,
+)
+from kvist_kube.object_cache import WatchStatus
+
+Counts = defaultdict[str, int]
+
+
+def _none() -> Mapping[str, int]:
+    return {}
+
+
+def _no_blocks() -> Mapping[str, Mapping[str, int]]:
+    return {}
+
+
+@dataclass(slots=True)
+class Gauges:
+    """Sources of the gauges, called on the event loop at each scrape; each must be quick."""
+
+    index_blocks: Callable[[], Mapping[str, Mapping[str, int]]] = _no_blocks
+    """Blocks held, by endpoint and medium."""
+    precise: Callable[[], Mapping[str, int]] = _none
+    """By endpoint: 1 if it is matched precisely, 0 if approximately."""
+    backlog_tokens: Callable[[], Mapping[str, int]] = _none
+    """Tokens still to prefill, by endpoint."""
+    backlog_seconds: Callable[[], float] = float
+    """Mean time that eligible endpoints need to prefill their backlog."""
+    queue_requests: Callable[[], Mapping[str, int]] = _none
+    """Queued requests, by priority."""
+    queue_tokens: Callable[[], int] = int
+    queue_bytes: Callable[[], int] = int
+    full_endpoints: Callable[[], int] = int
+    endpoints: Callable[[], Mapping[str, int]] = _none
+    """Endpoints by state."""
+    model_faithful: Callable[[], bool] = bool
+    """Whether the tokenizer maps tokens to bytes without loss, so that precise mode is possible."""
+    tokenizer: Callable[[], tuple[bool, int]] = lambda: (False, 0)
+    """Whether the configured tokenizer is missing, and how often loading it failed."""
+    log_dropped: Callable[[], int] = int
+    """Log lines dropped because stderr was slow."""
+    watches: Callable[[], Iterable[WatchStatus]] = tuple
+    """Watches of the Kubernetes API."""
+    replication: Callable[[], ReplicationReport] = ReplicationReport
+    """Figures of the exchange with other replicas."""
+    prewarm: Callable[[], PrewarmStats] = PrewarmStats
+    """Counters of prewarming."""
+    certificate: Callable[[], Mapping[str, float]] = _none
+    """Of the ext_proc port: ``expires`` in Unix seconds, changes ``taken`` and ``refused``; empty without
+    TLS."""
+
+
+def _counts(*initial: str) -> Counts:
+    """Return counters; the ``initial`` ones exist from the start, so that a rate sees their first step."""
+    return defaultdict(int, dict.fromkeys(initial, 0))
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Counters of the picker, and the page made of them."""
+
+    version: str = ""
+    gauges: Gauges = field(default_factory=Gauges)
+    ports: dict[str, PortStats] = field(default_factory=dict)
+    """Statistics of the gRPC ports by name: ``grpc``, ``grpc-health`` …"""
+    requests: Counts = field(default_factory=lambda: _counts("picked"))
+    """Requests by outcome: ``picked`` or the reason of a PickError."""
+    pick: Histogram = field(default_factory=Histogram)
+    """Duration of picks, without the wait for request bodies."""
+    stages: defaultdict[str, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
+    queue_waits: defaultdict[str, Histogram] = field(
+        default_factory=lambda: defaultdict(lambda: Histogram(WAIT_BUCKETS))
+    )
+    """Time that queued requests waited, by outcome as in ``requests``."""
+    predicted_cached: Counts = field(default_factory=_counts)
+    """Tokens predicted to be cached on the picked endpoint, by endpoint."""
+    true_cached: Counts = field(default_factory=_counts)
+    """Tokens that were cached according to the engine's events, by endpoint."""
+    events: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+    """Applied KV events by endpoint and type: ``stored``, ``removed``, ``cleared``."""
+    gaps: Counts = field(default_factory=_counts)
+    """Gaps in the numbering of event batches, by endpoint."""
+    resets: Counts = field(default_factory=_counts)
+    """Times that all blocks of an endpoint were forgotten, because it restarted or could not replay."""
+    undecodable: Counts = field(default_factory=_counts)
+    """Event messages that could not be decoded, by endpoint."""
+    ended: Counts = field(
+        default_factory=lambda: _counts("access-log", "expired", "left", "reconciled", "response")
+    )
+    """Requests that ended, by the source of that information: ``access-log``, ``expired`` …"""
+    served_elsewhere: Counts = field(default_factory=_counts)
+    """Requests that another endpoint served than the picked one, by the picked one."""
+    responses: Counts = field(default_factory=_counts)
+    """Observed responses: ``usage`` was read, there was ``none``, or the response was ``cut``."""
+    usage: Counts = field(default_factory=_counts)
+    """Tokens according to observed responses: ``prompt``, ``completion``, ``cached``."""
+    bad_endpoints_files: int = 0
+    protocol_errors: Counts = field(default_factory=_counts)
+    """Messages of gateways that could not be read, and picks that failed, by kind."""
+    template_failures: Counts = field(default_factory=_counts)
+    """Prompts that the model's chat template refused, so that they were routed by load."""
+
+    def observe(self, stages: Stages) -> None:
+        """Count one pick and its stages."""
+        total = 0.0
+        by_stage = self.stages
+        for stage, seconds in stages.laps:
+            by_stage[stage].observe(seconds)
+            total += seconds
+        self.pick.observe(total)
+
+    def forget(self, endpoint: str) -> None:
+        """Remove the series of an endpoint that has left."""
+        by_endpoint = (self.predicted_cached, self.true_cached, self.served_elsewhere)
+        for counts in (*by_endpoint, self.gaps, self.resets, self.undecodable):
+            counts.pop(endpoint, None)
+        for key in [key for key in self.events if key[0] == endpoint]:
+            del self.events[key]
+
+    def snapshot(self) -> "MetricsPage":
+        """Return all families as they are now, ready to be formatted by another thread."""
+        return MetricsPage([*PROCESS.collect(), *self._families()])
+
+    def _families(self) -> Iterable[Metric]:
+        gauges = self.gauges
+        yield gauge("build_info", "Version of this picker; always 1.", {self.version: 1}, "version")
+        yield counter("requests", "Number of requests, by outcome.", self.requests, "outcome")
+        text = "Seconds that a pick took, without waiting for the request body."
+        yield histogram("pick_seconds", text, self.pick)
+        yield histogram("stage_seconds", "Seconds that each stage of a pick took.", self.stages, "stage")
+        yield from self._queue_families()
+        yield from self._cache_families()
+        yield from port_families(self.ports)
+        yield from replication_families(gauges.replication())
+        yield from prewarm_families(gauges.prewarm())
+        yield from certificate_families(gauges.certificate())
+        yield from self._discovery_families()
+        text = "Number of tokens that an endpoint still has to prefill."
+        yield gauge("backlog_tokens", text, gauges.backlog_tokens(), "endpoint")
+        yield gauge("endpoints", "Number of endpoints, by state.", gauges.endpoints(), "state")
+        text = "1 if the tokenizer maps tokens to bytes without loss, 0 if all endpoints are approximate."
+        yield gauge("model_faithful", text, int(gauges.model_faithful()))
+        missing, failures = gauges.tokenizer()
+        text = "1 while the tokenizer of --model could not be loaded, so that all endpoints are approximate."
+        yield gauge("tokenizer_missing", text, int(missing))
+        yield counter("tokenizer_failures", "Number of failed attempts to load the tokenizer.", failures)
+        text = "Number of endpoints files that were refused as invalid."
+        yield counter("bad_endpoints_files", text, self.bad_endpoints_files)
+        text = "Number of gateway messages that could not be read and of picks that failed, by kind."
+        yield counter("protocol_errors", text, self.protocol_errors, "kind")
+        text = "Number of prompts that could not be rendered and were routed by load, by reason."
+        yield counter("template_failures", text, self.template_failures, "reason")
+        text = "Number of requests that ended, by how the picker learned of it."
+        yield counter("requests_ended", text, self.ended, "source")
+        text = "Number of requests that another endpoint served than the picked one, by the picked one."
+        yield counter("served_elsewhere", text, self.served_elsewhere, "endpoint")
+        text = "Number of responses seen with --observe-responses, by whether they contained their usage."
+        yield counter("observed_responses", text, self.responses, "outcome")
+        text = "Number of tokens according to the usage of observed responses, by kind."
+        yield counter("usage_tokens", text, self.usage, "kind")
+        text = "Number of log lines that were dropped because stderr was slow."
+        yield counter("log_lines_dropped", text, gauges.log_dropped())
+
+    def _queue_families(self) -> Iterable[Metric]:
+        gauges = self.gauges
+        text = "Number of queued requests, by priority."
+        yield gauge("queue_requests", text, gauges.queue_requests(), "priority")
+        yield gauge("queue_tokens", "Number of prompt tokens in the queue.", gauges.queue_tokens())
+        yield gauge("queue_bytes", "Bytes of memory held for queued requests.", gauges.queue_bytes())
+        text = "Seconds that requests spent queued, by outcome."
+        yield histogram("queue_seconds", text, self.queue_waits, "outcome")
+        text = "Number of endpoints that take no further request now."
+        yield gauge("full_endpoints", text, gauges.full_endpoints())
+        text = "Mean seconds that the eligible endpoints need to prefill their backlog."
+        yield gauge("owed_seconds", text, gauges.backlog_seconds())
+
+    def _cache_families(self) -> Iterable[Metric]:
+        text = "Number of prompt tokens predicted to be cached on the picked endpoint."
+        yield counter("predicted_cached_tokens", text, self.predicted_cached, "endpoint")
+        text = "Number of prompt tokens that were cached according to the engine's KV events."
+        yield counter("true_cached_tokens", text, self.true_cached, "endpoint")
+        text = "Number of KV events applied to the index, by type."
+        yield counter("index_events", text, self.events, "endpoint", "type")
+        text = "Number of gaps in the numbering of an endpoint's event batches."
+        yield counter("index_gaps", text, self.gaps, "endpoint")
+        text = "Number of times that all blocks of an endpoint were removed from the index."
+        yield counter("index_resets", text, self.resets, "endpoint")
+        text = "Number of event messages that could not be decoded."
+        yield counter("index_undecodable", text, self.undecodable, "endpoint")
+        blocks = {
+            (endpoint, medium): count
+            for endpoint, media in self.gauges.index_blocks().items()
+            for medium, count in media.items()
+        }
+        text = "Number of KV cache blocks that an endpoint holds, by medium."
+        yield gauge("index_blocks", text, blocks, "endpoint", "medium")
+        text = "1 if prompts are matched precisely with an endpoint's cache, 0 if approximately."
+        yield gauge("index_trust", text, self.gauges.precise(), "endpoint")
+
+    def _discovery_families(self) -> Iterable[Metric]:
+        watches = list(self.gauges.watches())
+        text = "1 while a watch of the Kubernetes API is open, by resource."
+        yield gauge("discovery_watching", text, {w.resource: int(w.open) for w in watches}, "resource")
+        silent = {w.resource: w.silent_seconds for w in watches if w.silent_seconds is not None}
+        text = "Seconds since the Kubernetes API last sent something, by resource."
+        yield gauge("discovery_silent_seconds", text, silent, "resource")
+        text = "Number of complete lists read from the Kubernetes API, by resource."
+        yield counter("discovery_lists", text, {w.resource: w.lists for w in watches}, "resource")
+        errors = {(w.resource, status): n for w in watches for status, n in w.errors.items()}
+        text = "Number of lists and watches of the Kubernetes API that failed, by HTTP status."
+        yield counter("discovery_errors", text, errors, "resource", "status")
+
+
+class MetricsPage(Collector):
+    """Families of one moment, which may be formatted in another thread."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the families."""
+        return self._families
+
+    def format(self, accept: str) -> tuple[bytes, str]:
+        """Return the page in the format that an ``Accept`` header asks for, and its content type."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        encoder, content_type = choose_encoder(accept)
+        return encoder(registry), content_type
+
+
+PROCESS: Final = ProcessCollector(registry=None)
+"""CPU time, memory and open files of this process."""

@@ -1,0 +1,128 @@
+"""The metrics page: the names others rely on, read back with Prometheus' own parser."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvist_epp.telemetry.histogram import Stages
+from kvist_epp.telemetry.metrics import Gauges, Metrics
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def samples(metrics: Metrics) -> Samples:
+    body, content_type = metrics.snapshot().format("")
+    assert content_type.startswith("text/plain")
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+        if sample.name.startswith("kvist_epp_")
+    }
+
+
+def filled() -> Metrics:
+    metrics = Metrics(version="1.2")
+    metrics.requests["picked"] += 2
+    metrics.predicted_cached["ns/a"] += 100
+    metrics.true_cached["ns/a"] += 90
+    metrics.events["ns/a", "stored"] += 7
+    metrics.gaps["ns/a"] += 1
+    metrics.resets["ns/a"] += 2
+    metrics.undecodable["ns/a"] += 3
+    metrics.ended["access-log"] += 4
+    metrics.bad_endpoints_files = 5
+    metrics.template_failures["shape"] = 6
+    metrics.gauges = Gauges(
+        index_blocks=lambda: {"ns/a": {"GPU": 10, "CPU": 20}},
+        precise=lambda: {"ns/a": 1},
+        backlog_tokens=lambda: {"ns/a": 300},
+        endpoints=lambda: {"ready": 1, "unreachable": 0},
+        queue_requests=lambda: {"0": 3, "-1": 0},
+        queue_tokens=lambda: 900,
+        queue_bytes=lambda: 20_000,
+        full_endpoints=lambda: 1,
+        backlog_seconds=lambda: 2.5,
+        model_faithful=lambda: True,
+        log_dropped=lambda: 8,
+    )
+    return metrics
+
+
+def test_every_name_others_rely_on() -> None:
+    """Names and labels are those of the fixed interface, values those that were counted."""
+    a = ("endpoint", "ns/a")
+    found = samples(filled())
+    expected: Samples = {
+        ("kvist_epp_build_info", (("version", "1.2"),)): 1,
+        ("kvist_epp_requests_total", (("outcome", "picked"),)): 2,
+        ("kvist_epp_predicted_cached_tokens_total", (a,)): 100,
+        ("kvist_epp_true_cached_tokens_total", (a,)): 90,
+        ("kvist_epp_index_events_total", (a, ("type", "stored"))): 7,
+        ("kvist_epp_index_gaps_total", (a,)): 1,
+        ("kvist_epp_index_resets_total", (a,)): 2,
+        ("kvist_epp_index_undecodable_total", (a,)): 3,
+        ("kvist_epp_index_blocks", (a, ("medium", "GPU"))): 10,
+        ("kvist_epp_index_blocks", (a, ("medium", "CPU"))): 20,
+        ("kvist_epp_index_trust", (a,)): 1,
+        ("kvist_epp_backlog_tokens", (a,)): 300,
+        ("kvist_epp_endpoints", (("state", "ready"),)): 1,
+        ("kvist_epp_endpoints", (("state", "unreachable"),)): 0,
+        ("kvist_epp_model_faithful", ()): 1,
+        ("kvist_epp_bad_endpoints_files_total", ()): 5,
+        ("kvist_epp_template_failures_total", (("reason", "shape"),)): 6,
+        ("kvist_epp_requests_ended_total", (("source", "access-log"),)): 4,
+        ("kvist_epp_requests_ended_total", (("source", "expired"),)): 0,
+        ("kvist_epp_requests_ended_total", (("source", "left"),)): 0,
+        ("kvist_epp_requests_ended_total", (("source", "reconciled"),)): 0,
+        ("kvist_epp_log_lines_dropped_total", ()): 8,
+        ("kvist_epp_queue_requests", (("priority", "0"),)): 3,
+        ("kvist_epp_queue_requests", (("priority", "-1"),)): 0,
+        ("kvist_epp_queue_tokens", ()): 900,
+        ("kvist_epp_queue_bytes", ()): 20_000,
+        ("kvist_epp_full_endpoints", ()): 1,
+        ("kvist_epp_owed_seconds", ()): 2.5,
+    }
+
+    assert {key: found.get(key) for key in expected} == expected
+
+
+def test_stages_become_histograms() -> None:
+    """Each stage has its histogram and the pick the sum of them."""
+    metrics, stages = Metrics(), Stages()
+    stages.laps += [("parse", 0.002), ("match", 0.5)]
+    metrics.observe(stages)
+    found = samples(metrics)
+
+    assert found["kvist_epp_stage_seconds_count", (("stage", "parse"),)] == 1
+    assert found["kvist_epp_stage_seconds_sum", (("stage", "match"),)] == 0.5
+    assert found["kvist_epp_stage_seconds_bucket", (("le", "0.0025"), ("stage", "parse"))] == 1
+    assert found["kvist_epp_pick_seconds_sum", ()] == 0.502
+    assert found["kvist_epp_pick_seconds_bucket", (("le", "+Inf"),)] == 1
+
+
+def test_series_of_an_endpoint_that_left_are_dropped() -> None:
+    """A fleet that comes and goes does not grow the page."""
+    metrics = filled()
+    metrics.gauges = Gauges()
+    metrics.forget("ns/a")
+    metrics.forget("ns/never")
+
+    assert [key for key in samples(metrics) if "endpoint" in dict(key[1])] == []
+
+
+def test_a_fresh_picker_has_a_page() -> None:
+    """Before anything happened the page is valid and pick_seconds is there with nothing in it."""
+    assert samples(Metrics())["kvist_epp_pick_seconds_count", ()] == 0
+
+
+def test_the_process_is_measured() -> None:
+    """CPU and memory of the picker's own process are on its page."""
+    body, _ = Metrics().snapshot().format("")
+
+    assert b"process_cpu_seconds_total" in body
+
+
+def test_openmetrics_on_request() -> None:
+    """A scraper that asks for OpenMetrics gets it."""
+    body, content_type = filled().snapshot().format("application/openmetrics-text; version=1.0.0")
+
+    assert (content_type.split(";")[0], body.endswith(b"# EOF\n")) == ("application/openmetrics-text", True)
