@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest -q
 # protoc of an old generator: code from it loads on every protobuf runtime from 5.29 on
 PROTOC := $(BIN)/uv run --quiet --no-project --isolated --python $(BIN)/python --with grpcio-tools==1.71.2 python -m grpc_tools.protoc
-PROTOS := kvist_epp/extproc/pb kvist_epp/replicas/pb
+PROTOS := kvist_epp/extproc/pb kvist_epp/http2/pb kvist_epp/replicas/pb
 
 # Real processes on a busy machine: what failed is run once more, alone. Both runs are shown; a test that needs it is a defect.
 again = $(1) || { echo "make: run once more, one by one: the files in which a test failed above"; $(1) -n 0 --failed-files; }
@@ -15,7 +15,7 @@ again = $(1) || { echo "make: run once more, one by one: the files in which a te
 TIERS  := data_plane engine cluster http2 charts images e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-data-plane test-engine test-cluster test-charts test-e2e test-http2 fuzz bench-fuzz test-all check fmt lint types imports proto check-proto docs models bench-epp bench-index bench-chaos bench-soak bench-queue bench-handover bench-peers bench-operator golden lock build clean
+.PHONY: help setup demo test test-unit test-data-plane test-engine test-cluster test-charts test-e2e test-http2 fuzz bench-fuzz test-all check fmt lint prose types imports proto check-proto docs models bench-epp bench-index bench-chaos bench-soak bench-queue bench-handover bench-peers bench-operator golden lock build clean
 
 help:  ## list these verbs
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -91,6 +91,10 @@ fmt: $(READY)  ## format and fix what can be fixed
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/interrogate --quiet tests
+	$(BIN)/python -m tests.prose
+
+prose: $(READY)  ## list every finding of the lint of prose: documents, docstrings, strings that users read
+	$(BIN)/python -m tests.prose --full
 
 types: $(READY)
 	$(BIN)/mypy

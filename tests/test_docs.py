@@ -9,7 +9,7 @@ import yaml
 from kvist_epp.http2.limits import Limits
 from kvist_epp.http2.port_stats import CONNECTION_ENDS, STREAM_ENDS
 from kvist_epp.settings.settings import Settings
-from kvist_epp.telemetry.metrics import Metrics
+from kvist_epp.telemetry.picker_metrics import PickerMetrics
 from tests import docs
 from tests.docs_runner.blocks import documents
 
@@ -47,7 +47,7 @@ def _headings(file: Path) -> set[str]:
 
 def test_the_metrics_guide_names_real_metrics() -> None:
     """Every kvist_epp_ name in the guide is one that the picker exports."""
-    page, _ = Metrics(version="x").snapshot().format("")
+    page, _ = PickerMetrics(version="x").snapshot().format("")
     exported = {
         line.split()[2] for line in page.decode().splitlines() if line.startswith("# TYPE kvist_epp_")
     }

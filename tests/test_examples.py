@@ -131,9 +131,9 @@ def test_autoscalers_scale_the_pool(kind: str) -> None:
 
 def test_autoscalers_go_by_metrics_that_pickers_have(capsys: pytest.CaptureFixture[str]) -> None:
     """Both ask for series that the picker exports, with the label that the pool's PodMonitors add."""
-    from kvist_epp.telemetry.metrics import Metrics
+    from kvist_epp.telemetry.picker_metrics import PickerMetrics
 
-    page, _ = Metrics(version="x").snapshot().format("")
+    page, _ = PickerMetrics(version="x").snapshot().format("")
     text = (EXAMPLES / "08-autoscaling" / "hpa" / "adapter-rules.yaml").read_text()
     rules = {rule["name"]["as"] for rule in yaml.safe_load(text)["rules"]["external"]}
     hpa = only("08-autoscaling", "HorizontalPodAutoscaler")["spec"]["metrics"]

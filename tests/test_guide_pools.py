@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kvist_epp.model_header.metrics import OUTCOMES, HeaderMetrics
+from kvist_epp.model_header.labeller import OUTCOMES, HeaderMetrics
 from kvist_epp.settings.roles import MODEL_HEADER
 from kvist_epp.settings.settings import Settings
 from tests import docs

@@ -34,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _serving(role: str) -> ModuleType:
     """The role's process; the small one loads nothing of the other."""
-    return import_module("kvist_epp.model_header.serving" if role == MODEL_HEADER else "kvist_epp.app.app")
+    return import_module(
+        "kvist_epp.model_header.filter_process" if role == MODEL_HEADER else "kvist_epp.app.app"
+    )
 
 
 def _complain(what: object, code: int) -> int:

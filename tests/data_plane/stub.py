@@ -5,8 +5,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tests.fakes.deferred import deferred
+
 from kvist_epp.extproc.access_log import AccessLogEntry
-from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
+from kvist_epp.extproc.pick_request import Decision, DeferredResult, PickRequest, PickResult
 from kvist_epp.extproc.response import ObservedResponse
 from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.http2.call import Server
@@ -32,10 +34,10 @@ class StubPicker:
     health: Health = field(default_factory=Health)
     reported: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def decide(self, ask: PickRequest) -> Decision | Awaitable[Decision]:
+    def decide(self, ask: PickRequest) -> Decision | DeferredResult:
         """Keep the question, give the answer."""
         self.asks.append(ask)
-        return self.answer(ask)
+        return deferred(self.answer(ask))
 
     def picks(self, *endpoints: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
         """From now on answer with these endpoints."""

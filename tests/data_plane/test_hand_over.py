@@ -52,7 +52,7 @@ async def matched(running: Product) -> dict[str, int]:
 
 async def until_handed_over(running: Product) -> None:
     """Until the log tells of the end."""
-    while "hand-over ends" not in running.picker.child.log.read_text():
+    while "prewarming ends" not in running.picker.child.log.read_text():
         await asyncio.sleep(0.05)
 
 

@@ -8,8 +8,8 @@ import pytest
 from tests.data_plane.stub import StubPicker, Transport
 
 from kvist_epp.extproc.pb.accesslog_pb2 import StreamAccessLogsMessage
-from kvist_epp.extproc.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListResponse
 from kvist_epp.http2.call import Server
+from kvist_epp.http2.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListResponse
 from kvist_epp.names import (
     ACCESS_LOG_METHOD,
     HEALTH_CHECK_METHOD,

@@ -12,7 +12,7 @@ from tests.data_plane.plane import Plane, plane
 from tests.data_plane.stub import Transport
 
 from kvist_epp.extproc.pick_request import PickResult
-from kvist_epp.extproc.usage import Usage
+from kvist_epp.extproc.response import Usage
 from kvist_sim.envoy import Mode
 from kvist_sim.envoy_gateway import Responses
 
@@ -72,7 +72,7 @@ async def test_usage_is_read_as_it_passes(observed: Plane) -> None:
             assert (response.status, await response.read()) == (200, wanted)
 
     for seen in await observed.picker.sees(2):
-        assert (seen.session, seen.status, seen.usage, seen.whole) == ("r1.1", 200, COUNTED, True)
+        assert (seen.session, seen.status, seen.usage, seen.complete) == ("r1.1", 200, COUNTED, True)
         assert seen.served == observed.addresses[1]
         assert seen.request_id
     await _faultless(observed)
@@ -149,7 +149,7 @@ async def test_a_client_that_leaves_ends_what_is_observed(observed: Plane) -> No
         left.close()
     [seen] = await observed.picker.sees(1)
 
-    assert (seen.whole, seen.usage.known) == (False, False)
+    assert (seen.complete, seen.usage.known) == (False, False)
 
 
 async def test_renamed_bodies_of_every_size(transport: Transport, mode: Mode) -> None:

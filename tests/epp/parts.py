@@ -17,7 +17,7 @@ from kvist_epp.load.ledger import Ledger
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import parse
 from kvist_epp.scheduling.pick import Candidate
-from kvist_epp.telemetry.metrics import Metrics
+from kvist_epp.telemetry.picker_metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import LogWriter, RequestLine, RequestLog
 
 MODEL = Model.load(str(Path(__file__).parents[2] / "sim" / "kvist_sim" / "model"))
@@ -78,7 +78,7 @@ def make(count: int = 2, *, model: Model | None = MODEL, precise: bool = True, r
         lookup=Lookup(index, history),
         ledger=Ledger(),
         flights=Flights(),
-        metrics=Metrics(),
+        metrics=PickerMetrics(),
         log=log,
         clock=clock,
     )

@@ -11,7 +11,7 @@ from tests.fuzz import conversation
 from tests.fuzz.conversation import Script
 
 from kvist_epp.errors import BadRequest, NoEndpoints, PickError, ProtocolError
-from kvist_epp.extproc import access_log as accesslog
+from kvist_epp.extproc.access_log import decode_access_log
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.accesslog_pb2 import HTTPAccessLogEntry, StreamAccessLogsMessage
 from kvist_epp.extproc.pick_request import PickResult
@@ -54,7 +54,7 @@ def exchange(data: bytes) -> None:
         while script.left > 0:
             step = stream.feed(_message(script))
             _checked(step.replies)
-            if step.ask is not None:
+            if step.request is not None:
                 _checked(stream.on_decision(_decision(script)).replies)
             if step.end:
                 return
@@ -66,7 +66,7 @@ def access_log(data: bytes) -> None:
     """A message of Envoy's access log."""
     bad: list[int] = []
     try:
-        entries = accesslog.decode(data, bad.append)
+        entries = decode_access_log(data, bad.append)
     except ProtocolError:
         return
     assert all(count > 0 for count in bad)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import grpc
 from tests.http2.binaries import binary
 
-from kvist_epp.extproc.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListResponse
+from kvist_epp.http2.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListResponse
 from kvist_epp.names import HEALTH_CHECK_METHOD, HEALTH_LIST_METHOD, HEALTH_WATCH_METHOD
 
 SECONDS = 20

@@ -1,12 +1,14 @@
 """The real server with the picker's real methods, in this process; only the decision is the test's."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from tests.fakes.deferred import AwaitedResult
+
 from kvist_epp.extproc.access_log import AccessLogEntry
-from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
+from kvist_epp.extproc.pick_request import Decision, DeferredResult, PickRequest, PickResult
 from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.limits import Limits
@@ -51,7 +53,7 @@ class Door:
                 self._changed.clear()
                 await self._changed.wait()
 
-    def _decided(self, ask: PickRequest) -> Decision | Awaitable[Decision]:
+    def _decided(self, ask: PickRequest) -> Decision | DeferredResult:
         self.asked.append(ask)
         self._changed.set()
         if not self.patient:
@@ -59,7 +61,7 @@ class Door:
         future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda _: self._changed.set())
         self.waiting.append(future)
-        return future
+        return AwaitedResult(future)
 
     def _logged(self, entries: list[AccessLogEntry]) -> None:
         self.ended.extend(entries)

@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
+from tests.fakes.deferred import AwaitedResult
 
 from kvist_epp.errors import Shed
 from kvist_epp.extproc.access_log import AccessLogEntry
-from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
+from kvist_epp.extproc.pick_request import Decision, DeferredResult, PickRequest, PickResult
 from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.limits import Limits
@@ -195,9 +196,8 @@ async def test_more_than_a_window_of_requests_passes() -> None:
 async def test_a_broken_connection_answers_everybody() -> None:
     """Nobody waits for a picker that is gone; too long a body is refused before it is sent."""
 
-    async def never(_: PickRequest) -> Decision:
-        await asyncio.Event().wait()
-        raise AssertionError
+    def never(_: PickRequest) -> DeferredResult:
+        return AwaitedResult(asyncio.get_running_loop().create_future())
 
     server = await serve_http2(ext_proc_methods(never, lambda _: None, Health()), "127.0.0.1", 0)
     async with await Direct.open("127.0.0.1", server.port) as direct:

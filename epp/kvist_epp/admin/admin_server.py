@@ -15,7 +15,7 @@ from aiohttp import web
 
 from kvist_epp.errors import PickError, SettingsError
 from kvist_epp.names import PATH_HEADER
-from kvist_epp.telemetry.metrics import MetricsPage
+from kvist_epp.telemetry.picker_metrics import MetricsPage
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ CONTENTS: Final = {
 
 
 class MetricsSource(Protocol):
-    """Metrics of a role."""
+    """Source of the metrics of a role."""
 
     def snapshot(self) -> MetricsPage:
         """Return all metrics as they are now."""

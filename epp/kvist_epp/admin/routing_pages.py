@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from kvist_epp.flowcontrol.flow_controller import Held, Queue
 from kvist_epp.scheduling.pick import MAX_ENDPOINTS, Scored
-from kvist_epp.telemetry.metrics import Gauges
+from kvist_epp.telemetry.picker_metrics import Gauges
 
 KEPT_SECONDS: Final = 600.0
 """Time for which an empty priority level is reported as 0, so that autoscalers see that it is empty."""

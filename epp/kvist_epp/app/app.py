@@ -23,11 +23,11 @@ from kvist_epp.director.director import Picker
 from kvist_epp.director.endpoint_registry import Membership
 from kvist_epp.endpoints.discovery import Discovery, open_discovery
 from kvist_epp.endpoints.scraper import Scraper
-from kvist_epp.extproc.service import ext_proc_methods, health_methods
+from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.flowcontrol.flow_controller import Bounds, Queue
 from kvist_epp.flowcontrol.priorities import Priorities, named_priorities
 from kvist_epp.http2.call import Server
-from kvist_epp.http2.grpc_health import Health
+from kvist_epp.http2.grpc_health import Health, health_methods
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.index_accuracy import Trust
@@ -35,10 +35,10 @@ from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import History
 from kvist_epp.load.in_flight import Flights
 from kvist_epp.load.ledger import Ledger
-from kvist_epp.prewarm.opening import opened as hand_over
+from kvist_epp.prewarm.prewarmer import open_prewarmer
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry import request_log as log
-from kvist_epp.telemetry.metrics import Metrics
+from kvist_epp.telemetry.picker_metrics import PickerMetrics
 
 if TYPE_CHECKING:
     from kvist_epp.replicas.replication import Replication
@@ -124,8 +124,8 @@ async def running(settings: Settings, ending: Ending) -> AsyncIterator[Running]:
         ending.keep(stack, tokenizer.run(understanding.late), "tokenizer")
         ending.keep(stack, discovery.run(), "discovery")
         if settings.hand_over_tokens:
-            keeper = await stack.enter_async_context(hand_over(settings, membership))
-            ending.keep(stack, keeper.run(), "hand-over")
+            prewarmer = await stack.enter_async_context(open_prewarmer(settings, membership))
+            ending.keep(stack, prewarmer.run(), "prewarming")
         ending.keep(stack, _tick(membership, gate), "tick")
         lifetime.settle_memory()
         yield Running(picker, membership, gate, grpc, grpc_health, pages.port, replication)
@@ -144,7 +144,7 @@ def _picker(settings: Settings, logs: log.Logs) -> Picker:
             tpot_seconds=settings.tpot_target,
         ),
         flights=Flights(),
-        metrics=Metrics(version=kvist_epp.__version__),
+        metrics=PickerMetrics(version=kvist_epp.__version__),
         log=logs.requests,
         max_endpoints=settings.max_endpoints,
         priorities=Priorities(named_priorities(settings.priorities)),

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from kvist_epp.director.director import Picker
 from kvist_epp.extproc.access_log import AccessLogEntry
-from kvist_epp.extproc.response import ObservedResponse
-from kvist_epp.extproc.usage import Usage
+from kvist_epp.extproc.response import ObservedResponse, Usage
 from kvist_epp.load.in_flight import Flight
 from kvist_epp.scheduling.pick import allows
 
@@ -61,6 +60,6 @@ class Aftermath:
 
     def _count(self, seen: ObservedResponse) -> None:
         metrics, usage = self.picker.metrics, seen.usage
-        metrics.responses["usage" if usage.known else "none" if seen.whole else "cut"] += 1
+        metrics.responses["usage" if usage.known else "none" if seen.complete else "cut"] += 1
         for kind in ("prompt", "completion", "cached"):
             metrics.usage[kind] += getattr(usage, kind) or 0

@@ -41,7 +41,7 @@ from kvist_epp.prompt.model import Model
 from kvist_epp.scheduling.cost import DEFAULT, Policy, policy_among
 from kvist_epp.scheduling.pick import ROLES_WITHOUT_REQUESTS, Candidate, Scored, choose, explain
 from kvist_epp.telemetry.histogram import Stages
-from kvist_epp.telemetry.metrics import Metrics
+from kvist_epp.telemetry.picker_metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import RequestLine, RequestLog
 
 CREDIT_SECONDS: Final = 2.0
@@ -60,7 +60,7 @@ class Picker:
     lookup: Lookup
     ledger: Ledger
     flights: Flights
-    metrics: Metrics
+    metrics: PickerMetrics
     log: RequestLog
     max_endpoints: int = 3
     clock: Callable[[], float] = time.monotonic

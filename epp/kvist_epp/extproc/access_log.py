@@ -1,7 +1,7 @@
-"""How requests ended, read from Envoy's gRPC access log: pure.
+"""Envoy's gRPC access log, which reports how requests ended.
 
 Source: ``envoy.service.accesslog.v3.StreamAccessLogsMessage``. Envoy batches entries; each is decoded on its
-own, so that one that cannot be read costs only itself.
+own, so that an unreadable entry costs only itself.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from kvist_epp.extproc.pb.accesslog_pb2 import (
     StreamAccessLogsMessage,
 )
 from kvist_epp.extproc.pb.base_pb2 import SocketAddress
+from kvist_epp.http2.call import Sink
 from kvist_epp.names import DESTINATION_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
 
 
@@ -29,29 +30,31 @@ class AccessLogEntry(msgspec.Struct, frozen=True):
     upstream: str | None
     """The address that answered, "ip:port" or "[v6]:port"; ``None`` when no upstream was reached."""
     destination: str | None
-    """What the picker had answered: one endpoint or several, comma separated."""
+    """The picker's answer: one endpoint or several, comma separated."""
     status: int
-    """HTTP status the client got; 0 when it left before one."""
+    """HTTP status that the client received; 0 when the client left before one was sent."""
     ttfb_seconds: float | None
-    """From the request's start to the first byte of the upstream's response."""
+    """Seconds from the request's start to the first byte of the upstream's response."""
     duration_seconds: float | None
-    """From the request's start to the last byte sent to the client."""
+    """Seconds from the request's start to the last byte sent to the client."""
 
 
-def decode(message: bytes, garbage: Callable[[int], None] = lambda _: None) -> list[AccessLogEntry]:
-    """The requests that ended, of one serialised ``StreamAccessLogsMessage``.
+def decode_access_log(
+    message: bytes, on_unreadable: Callable[[int], None] = lambda _: None
+) -> list[AccessLogEntry]:
+    """Return the ended requests of one serialised ``StreamAccessLogsMessage``.
 
-    ``garbage`` is told how many entries could not be read. Entries of requests that still run are left out.
-    Raises `ProtocolError` when the message itself cannot be decoded.
+    ``on_unreadable`` gets the number of entries that could not be decoded. Entries of requests that still run
+    are left out. Raises `ProtocolError` when the message itself cannot be decoded.
     """
     try:
         entries = StreamAccessLogsMessage.FromString(message).http_logs.log_entry
     except DecodeError as error:
         raise ProtocolError(f"access log message of {len(message)} bytes cannot be decoded") from error
     parsed = [_parse(entry) for entry in entries]
-    if broken := parsed.count(None):
-        garbage(broken)
-    return [_ended(entry) for entry in parsed if entry and not entry.common_properties.intermediate_log_entry]
+    if unreadable := parsed.count(None):
+        on_unreadable(unreadable)
+    return [_entry(entry) for entry in parsed if entry and not entry.common_properties.intermediate_log_entry]
 
 
 def _parse(entry: bytes) -> HTTPAccessLogEntry | None:
@@ -61,7 +64,7 @@ def _parse(entry: bytes) -> HTTPAccessLogEntry | None:
         return None
 
 
-def _ended(entry: HTTPAccessLogEntry) -> AccessLogEntry:
+def _entry(entry: HTTPAccessLogEntry) -> AccessLogEntry:
     common, headers = entry.common_properties, entry.request.request_headers
     return AccessLogEntry(
         session=headers.get(SESSION_HEADER) or None,
@@ -75,22 +78,55 @@ def _ended(entry: HTTPAccessLogEntry) -> AccessLogEntry:
 
 
 def _hostport(address: SocketAddress) -> str | None:
-    if not address.address:
+    host = address.address
+    if not host:
         return None
-    return f"{_bracketed(address.address)}:{address.port_value}"
-
-
-def _bracketed(host: str) -> str:
     try:
-        return f"[{host}]" if ip_address(host).version == 6 else host
+        is_v6 = ip_address(host).version == 6
     except ValueError:
-        return host
+        is_v6 = False
+    return f"[{host}]:{address.port_value}" if is_v6 else f"{host}:{address.port_value}"
 
 
 def _seconds(common: AccessLogCommon, *names: str) -> float | None:
-    """The first of the named durations that is present."""
+    """Return the first of the named durations that is present."""
     for name in names:
         if common.HasField(name):
             duration: Duration = getattr(common, name)
             return duration.seconds + duration.nanos / 1e9
     return None
+
+
+class AccessLogCall:
+    """The gRPC call of one access log stream, which is not answered before the gateway ends it.
+
+    Unreadable messages and entries are counted and skipped.
+    """
+
+    __slots__ = ("_on_entries", "_on_error", "_sink")
+
+    def __init__(
+        self,
+        sink: Sink,
+        on_entries: Callable[[list[AccessLogEntry]], None],
+        on_error: Callable[[str, int], None],
+    ) -> None:
+        self._sink = sink
+        self._on_entries = on_entries
+        self._on_error = on_error
+
+    def message(self, data: bytes) -> None:
+        try:
+            entries = decode_access_log(data, lambda count: self._on_error("access-log-entry", count))
+        except ProtocolError:
+            self._on_error("access-log-message", 1)
+            return
+        if entries:
+            self._on_entries(entries)
+
+    def half_closed(self) -> None:
+        self._sink.send(b"")
+        self._sink.close()
+
+    def cancelled(self) -> None:
+        pass

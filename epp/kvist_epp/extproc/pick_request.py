@@ -1,8 +1,6 @@
 """The question that ext_proc puts to the picker, and the picker's answer: at once, refused, or deferred."""
 
-import asyncio
-from collections.abc import Callable, Generator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -62,21 +60,3 @@ class DeferredResult:
     def cancel(self) -> None:
         """Abandon the request: the callback will not be called. Harmless after the decision."""
         raise NotImplementedError
-
-    def __await__(self) -> Generator[Any, None, Decision]:
-        """Wait for the decision; cancelling the wait cancels the request."""
-        future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
-
-        def told(decision: Decision | Exception) -> None:
-            if future.done():
-                return
-            if isinstance(decision, (PickResult, PickError)):
-                future.set_result(decision)
-            else:
-                future.set_exception(decision)
-
-        self.then(told)
-        try:
-            return (yield from future)
-        finally:
-            self.cancel()

@@ -1,114 +1,201 @@
-"""The response's half of an ext_proc stream that stays open (``--observe-responses``): pure.
+"""The response's half of an ext_proc stream that stays open (``--observe-responses``).
 
-Chunks go back as they came, without being parsed; usage is read from their bytes, and the model's name is
-written back where a request was renamed. How each body mode is answered (Envoy's ``BodySendMode``):
+Chunks go back as they came, without being parsed. Token usage is read from their bytes, and the model's name
+is restored where a request was renamed. Answers by body mode (Envoy's ``BodySendMode``):
 
 ====================  ========================================================================
-FULL_DUPLEX_STREAMED  every byte is sent back, cut as we like
+FULL_DUPLEX_STREAMED  every byte is sent back, split as we like
 STREAMED, BUFFERED    one answer to each chunk: empty, or the chunk's new bytes
-NONE, GRPC, unknown   nothing of the body is seen, or it is let pass
+NONE, GRPC, unknown   no body arrives, or it passes
 ====================  ========================================================================
 """
 
-from typing import Final
+import re
+from typing import Any, Final
 
 import msgspec
 
-from kvist_epp.extproc import bodies
-from kvist_epp.extproc import replies as reply
-from kvist_epp.extproc.gateway_message import header_values
+from kvist_epp.extproc import replies
+from kvist_epp.extproc.gateway_messages import BodyChunk, header_values, served_endpoint
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import Metadata
-from kvist_epp.extproc.rewrite import WriteBack
-from kvist_epp.extproc.usage import Usage, UsageReader
-from kvist_epp.names import DESTINATION_NAMESPACE, SERVED_KEY
+from kvist_epp.extproc.rewrite import ModelNameRestorer, value_end
+
+MAX_USAGE_BYTES: Final = 4096
+"""Longest usage object that is read; at most twice as much is kept between chunks."""
+MAX_TOKEN_COUNT: Final = 1 << 40
+"""Counts above this are not believed."""
 
 _READABLE: Final = ("application/json", "text/event-stream")
 _ECHOED: Final = pb.FULL_DUPLEX_STREAMED
 _WHOLE_MESSAGE: Final = frozenset((pb.BUFFERED, pb.BUFFERED_PARTIAL))
 
+_USAGE_KEY: Final = b'"usage"'
+_OBJECT_FOLLOWS: Final = re.compile(rb"[ \t\n\r]*+:[ \t\n\r]*+(?=\{)")
+_OBJECT_MAY_FOLLOW: Final = re.compile(rb"[ \t\n\r]*+(?::[ \t\n\r]*+)?\Z")
+
+
+class Usage(msgspec.Struct):
+    """Token counts that the engine reported; ``None`` where it reported none."""
+
+    prompt: int | None = None
+    completion: int | None = None
+    cached: int | None = None
+    """Tokens of the prompt that were taken from the prefix cache."""
+
+    @property
+    def known(self) -> bool:
+        """Return whether the engine reported a count of prompt or completion tokens."""
+        return self.prompt is not None or self.completion is not None
+
 
 class ObservedResponse(msgspec.Struct, frozen=True):
-    """What was seen of a response, told once, when the stream ends."""
+    """The report on one response, made once, when its stream ends."""
 
     session: str
     """The session of the pick."""
     request_id: str
     served: str | None
-    """The endpoint that answered by the gateway's word, "ip:port" or "[v6]:port"."""
+    """The endpoint that answered according to the gateway, "ip:port" or "[v6]:port"."""
     status: int
     """HTTP status; 0 when no response was seen."""
     usage: Usage
-    whole: bool
-    """It was seen to its end; else the gateway ended the stream first."""
+    complete: bool
+    """True if the response was seen to its end, false if the gateway ended the stream before."""
+
+
+class _UsageObject(msgspec.Struct):
+    prompt_tokens: Any = None
+    input_tokens: Any = None
+    completion_tokens: Any = None
+    output_tokens: Any = None
+    prompt_tokens_details: Any = None
+    input_tokens_details: Any = None
+    cache_read_input_tokens: Any = None
+
+
+_decoder: Final = msgspec.json.Decoder(_UsageObject)
+
+
+class UsageReader:
+    """Reads token counts from the bytes of one response, JSON or SSE, however it is split into chunks.
+
+    A ``"usage": {…}`` can only be the key of an object: inside the text that a model generated quotes are
+    escaped. Neither lines nor documents therefore need to be kept together, and a carry of a few bytes is
+    enough. Names of the counts: OpenAI's chat, completions and Responses, and Anthropic's messages, whose
+    first event has the prompt's count and whose later ones the answer's. The last count of each kind counts.
+    """
+
+    __slots__ = ("_carry", "usage")
+
+    def __init__(self) -> None:
+        self._carry = b""
+        self.usage = Usage()
+
+    def feed(self, data: bytes) -> None:
+        """Read the next bytes of the response."""
+        text = self._carry + data
+        at = text.find(_USAGE_KEY)
+        if at >= 0 and (b"}" in data or len(self._carry) < len(_USAGE_KEY)):
+            at = self._read(text, at)
+        if at < 0 or len(text) - at > 2 * MAX_USAGE_BYTES:
+            at = max(len(text) - len(_USAGE_KEY) + 1, 0)
+        self._carry = text[at:]
+
+    def _read(self, text: bytes, at: int) -> int:
+        """Read every complete usage object from ``at`` on; return the start of an incomplete one, else -1."""
+        while at >= 0:
+            after = at + len(_USAGE_KEY)
+            if follows := _OBJECT_FOLLOWS.match(text, after):
+                after = follows.end()
+                value = text[after : after + MAX_USAGE_BYTES]
+                end = value_end(value, 0)
+                if end < 0 and len(value) < MAX_USAGE_BYTES:
+                    return at
+                if end > 0:
+                    self._merge(value[:end])
+            elif _OBJECT_MAY_FOLLOW.match(text, after):
+                return at
+            at = text.find(_USAGE_KEY, after)
+        return -1
+
+    def _merge(self, encoded: bytes) -> None:
+        try:
+            found = _decoder.decode(encoded)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return
+        usage, cached = self.usage, found.cache_read_input_tokens
+        for details in (found.prompt_tokens_details, found.input_tokens_details):
+            if isinstance(details, dict):
+                cached = details.get("cached_tokens")
+        usage.prompt = _first_count(found.prompt_tokens, found.input_tokens, usage.prompt)
+        usage.completion = _first_count(found.completion_tokens, found.output_tokens, usage.completion)
+        usage.cached = _first_count(cached, usage.cached)
+
+
+def _first_count(*counts: Any) -> int | None:
+    return next((count for count in counts if type(count) is int and 0 <= count <= MAX_TOKEN_COUNT), None)
 
 
 class Response:
-    """Feed it the messages of one response; answers are serialised ``ProcessingResponse`` messages."""
+    """Answers the messages of one response; every answer is a serialised ``ProcessingResponse``."""
 
-    __slots__ = ("_back", "_mode", "_names", "_reader", "served", "status")
+    __slots__ = ("_mode", "_reader", "_restorer", "served", "status")
 
     def __init__(self, mode: int, names: tuple[str, str] | None) -> None:
-        """``mode``: of the response's body. ``names``: the model's as the engine and as the client know it,
-        where they differ."""
+        """``mode`` is the response's body mode.
+
+        ``names`` are the model's names for the engine and for the client, where these differ.
+        """
         self._mode = mode
-        self._names = names
         self._reader: UsageReader | None = UsageReader()
-        self._back = WriteBack(*names) if names else None
+        self._restorer = ModelNameRestorer(*names) if names else None
         self.served: str | None = None
         self.status = 0
 
     @property
     def usage(self) -> Usage:
-        """As far as it was told."""
+        """Return the token counts read so far."""
         return self._reader.usage if self._reader else Usage()
 
     def headers(self, message: pb.HttpHeaders, metadata: Metadata) -> bytes:
-        """The answer to the headers; a body that is renamed loses its length."""
+        """Return the answer to the headers; ``content-length`` goes if the body will be changed."""
         headers = header_values(message)
         status = headers.get(":status", "")
         self.status = int(status) if status.isascii() and status.isdigit() else 0
-        self.served = _served(metadata)
+        self.served = served_endpoint(metadata)
         if message.end_of_stream or not _is_readable(headers):
-            self._reader = self._back = None
-        if self._back and self._mode not in _WHOLE_MESSAGE:
-            return reply.UNMEASURED_RESPONSE_HEADERS
-        return reply.CONTINUE_RESPONSE_HEADERS
+            self._reader = self._restorer = None
+        if self._restorer and self._mode not in _WHOLE_MESSAGE:
+            return replies.RESPONSE_HEADERS_WITHOUT_LENGTH
+        return replies.CONTINUE_RESPONSE_HEADERS
 
-    def chunk(self, chunk: bodies.Chunk) -> list[bytes]:
-        """The answers to one chunk of the body."""
-        data = bytes(chunk.data) if self._reader or self._back else b""
+    def chunk(self, chunk: BodyChunk) -> list[bytes]:
+        """Return the answers to one chunk of the body."""
+        data = bytes(chunk.data) if self._reader or self._restorer else b""
         if self._reader:
             self._reader.feed(data)
-        if self._back:
-            return self._written_back(self._back.feed(data, last=chunk.end_of_stream), chunk.end_of_stream)
-        return bodies.echo(chunk) if self._mode == _ECHOED else [reply.CONTINUE_RESPONSE_BODY]
+        if not self._restorer:
+            return replies.echo(chunk) if self._mode == _ECHOED else [replies.CONTINUE_RESPONSE_BODY]
+        data = self._restorer.feed(data, last=chunk.end_of_stream)
+        if self._mode != _ECHOED:
+            return [replies.replace_response_chunk(data, set_length=self._mode in _WHOLE_MESSAGE)]
+        if not data and not chunk.end_of_stream:
+            return []
+        return replies.streamed(replies.RESPONSE_BODY, data, end_of_stream=chunk.end_of_stream)
 
     def trailers(self) -> list[bytes]:
-        """The answers to trailers: what was kept back of the body, then they may pass.
+        """Return the answers to trailers: the bytes held back of the body, then the trailers pass.
 
-        Only a full-duplex body can still grow; in other modes a body cut inside the model's key stays so."""
-        kept = self._back.feed(b"", last=True) if self._back and self._mode == _ECHOED else b""
-        body = bodies.streamed(bodies.RESPONSE_BODY - 1, kept, end_of_stream=False) if kept else []
-        return [*body, reply.CONTINUE_RESPONSE_TRAILERS]
-
-    def _written_back(self, data: bytes, end_of_stream: bool) -> list[bytes]:
-        if self._mode == _ECHOED:
-            if not data and not end_of_stream:
-                return []
-            return bodies.streamed(bodies.RESPONSE_BODY - 1, data, end_of_stream=end_of_stream)
-        return [reply.response_body(data, measured=self._mode in _WHOLE_MESSAGE)]
+        Only a full-duplex body can still grow; in other modes a body that was split inside the model's key
+        stays split there.
+        """
+        held = self._restorer.feed(b"", last=True) if self._restorer and self._mode == _ECHOED else b""
+        body = replies.streamed(replies.RESPONSE_BODY, held, end_of_stream=False) if held else []
+        return [*body, replies.CONTINUE_RESPONSE_TRAILERS]
 
 
 def _is_readable(headers: dict[str, str]) -> bool:
-    """JSON or SSE that is not compressed."""
+    """Return whether the body is JSON or SSE and not compressed."""
     kind = headers.get("content-type", "").lower()
     return kind.startswith(_READABLE) and headers.get("content-encoding", "identity").lower() == "identity"
-
-
-def _served(metadata: Metadata) -> str | None:
-    """The endpoint that answered, as the Endpoint Picker Protocol has gateways report it."""
-    if DESTINATION_NAMESPACE not in metadata.filter_metadata:
-        return None
-    fields = metadata.filter_metadata[DESTINATION_NAMESPACE].fields
-    return fields[SERVED_KEY].string_value.strip() or None if SERVED_KEY in fields else None

@@ -1,32 +1,32 @@
-"""One ext_proc stream, free of gRPC and of I/O: messages in, a `Step` out.
+"""State machine of one ext_proc stream, free of gRPC and of I/O: messages in, a `SessionStep` out.
 
 The request's body is collected as the gateway's mode asks, the picker is asked once, its answer is written
 and the stream ends with status OK: the response is not ours to touch, Envoy goes on alone, and a picker that
-dies later cuts nothing. Only with ``observe_responses`` the stream goes on (``response.py``). Modes (first
+dies later interrupts nothing. Only with ``observe_responses`` the stream goes on (``response``). Modes (first
 message's ``protocol_config``; Envoy's ``BodySendMode``):
 
 ====================  ========================================================================
-BUFFERED              headers let pass at once, answer to the one body message
-BUFFERED_PARTIAL      the same; a body that was cut makes the `PickRequest` partial
-FULL_DUPLEX_STREAMED  nothing until the body has ended; then headers, body echo, trailers
+BUFFERED              headers pass at once, the pick answers the one body message
+BUFFERED_PARTIAL      as BUFFERED; a body that was cut makes the `PickRequest` partial
+FULL_DUPLEX_STREAMED  no answer until the body has ended; then headers, body echo, trailers
 STREAMED              with ``send_body_without_waiting_for_header_response`` the body is collected up to
                       `STREAMED_LOOKAHEAD_BYTES`, since Envoy stops reading when its buffer is full;
-                      without it headers must be answered first: the `PickRequest` is partial. The rest is let
-                      pass chunk by chunk, and the stream ends with it
+                      without it headers must be answered first: the `PickRequest` is partial. The rest
+                      passes chunk by chunk, and the stream ends with it
 NONE, GRPC, unknown   no body is seen: the `PickRequest` is partial
 absent                FULL_DUPLEX_STREAMED, the mode the Endpoint Picker Protocol demands of a gateway
 ====================  ========================================================================
 
-A body that is seen whole can also be replaced: by the name of another model, which a header asks for
-(``rewrite.py``), or by the picker.
+A body that is seen whole can also be replaced: with the name of another model, which a header asks for
+(``rewrite``), or by the picker.
 
-Of a STREAMED body Envoy 1.40 sends the beginning twice, to the endpoint, if the stream ends while a chunk
-that it had buffered waits for its answer: so each chunk is answered.
+If the stream ends while a STREAMED chunk that Envoy 1.40 had buffered waits for its answer, Envoy sends the
+first part of the body to the endpoint twice. Each chunk is therefore answered.
 
-Envoy does not keep response bytes that it passed to a stream whose end it has not seen yet. So the end of
-the stream must leave together with the last reply (both servers see to it). What is left, in the mode
-FULL_DUPLEX_STREAMED both ways only: an engine that answers before it got the whole request (a 401, say)
-while flow control still holds back the echo of a long body loses its answer's body, not its status.
+Envoy does not keep response bytes that it passed to a stream whose end it has not seen yet. The end of the
+stream must therefore leave together with the last reply (both servers do that). One case remains, only in the
+mode FULL_DUPLEX_STREAMED both ways: an engine that answers before it has the whole request (a 401, say),
+while flow control still holds back the echo of a long body, loses its answer's body, not its status.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,9 +37,8 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from kvist_epp.errors import PickError, ProtocolError
-from kvist_epp.extproc import bodies, rewrite
-from kvist_epp.extproc import gateway_message as gateway
-from kvist_epp.extproc import replies as reply
+from kvist_epp.extproc import gateway_messages as gateway
+from kvist_epp.extproc import replies, rewrite
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
 from kvist_epp.extproc.response import ObservedResponse, Response
@@ -51,39 +50,37 @@ from kvist_epp.names import (
 )
 
 STREAMED_LOOKAHEAD_BYTES: Final = 512 * 1024
-"""Half of Envoy's default buffer: beyond it a STREAMED request is routed by what was seen."""
+"""Half of Envoy's default buffer: beyond it a STREAMED request is routed by the part seen so far."""
 
 
-class Step(msgspec.Struct, frozen=True):
-    """What one transition asks the shell to do, in the order of the fields."""
+class SessionStep(msgspec.Struct, frozen=True):
+    """Actions that follow from one message, to be performed in the order of the fields."""
 
     replies: tuple[bytes, ...] = ()
     """Serialised ``ProcessingResponse`` messages to send."""
-    ask: PickRequest | None = None
-    """Then: ask the picker and give its decision to `ExtProcSession.on_decision`."""
+    request: PickRequest | None = None
+    """A question to the picker, whose decision goes to `ExtProcSession.on_decision`."""
     end: bool = False
-    """Then: end the stream with grpc-status 0."""
-    seen: ObservedResponse | None = None
-    """And: what was seen of the response, once."""
+    """Whether to end the stream with grpc-status 0."""
+    observed: ObservedResponse | None = None
+    """The report on the response, at most once per stream."""
 
 
-_TAKEN: Final = memoryview(b"")
-"""Stands for a chunk that was taken into the body."""
-_NOTHING: Final = Step()
-_END: Final = Step(end=True)
+_NOTHING: Final = SessionStep()
+_END: Final = SessionStep(end=True)
 
 
 class _Phase(Enum):
     REQUEST = auto()
     DECIDING = auto()
     PASSING = auto()
-    """What is left of a STREAMED body."""
+    """The rest of a STREAMED body passes."""
     RESPONSE = auto()
     ENDED = auto()
 
 
 class ExtProcSession:
-    """Feed it every message of one stream; answer each `Step.ask` with `on_decision`."""
+    """One stream: takes every message in `feed`, and the answer to each `SessionStep.request`."""
 
     __slots__ = (
         "_answer_in",
@@ -110,7 +107,7 @@ class ExtProcSession:
     )
 
     def __init__(self, *, observe_responses: bool = False, labels: tuple[str, ...] = ()) -> None:
-        """``labels``: headers that the decision alone may set; with them nothing else is obeyed."""
+        """``labels`` are headers that only the decision may set; with them rewrite headers are ignored."""
         self._observe = observe_responses
         self._labels = labels
         self._phase = _Phase.REQUEST
@@ -131,145 +128,136 @@ class ExtProcSession:
         self._response: Response | None = None
         self._session = ""
         self._trailers = False
-        self._answer_in = reply.REQUEST_HEADERS
+        self._answer_in = replies.REQUEST_HEADERS
 
-    def feed(self, message: bytes) -> Step:
-        """One serialised ``ProcessingRequest``; raises `ProtocolError` when it cannot be decoded."""
+    def feed(self, message: bytes) -> SessionStep:
+        """Process one serialised ``ProcessingRequest``; raises `ProtocolError` if it cannot be decoded."""
         if self._phase in (_Phase.DECIDING, _Phase.ENDED):
             if self._mode == pb.STREAMED:
-                self._late(message)
+                self._count_late(message)
             return _NOTHING  # Envoy was seen to repeat the last chunk (GAIE issue 2988)
-        if self._config is not None and (step := self._chunk(message)) is not None:
+        if self._config is not None and (step := self._read_chunk(message)) is not None:
             return step
         try:
             request = pb.ProcessingRequest.FromString(message)
         except DecodeError as error:
             raise ProtocolError(f"ext_proc message of {len(message)} bytes cannot be decoded") from error
         if self._config is None:
-            self._configure(request)
+            self._config = gateway.configuration(request)
+            self._mode = self._config.request_body_mode
         if request.observability_mode:
             self._phase = _Phase.ENDED
             return _NOTHING
         handle = _HANDLERS.get(request.WhichOneof("request") or "")
         return handle(self, request) if handle else _NOTHING
 
-    def on_decision(self, decision: Decision) -> Step:
-        """The picker's answer to the `PickRequest`; ignored when none is due."""
+    def on_decision(self, decision: Decision) -> SessionStep:
+        """Answer with the picker's decision; ignored when none is due."""
         if self._phase is not _Phase.DECIDING:
             return _NOTHING
         if isinstance(decision, PickError):
             self._phase = _Phase.ENDED
-            return Step((reply.immediate(decision),), end=True)
+            return SessionStep((replies.immediate(decision),), end=True)
         if decision.body is not None and self._whole and self._chunk_count:
             self._body, self._replaced = decision.body, True
-        replies = self._answers(decision)
+        answers = self._answers(decision)
         self._body = b""
         if not self._observe:
             passes = self._mode == pb.STREAMED and not (self._whole or self._late_end or self._trailers)
             self._phase = _Phase.PASSING if passes else _Phase.ENDED
-            return Step(replies, end=not passes)
+            return SessionStep(answers, end=not passes)
         self._phase, self._session = _Phase.RESPONSE, decision.session
         config = self._config or gateway.DEFAULT_CONFIG
         self._response = Response(config.response_body_mode, self._names)
-        return Step(replies)
+        return SessionStep(answers)
 
     def on_closed(self) -> ObservedResponse | None:
-        """The gateway ended the stream; what was seen of a response that was not told yet."""
-        waited, self._phase = self._phase is _Phase.RESPONSE, _Phase.ENDED
-        return self._told(whole=False) if waited else None
-
-    def _configure(self, request: pb.ProcessingRequest) -> None:
-        self._config = gateway.configuration(request)
-        self._mode = self._config.request_body_mode
-
-    def _finish(self) -> Step:
-        self._phase = _Phase.ENDED
-        return _END
+        """End the session, because its stream ended; return a report on a response not yet reported."""
+        observing, self._phase = self._phase is _Phase.RESPONSE, _Phase.ENDED
+        return self._report(complete=False) if observing else None
 
     # -- the request
 
-    def _request_headers(self, request: pb.ProcessingRequest) -> Step:
+    def _request_headers(self, request: pb.ProcessingRequest) -> SessionStep:
         self._headers = gateway.header_values(request.request_headers)
         self._subset = gateway.subset(request.metadata_context)
         if request.request_headers.end_of_stream:
-            return self._ask()
+            return self._pick()
         if self._mode in _WHOLE_MESSAGE:
             forged = [name for name in self._labels if name in self._headers]
-            return Step((reply.without(forged) if forged else reply.CONTINUE_REQUEST_HEADERS,))
-        return _NOTHING if self._collects() else self._ask(partial=True)
-
-    def _collects(self) -> bool:
-        """Whether body chunks arrive before the headers are answered."""
+            answer = replies.remove_request_headers(forged) if forged else replies.CONTINUE_REQUEST_HEADERS
+            return SessionStep((answer,))
+        collects = self._mode == pb.FULL_DUPLEX_STREAMED
         if self._mode == pb.STREAMED and self._config:
-            return self._config.send_body_without_waiting_for_header_response
-        return self._mode == pb.FULL_DUPLEX_STREAMED
+            collects = self._config.send_body_without_waiting_for_header_response
+        return _NOTHING if collects else self._pick(partial=True)
 
-    def _chunk(self, message: bytes) -> Step | None:
-        """The hot path: body chunks read without protobuf; ``None`` for any other message."""
+    def _read_chunk(self, message: bytes) -> SessionStep | None:
+        """Process a body chunk without protobuf (the hot path); return ``None`` for any other message."""
         if self._phase in (_Phase.REQUEST, _Phase.PASSING):
-            chunk = bodies.read_chunk(message, bodies.REQUEST_BODY)
-            return self._take(chunk.data, end_of_stream=chunk.end_of_stream) if chunk else None
-        chunk = bodies.read_chunk(message, bodies.RESPONSE_BODY)
-        return self._respond_chunk(chunk) if chunk else None
+            chunk = gateway.read_chunk(message, gateway.REQUEST_BODY_FIELD)
+            return self._request_chunk(chunk.data, end_of_stream=chunk.end_of_stream) if chunk else None
+        chunk = gateway.read_chunk(message, gateway.RESPONSE_BODY_FIELD)
+        return self._response_chunk(chunk) if chunk else None
 
-    def _request_body(self, request: pb.ProcessingRequest) -> Step:
+    def _request_body(self, request: pb.ProcessingRequest) -> SessionStep:
         chunk = request.request_body
-        return self._take(memoryview(chunk.body), end_of_stream=chunk.end_of_stream)
+        return self._request_chunk(memoryview(chunk.body), end_of_stream=chunk.end_of_stream)
 
-    def _take(self, data: memoryview, *, end_of_stream: bool) -> Step:
-        if self._phase is _Phase.REQUEST:
-            return self._collect(data, end_of_stream=end_of_stream)
-        if self._mode != pb.STREAMED:
-            return _NOTHING
-        return self._pass(reply.CONTINUE_REQUEST_BODY, last=end_of_stream)
-
-    def _pass(self, answer: bytes, *, last: bool) -> Step:
-        """The rest of a body that was picked for by its beginning."""
-        ends = last and self._phase is _Phase.PASSING
-        if ends:
-            self._phase = _Phase.ENDED
-        return Step((answer,), end=ends)
-
-    def _collect(self, data: memoryview, *, end_of_stream: bool) -> Step:
+    def _request_chunk(self, data: memoryview, *, end_of_stream: bool) -> SessionStep:
+        if self._phase is not _Phase.REQUEST:
+            if self._mode != pb.STREAMED:
+                return _NOTHING
+            return self._pass(replies.CONTINUE_REQUEST_BODY, last=end_of_stream)
         self._chunks.append(data)
         self._size += len(data)
         if self._mode in _WHOLE_MESSAGE:
-            self._answer_in = reply.REQUEST_BODY
-            return self._ask(partial=self._mode == pb.BUFFERED_PARTIAL and not end_of_stream)
+            self._answer_in = replies.REQUEST_BODY
+            return self._pick(partial=self._mode == pb.BUFFERED_PARTIAL and not end_of_stream)
         if end_of_stream:
-            return self._ask()
+            return self._pick()
         if self._mode == pb.STREAMED and self._size >= STREAMED_LOOKAHEAD_BYTES:
-            return self._ask(partial=True)
+            return self._pick(partial=True)
         return _NOTHING
 
-    def _late(self, message: bytes) -> None:
-        """STREAMED: what comes while the picker thinks wants its answer too."""
+    def _pass(self, answer: bytes, *, last: bool) -> SessionStep:
+        """Let the rest of a body pass that was picked for by its first part."""
+        ends = last and self._phase is _Phase.PASSING
+        if ends:
+            self._phase = _Phase.ENDED
+        return SessionStep((answer,), end=ends)
+
+    def _count_late(self, message: bytes) -> None:
+        """Count STREAMED messages that arrive while the pick is being made; each needs its own answer."""
         kind = message[:1]
         self._trailers |= kind == _REQUEST_TRAILERS
         if kind == _REQUEST_BODY:
-            chunk = bodies.read_chunk(message, bodies.REQUEST_BODY)
+            chunk = gateway.read_chunk(message, gateway.REQUEST_BODY_FIELD)
             self._late_chunks += 1
             self._late_end |= chunk is not None and chunk.end_of_stream
 
-    def _request_trailers(self, _: pb.ProcessingRequest) -> Step:
+    def _request_trailers(self, _: pb.ProcessingRequest) -> SessionStep:
         if self._phase is not _Phase.REQUEST:
-            return self._pass(reply.CONTINUE_REQUEST_TRAILERS, last=True)
+            return self._pass(replies.CONTINUE_REQUEST_TRAILERS, last=True)
         if self._mode in _WHOLE_MESSAGE:  # no body came: the headers have been answered
-            self._answer_in = reply.REQUEST_TRAILERS
+            self._answer_in = replies.REQUEST_TRAILERS
         self._trailers = True
-        return self._ask()
+        return self._pick()
 
-    def _ask(self, *, partial: bool = False) -> Step:
+    def _pick(self, *, partial: bool = False) -> SessionStep:
         self._phase = _Phase.DECIDING
         body = b"".join(self._chunks)
         self._chunk_count, self._chunks = len(self._chunks), []
         self._whole = not partial
         headers = self._headers
         if not self._labels and not _NOT_SENT_ON.isdisjoint(headers):
-            body = self._obeyed(body)
+            body = self._rewrite(body)
+        # A request may be queued for long, among thousands: only the parts that the answer needs are kept.
         if self._replaced or self._mode == pb.FULL_DUPLEX_STREAMED:
-            self._body = body  # a request may wait long: what will not be sent is not kept
-        ask = PickRequest(
+            self._body = body
+        if not self._observe:
+            self._headers = {}
+        request = PickRequest(
             method=headers.get(":method", ""),
             path=headers.get(":path", "").partition("?")[0],
             headers={key: value for key, value in headers.items() if not key.startswith(":")},
@@ -277,22 +265,13 @@ class ExtProcSession:
             subset=self._subset,
             partial=partial,
         )
-        self._lighten()
-        return Step(ask=ask)
+        return SessionStep(request=request)
 
-    def _lighten(self) -> None:
-        """The answer may be long in coming, for thousands at once: keep what it will need and no more."""
-        self._chunks = [_TAKEN] * len(self._chunks)
-        if not (self._replaced or self._mode == pb.FULL_DUPLEX_STREAMED):
-            self._body = b""
-        if not self._observe:
-            self._headers = {}
-
-    def _obeyed(self, body: bytes) -> bytes:
-        """The body from now on: headers are obeyed, and those that clients may not use are taken away."""
+    def _rewrite(self, body: bytes) -> bytes:
+        """Apply the rewrite headers to the body; note the headers to remove that clients may not set."""
         self._remove = tuple([name for name in GATEWAY_OWNED if name in self._headers])
-        name = rewrite.wanted(self._headers)
-        renamed = rewrite.renamed(body, name) if name and self._whole else None
+        name = rewrite.requested_model(self._headers)
+        renamed = rewrite.rename_model(body, name) if name and self._whole else None
         if renamed is None:
             return body
         self._replaced = True
@@ -301,73 +280,77 @@ class ExtProcSession:
             self._names = (name, renamed.client)
         return renamed.body
 
-    def _answers(self, picked: PickResult) -> tuple[bytes, ...]:
-        if self._answer_in == reply.REQUEST_TRAILERS:
-            return (reply.picked_at_trailers(picked.endpoints),)
-        headers, body = picked.headers, None
+    def _answers(self, result: PickResult) -> tuple[bytes, ...]:
+        if self._answer_in == replies.REQUEST_TRAILERS:
+            return (replies.pick_at_trailers(result.endpoints),)
+        headers, body = result.headers, None
         if self._replaced:
-            headers = (*headers, reply.measured(self._body))
-            body = self._body if self._answer_in == reply.REQUEST_BODY else None
-        remove = self._remove + picked.remove
-        first = reply.picked(self._answer_in, picked.endpoints, headers, remove, body)
+            headers = (*headers, replies.content_length(self._body))
+            body = self._body if self._answer_in == replies.REQUEST_BODY else None
+        remove = self._remove + result.remove
+        first = replies.pick(self._answer_in, result.endpoints, headers, remove, body)
         if self._mode == pb.FULL_DUPLEX_STREAMED:
-            return (first, *self._echoes())
-        return (first, *self._one_each()) if self._mode == pb.STREAMED else (first,)
+            return (first, *self._echoed_body())
+        return (first, *self._chunk_answers()) if self._mode == pb.STREAMED else (first,)
 
-    def _echoes(self) -> list[bytes]:
-        replies = []
+    def _echoed_body(self) -> list[bytes]:
+        answers = []
         if self._chunk_count:
-            replies += bodies.streamed(reply.REQUEST_BODY, self._body, end_of_stream=not self._trailers)
+            answers += replies.streamed(replies.REQUEST_BODY, self._body, end_of_stream=not self._trailers)
         if self._trailers:
-            replies.append(reply.CONTINUE_REQUEST_TRAILERS)
-        return replies
+            answers.append(replies.CONTINUE_REQUEST_TRAILERS)
+        return answers
 
-    def _one_each(self) -> list[bytes]:
-        """STREAMED: an answer to each chunk so far. A new body goes with the first, the others get empty."""
-        replies = [reply.CONTINUE_REQUEST_BODY] * self._chunk_count
+    def _chunk_answers(self) -> list[bytes]:
+        """Answer each STREAMED chunk so far; a new body goes with the first, the others become empty."""
+        answers = [replies.CONTINUE_REQUEST_BODY] * self._chunk_count
         if self._replaced:
-            replies = [reply.request_body(b"")] * self._chunk_count
-            replies[0] = reply.request_body(self._body)
-        replies += [reply.CONTINUE_REQUEST_BODY] * self._late_chunks
-        return replies + [reply.CONTINUE_REQUEST_TRAILERS] * self._trailers
+            answers = [replies.replace_request_chunk(b"")] * self._chunk_count
+            answers[0] = replies.replace_request_chunk(self._body)
+        answers += [replies.CONTINUE_REQUEST_BODY] * self._late_chunks
+        return answers + [replies.CONTINUE_REQUEST_TRAILERS] * self._trailers
 
     # -- the response
 
-    def _respond(self, replies: list[bytes], *, last: bool) -> Step:
-        if not last:
-            return Step(tuple(replies))
-        self._phase = _Phase.ENDED
-        return Step(tuple(replies), end=True, seen=self._told(whole=True))
-
-    def _respond_headers(self, request: pb.ProcessingRequest) -> Step:
+    def _response_headers(self, request: pb.ProcessingRequest) -> SessionStep:
         if self._response is None:
             return self._finish()
         headers = request.response_headers
         answer = self._response.headers(headers, request.metadata_context)
         return self._respond([answer], last=headers.end_of_stream)
 
-    def _respond_chunk(self, chunk: bodies.Chunk) -> Step:
+    def _response_chunk(self, chunk: gateway.BodyChunk) -> SessionStep:
         if self._response is None:
             return self._finish()
         return self._respond(self._response.chunk(chunk), last=chunk.end_of_stream)
 
-    def _respond_body(self, request: pb.ProcessingRequest) -> Step:
-        http_body = request.response_body
-        encoded = memoryview(http_body.SerializeToString())
-        return self._respond_chunk(bodies.Chunk(memoryview(http_body.body), http_body.end_of_stream, encoded))
+    def _response_body(self, request: pb.ProcessingRequest) -> SessionStep:
+        body = request.response_body
+        encoded = memoryview(body.SerializeToString())
+        return self._response_chunk(gateway.BodyChunk(memoryview(body.body), body.end_of_stream, encoded))
 
-    def _respond_trailers(self, _: pb.ProcessingRequest) -> Step:
+    def _response_trailers(self, _: pb.ProcessingRequest) -> SessionStep:
         if self._response is None:
             return self._finish()
         return self._respond(self._response.trailers(), last=True)
 
-    def _told(self, *, whole: bool) -> ObservedResponse | None:
+    def _respond(self, answers: list[bytes], *, last: bool) -> SessionStep:
+        if not last:
+            return SessionStep(tuple(answers))
+        self._phase = _Phase.ENDED
+        return SessionStep(tuple(answers), end=True, observed=self._report(complete=True))
+
+    def _finish(self) -> SessionStep:
+        self._phase = _Phase.ENDED
+        return _END
+
+    def _report(self, *, complete: bool) -> ObservedResponse | None:
         response = self._response
         if response is None:
             return None
         request_id = self._headers.get(REQUEST_ID_HEADER, "")
         return ObservedResponse(
-            self._session, request_id, response.served, response.status, response.usage, whole
+            self._session, request_id, response.served, response.status, response.usage, complete
         )
 
 
@@ -376,12 +359,11 @@ _REQUEST_BODY: Final = b"\x22"
 _REQUEST_TRAILERS: Final = b"\x32"
 """First bytes of the messages whose fields are 4 and 6."""
 _WHOLE_MESSAGE: Final = frozenset((pb.BUFFERED, pb.BUFFERED_PARTIAL))
-_Handler = Callable[[ExtProcSession, pb.ProcessingRequest], Step]
-_HANDLERS: Final[Mapping[str, _Handler]] = {
+_HANDLERS: Final[Mapping[str, Callable[[ExtProcSession, pb.ProcessingRequest], SessionStep]]] = {
     "request_headers": ExtProcSession._request_headers,
     "request_body": ExtProcSession._request_body,
     "request_trailers": ExtProcSession._request_trailers,
-    "response_headers": ExtProcSession._respond_headers,
-    "response_body": ExtProcSession._respond_body,
-    "response_trailers": ExtProcSession._respond_trailers,
+    "response_headers": ExtProcSession._response_headers,
+    "response_body": ExtProcSession._response_body,
+    "response_trailers": ExtProcSession._response_trailers,
 }

@@ -1,23 +1,35 @@
-"""Whether the picker may be asked, under the five names that gateways and probes use.
+"""The gRPC health service (``grpc.health.v1``): whether the picker may be asked, under its five names.
 
-Source: gRPC health checking protocol (``grpc.health.v1``); the names are the Endpoint Picker Protocol's, the
-llm-d chart's and Envoy's (``kvist_epp.names``). ``liveness`` always serves: a picker that is not ready must
-not be restarted for it.
+The names are the Endpoint Picker Protocol's, the llm-d chart's and Envoy's (``kvist_epp.names``).
+``liveness`` always serves: a picker that is not ready must not be restarted for it.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.extproc.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListResponse
-from kvist_epp.names import LIVENESS, READINESS
+from kvist_epp.http2.call import Method, Sink
+from kvist_epp.http2.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListResponse
+from kvist_epp.names import (
+    HEALTH_CHECK_METHOD,
+    HEALTH_LIST_METHOD,
+    HEALTH_WATCH_METHOD,
+    LIVENESS,
+    READINESS,
+)
 
 Watcher = Callable[[bytes], None]
 
+_INVALID_ARGUMENT: Final = 3
+_NOT_FOUND: Final = 5
+_INTERNAL: Final = 13
+
 
 class Health:
-    """The health service's state; not ready at first."""
+    """State of the health service; not ready at first."""
 
     def __init__(self) -> None:
         self._ready = False
@@ -25,11 +37,11 @@ class Health:
 
     @property
     def ready(self) -> bool:
-        """Whether requests may be sent here."""
+        """Return whether requests may be sent here."""
         return self._ready
 
     def set(self, ready: bool) -> None:
-        """Change readiness; those who watch it are told when it differs."""
+        """Change readiness; watchers of the readiness names are called if it differs."""
         if ready == self._ready:
             return
         self._ready = ready
@@ -38,20 +50,20 @@ class Health:
                 watcher(self.answer(service))
 
     def knows(self, service: str) -> bool:
-        """Whether the name is one of the five."""
+        """Return whether the name is one of the five."""
         return service == LIVENESS or service in READINESS
 
     def answer(self, service: str) -> bytes:
-        """A serialised ``HealthCheckResponse``; SERVICE_UNKNOWN for a name that is none of the five."""
+        """Return a serialised ``HealthCheckResponse``, SERVICE_UNKNOWN for any other name than the five."""
         return self._response(service).SerializeToString()
 
     def list(self) -> bytes:
-        """A serialised ``HealthListResponse`` of all five names."""
+        """Return a serialised ``HealthListResponse`` of all five names."""
         names = (LIVENESS, *READINESS)
         return HealthListResponse(statuses={n: self._response(n) for n in names}).SerializeToString()
 
     def watch(self, service: str, watcher: Watcher) -> Callable[[], None]:
-        """Tell ``watcher`` the answer now and after every change; returns what ends the watch."""
+        """Call ``watcher`` with the answer now and after every change; return a function that stops this."""
         watch = object()
         self._watchers[watch] = (service, watcher)
         watcher(self.answer(service))
@@ -69,9 +81,83 @@ class Health:
         return HealthCheckResponse(status=status)
 
 
+def health_methods(health: Health) -> dict[str, Method]:
+    """Return the methods of the health service by their ``/package.Service/Method``."""
+    return {
+        HEALTH_CHECK_METHOD: lambda sink: _Check(sink, health),
+        HEALTH_WATCH_METHOD: lambda sink: _Watch(sink, health),
+        HEALTH_LIST_METHOD: lambda sink: _List(sink, health),
+    }
+
+
 def service_of(message: bytes) -> str:
-    """The name that a serialised ``HealthCheckRequest`` asks about; raises `ProtocolError`."""
+    """Return the name that a serialised ``HealthCheckRequest`` asks about; raises `ProtocolError`."""
     try:
         return HealthCheckRequest.FromString(message).service
     except DecodeError as error:
         raise ProtocolError(f"health request of {len(message)} bytes cannot be decoded") from error
+
+
+class _HealthCall(ABC):
+    """A call that answers its one request."""
+
+    __slots__ = ("_health", "_sink")
+
+    def __init__(self, sink: Sink, health: Health) -> None:
+        self._sink = sink
+        self._health = health
+
+    def message(self, data: bytes) -> None:
+        try:
+            self._answer(data)
+        except ProtocolError as error:
+            self._sink.close(_INVALID_ARGUMENT, str(error))
+
+    @abstractmethod
+    def _answer(self, data: bytes, /) -> None: ...
+
+    def half_closed(self) -> None:
+        self._sink.close(_INTERNAL, "ended without a request")
+
+    def cancelled(self) -> None:  # noqa: B027  nothing is under way
+        pass
+
+
+class _Check(_HealthCall):
+    __slots__ = ()
+
+    def _answer(self, data: bytes, /) -> None:
+        service = service_of(data)
+        if not self._health.knows(service):
+            self._sink.close(_NOT_FOUND, "unknown service")
+            return
+        self._sink.send(self._health.answer(service))
+        self._sink.close()
+
+
+class _List(_HealthCall):
+    __slots__ = ()
+
+    def _answer(self, _: bytes, /) -> None:
+        self._sink.send(self._health.list())
+        self._sink.close()
+
+
+class _Watch(_HealthCall):
+    """A call that stays open until the client leaves."""
+
+    __slots__ = ("_stop",)
+
+    def __init__(self, sink: Sink, health: Health) -> None:
+        super().__init__(sink, health)
+        self._stop: Callable[[], None] = lambda: None
+
+    def _answer(self, data: bytes, /) -> None:
+        self._stop()
+        self._stop = self._health.watch(service_of(data), self._sink.send)
+
+    def half_closed(self) -> None:
+        pass
+
+    def cancelled(self) -> None:
+        self._stop()

@@ -1,9 +1,12 @@
-"""The role ``model-header``: an ext_proc filter before the pickers that tells routes the body's model.
+"""The role ``model-header``: an ext_proc filter in front of the pickers that tells routes the body's model.
 
 ::
 
-    wire.exchange → label (find: the body's model) → header ``x-gateway-model-name``, route chosen anew
+    extproc.session → labeller: the body's model → header ``x-gateway-model-name``, route chosen anew
 
-It knows no fleet, no tokenizer and no cluster, keeps nothing between two requests, and never changes a body.
-What a client sends under the headers' names goes away, whatever its body is.
+The role knows no endpoints, no tokenizer and no cluster, keeps no state between two requests, and never
+changes a body. Headers of these names that a client sends are removed, whatever its body is.
+
+- ``labeller``: from a request to the headers that name its model; the role's metrics.
+- ``filter_process``: the role as a process: ports, health, pages, drain.
 """

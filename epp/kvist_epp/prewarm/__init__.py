@@ -1,4 +1,11 @@
-"""Warm hand-over: hot beginnings of prompts are computed where they will be missed, before requests come.
+"""Prewarming: hot prefixes are computed on endpoints that will miss them, before requests arrive.
 
-``plan`` decides what is asked of whom next, ``sender`` asks, ``keeper`` does it all the time.
+An endpoint that joins gets the hottest prefixes. When an endpoint leaves, the hot prefixes that only it holds
+are computed on the others. The engines are asked with ordinary completions of one token.
+
+- ``prewarm_planner``: which prefix is requested from which endpoint, and when. Pure.
+- ``refresh_schedule``: when a hot prefix is requested again so that its engine keeps it. Pure.
+- ``prewarmer``: runs the planner in a picker, and its requests.
+- ``prewarm_client``: sends one request to an engine.
+- ``prewarm_stats``: counters for the metrics page.
 """

@@ -94,7 +94,7 @@ class SnapshotCall:
         self._close()
 
     def cancelled(self) -> None:
-        """Stop sending."""
+        """Stop sending, since the client has gone."""
         self._stop()
 
     def work(self, deadline: float) -> bool:

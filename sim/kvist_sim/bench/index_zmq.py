@@ -31,7 +31,7 @@ from kvist_epp.load.ledger import Ledger
 from kvist_epp.names import SESSION_HEADER
 from kvist_epp.prompt.model import Model
 from kvist_epp.scheduling.pick import Candidate
-from kvist_epp.telemetry.metrics import Metrics
+from kvist_epp.telemetry.picker_metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import LogWriter, RequestLog
 from kvist_sim import model as model_files
 from kvist_sim.workloads import text
@@ -191,7 +191,7 @@ def _picker() -> Picker:
         lookup=lookup,
         ledger=ledger,
         flights=Flights(),
-        metrics=Metrics(),
+        metrics=PickerMetrics(),
         log=RequestLog(LogWriter(), enabled=False),
         candidates=tuple(Candidate(endpoint, ledger.load(endpoint.key)) for endpoint in endpoints),
     )

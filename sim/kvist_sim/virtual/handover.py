@@ -1,7 +1,7 @@
 """Warm hand-over in virtual time: our policy with it, and a world in which a router may ask by itself.
 
-What is asked of whom, and when, is decided by the picker's own ``kvist_epp.prewarm.plan``; here are only
-its surroundings: time, answers, and block names instead of text. Every session is a tenant.
+What is asked of whom, and when, is decided by the picker's own ``kvist_epp.prewarm.prewarm_planner``; here
+are only its surroundings: time, answers, and block names instead of text. Every session is a tenant.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from kvist_epp.index.byte_index import Index
 from kvist_epp.prefix_stats.hot_prefixes import Beginning, Hot, Place
-from kvist_epp.prewarm.plan import HandOver, Step, Terms
+from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner, PrewarmStep
 from kvist_epp.scheduling.pick import Candidate
 from kvist_sim.virtual.jobs import Call
 from kvist_sim.virtual.ours import KVIST, IndexFeed, Kvist
@@ -18,7 +18,7 @@ from kvist_sim.virtual.passage import Passage
 from kvist_sim.virtual.policy import Context, Pod, Request, Spec
 from kvist_sim.virtual.world import World
 
-TERMS: Final = Terms(tokens=131_072)
+TERMS: Final = PrewarmLimits(tokens=131_072)
 SESSION: Final = "hand-over"
 
 
@@ -43,16 +43,17 @@ class NamedHot(Hot):
 
 
 class WarmKvist(Kvist):
-    """``Kvist`` with hand-over; it is the ``Pool`` that ``HandOver`` looks at."""
+    """``Kvist`` with hand-over; it is the ``Pool`` that ``PrewarmPlanner`` looks at."""
 
-    def __init__(self, context: Context, terms: Terms = TERMS) -> None:
+    def __init__(self, context: Context, terms: PrewarmLimits = TERMS) -> None:
         super().__init__(context)
         self.world: WarmWorld | None = None
         """Set when the world is made."""
         self._hot = NamedHot()
-        self.hand_over = HandOver(self, self._hot, terms, name=f"{SESSION} {id(self)}")
-        self.hand_over.cache = self._cache
-        self._steps: dict[Request, Step] = {}
+        self.planner = PrewarmPlanner(
+            self, self._hot, terms, name=f"{SESSION} {id(self)}", cache_tokens=self._cache
+        )
+        self._steps: dict[Request, PrewarmStep] = {}
         self._looking = False
 
     @property
@@ -80,7 +81,7 @@ class WarmKvist(Kvist):
 
     def left(self, pod: Pod, now: float) -> None:
         """Others get what is hot and only it holds."""
-        self.hand_over.going([self._candidates[pod].endpoint.key], now)
+        self.planner.on_leaving([self._candidates[pod].endpoint.key], now)
         super().left(pod, now)
         self._look()
 
@@ -98,7 +99,7 @@ class WarmKvist(Kvist):
         if step is None:
             super().finished(request, pod, now)
             return
-        self.hand_over.ended(step, now)
+        self.planner.on_ended(step, now)
         self._ask()
 
     def _cache(self, key: str) -> int:
@@ -108,16 +109,16 @@ class WarmKvist(Kvist):
         """Now, and again for as long as something is left."""
         self._looking = False
         self._ask()
-        if not self._looking and (self.hand_over.short or not self.hand_over.idle):
+        if not self._looking and (self.planner.recovering or not self.planner.idle):
             self._looking = True
-            self._context.after(self.hand_over.pause, self._look, None)
+            self._context.after(self.planner.pause, self._look, None)
 
     def _ask(self) -> None:
         if self.world is None:
             return
-        for step in self.hand_over.due(self._now()):
+        for step in self.planner.poll(self._now()):
             pod = next(pod for pod, one in self._candidates.items() if one.endpoint is step.endpoint)
-            names = self._hot.names[step.beginning.text][: step.blocks]
+            names = self._hot.names[step.prefix.text][: step.blocks]
             self._steps[self.world.ask(pod, Passage(step.tokens, names, step.text), self)] = step
 
 
@@ -134,7 +135,7 @@ class WarmWorld(World):
     @property
     def given(self) -> int:
         """Tokens that routers asked for by themselves."""
-        return sum(one.hand_over.given.tokens for one in self._routers if isinstance(one, WarmKvist))
+        return sum(one.planner.stats.tokens for one in self._routers if isinstance(one, WarmKvist))
 
     def ask(self, pod: Pod, prompt: Passage, router: WarmKvist) -> Call:
         """The pod computes it; ``router`` hears of the end."""

@@ -28,7 +28,7 @@ WORLD: Final = (
 """What every run goes through, below ``SIM``."""
 PICKER: Final = (
     *("index", "load", "endpoints", "scheduling", "flowcontrol", "director", "prefix_stats"),
-    *("engines", "replicas/prefixes.py"),
+    *("engines", "replicas/prompt_digests.py"),
 )
 """What ours also does, below ``EPP``."""
 

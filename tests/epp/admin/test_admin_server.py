@@ -1,4 +1,4 @@
-"""The metrics port over real HTTP: pages, refusals, and what never shows."""
+"""The metrics port over real HTTP: pages, refusals, and what is never shown."""
 
 import json
 import logging
@@ -10,13 +10,13 @@ import pytest
 
 from kvist_epp.admin.admin_server import AdminServer, Document, PickerPages, serve
 from kvist_epp.errors import BadRequest, SettingsError
-from kvist_epp.telemetry.metrics import Metrics
+from kvist_epp.telemetry.picker_metrics import PickerMetrics
 
-SECRET = "the prompt nobody may see"
+SECRET = "a secret prompt"
 
 
 class Picker:
-    """What the pages show."""
+    """A picker with fixed pages."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, bytes]] = []
@@ -42,7 +42,7 @@ class Picker:
 
     def pages(self) -> PickerPages:
         return PickerPages(
-            metrics=Metrics(),
+            metrics=PickerMetrics(),
             explain=self.explain,
             debug_fleet=self.fleet,
             index=self.index,
@@ -53,7 +53,7 @@ class Picker:
 
 
 class Client:
-    """A client of one admin server; answers as (status, content type, text)."""
+    """A client of one admin server; answers are (status, content type, text)."""
 
     def __init__(self, picker: Picker, server: AdminServer, session: aiohttp.ClientSession) -> None:
         self.picker = picker
@@ -78,7 +78,7 @@ async def admin() -> AsyncIterator[Client]:
 
 
 async def test_metrics_are_prometheus_text() -> None:
-    """/metrics answers in Prometheus' text format."""
+    """The page /metrics is in Prometheus' text format."""
     async with admin() as client:
         status, content_type, text = await client.ask("GET", "/metrics")
 
@@ -87,7 +87,7 @@ async def test_metrics_are_prometheus_text() -> None:
 
 
 async def test_alive_and_ready_are_two_things() -> None:
-    """/healthz is 200 while the process lives, /readyz says why requests should not come yet."""
+    """/healthz is 200 while the process is alive, /readyz gives the reason not to send requests yet."""
     async with admin() as client:
         client.picker.why = "the index is warming up"
         alive, not_ready = await client.ask("GET", "/healthz"), await client.ask("GET", "/readyz")
@@ -99,7 +99,7 @@ async def test_alive_and_ready_are_two_things() -> None:
 
 
 async def test_pick_explains_without_a_change() -> None:
-    """The body and the path of x-kvist-path, without its query, reach the picker; the answer is its JSON."""
+    """The picker gets the body and the path of x-kvist-path, without its query; the answer is its JSON."""
     async with admin() as client:
         answer = await client.ask("POST", "/debug/pick", b"{}", x_kvist_path="/v1/completions?x=1", X_Id="7")
         await client.ask("POST", "/debug/pick", b"")
@@ -114,7 +114,7 @@ async def test_pick_explains_without_a_change() -> None:
 
 
 async def test_header_names_are_lower_case() -> None:
-    """The picker sees headers as the gateway sends them, and not the one that was for this page."""
+    """The picker gets headers as the gateway sends them, without the one that was meant for this page."""
     async with admin() as client:
         await client.ask("POST", "/debug/pick", b"{}", x_kvist_path="/x", X_ID="7")
 
@@ -168,7 +168,7 @@ async def test_header_names_are_lower_case() -> None:
 async def test_refusals_are_json(
     method: str, path: str, body: bytes | None, status: int, error: dict[str, str | None]
 ) -> None:
-    """Every refusal is an error object; a fault of ours tells its type and nothing that could quote a
+    """Every refusal is an error object; an internal error shows its type, and nothing that could quote a
     prompt."""
     async with admin() as client:
         answer = await client.ask(method, path, body)
@@ -187,7 +187,7 @@ async def test_a_fault_is_logged_without_its_text(caplog: pytest.LogCaptureFixtu
 
 
 async def test_fleet_index_and_contents() -> None:
-    """The debug pages show what they are given; /debug lists them as text or JSON."""
+    """The debug pages show their documents; /debug lists the pages as text or JSON."""
     async with admin() as client:
         fleet, index = await client.ask("GET", "/debug/fleet"), await client.ask("GET", "/debug/index")
         text = await client.ask("GET", "/debug")
@@ -200,7 +200,7 @@ async def test_fleet_index_and_contents() -> None:
 
 
 async def test_a_taken_port_names_the_flag() -> None:
-    """Two pickers on one port: the second says which flag to change."""
+    """If two pickers use one port, the error of the second names the flag to change."""
     first = await serve(Picker().pages(), "127.0.0.1", 0)
     with pytest.raises(SettingsError, match=rf"--metrics-port: cannot listen on 127.0.0.1:{first.port}: "):
         await serve(Picker().pages(), "127.0.0.1", first.port)
@@ -208,7 +208,7 @@ async def test_a_taken_port_names_the_flag() -> None:
 
 
 async def test_readiness_carries_warnings() -> None:
-    """What somebody should look at is on /readyz, below whether the picker is ready."""
+    """A problem that needs attention is on /readyz, below the readiness of the picker."""
     async with admin() as client:
         client.picker.warning = "the certificate expired"
         ready = await client.ask("GET", "/readyz")
@@ -220,7 +220,7 @@ async def test_readiness_carries_warnings() -> None:
 
 
 async def test_the_authority_can_be_fetched() -> None:
-    """/ca.crt is the PEM as it is; without one, 404 says which flag would tell."""
+    """/ca.crt is the PEM unchanged; without one, the 404 names the flag that sets it."""
     async with admin() as client:
         absent = await client.ask("GET", "/ca.crt")
         client.picker.ca = b"-----BEGIN CERTIFICATE-----\n"

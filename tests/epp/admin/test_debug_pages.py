@@ -1,4 +1,4 @@
-"""What /debug/held shows while requests are on their way, and after."""
+"""The pages /debug/held, while requests are in flight and after, and /debug/fleet."""
 
 import asyncio
 import json
@@ -15,12 +15,12 @@ from kvist_epp.load.ledger import Ledger
 
 
 def zeros(page: dict[str, object]) -> bool:
-    """Whether every count but those of tasks and streams is 0."""
+    """Return whether every count but those of tasks and streams is 0."""
     return not any(value for name, value in page.items() if name not in {"tasks", "streams", "stream_bytes"})
 
 
 async def test_a_request_is_held_until_it_has_ended() -> None:
-    """Ledger, flight, prompt and history note are there after the pick, and gone after the access log."""
+    """Ledger, request, prompt and history note are present after the pick, and gone after the access log."""
     parts = make()
     before = in_flight_document(parts.picker)
     decision = parts.picker.decide(ask(chat("What is held for me?")))
@@ -36,8 +36,8 @@ async def test_a_request_is_held_until_it_has_ended() -> None:
     assert json.loads(json.dumps(after)) == after
 
 
-async def test_tasks_are_told_by_what_they_run() -> None:
-    """So that one that stays can be found."""
+async def test_tasks_are_counted_by_their_coroutine() -> None:
+    """A task that stays can be found by its name."""
 
     async def waits() -> None:
         await asyncio.Event().wait()
@@ -52,8 +52,8 @@ async def test_tasks_are_told_by_what_they_run() -> None:
     assert found[name] == 2
 
 
-async def test_streams_of_gateways_are_counted_and_those_of_peers_are_not() -> None:
-    """Replicas talk to each other all the time; what their gateways sent here ends."""
+async def test_streams_of_gateways_are_counted_and_those_of_replicas_are_not() -> None:
+    """Streams between replicas are always open; those of gateways end."""
     picker = make().picker
     for port, streams in (("grpc", 3), ("grpc-health", 1), ("peer", 2)):
         stats = picker.metrics.ports[port] = PortStats(1 << 20)
@@ -65,8 +65,8 @@ async def test_streams_of_gateways_are_counted_and_those_of_peers_are_not() -> N
     assert found["of_peers"] == 4
 
 
-def test_the_page_of_endpoints_joins_scrapes_and_books() -> None:
-    """An endpoint shows its state and what it owes, and the document can be written as JSON."""
+def test_the_page_of_endpoints_joins_scrapes_and_the_ledger() -> None:
+    """An endpoint has its state and its backlog, and the document can be written as JSON."""
     endpoint = Endpoint("a", "ns", "10.0.0.1", 8000, {"k": "v"}, "tcp://10.0.0.1:5557", ranks=2)
     ledger = Ledger(default_rate=1000.0)
     ledger.routed("s", "ns/a", 500, 900, now=1.0)

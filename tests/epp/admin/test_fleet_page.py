@@ -1,4 +1,4 @@
-"""The page ``/fleet``: what it tells, and that asking for it costs little."""
+"""The page ``/fleet``: its contents, and the low cost of requesting it."""
 
 import asyncio
 import json
@@ -22,13 +22,13 @@ LONG = "The library opens at nine and closes when the last reader has left. " * 
 
 @pytest.fixture
 async def parts() -> Parts:
-    """A picker without endpoints."""
+    """Return a picker without endpoints."""
     return make(0)
 
 
 @pytest.fixture
 async def membership(parts: Parts) -> AsyncIterator[Membership]:
-    """Two engines that are ready, whose events are believed."""
+    """Return a registry of two engines that are ready and precise."""
     made = Membership(Settings(), parts.picker, None, None, Trust())
     parts.endpoints = [
         Endpoint(name=f"e{n}", namespace="t", address=f"10.0.0.{n}", port=80, uid=f"u{n}") for n in (0, 1)
@@ -42,8 +42,8 @@ async def membership(parts: Parts) -> AsyncIterator[Membership]:
         yield made
 
 
-async def test_the_page_tells_worth_and_how_engines_stand(parts: Parts, membership: Membership) -> None:
-    """Tokens that only one holds count as its worth; what scrapes told is beside it; a copy ends it."""
+async def test_the_page_has_cache_values_and_engine_states(parts: Parts, membership: Membership) -> None:
+    """Tokens that one endpoint alone holds count as its value, until another one has a copy."""
     held = parts.warm(0, chat(LONG))
     state = membership.scraper.states["t/e0"]
     state.sample = EngineSample(
@@ -68,7 +68,8 @@ async def test_the_page_tells_worth_and_how_engines_stand(parts: Parts, membersh
 
 
 async def test_the_guide_shows_the_page_as_it_is(membership: Membership) -> None:
-    """Every field of the page is in the guide's example and nothing else is, and the version is the same."""
+    """Every field of the page is in the guide's example, which has no other field, and the version is
+    equal."""
     text = (Path(__file__).parents[3] / "docs" / "guides" / "fleet.md").read_text()
     shown = json.loads(text.partition("```json")[2].partition("```")[0])
     page = await FleetPage(membership).document()
@@ -82,7 +83,7 @@ async def test_the_guide_shows_the_page_as_it_is(membership: Membership) -> None
 async def test_asking_again_at_once_costs_nothing(
     parts: Parts, membership: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks too soon gets what was found last, with its age; later it is worked out anew."""
+    """A request that comes too soon gets the last result with its age; later the page is computed again."""
     page = FleetPage(membership)
     monkeypatch.setattr(fleet_page, "CPU_SHARE", 1e-9)
     before = await page.document()
@@ -98,8 +99,9 @@ async def test_asking_again_at_once_costs_nothing(
         parts.picker.index.forget(parts.picker.index.publisher("t/e0/0"))
 
 
-async def test_one_who_gives_up_does_not_stop_the_others(membership: Membership) -> None:
-    """Two ask at once and one goes away: the other is answered, and it is worked out once."""
+async def test_a_cancelled_request_does_not_stop_the_others(membership: Membership) -> None:
+    """If one of two simultaneous requests is cancelled, the other is answered, and the page is computed
+    once."""
     page = FleetPage(membership)
     leaver, stayer = (asyncio.create_task(page.document()) for _ in range(2))
     await asyncio.sleep(0)
@@ -109,8 +111,8 @@ async def test_one_who_gives_up_does_not_stop_the_others(membership: Membership)
     assert leaver.cancelled()
 
 
-async def test_the_end_of_the_picker_is_not_waited_out(membership: Membership) -> None:
-    """Closing while somebody waits ends both the work and the waiting."""
+async def test_closing_ends_a_computation_in_progress(membership: Membership) -> None:
+    """Closing during a request ends both the computation and the wait."""
     page = FleetPage(membership)
     waiter = asyncio.create_task(page.document())
     await asyncio.sleep(0)
@@ -121,7 +123,7 @@ async def test_the_end_of_the_picker_is_not_waited_out(membership: Membership) -
 
 
 async def test_work_goes_on_in_slices() -> None:
-    """Others get their turn while it works; the result is what the generator returns."""
+    """The event loop runs other tasks in between; the result is that of the generator."""
     turns = 0
 
     async def other() -> None:

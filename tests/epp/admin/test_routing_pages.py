@@ -1,4 +1,4 @@
-"""What pages and metrics show of the queue."""
+"""The pages /debug/pick and /debug/queue, and the queue's gauges."""
 
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from kvist_epp.flowcontrol.flow_controller import Bounds, Held, Queue
 from kvist_epp.names import PRIORITY_HEADER, TENANT_HEADERS
 from kvist_epp.scheduling.pick import Scored
 from kvist_epp.telemetry.histogram import Histogram
-from kvist_epp.telemetry.metrics import Gauges
+from kvist_epp.telemetry.picker_metrics import Gauges
 
 A = Endpoint("a", "ns", "10.0.0.1", 8000)
 B = Endpoint("b", "ns", "fd00::2", 8000)
@@ -22,7 +22,7 @@ SECRET = "the password of the library"
 
 @pytest.fixture
 async def parts() -> AsyncIterator[Parts]:
-    """A picker whose two endpoints are full."""
+    """Return a picker whose two endpoints are full."""
     made = make(2)
     picker = made.picker
     waits: defaultdict[str, Histogram] = defaultdict(Histogram)
@@ -35,7 +35,7 @@ async def parts() -> AsyncIterator[Parts]:
 
 
 def wait(parts: Parts, priority: int, tenant: str = "") -> Held:
-    """One more waits."""
+    """Queue one more request."""
     headers = {PRIORITY_HEADER: str(priority), TENANT_HEADERS[0]: tenant}
     held = parts.picker.decide(ask(chat(SECRET), headers=headers))
     assert isinstance(held, Held)
@@ -43,7 +43,7 @@ def wait(parts: Parts, priority: int, tenant: str = "") -> Held:
 
 
 async def test_the_page_shows_numbers_only(parts: Parts) -> None:
-    """Levels from the top, what the pool owes, the bounds; neither prompts nor tenants."""
+    """The page has priority levels from the top, the backlog and the bounds; neither prompts nor tenants."""
     for priority, tenant in ((0, "anna"), (0, "bert"), (7, "anna"), (-2, "anna")):
         wait(parts, priority, tenant)
     parts.clock.now += 2.0
@@ -65,8 +65,8 @@ async def test_the_page_shows_numbers_only(parts: Parts) -> None:
     assert routing_pages.queue_document(None) == {}
 
 
-async def test_a_level_that_emptied_is_told_as_zero_for_a_while(parts: Parts) -> None:
-    """Autoscalers see that it has; after ten minutes the series ends. Level 0 is always there."""
+async def test_a_level_that_emptied_is_reported_as_zero_for_a_while(parts: Parts) -> None:
+    """Autoscalers see that it is empty; after ten minutes the series ends. Level 0 is always present."""
     queue, gauges = parts.picker.queue, Gauges()
     assert queue is not None
     routing_pages.QueueGauges(queue).attach(gauges)
@@ -84,7 +84,7 @@ async def test_a_level_that_emptied_is_told_as_zero_for_a_while(parts: Parts) ->
 
 
 async def test_the_number_of_levels_is_bounded(parts: Parts) -> None:
-    """Clients choose priorities: beyond 32 of them the rest is told together."""
+    """Clients choose priorities, so beyond 32 levels the others are summed."""
     queue, gauges = parts.picker.queue, Gauges()
     assert queue is not None
     routing_pages.QueueGauges(queue).attach(gauges)
@@ -97,8 +97,8 @@ async def test_the_number_of_levels_is_bounded(parts: Parts) -> None:
     assert sum(gauges.queue_requests().values()) == 0
 
 
-async def test_an_empty_pool_owes_nothing(parts: Parts) -> None:
-    """With nobody to pick from the mean is 0, not an error."""
+async def test_an_empty_pool_has_no_backlog(parts: Parts) -> None:
+    """Without endpoints the mean is 0, not an error."""
     queue = parts.picker.queue
     assert queue is not None
     parts.picker.gather(())
@@ -106,8 +106,8 @@ async def test_an_empty_pool_owes_nothing(parts: Parts) -> None:
     assert routing_pages.queue_document(queue)["pool_empty"] is True
 
 
-async def test_what_became_of_those_who_waited_is_counted(parts: Parts) -> None:
-    """By outcome, with the time they waited."""
+async def test_queue_waits_are_counted_by_outcome(parts: Parts) -> None:
+    """A request that leaves the queue is counted with the time it waited."""
     held = wait(parts, 0)
     parts.clock.now += 3.0
     held.cancel()
@@ -122,7 +122,8 @@ async def test_what_became_of_those_who_waited_is_counted(parts: Parts) -> None:
 
 
 def test_pick_document_is_the_fixed_interface() -> None:
-    """Each row has the fields others rely on; picked are the eligible, best first, up to the limit."""
+    """Rows have the fields that others rely on; ``picked`` has eligible endpoints, best first, up to the
+    limit."""
     rows = [
         Scored(B, True, 16, 64, 10, 5, 0.0123456789, "cost"),
         Scored(A, False, 0, 0, 26, 0, 1.0, "unreachable"),

@@ -7,8 +7,7 @@ from kvist_epp.director.completion import Aftermath
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pick_request import PickResult
-from kvist_epp.extproc.response import ObservedResponse
-from kvist_epp.extproc.usage import Usage
+from kvist_epp.extproc.response import ObservedResponse, Usage
 from kvist_epp.kvevents.observed import Observed
 from kvist_epp.load.in_flight import Flight
 from kvist_epp.names import REQUEST_ID_HEADER, SESSION_HEADER
@@ -121,7 +120,7 @@ def test_an_end_that_is_told_twice_counts_once() -> None:
     after = Aftermath(parts.picker)
     _pick(parts, "s", "first")
     _pick(parts, "s", "second")
-    after.responded(ObservedResponse("s", "first", None, 200, Usage(), whole=True))
+    after.responded(ObservedResponse("s", "first", None, 200, Usage(), complete=True))
     after.ended([_ended("s", "first")])
 
     assert len(parts.picker.flights) == 1

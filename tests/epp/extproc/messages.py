@@ -5,7 +5,7 @@ from typing import Any
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import HeaderMap, HeaderValue
 from kvist_epp.extproc.pick_request import PickRequest
-from kvist_epp.extproc.session import ExtProcSession, Step
+from kvist_epp.extproc.session import ExtProcSession, SessionStep
 
 HEADERS = {":method": "POST", ":path": "/v1/completions?x=1", ":authority": "pool", "x-tenant": "blue"}
 
@@ -62,17 +62,17 @@ def response_trailers() -> bytes:
     return pb.ProcessingRequest(response_trailers=pb.HttpTrailers()).SerializeToString()
 
 
-def read(step: Step) -> list[pb.ProcessingResponse]:
+def read(step: SessionStep) -> list[pb.ProcessingResponse]:
     """The replies of a step, decoded."""
     return [pb.ProcessingResponse.FromString(reply) for reply in step.replies]
 
 
-def kinds(step: Step) -> list[str | None]:
+def kinds(step: SessionStep) -> list[str | None]:
     """Which field each reply of a step is."""
     return [reply.WhichOneof("response") for reply in read(step)]
 
 
-def chunks(step: Step) -> list[pb.StreamedBodyResponse]:
+def chunks(step: SessionStep) -> list[pb.StreamedBodyResponse]:
     """The echoed request chunks of a step."""
     return [
         reply.request_body.response.body_mutation.streamed_response
@@ -97,6 +97,6 @@ def destination_metadata(reply: pb.ProcessingResponse) -> str:
 def asked(exchange: ExtProcSession, *messages: bytes) -> PickRequest:
     """The question that the last of ``messages`` leads to; none before it does."""
     *before, last = [exchange.feed(message) for message in messages]
-    assert [step.ask for step in before] == [None] * len(before)
-    assert last.ask is not None
-    return last.ask
+    assert [step.request for step in before] == [None] * len(before)
+    assert last.request is not None
+    return last.request

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.extproc.access_log import AccessLogEntry, decode
+from kvist_epp.extproc.access_log import AccessLogEntry, decode_access_log
 from kvist_epp.extproc.pb.accesslog_pb2 import (
     AccessLogCommon,
     HTTPAccessLogEntry,
@@ -42,21 +42,21 @@ def test_a_full_entry() -> None:
     entry.request.CopyFrom(HTTPRequestProperties(request_id="id", request_headers=headers))
     entry.response.CopyFrom(HTTPResponseProperties(response_code=UInt32Value(value=200)))
 
-    assert decode(_message(entry)) == [
+    assert decode_access_log(_message(entry)) == [
         AccessLogEntry("r1.7", "id", "10.0.0.2:80", "10.0.0.1:80,10.0.0.2:80", 200, 1.5, 9.0)
     ]
 
 
 def test_an_entry_of_a_client_that_left() -> None:
     """What is absent is ``None``; a status that was never sent is 0."""
-    assert decode(_message(HTTPAccessLogEntry())) == [NOTHING]
+    assert decode_access_log(_message(HTTPAccessLogEntry())) == [NOTHING]
 
 
 def test_older_envoys_have_no_duration() -> None:
     """Without ``duration`` the time to the last byte sent down counts."""
     common = AccessLogCommon(time_to_last_downstream_tx_byte=Duration(nanos=250_000_000))
 
-    (ended,) = decode(_message(HTTPAccessLogEntry(common_properties=common)))
+    (ended,) = decode_access_log(_message(HTTPAccessLogEntry(common_properties=common)))
 
     assert ended.duration_seconds == 0.25
 
@@ -66,40 +66,40 @@ def test_older_envoys_have_no_duration() -> None:
 )
 def test_upstream_addresses(address: str, wanted: str) -> None:
     """IPv6 addresses come in brackets, as picks have them."""
-    assert decode(_message(_upstream(address, 80)))[0].upstream == wanted
+    assert decode_access_log(_message(_upstream(address, 80)))[0].upstream == wanted
 
 
 def test_running_requests_are_left_out() -> None:
     """Entries of requests that still run are no ends."""
     running = HTTPAccessLogEntry(common_properties=AccessLogCommon(intermediate_log_entry=True))
 
-    assert decode(_message(running)) == []
+    assert decode_access_log(_message(running)) == []
 
 
 def test_a_bad_entry_costs_only_itself() -> None:
     """Entries that are no protobuf are counted, the others read."""
     counted: list[int] = []
 
-    assert decode(_message(b"\xff", HTTPAccessLogEntry(), b"\x0a"), counted.append) == [NOTHING]
+    assert decode_access_log(_message(b"\xff", HTTPAccessLogEntry(), b"\x0a"), counted.append) == [NOTHING]
     assert counted == [2]
 
 
 def test_other_messages_have_no_requests() -> None:
     """A message without HTTP entries (an identifier, TCP entries) tells of nothing."""
-    assert decode(b"\x0a\x00\x1a\x00") == []
+    assert decode_access_log(b"\x0a\x00\x1a\x00") == []
 
 
 def test_an_undecodable_message() -> None:
     """Bytes that are no message raise ``ProtocolError``."""
     with pytest.raises(ProtocolError, match="3 bytes"):
-        decode(b"\xff\xff\xff")
+        decode_access_log(b"\xff\xff\xff")
 
 
 @given(st.binary())
 def test_arbitrary_bytes_raise_nothing_else(data: bytes) -> None:
     """Whatever arrives, it is read or refused with ``ProtocolError``."""
     try:
-        decode(data)
-        decode(_message(data))
+        decode_access_log(data)
+        decode_access_log(_message(data))
     except ProtocolError:
         return

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.epp.extproc import messages as m
 
 from kvist_epp.errors import BadRequest, NoEndpoints, PickError, Shed
-from kvist_epp.extproc import bodies as body
+from kvist_epp.extproc import gateway_messages as gateway
 from kvist_epp.extproc import replies as reply
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import HeaderValue, HeaderValueOption
@@ -31,11 +31,11 @@ def test_a_pick_is_what_protobuf_makes(headers: list[tuple[str, str]], endpoint:
     wanted.dynamic_metadata.update({"envoy.lb": {"x-gateway-destination-endpoint": endpoint}})
 
     wanted.request_headers.response.CopyFrom(common)
-    made = reply.picked(reply.REQUEST_HEADERS, (endpoint,), tuple(headers))
+    made = reply.pick(reply.REQUEST_HEADERS, (endpoint,), tuple(headers))
     assert pb.ProcessingResponse.FromString(made) == wanted
 
     wanted.request_body.response.CopyFrom(common)
-    made = reply.picked(reply.REQUEST_BODY, (endpoint,), tuple(headers))
+    made = reply.pick(reply.REQUEST_BODY, (endpoint,), tuple(headers))
     assert pb.ProcessingResponse.FromString(made) == wanted
 
 
@@ -85,28 +85,28 @@ def test_refusals(error: PickError, status: int, kind: str, headers: dict[str, s
 def test_varints_and_lengths(number: int) -> None:
     """A varint is what protobuf writes for the same number."""
     status = pb.HttpStatus(code=number % 2**31).SerializeToString()
-    assert body.varint(number % 2**31) == (status[1:] or b"\x00")
+    assert reply.varint(number % 2**31) == (status[1:] or b"\x00")
 
 
 @given(st.binary(max_size=200), st.booleans(), st.sampled_from([4, 5]), st.booleans())
 def test_chunks_are_read_as_protobuf_reads_them(data: bytes, end: bool, number: int, more: bool) -> None:
     """A body message read by hand has the data and the end that protobuf finds."""
     chunk = pb.HttpBody(body=data, end_of_stream=end)
-    name = "request_body" if number == body.REQUEST_BODY else "response_body"
+    name = "request_body" if number == gateway.REQUEST_BODY_FIELD else "response_body"
     message = pb.ProcessingRequest(**{name: chunk}, observability_mode=more)  # type: ignore[arg-type]
 
-    found = body.read_chunk(message.SerializeToString(), number)
+    found = gateway.read_chunk(message.SerializeToString(), number)
 
     assert found is not None
     assert (bytes(found.data), found.end_of_stream) == (data, end)
-    assert body.read_chunk(message.SerializeToString(), 9 - number) is None
+    assert gateway.read_chunk(message.SerializeToString(), 9 - number) is None
 
 
 @given(st.binary(max_size=60))
 def test_what_is_read_by_hand_is_what_protobuf_reads(tail: bytes) -> None:
     """On arbitrary bytes the hand-made reader gives up, or agrees with protobuf."""
     message = b"\x22" + tail
-    if (found := body.read_chunk(message, body.REQUEST_BODY)) is not None:
+    if (found := gateway.read_chunk(message, gateway.REQUEST_BODY_FIELD)) is not None:
         wanted = pb.ProcessingRequest.FromString(message).request_body
         assert (bytes(found.data), found.end_of_stream) == (wanted.body, wanted.end_of_stream)
 
@@ -115,12 +115,12 @@ def test_what_is_read_by_hand_is_what_protobuf_reads(tail: bytes) -> None:
 def test_echoes_are_what_protobuf_makes(size: int, end: bool) -> None:
     """An echo joins to the chunk, ends where it ended, and no part is above the limit."""
     message = pb.ProcessingRequest(response_body=pb.HttpBody(body=b"x" * size, end_of_stream=end))
-    chunk = body.read_chunk(message.SerializeToString(), body.RESPONSE_BODY)
+    chunk = gateway.read_chunk(message.SerializeToString(), gateway.RESPONSE_BODY_FIELD)
     assert chunk is not None
 
     echoed = [
         pb.ProcessingResponse.FromString(made).response_body.response.body_mutation.streamed_response
-        for made in body.echo(chunk)
+        for made in reply.echo(chunk)
     ]
 
     assert b"".join(part.body for part in echoed) == b"x" * size

@@ -13,9 +13,8 @@ from tests.epp.extproc import messages as m
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import Metadata
 from kvist_epp.extproc.pick_request import PickResult
-from kvist_epp.extproc.response import ObservedResponse
-from kvist_epp.extproc.session import ExtProcSession, Step
-from kvist_epp.extproc.usage import Usage
+from kvist_epp.extproc.response import ObservedResponse, Usage
+from kvist_epp.extproc.session import ExtProcSession, SessionStep
 from kvist_epp.names import BODY_CHUNK_BYTES
 
 PICK = PickResult(("10.0.0.1:8000",), session="r1.1")
@@ -38,7 +37,7 @@ def _observing(mode: int, *, rename: bool = False) -> ExtProcSession:
     return exchange
 
 
-def _bodies(step: Step) -> list[pb.BodyMutation]:
+def _bodies(step: SessionStep) -> list[pb.BodyMutation]:
     return [answer.response_body.response.body_mutation for answer in m.read(step)]
 
 
@@ -78,9 +77,9 @@ def test_what_was_seen_is_told_once(mode: int, headers: dict[str, str]) -> None:
     first = exchange.feed(m.response_body(ANSWER[:40]))
     last = exchange.feed(m.response_body(ANSWER[40:], end=True))
 
-    assert first.seen is None
-    assert last.seen == ObservedResponse("r1.1", "id", None, 200, Usage(7, 2), whole=True)
-    assert exchange.feed(m.response_body(b"", end=True)) == Step()
+    assert first.observed is None
+    assert last.observed == ObservedResponse("r1.1", "id", None, 200, Usage(7, 2), complete=True)
+    assert exchange.feed(m.response_body(b"", end=True)) == SessionStep()
     assert exchange.on_closed() is None
 
 
@@ -105,7 +104,7 @@ def test_the_served_endpoint_is_read(metadata: dict[str, dict[str, Any]], served
         m.response_headers(end=True, headers=JSON, metadata_context=Metadata(filter_metadata=structs))
     )
 
-    assert step.seen == ObservedResponse("r1.1", "id", served, 200, Usage(), whole=True)
+    assert step.observed == ObservedResponse("r1.1", "id", served, 200, Usage(), complete=True)
 
 
 def test_a_response_that_is_cut_is_told_too() -> None:
@@ -114,7 +113,7 @@ def test_a_response_that_is_cut_is_told_too() -> None:
     exchange.feed(m.response_headers(headers=SSE))
     exchange.feed(m.response_body(ANSWER))
 
-    assert exchange.on_closed() == ObservedResponse("r1.1", "id", None, 200, Usage(7, 2), whole=False)
+    assert exchange.on_closed() == ObservedResponse("r1.1", "id", None, 200, Usage(7, 2), complete=False)
     assert exchange.on_closed() is None
 
 
@@ -136,8 +135,8 @@ def test_compressed_responses_are_not_read() -> None:
         step = exchange.feed(m.response_body(ANSWER, end=True))
 
         assert [body.streamed_response.body for body in _bodies(step)] == [ANSWER]
-        assert step.seen is not None
-        assert not step.seen.usage.known
+        assert step.observed is not None
+        assert not step.observed.usage.known
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -212,7 +211,7 @@ def test_a_streamed_request_is_answered_chunk_by_chunk() -> None:
     """Where the stream stays open each STREAMED chunk gets its answer: before, during and after the pick."""
     exchange = ExtProcSession(observe_responses=True)
     exchange.feed(m.request_headers(m.config(pb.STREAMED, pb.NONE, early=True)))
-    assert exchange.feed(m.request_body(b"a", end=False)) == Step()
+    assert exchange.feed(m.request_body(b"a", end=False)) == SessionStep()
     m.asked(exchange, m.request_body(bytes(600_000), end=False))
     exchange.feed(m.request_body(b"late", end=False))
 

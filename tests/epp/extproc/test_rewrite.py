@@ -8,8 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvist_epp.extproc import rewrite
-from kvist_epp.extproc.rewrite import WriteBack
+from kvist_epp.extproc.rewrite import ModelNameRestorer, rename_model, requested_model
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 KEYS = st.sampled_from(["model", "Model", "models", "a", '"model"', "mo\\del", 'x": {"model'])
@@ -38,7 +37,7 @@ def test_only_the_model_changes(
     """After a rewrite the document is the same but for its top-level model, whatever else is in it."""
     document |= {"model": model}
 
-    found = rewrite.renamed(_encoded(document, **style), name)
+    found = rename_model(_encoded(document, **style), name)
 
     assert found is not None
     assert json.loads(found.body) == document | {"model": name}
@@ -48,7 +47,7 @@ def test_only_the_model_changes(
 @given(st.dictionaries(KEYS.filter(lambda key: key != "model") | st.just("a"), VALUES), NAMES)
 def test_a_document_without_a_model_is_left_alone(document: dict[str, Any], name: str) -> None:
     """Nested models and texts that look like one are no model of the request."""
-    assert rewrite.renamed(_encoded(document), name) is None
+    assert rename_model(_encoded(document), name) is None
 
 
 @pytest.mark.parametrize(
@@ -66,7 +65,7 @@ def test_a_document_without_a_model_is_left_alone(document: dict[str, Any], name
 )
 def test_bytes_around_the_name_stay(body: bytes, wanted: bytes | None) -> None:
     """Spaces, escapes, duplicates and lax numbers arrive as they were sent; other encodings become UTF-8."""
-    found = rewrite.renamed(body, "n")
+    found = rename_model(body, "n")
 
     assert found is not None
     assert found.body == (wanted or body.replace(b'"c"', b'"n"'))
@@ -90,7 +89,7 @@ def test_bytes_around_the_name_stay(body: bytes, wanted: bytes | None) -> None:
 )
 def test_what_is_no_object_is_left_alone(body: bytes) -> None:
     """Other bodies, cut ones and ones nested without end pass as they are."""
-    assert rewrite.renamed(body, "n") is None
+    assert rename_model(body, "n") is None
 
 
 @given(st.binary())
@@ -100,8 +99,8 @@ def test_what_is_no_object_is_left_alone(body: bytes) -> None:
 @example(b'{"model":"a"}}')
 def test_arbitrary_bytes_raise_nothing(body: bytes) -> None:
     """Whatever a client sends, a rewrite is made or it is not."""
-    rewrite.renamed(body, "n")
-    rewrite.renamed(b'{"model":"a","b":' + body + b"}", "n")
+    rename_model(body, "n")
+    rename_model(b'{"model":"a","b":' + body + b"}", "n")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +115,7 @@ def test_arbitrary_bytes_raise_nothing(body: bytes) -> None:
 )
 def test_the_header_that_asks(headers: dict[str, str], name: str) -> None:
     """The canonical name wins over its alias; header bytes are UTF-8."""
-    assert rewrite.wanted(headers) == name
+    assert requested_model(headers) == name
 
 
 RESPONSES = [
@@ -134,7 +133,7 @@ def test_a_response_cut_anywhere_is_written_back(response: bytes) -> None:
     wanted = re.sub(rb'("model": ?)"engine/lora-1"', rb'\1"my \\"model\\""', response)
     cuts = [[response[:at], response[at:]] for at in range(len(response) + 1)]
     for chunks in [*cuts, [response[i : i + 1] for i in range(len(response))]]:
-        back = WriteBack("engine/lora-1", 'my "model"')
+        back = ModelNameRestorer("engine/lora-1", 'my "model"')
         out = [back.feed(chunk) for chunk in chunks]
         assert b"".join((*out, back.feed(b"", last=True))) == wanted
 
@@ -145,7 +144,7 @@ def test_a_response_cut_anywhere_is_written_back(response: bytes) -> None:
 def test_pieces_of_a_name_are_neither_lost_nor_kept(pieces: list[bytes]) -> None:
     """However a stream is made of parts of the pattern, the outcome is that of the whole, and little is
     kept."""
-    back = WriteBack("e", "client")
+    back = ModelNameRestorer("e", "client")
     whole = b"".join(pieces)
     out = []
     for fed, piece in enumerate(pieces, 1):
@@ -158,7 +157,7 @@ def test_pieces_of_a_name_are_neither_lost_nor_kept(pieces: list[bytes]) -> None
 
 def test_names_beyond_ascii_are_found_in_both_forms() -> None:
     """Engines write such names raw or escaped."""
-    back = WriteBack("größe", "m")
+    back = ModelNameRestorer("größe", "m")
     text = '{"model":"größe"}'.encode() + json.dumps({"model": "größe"}).encode()
 
     assert back.feed(text, last=True) == b'{"model":"m"}{"model": "m"}'

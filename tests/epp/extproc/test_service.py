@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 import pytest
 from tests.epp.extproc import messages as m
+from tests.fakes.deferred import deferred
 
 from kvist_epp.errors import Shed
 from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
-from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
+from kvist_epp.extproc.pick_request import Decision, DecisionCallback, DeferredResult, PickRequest, PickResult
 from kvist_epp.extproc.service import PROTOCOL_ERRORS, ext_proc_methods
 from kvist_epp.http2.call import Call
 from kvist_epp.http2.grpc_health import Health
@@ -45,7 +46,7 @@ class Recorder:
 class World:
     """Every method, and what they were given and gave."""
 
-    answer: Callable[[PickRequest], Decision | Awaitable[Decision]] = lambda _: PICK
+    answer: Callable[[PickRequest], Decision | Awaitable[Decision] | DeferredResult] = lambda _: PICK
     sink: Recorder = field(default_factory=Recorder)
     health: Health = field(default_factory=Health)
     ended: list[AccessLogEntry] = field(default_factory=list)
@@ -53,12 +54,31 @@ class World:
 
     def call(self, method: str) -> Call:
         table = ext_proc_methods(
-            self.answer,
+            lambda request: deferred(self.answer(request)),
             self.ended.extend,
             self.health,
             on_error=lambda *what: self.protocol_errors.append(what),
         )
         return table[method](self.sink)
+
+
+class Later(DeferredResult):
+    """A decision that the test makes."""
+
+    def __init__(self) -> None:
+        self.callback: DecisionCallback | None = None
+        self.cancelled = 0
+
+    def then(self, callback: DecisionCallback) -> None:
+        self.callback = callback
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+def _decide(later: Later, decision: Decision | Exception) -> None:
+    assert later.callback is not None
+    later.callback(decision)
 
 
 def _kinds(sink: Recorder) -> list[str | None]:
@@ -152,6 +172,46 @@ async def test_a_half_closed_call_is_answered() -> None:
     await asyncio.sleep(0)
 
     assert (_kinds(world.sink), world.sink.closed) == (["request_headers"], [(0, "")])
+
+
+@pytest.mark.parametrize(
+    ("decision", "kind"), [(PICK, "request_headers"), (Shed("busy"), "immediate_response")]
+)
+def test_a_deferred_decision_is_answered_when_it_is_made(decision: Decision, kind: str) -> None:
+    """A deferred pick or refusal is sent when it is made, and repeated messages do not ask again."""
+    later = Later()
+    world = World(lambda _: later)
+    call = world.call(PROCESS_METHOD)
+    call.message(WHOLE)
+    call.message(m.request_body(b"again"))
+    call.half_closed()
+    assert (world.sink.sent, world.sink.closed) == ([], [])
+
+    _decide(later, decision)
+    assert (_kinds(world.sink), world.sink.closed) == ([kind], [(0, "")])
+    assert later.cancelled == 0
+
+
+def test_a_cancelled_call_cancels_its_deferred_decision() -> None:
+    """The decision is cancelled within the call, so that no request is queued for a client that has left."""
+    later = Later()
+    call = World(lambda _: later).call(PROCESS_METHOD)
+    call.message(WHOLE)
+    call.cancelled()
+
+    assert later.cancelled == 1
+
+
+def test_an_exception_of_a_deferred_decision_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    """An exception ends the call with INTERNAL, and its text is neither sent nor logged."""
+    later = Later()
+    world = World(lambda _: later)
+    world.call(PROCESS_METHOD).message(WHOLE)
+    _decide(later, RuntimeError("secret prompt"))
+
+    assert (world.sink.sent, world.sink.closed) == ([], [(13, "the pick failed")])
+    assert world.protocol_errors == [("pick-failed", 1)]
+    assert "secret" not in caplog.text
 
 
 def test_a_call_that_ends_without_a_question_is_closed() -> None:

@@ -13,7 +13,7 @@ from kvist_epp.errors import BadRequest, NoEndpoints, ProtocolError
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import HeaderMap, HeaderValue, Metadata
 from kvist_epp.extproc.pick_request import PickResult
-from kvist_epp.extproc.session import ExtProcSession, Step
+from kvist_epp.extproc.session import ExtProcSession, SessionStep
 from kvist_epp.names import BODY_CHUNK_BYTES
 
 DUPLEX = m.config(pb.FULL_DUPLEX_STREAMED, pb.FULL_DUPLEX_STREAMED)
@@ -60,7 +60,7 @@ def test_headers_are_read_from_value_and_raw_value() -> None:
 def test_full_duplex_answers_headers_body_and_ends() -> None:
     """Nothing is answered before the pick; then headers, then the body with its end, then the stream ends."""
     exchange = _duplex()
-    assert exchange.feed(m.request_body(b"first ", end=False)) == Step()
+    assert exchange.feed(m.request_body(b"first ", end=False)) == SessionStep()
     ask = m.asked(exchange, m.request_body(b"second"))
 
     step = exchange.on_decision(PICK)
@@ -150,7 +150,7 @@ def test_modes_without_a_body_ask_at_the_headers(mode: int) -> None:
 def test_without_a_configuration_full_duplex_is_meant() -> None:
     """A gateway that says nothing is treated as the protocol demands of gateways."""
     exchange = ExtProcSession()
-    assert exchange.feed(m.request_headers()) == Step()
+    assert exchange.feed(m.request_headers()) == SessionStep()
     m.asked(exchange, m.request_body(b"body"))
 
     assert m.kinds(exchange.on_decision(PICK)) == ["request_headers", "request_body"]
@@ -161,19 +161,19 @@ def test_a_repeated_last_chunk_is_ignored() -> None:
     exchange = _duplex()
     m.asked(exchange, m.request_body(b"body"))
 
-    assert exchange.feed(m.request_body(b"body")) == Step()
+    assert exchange.feed(m.request_body(b"body")) == SessionStep()
     assert [chunk.body for chunk in m.chunks(exchange.on_decision(PICK))] == [b"body"]
-    assert exchange.feed(m.request_body(b"body")) == Step()
+    assert exchange.feed(m.request_body(b"body")) == SessionStep()
 
 
 def test_a_second_decision_is_ignored() -> None:
     """Only the first answer to a question counts, and none is taken before the question."""
     exchange = _duplex()
-    assert exchange.on_decision(PICK) == Step()
+    assert exchange.on_decision(PICK) == SessionStep()
     exchange.feed(m.request_body(b""))
     exchange.on_decision(PICK)
 
-    assert exchange.on_decision(NoEndpoints("none")) == Step()
+    assert exchange.on_decision(NoEndpoints("none")) == SessionStep()
 
 
 @pytest.mark.parametrize("protocol", [DUPLEX, BUFFERED])
@@ -186,7 +186,7 @@ def test_a_refusal_is_the_only_answer(protocol: pb.ProtocolConfiguration) -> Non
     step = exchange.on_decision(BadRequest("no JSON"))
 
     assert (m.kinds(step), step.end) == (["immediate_response"], True)
-    assert exchange.feed(m.response_headers()) == Step()
+    assert exchange.feed(m.response_headers()) == SessionStep()
 
 
 @pytest.mark.parametrize(
@@ -224,14 +224,14 @@ def test_observability_mode_asks_nothing() -> None:
     """Where answers are ignored, none is made, and the gateway ends the stream."""
     exchange = ExtProcSession()
 
-    assert exchange.feed(m.request_headers(DUPLEX, end=True, observability_mode=True)) == Step()
-    assert exchange.feed(m.response_headers()) == Step()
+    assert exchange.feed(m.request_headers(DUPLEX, end=True, observability_mode=True)) == SessionStep()
+    assert exchange.feed(m.response_headers()) == SessionStep()
 
 
 @pytest.mark.parametrize("message", [m.response_headers(), m.response_body(b"x"), m.response_trailers()])
 def test_a_response_before_the_pick_ends_the_stream(message: bytes) -> None:
     """When the gateway answers by itself before the body has ended, there is nothing left to do."""
-    assert _duplex().feed(message) == Step(end=True)
+    assert _duplex().feed(message) == SessionStep(end=True)
 
 
 @pytest.mark.parametrize("mode", [pb.BUFFERED, pb.BUFFERED_PARTIAL])
@@ -272,11 +272,11 @@ RENAMED = b'{"model":"engine-name","messages":[]}'
 
 def _renamed(
     protocol: pb.ProtocolConfiguration, *messages: bytes, picked: PickResult = PICK
-) -> tuple[Any, Step]:
+) -> tuple[Any, SessionStep]:
     exchange = ExtProcSession()
     first, *between = [m.request_headers(protocol, headers=REWRITE), *messages[:-1]]
     for message in (first, *between):
-        assert exchange.feed(message).ask is None
+        assert exchange.feed(message).request is None
     return m.asked(exchange, messages[-1]), exchange.on_decision(picked)
 
 
@@ -327,7 +327,7 @@ def test_no_rewrite_where_the_body_is_not_seen(
     """Without the whole body nothing is changed, and the wish travels on."""
     exchange = ExtProcSession()
     *_, step = [exchange.feed(x) for x in (m.request_headers(protocol, headers=REWRITE), *messages)]
-    assert step.ask is not None
+    assert step.request is not None
 
     [answer] = m.read(exchange.on_decision(PICK))
 
@@ -357,7 +357,7 @@ def test_undecodable_messages_are_protocol_errors() -> None:
 
 def test_messages_of_unknown_kinds_are_let_pass() -> None:
     """A message without anything we know does nothing."""
-    assert ExtProcSession().feed(b"") == Step()
+    assert ExtProcSession().feed(b"") == SessionStep()
 
 
 @given(st.binary(), st.binary(), st.integers(0, 40))
@@ -366,7 +366,7 @@ def test_arbitrary_bytes_raise_nothing_else(first: bytes, second: bytes, cut: in
     exchange = ExtProcSession(observe_responses=True)
     for message in (first, m.request_headers(DUPLEX), m.request_body(second)[:-cut], second):
         try:
-            if exchange.feed(message).ask:
+            if exchange.feed(message).request:
                 exchange.on_decision(PICK)
         except ProtocolError:
             continue

@@ -5,7 +5,7 @@ from tests.epp.extproc import messages as m
 from tests.epp.extproc.test_session import PICK
 
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
-from kvist_epp.extproc.session import STREAMED_LOOKAHEAD_BYTES, ExtProcSession, Step
+from kvist_epp.extproc.session import STREAMED_LOOKAHEAD_BYTES, ExtProcSession, SessionStep
 
 
 def test_early_streamed_bodies_are_collected() -> None:
@@ -35,7 +35,7 @@ def test_a_streamed_body_that_follows_the_pick_is_let_pass() -> None:
     kinds = [["request_headers"], ["request_body"], ["request_body"], ["request_body"]]
     assert [m.kinds(step) for step in steps] == kinds
     assert [step.end for step in steps] == [False, False, False, True]
-    assert exchange.feed(m.request_body(b"c")) == Step()
+    assert exchange.feed(m.request_body(b"c")) == SessionStep()
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -56,7 +56,7 @@ def test_what_comes_while_the_picker_thinks_is_answered_with_the_pick() -> None:
     half = bytes(STREAMED_LOOKAHEAD_BYTES)
     m.asked(exchange, m.request_headers(m.config(pb.STREAMED, early=True)), m.request_body(half, end=False))
     for last in (False, True):
-        assert exchange.feed(m.request_body(b"more", end=last)) == Step()
+        assert exchange.feed(m.request_body(b"more", end=last)) == SessionStep()
 
     step = exchange.on_decision(PICK)
     assert (m.kinds(step), step.end) == (["request_headers", *["request_body"] * 3], True)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_epp.extproc.usage import LIMIT_BYTES, Usage, UsageReader
+from kvist_epp.extproc.response import MAX_USAGE_BYTES, Usage, UsageReader
 
 CHAT = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
 STREAM = (
@@ -102,10 +102,10 @@ def test_what_is_no_count_is_not_read(usage: bytes) -> None:
 def test_the_carry_is_bounded() -> None:
     """A usage object without an end is given up, and the next one is read."""
     reader = UsageReader()
-    for _ in range(LIMIT_BYTES):
+    for _ in range(MAX_USAGE_BYTES):
         reader.feed(b'{"usage":{"a":"')
-        assert len(reader._carry) <= 2 * LIMIT_BYTES
-    reader.feed(b'"}}' + b" " * LIMIT_BYTES + STREAM)
+        assert len(reader._carry) <= 2 * MAX_USAGE_BYTES
+    reader.feed(b'"}}' + b" " * MAX_USAGE_BYTES + STREAM)
 
     assert reader.usage == Usage(9, 3, 8)
 

@@ -3,8 +3,8 @@
 import pytest
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.extproc.pb.health_pb2 import HealthCheckResponse, HealthListResponse
 from kvist_epp.http2.grpc_health import Health, service_of
+from kvist_epp.http2.pb.health_pb2 import HealthCheckResponse, HealthListResponse
 from kvist_epp.names import LIVENESS, READINESS
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING

@@ -1,4 +1,4 @@
-"""Replicas on real sockets in one process: ledgers, books, followers and links, without a picker."""
+"""Replicas on real sockets in one process: ledgers, load servers and connections, without a picker."""
 
 import asyncio
 import time
@@ -26,7 +26,7 @@ INTERVAL = 0.02
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Waits for it; the suite's own time limit ends what never comes."""
+    """Wait for a condition; the time limit of the test suite bounds the wait."""
     while not condition():
         await asyncio.sleep(0.005)
 
@@ -34,19 +34,19 @@ async def until(condition: Callable[[], object]) -> None:
 async def listen(
     methods: Mapping[str, Method], transport: str = "fast", tls: Certificates | None = None, port: int = 0
 ) -> Server:
-    """Serves methods on either transport."""
+    """Serve methods on either transport."""
     if transport == "grpc":
         return await serve_grpc(methods, HOST, port, tls=tls)
     return await serve_http2(methods, HOST, port, ssl=tls.server_context() if tls else None)
 
 
 @dataclass(eq=False)
-class Talker:
-    """One replica."""
+class SocketReplica:
+    """One replica with its port."""
 
     name: str
     certificates: Certificates | None = None
-    told: list[AccessLogEntry] = field(default_factory=list)
+    log_entries: list[AccessLogEntry] = field(default_factory=list)
     port: int = 0
     server: Server | None = None
     ledger: Ledger = field(init=False)
@@ -72,41 +72,41 @@ class Talker:
         )
 
     def handshake(self) -> Handshake:
-        """Who it is."""
+        """Return the handshake of this replica."""
         return Handshake(self.name, b"", snapshot_ready=True)
 
     def take(self, entries: Sequence[AccessLogEntry]) -> None:
-        """Entries of the access log, from others."""
-        self.told += entries
+        """Record access-log entries that were forwarded by another replica."""
+        self.log_entries += entries
 
     def routed(self, *sessions: str) -> None:
-        """Requests go to the pod."""
+        """Route requests to the endpoint."""
         for session in sessions:
             self.ledger.routed(session, POD, 100, 100, time.monotonic())
 
     async def serve(self, transport: str = "fast") -> None:
-        """Opens the port: the same one when it was open before."""
+        """Open the port: the same one as before, if it was open before."""
         methods: dict[str, Method] = {REPLICA_FOLLOW_METHOD: self.load_server.start}
         self.server = await listen(methods, transport, self.certificates, self.port)
         self.port = self.server.port
 
-    async def shut(self) -> None:
-        """Closes it, as a process that ends."""
+    async def close(self) -> None:
+        """Close the port, as a process that ends does."""
         if self.server is not None:
             await self.server.close()
 
     def follow(self, port: int, host: str = HOST) -> ReplicaConnection:
-        """Follows whoever is at the port."""
+        """Follow the replica at a port."""
         link = ReplicaConnection(ReplicaAddress(host, HOST, port), self.context)
         self.tasks.append(asyncio.create_task(link.run()))
         return link
 
     def follow_only(self, address: ReplicaAddress) -> ReplicaConnection:
-        """A link that somebody else runs."""
+        """Return a connection that the caller runs."""
         return ReplicaConnection(address, self.context)
 
     async def tick(self) -> None:
-        """For ever."""
+        """Send updates until cancelled."""
         while True:
             self.load_server.tick()
             self.remote_load.poll(time.monotonic())
@@ -114,12 +114,12 @@ class Talker:
 
 
 @asynccontextmanager
-async def talkers(
+async def running_replicas(
     *names: str, transport: str = "fast", certificates: Sequence[Certificates | None] = ()
-) -> AsyncIterator[list[Talker]]:
-    """Replicas that listen and tell; whom they follow is the test's choice."""
+) -> AsyncIterator[list[SocketReplica]]:
+    """Start replicas that listen and send updates; the test chooses which replicas they follow."""
     given = certificates or [None] * len(names)
-    found = [Talker(name, one) for name, one in zip(names, given, strict=True)]
+    found = [SocketReplica(name, one) for name, one in zip(names, given, strict=True)]
     try:
         for one in found:
             await one.serve(transport)
@@ -128,11 +128,11 @@ async def talkers(
     finally:
         for one in found:
             await ended(one.tasks)
-            await one.shut()
+            await one.close()
 
 
 async def ended(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancels tasks and waits for them."""
+    """Cancel tasks and wait for them."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Messages between replicas: what is read is what was written; anything else is refused."""
+"""Messages between replicas are read as they were written; everything else is refused."""
 
 from typing import Any
 
@@ -56,8 +56,8 @@ entries = st.builds(
 )
 
 
-def request(entry: RemoteRequest) -> Request:
-    """A request that is told as this entry."""
+def local_request(entry: RemoteRequest) -> Request:
+    """Return a local_request whose update contains this row."""
     return Request(
         session=entry.session,
         load=Load(entry.endpoint),
@@ -89,8 +89,8 @@ def test_updates_are_read_as_they_were_written(
     whole: tuple[bool, bool],
     leaving: bool,
 ) -> None:
-    """Every field, for any values."""
-    told = list(map(request, rows))
+    """All fields survive encoding and decoding, for any values."""
+    told = list(map(local_request, rows))
     known = dict(zip(told, (row.digests for row in rows), strict=True))
     more: dict[str, Any] = {
         "handshake": handshake,
@@ -107,10 +107,10 @@ def test_updates_are_read_as_they_were_written(
 
 
 @given(st.none() | handshakes, numbers, st.lists(texts, max_size=5), counts)
-def test_what_followers_and_readers_say_is_read_as_it_was_written(
+def test_acknowledgements_and_snapshot_requests_are_read_as_they_were_written(
     handshake: Handshake | None, seq: int, publishers: list[str], chunks: int
 ) -> None:
-    """Hellos, acknowledgements, wishes."""
+    """Handshakes, acknowledgements and snapshot requests survive encoding and decoding."""
     assert decode_ack(encode_ack(handshake, seq)) == (handshake, seq)
     assert decode_snapshot_request(encode_snapshot_request(chunks, handshake, publishers)) == (
         handshake,
@@ -121,7 +121,7 @@ def test_what_followers_and_readers_say_is_read_as_it_was_written(
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
-    """A stranger on the port raises nothing but ProtocolError."""
+    """Bytes of a stranger raise nothing but ProtocolError."""
     for read in (decode_update, decode_ack, decode_snapshot_request):
         try:
             read(data)
@@ -129,10 +129,10 @@ def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
             continue
 
 
-def test_columns_that_do_not_go_together_are_refused() -> None:
-    """A request without its pod is not guessed at."""
+def test_columns_of_different_lengths_are_refused() -> None:
+    """An update with a local_request that lacks its endpoint is refused as a whole."""
     update = encode_update(
-        1, NOW, [request(RemoteRequest(1, "s", "ns/pod", 1, 1, 1, 0.0, 0.0, progressed=False))]
+        1, NOW, [local_request(RemoteRequest(1, "s", "ns/pod", 1, 1, 1, 0.0, 0.0, progressed=False))]
     )
 
     with pytest.raises(ProtocolError, match="columns"):

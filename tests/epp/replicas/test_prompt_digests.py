@@ -1,4 +1,4 @@
-"""Prompts on their way elsewhere: found again by their beginnings, and gone with their requests."""
+"""Prompts in flight to endpoints: found by their prefixes, and removed with their requests."""
 
 import msgspec
 from hypothesis import given
@@ -23,7 +23,7 @@ PODS = ("p", "q")
 
 
 def shared(one: bytes, other: bytes) -> int:
-    """Bytes that two prompts are known to have in common: whole steps, or all of them."""
+    """Return the bytes that two prompts are known to have in common: whole steps, or all of them."""
     if one == other:
         return len(one)
     steps = 0
@@ -33,12 +33,13 @@ def shared(one: bytes, other: bytes) -> int:
 
 
 @given(st.lists(st.tuples(st.sampled_from(PODS), roots, prompts), max_size=6), roots, prompts)
-def test_the_longest_common_beginning_is_found_for_each_endpoint(
+def test_the_longest_common_prefix_is_found_for_each_endpoint(
     routed: list[tuple[str, tuple[str | None, str | None], bytes]],
     root: tuple[str | None, str | None],
     prompt: bytes,
 ) -> None:
-    """In whole steps, or all of it, under the same root; and when all have ended nothing is left."""
+    """A match has whole steps, or the whole prompt, under the same root; when all requests have ended none is
+    left."""
     prefixes = PrefixesInFlight()
     notes = [(pod, PromptDigests.compute(above, text)) for pod, above, text in routed]
     for pod, note in notes:
@@ -54,8 +55,8 @@ def test_the_longest_common_beginning_is_found_for_each_endpoint(
     assert (len(prefixes), prefixes.match(root, prompt)) == (0, {})
 
 
-def test_what_is_told_of_a_prompt_is_bounded() -> None:
-    """Beyond 256 KiB prompts are told apart by the whole alone."""
+def test_the_number_of_digests_is_bounded() -> None:
+    """Beyond 256 KiB prompts differ by the digest of the whole alone."""
     long, short = (
         PromptDigests.compute((None, None), b"x" * size)
         for size in (STEP_BYTES * (MAX_STEPS + 9), STEP_BYTES - 1)
@@ -65,8 +66,8 @@ def test_what_is_told_of_a_prompt_is_bounded() -> None:
     assert len({long.whole, short.whole, *long.prefixes}) == MAX_STEPS + 2
 
 
-def test_an_endpoint_is_found_by_the_whole_of_a_prompt_that_is_longer_than_what_is_told() -> None:
-    """Equal to the last byte: all of it is on its way there; else as far as the steps go."""
+def test_a_prompt_with_more_than_the_maximum_of_steps_is_found_by_its_whole() -> None:
+    """A prompt that is equal to the last byte matches completely, another one as far as the steps reach."""
     prefixes, prompt = PrefixesInFlight(), b"x" * STEP_BYTES * MAX_STEPS + b"yz"
     prefixes.add("p", PromptDigests.compute((None, None), prompt))
 
@@ -74,8 +75,8 @@ def test_an_endpoint_is_found_by_the_whole_of_a_prompt_that_is_longer_than_what_
     assert prefixes.match((None, None), prompt + b"!") == {"p": STEP_BYTES * MAX_STEPS}
 
 
-def test_what_an_older_replica_told_draws_nobody_by_the_whole() -> None:
-    """It tells no digest of the whole prompt: that is nobody's."""
+def test_an_older_replica_without_a_digest_of_the_whole_matches_no_prompt_by_it() -> None:
+    """A digest of the whole that was not announced is 0 and equals no prompt's."""
     prefixes = PrefixesInFlight()
     prefixes.add("p", PromptDigests((None, None), ()))
 
@@ -83,7 +84,8 @@ def test_what_an_older_replica_told_draws_nobody_by_the_whole() -> None:
 
 
 def test_equal_texts_to_different_models_are_different_prompts() -> None:
-    """An adapter's keys and values are its own: one does not compute the other."""
+    """The KV cache blocks of an adapter are its own, so that computing one prompt does not compute the
+    other."""
     plain, tuned = (PromptDigests.compute((adapter, None), b"handshake") for adapter in (None, "tuned"))
 
     assert plain.whole == tuned.whole
@@ -94,16 +96,17 @@ LONG = " ".join(f"word{number}" for number in range(4000))
 
 
 def picked(parts: Parts, text: str) -> PickResult:
-    """Where this prompt goes."""
+    """Return the decision for a prompt."""
     decision = parts.picker.decide(ask(chat(text)))
     assert isinstance(decision, PickResult)
     return decision
 
 
-def test_a_prefix_another_replica_just_sent_to_a_pod_draws_the_same_prefix_there() -> None:
-    """That pod owes more than the others; a second copy would cost all of the prefill again."""
+def test_a_prefix_that_another_replica_just_sent_to_an_endpoint_attracts_the_same_prefix() -> None:
+    """The endpoint has a larger backlog than the others, but a second copy would cost the whole prefill
+    again."""
     other, here, alone = make(), make(), make()
-    told, peers, stranger = joined(other), joined(here), joined(alone)
+    told, replication, stranger = joined(other), joined(here), joined(alone)
     other.picker.turn = 1
     first = picked(other, LONG)
     [flight] = [f for flights in other.picker.flights._by_session.values() for f in flights]
@@ -114,27 +117,28 @@ def test_a_prefix_another_replica_just_sent_to_a_pod_draws_the_same_prefix_there
     entry = RemoteRequest(
         1, "other.1", flight.endpoint, tokens, tokens, request.total, 0.0, 0.0, progressed=False
     )
-    tell(peers, 1, msgspec.structs.replace(entry, digests=prefix))
+    tell(replication, 1, msgspec.structs.replace(entry, digests=prefix))
     tell(stranger, 1, entry)
 
     assert request.uncached >= ANNOUNCED_TOKENS
     assert picked(here, LONG + " and more").endpoints[0] == first.endpoints[0]
     assert picked(alone, LONG + " and more").endpoints[0] != first.endpoints[0]
-    peers.remote_load.apply("other", LoadUpdate(2, ended_numbers=[1]), here.clock.now)
-    assert len(peers.remote_load.prefixes) == 0
+    replication.remote_load.apply("other", LoadUpdate(2, ended_numbers=[1]), here.clock.now)
+    assert len(replication.remote_load.prefixes) == 0
 
 
-def test_a_prompt_that_two_replicas_send_to_a_pod_at_once_is_owed_once() -> None:
-    """Neither knew of the other's: both count its tokens once, and none when the engine has told of one."""
+def test_a_prompt_that_two_replicas_send_to_an_endpoint_at_once_is_in_its_backlog_once() -> None:
+    """Both replicas count the tokens of the prompt once, and none when events report that one request was
+    computed."""
     one, other = make(), make()
     replicas = {"one": (one, joined(one)), "other": (other, joined(other))}
     rows: dict[str, RemoteRequest] = {}
-    for name, (parts, peers) in replicas.items():
+    for name, (parts, replication) in replicas.items():
         parts.picker.turn = 1
         picked(parts, LONG)
         [request] = parts.picker.ledger.ours()
         tokens = int(request.uncached)
-        prefix = peers._describe(request)
+        prefix = replication._describe(request)
         rows[name] = RemoteRequest(
             1, f"{name}.1", request.load.key, tokens, tokens, request.total, 0.0, 0.0, False, prefix
         )
@@ -149,18 +153,19 @@ def test_a_prompt_that_two_replicas_send_to_a_pod_at_once_is_owed_once() -> None
     assert one.picker.ledger.owed(rows["one"].endpoint) == 0
 
 
-def test_short_or_known_prompts_are_not_told() -> None:
-    """Nor those an engine has taken up: their blocks are in the index soon."""
+def test_short_or_known_prompts_are_not_announced() -> None:
+    """A prompt that an engine has started is not announced either, because its blocks are in the index
+    soon."""
     parts = make()
-    peers = joined(parts)
+    replication = joined(parts)
     picked(parts, "handshake")
     [short] = parts.picker.ledger.ours()
     picked(parts, LONG)
     long = parts.picker.ledger.ours()[-1]
-    before = peers._describe(long)
+    before = replication._describe(long)
     flight = parts.picker.flights.find(long.session)
     assert flight is not None
     parts.picker.flights.release(flight)
 
-    assert (peers._describe(short), before is None, peers._describe(long)) == (None, False, None)
-    peers._after.ended([ended(long.session)])
+    assert (replication._describe(short), before is None, replication._describe(long)) == (None, False, None)
+    replication._after.ended([ended(long.session)])

@@ -177,7 +177,7 @@ def test_both_revisions_request_snapshots_alike_and_grant_them_to_each_other() -
 
 
 def test_an_old_replica_can_read_the_snapshot_of_this_revision() -> None:
-    """The same index yields exactly the bytes that the old revision sends and reads."""
+    """An equal index yields exactly the bytes that the old revision sends and reads."""
     assert chunks_sent(filled()) == recorded("chunks")
 
 

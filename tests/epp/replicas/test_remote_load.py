@@ -1,4 +1,4 @@
-"""Load between replicas: whatever is lost on the way, in the end all books say the same."""
+"""Load between replicas: whatever is lost on the way, in the end all ledgers agree."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,7 +12,7 @@ picks = st.integers(0, 10)
 
 
 class Replicas(RuleBasedStateMachine):
-    """Three replicas that route, end, lose messages, part, die and come back."""
+    """Three replicas that route, end requests, lose messages, are partitioned, die and come back."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Replicas(RuleBasedStateMachine):
         self.routed: list[tuple[Replica, str]] = []
 
     def one(self, pick: int) -> Replica:
-        """One of those that live."""
+        """Return one of the live replicas."""
         return self.world.replicas[pick % len(self.world.replicas)]
 
     @rule(
@@ -30,56 +30,57 @@ class Replicas(RuleBasedStateMachine):
         session=st.sampled_from(["", "", "", "client"]),
     )
     def route(self, pick: int, pod: str, tokens: int, session: str) -> None:
-        """A request; some clients use one session id for all of theirs, everywhere."""
+        """Route a request; some clients use one session id for all their requests, at all replicas."""
         replica = self.one(pick)
         self.routed.append((replica, replica.routed(pod, tokens, self.world.now, session)))
 
     @rule(pick=picks, at=picks)
     def end(self, pick: int, at: int) -> None:
-        """A gateway says that a request has ended, to any replica."""
+        """Report the end of a request to any replica."""
         if self.routed:
             _, session = self.routed.pop(at % len(self.routed))
             self.one(pick).logged(session, self.world.now)
 
     @rule(ticks=st.integers(1, 60))
     def time(self, ticks: int) -> None:
-        """Time passes."""
+        """Let time pass."""
         for _ in range(ticks):
             self.world.tick()
 
     @rule(pick=picks, update=st.booleans())
     def lose(self, pick: int, update: bool) -> None:
-        """A message is lost in a conversation."""
+        """Lose a message between two replicas."""
         self.world.tick()
-        talk = self.world.talks[pick % len(self.world.talks)]
-        (talk.updates if update else talk.acknowledged).clear()
+        connection = self.world.connections[pick % len(self.world.connections)]
+        (connection.updates if update else connection.acknowledged).clear()
 
     @rule(pick=picks, other=picks)
     def part(self, pick: int, other: int) -> None:
-        """Two replicas do not reach each other any more; what they send waits on the way."""
+        """Partition two replicas; their messages wait on the way."""
         self.world.cut.add(frozenset((self.one(pick).name, self.one(other).name)))
 
     @rule()
     def heal(self) -> None:
-        """Everybody reaches everybody."""
+        """Remove all partitions."""
         self.world.cut.clear()
 
     @rule(pick=picks)
     def reconnect(self, pick: int) -> None:
-        """A connection breaks and is opened again."""
-        talk = self.world.talks[pick % len(self.world.talks)]
-        self.world.talk(talk.follower, talk.followed)
+        """Break a connection and open it again."""
+        connection = self.world.connections[pick % len(self.world.connections)]
+        self.world.connect(connection.follower, connection.followed)
 
     @rule(pick=picks, politely=st.booleans())
     def restart(self, pick: int, politely: bool) -> None:
-        """A replica is killed, or leaves; another one takes its place."""
+        """Kill a replica, or let it leave; another one takes its place."""
         replica = self.one(pick)
         (self.world.leave if politely else self.world.die)(replica)
         self.world.join()
 
     @invariant()
-    def books_are_in_order(self) -> None:
-        """What a pod owes is the sum of its requests; nobody has its own requests as a peer's."""
+    def ledgers_are_consistent(self) -> None:
+        """The backlog of an endpoint is the sum of its requests, and no replica has its own requests as
+        remote ones."""
         for replica in self.world.replicas:
             for pod in PODS:
                 load = replica.ledger.load(pod)
@@ -90,8 +91,11 @@ class Replicas(RuleBasedStateMachine):
             )
 
     def teardown(self) -> None:
-        """After quiet all agree, but for what is about to expire: an update that was held up on its way
-        makes it younger. And when everything has expired nothing is left of it."""
+        """Check that all ledgers agree after a quiet time, and are empty when everything has expired.
+
+        Requests that are about to expire are exempt: an update that was delayed on its way makes them
+        younger.
+        """
         self.world.calm(3 * SILENCE_SECONDS)
         present = {replica.name for replica in self.world.replicas}
         lasting = self.world.now - EXPIRE + 2 * SILENCE_SECONDS
@@ -125,7 +129,7 @@ TestReplicas.settings = settings(max_examples=60, stateful_step_count=40, deadli
 
 
 def test_load_routed_by_one_is_seen_by_the_others_within_an_interval() -> None:
-    """What a replica routes counts for all, as tokens and as a running request."""
+    """A request that one replica routes counts in all ledgers, by its tokens and as a running request."""
     world = World(3)
     world.calm(0.2)
     world.replicas[0].routed("ns/a", 5000, world.now)
@@ -137,8 +141,8 @@ def test_load_routed_by_one_is_seen_by_the_others_within_an_interval() -> None:
         assert abs(replica.ledger.owed("ns/a", now) - 4900) <= 1
 
 
-def test_a_silent_replica_is_dropped_and_its_requests_are_foreign_until_it_is_back() -> None:
-    """A partition costs knowledge of tokens, not of running requests; healed, nothing counts twice."""
+def test_requests_of_a_silent_replica_are_untracked_until_it_is_back() -> None:
+    """A partition loses the tokens of requests, not their number; after it nothing counts twice."""
     world = World(2)
     here, there = world.replicas
     world.calm(0.2)
@@ -157,8 +161,8 @@ def test_a_silent_replica_is_dropped_and_its_requests_are_foreign_until_it_is_ba
     assert load.owed > 40_000
 
 
-def test_a_scrape_that_saw_a_request_before_gossip_did_does_not_count_it_twice() -> None:
-    """Foreign by a scrape, then told by a peer: one request."""
+def test_a_request_that_a_scrape_counted_before_its_update_counts_once() -> None:
+    """A request that is untracked by a scrape and then arrives in an update is one request."""
     world = World(2)
     here, there = world.replicas
     world.calm(0.2)
@@ -170,8 +174,8 @@ def test_a_scrape_that_saw_a_request_before_gossip_did_does_not_count_it_twice()
     assert (before, here.ledger.running("ns/a")) == (1, 1)
 
 
-def test_the_access_log_of_a_request_reaches_whoever_routed_it() -> None:
-    """Envoy's log stream goes to one replica, whichever routed the request."""
+def test_an_access_log_entry_reaches_the_replica_that_routed_the_request() -> None:
+    """Envoy's access log goes to one replica, whichever replica routed the request."""
     world = World(3)
     first, second, _ = world.replicas
     world.calm(0.2)
@@ -179,18 +183,18 @@ def test_the_access_log_of_a_request_reaches_whoever_routed_it() -> None:
     world.tick()
     second.logged(own, world.now)
     second.logged(chosen, world.now)
-    second.logged("nobody's", world.now)
-    told = [
+    second.logged("unknown", world.now)
+    forwarded = [
         len(second.remote_load.outbox(replica.name)) for replica in world.replicas if replica is not second
     ]
     world.calm(0.3)
 
-    assert told == [3, 1]
+    assert forwarded == [3, 1]
     assert [replica.state() for replica in world.replicas] == [set(), set(), set()]
 
 
-def test_a_log_entry_of_our_own_that_came_twice_is_nobody_elses() -> None:
-    """A request that has ended already is not asked around for."""
+def test_a_second_log_entry_of_an_own_request_is_not_forwarded() -> None:
+    """An entry of a request that has ended already goes to no other replica."""
     world = World(2)
     here, there = world.replicas
     session = here.routed("ns/a", 100, world.now)
@@ -200,8 +204,8 @@ def test_a_log_entry_of_our_own_that_came_twice_is_nobody_elses() -> None:
     assert len(here.remote_load.outbox(there.name)) == 0
 
 
-def test_a_replica_that_left_hands_its_requests_over() -> None:
-    """They stay on everybody's books; the gateway's word to any replica ends them on all."""
+def test_requests_of_a_replica_that_left_stay_in_the_other_ledgers() -> None:
+    """An access-log entry at any replica ends them in all ledgers."""
     world = World(3)
     gone, here, there = world.replicas
     session = gone.routed("ns/a", 100, world.now)
@@ -216,8 +220,9 @@ def test_a_replica_that_left_hands_its_requests_over() -> None:
     assert here.remote_load.counts() == {"heard": 1, "silent": 0, "left": 1}
 
 
-def test_scrapes_end_orphans_but_leave_a_peers_requests_to_the_peer() -> None:
-    """An engine that has fewer requests: each replica ends its own; nobody else would end an orphan."""
+def test_scrapes_end_orphans_but_not_the_requests_of_a_live_replica() -> None:
+    """If an engine has fewer requests, each replica ends its own, and all end those of a replica that has
+    left."""
     world = World(3)
     gone, here, there = world.replicas
     for replica in world.replicas:
@@ -233,7 +238,8 @@ def test_scrapes_end_orphans_but_leave_a_peers_requests_to_the_peer() -> None:
 
 
 def test_two_replicas_never_wait_for_each_other_to_end_a_request() -> None:
-    """Of two requests heard of at the same moment each takes its own for the one that has ended."""
+    """If two requests had their last event at the same moment, each replica takes its own as the one that
+    ended."""
     world = World(2)
     for replica in world.replicas:
         replica.routed("ns/a", 100, world.now)
@@ -248,8 +254,8 @@ def test_two_replicas_never_wait_for_each_other_to_end_a_request() -> None:
         assert replica.ledger.running("ns/a") == 1
 
 
-def test_what_ended_while_a_connection_was_broken_ends_when_everything_is_told_anew() -> None:
-    """Nobody says that it has ended; it is not among what is open."""
+def test_a_request_that_ended_during_a_break_ends_with_the_next_full_update() -> None:
+    """No update reports the end, but the request is missing from the list of open ones."""
     world = World(2)
     here, there = world.replicas
     world.calm(0.2)
@@ -260,11 +266,11 @@ def test_what_ended_while_a_connection_was_broken_ends_when_everything_is_told_a
     world.tick()
     there.logged(ended, world.now)
     world.tick()
-    [talk] = [talk for talk in world.talks if talk.follower is here]
-    world.talk(here, there)
+    [connection] = [connection for connection in world.connections if connection.follower is here]
+    world.connect(here, there)
     world.calm(0.3)
 
-    assert talk.out.in_flight
+    assert connection.outgoing.in_flight
     assert here.state() == there.state()
     assert {session for _, _, session, _ in here.state()} >= {kept}
     assert here.ledger.running("ns/a") == 2

@@ -1,4 +1,4 @@
-"""Replicas and the picker: whose events and whose ends are whose; flags; the page and the metrics."""
+"""Replication in a picker: whose events and ends are whose, its flags, the page and the metrics."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -24,36 +24,37 @@ CERTIFICATES = "a folder"
 
 
 def joined(parts: Parts) -> Replication:
-    """The picker has replicas: one, called ``other``, has said handshake."""
+    """Give the picker a replica, called ``other``, that has just connected."""
     membership = Membership(SETTINGS, parts.picker, None, None, Trust())
-    peers = Replication(SETTINGS, membership, None, clock=parts.clock)
-    peers.attach()
-    peers.remote_load.on_connected("other", parts.clock.now)
-    return peers
+    replication = Replication(SETTINGS, membership, None, clock=parts.clock)
+    replication.attach()
+    replication.remote_load.on_connected("other", parts.clock.now)
+    return replication
 
 
-def tell(peers: Replication, seq: int, *entries: RemoteRequest, leaving: bool = False) -> None:
-    """The other replica says what it routed."""
+def tell(replication: Replication, seq: int, *entries: RemoteRequest, leaving: bool = False) -> None:
+    """Apply an update of the other replica."""
     first = seq == 1
     update = LoadUpdate(seq, full_begins=first, full_ends=first, requests=entries, leaving=leaving)
-    peers.remote_load.apply("other", update, peers._clock())
+    replication.remote_load.apply("other", update, replication._clock())
 
 
 def entry(session: str, endpoint: str = "t/e0", tokens: int = 1000) -> RemoteRequest:
-    """A request just routed."""
+    """Return a request that was just routed."""
     return RemoteRequest(1, session, endpoint, tokens, tokens, tokens, 0.0, 0.0, progressed=False)
 
 
 def ended(session: str, status: int = 200, request_id: str | None = None) -> AccessLogEntry:
-    """An entry of the access log."""
+    """Return an entry of the access log."""
     return AccessLogEntry(session, request_id, None, None, status, None, None)
 
 
-def test_events_show_how_far_the_requests_of_others_are() -> None:
-    """Every replica hears every engine: a peer's prefill advances, and ends, without its word."""
+def test_events_advance_the_requests_of_other_replicas() -> None:
+    """Every replica receives the events of every engine: remote prefills advance and end without an
+    update."""
     parts = make()
-    peers = joined(parts)
-    tell(peers, 1, entry("other.1"))
+    replication = joined(parts)
+    tell(replication, 1, entry("other.1"))
     load = parts.picker.ledger.load("t/e0")
     seen = Observed("t/e0/0", "t/e0", "other.1", 400, 0, "prompt", 400)
     parts.picker.observed(seen)
@@ -64,96 +65,100 @@ def test_events_show_how_far_the_requests_of_others_are() -> None:
     parts.picker.observed(Observed("t/e1/0", "t/e1", "stranger", 16, None, "decode", 16))
 
 
-def test_the_end_of_a_request_goes_to_whoever_routed_it() -> None:
-    """Ours settles here; another's is passed on; one that another was told comes back here."""
+def test_the_end_of_a_request_goes_to_the_replica_that_routed_it() -> None:
+    """An own request ends here, a remote one is forwarded, and a forwarded entry ends an own request."""
     parts = make()
-    peers = joined(parts)
-    tell(peers, 1, entry("other.1"))
+    replication = joined(parts)
+    tell(replication, 1, entry("other.1"))
     picked = parts.picker.decide(ask(chat("handshake")))
     assert isinstance(picked, PickResult)
     session = dict(picked.headers)["x-session-id"]
-    peers._after.ended([ended("other.1"), ended("")])
-    mail = [one.session for one in peers.remote_load.outbox("other")]
-    peers._on_forwarded_entries([ended(session), ended("other.1")])
+    replication._after.ended([ended("other.1"), ended("")])
+    outbox = [one.session for one in replication.remote_load.outbox("other")]
+    replication._on_forwarded_entries([ended(session), ended("other.1")])
 
-    assert (mail, len(parts.picker.flights)) == (["other.1"], 0)
+    assert (outbox, len(parts.picker.flights)) == (["other.1"], 0)
     assert parts.picker.metrics.ended["access-log"] == 1
-    assert peers.stats.forwarded["sent"] == 1
+    assert replication.stats.forwarded["sent"] == 1
     assert parts.picker.ledger.running("t/e0") + parts.picker.ledger.running("t/e1") == 1
 
 
-def test_a_clients_session_is_told_apart_by_the_request_id() -> None:
-    """Two replicas route requests of one session: each end reaches its own."""
+def test_requests_of_one_session_are_distinguished_by_the_request_id() -> None:
+    """If two replicas route requests of one session, each end reaches its own request."""
     parts = make()
-    peers = joined(parts)
+    replication = joined(parts)
     headers = {"x-session-id": "client", "x-request-id": "mine"}
     parts.picker.decide(ask(chat("handshake"), headers=headers))
-    tell(peers, 1, entry("client"))
-    peers._after.ended([ended("client", request_id="theirs")])
+    tell(replication, 1, entry("client"))
+    replication._after.ended([ended("client", request_id="theirs")])
 
-    assert ([one.request_id for one in peers.remote_load.outbox("other")], len(parts.picker.flights)) == (
+    assert (
+        [one.request_id for one in replication.remote_load.outbox("other")],
+        len(parts.picker.flights),
+    ) == (
         ["theirs"],
         1,
     )
-    peers._after.ended([ended("client", request_id="mine")])
-    assert (len(peers.remote_load.outbox("other")), len(parts.picker.flights)) == (1, 0)
+    replication._after.ended([ended("client", request_id="mine")])
+    assert (len(replication.remote_load.outbox("other")), len(parts.picker.flights)) == (1, 0)
 
 
-def test_an_orphan_ends_when_anybody_is_told() -> None:
-    """Its replica said farewell: the gateway's word to us, or to another replica, is all there is."""
+def test_an_orphan_ends_with_an_access_log_entry_at_any_replica() -> None:
+    """The replica said farewell, so that entries here or at another replica are the only source."""
     parts = make()
-    peers = joined(parts)
-    tell(peers, 1, entry("other.1"), replace_number(entry("other.2"), 2))
-    tell(peers, 2, leaving=True)
-    peers._after.ended([ended("other.1")])
-    peers._on_forwarded_entries([ended("other.2")])
+    replication = joined(parts)
+    tell(replication, 1, entry("other.1"), replace_number(entry("other.2"), 2))
+    tell(replication, 2, leaving=True)
+    replication._after.ended([ended("other.1")])
+    replication._on_forwarded_entries([ended("other.2")])
 
     assert parts.picker.ledger.running("t/e0") == 0
 
 
 def replace_number(one: RemoteRequest, number: int) -> RemoteRequest:
-    """The same with another number."""
+    """Return the same request with another number."""
     return RemoteRequest(number, one.session, one.endpoint, 1, 1, 1, 0.0, 0.0, progressed=False)
 
 
 def test_requests_on_endpoints_that_are_not_known_yet_wait_for_them() -> None:
-    """Replicas hear of a new pod at different moments; nobody opens accounts for pods that are not there."""
+    """Replicas learn of a new endpoint at different times; the ledger has no accounts of unknown
+    endpoints."""
     parts = make()
-    peers = joined(parts)
-    tell(peers, 1, entry("other.1", "t/e9"))
-    waiting = (len(peers.remote_load), peers.document()["replicas"][0]["on_unknown_endpoints"])
+    replication = joined(parts)
+    tell(replication, 1, entry("other.1", "t/e9"))
+    waiting = (len(replication.remote_load), replication.document()["replicas"][0]["on_unknown_endpoints"])
     member = parts.picker.lookup.members["t/e0"]
     parts.picker.lookup.members["t/e9"] = replace(member, publishers=())
     parts.clock.now += 1.0
-    peers.remote_load.poll(parts.clock.now)
+    replication.remote_load.poll(parts.clock.now)
 
-    assert (waiting, len(peers.remote_load), parts.picker.ledger.running("t/e9")) == ((0, 1), 1, 1)
+    assert (waiting, len(replication.remote_load), parts.picker.ledger.running("t/e9")) == ((0, 1), 1, 1)
 
 
-def test_the_page_and_the_metrics_tell_of_the_others() -> None:
-    """Who they are, how they stand, what they routed."""
+def test_the_page_and_the_metrics_show_the_other_replicas() -> None:
+    """Both show the ids of the other replicas, their states and how many requests they routed."""
     parts = make()
-    peers = joined(parts)
-    tell(peers, 1, entry("other.1"))
+    replication = joined(parts)
+    tell(replication, 1, entry("other.1"))
     page, _ = parts.picker.metrics.snapshot().format("")
     lines = page.decode().splitlines()
 
     assert 'kvist_epp_peers{state="heard"} 1.0' in lines
     assert "kvist_epp_peer_requests 1.0" in lines
-    document = peers.document()
+    document = replication.document()
     assert document["replica"] == parts.picker.replica
     assert [(one["replica"], one["requests"]) for one in document["replicas"]] == [("other", 1)]
 
 
-def test_without_events_there_is_no_index_to_give_or_take() -> None:
-    """Approximate mode: load is shared, and nothing is waited for."""
-    peers = joined(make(model=None))
+def test_without_events_there_is_no_index_to_copy() -> None:
+    """In approximate mode load is exchanged, and the picker waits for nothing."""
+    replication = joined(make(model=None))
 
-    assert (peers.waiting(), len(peers.methods()), fingerprint(None)) == ("", 1, b"")
+    assert (replication.waiting(), len(replication.methods()), fingerprint(None)) == ("", 1, b"")
 
 
-def test_a_fingerprint_tells_vocabularies_apart() -> None:
-    """Indexes are compared by bytes: what matters is the bytes of each token."""
+def test_fingerprints_of_different_vocabularies_differ() -> None:
+    """Indexes are compared by bytes, so the bytes of each token count."""
     pieces = [MODEL.pieces[1], MODEL.pieces[0], *MODEL.pieces[2:]]
     other: Any = SimpleNamespace(faithful=True, pieces=pieces)
 
@@ -161,7 +166,7 @@ def test_a_fingerprint_tells_vocabularies_apart() -> None:
 
 
 def test_peers_are_names_with_ports() -> None:
-    """A headless Service, addresses, IPv6 in brackets."""
+    """A headless Service, addresses, and IPv6 in brackets are accepted."""
     assert peers_of("") == ()
     assert peers_of("peers.ns.svc:9004, 10.0.0.1:9005,[::1]:9006") == (
         ("peers.ns.svc", 9004),
@@ -173,8 +178,8 @@ def test_peers_are_names_with_ports() -> None:
 @pytest.mark.parametrize(
     "text", ["name", "name:", ":9004", "::1:9004", "a:0", "a:70000", "a:9,", "a:x", "[]:1"]
 )
-def test_what_is_no_list_of_peers_is_refused_by_name(text: str) -> None:
-    """The flag and what it should look like."""
+def test_an_invalid_list_of_replicas_is_refused(text: str) -> None:
+    """The error names the flag and shows what it should look like."""
     with pytest.raises(SettingsError, match="--peers"):
         Settings(peers=text)
 
@@ -193,10 +198,10 @@ def test_what_is_no_list_of_peers_is_refused_by_name(text: str) -> None:
         ("", CERTIFICATES, False, "", {}, "of no use without --peers"),
     ],
 )
-def test_plaintext_between_replicas_must_be_asked_for(
+def test_plaintext_between_replicas_must_be_requested(
     peers: str, path: str, insecure: bool, host: str, environment: dict[str, str], why: str
 ) -> None:
-    """Prompts are in the index: only the loopback is private by itself."""
+    """The index contains prompts, and only the loopback interface is private."""
     if not why:
         check_peers(peers, path, environment, insecure=insecure, host=host)
         return
@@ -205,6 +210,6 @@ def test_plaintext_between_replicas_must_be_asked_for(
 
 
 def test_an_interval_longer_than_replicas_may_be_silent_is_refused() -> None:
-    """A replica that is heard too seldom would come and go on everybody's books."""
+    """A replica that sends too seldom would appear and disappear in every ledger."""
     with pytest.raises(SettingsError, match="--gossip-interval"):
         Settings(gossip_interval=1.5)

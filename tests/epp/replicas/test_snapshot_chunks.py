@@ -1,4 +1,4 @@
-"""Snapshots as bytes: whole, cut, corrupted; what is taken in is right or is not taken in."""
+"""Snapshots as bytes, whole, cut or corrupted: what is applied is right, or nothing is applied."""
 
 from collections.abc import Sequence
 
@@ -63,13 +63,13 @@ parts = st.one_of(
 
 
 def packed(row: Sequence[Part]) -> list[bytes]:
-    """The chunks of a row of parts."""
+    """Return the chunks of a sequence of parts."""
     writer = ChunkWriter()
     return [chunk for part in row if (chunk := writer.add(part))] + [writer.finish()]
 
 
 def unpacked(chunks: Sequence[bytes]) -> list[Part]:
-    """The parts of these chunks."""
+    """Return the parts of these chunks."""
     reader = ChunkReader()
     return [part for chunk in chunks for part in reader.parts(chunk)]
 
@@ -77,14 +77,14 @@ def unpacked(chunks: Sequence[bytes]) -> list[Part]:
 @settings(max_examples=200)
 @given(st.lists(parts, max_size=2 * CHUNK_PARTS))
 def test_parts_are_read_as_they_were_written(row: list[Part]) -> None:
-    """Every kind of part, in order, over any number of chunks."""
+    """Parts of every kind survive encoding and decoding, in order, over any number of chunks."""
     found = unpacked(packed(row))
 
     assert list(map(repr, found)) == list(map(repr, row))
 
 
 def filled() -> Index:
-    """Three publishers: prompts in common, one on a slower tier, a hole, copies, media."""
+    """Return an index of three publishers: common prompts, a slower tier, a hole, copies and media."""
     index = Index()
     for number, pod in enumerate(PODS):
         publisher = index.publisher(pod)
@@ -102,7 +102,7 @@ def filled() -> Index:
 
 
 def publishers(index: Index) -> list[dict[str, int]]:
-    """What each of them holds."""
+    """Return what each publisher holds."""
     return [index.blocks(index.publisher(pod)) for pod in PODS]
 
 
@@ -112,7 +112,7 @@ CHUNKS = packed(PARTS)
 
 
 def taken(chunks: Sequence[bytes]) -> tuple[Index, list[str], str]:
-    """An index that takes these chunks in: itself, the publishers that were complete, what was wrong."""
+    """Apply these chunks to an index; return the index, the publishers that were complete, and the error."""
     index, complete = Index(), list[str]()
     for pod in PODS:
         index.publisher(pod)
@@ -140,7 +140,7 @@ def _before(chunks: Sequence[bytes]) -> list[Part]:
 
 
 def test_a_snapshot_of_several_chunks_gives_the_same_index() -> None:
-    """Holes, tiers, copies and media included."""
+    """Holes, tiers, copies and media are included."""
     index, complete, wrong = taken(CHUNKS)
 
     assert len(CHUNKS) > 1
@@ -151,7 +151,7 @@ def test_a_snapshot_of_several_chunks_gives_the_same_index() -> None:
 
 @pytest.mark.parametrize("length", range(len(CHUNKS) + 1))
 def test_a_snapshot_cut_after_any_chunk_leaves_whole_publishers_or_none(length: int) -> None:
-    """Whoever was complete is right, whoever was not is empty."""
+    """A publisher that was complete is right, any other one is empty."""
     index, complete, _ = taken(CHUNKS[:length])
 
     for pod, found, full in zip(PODS, publishers(index), publishers(FULL), strict=True):
@@ -163,7 +163,7 @@ def test_a_snapshot_cut_after_any_chunk_leaves_whole_publishers_or_none(length: 
 
 @given(st.integers(0, len(PARTS)))
 def test_a_snapshot_cut_after_any_part_leaves_whole_publishers_or_none(length: int) -> None:
-    """Also in the middle of a chunk; and a reader that is told of no publisher it wants takes nothing."""
+    """The cut may be in the middle of a chunk; publishers that are not wanted are skipped."""
     index, other = Index(), Index()
     for pod in PODS:
         index.publisher(pod), other.publisher(pod)
@@ -179,7 +179,7 @@ def test_a_snapshot_cut_after_any_part_leaves_whole_publishers_or_none(length: i
 @settings(max_examples=150)
 @given(st.integers(0, len(CHUNKS) - 1), st.data())
 def test_corrupt_bytes_are_refused(at: int, data: st.DataObject) -> None:
-    """Any byte changed, anywhere: the checksum, or the order, or the parts themselves show it."""
+    """Any changed byte is detected by the checksum, by the order, or by the parts themselves."""
     chunk = CHUNKS[at]
     place = data.draw(st.integers(0, len(chunk) - 1))
     changed = bytes([chunk[place] ^ data.draw(st.integers(1, 255))])
@@ -195,7 +195,7 @@ def test_corrupt_bytes_are_refused(at: int, data: st.DataObject) -> None:
 @settings(max_examples=200)
 @given(st.permutations(range(len(CHUNKS))))
 def test_chunks_out_of_order_are_refused(order: list[int]) -> None:
-    """Each says its number."""
+    """Chunks carry numbers, so that only the right order is accepted."""
     _, _, wrong = taken([CHUNKS[at] for at in order])
 
     assert bool(wrong) == (order != sorted(order))
@@ -203,8 +203,8 @@ def test_chunks_out_of_order_are_refused(order: list[int]) -> None:
 
 @settings(max_examples=300)
 @given(st.lists(st.sampled_from(PARTS), max_size=60))
-def test_parts_in_any_order_raise_nothing_else_and_break_nothing(row: list[Part]) -> None:
-    """A peer that lies: the index stays consistent, and nobody holds what was not told to its end."""
+def test_parts_in_any_order_leave_a_consistent_index(row: list[Part]) -> None:
+    """If another replica sends nonsense, no publisher holds blocks unless its section was complete."""
     index = Index()
     for pod in PODS:
         index.publisher(pod)

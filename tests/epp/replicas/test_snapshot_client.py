@@ -1,4 +1,5 @@
-"""A warm start over real sockets: engines that publish, a replica that has learned, one that starts."""
+"""An index copied over real sockets: engines that publish, a replica that has learned, and one that
+starts."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -31,7 +32,7 @@ ANY = PublisherConfig(endpoint="tcp://127.0.0.1:*", replay_endpoint="tcp://127.0
 CALM = SubscriberLimits(settle=60.0, check=60.0)
 MODEL = b"the same model"
 BLOCKS = 400
-"""Of each engine before anybody asks: two events of two blocks a batch."""
+"""Blocks of each engine before a snapshot is requested: two events of two blocks per batch."""
 
 
 def batch(*events: Event, ts: float = 1.0) -> Batch:
@@ -39,7 +40,7 @@ def batch(*events: Event, ts: float = 1.0) -> Batch:
 
 
 def chain(start: int, family: int = 0) -> Event:
-    """Two blocks more of a prompt that is aaaabbbb again and again."""
+    """Return an event with two more blocks of a prompt that repeats aaaabbbb."""
     shift = family * 100_000
     names = [shift + start + 1, shift + start + 2]
     return stored(names, shift + start if start else None, PROMPT)
@@ -47,7 +48,7 @@ def chain(start: int, family: int = 0) -> Event:
 
 @dataclass(eq=False)
 class Replica:
-    """A learner and a subscriber, and what gives and takes snapshots."""
+    """A learner and a subscriber, with their snapshot server."""
 
     name: str
     fingerprint: bytes = MODEL
@@ -64,42 +65,42 @@ class Replica:
         )
 
     def handshake(self) -> Handshake:
-        """Who it is."""
+        """Return the handshake of this replica."""
         return Handshake(self.name, self.fingerprint, self.warm)
 
     def follow(self, engines: Sequence[Publisher], *, replay: bool = True) -> None:
-        """Each engine as an endpoint of its own."""
+        """Subscribe to each engine as an endpoint of its own."""
         self.subscriber.follow(
             Followed(f"ns/{at}", f"ns/{at}/0", 0, one.endpoint, one.replay_endpoint if replay else None)
             for at, one in enumerate(engines)
         )
 
     def tokens(self, at: int = 0) -> int:
-        """Matched of a long prompt, by one engine's publisher."""
+        """Return how much of a long prompt matches one engine's publisher."""
         number = self.index.publisher(f"ns/{at}/0")
         return self.index.match((None, None), PROMPT * BLOCKS).of(number).tokens
 
     def blocks(self, at: int = 0) -> int:
-        """Held by one engine's publisher."""
+        """Return the blocks that one engine's publisher holds."""
         return self.index.blocks(self.index.publisher(f"ns/{at}/0")).get("GPU", 0)
 
     async def holding(self, *blocks: int) -> None:
-        """Until the publishers of the first engines hold so many."""
+        """Wait until the publishers of the first engines hold these numbers of blocks."""
         await until(lambda: [self.blocks(at) for at in range(len(blocks))] == list(blocks))
 
     def paused(self) -> list[int]:
-        """Publishers that are kept from learning."""
+        """Return the publishers that are kept from learning."""
         feeds = [self.subscriber.feed(source) for source in self.subscriber.stats()]
         return [feed.intake.paused for feed in feeds if feed is not None and feed.intake.paused]
 
     async def warmed(self, *endpoints: int) -> None:
-        """Until the first replays are over."""
+        """Wait until the first replays are complete."""
         await until(lambda: all(self.subscriber.warm(f"ns/{at}") for at in endpoints))
 
 
 @dataclass
 class Stage:
-    """Engines, and a replica that has learned them."""
+    """Engines, a replica that has learned their blocks, and a new one."""
 
     engines: list[Publisher]
     old: Replica
@@ -109,7 +110,7 @@ class Stage:
     def start(
         self, *sources: SnapshotSource, tried: Callable[[], None] = lambda: None
     ) -> "asyncio.Task[None]":
-        """The new replica starts; by default beside the old one."""
+        """Start the copy in the new replica, by default from the old one."""
         given = sources or (self.source(),)
         start = SnapshotClient(
             self.new.learner,
@@ -129,7 +130,7 @@ class Stage:
         return asyncio.create_task(start.run(listed, dialled))
 
     def source(self, handshake: Handshake | None = None) -> SnapshotSource:
-        """The old replica."""
+        """Return the old replica as a source."""
         return ReplicaAddress(HOST, HOST, self.server.port), handshake or self.old.handshake()
 
 
@@ -145,7 +146,7 @@ async def stage(
     config: PublisherConfig = ANY,
     limits: SubscriberLimits = CALM,
 ) -> AsyncIterator[Stage]:
-    """Two engines by default, of 400 blocks each; ``tamper`` stands between the giver and the wire."""
+    """Start engines, two by default, of 400 blocks each; ``tamper`` wraps the sink of the snapshot server."""
     publishers = [Publisher(config, 0) for _ in range(engines)]
     old, new = Replica("old"), Replica("new", limits=limits)
     server = None
@@ -172,8 +173,8 @@ async def stage(
 
 
 @pytest.mark.parametrize("transport", ["fast", "grpc"])
-async def test_a_new_replica_has_what_the_old_one_has_and_goes_on(transport: str) -> None:
-    """The rings are asked for the last batch and what followed it, not from 0; live events go on."""
+async def test_a_new_replica_copies_the_index_and_continues_with_live_events(transport: str) -> None:
+    """The engines replay only the last batch and what followed it, not everything from 0."""
     async with stage(transport=transport) as found:
         await found.start()
         await found.new.warmed(0, 1)
@@ -191,10 +192,10 @@ async def test_a_new_replica_has_what_the_old_one_has_and_goes_on(transport: str
         assert [(one.resets, one.gaps, one.orphans) for one in stats] == [(0, 0, 0)] * 2
 
 
-async def test_a_reader_that_allows_for_more_than_there_is_takes_it_all(
+async def test_a_client_may_grant_more_chunks_than_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It allows for further chunks while the last ones are on their way."""
+    """Grants that arrive after the last chunk are ignored."""
     monkeypatch.setattr(snapshot_chunks, "CHUNK_PARTS", 1)
     async with stage(3) as found:
         await found.start()
@@ -204,8 +205,8 @@ async def test_a_reader_that_allows_for_more_than_there_is_takes_it_all(
         assert not found.old.snapshot_server.calls
 
 
-async def test_what_is_published_while_the_snapshot_is_on_its_way_is_not_lost() -> None:
-    """Events before, while and after the old replica looks: each counts once."""
+async def test_events_published_during_the_copy_are_not_lost() -> None:
+    """Events before, during and after the recording of a publisher count once each."""
     async with stage(1, tamper=Slow) as found:
         task = found.start()
         for start in range(BLOCKS, 2 * BLOCKS - 4, 2):
@@ -218,8 +219,8 @@ async def test_what_is_published_while_the_snapshot_is_on_its_way_is_not_lost() 
         assert found.new.index.stats()["copies"] == 0
 
 
-async def test_an_engine_that_restarts_meanwhile_is_not_believed() -> None:
-    """The snapshot is of an old life: its ring shows it, and the new life is learned."""
+async def test_blocks_of_an_engine_that_restarts_during_the_copy_are_dropped() -> None:
+    """The replay shows that the snapshot is older than the restart, and the engine is learned anew."""
     async with stage(1) as found:
         old_life = found.engines[0]
         config = PublisherConfig(endpoint=old_life.endpoint, replay_endpoint=old_life.replay_endpoint or "")
@@ -235,8 +236,8 @@ async def test_an_engine_that_restarts_meanwhile_is_not_believed() -> None:
         assert found.new.subscriber.stats()["ns/0/0"].restarts <= 1
 
 
-async def test_without_a_replica_that_has_it_the_rings_are_asked() -> None:
-    """Nobody answers, nobody is warm, or nobody has the same model."""
+async def test_without_a_suitable_replica_the_engines_replay() -> None:
+    """No replica may answer, be ready, or have the same model."""
     async with stage(1) as found:
         strangers = (
             found.source(Handshake("cold", MODEL, snapshot_ready=False)),
@@ -251,8 +252,8 @@ async def test_without_a_replica_that_has_it_the_rings_are_asked() -> None:
         assert found.new.stats.snapshots == {"given": 0, "taken": 0, "failed": 1}
 
 
-async def test_a_replica_that_is_not_warm_after_all_refuses() -> None:
-    """Its greeting is old; the refusal is its word, and the next one is asked."""
+async def test_a_replica_that_is_not_ready_refuses() -> None:
+    """The handshake may be outdated; the refusal counts, and the next replica is asked."""
     async with stage(1) as found:
         handshake = found.old.handshake()
         found.old.warm = False
@@ -269,46 +270,46 @@ async def test_a_replica_that_is_not_warm_after_all_refuses() -> None:
 
 
 class Sinking:
-    """A sink that passes on."""
+    """A sink that passes messages on."""
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
         self.sent = 0
 
     def send(self, data: bytes) -> None:
-        """One more chunk."""
+        """Pass one more chunk on."""
         self.sent += 1
         self.sink.send(data)
 
     def close(self, status: int = 0, message: str = "") -> None:
-        """The end."""
+        """Pass the end on."""
         self.sink.close(status, message)
 
 
 class Slow(Sinking):
-    """Sends each chunk a little later."""
+    """A sink that delays each chunk a little."""
 
     def send(self, data: bytes) -> None:
-        """Later."""
+        """Pass the chunk on later."""
         self.sent += 1
         asyncio.get_running_loop().call_later(0.02 * self.sent, self.sink.send, data)
 
 
 class Corrupting(Sinking):
-    """Changes a byte of the second chunk."""
+    """A sink that changes a byte of the second chunk."""
 
     def send(self, data: bytes) -> None:
-        """Hardly noticeable."""
+        """Change one byte of the second chunk."""
         middle = len(data) // 2
         changed = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
         super().send(changed if self.sent == 1 else data)
 
 
 class Silent(Sinking):
-    """Sends one chunk and nothing more."""
+    """A sink that sends one chunk and nothing more."""
 
     def send(self, data: bytes) -> None:
-        """The first alone."""
+        """Pass the first chunk on alone."""
         self.sent += 1
         if self.sent == 1:
             self.sink.send(data)
@@ -316,14 +317,14 @@ class Silent(Sinking):
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small chunks, one at a time, and little patience: much can happen between two of them."""
+    """Use small chunks, one at a time, and short time limits, so that much can happen between two chunks."""
     monkeypatch.setattr(snapshot_chunks, "CHUNK_PARTS", 4)
     monkeypatch.setattr(warm, "CREDIT", 1)
     monkeypatch.setattr(warm, "CHUNK_SECONDS", 0.3)
 
 
 async def replaced(found: Stage) -> None:
-    """What was told to its end is kept, the rest comes from the rings; in the end all is there, once."""
+    """Check that complete publishers are kept, and that the engines replayed the others, each block once."""
     engines = len(found.engines)
     await found.new.warmed(*range(engines))
     await found.new.holding(*[BLOCKS] * engines)
@@ -339,16 +340,16 @@ async def replaced(found: Stage) -> None:
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("tamper", [Corrupting, Silent])
-async def test_a_snapshot_that_stalls_or_is_wrong_is_replaced_by_the_rings(tamper: Tamper) -> None:
-    """A byte changed on the way, or a replica that hangs."""
+async def test_a_snapshot_that_stalls_or_is_corrupt_is_replaced_by_replays(tamper: Tamper) -> None:
+    """A byte changes on the way, or the other replica hangs."""
     async with stage(6, tamper=tamper) as found:
         await found.start()
         await replaced(found)
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_a_snapshot_whose_giver_dies_is_replaced_by_the_rings() -> None:
-    """Killed in the middle: its connections are reset."""
+async def test_a_snapshot_whose_server_dies_is_replaced_by_replays() -> None:
+    """The other replica is killed in the middle, and its connections are reset."""
     async with stage(6, tamper=Silent) as found:
         task = found.start()
         await until(lambda: found.new.stats.messages["received"])
@@ -359,7 +360,7 @@ async def test_a_snapshot_whose_giver_dies_is_replaced_by_the_rings() -> None:
 
 @pytest.mark.usefixtures("hasty")
 async def test_a_second_replica_is_asked_when_the_first_breaks_off() -> None:
-    """For whatever is still wanted."""
+    """The second one is asked for the publishers that are still missing."""
     sinks: list[type[Sinking]] = [Silent, Sinking]
 
     def first_silent(sink: Sink) -> Sink:
@@ -374,8 +375,8 @@ async def test_a_second_replica_is_asked_when_the_first_breaks_off() -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_a_start_that_is_cancelled_goes_on_without_a_snapshot() -> None:
-    """The process ends, or gives up: no publisher waits for ever, on neither side."""
+async def test_a_cancelled_copy_leaves_no_publisher_waiting() -> None:
+    """If the copy is cancelled, publishers continue on both sides."""
     async with stage(2, tamper=Silent) as found:
         task = found.start()
         await until(lambda: found.new.stats.messages["received"])
@@ -387,8 +388,8 @@ async def test_a_start_that_is_cancelled_goes_on_without_a_snapshot() -> None:
         assert found.old.paused() == []
 
 
-async def test_a_reader_is_sent_no_more_than_it_allows_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow one costs the chunks under way, and its publishers are learned all the while."""
+async def test_a_client_is_sent_no_more_chunks_than_it_grants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow client costs the chunks in flight, and its publishers learn meanwhile."""
     monkeypatch.setattr(snapshot_chunks, "CHUNK_PARTS", 2)
     sinks: list[Sinking] = []
 
@@ -411,8 +412,8 @@ async def test_a_reader_is_sent_no_more_than_it_allows_for(monkeypatch: pytest.M
         assert (before, sinks[0].sent) == (2, 3)
 
 
-async def test_readers_are_bounded_and_strangers_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One index goes to a few at once; who does not say who it is gets nothing."""
+async def test_clients_are_limited_and_strangers_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few clients get the index at once; a request that lacks a handshake gets nothing."""
     monkeypatch.setattr(giver, "MAX_CLIENTS", 1)
     async with stage(1) as found:
         address = found.source()[0]
@@ -433,8 +434,8 @@ async def test_readers_are_bounded_and_strangers_refused(monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_an_endpoint_that_leaves_while_it_is_told_is_passed_over() -> None:
-    """On either side; the others come in all the same."""
+async def test_an_endpoint_that_leaves_during_the_copy_is_skipped() -> None:
+    """The endpoint may leave on either side; the others are copied all the same."""
     async with stage(3) as found:
         task = found.start()
         await until(lambda: found.new.stats.messages["received"])

@@ -1,4 +1,4 @@
-"""Histograms and the stopwatch."""
+"""Tests of histograms and of the stage stopwatch."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from kvist_epp.telemetry.histogram import Histogram, Stages
 
 
 def test_buckets_are_cumulative() -> None:
-    """Each bound counts what is at most as long, +Inf counts all, as Prometheus has it."""
+    """Each bound counts the durations up to it, and +Inf counts all, as Prometheus expects."""
     histogram = Histogram((0.1, 1.0))
     for seconds in (0.05, 0.1, 0.5, 3.0):
         histogram.observe(seconds)
@@ -28,7 +28,7 @@ def test_nothing_is_lost(durations: list[float]) -> None:
 
 
 def test_stages_add_up() -> None:
-    """Laps have their names in order, a repeated stage is summed, what is skipped belongs to nobody."""
+    """Laps have their names in order, a repeated stage is summed, and skipped time belongs to no stage."""
     stages = Stages()
     stages.mark("parse")
     stages.mark("match")

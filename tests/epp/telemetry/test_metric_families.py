@@ -1,20 +1,20 @@
-"""How full the gRPC ports are, and whom they turned away, as metrics."""
+"""Metrics of the gRPC ports: how full they are, and what they refused."""
 
 from tests.epp.http2.h2 import RECORD, Client, data, message
 
 from kvist_epp.http2.port_stats import CONNECTION_ENDS, STREAM_ENDS, PortLoad, PortStats
-from kvist_epp.telemetry.metrics import Metrics
+from kvist_epp.telemetry.picker_metrics import PickerMetrics
 
 
-def page(metrics: Metrics) -> list[str]:
-    """The lines of the page about ports."""
+def page(metrics: PickerMetrics) -> list[str]:
+    """Return the lines of the page about ports."""
     text, _ = metrics.snapshot().format("")
     return [line for line in text.decode().splitlines() if line.startswith("kvist_epp_http2_")]
 
 
 def test_every_reason_is_there_from_the_start() -> None:
     """A rate sees the first end of each kind, because its series begins at zero."""
-    metrics = Metrics()
+    metrics = PickerMetrics()
     metrics.ports["grpc"] = PortStats(1000)
     lines = page(metrics)
     for name, reasons in (("connections", CONNECTION_ENDS), ("streams", STREAM_ENDS)):
@@ -22,9 +22,9 @@ def test_every_reason_is_there_from_the_start() -> None:
             assert f'kvist_epp_http2_{name}_ended_total{{port="grpc",reason="{reason}"}} 0.0' in lines
 
 
-def test_ends_and_loads_are_told_by_port() -> None:
-    """Counters and gauges are the port's own; another port's do not move."""
-    metrics = Metrics()
+def test_ends_and_loads_are_counted_by_port() -> None:
+    """Counters and gauges of one port do not change with those of another."""
+    metrics = PickerMetrics()
     one, other = PortStats(1000), PortStats(1000)
     metrics.ports.update({"grpc": one, "peer": other})
     client = Client(stats=one)

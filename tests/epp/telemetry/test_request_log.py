@@ -1,4 +1,4 @@
-"""The log: canonical lines, records, what never gets into them, and a stderr that nobody reads."""
+"""The log: request lines, records, what never gets into them, and a stderr that is not read."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ import pytest
 
 from kvist_epp.telemetry.request_log import Logs, LogWriter, RequestLine, RequestLog, configure
 
-SECRET = "the prompt nobody may see"
+SECRET = "a secret prompt, long enough"
 
 
 def line(**more: object) -> RequestLine:
@@ -37,7 +37,7 @@ def line(**more: object) -> RequestLine:
 
 @pytest.fixture
 def root() -> Iterator[None]:
-    """The root logger's level as it was, whatever a test sets."""
+    """Restore the root logger's level after the test."""
     level = logging.getLogger().level
     yield
     logging.getLogger().setLevel(level)
@@ -52,7 +52,7 @@ class Log:
         self.logs: Logs = configure(fd=self._fd, **options)  # type: ignore[arg-type]
 
     def lines(self) -> list[str]:
-        """Close the log; its lines."""
+        """Close the log and return its lines."""
         self.logs.close()
         os.close(self._fd)
         return self._path.read_text().splitlines()
@@ -60,7 +60,7 @@ class Log:
 
 @pytest.mark.usefixtures("root")
 def test_a_request_is_one_line_with_every_field(tmp_path: Path) -> None:
-    """The canonical line has every field, and no prompt text."""
+    """The line of a request has every field, and no prompt text."""
     log = Log(tmp_path / "log")
     log.logs.requests.write(line(), prompt=SECRET.encode())
     (text,) = log.lines()
@@ -92,8 +92,8 @@ def test_a_request_is_one_line_with_every_field(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("root")
-def test_debug_text_opts_in_to_the_beginning_of_the_prompt(tmp_path: Path) -> None:
-    """With --debug-text the first 200 characters are there, and not one more."""
+def test_debug_text_adds_the_first_characters_of_the_prompt(tmp_path: Path) -> None:
+    """With --debug-text the first 200 characters are in the line, and not one more."""
     log = Log(tmp_path / "log", debug_text=True)
     log.logs.requests.write(line(), prompt="é".encode() * 500)
 
@@ -101,8 +101,8 @@ def test_debug_text_opts_in_to_the_beginning_of_the_prompt(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("root")
-def test_what_clients_choose_is_cut_and_made_sound(tmp_path: Path) -> None:
-    """A model name of a megabyte, or a header that is no UTF-8, leaves a short and valid line."""
+def test_values_of_clients_are_truncated_and_made_valid(tmp_path: Path) -> None:
+    """A model name of a megabyte, or a header that is not UTF-8, leaves a short and valid line."""
     log = Log(tmp_path / "log")
     log.logs.requests.write(line(model="x" * 1_000_000, id="a\udcff", session="s\n\x1b[2J"))
     (text,) = log.lines()
@@ -114,7 +114,7 @@ def test_what_clients_choose_is_cut_and_made_sound(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("root")
 @pytest.mark.parametrize("options", [{"requests": False}, {"level": "warning"}])
 def test_request_lines_can_be_turned_off(tmp_path: Path, options: dict[str, object]) -> None:
-    """Without --log-requests, or above level info, there is no line and callers can know it."""
+    """Without --log-requests, or above level info, there is no line, and callers can know it."""
     log = Log(tmp_path / "log", **options)
     log.logs.requests.write(line())
 
@@ -144,7 +144,7 @@ def test_records_of_logging_take_the_same_form(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("root")
 def test_a_terminal_gets_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal lines are short, coloured, and free of what a client could do to a screen."""
+    """On a terminal lines are short, coloured, and free of control characters of clients."""
     monkeypatch.delenv("NO_COLOR", raising=False)
     reader, terminal = pty.openpty()
     logs = configure(fd=terminal)
@@ -161,8 +161,8 @@ def test_a_terminal_gets_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[33mwarning\x1b[0m kvist_epp.test: look" in text
 
 
-def test_rows_show_prompt_text_only_when_asked() -> None:
-    """The form for people keeps the same silence about prompts."""
+def test_rows_contain_prompt_text_only_on_request() -> None:
+    """The text form contains no prompt without --debug-text either."""
     reader, end = os.pipe()
     writer = LogWriter(end)
     RequestLog(writer, json=False).write(line(), prompt=SECRET.encode())
@@ -176,8 +176,8 @@ def test_rows_show_prompt_text_only_when_asked() -> None:
 
 
 def test_a_reader_that_sleeps_costs_lines_not_time() -> None:
-    """Nobody reads stderr: writing goes on at once, lines beyond the bound are counted, and the count is
-    told."""
+    """If stderr is not read, writing continues, lines beyond the bound are counted, and the count is
+    logged."""
     reader, end = os.pipe()
     writer = LogWriter(end, limit=50, dropped_line=lambda lost: b"lost %d" % lost)
     text = b"x" * 10_000
@@ -199,7 +199,7 @@ def test_a_reader_that_sleeps_costs_lines_not_time() -> None:
 
 
 def test_a_reader_that_has_gone_is_no_error() -> None:
-    """A closed stderr loses lines and counts them; the picker goes on."""
+    """A closed stderr loses lines and counts them, and the picker continues."""
     reader, end = os.pipe()
     os.close(reader)
     writer = LogWriter(end)

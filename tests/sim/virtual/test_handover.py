@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from kvist_epp.prewarm.plan import Terms
+from kvist_epp.prewarm.prewarm_planner import PrewarmLimits
 from kvist_sim.virtual.engine import Hardware
 from kvist_sim.virtual.fleet import Change, Fleet
 from kvist_sim.virtual.handover import WARM, WarmKvist, WarmWorld
@@ -27,7 +27,7 @@ def world(shape: Shape, spec: Spec) -> WarmWorld:
 
 def with_budget(tokens: int) -> Spec:
     """Hand-over of so many tokens a pod."""
-    return replace(WARM, make=partial(WarmKvist, terms=Terms(tokens=tokens)))
+    return replace(WARM, make=partial(WarmKvist, terms=PrewarmLimits(tokens=tokens)))
 
 
 def test_everybody_is_answered_and_the_budget_is_kept() -> None:

@@ -15,7 +15,7 @@ from kvist_epp.endpoints.endpoint import EndpointSet
 from kvist_epp.endpoints.endpoints_file import EndpointsFileWatcher
 from kvist_epp.endpoints.kubernetes.pod_discovery import PodDiscovery
 from kvist_epp.settings.settings import Settings
-from kvist_epp.telemetry.metrics import Metrics
+from kvist_epp.telemetry.picker_metrics import PickerMetrics
 from kvist_kube.connection import Connection, find_cluster, own_namespace
 from kvist_kube.errors import ApiError, ClusterNotFound
 
@@ -140,7 +140,7 @@ async def test_what_it_shows(server: ApiServer, tmp_path: Path) -> None:
         pods, *_ = discovery.watches()
         assert (pods.resource, pods.open, pods.lists, pods.errors) == ("pods", True, 1, {})
 
-        metrics = Metrics()
+        metrics = PickerMetrics()
         metrics.gauges.watches = discovery.watches
         page = metrics.snapshot().format("")[0].decode()
         assert 'kvist_epp_discovery_watching{resource="pods"} 1.0' in page

@@ -1,14 +1,14 @@
-"""The metrics page: the names others rely on, read back with Prometheus' own parser."""
+"""The metrics page: the names that others rely on, read back with the parser of Prometheus."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvist_epp.telemetry.histogram import Stages
-from kvist_epp.telemetry.metrics import Gauges, Metrics
+from kvist_epp.telemetry.picker_metrics import Gauges, PickerMetrics
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def samples(metrics: Metrics) -> Samples:
+def samples(metrics: PickerMetrics) -> Samples:
     body, content_type = metrics.snapshot().format("")
     assert content_type.startswith("text/plain")
     return {
@@ -19,8 +19,8 @@ def samples(metrics: Metrics) -> Samples:
     }
 
 
-def filled() -> Metrics:
-    metrics = Metrics(version="1.2")
+def filled() -> PickerMetrics:
+    metrics = PickerMetrics(version="1.2")
     metrics.requests["picked"] += 2
     metrics.predicted_cached["ns/a"] += 100
     metrics.true_cached["ns/a"] += 90
@@ -48,7 +48,7 @@ def filled() -> Metrics:
 
 
 def test_every_name_others_rely_on() -> None:
-    """Names and labels are those of the fixed interface, values those that were counted."""
+    """Names and labels are those of the fixed interface, and values those that were counted."""
     a = ("endpoint", "ns/a")
     found = samples(filled())
     expected: Samples = {
@@ -86,8 +86,8 @@ def test_every_name_others_rely_on() -> None:
 
 
 def test_stages_become_histograms() -> None:
-    """Each stage has its histogram and the pick the sum of them."""
-    metrics, stages = Metrics(), Stages()
+    """Each stage has its histogram, and the pick has the sum of them."""
+    metrics, stages = PickerMetrics(), Stages()
     stages.laps += [("parse", 0.002), ("match", 0.5)]
     metrics.observe(stages)
     found = samples(metrics)
@@ -100,7 +100,7 @@ def test_stages_become_histograms() -> None:
 
 
 def test_series_of_an_endpoint_that_left_are_dropped() -> None:
-    """A fleet that comes and goes does not grow the page."""
+    """Endpoints that come and go do not grow the page."""
     metrics = filled()
     metrics.gauges = Gauges()
     metrics.forget("ns/a")
@@ -110,13 +110,13 @@ def test_series_of_an_endpoint_that_left_are_dropped() -> None:
 
 
 def test_a_fresh_picker_has_a_page() -> None:
-    """Before anything happened the page is valid and pick_seconds is there with nothing in it."""
-    assert samples(Metrics())["kvist_epp_pick_seconds_count", ()] == 0
+    """At the start the page is valid, and pick_seconds is present and empty."""
+    assert samples(PickerMetrics())["kvist_epp_pick_seconds_count", ()] == 0
 
 
 def test_the_process_is_measured() -> None:
-    """CPU and memory of the picker's own process are on its page."""
-    body, _ = Metrics().snapshot().format("")
+    """CPU time and memory of the picker's own process are on its page."""
+    body, _ = PickerMetrics().snapshot().format("")
 
     assert b"process_cpu_seconds_total" in body
 

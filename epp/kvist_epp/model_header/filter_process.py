@@ -11,12 +11,11 @@ from kvist_epp.admin.admin_server import RolePages
 from kvist_epp.app import lifetime
 from kvist_epp.app import listeners as ports
 from kvist_epp.app.shutdown import Ending
-from kvist_epp.extproc.service import health_methods, model_header_methods
+from kvist_epp.extproc.service import model_header_methods
 from kvist_epp.http2.call import Server
-from kvist_epp.http2.grpc_health import Health
+from kvist_epp.http2.grpc_health import Health, health_methods
 from kvist_epp.http2.tls import Certificates
-from kvist_epp.model_header.label import LABELS, Labeller
-from kvist_epp.model_header.metrics import HeaderMetrics
+from kvist_epp.model_header.labeller import LABELS, HeaderMetrics, Labeller
 from kvist_epp.settings.roles import base_models_of
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry import request_log as log
@@ -32,9 +31,9 @@ class Running:
     metrics_port: int
 
     async def drain(self, delay_seconds: float, grace_seconds: float) -> None:
-        """Not ready from now on; new calls are still taken for the delay, then running ones get the grace.
+        """Become not ready, accept new calls for the delay, then give running calls the grace period.
 
-        The health port says so to the end.
+        The health port answers until the end.
         """
         self.health.set(False)
         await asyncio.sleep(delay_seconds)
@@ -43,27 +42,29 @@ class Running:
 
 
 def main(settings: Settings) -> None:
-    """Run until SIGTERM or SIGINT. Raises ``KvistError`` or ``OSError`` when it cannot start, or fails."""
+    """Run until SIGTERM or SIGINT. Raises ``KvistError`` or ``OSError`` if a part cannot start, or fails."""
     lifetime.run(settings, running)
 
 
 @asynccontextmanager
 async def running(settings: Settings, ending: Ending) -> AsyncIterator[Running]:
-    """The filter with open ports; everything is closed on the way out. A part that fails begins the end."""
+    """Yield the filter with open ports; close everything on exit. A part that fails begins the shutdown."""
     async with AsyncExitStack() as stack:
         logs = log.configure(
             level=settings.log_level, form=settings.log_format, requests=settings.log_requests
         )
         stack.callback(logs.close)
         certificates = ports.certificates(settings)
-        metrics = HeaderMetrics(version=kvist_epp.__version__)
-        metrics.log_dropped = lambda: logs.writer.dropped
+        metrics = HeaderMetrics(
+            version=kvist_epp.__version__,
+            certificate=dict if certificates is None else certificates.counters,
+            log_dropped=lambda: logs.writer.dropped,
+        )
         labeller = Labeller(base_models_of(settings.base_models), metrics, logs.requests)
         health = Health()
         grpc, grpc_health = await _servers(settings, labeller, metrics, health, certificates, stack)
         pages = await _pages(settings, metrics, health, certificates, stack)
         if certificates is not None:
-            metrics.certificate = certificates.counters
             ending.keep(stack, certificates.run(), "certificates")
         lifetime.settle_memory()
         health.set(True)
@@ -81,13 +82,14 @@ async def _servers(
     def on_error(kind: str, count: int) -> None:
         metrics.protocol_errors[kind] += count
 
-    served = model_header_methods(labeller.decide, LABELS, health, on_error=on_error)
-    port_stats = metrics.ports
-    grpc = await ports.listen(settings, served, settings.grpc_port, "--grpc-port", tls, port_stats=port_stats)
+    stats = metrics.ports
+    methods = model_header_methods(labeller.decide, LABELS, health, on_error=on_error)
+    grpc = await ports.listen(settings, methods, settings.grpc_port, "--grpc-port", tls, port_stats=stats)
     stack.push_async_callback(grpc.close)
-    port, alone = settings.grpc_health_port, health_methods(health)
-    # Plaintext always: probes of the kubelet and of cloud load balancers speak no TLS.
-    grpc_health = await ports.listen(settings, alone, port, "--grpc-health-port", port_stats=port_stats)
+    methods = health_methods(health)
+    # Always plaintext: probes of the kubelet and of cloud load balancers speak no TLS.
+    port = settings.grpc_health_port
+    grpc_health = await ports.listen(settings, methods, port, "--grpc-health-port", port_stats=stats)
     stack.push_async_callback(grpc_health.close)
     return grpc, grpc_health
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvist_epp.model_header.find import MAX_NAME_BYTES, header_value, model_of
+from kvist_epp.model_header.labeller import MAX_NAME_BYTES, header_value, model_of
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 VALUES = st.recursive(

@@ -1,4 +1,4 @@
-"""All metrics of the picker. Counters are plain numbers on ``Metrics``; gauges are read at each scrape.
+"""Metrics of the picker: counters are plain numbers on ``PickerMetrics``, gauges are read at each scrape.
 
 The hot path only executes ``metrics.requests[outcome] += 1`` and the like. Series of endpoints that have left
 are removed (``forget``), so that the page does not grow with each endpoint that comes and goes.
@@ -82,7 +82,7 @@ def _counts(*initial: str) -> Counts:
 
 
 @dataclass(slots=True)
-class Metrics:
+class PickerMetrics:
     """Counters of the picker, and the page made of them."""
 
     version: str = ""

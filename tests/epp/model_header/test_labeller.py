@@ -12,8 +12,7 @@ from tests.epp.extproc import messages as m
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pick_request import PickRequest, PickResult
 from kvist_epp.extproc.session import ExtProcSession
-from kvist_epp.model_header.label import LABELS, Labeller
-from kvist_epp.model_header.metrics import OUTCOMES, HeaderMetrics
+from kvist_epp.model_header.labeller import LABELS, OUTCOMES, HeaderMetrics, Labeller
 from kvist_epp.names import BASE_MODEL_HEADER, MODEL_HEADER, MODEL_REWRITE_HEADER
 from kvist_epp.telemetry.request_log import LogWriter, RequestLog
 
@@ -141,8 +140,8 @@ def run(protocol: pb.ProtocolConfiguration | None, chunks: list[bytes], *, trail
     for message in sent:
         step = exchange.feed(message)
         gateway.take(step.replies)
-        if step.ask is not None:
-            step = exchange.on_decision(labeller().decide(step.ask))
+        if step.request is not None:
+            step = exchange.on_decision(labeller().decide(step.request))
             gateway.take(step.replies)
     return gateway
 

@@ -1,0 +1,188 @@
+"""Prewarming in a running picker: polls the planner, requests its steps, and cancels those no longer
+wanted."""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from kvist_epp.director.director import Picker
+from kvist_epp.director.endpoint_registry import Membership
+from kvist_epp.endpoints.endpoint import Endpoint
+from kvist_epp.load.in_flight import Flight
+from kvist_epp.prefix_stats.hot_prefixes import Hot
+from kvist_epp.prewarm.prewarm_client import PrewarmClient, PrewarmOutcome
+from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner, PrewarmStep
+from kvist_epp.prewarm.prewarm_stats import PrewarmStats
+from kvist_epp.settings.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class PrewarmLog:
+    """Logs when prewarming starts and ends."""
+
+    def __init__(self, stats: PrewarmStats, clock: Callable[[], float]) -> None:
+        self._stats, self._clock = stats, clock
+        self._started_at: float | None = None
+        """Time of the first selection; None while no prefix is pending."""
+        self._before = (0, 0)
+
+    def on_selected(self, reason: str, tokens: int) -> None:
+        """Log a selection of prefixes."""
+        logger.info("prewarming %s starts: %d tokens", reason, tokens)
+        if self._started_at is None:
+            self._started_at, self._before = self._clock(), (self._stats.tokens, self._stats.failed)
+
+    def on_idle(self) -> None:
+        """Log the end, if prewarming had started."""
+        if self._started_at is None:
+            return
+        (tokens, failed), seconds = self._before, self._clock() - self._started_at
+        self._started_at = None
+        logger.info(
+            "prewarming ends: %d tokens computed in %.1f s, %d requests failed",
+            self._stats.tokens - tokens,
+            seconds,
+            self._stats.failed - failed,
+        )
+
+
+class Prewarmer:
+    """Requests the steps of a planner from engines."""
+
+    def __init__(
+        self,
+        planner: PrewarmPlanner,
+        send: Callable[[Endpoint, str, bytes, str | None], Awaitable[PrewarmOutcome]],
+        log: PrewarmLog,
+        *,
+        clock: Callable[[], float],
+        model: Callable[[str], str | None] = lambda _key: None,
+        on_started: Callable[[PrewarmStep], None] = lambda _step: None,
+        on_ended: Callable[[PrewarmStep], None] = lambda _step: None,
+    ) -> None:
+        """``send`` requests (endpoint, session, prompt, model) from an engine. ``model`` returns the name by
+        which an endpoint serves its model, if known. The callbacks are called for each step."""
+        self.denied = False
+        """Whether an engine asked for an API key, so that nothing more is requested."""
+        self._planner, self._send, self._log, self._clock = planner, send, log, clock
+        self._model, self._on_started, self._on_ended = model, on_started, on_ended
+        self._tasks: dict[PrewarmStep, asyncio.Task[None]] = {}
+        self._answered = asyncio.Event()
+
+    async def run(self) -> None:
+        """Prewarm until cancelled; then cancel all steps and wait for their end."""
+        try:
+            while not self.denied:
+                self.poll()
+                self._answered.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._planner.pause):
+                        await self._answered.wait()
+        finally:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.Event().wait()
+
+    def poll(self) -> None:
+        """Request the steps that are due, and cancel those whose endpoint cannot be picked any longer."""
+        for step in self._planner.poll(self._clock()):
+            self._on_started(step)
+            name = f"prewarming of {step.endpoint.key}"
+            self._tasks[step] = asyncio.create_task(self._request(step), name=name)
+        for step, task in list(self._tasks.items()):
+            if not self._planner.is_wanted(step):
+                task.cancel()
+        if self._planner.idle and not self._tasks:
+            self._log.on_idle()
+
+    async def _request(self, step: PrewarmStep) -> None:
+        outcome, started = PrewarmOutcome.FAILED, self._clock()
+        try:
+            key = step.endpoint.key
+            outcome = await self._send(step.endpoint, step.session, step.text, self._model(key))
+        finally:
+            now = self._clock()
+            del self._tasks[step]
+            if outcome is PrewarmOutcome.UNFIT:
+                self._planner.drop(step)
+            good = outcome is PrewarmOutcome.DONE
+            self._planner.on_ended(step, now, good=good, seconds=now - started)
+            self._on_ended(step)
+            if outcome is PrewarmOutcome.DENIED and not self.denied:
+                self.denied = True
+                logger.warning(
+                    "prewarming stops: %s requires an API key, or another one. Provide it with "
+                    "--engine-key-file, or set --hand-over-tokens=0",
+                    step.endpoint.key,
+                )
+            self._answered.set()
+
+
+@asynccontextmanager
+async def open_prewarmer(settings: Settings, membership: Membership) -> AsyncIterator[Prewarmer]:
+    """Connect a prewarmer with the picker; the caller runs it."""
+    picker, hot, stats = membership.picker, Hot(), PrewarmStats()
+    log = PrewarmLog(stats, picker.clock)
+    planner = PrewarmPlanner(
+        picker,
+        hot,
+        PrewarmLimits(tokens=settings.hand_over_tokens, step_tokens=settings.hand_over_step_tokens),
+        stats=stats,
+        name=f"{picker.replica}.prewarm",
+        start=random.random() if settings.peers else 0.0,
+        cache_tokens=lambda key: cache_tokens_of(membership, key),
+        on_selected=log.on_selected,
+    )
+    picker.hot = hot
+    picker.metrics.gauges.prewarm = lambda: stats
+    membership.going = lambda keys: planner.on_leaving(keys, picker.clock())
+    lowest_priority = settings.scheduling_policy == "priority"
+    async with PrewarmClient(key_file=settings.engine_key_file, lowest_priority=lowest_priority) as client:
+        yield Prewarmer(
+            planner,
+            client.send,
+            log,
+            clock=picker.clock,
+            model=lambda key: model_of(membership, key),
+            on_started=lambda step: add_in_flight(picker, step),
+            on_ended=lambda step: remove_in_flight(picker, step),
+        )
+
+
+def model_of(membership: Membership, key: str) -> str | None:
+    """Return a name of the base model that an endpoint serves; None if it is not known."""
+    state = membership.scraper.states.get(key)
+    return min(state.served.models, default=None) if state is not None else None
+
+
+def cache_tokens_of(membership: Membership, key: str) -> int | None:
+    """Return how many tokens an endpoint's cache holds; None if it is not known."""
+    state = membership.scraper.states.get(key)
+    return state.sample.cache_tokens if state is not None else None
+
+
+def add_in_flight(picker: Picker, step: PrewarmStep) -> None:
+    """Add a step to the requests in flight, so that the engine's events and counters include it."""
+    flight = Flight(
+        step.session,
+        step.endpoint.key,
+        picker.clock(),
+        tokens=step.tokens,
+        indexed=step.held,
+        told=True,
+        hostport=step.endpoint.hostport,
+        request_id=step.session,
+    )
+    picker.flights.departed(flight)
+    picker.departed(flight)
+
+
+def remove_in_flight(picker: Picker, step: PrewarmStep) -> None:
+    """Remove a step that has ended from the requests in flight."""
+    picker.flights.landed(step.session)
