@@ -72,3 +72,59 @@ def test_without_prewarming_nothing_is_noted() -> None:
 
 
 async def test_what_is_known_of_an_engine_is_used(membership: Membership) -> None:
+    """A base model's name and the size of the cache are known after a scrape, and None before it."""
+    membership.follow(EndpointSet((endpoint(1),)))
+    state = membership.scraper.states["t/e1"]
+    assert (model_of(membership, "t/e1"), cache_tokens_of(membership, "t/e1")) == (None, None)
+    state.served = Served(models=frozenset({"m", "alias"}), adapters=frozenset({"a"}))
+    state.sample = EngineSample(block_size=16, blocks=100)
+    assert (model_of(membership, "t/e1"), cache_tokens_of(membership, "t/e1")) == ("alias", 1600)
+    assert (model_of(membership, "t/gone"), cache_tokens_of(membership, "t/gone")) == (None, None)
+
+
+async def test_a_step_is_in_flight_until_it_ends() -> None:
+    """Events of the engine advance the ledger, and the step counts as no client's request."""
+    parts = make(1)
+    picker, hot = parts.picker, Hot()
+    parts.warm(0, chat(LONG))
+    picker.hot = hot
+    picks(parts, "one", "two")
+    [one] = hot.beginnings(10**6, parts.clock())
+    requests = dict(picker.metrics.requests)
+    step = PrewarmStep("s.prewarm.1", parts.endpoints[0], one, len(one.sizes), one.tokens, 0)
+    before = picker.ledger.owed(step.endpoint.key)
+    picker.ledger.routed(step.session, step.endpoint.key, step.uncached, step.tokens, parts.clock())
+    add_in_flight(picker, step)
+    key = step.endpoint.key
+    picker.observed(Observed(f"{key}/0", key, step.session, one.tokens, 0, "prompt", one.tokens))
+    assert picker.ledger.owed(step.endpoint.key) == before
+    flights = len(picker.flights)
+    remove_in_flight(picker, step)
+    assert len(picker.flights) == flights - 1
+    assert picker.metrics.requests == requests
+
+
+async def test_the_planner_learns_of_an_endpoint_that_leaves_before_it_is_forgotten(
+    membership: Membership,
+) -> None:
+    """The callback runs while the index knows the endpoint; one that is only refused does not trigger it."""
+    told: list[tuple[list[str], bool]] = []
+    membership.going = lambda keys: told.append((list(keys), keys[0] in membership.picker.lookup.members))
+    membership.follow(EndpointSet((endpoint(1), endpoint(2))))
+    membership.follow(EndpointSet((dataclasses.replace(endpoint(1), refusal="terminating"), endpoint(2))))
+    assert told == []
+    membership.follow(EndpointSet((endpoint(2),)))
+    assert told == [(["t/e1"], True)]
+
+
+async def test_an_open_prewarmer_records_heat_and_has_metrics(membership: Membership) -> None:
+    """Heat is recorded from then on, and the metrics page has the counters."""
+    settings = Settings(hand_over_tokens=1_000)
+    async with open_prewarmer(settings, membership) as prewarmer:
+        task = asyncio.create_task(prewarmer.run())
+        await asyncio.sleep(0)
+        assert membership.picker.hot is not None
+        page, _ = membership.picker.metrics.snapshot().format("")
+        task.cancel()
+    for name in ("tokens", "steps", "prefixes", "seconds"):
+        assert f"kvist_epp_prewarm_{name}_total".encode() in page
