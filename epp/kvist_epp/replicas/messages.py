@@ -144,10 +144,10 @@ def encode_update(
         _fill_columns(update.requests, rows, now)
         for number, digests in enumerate(map(digests_of, rows)):
             if digests is not None:
-                message = update.requests.digests.add(
-                    row=number, prefixes=digests.prefixes, whole=digests.whole
+                root = encode_root(digests.root)
+                update.requests.digests.add(
+                    row=number, root=root, prefixes=digests.prefixes, whole=digests.whole
                 )
-                write_root(message.root, digests.root)
     return update.SerializeToString()
 
 
@@ -195,7 +195,7 @@ def decode_update(data: bytes) -> LoadUpdate:
 def _read_columns(columns: pb.RequestColumns) -> list[RemoteRequest]:
     keys = list(columns.endpoint_keys)
     digests = {
-        one.row: PromptDigests(read_root(one.root), tuple(one.prefixes[:MAX_STEPS]), one.whole)
+        one.row: PromptDigests(decode_root(one.root), tuple(one.prefixes[:MAX_STEPS]), one.whole)
         for one in columns.digests
     }
     rows = zip(
@@ -222,15 +222,12 @@ def _read_columns(columns: pb.RequestColumns) -> list[RemoteRequest]:
         raise ProtocolError("the columns of a replica's update do not match") from error
 
 
-def write_root(message: pb.Root, root: Root) -> None:
-    """Write an index root into a message."""
-    if root[0] is not None:
-        message.adapter = root[0]
-    if root[1] is not None:
-        message.salt = root[1]
+def encode_root(root: Root) -> pb.Root | None:
+    """Return an index root as a message; None, which is an absent field, for the usual empty one."""
+    return None if root == (None, None) else pb.Root(adapter=root[0], salt=root[1])
 
 
-def read_root(message: pb.Root) -> Root:
+def decode_root(message: pb.Root) -> Root:
     """Return the index root that a message contains."""
     return (
         message.adapter if message.HasField("adapter") else None,
