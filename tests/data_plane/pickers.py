@@ -1,4 +1,4 @@
-"""Pickers as processes over simulated engines, spoken to without a gateway."""
+"""Pickers as processes over simulated engines, called without a gateway."""
 
 import asyncio
 import functools
@@ -33,25 +33,25 @@ from kvist_sim.processes import Children
 MODEL = str(Path(kvist_sim.model.__file__).parent)
 CHAT = "/v1/chat/completions"
 QUIET = ("--scrape-interval=60", "--log-requests=false", "--prefill-tokens-per-second=100")
-"""Nothing is learned by scrapes, so what is known came from peers; and engines are believed to be slow."""
+"""Flags without scrapes, so that all load comes from events and replicas, and with slow engines."""
 
-Peers = Callable[[int, Sequence[int]], str]
-"""(picker's number, peer ports of all) → its ``--peers``."""
+AddressList = Callable[[int, Sequence[int]], str]
+"""(picker's number, peer ports of all) → the picker's ``--peers``."""
 
 
-def everybody(_number: int, ports: Sequence[int]) -> str:
-    """As a headless Service has it: itself among them."""
+def all_addresses(_number: int, ports: Sequence[int]) -> str:
+    """Return all addresses, including the picker's own, as a headless Service does."""
     return ",".join(f"{HOST}:{port}" for port in ports)
 
 
 def chat(text: str, max_tokens: int = 4) -> dict[str, Any]:
-    """A request."""
+    """Return the body of a request."""
     return {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens}
 
 
 @dataclass
 class Pool:
-    """Engines, and pickers that come and go at fixed ports."""
+    """Engines, and pickers that start and stop at fixed ports."""
 
     children: Children
     client: aiohttp.ClientSession
@@ -79,16 +79,16 @@ class Pool:
             self.running[number] = picker
 
     async def end(self, number: int, how: signal.Signals) -> int:
-        """End a picker; its exit status."""
+        """End a picker; return its exit status."""
         return await self.children.end(self.running.pop(number).child, how, 30)
 
     async def page(self, number: int, path: str) -> Any:
-        """A JSON page of a picker."""
+        """Return a JSON page of a picker."""
         _, body = await get(HOST, self.ports[number].metrics, path)
         return json.loads(body)
 
     async def ask(self, number: int, text: str, **headers: str) -> Answer:
-        """One pick."""
+        """Request one pick."""
         picked: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         async with await Direct.open(HOST, self.ports[number].grpc) as direct:
             fields = {":method": "POST", ":path": CHAT, **headers}
@@ -98,14 +98,14 @@ class Pool:
         return answer
 
     async def logged(self, number: int, *ended: Answer) -> None:
-        """A gateway tells this picker that requests have ended."""
+        """Report the end of requests to a picker, as a gateway does."""
         async with await Direct.open(HOST, self.ports[number].grpc) as direct:
             direct.ended(ended)
             await direct.drained()
             await asyncio.sleep(0.05)
 
     async def serve(self, answer: Answer, text: str) -> None:
-        """What a gateway does with the answer."""
+        """Send the request to the picked engine, as a gateway does."""
         url = f"http://{answer.endpoint}{CHAT}"
         headers = {"x-session-id": answer.session}
         async with self.client.post(url, json=chat(text), headers=headers) as response:
@@ -113,25 +113,26 @@ class Pool:
             await response.read()
 
     async def requests(self, number: int) -> int:
-        """Open requests in a picker's ledger."""
+        """Return the number of open requests in a picker's ledger."""
         fleet = await self.page(number, "/debug/fleet")
         return sum(endpoint["requests"] for endpoint in fleet["endpoints"])
 
     async def all_have(self, requests: int, *numbers: int) -> None:
-        """Waits until the ledgers of these pickers have so many requests; the test's time limit bounds it."""
+        """Wait until the ledgers of these pickers have a number of requests; the test's time limit bounds the
+        wait."""
         while [await self.requests(number) for number in numbers] != [requests] * len(numbers):
             await asyncio.sleep(0.05)
 
-    async def peers(self, number: int) -> Any:
-        """``/debug/peers``."""
+    async def replication(self, number: int) -> Any:
+        """Return the page ``/debug/peers``."""
         return await self.page(number, "/debug/peers")
 
     async def states(self, number: int) -> list[str]:
-        """What a picker's addresses have led to."""
-        return sorted(one["state"] for one in (await self.peers(number))["addresses"])
+        """Return the states of the addresses that a picker dials."""
+        return sorted(one["state"] for one in (await self.replication(number))["addresses"])
 
     async def until_states(self, number: int, *states: str) -> None:
-        """Waits for it."""
+        """Wait until the addresses have these states."""
         while await self.states(number) != sorted(states):
             await asyncio.sleep(0.05)
 
@@ -142,11 +143,11 @@ async def pool(
     *,
     pickers: int = 3,
     engines: int = 2,
-    peers: Peers = everybody,
+    addresses: AddressList = all_addresses,
     ports: Sequence[int] = (),
     more: Callable[[int], Sequence[str]] = lambda _number: (),
 ) -> AsyncIterator[Pool]:
-    """Engines are running; pickers are started by the test. ``ports``: the pickers' peer ports."""
+    """Start engines; the test starts pickers. ``ports`` are the pickers' ports for replicas."""
     async with AsyncExitStack() as stack:
         children = await stack.enter_async_context(Children(folder))
         places = engine_ports(engines)
@@ -163,7 +164,7 @@ async def pool(
         listening = list(ports) or free_ports(pickers)
 
         def arguments(number: int) -> Sequence[str]:
-            named = f"--peers={peers(number, listening)}", f"--peer-port={listening[number]}"
+            named = f"--peers={addresses(number, listening)}", f"--peer-port={listening[number]}"
             return (*QUIET, *named, *more(number))
 
         client = await stack.enter_async_context(aiohttp.ClientSession())

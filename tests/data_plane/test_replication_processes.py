@@ -1,4 +1,4 @@
-"""Pickers as processes: load seen by others, a death, a farewell, a partition, a warm start, mutual TLS."""
+"""Replicas as processes: shared load, a death, a farewell, a partition, a copied index, mutual TLS."""
 
 import asyncio
 import signal
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.timeout(180)
 
 
 async def linked(replicas: Pool, *numbers: int) -> None:
-    """Each of these pickers follows the others."""
+    """Wait until each of these pickers follows the others."""
     for number in numbers:
         await replicas.until_states(number, "self", *["followed"] * (len(numbers) - 1))
 
 
 async def test_load_routed_by_one_counts_for_all_and_ends_for_all(tmp_path: Path) -> None:
-    """The access log goes to a replica that did not route the request, and settles it everywhere."""
+    """The access log goes to a replica that did not route the request, and ends it in all ledgers."""
     async with pool(tmp_path) as replicas:
         await replicas.start(0, 1, 2)
         await linked(replicas, 0, 1, 2)
@@ -43,7 +43,7 @@ async def test_load_routed_by_one_counts_for_all_and_ends_for_all(tmp_path: Path
 
 
 async def test_a_killed_replica_is_dropped_and_its_successor_heard(tmp_path: Path) -> None:
-    """SIGKILL: what it routed leaves the books after a bounded silence; a new process counts at once."""
+    """After SIGKILL its requests leave the ledgers after a bounded silence; a new process counts at once."""
     async with pool(tmp_path) as replicas:
         await replicas.start(0, 1, 2)
         await linked(replicas, 0, 1, 2)
@@ -51,17 +51,17 @@ async def test_a_killed_replica_is_dropped_and_its_successor_heard(tmp_path: Pat
         await replicas.all_have(1, 1, 2)
         await replicas.end(0, signal.SIGKILL)
         await replicas.all_have(0, 1, 2)
-        standings = [await standing(replicas, number) for number in (1, 2)]
+        states = [await replica_states(replicas, number) for number in (1, 2)]
         await replicas.start(0)
         await linked(replicas, 0, 1, 2)
         await replicas.ask(0, "hello " * 300)
         await replicas.all_have(1, 0, 1, 2)
 
-        assert standings == [["heard", "silent"], ["heard", "silent"]]
+        assert states == [["heard", "silent"], ["heard", "silent"]]
 
 
-async def test_a_replica_that_ends_hands_over_what_it_routed(tmp_path: Path) -> None:
-    """SIGTERM: its requests go on, so they stay on the others' books until a gateway tells any of them."""
+async def test_requests_of_a_replica_that_shuts_down_stay_in_the_ledgers(tmp_path: Path) -> None:
+    """After SIGTERM its requests continue, so they count until an access-log entry reaches any replica."""
     async with pool(tmp_path, more=lambda _: ("--drain-delay=0",)) as replicas:
         await replicas.start(0, 1, 2)
         await linked(replicas, 0, 1, 2)
@@ -69,15 +69,16 @@ async def test_a_replica_that_ends_hands_over_what_it_routed(tmp_path: Path) -> 
         status = await replicas.end(0, signal.SIGTERM)
         await asyncio.sleep(SILENCE_SECONDS + 1)
         kept = [await replicas.requests(number) for number in (1, 2)]
-        standings = await standing(replicas, 1)
+        states = await replica_states(replicas, 1)
         await replicas.logged(2, answer)
         await replicas.all_have(0, 1, 2)
 
-        assert (status, kept, standings) == (0, [1, 1], ["heard", "left"])
+        assert (status, kept, states) == (0, [1, 1], ["heard", "left"])
 
 
-async def test_a_partition_costs_what_the_other_routed_and_heals(tmp_path: Path) -> None:
-    """Packets are lost in both directions, connections stay: each goes on with what it knows itself."""
+async def test_a_partition_loses_the_load_of_the_other_replica_until_it_heals(tmp_path: Path) -> None:
+    """Packets are lost in both directions while connections stay: each replica continues with its own
+    load."""
     ports = free_ports(2)
     async with AsyncExitStack() as stack:
         relays = [await stack.enter_async_context(TcpRelay(port)) for port in ports]
@@ -85,7 +86,7 @@ async def test_a_partition_costs_what_the_other_routed_and_heals(tmp_path: Path)
         def other(number: int, _ports: Sequence[int]) -> str:
             return f"{HOST}:{relays[1 - number].port}"
 
-        replicas = await stack.enter_async_context(pool(tmp_path, pickers=2, peers=other, ports=ports))
+        replicas = await stack.enter_async_context(pool(tmp_path, pickers=2, addresses=other, ports=ports))
         await replicas.start(0, 1)
         for number in (0, 1):
             await replicas.until_states(number, "followed")
@@ -104,8 +105,8 @@ async def test_a_partition_costs_what_the_other_routed_and_heals(tmp_path: Path)
         assert apart == [2, 1]
 
 
-async def test_a_replica_that_starts_takes_the_index_of_another(tmp_path: Path) -> None:
-    """It is ready with what the other holds, block for block, and asks engines only for what came since."""
+async def test_a_replica_that_starts_copies_the_index_of_another(tmp_path: Path) -> None:
+    """The new replica is ready with the same blocks, and the engines replay only what came since."""
     async with pool(tmp_path, pickers=2) as replicas:
         await replicas.start(0)
         texts = [f"story {number} " + f"word{number} " * 200 for number in range(12)]
@@ -114,7 +115,7 @@ async def test_a_replica_that_starts_takes_the_index_of_another(tmp_path: Path) 
             await replicas.serve(answer, text)
             await replicas.logged(0, answer)
         await replicas.start(1)
-        snapshot = (await replicas.peers(1))["snapshot"]
+        snapshot = (await replicas.replication(1))["snapshot"]
         publishers = [(await replicas.page(number, "/debug/index"))["publishers"] for number in (0, 1)]
         matched = [await explained(replicas, number, texts) for number in (0, 1)]
         await replicas.serve(await replicas.ask(1, "something new " * 100), "something new " * 100)
@@ -130,7 +131,8 @@ async def test_a_replica_that_starts_takes_the_index_of_another(tmp_path: Path) 
 
 
 async def test_replicas_speak_mutual_tls_and_refuse_another_authority(tmp_path: Path) -> None:
-    """Certificates of one authority on both sides; who has another one neither follows nor is followed."""
+    """Both sides have certificates of one authority; a replica with another one is neither followed nor
+    follows."""
     good, bad = Pki("good"), Pki("bad")
     for number, pki in enumerate((good, good, bad)):
         Mounted(tmp_path / f"certificates-{number}").write(*pki.pair("localhost"), ca=pki.pem)
@@ -141,7 +143,7 @@ async def test_replicas_speak_mutual_tls_and_refuse_another_authority(tmp_path: 
     def certified(number: int) -> Sequence[str]:
         return (f"--peer-cert-path={tmp_path}/certificates-{number}",)
 
-    async with pool(tmp_path, peers=by_name, more=certified) as replicas:
+    async with pool(tmp_path, addresses=by_name, more=certified) as replicas:
         await replicas.start(0, 1, 2)
         await replicas.until_states(0, "self", "followed", "broken")
         await replicas.until_states(2, "self", "broken", "broken")
@@ -149,28 +151,30 @@ async def test_replicas_speak_mutual_tls_and_refuse_another_authority(tmp_path: 
         await replicas.ask(2, "hello " * 300)
         await replicas.all_have(1, 1)
         counts = [await replicas.requests(number) for number in (0, 1, 2)]
-        problems = [one["problem"] for one in (await replicas.peers(2))["addresses"] if one["problem"]]
+        problems = [one["problem"] for one in (await replicas.replication(2))["addresses"] if one["problem"]]
 
         assert counts == [1, 1, 1]
-        assert list((await replicas.peers(1))["followers"]) == [(await replicas.peers(0))["replica"]]
+        assert list((await replicas.replication(1))["followers"]) == [
+            (await replicas.replication(0))["replica"]
+        ]
         assert all("unavailable" in problem for problem in problems)
 
 
 async def metric(replicas: Pool, number: int, series: str) -> float:
-    """One series of a picker's metrics."""
+    """Return one series of a picker's metrics."""
     url = f"http://{HOST}:{replicas.ports[number].metrics}/metrics"
     async with replicas.client.get(url) as response:
         lines = (await response.text()).splitlines()
     return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(series))
 
 
-async def standing(replicas: Pool, number: int) -> list[str]:
-    """How the others stand with a picker."""
-    return sorted(peer["state"] for peer in (await replicas.peers(number))["replicas"])
+async def replica_states(replicas: Pool, number: int) -> list[str]:
+    """Return the states of the other replicas, as a picker sees them."""
+    return sorted(one["state"] for one in (await replicas.replication(number))["replicas"])
 
 
 async def explained(replicas: Pool, number: int, texts: Sequence[str]) -> list[int]:
-    """The most tokens matched of each text, by ``/debug/pick``."""
+    """Return the most tokens matched of each text, by ``/debug/pick``."""
     url = f"http://{HOST}:{replicas.ports[number].metrics}/debug/pick"
     best = []
     for text in texts:
@@ -182,12 +186,12 @@ async def explained(replicas: Pool, number: int, texts: Sequence[str]) -> list[i
 
 
 def held(publishers: Any) -> list[int]:
-    """Blocks by publisher."""
+    """Return the number of blocks of each publisher."""
     return [publishers[name]["held_blocks"].get("GPU", 0) for name in sorted(publishers)]
 
 
 async def both_hold(replicas: Pool, *, more_than: int) -> None:
-    """Waits until both pickers' indexes have grown alike."""
+    """Wait until both pickers' indexes have grown alike."""
     while True:
         found = [held((await replicas.page(number, "/debug/index"))["publishers"]) for number in (0, 1)]
         if found[0] == found[1] and sum(found[0]) > more_than:
