@@ -23,7 +23,7 @@ PACKAGE = Path(kvist_operator.__file__).parent
 
 def rows() -> dict[str, list[str]]:
     """Reason → its cells, of all tables of reasons."""
-    tables = GUIDE.partition("## Reasons")[2].partition("## Last words")[0]
+    tables = GUIDE.partition("## Reasons")[2].partition("## Termination messages")[0]
     found = [line.strip("| ").split(" | ") for line in tables.splitlines() if line.startswith("| `")]
     return {reason: cells for cells in found for reason in re.findall(r"`(\w+)`", cells[0])}
 
