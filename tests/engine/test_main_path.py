@@ -146,7 +146,7 @@ async def test_what_is_handed_over_is_cached_to_the_block(pool: Pool) -> None:
             await pool.ask(turn(prefix, f"I am {tenant}"), **{TENANT_HEADERS[0]: tenant})
             await asyncio.sleep(0.2)
     pool.listed(0, 1)
-    while "hand-over ends" not in pool.picker.log.read_text():
+    while "prewarming ends" not in pool.picker.log.read_text():
         await asyncio.sleep(0.1)
 
     cached = [[await pool.direct(number, turn(one, "?")) for one in prefixes] for number in (0, 1)]
