@@ -40,7 +40,7 @@ def test_there_are_the_ten() -> None:
     for name in NAMES:
         text = (EXAMPLES / name / "README.md").read_text()
         assert "\n## What happens\n" in text, name
-        assert "\n## See it\n" in text, name
+        assert "\n## Try it\n" in text, name
         assert f"]({name}/README.md)" in index
 
 

@@ -12,7 +12,7 @@
 {{ include "kvist.fullname" . }}-test
 {{- end }}
 
-{{/* The labels that pods of a component have and no others; immutable. */}}
+{{/* The selector labels of a component's pods; immutable. */}}
 {{- define "kvist.selector" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -57,7 +57,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- default $made .Values.serviceAccount.name -}}
 {{- end }}
 
-{{/* A reference: registry, repository, digest or tag. Takes a list of the root and the image's values. */}}
+{{/* An image reference: registry, repository, digest or tag. Takes a list of the root and the image's values. */}}
 {{- define "kvist.image" -}}
 {{- $root := index . 0 -}}
 {{- $image := index . 1 -}}
@@ -66,7 +66,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ default $root.Chart.AppVersion $image.tag }}{{ end -}}
 {{- end }}
 
-{{/* Where `helm test` makes a pool: a namespace that is seen to. */}}
+{{/* The namespace in which `helm test` creates a pool: one that the operator manages. */}}
 {{- define "kvist.testNamespace" -}}
 {{- with .Values.watchNamespaces }}{{ first . }}{{ else }}{{ .Release.Namespace }}{{ end -}}
 {{- end }}
