@@ -21,7 +21,7 @@ from kvist_epp.replicas.messages import Handshake, LoadUpdate, decode_update, en
 from kvist_epp.replicas.remote_load import SILENCE_SECONDS, RemoteLoad
 from kvist_epp.replicas.replication_stats import ReplicationStats
 from kvist_epp.replicas.rpc_client import ReplicaAddress, RpcStream, open_stream
-from kvist_epp.settings.replica_addresses import HostPort
+from kvist_epp.settings.replica_flags import HostPort
 
 CONNECT_SECONDS: Final = 2.0
 """Time limit for connecting and for the first update."""

@@ -41,7 +41,7 @@ from kvist_epp.replicas.replica_connection import (
 from kvist_epp.replicas.replication_stats import ReplicationReport, ReplicationStats
 from kvist_epp.replicas.snapshot_client import SnapshotClient, SnapshotSource
 from kvist_epp.replicas.snapshot_server import SnapshotServer
-from kvist_epp.settings.replica_addresses import only_here, peers_of
+from kvist_epp.settings.replica_flags import is_loopback_only, parse_replica_names
 from kvist_epp.settings.settings import Settings
 
 POLL_SECONDS: Final = 0.5
@@ -93,7 +93,7 @@ class Replication:
             followed={},
         )
         self.directory = ReplicaDirectory(
-            peers_of(settings.peers), lambda address: ReplicaConnection(address, context)
+            parse_replica_names(settings.peers), lambda address: ReplicaConnection(address, context)
         )
         self._snapshot_server: SnapshotServer | None = None
         self._snapshot_client: SnapshotClient | None = None
@@ -269,7 +269,7 @@ async def open_replication(
     certificates = _certificates(settings)
     replication = Replication(settings, membership, certificates, clock=membership.picker.clock)
     plaintext = not (settings.peer_cert_path or settings.peer_insecure)
-    loopback = plaintext and only_here(settings.peers, settings.host, os.environ)
+    loopback = plaintext and is_loopback_only(settings.peers, settings.host, os.environ)
     server = await ports.listen(
         replace(settings, host=settings.host or ("localhost" if loopback else "")),
         replication.methods(),

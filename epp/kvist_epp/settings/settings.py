@@ -18,7 +18,7 @@ from kvist_epp.flowcontrol.priorities import named_priorities
 from kvist_epp.names import POOL_GROUP, POOL_GROUPS
 from kvist_epp.settings import arguments, roles
 from kvist_epp.settings.arguments import dashed
-from kvist_epp.settings.replica_addresses import check_peers, peers_of
+from kvist_epp.settings.replica_flags import check_replica_flags, parse_replica_names
 
 TRANSPORTS: Final = ("fast", "grpc")
 POLICIES: Final = ("fcfs", "priority")
@@ -285,7 +285,7 @@ class Settings:
                 raise SettingsError(f"--{dashed(name)}: must not be negative")
         self._check_chats()
         named_priorities(self.priorities)
-        peers_of(self.peers)
+        parse_replica_names(self.peers)
         roles.base_models_of(self.base_models)
         if self.gossip_interval > 1:
             raise SettingsError("--gossip-interval: at most 1 s; a replica silent for 3 s counts as gone")
@@ -322,7 +322,7 @@ class Settings:
             return self
         self._check_discovery()
         insecure = self.peer_insecure
-        check_peers(self.peers, self.peer_cert_path, os.environ, insecure=insecure, host=self.host)
+        check_replica_flags(self.peers, self.peer_cert_path, os.environ, insecure=insecure, host=self.host)
         if self.queue_seconds + self.empty_pool_seconds >= self.stream_idle_timeout:
             raise SettingsError("--queue-seconds, --empty-pool-seconds: not below --stream-idle-timeout")
         if self.queue_bytes > self.max_held_bytes:

@@ -1,26 +1,21 @@
-"""Replication in a picker: whose events and ends are whose, its flags, the page and the metrics."""
+"""Replication in a picker: whose events and ends are whose, the page and the metrics."""
 
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from tests.epp.parts import MODEL, Parts, ask, chat, make
 
 from kvist_epp.director.endpoint_registry import Membership
-from kvist_epp.errors import SettingsError
 from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.index.index_accuracy import Trust
 from kvist_epp.kvevents.observed import Observed
 from kvist_epp.replicas.messages import LoadUpdate, RemoteRequest
 from kvist_epp.replicas.replication import Replication, fingerprint
-from kvist_epp.settings.replica_addresses import check_peers, peers_of
 from kvist_epp.settings.settings import Settings
 
 SETTINGS = Settings(endpoints_file="x", peers="127.0.0.1:9004", host="127.0.0.1")
-IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-CERTIFICATES = "a folder"
 
 
 def joined(parts: Parts) -> Replication:
@@ -163,53 +158,3 @@ def test_fingerprints_of_different_vocabularies_differ() -> None:
     other: Any = SimpleNamespace(faithful=True, pieces=pieces)
 
     assert fingerprint(MODEL) == fingerprint(MODEL) != fingerprint(other)
-
-
-def test_peers_are_names_with_ports() -> None:
-    """A headless Service, addresses, and IPv6 in brackets are accepted."""
-    assert peers_of("") == ()
-    assert peers_of("peers.ns.svc:9004, 10.0.0.1:9005,[::1]:9006") == (
-        ("peers.ns.svc", 9004),
-        ("10.0.0.1", 9005),
-        ("::1", 9006),
-    )
-
-
-@pytest.mark.parametrize(
-    "text", ["name", "name:", ":9004", "::1:9004", "a:0", "a:70000", "a:9,", "a:x", "[]:1"]
-)
-def test_an_invalid_list_of_replicas_is_refused(text: str) -> None:
-    """The error names the flag and shows what it should look like."""
-    with pytest.raises(SettingsError, match="--peers"):
-        Settings(peers=text)
-
-
-@pytest.mark.parametrize(
-    ("peers", "path", "insecure", "host", "environment", "why"),
-    [
-        ("", "", False, "", IN_CLUSTER, ""),
-        ("127.0.0.1:1,[::1]:2,localhost:3", "", False, "", {}, ""),
-        ("127.0.0.1:1", "", False, "", IN_CLUSTER, "--peer-cert-path"),
-        ("127.0.0.1:1", "", False, "10.0.0.1", {}, "--peer-cert-path"),
-        ("peers.ns.svc:1", "", False, "", {}, "--peer-cert-path"),
-        ("peers.ns.svc:1", "", True, "", IN_CLUSTER, ""),
-        ("peers.ns.svc:1", CERTIFICATES, False, "", IN_CLUSTER, ""),
-        ("peers.ns.svc:1", CERTIFICATES, True, "", IN_CLUSTER, "only one"),
-        ("", CERTIFICATES, False, "", {}, "of no use without --peers"),
-    ],
-)
-def test_plaintext_between_replicas_must_be_requested(
-    peers: str, path: str, insecure: bool, host: str, environment: dict[str, str], why: str
-) -> None:
-    """The index contains prompts, and only the loopback interface is private."""
-    if not why:
-        check_peers(peers, path, environment, insecure=insecure, host=host)
-        return
-    with pytest.raises(SettingsError, match=why):
-        check_peers(peers, path, environment, insecure=insecure, host=host)
-
-
-def test_an_interval_longer_than_replicas_may_be_silent_is_refused() -> None:
-    """A replica that sends too seldom would appear and disappear in every ledger."""
-    with pytest.raises(SettingsError, match="--gossip-interval"):
-        Settings(gossip_interval=1.5)
