@@ -184,19 +184,21 @@ class Settings:
     )
     peers: str = _flag(
         "",
-        "other replicas: name:port of a headless Service, or a comma list of host:port; with them load and "
-        "index are shared",
+        "other replicas, with which load and index are shared: name:port of a headless Service, or a "
+        "comma-separated list of host:port",
         unit="LIST",
     )
-    peer_port: int = _flag(9004, "load and index for other replicas; open with --peers alone", unit="PORT")
+    peer_port: int = _flag(
+        9004, "port for other replicas, which get load and index there; open only with --peers", unit="PORT"
+    )
     peer_cert_path: str = _flag(
         "",
-        "folder with tls.crt, tls.key and ca.crt: replicas show and ask for certificates of this authority",
+        "folder with tls.crt, tls.key and ca.crt: replicas present and require certificates of its authority",
         unit="FOLDER",
     )
-    peer_insecure: bool = _flag(False, "replicas speak plaintext, also in a cluster")
+    peer_insecure: bool = _flag(False, "replicas exchange plaintext, even in a cluster")
     gossip_interval: float = _flag(
-        0.1, "time between two updates of the load to each replica", unit="SECONDS"
+        0.1, "interval in which each replica receives an update of the load", unit="SECONDS"
     )
     prefill_tokens_per_second: float = _flag(
         15_928.0, "prefill rate of an engine until its own is learned (Qwen3-32B on an H100)", unit="RATE"
@@ -238,13 +240,15 @@ class Settings:
     )
     hand_over_tokens: int = _flag(
         131_072,
-        "prompt tokens that a pod which joins is given ahead of requests, and that pods which go hand on: "
-        "what is asked for most, by more than one tenant; 0: none",
+        "prompt tokens to prewarm on an endpoint that joins, and of those that leaving endpoints held: "
+        "prefixes that several tenants request most; 0: none",
         unit="TOKENS",
     )
-    hand_over_step_tokens: int = _flag(256, "of them, asked for at once of one engine", unit="TOKENS")
+    hand_over_step_tokens: int = _flag(
+        256, "prompt tokens of a prefix to prewarm that are requested from an engine at once", unit="TOKENS"
+    )
     engine_key_file: str = _flag(
-        "", "file with the engines' API key, which hand-over needs where they have one", unit="FILE"
+        "", "file with the engines' API key, which prewarming needs if they require one", unit="FILE"
     )
     approximate_cache_tokens: int = _flag(
         250_000, "cache of an engine in approximate mode until it reports its own size", unit="TOKENS"
@@ -288,7 +292,9 @@ class Settings:
         parse_replica_names(self.peers)
         roles.base_models_of(self.base_models)
         if self.gossip_interval > 1:
-            raise SettingsError("--gossip-interval: at most 1 s; a replica silent for 3 s counts as gone")
+            raise SettingsError(
+                "--gossip-interval: at most 1 s, because a replica that is silent for 3 s counts as gone"
+            )
         self._check_limits()
 
     def _check_chats(self) -> None:
