@@ -101,19 +101,19 @@ def secret(certificate: Json) -> Json:
 
 
 async def all_hear(cluster: Cluster, room: Space) -> bool:
-    """Whether each replica knows of two others, and of none that is silent."""
+    """Return whether each replica hears two others, and no other one is known."""
     pods = await room.pods(app="kvist-epp")
     found = await asyncio.gather(*(heard(cluster, pod["status"]["podIP"]) for pod in pods))
     return found == [["heard", "heard"]] * 3
 
 
 async def heard(cluster: Cluster, address: str) -> list[str]:
-    """How the others stand with a replica."""
+    """Return the states of the other replicas, as one replica sees them."""
     url = f"http://{address}:{METRICS_PORT}/debug/peers"
     try:
         async with cluster.http() as http, http.get(url) as response:
-            return [one["standing"] for one in json.loads(await response.text())["replicas"]]
-    except aiohttp.ClientError:  # it starts
+            return [one["state"] for one in json.loads(await response.text())["replicas"]]
+    except aiohttp.ClientError:  # the replica is starting
         return []
 
 
