@@ -1,5 +1,7 @@
 """The metrics page: the names that others rely on, read back with the parser of Prometheus."""
 
+import re
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvist_epp.telemetry.histogram import Stages
@@ -126,3 +128,19 @@ def test_openmetrics_on_request() -> None:
     body, content_type = filled().snapshot().format("application/openmetrics-text; version=1.0.0")
 
     assert (content_type.split(";")[0], body.endswith(b"# EOF\n")) == ("application/openmetrics-text", True)
+
+
+def test_each_help_text_is_one_sentence_with_its_unit() -> None:
+    """A HELP text begins with the unit of its values and is one sentence of plain English."""
+    page, _ = filled().snapshot().format("")
+    units = ("Number of ", "Seconds ", "Mean seconds ", "Total seconds ", "Bytes ", "Time at which ", "1 ")
+    texts = {
+        family.name: family.documentation
+        for family in text_string_to_metric_families(page.decode())
+        if family.name.startswith("kvist_epp_") and family.name != "kvist_epp_build_info"
+    }
+    odd = {name: text for name, text in texts.items() if not re.fullmatch(r"[^.]+\.", text)}
+
+    assert {name: text for name, text in texts.items() if not text.startswith(units)} == {}
+    assert odd == {}
+    assert len(texts) > 40
