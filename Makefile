@@ -1,4 +1,4 @@
-# One verb per job; CI runs the same verbs. `make help` lists them.
+# One target per task; CI runs the same targets. `make help` lists them.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -8,55 +8,63 @@ PYTEST := $(BIN)/python -m pytest -q
 PROTOC := $(BIN)/uv run --quiet --no-project --isolated --python $(BIN)/python --with grpcio-tools==1.71.2 python -m grpc_tools.protoc
 PROTOS := kvist_epp/extproc/pb kvist_epp/http2/pb kvist_epp/replicas/pb
 
-# Real processes on a busy machine: what failed is run once more, alone. Both runs are shown; a test that needs it is a defect.
-again = $(1) || { echo "make: run once more, one by one: the files in which a test failed above"; $(1) -n 0 --failed-files; }
+# Real processes on a busy machine: files with a failed test run once more, one by one. Both runs are shown and `make reruns` counts the
+# files; a test that needs a second run is a defect.
+again = $(1) || { echo "make: running again, one by one, the files in which a test failed above"; $(BIN)/python -m tests.reruns $@; $(1) -n 0 --failed-files; }
 
-# folders of tests that have verbs of their own
+# folders of tests that have targets of their own
 TIERS  := data_plane engine cluster http2 charts images e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-data-plane test-engine test-cluster test-charts test-e2e test-http2 fuzz bench-fuzz test-all check fmt lint prose types imports proto check-proto docs models bench-epp bench-index bench-chaos bench-soak bench-queue bench-handover bench-peers bench-operator golden lock build clean
+.PHONY: help setup demo test test-unit coverage reruns test-data-plane test-engine test-cluster test-charts test-e2e test-http2 fuzz bench-fuzz test-all check fmt lint prose types imports proto check-proto docs models bench-epp bench-index bench-chaos bench-soak bench-queue bench-handover bench-routers bench-operator golden lock build clean
 
-help:  ## list these verbs
+help:  ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found: install Python 3.11 or newer, or say PYTHON=…"; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $(PYTHON) is older than 3.11: say PYTHON=python3.11"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found: install Python 3.11 or newer, or set PYTHON=…"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $(PYTHON) is older than 3.11: set PYTHON=python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5,<1'
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]'
 	@touch $@
 
-setup: $(READY)  ## make .venv with everything in it (the others do this by themselves)
+setup: $(READY)  ## create .venv with all dependencies (every other target does this if needed)
 
-demo: $(READY)  ## real Envoy, the picker and simulated engines under load, beside round robin
+demo: $(READY)  ## real Envoy, the picker and simulated engines under load, compared with round robin
 	$(BIN)/kvist demo
 
 test: test-unit test-data-plane  ## unit, property and data-plane tests
 
+UNIT := tests $(TIERS:%=--ignore=tests/%)
 test-unit: $(READY)
-	$(PYTEST) -n auto --dist worksteal tests $(TIERS:%=--ignore=tests/%)
+	$(PYTEST) -n auto --dist worksteal $(UNIT)
+
+coverage: $(READY)  ## unit tests, with the share of lines and branches that they run
+	$(PYTEST) -n auto --dist worksteal --cov --cov-report=term:skip-covered $(UNIT)
+
+reruns: $(READY)  ## how many test files were run again after a failure, and which
+	@$(BIN)/python -m tests.reruns
 
 test-data-plane: $(READY)  ## real Envoy, both transports, both modes
 	$(call again,$(PYTEST) -n 4 --dist worksteal tests/data_plane)
 
-test-engine: $(READY)  ## real vLLM on CPU (fetched once into a cache folder, about 5 GB)
+test-engine: $(READY)  ## real vLLM on CPU (downloaded once into a cache folder, about 5 GB)
 	$(call again,$(PYTEST) -rP tests/engine)
 
 test-cluster: $(READY)  ## real control plane, pods as processes (built from Go modules once, about 6 minutes; needs root)
 	$(BIN)/python -m tests.cluster.binaries
 	$(call again,$(PYTEST) -n 2 --dist loadfile -rP tests/cluster)
 
-test-charts: $(READY)  ## the chart by helm 3 and 4 on a real API server; what the Dockerfiles do, without Docker (needs root)
+test-charts: $(READY)  ## the chart with helm 3 and 4 on a real API server; the steps of the Dockerfiles, without Docker (needs root)
 	$(BIN)/python -m tests.charts.binaries
 	$(call again,$(PYTEST) -n 2 --dist loadfile -rP tests/charts tests/images)
 
-test-e2e: $(READY)  ## helm install to uninstall, by a real Envoy Gateway (built from its Go module once, about 11 minutes; needs root)
+test-e2e: $(READY)  ## from helm install to uninstall, with a real Envoy Gateway (built from its Go module once, about 11 minutes; needs root)
 	$(BIN)/python -m tests.e2e.binaries
 	$(call again,$(PYTEST) -rP tests/e2e)
 
-bench-operator: $(READY)  ## 500 pools: how fast they are made, what they cost at rest (about 5 minutes)
+bench-operator: $(READY)  ## 500 pools: time to create them, load at rest (about 5 minutes)
 	$(BIN)/python -m tests.cluster.binaries
 	$(BIN)/python -m tests.cluster.many_pools
 
@@ -70,13 +78,13 @@ $(FUZZER): $(READY)
 	@touch $@
 
 SECONDS ?= 7200
-fuzz: $(FUZZER)  ## coverage-guided fuzzing of what gateways send, two minutes
+fuzz: $(FUZZER)  ## coverage-guided fuzzing of input from gateways, two minutes
 	$(BIN)/python -m tests.fuzz.run --seconds 120
 
-bench-fuzz: $(FUZZER)  ## the same for SECONDS=7200 in all
+bench-fuzz: $(FUZZER)  ## coverage-guided fuzzing for SECONDS=7200 in all
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS)
 
-test-all: demo test test-http2 fuzz test-cluster test-charts test-e2e test-engine  ## every tier, as CI runs them
+test-all: demo test test-http2 fuzz test-cluster test-charts test-e2e test-engine  ## every tier of tests, as CI runs them
 
 check: fmt-check lint types imports check-proto  ## format, lint, types, import contracts, generated files
 
@@ -93,7 +101,7 @@ lint: $(READY)
 	$(BIN)/interrogate --quiet tests
 	$(BIN)/python -m tests.prose
 
-prose: $(READY)  ## list every finding of the lint of prose: documents, docstrings, strings that users read
+prose: $(READY)  ## list every finding of the prose lint: documents, docstrings, strings that users read
 	$(BIN)/python -m tests.prose --full
 
 types: $(READY)
@@ -102,7 +110,7 @@ types: $(READY)
 imports: $(READY)
 	$(BIN)/lint-imports --no-cache
 
-proto: $(READY)  ## generate the protobuf code again
+proto: $(READY)  ## regenerate the protobuf code
 	$(PROTOC) -Iprotos --python_out=epp --pyi_out=epp $(PROTOS:%=protos/%/*.proto)
 
 check-proto: $(READY)
@@ -112,21 +120,21 @@ check-proto: $(READY)
 	  diff -r build/proto/$$folder epp/$$folder -x __init__.py -x __pycache__ || { echo "generated code is stale: run 'make proto'"; exit 1; }; \
 	done
 
-docs: $(READY)  ## write the generated parts of docs/ again
+docs: $(READY)  ## regenerate the generated parts of docs/, examples/ and charts/
 	$(BIN)/python -m tests.docs
 	$(BIN)/python -m tests.charts.generate
 
-golden: $(READY)  ## write the expected plans, objects and conditions of the operator's tests again; read the diff
+golden: $(READY)  ## regenerate the expected plans, objects and conditions of the operator's tests; review the diff
 	$(BIN)/python -m tests.operator.golden
 	$(BIN)/python -m tests.operator.manifested
 	$(BIN)/python -m tests.operator.broken
 
 LOCK := $(BIN)/uv pip compile --quiet pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
-lock: $(READY)  ## the images' dependencies, with hashes
+lock: $(READY)  ## resolve the images' dependencies, with hashes
 	$(LOCK) --extra operator -o docker/operator.lock
 	$(LOCK) --extra epp -o docker/picker.lock
 
-models: $(READY)  ## train the simulator's vocabulary again
+models: $(READY)  ## retrain the simulator's vocabulary
 	$(BIN)/python -m kvist_sim.model.train sim/kvist_sim/model
 
 bench-epp: $(READY)  ## CPU and latency of the picker behind Envoy (about 10 minutes)
@@ -135,23 +143,23 @@ bench-epp: $(READY)  ## CPU and latency of the picker behind Envoy (about 10 min
 bench-index: $(READY)  ## the byte index: ingest, removal, match, memory
 	$(BIN)/kvist bench index
 
-bench-chaos: $(READY)  ## engines, pickers, events, links and certificates fail under load (about 9 minutes)
+bench-chaos: $(READY)  ## failures of engines, pickers, events, links and certificates under load (about 9 minutes)
 	$(BIN)/kvist bench chaos
 
-bench-soak: $(READY)  ## memory under load for a long time, and what is left after it (about 21 minutes)
+bench-soak: $(READY)  ## memory during and after a long load (about 21 minutes)
 	$(BIN)/kvist bench soak
 
-bench-queue: $(READY)  ## 50,000 requests wait in one picker: memory, fair shares, limits (about 3 minutes)
+bench-queue: $(READY)  ## 50,000 requests queued in one picker: memory, fairness, limits (about 3 minutes)
 	$(BIN)/kvist bench queue
 
-bench-handover: $(READY)  ## a rolling update with and without warm hand-over, in virtual time and over sockets (about 40 minutes)
+bench-handover: $(READY)  ## a rolling update with and without prewarming, in virtual time and over sockets (about 40 minutes)
 	$(BIN)/kvist bench handover
 
-bench-peers: $(READY)  ## the same traffic through other projects' routers (fetched once, about 10 minutes)
+bench-routers: $(READY)  ## the same traffic through other projects' routers (downloaded once, about 10 minutes)
 	$(BIN)/kvist bench routers
 
-build: $(READY)  ## sdist and wheel
+build: $(READY)  ## build sdist and wheel
 	$(BIN)/python -m build --installer uv
 
-clean:  ## remove what was made here, the virtual environment too
+clean:  ## remove all generated files, the virtual environment included
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.shapes import ROOT
-
+ROOT: Final = Path(__file__).parent.parent
 WORDS: Final = re.compile(
     r"\b(nobody|somebody|whoever|anybody|told|tells? of|owes?|owed|newcomers?|the late|twins?"
     r"|sees? to|seen to|heed(?:ed)?|in vain|be rid of|goes by|worth(?!while| a| the| an))\b",

@@ -73,10 +73,17 @@ def test_every_action_is_pinned_and_its_version_told(workflow: Path) -> None:
 
 
 def test_ci_runs_what_a_developer_runs() -> None:
-    """One command, .ci/run, and nothing beside it."""
-    [job] = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"].values()
-    [run] = [step["run"] for step in job["steps"] if "run" in step]
-    assert run.endswith(" .ci/run")
+    """The jobs of the workflow together run every target of ``.ci/run``, on the oldest and a new Python."""
+    assert "make check test-all" in (ROOT / ".ci" / "run").read_text()
+    [needed] = re.findall(r"^test-all: (.*?) *##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    [tests] = re.findall(r"^test: (.*?) *##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    run = {step["run"] for step in jobs["unit"]["steps"] if "run" in step}
+    tiers = jobs["tiers"]["strategy"]["matrix"]["tier"]
+
+    assert {"make check", "make coverage"} <= run
+    assert jobs["unit"]["strategy"]["matrix"]["python"][0] == "3.11"
+    assert sorted([*tiers, "test-unit"]) == sorted({*needed.split(), *tests.split()} - {"test"})
 
 
 def test_a_release_builds_and_signs_everything() -> None:
