@@ -1,5 +1,4 @@
-"""Connects the exchange between replicas with the picker: who they are, what they routed, whose index to
-copy.
+"""Connect the exchange between replicas with the picker, and start and stop it.
 
 The app opens it when ``--peers`` is given. Its only connections are the director's (events and ended requests
 that were not routed here), the ledger's and the look-up's.
