@@ -14,7 +14,8 @@ from tests.cluster.cluster import Cluster
 from tests.cluster.node.network import ROUTER
 from tests.cluster.space import Space
 
-from kvist_epp.http2.self_issued import Authority
+from kvist_epp.http2.tls import AUTHORITY_LIFETIME, LEAF_LIFETIME
+from kvist_kube.certificates import CertificateAuthority
 
 Json = dict[str, Any]
 GROUP: Final = "external.metrics.k8s.io"
@@ -52,7 +53,7 @@ class Metric:
 @asynccontextmanager
 async def external_metric(cluster: Cluster, space: Space) -> AsyncIterator[Metric]:
     """Served in this process, in the network of the cluster, and known to its API server."""
-    metric, authority = Metric(), Authority(datetime.now(UTC))
+    metric, authority = Metric(), CertificateAuthority("test", datetime.now(UTC), AUTHORITY_LIFETIME)
     application = web.Application()
     application.router.add_get(ROOT, metric.discovery)
     application.router.add_get(ROOT + "/namespaces/{namespace}/{metric}", metric.values)
@@ -72,8 +73,8 @@ def _path() -> str:
     return f"/apis/apiregistration.k8s.io/v1/apiservices/{VERSION}.{GROUP}"
 
 
-def _tls(authority: Authority, name: str) -> ssl.SSLContext:
-    certificate, key = authority.issue([name], datetime.now(UTC))
+def _tls(authority: CertificateAuthority, name: str) -> ssl.SSLContext:
+    certificate, key = authority.sign([name], datetime.now(UTC), LEAF_LIFETIME)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "both.pem"

@@ -16,6 +16,7 @@ from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.grpc_server import serve_grpc
 from kvist_epp.http2.server import serve_http2
 from kvist_epp.http2.tls import Certificates
+from kvist_epp.names import LASTING_METHODS
 
 Transport = Literal["fast", "grpc"]
 Answer = Callable[[PickRequest], Decision | Awaitable[Decision]]
@@ -85,6 +86,6 @@ class StubPicker:
         )
         if transport == "grpc":
             name = f"[{host}]" if ":" in host else host
-            return await serve_grpc(table, name, port, tls=tls)
+            return await serve_grpc(table, name, port, tls=tls, lasting=LASTING_METHODS)
         context = tls.server_context() if tls else None
-        return await serve_http2(table, host, port, ssl=context)
+        return await serve_http2(table, host, port, ssl=context, lasting=LASTING_METHODS)

@@ -20,8 +20,9 @@ from tests.data_plane.upstream import Upstream
 from tests.epp.http2.certificates import self_made
 
 from kvist_epp.http2.call import Server
-from kvist_epp.http2.self_issued import Authority
+from kvist_epp.http2.tls import AUTHORITY_LIFETIME
 from kvist_epp.names import DESTINATION_HEADER
+from kvist_kube.certificates import CertificateAuthority
 from kvist_operator.manifests.bootstrap import AUTHORITY_FOLDER, CONFIG_FOLDER
 from kvist_sim.envoy import Envoy
 
@@ -157,7 +158,8 @@ async def test_original_dst_cannot_fail_open(is_open: bool) -> None:
 async def test_envoy_takes_the_third_example(tmp_path: Path) -> None:
     """The ConfigMap's files, from a folder of the test's: Envoy starts and says it is ready."""
     data = yaml.safe_load(docs.EDGE.read_text())["data"]
-    (tmp_path / "ca.crt").write_text(Authority(datetime.now(UTC)).pem.decode())
+    authority = CertificateAuthority("test", datetime.now(UTC), AUTHORITY_LIFETIME)
+    (tmp_path / "ca.crt").write_text(authority.pem.decode())
     for name, text in data.items():
         for folder in (CONFIG_FOLDER, AUTHORITY_FOLDER):
             text = text.replace(folder, str(tmp_path))

@@ -10,10 +10,10 @@ from tests.epp.http2.h2 import get_fields, grpc_fields, message
 
 from kvist_epp.http2 import frames as f
 from kvist_epp.http2.call import Sink
-from kvist_epp.http2.connection import Connection
+from kvist_epp.http2.http2_connection import Http2Connection
 from kvist_epp.http2.limits import Limits, Rate
 from kvist_epp.http2.port_stats import PortStats
-from kvist_epp.http2.streams import STREAM_BYTES
+from kvist_epp.http2.stream_table import STREAM_BYTES
 
 ECHO: Final = "/t/Echo"
 KEEP: Final = "/t/Keep"
@@ -95,7 +95,7 @@ class Conversation:
         self.now = 0.0
         self.stats = PortStats(LIMITS.held_bytes)
         self.calls: list[Call] = []
-        self.connection = Connection(
+        self.connection = Http2Connection(
             {path: self._method(path) for path in PATHS[:-1]},
             LIMITS,
             clock=lambda: self.now,
@@ -188,7 +188,7 @@ class Conversation:
     def wait(self, seconds: float) -> None:
         """Time passes, and the server looks."""
         self.now += seconds
-        self.connection.look(self.now)
+        self.connection.check_streams(self.now)
         self._check()
 
     def drain(self) -> None:
@@ -223,7 +223,7 @@ class Conversation:
 
     def _check_sums(self) -> None:
         connection, streams = self.connection, list(self.connection._open.values())
-        share, outbox, known = connection.share, connection.outbox, connection._streams
+        share, outbox, known = connection.memory, connection.outbox, connection._streams
         assert len(streams) <= LIMITS.streams
         kept = sum(stream._held + stream._delivered for stream in streams)
         assert share.receiving == kept + STREAM_BYTES * len(streams)

@@ -15,6 +15,7 @@ from kvist_epp.http2.limits import Limits
 from kvist_epp.http2.port_stats import PortStats
 from kvist_epp.http2.server import serve_http2
 from kvist_epp.http2.tls import Certificates
+from kvist_epp.names import LASTING_METHODS
 
 ENGINE = "10.0.0.1:8000"
 
@@ -75,7 +76,9 @@ async def opened(tls: Certificates | None, **limits: Any) -> AsyncIterator[Door]
     door.health.set(True)
     served = ext_proc_methods(door._decided, door._logged, door.health)
     ssl = tls.server_context() if tls is not None else None
-    door.server = await serve_http2(served, "127.0.0.1", 0, door.limits, ssl=ssl, stats=door.stats)
+    door.server = await serve_http2(
+        served, "127.0.0.1", 0, door.limits, ssl=ssl, lasting=LASTING_METHODS, stats=door.stats
+    )
     try:
         yield door
     finally:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from tests.operator.manifested import one, rendered
 
-from kvist_epp.http2.self_issued import Authority
+from kvist_epp.http2.tls import AUTHORITY_LIFETIME
+from kvist_kube.certificates import CertificateAuthority
 from kvist_operator.manifests.bootstrap import AUTHORITY_FOLDER, CONFIG_FOLDER
 from kvist_operator.manifests.names import ADMIN_PORT, HTTP_PORT, STATUS_PORT
 from kvist_sim import envoy as simulated
@@ -47,7 +48,7 @@ def written(folder: Path, data: dict[str, str], ports: dict[int, int]) -> Path:
 
 def authority() -> str:
     """A certificate, for Envoy to load."""
-    return Authority(datetime.now(UTC)).pem.decode()
+    return CertificateAuthority("test", datetime.now(UTC), AUTHORITY_LIFETIME).pem.decode()
 
 
 @pytest.mark.parametrize(

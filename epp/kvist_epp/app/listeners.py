@@ -8,6 +8,7 @@ from kvist_epp.http2.call import Method, Server
 from kvist_epp.http2.limits import Limits
 from kvist_epp.http2.port_stats import PortStats
 from kvist_epp.http2.tls import Certificates, own_names
+from kvist_epp.names import LASTING_METHODS
 from kvist_epp.settings.settings import Settings
 
 
@@ -51,7 +52,9 @@ async def listen(
             from kvist_epp.http2.grpc_server import serve_grpc
 
             host = settings.host or "[::]"
-            return await serve_grpc(served, host, port, settings.max_message_bytes, tls=tls)
+            return await serve_grpc(
+                served, host, port, settings.max_message_bytes, tls=tls, lasting=LASTING_METHODS
+            )
         from kvist_epp.http2.server import serve_http2
 
         limits = Limits.of(settings)
@@ -59,6 +62,8 @@ async def listen(
         if port_stats is not None:
             port_stats[flag.removeprefix("--").removesuffix("-port")] = stats
         ssl = tls.server_context() if tls is not None else None
-        return await serve_http2(served, settings.host, port, limits, ssl=ssl, stats=stats)
+        return await serve_http2(
+            served, settings.host, port, limits, ssl=ssl, lasting=LASTING_METHODS, stats=stats
+        )
     except OSError as error:
         raise SettingsError(f"{flag}: cannot listen on port {port}: {error}") from error

@@ -1,1 +1,23 @@
-"""An HTTP/2 and gRPC server with TLS. Knows nothing of ext_proc."""
+"""An HTTP/2 server for gRPC, with TLS and the gRPC health service. Independent of ext_proc.
+
+A server accepts connections; a transport moves bytes between a socket and a connection; the connection
+parses frames, applies flow control and limits, and passes messages to the calls of its streams. Everything
+but the servers and the transport is free of I/O.
+
+- ``server``: the listening port: accepts, checks and drains connections.
+- ``server_transport``: one accepted socket: back-pressure, fair reads, time-outs.
+- ``http2_connection``: one HTTP/2 connection: frames in, calls driven, frames out.
+- ``frames``: frames as bytes: constants, encoders, and the parser.
+- ``headers``: HPACK and the rules for header blocks of requests.
+- ``stream_table``: the open streams of a connection, and how each of them ends.
+- ``grpc_stream``: one stream: gRPC messages out of DATA, and the sink of its call.
+- ``outbox``: output of a connection: frames for the socket, messages behind flow control.
+- ``limits``: every bound, token buckets for frames, the detector of stalled streams.
+- ``port_stats``: statistics shared by the connections of a port: memory, ends, failed handshakes.
+- ``call``: the interface between gRPC methods and their transport.
+- ``grpc_health``: the gRPC health service.
+- ``grpc_server``: the same methods on grpc.aio, as reference and fallback.
+- ``tls``: certificates: self-issued or from files, renewed without closing connections.
+- ``tls_session``: TLS of one connection, without I/O.
+- ``pb``: generated protobuf code.
+"""

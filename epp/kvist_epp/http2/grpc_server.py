@@ -1,29 +1,28 @@
-"""The same methods on grpc.aio: the twin that proves the fast server right, and the fallback.
+"""The same methods on grpc.aio: the reference that the HTTP/2 server is tested against, and the fallback.
 
-The only module that imports grpc. Every method is served as a stream of raw bytes that ends with one
-answer: more answers may go out before it, and the wire does not tell the kinds of methods apart. grpc sends
-that last answer and the status in one batch, which matters: once Envoy has let the request go, it may pass
-response bytes to a stream whose end it has not seen yet, and those are lost.
+Every method is served as a stream of raw bytes that ends with one answer: more answers may precede it, and
+the protocol does not distinguish the kinds of methods. grpc sends that last answer and the status in one
+batch, which matters: once Envoy has let the request go, it may pass response bytes to a stream whose end it
+has not seen yet, and those are lost.
 """
 
 import asyncio
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final
 
 from kvist_epp.http2.call import Call, Method, Server
-from kvist_epp.http2.tls import Certificates, Material
-from kvist_epp.names import LASTING_METHODS
+from kvist_epp.http2.tls import Certificates, TlsMaterial
 
-# Read by grpc when it is imported. Its fork handlers run in every child that is only started to become
-# another program, and now and then abort it.
+# Read by grpc when it is imported. Its fork handlers run in every child process that is only started to
+# execute another program, and sometimes abort it.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc
 
 MAX_MESSAGE_BYTES: Final = 33 * 1024 * 1024
-"""Largest message taken in: grpc's own 4 MiB is less than a long prompt in BUFFERED mode."""
+"""Largest message accepted: grpc's own 4 MiB is less than a long prompt in BUFFERED mode."""
 
 _Context = Any  # grpc.aio.ServicerContext[bytes, bytes], which cannot be subscripted at run time
 
@@ -35,10 +34,12 @@ async def serve_grpc(
     message_bytes: int = MAX_MESSAGE_BYTES,
     *,
     tls: Certificates | None = None,
+    lasting: Collection[str] = (),
 ) -> Server:
     """Listen on ``host:port`` (port 0: the system chooses); raises OSError when it cannot.
 
-    Plaintext without ``tls``. grpc takes TLS 1.2 and later, whatever ``tls`` says: Python cannot tell it.
+    Plaintext without ``tls``. grpc accepts TLS 1.2 and later whatever ``tls`` says: Python cannot set it.
+    ``lasting`` names the methods whose calls never end by themselves; `drain` ends them.
     """
     options = (
         ("grpc.max_receive_message_length", message_bytes),
@@ -46,9 +47,9 @@ async def serve_grpc(
         ("grpc.so_reuseport", 0),
     )
     server = grpc.aio.server(options=options)
-    lasting: set[_QueueSink] = set()
+    lasting_sinks: set[_QueueSink] = set()
     for path, method in methods.items():
-        kept = lasting if path in LASTING_METHODS else None
+        kept = lasting_sinks if path in lasting else None
         server.add_generic_rpc_handlers([_handler(path, method, kept)])
     await _check_free(host, port)
     try:
@@ -56,11 +57,11 @@ async def serve_grpc(
     except RuntimeError as error:
         raise OSError(f"cannot listen on {host}:{port}") from error
     await server.start()
-    return _GrpcServer(server, bound, lasting)
+    return _GrpcServer(server, bound, lasting_sinks)
 
 
 async def _check_free(host: str, port: int) -> None:
-    """Raises OSError when the port is taken: grpc would say so on stderr in lines of its own."""
+    """Raise OSError if the port is taken: grpc would report it on stderr in lines of its own."""
     if port:
         loop = asyncio.get_running_loop()
         probe = await loop.create_server(asyncio.Protocol, host.strip("[]"), port, start_serving=False)
@@ -74,7 +75,7 @@ def _bind(server: grpc.aio.Server, address: str, tls: Certificates | None) -> in
 
 
 def _credentials(tls: Certificates) -> grpc.ServerCredentials:
-    """grpc asks at every handshake, on a thread of its own, and keeps its own copy when told None."""
+    """Return credentials that grpc requests at each handshake, on its own thread; ``None`` is unchanged."""
     given = tls.material
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
@@ -92,7 +93,7 @@ def _credentials(tls: Certificates) -> grpc.ServerCredentials:
     )
 
 
-def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
+def _configuration(material: TlsMaterial) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration(
         [(material.key, material.chain)], root_certificates=material.clients or None
     )
@@ -156,7 +157,7 @@ async def _read(context: _Context, call: Call, sink: "_QueueSink") -> None:
 
 
 class _QueueSink:
-    """Answers wait here until grpc has taken the one before."""
+    """A sink whose answers wait until grpc has taken the one before."""
 
     def __init__(self) -> None:
         self._queue: deque[bytes] = deque()

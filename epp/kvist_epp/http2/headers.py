@@ -12,7 +12,7 @@ from kvist_epp.errors import ProtocolError
 from kvist_epp.http2 import frames
 
 _NAME_BYTES = bytes(byte for byte in range(0x21, 0x7F) if not 0x41 <= byte <= 0x5A and byte != 0x3A)
-"""What a field name may consist of (RFC 9113 section 8.2.1): visible ASCII, no capitals, no colon."""
+"""Bytes allowed in a field name (RFC 9113 section 8.2.1): visible ASCII, no capitals, no colon."""
 _CONNECTION_SPECIFIC = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )
@@ -24,21 +24,21 @@ Fields = list[tuple[bytes, bytes]]
 
 
 class Malformed(Exception):
-    """A header list that HPACK can read and HTTP/2 forbids: an error of its stream only."""
+    """A header list that HPACK can read and HTTP/2 forbids; an error of its stream only."""
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """What this server needs to know of a request's header section."""
+class RequestHead:
+    """The parts of a request's header section that this server uses."""
 
     path: bytes
     """``:path`` as sent; empty for CONNECT."""
     grpc: bool
-    """A POST whose content type is gRPC's."""
+    """True for a POST with gRPC's content type."""
     bodyless: bool
-    """A HEAD request: its response has no content."""
+    """True for a HEAD request, whose response has no content."""
     content_length: int | None
-    """Bytes of content announced; None = not said."""
+    """Bytes of content announced; ``None`` if not announced."""
 
 
 class HeaderReader:
@@ -48,9 +48,9 @@ class HeaderReader:
 
     def __init__(self, header_bytes: int) -> None:
         self._decoder = Decoder(max_header_list_size=header_bytes)
-        self._known: dict[bytes, Head] = {}
+        self._known: dict[bytes, RequestHead] = {}
 
-    def request(self, block: bytes) -> Head:
+    def request(self, block: bytes) -> RequestHead:
         """Read a whole header block that opens a stream.
 
         :raises Malformed: the stream is to be reset with PROTOCOL_ERROR.
@@ -75,7 +75,7 @@ class HeaderReader:
         self._decode(block)
 
     def _decode(self, block: bytes) -> tuple[Fields, bool]:
-        """The fields, and whether the dynamic table is as it was."""
+        """Return the fields, and whether the dynamic table is unchanged."""
         newest, count, size = self._table()
         try:
             decoded = self._decoder.decode(block, raw=True)
@@ -94,12 +94,15 @@ class HeaderReader:
         return [(bytes(name), bytes(value)) for name, value in decoded], steady
 
     def _table(self) -> tuple[object, int, int]:
-        """Differs after any change of the dynamic table: entries come in front and go behind only."""
+        """Return a key that differs after any change of the dynamic table.
+
+        Entries are added in front and removed behind only.
+        """
         table = self._decoder.header_table
         entries = table.dynamic_entries
         return entries[0] if entries else None, len(entries), table.maxsize
 
-    def _remember(self, block: bytes, head: Head) -> None:
+    def _remember(self, block: bytes, head: RequestHead) -> None:
         if len(block) > _REMEMBERED_BYTES:
             return
         if len(self._known) >= _REMEMBERED_BLOCKS:
@@ -120,14 +123,14 @@ def _check_value(value: bytes) -> None:
         raise Malformed("field value")
 
 
-def _head(fields: Fields) -> Head:
+def _head(fields: Fields) -> RequestHead:
     pseudo, regular = _split(fields)
     method = pseudo.get(b":method")
     path = pseudo.get(b":path", b"")
     _check_target(method, path, pseudo)
     _check_host(pseudo.get(b":authority"), regular)
     content_type = regular.get(b"content-type", b"")
-    return Head(
+    return RequestHead(
         path=path,
         grpc=method == b"POST" and _is_grpc(content_type),
         bodyless=method == b"HEAD",
@@ -136,7 +139,7 @@ def _head(fields: Fields) -> Head:
 
 
 def _split(fields: Fields) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
-    """Pseudo-header fields and the others; RFC 9113 section 8.3: known, once each, and in front."""
+    """Split pseudo-header fields, known, once each, and in front (RFC 9113 section 8.3), from the others."""
     pseudo: dict[bytes, bytes] = {}
     regular: dict[bytes, bytes] = {}
     for name, value in fields:
@@ -152,7 +155,7 @@ def _split(fields: Fields) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
 
 
 def _check_target(method: bytes | None, path: bytes, pseudo: dict[bytes, bytes]) -> None:
-    """RFC 9113 sections 8.3.1 and 8.5 (CONNECT)."""
+    # RFC 9113 sections 8.3.1 and 8.5 (CONNECT).
     if not method:
         raise Malformed(":method")
     if method == b"CONNECT":
@@ -172,7 +175,7 @@ def _check_host(authority: bytes | None, regular: dict[bytes, bytes]) -> None:
 
 
 def _is_grpc(content_type: bytes) -> bool:
-    """``application/grpc``, alone or followed by ``+format`` or parameters; grpc-web is another protocol."""
+    """Return whether it is ``application/grpc``, alone or with ``+format`` or parameters; grpc-web is not."""
     return content_type.startswith(b"application/grpc") and content_type[16:17] in (b"", b"+", b";")
 
 

@@ -1,30 +1,33 @@
-"""Every bound of the HTTP/2 server in one place: what a peer may cost us before it is refused.
+"""Every bound of the HTTP/2 server, the rates of harmless frames, and the detector of stalled streams.
 
-``docs/protocol.md`` lists them with their flags, their metrics and what the peer sees.
+``docs/protocol.md`` lists the bounds with their flags, their metrics and their effect on the peer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from kvist_epp.settings.settings import Settings
 
+if TYPE_CHECKING:
+    from kvist_epp.http2.grpc_stream import GrpcStream
+
 _BURST_SECONDS: Final = 10
-"""How long a peer may be ahead of a rate: clients are restarted, and requests given up, all at once."""
+"""Seconds that a peer may be ahead of a rate: clients restart, and give up requests, all at once."""
 _PER_ANSWERED_BYTE: Final = 1 / 32
-"""Clients answer what we send by WINDOW_UPDATE, and measure the line by PING; a few for each answer."""
+"""Clients send a few frames for each answer: WINDOW_UPDATE, and PING to measure the connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How much of something harmless once and harmful in masses a connection may send."""
+    """Rate at which a connection may send frames that are harmless once and harmful in masses."""
 
     burst: int
     """Frames allowed at once."""
     per_second: float
     """Frames given back each second."""
     per_answered_byte: float = 0.0
-    """Frames given back for each byte of answers, so that a busy connection may be lively."""
+    """Frames given back for each byte of answers, so that a busy connection may send more of them."""
 
 
 def _rate(per_second: float, per_answered_byte: float = 0.0) -> Rate:
@@ -40,15 +43,15 @@ class Limits:
     streams: int = 4096
     """Open streams; one more is refused (REFUSED_STREAM), which clients may retry."""
     held_bytes: int = 1 << 30
-    """What all connections of a port hold: incomplete messages, requests nobody has answered yet, answers
-    nobody reads. Beyond it a connection keeps its share, ``held_bytes`` divided by the connections."""
+    """Bytes that all connections of a port hold: incomplete messages, requests not answered yet, answers not
+    read. Beyond it a connection keeps its share, ``held_bytes`` divided by the number of connections."""
     header_bytes: int = 16 * 1024
     """One header block: encoded, CONTINUATION frames included, and decoded, counted as RFC 9113 section
     6.5.2 does (32 bytes on top of each field)."""
     continuations: int = 16
     """CONTINUATION frames of one header block."""
     frame_bytes: int = 16 * 1024
-    """SETTINGS_MAX_FRAME_SIZE we advertise. Larger is of no use: Envoy sends 16 KiB frames all the same."""
+    """SETTINGS_MAX_FRAME_SIZE that is advertised. Larger is of no use: Envoy sends 16 KiB frames anyway."""
     message_bytes: int = 16 * 1024 * 1024
     """One gRPC message received, or one body of a request that is not gRPC; more is RESOURCE_EXHAUSTED."""
     stream_window: int = 16 * 1024 * 1024
@@ -70,28 +73,28 @@ class Limits:
     control_frames: Rate = Rate(10_000, 1000.0, _PER_ANSWERED_BYTE)
     """PRIORITY, WINDOW_UPDATE, unknown frames and frames of closed streams."""
     handshake_seconds: float = 10.0
-    """From accept to the end of TLS and the client's connection preface."""
+    """Time from accept to the end of TLS and the client's connection preface."""
     stall_seconds: float = 30.0
-    """A peer that takes nothing from a full socket, and a stream that stands still: a message half received,
-    an answer whose window stays shut, an answered request that is never ended."""
+    """Time after which a peer that reads nothing from a full socket is cut off, and a stalled stream ended: a
+    message half received, an answer whose window stays shut, an answered request that is never ended."""
     bytes_per_second: int = 1024
-    """Slower than this over ``stall_seconds`` is standing still."""
+    """A stream slower than this over ``stall_seconds`` is stalled."""
     stream_idle_seconds: float = 600.0
-    """A call nobody has answered, and whose client says nothing."""
+    """Time after which a call is ended that is not answered and whose client sends nothing."""
     linger_seconds: float = 2.0
-    """From our last byte to the peer's own end of the connection."""
+    """Time from our last byte to the peer's own end of the connection."""
     sweep_seconds: float = 1.0
-    """How often these times are looked at; those of streams four times in ``stall_seconds``."""
+    """Interval at which these times are checked; those of streams four times in ``stall_seconds``."""
     idle_seconds: float = 3600.0
-    """A connection without open streams for so long is told to go away."""
+    """Time after which a connection without open streams is asked to go away."""
     keepalive_seconds: float = 60.0
-    """A connection that says nothing for so long is asked (PING) whether it is still there."""
+    """Time after which a connection that sends nothing gets a PING."""
     keepalive_timeout_seconds: float = 20.0
-    """No byte for so long after that question: nobody is there."""
+    """Time after that PING without a byte until the connection is cut."""
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """What the flags ask for; the rest stays as it is here."""
+        """Return the limits that the flags set; the others keep their defaults."""
         return cls(
             connections=settings.max_connections,
             streams=settings.max_streams,
@@ -115,19 +118,13 @@ class Limits:
         )
 
 
-def _nothing_answered() -> int:
-    return 0
-
-
 class Budget:
-    """A token bucket for one ``Rate``; both sources are read only when the burst runs low."""
+    """A token bucket for one `Rate`; both sources are read only when the burst runs low."""
 
     __slots__ = ("_answered", "_clock", "_filled", "_left", "_rate", "_seen")
 
-    def __init__(
-        self, rate: Rate, clock: Callable[[], float], answered: Callable[[], int] = _nothing_answered
-    ) -> None:
-        """``clock`` gives seconds, ``answered`` the bytes of answers so far."""
+    def __init__(self, rate: Rate, clock: Callable[[], float], answered: Callable[[], int] = int) -> None:
+        """``clock`` returns seconds, ``answered`` the bytes of answers so far."""
         self._rate = rate
         self._clock = clock
         self._answered = answered
@@ -136,7 +133,7 @@ class Budget:
         self._seen = 0
 
     def spend(self) -> bool:
-        """Take one; False when nothing is left."""
+        """Take one token; return False when none is left."""
         if self._left < 1.0:
             self._refill()
         self._left -= 1.0
@@ -148,3 +145,73 @@ class Budget:
         gained += (answered - self._seen) * self._rate.per_answered_byte
         self._left = min(self._rate.burst, max(self._left, 0.0) + gained)
         self._filled, self._seen = now, answered
+
+
+ENDING: Final = "stalled-ending"
+SENDING: Final = "stalled-sending"
+RECEIVING: Final = "stalled-receiving"
+SILENT: Final = "silent"
+
+CHECKS_PER_STALL: Final = 4
+"""Number of checks of the streams in ``stall_seconds``."""
+
+
+class _Mark(NamedTuple):
+    """State of a stream when it last made progress."""
+
+    state: str
+    since: float
+    received: int
+    emitted: int
+    window: int
+
+
+class StallDetector:
+    """Finds the stalled streams of one connection: slow bodies, shut windows, calls that are forgotten.
+
+    Streams are checked a few times in ``stall_seconds`` and keep no times, so that the hot path pays nothing.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._marks: dict[int, _Mark] = {}
+
+    def check(self, streams: Iterable["GrpcStream"], now: float) -> list[tuple["GrpcStream", str]]:
+        """Return the streams whose time is up, each with one of ``STREAM_ENDS``; ``now`` in seconds."""
+        marks: dict[int, _Mark] = {}
+        late = []
+        for stream in streams:
+            state = _state(stream)
+            if not state:
+                continue
+            mark = self._marks.get(stream.number)
+            if mark is None or mark.state != state or self._progresses(stream, mark, now):
+                mark = _Mark(state, now, stream.received, stream.emitted, stream.window)
+            elif now - mark.since > self._seconds(state):
+                late.append((stream, state))
+            marks[stream.number] = mark
+        self._marks = marks
+        return late
+
+    def _progresses(self, stream: "GrpcStream", mark: _Mark, now: float) -> bool:
+        if mark.state == SILENT:
+            return (stream.received, stream.window) != (mark.received, mark.window)
+        moved = {
+            SENDING: stream.emitted - mark.emitted,
+            RECEIVING: stream.received - mark.received,
+        }.get(mark.state, -1)
+        return moved >= self._limits.bytes_per_second * (now - mark.since)
+
+    def _seconds(self, state: str) -> float:
+        return self._limits.stream_idle_seconds if state == SILENT else self._limits.stall_seconds
+
+
+def _state(stream: "GrpcStream") -> str:
+    """Return the state in which the stream waits for its client; empty if it may wait for ever."""
+    if stream.sent:
+        return ENDING
+    if stream.waiting_bytes:
+        return SENDING
+    if stream.incomplete:
+        return RECEIVING
+    return "" if stream.lasting else SILENT

@@ -1,4 +1,4 @@
-"""What waits for the peer: finished frames for the socket, and messages held back by its flow control.
+"""The sending half of a connection: finished frames for the socket, and messages held back by flow control.
 
 RFC 9113 section 5.2. A stream whose own window is shut is woken by its own WINDOW_UPDATE; only streams that
 wait for the connection's window are listed here, so that a WINDOW_UPDATE costs what it lets through.
@@ -6,33 +6,26 @@ wait for the connection's window are listed here, so that a WINDOW_UPDATE costs 
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from kvist_epp.errors import ProtocolError
 from kvist_epp.http2 import frames
 from kvist_epp.http2.port_stats import MemoryShare
 
-Chunk = bytes | memoryview
+if TYPE_CHECKING:
+    from kvist_epp.http2.grpc_stream import GrpcStream
+
+Output = bytes | memoryview
 
 LARGEST_FRAME: Final = 64 * 1024
-"""DATA frames we send are not longer, whatever a peer allows: streams take turns between frames."""
-
-
-class Sender(Protocol):
-    """The sending half of a stream, as the outbox sees it."""
-
-    id: bytes
-    window: int
-    waiting: deque[memoryview] | None
-    waiting_bytes: int
-    emitted: int
-
-    def drained(self) -> None:
-        """Nothing waits any more."""
+"""Longest DATA frame that is sent, even if a peer allows more: streams take turns between frames."""
 
 
 class Outbox:
-    """The sending half of a connection; ``wake`` is called when output appears while nobody is looking."""
+    """Output of one connection.
+
+    ``wake`` is called when output appears after the last `take` or `park`.
+    """
 
     __slots__ = (
         "_blocked",
@@ -59,18 +52,18 @@ class Outbox:
         self.waiting_bytes = 0
         """Bytes of messages behind the peer's windows."""
         self.answered = 0
-        """Bytes of finished frames so far, those not counted that the peer can ask for at will."""
+        """Bytes of finished frames so far, without those that the peer can request at will."""
         self.awake = False
         self._wake = wake
         self._share = share
         self.parked = 0
-        """Bytes of finished frames, and of the event loop, that a full socket left behind."""
-        self._chunks: list[Chunk] = []
-        self._rest: deque[Chunk] = deque()
-        self._blocked: OrderedDict[bytes, Sender] = OrderedDict()
+        """Bytes of finished frames, and in the event loop's buffer, that a full socket did not take."""
+        self._chunks: list[Output] = []
+        self._rest: deque[Output] = deque()
+        self._blocked: OrderedDict[bytes, GrpcStream] = OrderedDict()
 
-    def put(self, chunk: Chunk) -> None:
-        """Add to what goes to the socket next."""
+    def put(self, chunk: Output) -> None:
+        """Append bytes for the socket."""
         self._chunks.append(chunk)
         self.size += len(chunk)
         if not self.awake:
@@ -78,14 +71,14 @@ class Outbox:
             self._wake()
 
     def control(self, frame: bytes) -> None:
-        """Add an answer the peer asked for; a peer that asks and never reads is cut off."""
+        """Append an answer that the peer requested; raises ``ProtocolError`` if the peer does not read."""
         if self.size > self.limit:
             raise ProtocolError("too many unread answers", frames.ENHANCE_YOUR_CALM, reason="unread")
         self.answered -= len(frame)
         self.put(frame)
 
-    def take(self, most: int) -> list[Chunk]:
-        """What is for the socket, in order, up to the chunk that reaches ``most`` bytes; the rest stays."""
+    def take(self, most: int) -> list[Output]:
+        """Return bytes for the socket, in order, up to the piece that reaches ``most`` bytes."""
         self.awake = False
         if self.parked:
             self._share.queue(-self.parked)
@@ -99,60 +92,61 @@ class Outbox:
         return chunks
 
     def park(self, beyond: int) -> None:
-        """The socket is full: what is for it stays here, and counts as held with ``beyond`` it."""
+        """Keep the output, because the socket is full; it counts as held, with ``beyond`` bytes elsewhere."""
         self.awake = False
         self._share.queue(self.size + beyond - self.parked)
         self.parked = self.size + beyond
 
     def clear(self) -> None:
-        """Drop everything: the connection is gone."""
+        """Drop all output, because the connection is gone."""
         self._chunks.clear()
         self._rest.clear()
         self._blocked.clear()
         self._share.queue(-self.parked)
         self.size = self.parked = 0
 
-    def hold(self, sender: Sender, data: Chunk) -> None:
-        """Queue bytes of a stream behind its flow control, and send what may go."""
+    def hold(self, stream: "GrpcStream", data: Output) -> None:
+        """Queue bytes of a stream behind its flow control, and send as much as the windows allow."""
         if not data:
             return
-        if sender.waiting is None:
-            sender.waiting = deque()
-        sender.waiting.append(memoryview(data))
-        self._waits(sender, len(data))
-        self.pump(sender)
+        if stream.waiting is None:
+            stream.waiting = deque()
+        stream.waiting.append(memoryview(data))
+        self._add_waiting(stream, len(data))
+        self.pump(stream)
 
-    def pump(self, sender: Sender) -> None:
-        """Send what the windows allow of one stream."""
-        waiting = sender.waiting
+    def pump(self, stream: "GrpcStream") -> None:
+        """Send as much of one stream as the windows allow."""
+        waiting = stream.waiting
         while waiting:
             piece = waiting[0]
-            room = min(len(piece), sender.window, self.window, self.max_frame)
+            room = min(len(piece), stream.window, self.window, self.max_frame)
             if room <= 0:
-                self._block(sender)
+                if stream.window > 0:
+                    self._blocked[stream.id] = stream
                 return
-            self._emit(sender, piece[:room])
+            self._emit(stream, piece[:room])
             if room == len(piece):
                 waiting.popleft()
             else:
                 waiting[0] = piece[room:]
-        sender.drained()
+        stream.on_drained()
 
     def widen(self, increment: int) -> None:
-        """The peer opened the connection's window further."""
+        """Enlarge the connection's window, and send from the streams that waited for it."""
         self.window += increment
         if self.window > frames.LARGEST_WINDOW:
             raise ProtocolError("connection window overflow", frames.FLOW_CONTROL_ERROR)
         while self._blocked and self.window > 0:
             self.pump(self._blocked.popitem(last=False)[1])
 
-    def forget(self, sender: Sender) -> None:
-        """A stream is gone: what it still held back is dropped."""
-        self._blocked.pop(sender.id, None)
-        self._waits(sender, -sender.waiting_bytes)
-        sender.waiting = None
+    def drop(self, stream: "GrpcStream") -> None:
+        """Drop the queued bytes of a stream that is gone."""
+        self._blocked.pop(stream.id, None)
+        self._add_waiting(stream, -stream.waiting_bytes)
+        stream.waiting = None
 
-    def _part(self, most: int) -> list[Chunk]:
+    def _part(self, most: int) -> list[Output]:
         self._rest.extend(self._chunks)
         self._chunks = []
         chunks, size = [], 0
@@ -164,20 +158,16 @@ class Outbox:
         self.size -= size
         return chunks
 
-    def _block(self, sender: Sender) -> None:
-        if sender.window > 0:
-            self._blocked[sender.id] = sender
-
-    def _emit(self, sender: Sender, piece: memoryview) -> None:
+    def _emit(self, stream: "GrpcStream", piece: memoryview) -> None:
         size = len(piece)
-        sender.window -= size
-        sender.emitted += size
-        self._waits(sender, -size)
+        stream.window -= size
+        stream.emitted += size
+        self._add_waiting(stream, -size)
         self.window -= size
-        self.put(frames.pack_head(size >> 16, size & 0xFFFF, frames.DATA, 0, sender.id))
+        self.put(frames.pack_head(size >> 16, size & 0xFFFF, frames.DATA, 0, stream.id))
         self.put(piece)
 
-    def _waits(self, sender: Sender, size: int) -> None:
-        sender.waiting_bytes += size
+    def _add_waiting(self, stream: "GrpcStream", size: int) -> None:
+        stream.waiting_bytes += size
         self.waiting_bytes += size
         self._share.queue(size)

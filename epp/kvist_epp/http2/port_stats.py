@@ -1,11 +1,10 @@
-"""What the connections of one port hold together, and why some of them, or of their streams, were ended."""
+"""Statistics shared by the connections of a port: memory, connections and streams ended, TLS failures."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from kvist_epp.http2 import frames
-from kvist_epp.http2.handshake_failures import HandshakeFailures
 
 CONNECTION_ENDS: Final = (
     "too-many",
@@ -27,7 +26,7 @@ CONNECTION_ENDS: Final = (
     "idle",
     "internal",
 )
-"""Why we ended a connection; the values of a metric's label."""
+"""Reasons for which a connection is ended; the values of a metric's label."""
 
 STREAM_ENDS: Final = (
     "too-many",
@@ -42,7 +41,7 @@ STREAM_ENDS: Final = (
     "stalled-ending",
     "silent",
 )
-"""Why we ended a stream before its call did; the values of a metric's label."""
+"""Reasons for which a stream is ended before its call ends it; the values of a metric's label."""
 
 _BY_CODE: Final = {
     frames.INTERNAL_ERROR: "internal",
@@ -53,47 +52,104 @@ _BY_CODE: Final = {
 
 
 def reason_of(code: int) -> str:
-    """What an HTTP/2 error code of ours says by itself."""
+    """Return the reason that belongs to an HTTP/2 error code of ours."""
     return _BY_CODE.get(code, "protocol")
+
+
+WARN_SECONDS: Final = 60.0
+MAX_REASONS: Final = 32
+"""Number of reasons counted separately. They are OpenSSL's, a few hundred, and peers choose among them."""
+OTHER: Final = "other"
+
+HUNG_UP: Final = "the client hung up"
+
+_PLAINTEXT: Final = "it speaks plaintext; give the gateway TLS, or the picker --secure-serving=false"
+_DISTRUST: Final = "it does not trust our certificate; give it /ca.crt of the metrics port, or --cert-path"
+REMEDIES: Final = {
+    "http request": _PLAINTEXT,
+    "wrong version number": _PLAINTEXT,
+    "packet length too long": _PLAINTEXT,
+    "tlsv1 alert unknown ca": _DISTRUST,
+    "sslv3 alert bad certificate": _DISTRUST,
+    "sslv3 alert certificate unknown": _DISTRUST,
+    HUNG_UP: _DISTRUST.replace("it does", "perhaps it does"),
+    "peer did not return a certificate": "it shows no certificate, and an authority for clients is set",
+    "certificate verify failed": "its certificate is not of the authority for clients, or has expired",
+    "unsupported protocol": "its TLS is older than --tls-min-version",
+    "the client did not offer h2 by alpn": "HTTP/2 must be agreed: gRPC clients and Envoy's http2 do so",
+}
+
+
+class HandshakeFailures:
+    """TLS handshakes of one port that failed: all are counted, one warning a minute is made per reason."""
+
+    __slots__ = ("_muted", "_warned_at", "counts")
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        """Number of failures by reason."""
+        self._warned_at: dict[str, float] = {}
+        self._muted: dict[str, int] = {}
+
+    def add(self, reason: str, address: str, now: float) -> str:
+        """Count a failure; return a warning, empty if this reason had one less than a minute ago."""
+        reason = reason if reason in self.counts or len(self.counts) < MAX_REASONS else OTHER
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        if now - self._warned_at.get(reason, -WARN_SECONDS) < WARN_SECONDS:
+            self._muted[reason] = self._muted.get(reason, 0) + 1
+            return ""
+        self._warned_at[reason] = now
+        muted = self._muted.pop(reason, 0)
+        more = f", as {muted} others before" if muted else ""
+        remedy = REMEDIES.get(reason.lower(), "")
+        return f"TLS handshake with {address} failed{more}: {reason}" + (f" ({remedy})" if remedy else "")
 
 
 @dataclass(frozen=True, slots=True)
 class PortLoad:
-    """One port right now."""
+    """Load of one port at present."""
 
     connections: int
     streams: int
     receiving_bytes: int
-    """Messages not complete yet, and requests nobody has answered yet."""
+    """Bytes of messages not complete yet, and of requests not answered yet."""
     unsent_bytes: int
-    """Answers that wait for the peer."""
+    """Bytes of answers that wait for the peer."""
 
 
 class PortStats:
-    """The sums of one port; its connections add to them."""
+    """Sums of one port, to which its connections add."""
 
-    __slots__ = ("connections", "connections_ended", "held", "limit", "load", "refusals", "streams_ended")
+    __slots__ = (
+        "connections",
+        "connections_ended",
+        "handshake_failures",
+        "held",
+        "limit",
+        "load",
+        "streams_ended",
+    )
 
     def __init__(self, limit: int) -> None:
-        """``limit``: how many bytes the connections may hold together."""
+        """``limit`` is the number of bytes that the connections may hold together."""
         self.limit = limit
         self.held = 0
         self.connections = 0
         self.connections_ended = dict.fromkeys(CONNECTION_ENDS, 0)
         self.streams_ended = dict.fromkeys(STREAM_ENDS, 0)
-        self.refusals = HandshakeFailures()
+        self.handshake_failures = HandshakeFailures()
         self.load: Callable[[], PortLoad] = lambda: PortLoad(0, 0, 0, 0)
-        """Counted when asked for."""
+        """Returns the present load; set by the server that listens on the port."""
 
     def __repr__(self) -> str:
         return f"<PortStats {self.held} of {self.limit} bytes, {self.connections} connections>"
 
 
 class MemoryShare:
-    """What one connection holds of its port's memory.
+    """Memory that one connection holds of its port's.
 
-    A port that is full takes from those who have more than their part: as long as each keeps to
-    ``limit / connections`` nobody loses a stream, whatever others do. So at most twice the limit is held.
+    A port that is full takes from the connections above their share: a connection that keeps to
+    ``limit / connections`` loses no stream, whatever others do. At most twice the limit is therefore held.
     """
 
     __slots__ = ("receiving", "stats", "unsent")
@@ -104,21 +160,20 @@ class MemoryShare:
         self.unsent = 0
 
     def receive(self, size: int) -> bool:
-        """Hold ``size`` bytes more that came in (negative: fewer); False when that is too much."""
+        """Add ``size`` bytes that were received (negative: released); return False if that is too much."""
         self.receiving += size
         stats = self.stats
         stats.held += size
         return stats.held <= stats.limit or self._within()
 
     def queue(self, size: int) -> None:
-        """Hold ``size`` bytes more that cannot go out yet (negative: fewer)."""
+        """Add ``size`` bytes that cannot be sent yet (negative: released)."""
         self.unsent += size
         self.stats.held += size
 
     def refuses(self, size: int) -> bool:
-        """Whether ``size`` bytes more to send would be too much."""
+        """Return whether ``size`` bytes more to send would be too much."""
         return self.stats.held + size > self.stats.limit and not self._within(size)
 
     def _within(self, size: int = 0) -> bool:
-        """Whether this connection keeps to its part."""
         return (self.receiving + self.unsent + size) * max(self.stats.connections, 1) <= self.stats.limit

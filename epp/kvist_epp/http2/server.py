@@ -1,4 +1,4 @@
-"""The fast server: which connections are taken, looked after, drained; any asyncio loop will do."""
+"""The HTTP/2 server: accepts, checks and drains connections, on any asyncio event loop."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -7,11 +7,9 @@ from ssl import SSLContext
 from typing import Final
 
 from kvist_epp.http2.call import Method, Server
-from kvist_epp.http2.fair_reads import FairReads
 from kvist_epp.http2.limits import Limits
 from kvist_epp.http2.port_stats import PortLoad, PortStats
-from kvist_epp.http2.server_transport import ServerTransport
-from kvist_epp.names import LASTING_METHODS
+from kvist_epp.http2.server_transport import FairReads, ServerTransport
 
 _BACKLOG: Final = 1024
 _QUIET_SECONDS: Final = 0.1
@@ -24,21 +22,24 @@ async def serve_http2(
     limits: Limits | None = None,
     *,
     ssl: SSLContext | None = None,
-    lasting: Collection[str] = LASTING_METHODS,
+    lasting: Collection[str] = (),
     stats: PortStats | None = None,
 ) -> Server:
     """Listen on ``host:port`` (port 0: the system chooses); raises OSError when it cannot.
 
-    Plaintext is HTTP/2 with prior knowledge; an ``ssl`` context must offer ``h2`` by ALPN, and is asked for
-    every connection anew (``wrap_bio``). ``stats`` is kept up to date; without it the server keeps its own.
+    Plaintext is HTTP/2 with prior knowledge; an ``ssl`` context must offer ``h2`` by ALPN, and is used anew
+    for every connection (``wrap_bio``). ``lasting`` names the methods whose calls never end by themselves.
+    ``stats`` are kept up to date; without them the server has its own.
     """
     limits = limits or Limits()
-    server = _FastServer(methods, limits, lasting, ssl, stats or PortStats(limits.held_bytes))
+    server = Http2Server(methods, limits, lasting, ssl, stats or PortStats(limits.held_bytes))
     await server.listen(host, port)
     return server
 
 
-class _FastServer:
+class Http2Server:
+    """One listening port and its connections."""
+
     def __init__(
         self,
         methods: Mapping[str, Method],
@@ -53,8 +54,8 @@ class _FastServer:
         self.methods = methods
         self.limits = limits
         self.lasting = lasting
-        self.links: set[ServerTransport] = set()
-        self.turns = FairReads(asyncio.get_running_loop().call_soon)
+        self.transports: set[ServerTransport] = set()
+        self.fair_reads = FairReads(asyncio.get_running_loop().call_soon)
         self.draining = False
         self._empty = asyncio.Event()
         self._empty.set()
@@ -65,7 +66,7 @@ class _FastServer:
         self._port = 0
 
     def __repr__(self) -> str:
-        return f"<FastServer port {self._port}, {len(self.links)} connections>"
+        return f"<Http2Server port {self._port}, {len(self.transports)} connections>"
 
     @property
     def port(self) -> int:
@@ -80,19 +81,19 @@ class _FastServer:
         self._sweeper = loop.create_task(self._sweep(loop), name=f"sweep of port {self._port}")
 
     async def drain(self, grace_seconds: float) -> None:
-        """Let running calls end and send their connections away, then stop listening; at most this long.
+        """Let running calls end, ask their clients to leave, then stop listening; at most this long.
 
-        Gateways that have not noticed yet may still connect, because to be refused would cost them requests;
-        they are sent away in turn.
+        Gateways that have not noticed yet may still connect, because a refused connection would cost them
+        requests; they are asked to leave in turn.
         """
         self.draining = True
-        for link in list(self.links):
-            link.drain()
+        for transport in list(self.transports):
+            transport.drain()
         try:
             async with asyncio.timeout(grace_seconds):
-                await self._deserted()
+                await self._wait_until_deserted()
         except TimeoutError:
-            pass  # What still runs has had its time.
+            pass  # The calls that still run have had their time.
         await self.close()
 
     async def close(self) -> None:
@@ -101,29 +102,33 @@ class _FastServer:
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.wait((self._sweeper,))
-        for link in list(self.links):
-            link.abort()
-        await self.gone()
+        for transport in list(self.transports):
+            transport.abort()
+        await self.wait_until_empty()
 
-    async def gone(self) -> None:
+    async def wait_until_empty(self) -> None:
         """Wait until no connection is left."""
         await self._empty.wait()
 
-    async def _deserted(self) -> None:
-        """Wait until no connection is left, and no client comes back at once: one that is sent away does, and
-        a socket that stops listening resets those it has not accepted yet."""
+    async def _wait_until_deserted(self) -> None:
+        """Wait until no connection is left and no client reconnects at once.
+
+        A client that was asked to leave reconnects, and a socket that stops listening resets connections it
+        has not accepted yet.
+        """
         quiet = False
         while not quiet:
-            await self.gone()
+            await self.wait_until_empty()
             self._joined.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._joined.wait(), _QUIET_SECONDS)
             quiet = not self._joined.is_set()
 
-    def admit(self, link: ServerTransport) -> bool:
-        full = len(self.links) >= self.limits.connections
-        self.links.add(link)
-        self.stats.connections = len(self.links)
+    def admit(self, transport: ServerTransport) -> bool:
+        """Add a new connection; return False if there are too many."""
+        full = len(self.transports) >= self.limits.connections
+        self.transports.add(transport)
+        self.stats.connections = len(self.transports)
         self._empty.clear()
         self._joined.set()
         if not full or self._make_room():
@@ -131,10 +136,11 @@ class _FastServer:
         self.stats.connections_ended["too-many"] += 1
         return False
 
-    def left(self, link: ServerTransport) -> None:
-        self.links.discard(link)
-        self.stats.connections = len(self.links)
-        if not self.links:
+    def on_lost(self, transport: ServerTransport) -> None:
+        """Remove a connection that is gone."""
+        self.transports.discard(transport)
+        self.stats.connections = len(self.transports)
+        if not self.transports:
             self._empty.set()
 
     def _make_room(self) -> bool:
@@ -142,19 +148,19 @@ class _FastServer:
         if self._crowded:
             return False
         now = asyncio.get_running_loop().time()
-        idlest = max(self.links, key=lambda link: link.idle_for(now))
+        idlest = max(self.transports, key=lambda transport: transport.idle_for(now))
         self._crowded = idlest.idle_for(now) <= self.limits.handshake_seconds
         if not self._crowded:
             idlest.abort("idle")
         return not self._crowded
 
     def _load(self) -> PortLoad:
-        links = self.links
+        transports = self.transports
         return PortLoad(
-            connections=len(links),
-            streams=sum(link.connection.streams for link in links),
-            receiving_bytes=sum(link.connection.share.receiving for link in links),
-            unsent_bytes=sum(link.unsent_bytes for link in links),
+            connections=len(transports),
+            streams=sum(transport.connection.streams for transport in transports),
+            receiving_bytes=sum(transport.connection.memory.receiving for transport in transports),
+            unsent_bytes=sum(transport.unsent_bytes for transport in transports),
         )
 
     def _stop_listening(self) -> None:
@@ -164,10 +170,10 @@ class _FastServer:
             self._listener = None
 
     async def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look after each connection; the others get their turn in between."""
+        """Check each connection in turn, and let other work run in between."""
         while True:
             await asyncio.sleep(self.limits.sweep_seconds)
             self._crowded = False
-            for link in list(self.links):
-                link.check(loop.time())
+            for transport in list(self.transports):
+                transport.check(loop.time())
                 await asyncio.sleep(0)

@@ -1,77 +1,119 @@
-"""One accepted socket of the fast server: read, write with back-pressure, and the times a peer may take.
+"""One accepted socket: reading, writing with back-pressure, fair reads, and the time-outs of a peer.
 
-A peer that does not read is not read from either: once its socket is full, nothing more is taken from it
-until it has caught up, or ``stall_seconds`` have passed.
+A peer that does not read is not read from either: once its socket is full, no more is taken from it until it
+has caught up, or ``stall_seconds`` have passed.
 """
 
 import asyncio
 import logging
 import socket
-from collections.abc import Collection, Mapping
-from ssl import SSLContext
-from typing import Final, Protocol, cast
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import TYPE_CHECKING, Final, cast
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.http2.call import Method
-from kvist_epp.http2.connection import Connection
-from kvist_epp.http2.fair_reads import LARGE_BYTES, FairReads
-from kvist_epp.http2.handshake_failures import HUNG_UP
-from kvist_epp.http2.limits import Limits
-from kvist_epp.http2.port_stats import PortStats
-from kvist_epp.http2.stall_detector import CHECKS_PER_STALL
+from kvist_epp.http2.http2_connection import Http2Connection
+from kvist_epp.http2.limits import CHECKS_PER_STALL, Limits
+from kvist_epp.http2.port_stats import HUNG_UP
 from kvist_epp.http2.tls_session import PREFIX, TlsSession
+
+if TYPE_CHECKING:
+    from kvist_epp.http2.server import Http2Server
 
 _log = logging.getLogger(__name__)
 
 _WRITE_BYTES: Final = 256 * 1024
 _WRITE_BUFFER_BYTES: Final = 1024 * 1024
-"""What the event loop may hold of what a full socket did not take; the rest waits here, and is counted."""
+"""Bytes of a full socket's output that the event loop may hold; the rest waits in the outbox, counted."""
 
 
-class Host(Protocol):
-    """The server, as its connections see it."""
+LARGE_BYTES: Final = 64 * 1024
+"""Pieces from this size on pass through `FairReads`; most requests are smaller."""
+TURN_SECONDS: Final = 0.01
+"""Seconds spent on large pieces in one turn; the one under way is finished."""
 
-    methods: Mapping[str, Method]
-    limits: Limits
-    lasting: Collection[str]
-    ssl: SSLContext | None
-    stats: PortStats
-    turns: FairReads
-    draining: bool
+Work = Callable[[], None]
 
-    def admit(self, link: "ServerTransport") -> bool:
-        """A connection begins; False: there are too many."""
 
-    def left(self, link: "ServerTransport") -> None:
-        """A connection is gone."""
+class FairReads:
+    """Shares the event loop among flooded connections of a port, and with the rest of the process.
+
+    libuv hands over up to 32 pieces of 256 KB of one socket in a row, and goes on with the next socket: with
+    small requests that is seconds of work, in which no health check, scrape or timer runs. A large piece is
+    therefore processed at once only while its turn of the loop is young; otherwise it waits, and its socket
+    is not read meanwhile.
+    """
+
+    __slots__ = ("_clock", "_scheduled", "_soon", "_spent", "_waiting")
+
+    def __init__(self, soon: Callable[[Work], object], clock: Callable[[], float] = perf_counter) -> None:
+        """``soon`` schedules work for the loop's next turn; ``clock`` returns seconds."""
+        self._soon = soon
+        self._clock = clock
+        self._waiting: deque[Work] = deque()
+        self._spent = 0.0
+        self._scheduled = False
+
+    def __len__(self) -> int:
+        """Return the number of waiting pieces."""
+        return len(self._waiting)
+
+    def run(self, work: Work) -> bool:
+        """Run ``work`` now and return True; or, if this turn is used up, run it later and return False."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._soon(self._begin_turn)
+        if self._waiting or self._spent >= TURN_SECONDS:
+            self._waiting.append(work)
+            return False
+        self._measure(work)
+        return True
+
+    def _begin_turn(self) -> None:
+        self._scheduled, self._spent = False, 0.0
+        try:
+            while self._waiting and self._spent < TURN_SECONDS:
+                self._measure(self._waiting.popleft())
+        finally:
+            if self._waiting and not self._scheduled:
+                self._scheduled = True
+                self._soon(self._begin_turn)
+
+    def _measure(self, work: Work) -> None:
+        begun = self._clock()
+        try:
+            work()
+        finally:
+            self._spent += self._clock() - begun
 
 
 class ServerTransport(asyncio.Protocol):
-    """One accepted connection."""
+    """One accepted connection: connects asyncio's transport with `Http2Connection`."""
 
-    def __init__(self, host: Host, loop: asyncio.AbstractEventLoop) -> None:
-        self._host = host
+    def __init__(self, server: "Http2Server", loop: asyncio.AbstractEventLoop) -> None:
+        self._server = server
         self._loop = loop
-        self._limits = host.limits
-        self.connection = Connection(
-            host.methods,
-            host.limits,
+        self._limits = server.limits
+        self.connection = Http2Connection(
+            server.methods,
+            server.limits,
             wake=self._wake,
             clock=loop.time,
-            lasting=host.lasting,
-            stats=host.stats,
+            lasting=server.lasting,
+            stats=server.stats,
         )
-        self._secure = None if host.ssl is None else TlsSession(host.ssl)
+        self._tls = None if server.ssl is None else TlsSession(server.ssl)
         self._transport: asyncio.Transport | None = None
         self._paused = False
-        self._late = False
-        """A piece that was received waits for its turn; nothing is read before."""
+        self._deferred = False
+        """True while a received piece waits for its turn; the socket is not read before."""
         self._leaving = False
         self._dismissed = False
         self._begun = self._since = loop.time()
-        """When the peer last sent anything, or its socket filled up, or we said goodbye."""
+        """Time when the peer last sent anything, or its socket filled up, or we closed our side."""
         self._busy_at = self._since
-        self._looked_at = self._since
+        self._checked_at = self._since
         self._last_stream = 0
         self._probed = False
 
@@ -84,7 +126,7 @@ class ServerTransport(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         self._transport = stream
-        if not self._host.admit(self):
+        if not self._server.admit(self):
             stream.abort()
             return
         stream.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
@@ -98,24 +140,24 @@ class ServerTransport(asyncio.Protocol):
         self._probed = False
         if len(data) < LARGE_BYTES:
             self._take(data)
-        elif not self._host.turns.now(lambda: self._take(data)):
-            self._late = True
+        elif not self._server.fair_reads.run(lambda: self._take(data)):
+            self._deferred = True
             self._read(False)
 
     def _take(self, data: bytes) -> None:
-        if self._late:
-            self._late = False
+        if self._deferred:
+            self._deferred = False
             self._read(not self._paused)
         if self._leaving or self._transport is None:
             return
-        if self._secure is None:
+        if self._tls is None:
             self.connection.receive(data)
         else:
-            self._opened(self._secure, data)
+            self._decrypt(self._tls, data)
         self._flush()
 
     def eof_received(self) -> bool:
-        self._gave_up()
+        self._count_if_in_handshake()
         return False
 
     def pause_writing(self) -> None:
@@ -126,18 +168,18 @@ class ServerTransport(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._paused = False
         self._since = self._loop.time()
-        self._read(not self._late)
+        self._read(not self._deferred)
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is not None:
-            self._gave_up()
+            self._count_if_in_handshake()
         self._transport = None
         self.connection.lost()
-        self._host.left(self)
+        self._server.on_lost(self)
 
     def _read(self, go_on: bool) -> None:
-        """Whether more is taken from the socket: not while it is full itself, nor while a piece waits."""
+        """Resume or pause reading from the socket."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -146,16 +188,16 @@ class ServerTransport(asyncio.Protocol):
         else:
             transport.pause_reading()
 
-    # -- the server's side
+    # -- called by the server
 
     @property
     def unsent_bytes(self) -> int:
-        """Answers that wait for this peer, in the event loop's buffer too."""
+        """Return the bytes of answers that wait for this peer, including the event loop's buffer."""
         buffered = self._transport.get_write_buffer_size() if self._transport is not None else 0
         return self.connection.unsent_bytes + buffered
 
     def idle_for(self, now: float) -> float:
-        """Seconds without a call; 0 as long as there is one."""
+        """Return the seconds without a call; 0 while there is one."""
         connection = self.connection
         if connection.streams or connection.last_stream != self._last_stream:
             self._last_stream = connection.last_stream
@@ -163,46 +205,46 @@ class ServerTransport(asyncio.Protocol):
         return now - self._busy_at
 
     def drain(self) -> None:
-        """Send GOAWAY; whoever has not introduced itself yet gets it later, or is cut off by ``check``."""
+        """Send GOAWAY; a client that has not sent its preface gets it later, or is cut off by `check`."""
         if self.connection.established:
             self.connection.drain()
             self._flush()
 
     def abort(self, reason: str = "") -> None:
-        """Cut the connection; ``connection_lost`` follows. ``reason``: one of ``stats.CONNECTION_ENDS``."""
+        """Cut the connection; ``connection_lost`` follows. ``reason`` is one of ``CONNECTION_ENDS``."""
         if self._transport is None:
             return
         if reason:
-            self._host.stats.connections_ended[reason] += 1
+            self._server.stats.connections_ended[reason] += 1
         self._transport.abort()
 
     def check(self, now: float) -> None:
-        """Every so often: peers that do not introduce themselves, do not read, do not go, or do nothing."""
+        """Check the peer's time-outs: handshake, reading, leaving, idleness; every ``sweep_seconds``."""
         limits = self._limits
         if self._leaving or self._paused or not self.connection.established:
-            self._check_passing(now)
+            self._check_transient(now)
             return
-        if now - self._looked_at >= limits.stall_seconds / CHECKS_PER_STALL:
-            self._looked_at = now
-            self.connection.look(now)
-        if self._host.draining:
+        if now - self._checked_at >= limits.stall_seconds / CHECKS_PER_STALL:
+            self._checked_at = now
+            self.connection.check_streams(now)
+        if self._server.draining:
             self.drain()
         else:
             self._check_idle(self.idle_for(now))
         self._check_alive(now - self._since)
         self._flush()
 
-    def _check_passing(self, now: float) -> None:
-        """States that must pass soon."""
+    def _check_transient(self, now: float) -> None:
+        """Check the states that must end soon: a full socket, our side closed, no preface yet."""
         limits, quiet = self._limits, now - self._since
         if self._paused:
             late, reason = quiet > limits.stall_seconds, "stalled"
         elif self._leaving:
             late, reason = quiet > limits.linger_seconds, ""
         else:
-            # However busy: to send a byte now and then is no introduction.
+            # Measured from accept, not from the last byte: a byte now and then is no handshake.
             late, reason = now - self._begun > limits.handshake_seconds, "handshake"
-            late = late or (self._host.draining and quiet > limits.linger_seconds)
+            late = late or (self._server.draining and quiet > limits.linger_seconds)
         if late:
             self.abort(reason)
 
@@ -211,14 +253,14 @@ class ServerTransport(asyncio.Protocol):
             return
         if not self._dismissed:
             self._dismissed = True
-            self._host.stats.connections_ended["idle"] += 1
+            self._server.stats.connections_ended["idle"] += 1
         if idle > self._limits.idle_seconds + self._limits.stall_seconds:
             self.abort()
         else:
             self.drain()
 
     def _check_alive(self, quiet: float) -> None:
-        """A peer that says nothing is asked, once; then it has the time-out to say anything at all."""
+        """Send a silent peer one PING; it then has the time-out to send anything at all."""
         limits = self._limits
         if quiet > limits.keepalive_seconds + limits.keepalive_timeout_seconds and self._probed:
             self.abort("keepalive")
@@ -228,84 +270,84 @@ class ServerTransport(asyncio.Protocol):
 
     # -- TLS
 
-    def _opened(self, secure: TlsSession, data: bytes) -> None:
+    def _decrypt(self, tls: TlsSession, data: bytes) -> None:
         try:
-            plain = secure.receive(data)
+            plain = tls.receive(data)
         except ProtocolError as error:
-            # Nothing that waits can be sent any more, but the alert that says so.
-            self._host.stats.connections_ended["tls"] += 1
-            if secure.established:
+            # No output can be sent any more except the alert.
+            self._server.stats.connections_ended["tls"] += 1
+            if tls.established:
                 _log.debug("connection ended: %s", error)
             else:
-                self._refused(str(error).removeprefix(PREFIX))
+                self._count_failed_handshake(str(error).removeprefix(PREFIX))
             self.connection.lost()
             return
         if plain:
             self.connection.receive(plain)
-        if secure.ended:
+        if tls.ended:
             self.connection.lost()
 
-    def _gave_up(self) -> None:
-        """The peer went; in the middle of its handshake, perhaps."""
-        secure = self._secure
-        if secure is not None and secure.begun and not (secure.established or self._leaving):
-            self._refused(HUNG_UP)
+    def _count_if_in_handshake(self) -> None:
+        """Count a failed handshake if the peer left in the middle of one."""
+        tls = self._tls
+        if tls is not None and tls.begun and not (tls.established or self._leaving):
+            self._count_failed_handshake(HUNG_UP)
 
-    def _refused(self, reason: str) -> None:
+    def _count_failed_handshake(self, reason: str) -> None:
         if self._transport is None:
             return
-        who, here = (self._transport.get_extra_info(side) for side in ("peername", "sockname"))
-        refusals, now = self._host.stats.refusals, self._loop.time()
-        if warning := refusals.refused(reason, who[0] if who else "somebody", now):
-            _log.warning("port %s: %s", here[1] if here else "?", warning)
+        peer, own = (self._transport.get_extra_info(side) for side in ("peername", "sockname"))
+        failures, now = self._server.stats.handshake_failures, self._loop.time()
+        if warning := failures.add(reason, peer[0] if peer else "an unknown address", now):
+            _log.warning("port %s: %s", own[1] if own else "?", warning)
 
     # -- writing
 
     def _wake(self) -> None:
-        """A call answered later; one flush for all that the same turn of the loop brings."""
+        """Flush once for all answers of the same turn of the event loop."""
         self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         transport = self._transport
         if transport is None or self._leaving:
             return
-        if self._secure is None or self._secure.established:
+        if self._tls is None or self._tls.established:
             self._write(transport)
         if self._paused:
             self.connection.park(transport.get_write_buffer_size())
         elif self.connection.closing:
             self._leave(transport)
-        elif self._secure is not None:
-            self._write_sealed(self._secure, transport)
+        elif self._tls is not None:
+            self._write_encrypted(self._tls, transport)
 
     def _write(self, transport: asyncio.Transport) -> None:
-        """As much as the socket takes; what is left waits in the outbox."""
+        """Write as much as the socket takes; the rest waits in the outbox."""
         while not self._paused:
             chunks = self.connection.take(_WRITE_BYTES)
             if not chunks:
                 return
-            if self._secure is None:
+            if self._tls is None:
                 transport.write(b"".join(chunks))
             else:
-                self._secure.seal(b"".join(chunks))
-                self._write_sealed(self._secure, transport)
+                self._tls.encrypt(b"".join(chunks))
+                self._write_encrypted(self._tls, transport)
 
     @staticmethod
-    def _write_sealed(secure: TlsSession, transport: asyncio.Transport) -> None:
-        if sealed := secure.take():
-            transport.write(sealed)
+    def _write_encrypted(tls: TlsSession, transport: asyncio.Transport) -> None:
+        if encrypted := tls.take():
+            transport.write(encrypted)
 
     def _leave(self, transport: asyncio.Transport) -> None:
-        """Say goodbye and let the peer hang up.
+        """Close our side and wait for the peer to close the connection.
 
         To close with bytes of the peer unread would make the kernel send a TCP reset, and the peer lose
         answers it has not read yet.
         """
         self._leaving = True
         self._since = self._loop.time()
-        if self._secure is not None:
-            self._secure.finish()
-            self._write_sealed(self._secure, transport)
+        if self._tls is not None:
+            self._tls.finish()
+            self._write_encrypted(self._tls, transport)
         if transport.can_write_eof():
             transport.write_eof()
         else:
@@ -313,7 +355,7 @@ class ServerTransport(asyncio.Protocol):
 
 
 def _keep_alive(transport: asyncio.Transport, limits: Limits) -> None:
-    """So that the system notices a host that has vanished, too: it goes on where our own PING cannot."""
+    """Enable TCP keep-alive, which notices a vanished host also where our own PING cannot be sent."""
     sock = transport.get_extra_info("socket")
     if sock is None:
         return

@@ -1,8 +1,8 @@
-"""The picker's certificate, key and trusted client authorities, kept fresh while connections go on.
+"""The picker's certificate, key and trusted client authorities, renewed while connections stay open.
 
-Two sources: self-made (nothing configured; the key is in memory only), or files that something else writes
-and replaces, such as a Secret that is mounted. A connection takes what is current when it begins and keeps
-it to its end; so a change closes nothing.
+There are two sources: self-issued (without configuration; the key is in memory only), or files that another
+process writes and replaces, such as a mounted Secret. A connection uses the material that is current when it
+begins until it ends, so a change closes no connection.
 """
 
 import asyncio
@@ -20,39 +20,44 @@ from typing import Any, Final
 from cryptography import x509
 
 from kvist_epp.errors import CertificateError
-from kvist_epp.http2.self_issued import RENEW_BEFORE, Authority
+from kvist_kube.certificates import CertificateAuthority
 
 logger = logging.getLogger(__name__)
 
 ALPN: Final = "h2"
 VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""For TLS 1.2: all others are on HTTP/2's block list (RFC 9113 appendix A). TLS 1.3 has its own."""
+"""Ciphers of TLS 1.2: all others are on HTTP/2's block list (RFC 9113 appendix A). TLS 1.3 has its own."""
 MAX_FILE_BYTES: Final = 1 << 20
-LOOK_SECONDS: Final = 1.0
-"""Between two looks at the files: three small reads, which see symlink swaps and renames where inotify does
-not."""
+CHECK_SECONDS: Final = 1.0
+"""Interval of the checks of the files: three small reads, which notice symlink swaps and renames where
+inotify does not."""
 SETTLE_SECONDS: Final = 0.1
-"""New files count when two readings this far apart are equal: a writer in the middle is waited for."""
+"""New files count when two readings this far apart are equal, so that a writer can finish."""
+
+AUTHORITY_LIFETIME: Final = dt.timedelta(days=3650)
+"""Longer than any process: the authority ends with the process."""
+LEAF_LIFETIME: Final = dt.timedelta(days=90)
+RENEW_BEFORE: Final = dt.timedelta(days=30)
 
 
 @dataclass(frozen=True, slots=True)
-class Material:
-    """What a server needs for TLS, all PEM."""
+class TlsMaterial:
+    """Certificates and key of a TLS server, all PEM."""
 
     chain: bytes
-    """The server's certificate and those between it and its authority."""
+    """The server's certificate and the intermediate ones up to its authority."""
     key: bytes = field(repr=False)
     ca: bytes = b""
-    """What verifies the server; empty when that is not known."""
+    """Authority that verifies the server; empty when not known."""
     clients: bytes = b""
-    """Authorities whose clients are let in; empty: every client is, without a certificate."""
+    """Authorities whose clients are accepted; if empty, every client is, without a certificate."""
 
 
 class Certificates:
     """TLS of one or more ports: the current material as an ``SSLContext``, replaced when its source changes.
 
-    New material that cannot be used changes nothing; ``problem`` says why until it is better.
+    Unusable new material is ignored; ``problem`` has the reason until usable material is found.
     """
 
     def __init__(
@@ -64,7 +69,7 @@ class Certificates:
         minimum: str = "1.2",
         now: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC),
     ) -> None:
-        """Without ``cert_path`` it is self-made, for ``names``. Raises CertificateError.
+        """Without ``cert_path`` the certificate is self-issued, for ``names``. Raises CertificateError.
 
         ``cert_path`` is a folder with ``tls.crt``, ``tls.key`` and perhaps ``ca.crt``; ``client_ca_path`` a
         PEM file, or a folder with ``ca.crt``: clients must then have a certificate of one of these
@@ -72,111 +77,107 @@ class Certificates:
         """
         self._minimum = VERSIONS[minimum]
         self._now = now
-        self._source: _Folder | _SelfMade = _Folder(Path(cert_path)) if cert_path else _SelfMade(names, now)
+        self._source: _Folder | _SelfIssued = (
+            _Folder(Path(cert_path)) if cert_path else _SelfIssued(names, now)
+        )
         self._clients = Path(client_ca_path) if client_ca_path else None
-        self._refused: Material | None = None
+        self._refused: TlsMaterial | None = None
         self._refusal = ""
         self.taken = 0
-        """How many times new material was put to use, the first not counted."""
+        """Number of times that new material was put to use, without the first."""
         self.refused = 0
-        """How many times new material was found unusable."""
+        """Number of times that new material was found unusable."""
         self.material = self._first()
         self.expires = _expiry(self.material.chain)
-        """When the certificate in use ends; aware, UTC."""
-        self._shared = _Current(self._context(self.material))
+        """Expiry of the certificate in use; aware, UTC."""
+        self._shared = _CurrentContext(self._context(self.material))
 
     def __repr__(self) -> str:
         return f"<Certificates {self._source!r} until {self.expires:%Y-%m-%d}>"
 
     @property
     def problem(self) -> str:
-        """Why the source's present content is not used, or that what is used has expired; else empty."""
+        """Return why the source's content is not used, or that the certificate expired; else empty."""
         if self._refusal:
             return self._refusal
         return f"the certificate expired at {self.expires}" if self.expires <= self._now() else ""
 
-    @property
-    def self_made(self) -> bool:
-        """Whether nobody else vouches for it."""
-        return isinstance(self._source, _SelfMade)
-
     def server_context(self) -> ssl.SSLContext:
-        """For servers: each handshake uses the material of its moment. ALPN offers ``h2`` and nothing else.
+        """Return a context whose handshakes use the material current at their time. ALPN offers only ``h2``.
 
-        A client that does not want ``h2`` still gets a handshake (so does OpenSSL); the server has to look at
+        OpenSSL completes the handshake of a client that does not offer ``h2``; the server has to check
         ``selected_alpn_protocol()``, as ``TlsSession`` does.
         """
         return self._shared
 
     def ca_pem(self) -> bytes:
-        """What a client needs to verify the server, PEM; empty when ``cert_path`` has no ``ca.crt``."""
+        """Return the authority that verifies the server, PEM; empty when ``cert_path`` has no ``ca.crt``."""
         return self.material.ca
 
     def counters(self) -> Mapping[str, float]:
-        """For the metrics page: when it expires (Unix seconds), and changes that were taken and refused."""
+        """Return metrics: the expiry in Unix seconds, and the changes that were taken and refused."""
         return {"expires": self.expires.timestamp(), "taken": self.taken, "refused": self.refused}
 
     async def run(self) -> None:
-        """Look at the source for ever."""
+        """Check the source for ever."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            await self.look()
+            await asyncio.sleep(CHECK_SECONDS)
+            await self.check()
 
-    async def look(self) -> None:
-        """Look once, and put to use what is new, good and complete."""
+    async def check(self) -> None:
+        """Check the source once, and use its material if it is new, valid and complete."""
         try:
             found = await asyncio.to_thread(self._read)
             if found == self.material:
                 self._refused, self._refusal = None, ""
-            elif found != self._refused and await self._stands_still(found):
-                self._change(found)
+            elif found != self._refused and await self._is_stable(found):
+                self._use(found)
         except CertificateError as error:
             self._refuse(None, str(error))
 
-    def _first(self) -> Material:
+    def _first(self) -> TlsMaterial:
         material = self._read()
         self._context(material)
         return material
 
-    def _read(self) -> Material:
+    def _read(self) -> TlsMaterial:
         chain, key, ca = self._source.read()
-        return Material(chain, key, ca, _bundle(self._clients) if self._clients else b"")
+        return TlsMaterial(chain, key, ca, _bundle(self._clients) if self._clients else b"")
 
-    async def _stands_still(self, found: Material) -> bool:
+    async def _is_stable(self, found: TlsMaterial) -> bool:
         await asyncio.sleep(SETTLE_SECONDS)
         return await asyncio.to_thread(self._read) == found
 
-    def _change(self, found: Material) -> None:
+    def _use(self, found: TlsMaterial) -> None:
         try:
-            self._use(found)
+            context, expires = self._context(found), _expiry(found.chain)
         except CertificateError as error:
             self._refuse(found, str(error))
-
-    def _use(self, found: Material) -> None:
-        context, expires = self._context(found), _expiry(found.chain)
+            return
         if expires <= self._now() < self.expires:
-            raise CertificateError(f"{self._source!r}: the new certificate expired at {expires}")
+            self._refuse(found, f"{self._source!r}: the new certificate expired at {expires}")
+            return
         self._shared.current = context
         self.material, self.expires = found, expires
         self._refused, self._refusal = None, ""
         self.taken += 1
         logger.info("new certificate in use: %r, until %s", self._source, expires)
 
-    def _refuse(self, found: Material | None, why: str) -> None:
+    def _refuse(self, found: TlsMaterial | None, reason: str) -> None:
         self._refused = found
-        if why == self._refusal:
+        if reason == self._refusal:
             return
-        self._refusal = why
+        self._refusal = reason
         self.refused += 1
-        logger.warning("new certificate not used, keeping the old one until %s: %s", self.expires, why)
+        logger.warning("new certificate not used, keeping the old one until %s: %s", self.expires, reason)
 
-    def _context(self, material: Material) -> ssl.SSLContext:
+    def _context(self, material: TlsMaterial) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = self._minimum
         context.set_ciphers(CIPHERS)
         context.set_alpn_protocols([ALPN])
-        # gRPC connections last: nothing is gained by resuming one, and a client that is no longer trusted
-        # could. Renegotiation is forbidden by HTTP/2 (RFC 9113 section 9.2.1).
+        # gRPC connections last, so that resumption gains nothing, and a client that is no longer trusted
+        # could resume. Renegotiation is forbidden by HTTP/2 (RFC 9113 section 9.2.1).
         context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
         context.num_tickets = 0
         _load(context, material, f"{self._source!r}")
@@ -185,16 +186,16 @@ class Certificates:
         return context
 
 
-class _Current(ssl.SSLContext):
-    """Hands each new connection to the context that is current.
+class _CurrentContext(ssl.SSLContext):
+    """Passes each new connection to the current context.
 
-    ``load_cert_chain`` again on one context would do for certificates; but a context's trusted authorities
-    can only grow, and its session cache would let in clients that are no longer trusted.
+    Calling ``load_cert_chain`` again on one context would suffice for certificates; but a context's trusted
+    authorities can only grow, and its session cache would accept clients that are no longer trusted.
     """
 
     current: ssl.SSLContext
 
-    def __new__(cls, current: ssl.SSLContext) -> "_Current":  # noqa: ARG004 - SSLContext's takes a protocol
+    def __new__(cls, current: ssl.SSLContext) -> "_CurrentContext":  # noqa: ARG004 - SSLContext's takes a protocol
         return super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
 
     def __init__(self, current: ssl.SSLContext) -> None:
@@ -207,17 +208,21 @@ class _Current(ssl.SSLContext):
         return self.current.wrap_socket(*args, **kwargs)
 
 
-class _SelfMade:
-    """A certificate of our own authority, made again before it expires."""
+class _SelfIssued:
+    """A certificate of our own authority, renewed before it expires.
+
+    An authority and a certificate signed by it, not one self-signed certificate: gateways that verify get the
+    authority once, and it stays the same while certificates are renewed under it.
+    """
 
     def __init__(self, names: Sequence[str], now: Callable[[], dt.datetime]) -> None:
         self._names = names
         self._now = now
-        self._authority = Authority(now())
+        self._authority = CertificateAuthority("kvist-epp", now(), AUTHORITY_LIFETIME)
         self._pair = self._issue()
 
     def __repr__(self) -> str:
-        return "self-made certificate"
+        return "self-issued certificate"
 
     def read(self) -> tuple[bytes, bytes, bytes]:
         if self._now() >= self._due:
@@ -226,7 +231,7 @@ class _SelfMade:
 
     def _issue(self) -> tuple[bytes, bytes]:
         try:
-            pair = self._authority.issue(self._names, self._now())
+            pair = self._authority.sign(self._names, self._now(), LEAF_LIFETIME)
         except ValueError as error:
             raise CertificateError(f"no certificate for {', '.join(self._names)}: {error}") from error
         self._due = _expiry(pair[0]) - RENEW_BEFORE
@@ -249,11 +254,10 @@ class _Folder:
 
 
 def own_names(more: str, environment: Mapping[str, str]) -> list[str]:
-    """What a self-made certificate is good for: this host's names and addresses, and ``more``.
+    """Return the names for a self-issued certificate: this host's names and addresses, and ``more``.
 
-    ``more`` is a comma list of DNS names and addresses; to a name without a dot, a Service's, the forms with
-    the namespace are added when ``POD_NAMESPACE`` tells it. ``POD_IP`` and ``POD_IPS`` (comma list) count
-    too.
+    ``more`` is a comma list of DNS names and addresses. For a name without a dot, a Service's, the forms with
+    the namespace are added if ``POD_NAMESPACE`` is set. ``POD_IP`` and ``POD_IPS`` (comma list) count too.
     """
     given = [name.strip() for name in more.split(",")]
     space = environment.get("POD_NAMESPACE", "")
@@ -271,10 +275,10 @@ def _service_forms(name: str, space: str) -> list[str]:
 
 
 def _own_addresses() -> Iterator[str]:
-    """The address this host would send from, IPv4 and IPv6; nothing is sent to find it out."""
-    for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+    """Yield the address this host would send from, IPv4 and IPv6; no packet is sent for it."""
+    for family, destination in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((elsewhere, 9))
+            probe.connect((destination, 9))
             yield probe.getsockname()[0]
 
 
@@ -295,7 +299,7 @@ def _content(path: Path, absent: bytes | None = None) -> bytes:
     return content
 
 
-def _load(context: ssl.SSLContext, material: Material, where: str) -> None:
+def _load(context: ssl.SSLContext, material: TlsMaterial, where: str) -> None:
     def locked() -> str:
         raise CertificateError(f"{where}: the key is encrypted; give one without a password")
 
@@ -324,9 +328,9 @@ def _expiry(chain: bytes) -> dt.datetime:
 
 @contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
-    """A path of bytes that are on no disk: Python's ssl reads keys from files only.
+    """Yield the path of an anonymous memory file: Python's ssl reads keys only from files.
 
-    An anonymous memory file, closed at once; it also works where no directory may be written.
+    The bytes are on no disk, and it also works where no directory may be written.
     """
     handle = os.memfd_create("kvist-key", os.MFD_CLOEXEC)
     try:

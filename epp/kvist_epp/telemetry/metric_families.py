@@ -69,7 +69,7 @@ def port_families(ports: Mapping[str, PortStats]) -> Iterable[Metric]:
     ended = {name: stats.streams_ended for name, stats in ports.items()}
     yield counter("http2_streams_ended", text, _by_port(ended), "port", "reason")
     text = "Number of TLS handshakes that failed, by the reason that OpenSSL gives."
-    refused = {name: stats.refusals.counts for name, stats in ports.items()}
+    refused = {name: stats.handshake_failures.counts for name, stats in ports.items()}
     yield counter("tls_refusals", text, _by_port(refused), "port", "reason")
 
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from kvist_epp.http2.self_issued import Authority
+from kvist_epp.http2.tls import AUTHORITY_LIFETIME, LEAF_LIFETIME
+from kvist_kube.certificates import CertificateAuthority
 from kvist_sim.envoy_tls import PickerTls
 from kvist_sim.launch import HOST
 
@@ -24,7 +25,7 @@ class Secrets:
     def __init__(self, folder: Path, owners: Sequence[str]) -> None:
         """Makes and writes a first certificate for each of ``owners``."""
         self._folder = folder
-        self._authority = Authority(dt.datetime.now(dt.UTC))
+        self._authority = CertificateAuthority("kvist-chaos", dt.datetime.now(dt.UTC), AUTHORITY_LIFETIME)
         self._issued = 0
         self._ca = folder / "ca.pem"
         self._ca.write_bytes(self._authority.pem)
@@ -45,7 +46,7 @@ class Secrets:
     def rotate(self, owner: str) -> bytes:
         """Replace the owner's certificate and key, as a mounted Secret changes; the new certificate, DER."""
         self._issued += 1
-        chain, key = self._authority.issue([NAME, "localhost", HOST], dt.datetime.now(dt.UTC))
+        chain, key = self._authority.sign([NAME, "localhost", HOST], dt.datetime.now(dt.UTC), LEAF_LIFETIME)
         version = self.folder(owner) / f"..{self._issued}"
         version.mkdir()
         for name, content in zip(_FILES, (chain, key, self._authority.pem), strict=True):

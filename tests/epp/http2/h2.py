@@ -7,10 +7,10 @@ from hpack import Decoder, Encoder
 
 from kvist_epp.http2 import frames
 from kvist_epp.http2.call import Method, Sink
-from kvist_epp.http2.connection import Connection
+from kvist_epp.http2.http2_connection import Http2Connection
 from kvist_epp.http2.limits import Limits
 from kvist_epp.http2.port_stats import PortStats
-from kvist_epp.http2.streams import STREAM_BYTES
+from kvist_epp.http2.stream_table import STREAM_BYTES
 
 Fields = Sequence[tuple[str, str]]
 
@@ -90,7 +90,7 @@ class Client:
         self.now = 0.0
         self.calls: list[Recorder] = []
         table: dict[str, Method] = {ECHO: Echo, RECORD: self._record, LASTING: self._record}
-        self.connection = Connection(
+        self.connection = Http2Connection(
             methods or table,
             bounds,
             wake=wake,

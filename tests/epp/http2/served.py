@@ -19,7 +19,7 @@ from kvist_epp.http2.limits import Limits
 from kvist_epp.http2.port_stats import PortStats
 from kvist_epp.http2.server import serve_http2
 from kvist_epp.http2.tls import Certificates
-from kvist_epp.names import HEALTH_WATCH_METHOD
+from kvist_epp.names import HEALTH_WATCH_METHOD, LASTING_METHODS
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 FORMS = [f"{loop}{tls}" for loop in LOOPS for tls in ("", "-tls")]
@@ -80,7 +80,9 @@ async def serving(**limits: Any) -> AsyncIterator[Bench]:
     methods: dict[str, Method] = {ECHO: Echo, RECORD: bench.record, HEALTH_WATCH_METHOD: bench.record}
     ssl = tls.server_context() if (tls := TLS.get()) else None
     bounds = Limits(**limits)
-    bench.server = await serve_http2(methods, "127.0.0.1", 0, bounds, ssl=ssl, stats=bench.stats)
+    bench.server = await serve_http2(
+        methods, "127.0.0.1", 0, bounds, ssl=ssl, lasting=LASTING_METHODS, stats=bench.stats
+    )
     try:
         yield bench
     finally:
@@ -141,5 +143,5 @@ def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[st
 
 async def gone(bench: Bench) -> bool:
     """Whether the server comes to forget every connection."""
-    await asyncio.wait_for(bench.server.gone(), 10)
+    await asyncio.wait_for(bench.server.wait_until_empty(), 10)
     return repr(bench.server).endswith(" 0 connections>")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.epp.http2.h2 import ECHO
 from tests.epp.http2.served import channel, on_both_loops, serving
 
-from kvist_epp.http2.fair_reads import TURN_SECONDS, FairReads
+from kvist_epp.http2.server_transport import TURN_SECONDS, FairReads
 
 
 class Loop:
@@ -42,7 +42,7 @@ class Bench:
             self.now += seconds
             self.done.append(number)
 
-        return self.turns.now(work)
+        return self.turns.run(work)
 
 
 @given(st.lists(st.lists(st.floats(0.0, 0.05), max_size=8), max_size=12))
@@ -83,7 +83,7 @@ def test_a_piece_that_fails_does_not_hold_up_the_others() -> None:
     def fails() -> None:
         raise ZeroDivisionError
 
-    assert not bench.turns.now(fails)
+    assert not bench.turns.run(fails)
     bench.piece(1, 0.0)
     try:
         bench.loop.turn()

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.epp.http2.certificates import self_made, verifying
 from tests.epp.http2.h2 import ECHO, Echo
 
-from kvist_epp.http2.handshake_failures import MOST, OTHER, HandshakeFailures
-from kvist_epp.http2.port_stats import PortStats
+from kvist_epp.http2.port_stats import MAX_REASONS, OTHER, HandshakeFailures, PortStats
 from kvist_epp.http2.server import serve_http2
 
 HOST = "127.0.0.1"
@@ -24,11 +23,11 @@ WORDS = st.sampled_from(["http request", "no shared cipher", "unsupported protoc
 def test_all_are_counted_and_one_a_minute_is_told(times: list[tuple[str, float]]) -> None:
     """Of each reason the first is told at once, the next not before a minute is over, with the number of
     those between; counts and warnings together account for every handshake."""
-    refusals, now, told = HandshakeFailures(), 0.0, dict[str, float]()
+    failures, now, told = HandshakeFailures(), 0.0, dict[str, float]()
     between = dict[str, int]()
     for reason, pause in times:
         now += pause
-        warning = refusals.refused(reason, "10.0.0.1", now)
+        warning = failures.add(reason, "10.0.0.1", now)
         due = reason not in told or now - told[reason] >= 60
         assert bool(warning) == due
         if due:
@@ -38,16 +37,16 @@ def test_all_are_counted_and_one_a_minute_is_told(times: list[tuple[str, float]]
             assert reason in warning
         else:
             between[reason] = between.get(reason, 0) + 1
-    assert sum(refusals.counts.values()) == len(times)
+    assert sum(failures.counts.values()) == len(times)
 
 
 def test_reasons_are_bounded() -> None:
     """Peers cannot make series without end: from some number on all that is new is one reason."""
-    refusals = HandshakeFailures()
+    failures = HandshakeFailures()
     for number in range(1000):
-        refusals.refused(f"reason {number}", "somebody", 0.0)
-    assert len(refusals.counts) == MOST + 1
-    assert refusals.counts[OTHER] == 1000 - MOST
+        failures.add(f"reason {number}", "somebody", 0.0)
+    assert len(failures.counts) == MAX_REASONS + 1
+    assert failures.counts[OTHER] == 1000 - MAX_REASONS
 
 
 @pytest.mark.parametrize(
@@ -70,11 +69,11 @@ async def test_the_log_says_who_failed_and_what_to_do(
     try:
         for number in range(3):
             await _fails(kind, server.port)
-            while sum(stats.refusals.counts.values()) <= number:
+            while sum(stats.handshake_failures.counts.values()) <= number:
                 await asyncio.sleep(0.01)
     finally:
         await server.close()
-    [(reason, count)] = stats.refusals.counts.items()
+    [(reason, count)] = stats.handshake_failures.counts.items()
     [line] = [record.getMessage() for record in caplog.records if "handshake" in record.getMessage()]
     assert (count, stats.connections_ended["tls"]) == (3, 0 if words == "hung up" else 3)
     assert words in reason

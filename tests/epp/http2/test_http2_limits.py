@@ -19,7 +19,7 @@ from tests.epp.http2.h2 import (
 
 from kvist_epp.http2 import frames as f
 from kvist_epp.http2.limits import Budget, Rate
-from kvist_epp.http2.streams import STREAM_BYTES
+from kvist_epp.http2.stream_table import STREAM_BYTES
 
 CALM = (f.GOAWAY, f.ENHANCE_YOUR_CALM)
 STREAM_CALM = (f.RST_STREAM, f.ENHANCE_YOUR_CALM)

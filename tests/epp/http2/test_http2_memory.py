@@ -6,7 +6,7 @@ from tests.epp.http2.h2 import LASTING, RECORD, Client, data, ending, frame, mes
 
 from kvist_epp.http2 import frames as f
 from kvist_epp.http2.port_stats import MemoryShare, PortStats
-from kvist_epp.http2.streams import STREAM_BYTES
+from kvist_epp.http2.stream_table import STREAM_BYTES
 
 STREAM_CALM = (f.RST_STREAM, f.ENHANCE_YOUR_CALM)
 
@@ -115,7 +115,7 @@ def test_a_lost_connection_gives_everything_back() -> None:
     assert client.stats.held > 100_000
     client.connection.lost()
     assert client.stats.held == 0
-    assert (client.connection.share.receiving, client.connection.share.unsent) == (0, 0)
+    assert (client.connection.memory.receiving, client.connection.memory.unsent) == (0, 0)
 
 
 @given(

@@ -7,7 +7,7 @@ import pytest
 from tests.epp.http2.h2 import ECHO, LASTING, RECORD, Client, Frame, data, ending, frame, message
 
 from kvist_epp.http2 import frames as f
-from kvist_epp.http2.stall_detector import CHECKS_PER_STALL
+from kvist_epp.http2.limits import CHECKS_PER_STALL
 
 STALL = 40.0
 TIMES: dict[str, Any] = {"stall_seconds": STALL, "stream_idle_seconds": 600.0, "bytes_per_second": 100}
@@ -20,7 +20,7 @@ def later(client: Client, seconds: float, meanwhile: Callable[[], object] = lamb
     for _ in range(int(seconds / step)):
         client.now += step
         meanwhile()
-        client.connection.look(client.now)
+        client.connection.check_streams(client.now)
         answer += client.answer()
     return answer
 

@@ -248,5 +248,5 @@ async def until_idle(bench: Bench, seconds: float) -> None:
     """Wait until some connection has been without a call for so long."""
     clock = asyncio.get_running_loop().time
     async with asyncio.timeout(10):
-        while max(link.idle_for(clock()) for link in bench.server.links) <= seconds:
+        while max(link.idle_for(clock()) for link in bench.server.transports) <= seconds:
             await asyncio.sleep(0.02)

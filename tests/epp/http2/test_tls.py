@@ -126,7 +126,7 @@ async def test_it_is_renewed_in_time() -> None:
     seen = []
     for days in (59, 61):
         clock.now = NOW + days * DAY
-        await certificates.look()
+        await certificates.check()
         seen.append((certificates.material != before, certificates.expires > NOW + 100 * DAY))
 
     assert seen == [(False, False), (True, True)]
@@ -171,7 +171,7 @@ async def test_a_swapped_secret_is_taken(tmp_path: Path) -> None:
     server, first = await serve(certificates), certificates.material.chain
     old = await connect(server, verifying(pki.pem))
     files.write(*pki.pair(), pki.pem)
-    await certificates.look()
+    await certificates.check()
     new = await connect(server, verifying(pki.pem))
 
     assert (old.shown, new.shown) == (first, certificates.material.chain)
@@ -194,11 +194,11 @@ async def test_files_replaced_one_by_one(tmp_path: Path) -> None:
     first, (chain, key) = certificates.material, pki.pair()
 
     _rename(folder / "tls.crt", chain)
-    await certificates.look()
+    await certificates.check()
     assert certificates.material == first
     assert "key values mismatch" in certificates.problem
     _rename(folder / "tls.key", key)
-    await certificates.look()
+    await certificates.check()
     assert (certificates.material.chain, certificates.problem) == (chain, "")
     assert certificates.ca_pem() == b""
 
@@ -215,14 +215,14 @@ async def test_a_file_in_the_middle_of_being_written_waits(tmp_path: Path) -> No
     files, certificates = mounted(tmp_path, pki)
     first, (chain, key) = certificates.material, pki.pair()
     files.write(chain, key, pki.pem)
-    look = asyncio.ensure_future(certificates.look())
+    look = asyncio.ensure_future(certificates.check())
     await asyncio.sleep(0)
     while not look.done():
         with (files.path / "tls.crt").open("ab") as file:
             file.write(b"\n")
         await asyncio.sleep(0.02)
     assert certificates.material == first
-    await certificates.look()
+    await certificates.check()
     assert certificates.material.chain.startswith(chain)
 
 
@@ -255,18 +255,18 @@ async def test_bad_files_keep_the_old_pair(
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             files.write(*make(pki), pki.pem)
-            await certificates.look()
-            await certificates.look()
+            await certificates.check()
+            await certificates.check()
     assert why in certificates.problem
     assert certificates.material == first
     assert certificates.refused == len(caplog.records) == 1
     assert "PRIVATE" not in caplog.text
 
     files.write(first.chain, first.key, first.ca)
-    await certificates.look()
+    await certificates.check()
     assert (certificates.problem, certificates.taken) == ("", 0)
     files.write(*pki.pair(), pki.pem)
-    await certificates.look()
+    await certificates.check()
     assert (certificates.problem, certificates.taken) == ("", 1)
 
 
@@ -274,7 +274,7 @@ async def test_vanished_files_keep_the_old_pair(tmp_path: Path) -> None:
     """A folder that has gone is told by its path; what is served stays."""
     files, certificates = mounted(tmp_path, Pki())
     files.path.rename(tmp_path / "gone")
-    await certificates.look()
+    await certificates.check()
 
     assert certificates.problem == f"{files.path}/tls.crt: No such file or directory"
 
@@ -296,7 +296,7 @@ async def test_an_expired_certificate_is_better_than_none(tmp_path: Path) -> Non
     certificates = Certificates(cert_path=str(files.path))
     assert "expired" in certificates.problem
     files.write(*pki.pair(expires=NOW - DAY), pki.pem)
-    await certificates.look()
+    await certificates.check()
 
     assert certificates.taken == 1
     assert "expired" in certificates.problem
@@ -333,7 +333,7 @@ async def test_mutual_tls(tmp_path: Path) -> None:
     first = [await _admitted(server, context) for context in contexts]
     lasting = await connect(server, contexts[1])
     _rename(bundle, new.pem)
-    await certificates.look()
+    await certificates.check()
     second = [await _admitted(server, context) for context in contexts]
 
     assert (first, second) == ([False, True, False], [False, False, True])
@@ -430,7 +430,7 @@ async def test_a_session_does_not_outlive_a_change(tmp_path: Path, version: ssl.
     session = await asyncio.to_thread(_session, server.port, context, None)
     assert not session.has_ticket
     _rename(bundle, new.pem)
-    await certificates.look()
+    await certificates.check()
     with pytest.raises(REFUSED):
         await asyncio.to_thread(_session, server.port, context, session)
     await server.close()

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tests.epp.http2.certificates import NO_ALPN, self_made, verifying
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.http2.client_hello import ClientHello
-from kvist_epp.http2.tls_session import TlsSession
+from kvist_epp.http2.tls_session import ClientHello, TlsSession
 
 
 class Peer:
@@ -68,7 +67,7 @@ def test_what_is_sent_arrives_however_it_is_cut(messages: list[bytes], cuts: lis
     assert b"".join(server.receive(piece) for piece in pieces(sealed, cuts)) == b"".join(messages)
 
     for message in messages:
-        server.seal(message)
+        server.encrypt(message)
     answer = server.take()
     assert b"".join(peer.read(piece) for piece in pieces(answer, cuts)) == b"".join(messages)
 
@@ -120,7 +119,7 @@ def test_the_peers_farewell() -> None:
 def test_our_farewell() -> None:
     """The peer reads all that was sealed before it, then the end."""
     peer, server = agreed()
-    server.seal(b"answer")
+    server.encrypt(b"answer")
     server.finish()
     ends: list[bytes] = []
     peer.step(server.take(), lambda: ends.extend((peer.tls.read(100), peer.tls.read(100))))
@@ -174,7 +173,7 @@ def test_a_hello_in_several_records(offered: list[str], size: int) -> None:
     hello = ClientHello()
     hello.receive(b"".join(b"\x16\x03\x01" + len(part).to_bytes(2) + part for part in parts))
 
-    assert hello.offers is bool(offered)
+    assert hello.offers_alpn is bool(offered)
 
 
 @given(st.integers(0, 1 << 20), st.binary(max_size=300))
@@ -183,10 +182,10 @@ def test_a_hello_that_is_broken(cut: int, tail: bytes) -> None:
     whole = hello_of()
     hello = ClientHello()
     hello.receive(whole[: cut % len(whole)])
-    assert hello.offers
+    assert hello.offers_alpn
     hello = ClientHello()
     hello.receive(tail)
-    assert hello.offers
+    assert hello.offers_alpn
 
 
 def test_a_hello_is_not_kept_for_ever() -> None:

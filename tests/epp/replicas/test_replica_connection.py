@@ -286,7 +286,7 @@ async def test_a_replaced_certificate_is_used_for_the_next_connection(tmp_path: 
         await connection.tried.wait()
         before = connection.state
         folders[1].write(*new.pair("replicas.test"), ca=new.pem)
-        await found[1].look()
+        await found[1].check()
         await until(lambda: connection.state is ConnectionState.FOLLOWED)
 
         assert before is ConnectionState.BROKEN

@@ -1,4 +1,4 @@
-"""One HTTP/2 stream of this server: gRPC messages out of DATA, and the ``Sink`` its call answers through.
+"""One HTTP/2 stream that carries a gRPC call: messages out of DATA, and the ``Sink`` for the call's answers.
 
 Framing of messages and the meaning of status codes: gRPC over HTTP/2 (``doc/PROTOCOL-HTTP2.md`` of gRPC).
 """
@@ -7,20 +7,20 @@ import logging
 import struct
 import traceback
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from kvist_epp.http2 import frames
 from kvist_epp.http2.call import Call, Method
-from kvist_epp.http2.headers import Head
-from kvist_epp.http2.limits import Limits
-from kvist_epp.http2.outbox import Outbox
-from kvist_epp.http2.port_stats import MemoryShare
+from kvist_epp.http2.headers import RequestHead
+
+if TYPE_CHECKING:
+    from kvist_epp.http2.stream_table import StreamTable
 
 log = logging.getLogger(__name__)
 
 _message_head = struct.Struct(">BI").unpack_from
 _SMALL_PIECE = 1024
-"""Pieces below this share one growing buffer: a message sent byte by byte must not cost an object a byte."""
+"""Smaller pieces share one growing buffer: a message sent byte by byte must not cost an object per byte."""
 
 _BLOCK_FLAGS = frames.END_HEADERS | frames.END_STREAM
 _RESPONSE_HEAD = frames.frame(frames.HEADERS, frames.END_HEADERS, b"", frames.RESPONSE)[:5]
@@ -28,34 +28,14 @@ _OK_HEAD = frames.frame(frames.HEADERS, _BLOCK_FLAGS, b"", frames.TRAILERS_OK)[:
 
 
 def _report(error: Exception) -> None:
-    """Log where, not what: the text of an exception may quote a prompt."""
+    """Log where a call failed, without the exception's text, which may quote a prompt."""
     log.error(
         "a call failed: %s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__))
     )
 
 
-class Owner(Protocol):
-    """The connection's streams, as one of them sees them."""
-
-    outbox: Outbox
-    limits: Limits
-    share: MemoryShare
-
-    def reset(self, stream: "Stream", code: int, reason: str = "protocol") -> None:
-        """End a stream with RST_STREAM and tell its call."""
-
-    def ended(self, reason: str) -> None:
-        """Count a stream that was ended by us in another way."""
-
-    def finished(self, stream: "Stream") -> None:
-        """Our END_STREAM is out."""
-
-    def drop(self, stream: "Stream") -> None:
-        """Both sides have ended."""
-
-
-class Stream:
-    """From HEADERS until both sides have ended or one has reset; is its call's ``Sink``."""
+class GrpcStream:
+    """A stream from HEADERS until both sides have ended or one has reset; the ``Sink`` of its call."""
 
     __slots__ = (
         "_delivered",
@@ -65,9 +45,9 @@ class Stream:
         "_held",
         "_missing",
         "_outbox",
-        "_owner",
         "_parts",
         "_started",
+        "_table",
         "_tail",
         "_unanswered",
         "call",
@@ -86,17 +66,19 @@ class Stream:
         "window",
     )
 
-    def __init__(self, owner: Owner, number: int, head: Head, window: int, *, lasting: bool) -> None:
-        self._owner = owner
-        self._outbox = owner.outbox
+    def __init__(
+        self, table: "StreamTable", number: int, head: RequestHead, window: int, *, lasting: bool
+    ) -> None:
+        self._table = table
+        self._outbox = table.outbox
         self.number = number
         self.id = number.to_bytes(4, "big")
         self.head = head
         self.call: Call | None = None
         self.lasting = lasting
-        """Its call does not end by itself, and keeps nothing of what it is told."""
+        """True if the call does not end by itself, and keeps no message."""
         self.window = window
-        self.credit = self.refilled = owner.limits.stream_window
+        self.credit = self.refilled = table.limits.stream_window
         self.half_closed = False
         self.ended = False
         self.sent = False
@@ -120,39 +102,39 @@ class Stream:
 
     @property
     def received(self) -> int:
-        """Bytes of DATA so far, but for the last frame."""
+        """Return the bytes of DATA so far, without the last frame."""
         return self.refilled - self.credit
 
     @property
     def incomplete(self) -> bool:
-        """Whether a message has begun and not ended."""
+        """Return whether a message has begun and not ended."""
         return bool(self._missing or self._fraction)
 
     # -- what arrives
 
     def begin(self, method: Method | None) -> None:
-        """Start the call; None = there is no such method."""
+        """Start the call; ``None`` if there is no such method."""
         if method is None:
             self.close(frames.UNIMPLEMENTED, "unknown method")
             return
         try:
             call = method(self)
-        except Exception as error:  # noqa: BLE001 - whatever a call raises ends that call
+        except Exception as error:  # noqa: BLE001 - an exception of a call ends that call
             self._crashed(error)
             return
         if not self.ended:
             self.call = call
 
-    def leave(self) -> None:
-        """The server goes: a call that would never end by itself is ended."""
+    def abort_for_shutdown(self) -> None:
+        """End a call that would never end by itself, because the server shuts down."""
         self._abort(frames.UNAVAILABLE, "the server is going away")
 
-    def give_up(self) -> None:
-        """The client took too long."""
+    def abort_as_stalled(self) -> None:
+        """End the call, because the client took too long."""
         self._abort(frames.DEADLINE_EXCEEDED, "the client went silent")
 
     def data(self, chunk: bytes, start: int, stop: int) -> None:
-        """A piece of the request's content, anywhere in it; ``chunk[start:stop]`` is copied at most once."""
+        """Process a piece of the request's content; ``chunk[start:stop]`` is copied at most once."""
         if self._expected is not None and not self._as_announced(stop - start):
             return
         if self.call is None:
@@ -166,7 +148,7 @@ class Stream:
         while stop - start >= 5 and self.call is not None:
             flag, size = _message_head(chunk, start)
             start += 5
-            if flag or size > self._owner.limits.message_bytes:
+            if flag or size > self._table.limits.message_bytes:
                 self._unacceptable(flag)
                 return
             if stop - start < size:
@@ -177,49 +159,51 @@ class Stream:
         self._fraction = b"" if self.ended else chunk[start:stop]
 
     def finish(self) -> None:
-        """The client's END_STREAM."""
+        """Process the client's END_STREAM."""
         self.half_closed = True
         if self._expected:
-            self._owner.reset(self, frames.PROTOCOL_ERROR)
+            self._table.reset(self, frames.PROTOCOL_ERROR)
         elif self.sent:
-            self._owner.drop(self)
+            self._table.remove(self)
         elif self._missing or self._fraction:
             self._abort(frames.INTERNAL, "the last message is incomplete")
         elif self.call is not None:
-            self._half_close(self.call)
+            try:
+                self.call.half_closed()
+            except Exception as error:  # noqa: BLE001 - an exception of a call ends that call
+                self._crashed(error)
         elif not self.ended:
             self._not_found()
 
     def cancel(self) -> None:
-        """The stream is gone: tell the call, take no more from it. Safe to repeat."""
+        """Cancel the call, because the stream is gone, and ignore its answers. Safe to repeat."""
         self.ended = True
         if self.waiting:
-            self._outbox.forget(self)
+            self._outbox.drop(self)
         if self._delivered or self._held:
             self._release()
         call, self.call = self.call, None
         if call is not None:
-            self._tell(call)
+            self._cancel(call)
 
     def _release(self) -> None:
-        """Nothing of what came is kept any more."""
-        self._owner.share.receive(-self._held - self._delivered)
+        self._table.memory.receive(-self._held - self._delivered)
         self._held = self._delivered = self._missing = 0
         self._parts.clear()
 
     def _as_announced(self, size: int) -> bool:
-        """Count against content-length (RFC 9113 section 8.1.1)."""
+        """Count against content-length (RFC 9113 section 8.1.1); return whether the size is allowed."""
         self._expected = (self._expected or 0) - size
         if self._expected >= 0:
             return True
-        self._owner.reset(self, frames.PROTOCOL_ERROR)
+        self._table.reset(self, frames.PROTOCOL_ERROR)
         return False
 
     def _discard(self, size: int) -> None:
-        """Content nobody reads: of a request that is not gRPC, or of a call already answered."""
+        """Count content that is not used: of a request that is not gRPC, or of a call already answered."""
         self._discarded += size
-        if self._discarded > self._owner.limits.message_bytes:
-            self._owner.reset(self, frames.ENHANCE_YOUR_CALM, "message-bytes")
+        if self._discarded > self._table.limits.message_bytes:
+            self._table.reset(self, frames.ENHANCE_YOUR_CALM, "message-bytes")
 
     def _begin(self, chunk: bytes, start: int, stop: int, size: int) -> None:
         self._fraction = b""
@@ -227,7 +211,7 @@ class Stream:
         self._keep(chunk[start:stop])
 
     def _continue(self, chunk: bytes, start: int, stop: int) -> int:
-        """More of the message begun; returns where the next message starts."""
+        """Add to the message begun; return the position of the next message."""
         if stop - start < self._missing:
             self._keep(chunk[start:stop])
             return stop
@@ -235,7 +219,7 @@ class Stream:
         self._parts.append(chunk[start:end])
         message = b"".join(self._parts)
         self._parts.clear()
-        self._owner.share.receive(-self._held)
+        self._table.memory.receive(-self._held)
         self._held = self._missing = 0
         self._deliver(message)
         return end
@@ -251,8 +235,8 @@ class Stream:
             parts[-1] += piece
         else:
             parts.append(bytearray(piece))
-        if not self._owner.share.receive(size):
-            self._owner.reset(self, frames.ENHANCE_YOUR_CALM, "held-bytes")
+        if not self._table.memory.receive(size):
+            self._table.reset(self, frames.ENHANCE_YOUR_CALM, "held-bytes")
 
     def _unacceptable(self, flag: int) -> None:
         if flag == 1:
@@ -260,9 +244,9 @@ class Stream:
         elif flag:
             self._abort(frames.INTERNAL, "reserved bits in a message prefix")
         else:
-            self._owner.ended("message-bytes")
+            self._table.count_end("message-bytes")
             self._abort(
-                frames.RESOURCE_EXHAUSTED, f"a message is over {self._owner.limits.message_bytes} bytes"
+                frames.RESOURCE_EXHAUSTED, f"a message is over {self._table.limits.message_bytes} bytes"
             )
 
     # -- calls into the service: its exceptions end its call, never the connection
@@ -274,24 +258,15 @@ class Stream:
         self._unanswered = True
         try:
             call.message(message)
-        except Exception as error:  # noqa: BLE001 - whatever a call raises ends that call
+        except Exception as error:  # noqa: BLE001 - an exception of a call ends that call
             self._crashed(error)
         if self._unanswered and self.call is not None and not self.lasting:
-            self._keep_delivered(len(message))
+            # The call may keep a message until it answers.
+            self._delivered += len(message)
+            if not self._table.memory.receive(len(message)):
+                self._table.reset(self, frames.ENHANCE_YOUR_CALM, "held-bytes")
 
-    def _keep_delivered(self, size: int) -> None:
-        """The call may keep a message until it answers."""
-        self._delivered += size
-        if not self._owner.share.receive(size):
-            self._owner.reset(self, frames.ENHANCE_YOUR_CALM, "held-bytes")
-
-    def _half_close(self, call: Call) -> None:
-        try:
-            call.half_closed()
-        except Exception as error:  # noqa: BLE001 - whatever a call raises ends that call
-            self._crashed(error)
-
-    def _tell(self, call: Call) -> None:
+    def _cancel(self, call: Call) -> None:
         try:
             call.cancelled()
         except Exception as error:  # noqa: BLE001 - the stream is gone, the others must not be
@@ -302,28 +277,28 @@ class Stream:
         self._abort(frames.UNKNOWN, "internal error")
 
     def _abort(self, status: int, message: str) -> None:
-        """End the call from our side, with a reason."""
+        """Cancel the call, and end the stream with a status."""
         call, self.call = self.call, None
         if call is not None:
-            self._tell(call)
+            self._cancel(call)
         self.close(status, message)
 
     # -- the sink
 
     def send(self, data: bytes) -> None:
-        """Send one gRPC message. A reader too slow is reset: ``cancelled`` may come before this returns."""
+        """Send one gRPC message. Too slow a reader is reset: ``cancelled`` may come before the return."""
         if self.ended:
             return
         box = self._outbox
         size = len(data) + 5
         if box.size + box.waiting_bytes + size > box.limit or (
-            box.parked and self._owner.share.refuses(size)
+            box.parked and self._table.memory.refuses(size)
         ):
-            self._owner.reset(self, frames.ENHANCE_YOUR_CALM, "unread")
+            self._table.reset(self, frames.ENHANCE_YOUR_CALM, "unread")
             return
         self._unanswered = False
         if self._delivered:
-            self._owner.share.receive(-self._delivered)
+            self._table.memory.receive(-self._delivered)
             self._delivered = 0
         if not self._started:
             self._started = True
@@ -337,16 +312,16 @@ class Stream:
             self._hold(data, size)
 
     def _hold(self, data: bytes, size: int) -> None:
-        """Send what the windows allow; the rest waits, if that is not too much."""
-        owner = self._owner
-        if self.waiting_bytes + size > owner.limits.stream_send_bytes or owner.share.refuses(size):
-            owner.reset(self, frames.ENHANCE_YOUR_CALM, "unread")
+        """Send as much as the windows allow; the rest waits, unless that is too much."""
+        table = self._table
+        if self.waiting_bytes + size > table.limits.stream_send_bytes or table.memory.refuses(size):
+            table.reset(self, frames.ENHANCE_YOUR_CALM, "unread")
             return
         self._outbox.hold(self, b"\0" + len(data).to_bytes(4, "big"))
         self._outbox.hold(self, data)
 
     def close(self, status: int = 0, message: str = "") -> None:
-        """End with a grpc-status, after whatever still waits for the peer's window."""
+        """End with a grpc-status, after the messages that still wait for the peer's window."""
         if self.ended:
             return
         if self._started and status == frames.OK and not message:
@@ -357,8 +332,8 @@ class Stream:
             block = frames.RESPONSE + block
         self._end(frames.frame(frames.HEADERS, _BLOCK_FLAGS, self.id, block))
 
-    def drained(self) -> None:
-        """Nothing waits for a window any more; what ends the stream may follow."""
+    def on_drained(self) -> None:
+        """Send the trailers if they waited for the messages, of which the last was just sent."""
         if self._tail:
             self._finish_sending(self._tail)
 
@@ -376,7 +351,7 @@ class Stream:
         self._tail = b""
         self.sent = True
         self._outbox.put(tail)
-        self._owner.finished(self)
+        self._table.on_answered(self)
 
     def _not_found(self) -> None:
         if self.head.bodyless:

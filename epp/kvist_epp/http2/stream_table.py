@@ -1,4 +1,4 @@
-"""Which streams of a connection are open, and how each of them ends (RFC 9113 sections 5.1, 5.4.2, 6.8)."""
+"""The open streams of a connection, and how each of them ends (RFC 9113 sections 5.1, 5.4.2, 6.8)."""
 
 from collections import deque
 from collections.abc import Callable
@@ -6,20 +6,19 @@ from typing import Final
 
 from kvist_epp.errors import ProtocolError
 from kvist_epp.http2 import frames
-from kvist_epp.http2.headers import Head
-from kvist_epp.http2.limits import Budget, Limits
+from kvist_epp.http2.grpc_stream import GrpcStream
+from kvist_epp.http2.headers import RequestHead
+from kvist_epp.http2.limits import ENDING, SENDING, Budget, Limits, StallDetector
 from kvist_epp.http2.outbox import Outbox
 from kvist_epp.http2.port_stats import MemoryShare
-from kvist_epp.http2.stall_detector import ENDING, SENDING, StallDetector
-from kvist_epp.http2.stream import Stream
 
 STREAM_BYTES: Final = 1024
-"""What an open stream and its call count for in ``held_bytes`` before a word was said (measured: 0.8 KB)."""
+"""Bytes that an open stream and its call count for in ``held_bytes`` (measured: 0.8 KB)."""
 _REMEMBERED: Final = 512
-"""Closed streams whose manner of ending is remembered: frames under way to a stream we reset are no error."""
+"""Number of closed streams that are remembered: frames under way to a stream that was reset are no error."""
 
 
-class Recent:
+class _RecentNumbers:
     """The last numbers that were added."""
 
     __slots__ = ("_known", "_order")
@@ -32,21 +31,20 @@ class Recent:
         return number in self._known
 
     def add(self, number: int) -> None:
-        """Each number at most once."""
         if len(self._order) == self._order.maxlen:
             self._known.discard(self._order[0])
         self._order.append(number)
         self._known.add(number)
 
 
-class Streams:
-    """The streams of one connection; ``fail`` ends the connection, ``done`` says that it may end."""
+class StreamTable:
+    """The streams of one connection; ``fail`` ends the connection, ``done`` is called when it may end."""
 
     def __init__(
         self,
         limits: Limits,
         outbox: Outbox,
-        share: MemoryShare,
+        memory: MemoryShare,
         resets: Budget,
         *,
         fail: Callable[[ProtocolError], None],
@@ -54,71 +52,71 @@ class Streams:
     ) -> None:
         self.limits = limits
         self.outbox = outbox
-        self.share = share
-        self.open: dict[int, Stream] = {}
+        self.memory = memory
+        self.open: dict[int, GrpcStream] = {}
         self.last = 0
-        self._answered: dict[int, Stream] = {}
+        self._answered: dict[int, GrpcStream] = {}
         self._running = 0
-        self._patience = StallDetector(limits)
+        self._stalls = StallDetector(limits)
         self._window = frames.DEFAULT_WINDOW
-        self._leaving = False
+        self._closing = False
         self._resets = resets
         self._fail = fail
         self._done = done
-        self._reset_by_us = Recent(_REMEMBERED)
+        self._reset_by_us = _RecentNumbers(_REMEMBERED)
         self._closed: deque[int] = deque(maxlen=_REMEMBERED)
 
     # -- beginnings
 
-    def begin(self, number: int, head: Head, *, lasting: bool) -> Stream | None:
-        """Open a stream; None = refused."""
-        if self._leaving:
+    def begin(self, number: int, head: RequestHead, *, lasting: bool) -> GrpcStream | None:
+        """Open a stream; return ``None`` if it was refused."""
+        if self._closing:
             self.refuse(number, frames.REFUSED_STREAM, "draining")
             return None
         if len(self.open) >= self.limits.streams and not self._make_room():
             self.refuse(number, frames.REFUSED_STREAM, "too-many")
             return None
-        if not self.share.receive(STREAM_BYTES):
-            self.share.receive(-STREAM_BYTES)
+        if not self.memory.receive(STREAM_BYTES):
+            self.memory.receive(-STREAM_BYTES)
             self.refuse(number, frames.REFUSED_STREAM, "held-bytes")
             return None
-        stream = self.open[number] = Stream(self, number, head, self._window, lasting=lasting)
+        stream = self.open[number] = GrpcStream(self, number, head, self._window, lasting=lasting)
         self._running += not lasting
         return stream
 
     def refuse(self, number: int, code: int, reason: str) -> None:
-        """RST_STREAM; the client's frames already under way will be ignored."""
+        """Send RST_STREAM; the client's frames already under way will be ignored."""
         self._reset_by_us.add(number)
         self.outbox.put(frames.rst_stream(number.to_bytes(4, "big"), code))
         if code == frames.NO_ERROR:
             return
-        self.ended(reason)
+        self.count_end(reason)
         if not self._resets.spend():
             self._fail(ProtocolError("too many streams reset", frames.ENHANCE_YOUR_CALM, reason="resets"))
 
-    def ended(self, reason: str) -> None:
-        """Count a stream that was ended by us; ``reason`` is one of ``stats.STREAM_ENDS``."""
-        self.share.stats.streams_ended[reason] += 1
+    def count_end(self, reason: str) -> None:
+        """Count a stream that was ended by us; ``reason`` is one of ``STREAM_ENDS``."""
+        self.memory.stats.streams_ended[reason] += 1
 
     # -- streams that are not open
 
     def check_opened(self, number: int) -> None:
-        """Raises ``ProtocolError`` for a stream that is still idle, or that no client can open."""
+        """Raise ``ProtocolError`` for a stream that is still idle, or that no client can open."""
         if number > self.last or not number & 1:
             raise ProtocolError("a frame on an idle stream")
 
     def was_reset(self, number: int) -> bool:
-        """Whether we reset it, not long ago."""
+        """Return whether the stream was reset by us, not long ago."""
         return number in self._reset_by_us
 
     def was_open(self, number: int) -> bool:
-        """Whether it was open, not long ago; others were skipped by the client."""
+        """Return whether the stream was open, not long ago; others were skipped by the client."""
         return number in self._closed
 
     # -- windows
 
     def resize_windows(self, value: int) -> None:
-        """RFC 9113 section 6.9.2: the change applies to every open stream and may make a window negative."""
+        """Apply INITIAL_WINDOW_SIZE to every open stream; a window may become negative (section 6.9.2)."""
         if value > frames.LARGEST_WINDOW:
             raise ProtocolError("INITIAL_WINDOW_SIZE out of range", frames.FLOW_CONTROL_ERROR)
         change = value - self._window
@@ -130,8 +128,8 @@ class Streams:
             if stream.waiting:
                 self.outbox.pump(stream)
 
-    def widen(self, stream: Stream, increment: int) -> None:
-        """The client opened a stream's window further."""
+    def widen(self, stream: GrpcStream, increment: int) -> None:
+        """Enlarge the window of a stream."""
         stream.window += increment
         if not increment:
             self.reset(stream, frames.PROTOCOL_ERROR)
@@ -142,77 +140,77 @@ class Streams:
 
     # -- ends
 
-    def reset(self, stream: Stream, code: int, reason: str = "protocol") -> None:
-        """End a stream with RST_STREAM and tell its call."""
-        self.drop(stream)
+    def reset(self, stream: GrpcStream, code: int, reason: str = "protocol") -> None:
+        """End a stream with RST_STREAM, and cancel its call."""
+        self.remove(stream)
         self.refuse(stream.number, code, reason)
 
-    def drop(self, stream: Stream) -> None:
-        """A stream is gone, however it ended; a call still open is cancelled."""
+    def remove(self, stream: GrpcStream) -> None:
+        """Remove a stream, however it ended; a call still open is cancelled."""
         if self.open.pop(stream.number, None) is None:
             return
         self._closed.append(stream.number)
-        self.share.receive(-STREAM_BYTES)
+        self.memory.receive(-STREAM_BYTES)
         if stream.sent:
             self._answered.pop(stream.number, None)
         else:
             self._running -= not stream.lasting
         stream.cancel()
-        if self._leaving:
-            self._leave_when_done()
+        if self._closing:
+            self._close_if_idle()
 
-    def finished(self, stream: Stream) -> None:
-        """A stream's END_STREAM is out; it stays until the client has ended it too."""
+    def on_answered(self, stream: GrpcStream) -> None:
+        """Note that END_STREAM was sent; the stream stays until the client has ended it too."""
         self._running -= not stream.lasting
         if stream.half_closed:
-            self.drop(stream)
+            self.remove(stream)
             return
         self._answered[stream.number] = stream
-        if self._leaving:
-            self._leave_when_done()
+        if self._closing:
+            self._close_if_idle()
 
-    def look(self, now: float) -> None:
-        """End the streams that stand still; now and then, ``now`` in seconds."""
-        for stream, reason in self._patience.look(self.open.values(), now):
+    def check(self, now: float) -> None:
+        """End the stalled streams; ``now`` in seconds."""
+        for stream, reason in self._stalls.check(self.open.values(), now):
             if stream.number not in self.open:
                 continue
             if reason == ENDING:
                 self.reset(stream, frames.NO_ERROR)
-                self.ended(reason)
+                self.count_end(reason)
             elif reason == SENDING:
                 self.reset(stream, frames.CANCEL, reason)
             else:
-                self.ended(reason)
-                stream.give_up()
+                self.count_end(reason)
+                stream.abort_as_stalled()
 
-    def leave(self) -> None:
-        """Open no more; ``done`` is called when the last call has ended."""
-        self._leaving = True
-        self._leave_when_done()
+    def close_when_idle(self) -> None:
+        """Open no more streams; ``done`` is called when the last call has ended."""
+        self._closing = True
+        self._close_if_idle()
 
     def cancel_all(self) -> None:
-        """The connection is gone."""
+        """Cancel every call, because the connection is gone."""
         streams = list(self.open.values())
-        self.share.receive(-STREAM_BYTES * len(streams))
+        self.memory.receive(-STREAM_BYTES * len(streams))
         self.open.clear()
         self._answered.clear()
         for stream in streams:
             stream.cancel()
 
     def _make_room(self) -> bool:
-        """Give up the stream that was answered first and that the client has not ended, if there is one."""
+        """Reset the stream that was answered first and that the client has not ended, if there is one."""
         for stream in self._answered.values():
             self.reset(stream, frames.NO_ERROR)
             return True
         return False
 
-    def _leave_when_done(self) -> None:
+    def _close_if_idle(self) -> None:
         # Until the client has ended its side too: gRPC's own client was seen to lose the status of a call
         # when the connection's end came right behind it.
         if not self._running:
-            self._leaving = False  # or each stream that ends here would come back here
+            self._closing = False  # or each stream that ends here would come back here
             for stream in [stream for stream in self.open.values() if not stream.sent]:
-                stream.leave()
-            self._leaving = True
+                stream.abort_for_shutdown()
+            self._closing = True
         if not self.open:
             self._done()

@@ -1,6 +1,6 @@
-"""The hot stream's HTTP/2 server connection (RFC 9113), sans I/O: bytes in, calls driven, bytes out.
+"""HTTP/2 server connection (RFC 9113) for gRPC, without I/O: bytes in, calls driven, bytes out.
 
-It serves gRPC and nothing else, and bounds whatever a peer can make it do (``limits.Limits``).
+Everything that a peer can make it do is bounded (``limits.Limits``).
 """
 
 import logging
@@ -12,13 +12,13 @@ from typing import Final
 from kvist_epp.errors import ProtocolError
 from kvist_epp.http2 import frames
 from kvist_epp.http2.call import Method
-from kvist_epp.http2.framing import FrameReader
+from kvist_epp.http2.frames import FrameReader
+from kvist_epp.http2.grpc_stream import GrpcStream
 from kvist_epp.http2.headers import HeaderReader, Malformed
 from kvist_epp.http2.limits import Budget, Limits
-from kvist_epp.http2.outbox import LARGEST_FRAME, Chunk, Outbox
+from kvist_epp.http2.outbox import LARGEST_FRAME, Outbox, Output
 from kvist_epp.http2.port_stats import MemoryShare, PortStats, reason_of
-from kvist_epp.http2.stream import Stream
-from kvist_epp.http2.streams import Streams
+from kvist_epp.http2.stream_table import StreamTable
 
 log = logging.getLogger(__name__)
 
@@ -26,30 +26,35 @@ _DRAIN_PING: Final = b"kvistbye"
 _ALIVE_PING: Final = b"kvist up"
 
 
-def _nothing() -> None:
-    """The ``wake`` of those who look by themselves."""
+_UNKNOWN: Final = (None, False)
+_SMALL_DATA: Final = 1024
 
 
-class Connection:
-    """One client's connection. Not thread-safe: everything happens on the loop's thread."""
+def _no_wake() -> None:
+    pass
+
+
+class Http2Connection:
+    """One client's connection. Not thread-safe: everything happens on the event loop's thread."""
 
     def __init__(
         self,
         methods: Mapping[str, Method],
         limits: Limits,
         *,
-        wake: Callable[[], None] = _nothing,
+        wake: Callable[[], None] = _no_wake,
         clock: Callable[[], float] = time.monotonic,
         lasting: Collection[str] = (),
         stats: PortStats | None = None,
     ) -> None:
-        """``wake`` is called when a sink used outside ``receive`` leaves something to ``take``; ``lasting``
-        names the methods whose calls never end by themselves: they do not hold up ``drain``. ``stats`` is
-        the port's; without it the connection stands alone.
+        """``wake`` is called when a sink used outside `receive` leaves output to `take`.
+
+        ``lasting`` names the methods whose calls never end by themselves: they do not delay `drain`.
+        ``stats`` are the port's; without them the connection has its own.
         """
         self.limits = limits
-        self.share = MemoryShare(stats or PortStats(limits.held_bytes))
-        self.outbox = Outbox(limits.connection_send_bytes, wake, self.share)
+        self.memory = MemoryShare(stats or PortStats(limits.held_bytes))
+        self.outbox = Outbox(limits.connection_send_bytes, wake, self.memory)
         self.closing = False
         self._methods = {path.encode(): (method, path in lasting) for path, method in methods.items()}
         self._frames = FrameReader(self, limits)
@@ -57,101 +62,14 @@ class Connection:
         self._credit = limits.connection_window
         self._draining = False
         self._resets = Budget(limits.resets, clock)
-        self._streams = Streams(
-            limits, self.outbox, self.share, self._resets, fail=self._fail, done=self._done
+        self._streams = StreamTable(
+            limits, self.outbox, self.memory, self._resets, fail=self._fail, done=self._on_streams_done
         )
         self._open = self._streams.open
-        self._pings = Budget(limits.pings, clock, self._answered)
+        self._pings = Budget(limits.pings, clock, lambda: self.outbox.answered)
         self._changes = Budget(limits.settings, clock)
         self._empties = Budget(limits.empty_frames, clock)
-        self._controls = Budget(limits.control_frames, clock, self._answered)
-        self._introduce()
-
-    def __repr__(self) -> str:
-        state = "closing" if self.closing else "draining" if self._draining else "open"
-        return f"<Connection {state}, {len(self._open)} streams, {self.outbox.size} bytes to write>"
-
-    # -- the verbs of the shell
-
-    def receive(self, data: bytes) -> None:
-        """Take what the socket gave. Never raises: a broken rule means GOAWAY, and ``closing`` is set."""
-        if self.closing:
-            return
-        self.outbox.awake = True
-        try:
-            self._frames.feed(data)
-        except ProtocolError as error:
-            self._fail(error)
-        except Exception as error:  # noqa: BLE001 - a mistake of ours must cost this connection only
-            self._mistaken(error)
-
-    def take(self, most: int = 1 << 62) -> list[Chunk]:
-        """What is to be written now, in order, up to the chunk that reaches ``most`` bytes.
-
-        When nothing is left and ``closing`` is set, close the transport.
-        """
-        return self.outbox.take(most)
-
-    def park(self, beyond: int = 0) -> None:
-        """Instead of ``take``: the socket is full, and so many bytes wait before it already."""
-        self.outbox.park(beyond)
-
-    def look(self, now: float) -> None:
-        """End streams that stand still; call it ``patience.CHECKS_PER_STALL`` times in ``stall_seconds``."""
-        if self.closing:
-            return
-        try:
-            self._streams.look(now)
-        except Exception as error:  # noqa: BLE001 - as in receive
-            self._mistaken(error)
-
-    def probe(self) -> None:
-        """Ask the peer for a sign of life."""
-        self.outbox.put(frames.frame(frames.PING, 0, frames.CONNECTION, _ALIVE_PING))
-
-    def drain(self) -> None:
-        """Ask the peer to go.
-
-        New streams are refused one round trip later; ``closing`` is set when the last call has ended.
-        """
-        if self._draining or self.closing:
-            return
-        self._draining = True
-        # RFC 9113 section 6.8: first a GOAWAY that refuses nothing, so that requests under way are served.
-        self.outbox.put(frames.goaway(frames.LARGEST_STREAM, frames.NO_ERROR))
-        self.outbox.put(frames.frame(frames.PING, 0, frames.CONNECTION, _DRAIN_PING))
-
-    def lost(self) -> None:
-        """The transport is gone: every open call is cancelled and nothing is kept."""
-        self.closing = True
-        self._streams.cancel_all()
-        self.outbox.clear()
-
-    @property
-    def established(self) -> bool:
-        """Whether the client's preface has arrived whole."""
-        return self._frames.settled
-
-    @property
-    def streams(self) -> int:
-        """How many streams are open."""
-        return len(self._open)
-
-    @property
-    def unsent_bytes(self) -> int:
-        """Bytes that wait for the peer, or for the shell."""
-        return self.outbox.size + self.outbox.waiting_bytes
-
-    @property
-    def last_stream(self) -> int:
-        """The number of the newest stream; it only grows."""
-        return self._streams.last
-
-    def _answered(self) -> int:
-        return self.outbox.answered
-
-    def _introduce(self) -> None:
-        limits = self.limits
+        self._controls = Budget(limits.control_frames, clock, lambda: self.outbox.answered)
         announced = {
             frames.SETTING_MAX_CONCURRENT_STREAMS: limits.streams,
             frames.SETTING_INITIAL_WINDOW_SIZE: limits.stream_window,
@@ -164,10 +82,94 @@ class Connection:
             frames.window_update(frames.CONNECTION, limits.connection_window - frames.DEFAULT_WINDOW)
         )
 
+    def __repr__(self) -> str:
+        state = "closing" if self.closing else "draining" if self._draining else "open"
+        return f"<Http2Connection {state}, {len(self._open)} streams, {self.outbox.size} bytes to write>"
+
+    # -- called by the transport
+
+    def receive(self, data: bytes) -> None:
+        """Process received bytes. Never raises: a broken rule sends GOAWAY and sets ``closing``."""
+        if self.closing:
+            return
+        self.outbox.awake = True
+        try:
+            self._frames.feed(data)
+        except ProtocolError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - a bug must cost this connection only
+            self._on_bug(error)
+
+    def take(self, most: int = 1 << 62) -> list[Output]:
+        """Return the bytes to write now, in order, up to the piece that reaches ``most`` bytes.
+
+        When none are left and ``closing`` is set, close the transport.
+        """
+        return self.outbox.take(most)
+
+    def park(self, beyond: int = 0) -> None:
+        """Keep the output, because the socket is full and ``beyond`` bytes wait in front of it already."""
+        self.outbox.park(beyond)
+
+    def check_streams(self, now: float) -> None:
+        """End stalled streams; to be called ``CHECKS_PER_STALL`` times in ``stall_seconds``."""
+        if self.closing:
+            return
+        try:
+            self._streams.check(now)
+        except Exception as error:  # noqa: BLE001 - as in receive
+            self._on_bug(error)
+
+    def probe(self) -> None:
+        """Send a PING, to which a live peer responds."""
+        self.outbox.put(frames.frame(frames.PING, 0, frames.CONNECTION, _ALIVE_PING))
+
+    def drain(self) -> None:
+        """Ask the peer to leave.
+
+        New streams are refused one round trip later; ``closing`` is set when the last call has ended.
+        """
+        if self._draining or self.closing:
+            return
+        self._draining = True
+        # RFC 9113 section 6.8: first a GOAWAY that refuses nothing, so that requests under way are served.
+        self.outbox.put(frames.goaway(frames.LARGEST_STREAM, frames.NO_ERROR))
+        self.outbox.put(frames.frame(frames.PING, 0, frames.CONNECTION, _DRAIN_PING))
+
+    def lost(self) -> None:
+        """Cancel every open call and drop all output, because the transport is gone."""
+        self.closing = True
+        self._streams.cancel_all()
+        self.outbox.clear()
+
+    @property
+    def established(self) -> bool:
+        """Return whether the client's preface has arrived whole."""
+        return self._frames.settled
+
+    @property
+    def streams(self) -> int:
+        """Return the number of open streams."""
+        return len(self._open)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Return the bytes that wait for the peer, or for the transport."""
+        return self.outbox.size + self.outbox.waiting_bytes
+
+    @property
+    def last_stream(self) -> int:
+        """Return the number of the newest stream, which only grows."""
+        return self._streams.last
+
     # -- DATA
 
     def charge(self, number: int, size: int, empty: bool, ends: int) -> None:
-        """A DATA frame begins: flow control (RFC 9113 section 5.2), and whether the stream takes it."""
+        """Account for the begin of a DATA frame, with ``size`` bytes for flow control (RFC 9113 section 5.2).
+
+        ``empty`` means that it has no content. Raises ``ProtocolError``, as every callback of the parser may:
+        the connection then ends.
+        """
         self._credit -= size
         if self._credit * 2 < self.limits.connection_window:
             self._widen()
@@ -182,7 +184,7 @@ class Connection:
             self._charge_stream(stream, size)
 
     def content(self, number: int, chunk: bytes, start: int, stop: int, ends: int) -> None:
-        """A piece of DATA; of a stream that is gone it is dropped."""
+        """Process ``chunk[start:stop]`` of DATA; ``ends`` with the last piece of a frame with END_STREAM."""
         stream = self._open.get(number)
         if stream is None:
             return
@@ -191,7 +193,7 @@ class Connection:
         if ends and number in self._open:
             stream.finish()
 
-    def _charge_stream(self, stream: Stream, size: int) -> None:
+    def _charge_stream(self, stream: GrpcStream, size: int) -> None:
         stream.credit -= size
         if stream.sent:
             # Answered already: the rest of the request is of no use (RFC 9113 section 8.1).
@@ -211,7 +213,7 @@ class Connection:
         self._credit = full
 
     def _stray(self, number: int, size: int) -> None:
-        """DATA for a stream that is not open: what was under way to one we have reset is no flood."""
+        """Handle DATA for a stream that is not open; frames under way to one reset by us are no flood."""
         self._streams.check_opened(number)
         if self._streams.was_reset(number):
             if size < _SMALL_DATA:
@@ -222,7 +224,7 @@ class Connection:
     # -- header blocks
 
     def header_block(self, number: int, ends: int, block: bytes) -> None:
-        """HEADERS with all its CONTINUATION: a request, its trailers, or too late."""
+        """Process HEADERS with all its CONTINUATION: a request, its trailers, or too late."""
         stream = self._open.get(number)
         if stream is not None:
             self._trailers(stream, ends, block)
@@ -247,7 +249,7 @@ class Connection:
         if ends:
             stream.finish()
 
-    def _trailers(self, stream: Stream, ends: int, block: bytes) -> None:
+    def _trailers(self, stream: GrpcStream, ends: int, block: bytes) -> None:
         code = frames.STREAM_CLOSED if stream.half_closed else frames.PROTOCOL_ERROR
         try:
             self._headers.trailers(block)
@@ -271,7 +273,7 @@ class Connection:
     # -- the other frames
 
     def frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        """Dispatch; unknown types are ignored (RFC 9113 section 5.5) as long as they are few."""
+        """Process any other frame; unknown types are ignored (RFC 9113 section 5.5) while they are few."""
         if kind < len(_HANDLERS):
             _HANDLERS[kind](self, flags, number, payload)
         else:
@@ -291,7 +293,7 @@ class Connection:
             return
         if not stream.sent:
             self._spend(self._resets, "resets")
-        self._streams.drop(stream)
+        self._streams.remove(stream)
 
     def _settings(self, flags: int, _number: int, payload: bytes) -> None:
         if len(payload) % 6 or (flags & frames.ACK and payload):
@@ -321,7 +323,7 @@ class Connection:
             self.outbox.control(frames.frame(frames.PING, frames.ACK, frames.CONNECTION, payload))
         elif payload == _DRAIN_PING and self._draining:
             self.outbox.put(frames.goaway(self._streams.last, frames.NO_ERROR))
-            self._streams.leave()
+            self._streams.close_when_idle()
 
     def _goaway(self, _flags: int, _number: int, payload: bytes) -> None:
         if len(payload) < 8:
@@ -347,37 +349,34 @@ class Connection:
 
     # -- ends of the connection
 
-    def _done(self) -> None:
+    def _on_streams_done(self) -> None:
         self.closing = True
 
     def _fail(self, error: ProtocolError) -> None:
-        """RFC 9113 section 5.4.1; the texts are ours and quote nothing."""
+        """End the connection (RFC 9113 section 5.4.1); the texts are ours and quote no input."""
         if self.closing:
             return
         self.closing = True
-        self.share.stats.connections_ended[error.reason or reason_of(error.code)] += 1
+        self.memory.stats.connections_ended[error.reason or reason_of(error.code)] += 1
         self.outbox.put(frames.goaway(self._streams.last, error.code, str(error)))
         self._streams.cancel_all()
 
-    def _mistaken(self, error: Exception) -> None:
-        """Log where, not what: the text of an exception may quote a prompt."""
+    def _on_bug(self, error: Exception) -> None:
+        """Log where it failed, without the exception's text, which may quote a prompt."""
         where = "".join(traceback.format_tb(error.__traceback__))
         log.error("a connection failed: %s\n%s", type(error).__name__, where)
         self._fail(ProtocolError("internal error", frames.INTERNAL_ERROR))
 
 
-_UNKNOWN: Final = (None, False)
-_SMALL_DATA: Final = 1024
-
-_HANDLERS: tuple[Callable[[Connection, int, int, bytes], None], ...] = (
-    Connection._idle,
-    Connection._idle,
-    Connection._idle,
-    Connection._rst_stream,
-    Connection._settings,
-    Connection._push_promise,
-    Connection._ping,
-    Connection._goaway,
-    Connection._window_update,
+_HANDLERS: tuple[Callable[[Http2Connection, int, int, bytes], None], ...] = (
+    Http2Connection._idle,
+    Http2Connection._idle,
+    Http2Connection._idle,
+    Http2Connection._rst_stream,
+    Http2Connection._settings,
+    Http2Connection._push_promise,
+    Http2Connection._ping,
+    Http2Connection._goaway,
+    Http2Connection._window_update,
 )
-"""By frame type; DATA, HEADERS and CONTINUATION come through other methods, PRIORITY asks for nothing."""
+"""Handlers by frame type; DATA, HEADERS and CONTINUATION have other callbacks, PRIORITY is ignored."""
