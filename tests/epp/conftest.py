@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 from tests.epp.doors import Door
-from tests.epp.parts import make
+from tests.epp.parts import Clock
+
+
+class RealClock(Clock):
+    """The time of the event loop."""
+
+    def __call__(self) -> float:
+        return time.monotonic()
 
 
 @pytest.fixture
@@ -14,13 +21,10 @@ async def doors() -> AsyncIterator[Any]:
     """Makes doors, and closes them."""
     made: list[Door] = []
 
-    def make_door(count: int = 1, slots: int | None = 1, *, live: bool = False, **bounds: Any) -> Door:
-        parts = make(count)
-        if live:
-            parts.picker.clock = time.monotonic
-        made.append(Door(parts, slots, **bounds))
+    def make_door(count: int = 1, slots: int | None = 1, *, live: bool = False, **limits: Any) -> Door:
+        made.append(Door(count, slots, RealClock() if live else Clock(), **limits))
         return made[-1]
 
     yield make_door
     for door in made:
-        door.queue.close()
+        door.driver.close()

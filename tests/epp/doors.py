@@ -1,76 +1,89 @@
-"""A picker whose queue is the test's own, and the answers of requests that wait in it."""
+"""A director whose queue is driven by the test's loop, and the answers of requests that wait in it."""
 
 import asyncio
 from collections.abc import Generator
 from typing import Any
 
-from tests.epp.parts import Parts, ask, chat
+from tests.epp.parts import Clock, ask, chat, make
 
 from kvist_epp.errors import PickError
-from kvist_epp.extproc.pick_request import Decision, DeferredResult, PickResult
-from kvist_epp.flowcontrol.flow_controller import Bounds, Queue
+from kvist_epp.extproc.pick_request import Decision, DeferredResult, PickRequest, PickResult
+from kvist_epp.flowcontrol.driver import FlowDriver
+from kvist_epp.flowcontrol.flow_controller import FlowLimits, QueuedRequest
 from kvist_epp.names import PRIORITY_HEADER, SESSION_HEADER, TENANT_HEADERS
 
 
 class Wait:
     """The answer to a request that waits: to be awaited whenever a test likes."""
 
-    def __init__(self, pending: DeferredResult) -> None:
+    def __init__(self, pending: DeferredResult, queued: QueuedRequest) -> None:
         self.pending = pending
-        self.told: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
-        pending.then(self._told)
+        self.queued = queued
+        self.answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+        pending.then(self._on_decision)
 
-    def _told(self, decision: Decision | Exception) -> None:
+    def _on_decision(self, decision: Decision | Exception) -> None:
         if isinstance(decision, Exception) and not isinstance(decision, PickError):
-            self.told.set_exception(decision)
+            self.answer.set_exception(decision)
         else:
-            self.told.set_result(decision)
+            self.answer.set_result(decision)
 
     def __await__(self) -> Generator[Any, None, Decision]:
-        return self.told.__await__()
+        return self.answer.__await__()
 
 
 class Door:
-    """A picker with a queue, over endpoints of one slot each unless told otherwise."""
+    """A director with a queue, over endpoints of so many slots each."""
 
-    def __init__(self, parts: Parts, slots: int | None, **bounds: Any) -> None:
-        self.parts = parts
-        self.picker = picker = parts.picker
-        self.bounds = Bounds(**bounds)
-        self.queue = picker.queue = Queue(
-            self.bounds, lambda: picker.candidates, picker.clock, picker.metrics.queue_waits
-        )
-        picker.ledger.eased = self.queue.wake
-        for endpoint in parts.endpoints:
-            picker.ledger.calibrate(endpoint.key, slots=slots)
+    def __init__(self, endpoints: int, slots: int | None, clock: Clock, **limits: Any) -> None:
+        self.driver = FlowDriver(clock)
+        self.parts = make(endpoints, limits=FlowLimits(**limits), on_due=self.driver.wake, clock=clock)
+        self.director = self.parts.director
+        self.clock = clock
+        assert self.director.flow is not None
+        self.flow = self.director.flow
+        self.queue = self.flow.queue
+        self.driver.start(self.flow)
+        for endpoint in self.parts.endpoints:
+            self.director.tracker.calibrate(endpoint.key, slots=slots)
+
+    def decide(self, request: PickRequest) -> PickResult | DeferredResult:
+        """Decide as the ext_proc service has it."""
+        answer = self.parts.decide(request)
+        return self.driver.deferred(answer) if isinstance(answer, QueuedRequest) else answer
 
     def ask(
         self, name: str, *, priority: int | None = None, tenant: str = "", **more: Any
     ) -> PickResult | Wait:
-        """What the picker says at once to a request whose session has this name."""
+        """Return what a request whose session has this name is answered at once."""
         headers = {SESSION_HEADER: name}
         if priority is not None:
             headers[PRIORITY_HEADER] = str(priority)
         if tenant:
             headers[TENANT_HEADERS[0]] = tenant
-        decision = self.picker.decide(ask(chat(more.pop("text", name)), headers=headers, **more))
-        if isinstance(decision, DeferredResult):
-            return Wait(decision)
-        assert isinstance(decision, PickResult)
+        decision = self.parts.decide(ask(chat(more.pop("text", name)), headers=headers, **more))
+        if isinstance(decision, QueuedRequest):
+            return Wait(self.driver.deferred(decision), decision)
         return decision
 
     def ends(self, *names: str) -> None:
-        """The access log tells of these."""
-        self.picker.settled(names, "access-log")
+        """End the requests of these sessions."""
+        self.parts.end(*names)
+
+    def computed(self, name: str) -> None:
+        """Report that the engine has computed the prompt, and goes on decoding."""
+        request = self.director.table.find(name)
+        assert request is not None
+        self.director.tracker.on_progress(request.attempt, 0, self.clock())
 
     @property
     def outcomes(self) -> dict[str, str]:
-        """Of all requests that have one, by session, in the order it was known."""
+        """Outcomes by session, in the order they were known."""
         return {line.session: line.outcome for line in self.parts.log.lines}
 
 
 async def refusal(decision: object) -> PickError:
-    """What a request that waited is told, which must not be an endpoint."""
+    """Return the error that a request was answered which waited."""
     assert isinstance(decision, Wait)
     error = await decision
     assert isinstance(error, PickError)

@@ -10,7 +10,7 @@ from collections.abc import Generator, Mapping
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
-from kvist_epp.director.endpoint_registry import Membership
+from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.engine_state import EngineState
 from kvist_epp.endpoints.kubernetes.pods import TERMINATING
 from kvist_epp.prefix_stats.cache_value import Worth
@@ -29,9 +29,9 @@ class FleetPage:
     """Computes the page at most once at a time, and answers requests that come too soon from the last
     result."""
 
-    def __init__(self, membership: Membership) -> None:
-        self._membership = membership
-        self._started_at = membership.picker.clock()
+    def __init__(self, registry: EndpointRegistry) -> None:
+        self._registry = registry
+        self._started_at = registry.clock()
         self._running: asyncio.Task[dict[str, Any]] | None = None
         self._last: dict[str, Any] = {}
         self._computed_at = 0.0
@@ -53,12 +53,12 @@ class FleetPage:
 
     async def _compute(self) -> dict[str, Any]:
         try:
-            picker = self._membership.picker
-            now, began = picker.clock(), perf_counter()
-            publishers = {key: member.publishers for key, member in picker.lookup.members.items()}
-            steps = picker.savings.appraise(picker.index, publishers, now)
+            director = self._registry.director
+            now, began = self._registry.clock(), perf_counter()
+            publishers = {key: member.publishers for key, member in director.lookup.members.items()}
+            steps = director.cache_value.appraise(director.index, publishers, now)
             values, seconds = await run_in_slices(steps)
-            self._last = _document(self._membership, values, now - self._started_at, now)
+            self._last = _document(self._registry, values, now - self._started_at, now)
             self._computed_at = began
             self._next_at = began + seconds / CPU_SHARE
             return self._last
@@ -83,21 +83,21 @@ async def run_in_slices(steps: Generator[None, None, T]) -> tuple[T, float]:
 
 
 def _document(
-    membership: Membership, values: Mapping[str, Worth], observed: float, now: float
+    registry: EndpointRegistry, values: Mapping[str, Worth], observed: float, now: float
 ) -> dict[str, Any]:
     """Return the page; ``observed``: seconds since this replica started."""
-    picker, blocks = membership.picker, membership.blocks()
-    states = [state for key, state in membership.scraper.states.items() if key in values]
+    director, blocks = registry.director, registry.blocks()
+    states = [state for key, state in registry.scraper.states.items() if key in values]
     return {
         "version": VERSION,
-        "replica": picker.replica,
+        "replica": director.replica,
         "window_seconds": WINDOW_SECONDS,
         "observed_seconds": round(min(observed, WINDOW_SECONDS), 1),
-        "prompts": picker.reuse.document(now),
+        "prompts": director.divergence.document(now),
         "endpoints": [
             _engine(state)
             | {
-                "approximate": membership.why_approximate(state.endpoint.key),
+                "approximate": registry.why_approximate(state.endpoint.key),
                 "worth_tokens": values[state.endpoint.key].tokens,
                 "blocks": blocks.get(state.endpoint.hostport, {}),
                 "exclusive_blocks": values[state.endpoint.key].exclusive_blocks,

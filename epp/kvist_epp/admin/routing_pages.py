@@ -3,32 +3,28 @@
 They contain numbers by priority, never tenants or prompts.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict
-from math import inf
+from collections.abc import Callable
 from typing import Any, Final
 
-from kvist_epp.flowcontrol.flow_controller import Held, Queue
-from kvist_epp.scheduling.pick import MAX_ENDPOINTS, Scored
+from kvist_epp.director.director import Explanation
+from kvist_epp.flowcontrol.flow_controller import (
+    MAX_LEVELS,
+    FlowController,
+    FlowLimits,
+    QueuedRequest,
+)
 from kvist_epp.telemetry.picker_metrics import Gauges
 
 KEPT_SECONDS: Final = 600.0
 """Time for which an empty priority level is reported as 0, so that autoscalers see that it is empty."""
-MAX_LEVELS: Final = 32
-"""Priority levels reported one by one, since clients choose them; the others are summed as ``other``."""
 
 
-def pick_document(
-    mode: str, prompt_bytes: int, rows: Sequence[Scored], *, limit: int = MAX_ENDPOINTS
-) -> dict[str, object]:
-    """Return the page ``/debug/pick`` for the rows of ``explain``.
-
-    ``picked`` has the ``ip:port`` of those that ``choose`` would answer, at most ``limit``.
-    """
-    eligible = [row for row in rows if row.eligible]
+def pick_document(explanation: Explanation) -> dict[str, object]:
+    """Return the page ``/debug/pick``; ``picked`` has the ``ip:port`` of those that would be answered."""
+    eligible = [row for row in explanation.rows if row.eligible]
     return {
-        "mode": mode,
-        "prompt_bytes": prompt_bytes,
+        "mode": explanation.mode,
+        "prompt_bytes": explanation.prompt_bytes,
         "endpoints": [
             {
                 "endpoint": row.endpoint.hostport,
@@ -37,90 +33,97 @@ def pick_document(
                 "matched_tokens": row.matched_tokens,
                 "matched_bytes": row.matched_bytes,
                 "uncached_tokens": row.uncached_tokens,
-                "owed_tokens": row.owed_tokens,
+                "owed_tokens": row.backlog_tokens,
                 "predicted_ttft_seconds": round(row.predicted_ttft_seconds, 6),
                 "reason": row.reason,
+                "cost_seconds": round(row.cost_seconds, 6),
+                "terms": {name: round(seconds, 6) for name, seconds in row.terms.items()},
             }
-            for row in rows
+            for row in explanation.rows
         ],
-        "picked": [row.endpoint.hostport for row in eligible[:limit]],
+        "picked": [row.endpoint.hostport for row in eligible[: explanation.limit]],
         "full": bool(eligible) and eligible[0].full,
     }
 
 
-def queue_document(queue: Queue | None) -> dict[str, Any]:
+def queue_document(flow: FlowController | None, now: float) -> dict[str, Any]:
     """Return the page ``/debug/queue``."""
-    if queue is None:
+    if flow is None:
         return {}
-    waiting = queue.waiting
+    waiting = flow.queue
     oldest = waiting.oldest()
     levels = sorted(waiting.levels.items(), reverse=True)[:MAX_LEVELS]
     return {
         "requests": waiting.requests,
         "tokens": waiting.tokens,
         "bytes": waiting.size,
-        "oldest_seconds": round(queue.clock() - oldest.since, 3) if isinstance(oldest, Held) else 0.0,
+        "oldest_seconds": round(now - oldest.since, 3) if isinstance(oldest, QueuedRequest) else 0.0,
         "levels": [
             {
                 "priority": priority,
                 "requests": level.requests,
                 "tokens": level.tokens,
                 "bytes": level.size,
-                "tenants": level.rounds.tenants,
+                "tenants": level.flows.tenants,
             }
             for priority, level in levels
         ],
-        "full_endpoints": full_endpoints(queue),
-        "pool_empty": queue.patience.empty,
-        "owed_seconds": round(backlog_seconds(queue), 3),
-        "picks_per_second": round(queue.pace.rate, 2),
-        "bounds": asdict(queue.bounds),
+        "full_endpoints": full_endpoints(flow, now),
+        "pool_empty": flow.deadlines.pool_empty,
+        "owed_seconds": round(backlog_seconds(flow, now), 3),
+        "picks_per_second": round(flow.dispatch_rate.rate, 2),
+        "bounds": _bounds(flow.limits),
     }
 
 
-def backlog_seconds(queue: Queue) -> float:
+def backlog_seconds(flow: FlowController, now: float) -> float:
     """Return the mean seconds that eligible endpoints need to prefill their backlog; 0 without endpoints."""
-    now = queue.clock()
-    seconds = [c.load.drain(now) / c.load.rate for c in queue.pool() if not c.refusal]
+    seconds = [c.load.drain(now) / c.load.rate for c in flow.pool() if not c.refusal]
     return sum(seconds) / len(seconds) if seconds else 0.0
 
 
-def full_endpoints(queue: Queue) -> int:
+def full_endpoints(flow: FlowController, now: float) -> int:
     """Return the number of endpoints that could be picked if they were not full."""
-    now, able = queue.clock(), [c.load for c in queue.pool() if not c.refusal]
+    able = [c.load for c in flow.pool() if not c.refusal]
     for load in able:
         load.drain(now)
-    return sum(load.full(queue.bounds.max_owed) for load in able)
+    return sum(load.full(flow.limits.max_backlog) for load in able)
+
+
+def _bounds(limits: FlowLimits) -> dict[str, float]:
+    """The limits under the names that the page has always had."""
+    return {
+        "max_owed": limits.max_backlog,
+        "requests": limits.requests,
+        "size": limits.size,
+        "room_seconds": limits.capacity_seconds,
+        "empty_seconds": limits.empty_seconds,
+    }
 
 
 class QueueGauges:
-    """Gauges of the queue; must be constructed before the first request is queued."""
+    """Gauges of the queue."""
 
-    def __init__(self, queue: Queue) -> None:
-        self._queue = queue
-        self._seen: dict[int, float] = {0: inf}
-        queue.held = self._on_queued
+    def __init__(self, flow: FlowController, clock: Callable[[], float]) -> None:
+        self._flow = flow
+        self._clock = clock
 
     def attach(self, gauges: Gauges) -> None:
         """Register the sources of the gauges."""
-        queue = self._queue
+        flow, clock = self._flow, self._clock
         gauges.queue_requests = self.requests
-        gauges.queue_tokens = lambda: queue.waiting.tokens
-        gauges.queue_bytes = lambda: queue.waiting.size
-        gauges.full_endpoints = lambda: full_endpoints(queue)
-        gauges.backlog_seconds = lambda: backlog_seconds(queue)
+        gauges.queue_tokens = lambda: flow.queue.tokens
+        gauges.queue_bytes = lambda: flow.queue.size
+        gauges.full_endpoints = lambda: full_endpoints(flow, clock())
+        gauges.backlog_seconds = lambda: backlog_seconds(flow, clock())
 
     def requests(self) -> dict[str, int]:
-        """Return the number of queued requests by priority."""
-        now, levels = self._queue.clock(), self._queue.waiting.levels
-        for priority, seen_at in tuple(self._seen.items()):
-            if now - seen_at > KEPT_SECONDS and priority not in levels:
-                del self._seen[priority]
-        counts = {str(at): levels[at].requests if at in levels else 0 for at in sorted(self._seen)}
-        other = self._queue.waiting.requests - sum(counts.values())
+        """Return the number of queued requests by priority; 0 for levels that became empty lately."""
+        now, queue, queued_at = self._clock(), self._flow.queue, self._flow.last_queued
+        for priority, at in tuple(queued_at.items()):
+            if now - at > KEPT_SECONDS and priority not in queue.levels:
+                del queued_at[priority]
+        shown = sorted([0, *[priority for priority in queued_at if priority != 0][: MAX_LEVELS - 1]])
+        counts = {str(at): queue.levels[at].requests if at in queue.levels else 0 for at in shown}
+        other = queue.requests - sum(counts.values())
         return counts | ({"other": other} if other else {})
-
-    def _on_queued(self, priority: int, now: float) -> None:
-        seen = self._seen
-        if priority in seen or len(seen) < MAX_LEVELS:
-            seen[priority] = max(now, seen.get(priority, now))

@@ -4,9 +4,10 @@ import gc
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from kvist_epp.director.endpoint_registry import Membership
+from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.errors import SettingsError
 from kvist_epp.kvevents.ingestion import Learner
+from kvist_epp.kvevents.observed import Observed
 from kvist_epp.kvevents.subscriber import Subscriber
 from kvist_epp.prompt.model import Model
 from kvist_epp.settings.settings import Settings
@@ -17,32 +18,36 @@ class Understanding:
     """What a model brings with it; it is closed with ``stack``."""
 
     settings: Settings
-    membership: Membership
+    registry: EndpointRegistry
     stack: AsyncExitStack
 
     def begin(self, model: Model) -> None:
-        """Prompts are rendered by this model; where its bytes are faithful, engines' events are followed.
+        """Render prompts by this model; where its bytes are faithful, follow the engines' events.
 
         Raises SettingsError: the address for events cannot be had.
         """
-        membership, picker = self.membership, self.membership.picker
-        picker.model = model
+        registry, director, clock = self.registry, self.registry.director, self.registry.clock
         learner = subscriber = None
         if self.settings.kv_events and model.faithful:
-            learner = Learner(picker.index, model)
+            learner = Learner(director.index, model)
+            learner.begins = lambda source, endpoint, session: director.on_prefill_started(
+                source, endpoint, session, clock()
+            )
             subscriber = self._subscriber(learner)
             self.stack.push_async_callback(subscriber.close)
-            picker.expect = learner.expect
-            learner.begins = picker.begins
-        membership.understand(learner, subscriber)
+        registry.activate(model, learner, subscriber)
 
     def late(self, model: Model) -> None:
-        """The same while requests are served."""
+        """Do the same while requests are served."""
         self.begin(model)
         gc.freeze()
 
     def _subscriber(self, learner: Learner) -> Subscriber:
-        bind, observe = self.settings.kv_events_bind, self.membership.picker.observed
+        director, clock, bind = self.registry.director, self.registry.clock, self.settings.kv_events_bind
+
+        def observe(seen: Observed) -> None:
+            director.on_observation(seen, clock())
+
         try:
             return Subscriber(learner, observe=observe, bind=bind or None)
         except (OSError, ValueError) as error:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from kvist_epp.director.endpoint_registry import Membership
+from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.http2.grpc_health import Health
 
 logger = logging.getLogger(__name__)
@@ -20,14 +20,14 @@ class Gate:
 
     def __init__(
         self,
-        membership: Membership,
+        registry: EndpointRegistry,
         health: Health,
         patience_seconds: float,
         *,
         conditions: Sequence[Condition] = (),
     ) -> None:
         """``conditions``: what else must be done before it opens, within the same patience."""
-        self._membership = membership
+        self._registry = registry
         self._health = health
         self._patience = patience_seconds
         self._conditions = conditions
@@ -44,9 +44,9 @@ class Gate:
 
     def look(self) -> None:
         """Open it if it is time."""
-        if self._shut or self.opened or self._membership.fleet is None:
+        if self._shut or self.opened or self._registry.fleet is None:
             return
-        now = self._membership.picker.clock()
+        now = self._registry.clock()
         self._listed_at = now if self._listed_at is None else self._listed_at
         waiting = self._waiting_for()
         if not waiting or now - self._listed_at >= self._patience:
@@ -63,9 +63,9 @@ class Gate:
         self._health.set(False)
 
     def _waiting_for(self) -> list[str]:
-        if self._membership.fleet is None:
+        if self._registry.fleet is None:
             return ["the fleet is not listed yet"]
-        cold = self._membership.cold()
+        cold = self._registry.cold()
         replays = [f"events of {', '.join(cold)} are not caught up with"] if cold else []
         return replays + [why for condition in self._conditions if (why := condition())]
 
@@ -73,4 +73,4 @@ class Gate:
         self.opened = True
         self._health.set(True)
         without = f", without waiting longer: {'; '.join(missing)}" if missing else ""
-        logger.info("ready: %r%s", self._membership.picker.index, without)
+        logger.info("ready: %r%s", self._registry.director.index, without)

@@ -1,32 +1,32 @@
-"""The picker: what is asked, known and decided, put together. Only this module knows every part.
+"""The director: one request from its arrival to its endpoint, and what is remembered of it to its end. Sans
+I/O.
 
-Free of I/O but for the clock: ``serving`` feeds it requests, events, scrapes and ended requests.
+Every clock is a parameter. A request is offered (``offer``), and is answered at once or has to wait; the flow
+controller's ``poll`` answers those that wait. Engines, gateways and replicas report through the ``on_…``
+methods. ``FlowDriver`` and ``app`` drive it with sockets and a real clock, ``kvist_sim.virtual`` in virtual
+time.
 """
 
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
-from kvist_epp.admin.routing_pages import pick_document
-from kvist_epp.director.prompt_match import Thought, think
-from kvist_epp.director.request_context import Asked
+from kvist_epp.director.request_context import PromptMatch, RequestContext, match_prompt
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.errors import NoEndpoints, PickError
-from kvist_epp.extproc.access_log import AccessLogEntry
-from kvist_epp.extproc.pick_request import Decision, DeferredResult, PickRequest, PickResult
-from kvist_epp.flowcontrol.deficit_round_robin import Spot
-from kvist_epp.flowcontrol.flow_controller import Queue
+from kvist_epp.extproc.pick_request import PickRequest, PickResult
+from kvist_epp.flowcontrol.deficit_round_robin import FlowKey
+from kvist_epp.flowcontrol.flow_controller import Dispatcher, FlowController, FlowLimits, QueuedRequest
 from kvist_epp.flowcontrol.priorities import Priorities, engine_priority
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import History
+from kvist_epp.kvevents.ingestion import Learner
 from kvist_epp.kvevents.observed import Observed
-from kvist_epp.load.in_flight import Flight, Flights
-from kvist_epp.load.ledger import Ledger
+from kvist_epp.load.in_flight import InFlightRequest
+from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.names import (
     DATA_PARALLEL_RANK_HEADER,
     ENGINE_PRIORITY_HEADER,
@@ -38,358 +38,427 @@ from kvist_epp.prefix_stats.divergence_histogram import Reuse
 from kvist_epp.prefix_stats.hot_prefixes import Hot
 from kvist_epp.prefix_stats.recent_uses import Uses
 from kvist_epp.prompt.model import Model
-from kvist_epp.scheduling.cost import DEFAULT, Policy, policy_among
-from kvist_epp.scheduling.pick import ROLES_WITHOUT_REQUESTS, Candidate, Scored, choose, explain
+from kvist_epp.scheduling.cost import DEFAULT, policy_among
+from kvist_epp.scheduling.pick import ROLES_WITHOUT_REQUESTS, Candidate, ScoredEndpoint, choose, explain
 from kvist_epp.telemetry.histogram import Stages
 from kvist_epp.telemetry.picker_metrics import PickerMetrics
-from kvist_epp.telemetry.request_log import RequestLine, RequestLog
+from kvist_epp.telemetry.request_log import RequestLog
 
 CREDIT_SECONDS: Final = 2.0
-"""After an engine told that a prefill is done its blocks may wait this long for a check; they are not evicted
-while the request runs, so the credit may stay."""
-TOLD_BY_GATEWAYS: Final = ("access-log", "response")
+"""After an engine reported that a prefill is done its blocks may wait this long for a check; they are not
+evicted while the request runs, so the credit may stay."""
 
 
-@dataclass(slots=True)
-class Picker:
-    """Decides, and remembers what it decided."""
+class Explanation(NamedTuple):
+    """What ``Director.explain`` returns."""
 
-    model: Model | None
-    index: Index
-    history: History
-    lookup: Lookup
-    ledger: Ledger
-    flights: Flights
-    metrics: PickerMetrics
-    log: RequestLog
-    max_endpoints: int = 3
-    clock: Callable[[], float] = time.monotonic
-    candidates: tuple[Candidate, ...] = ()
-    """The fleet; swapped whole (``gather``) when it changes."""
-    departed: Callable[[Flight], None] = lambda _flight: None
-    """Told of each request that was routed."""
-    truth: Callable[[Flight, int, float], None] = lambda _flight, _cached, _now: None
-    """Told how many tokens of a request the engine really had cached."""
-    adapters: frozenset[str] = frozenset()
-    """LoRA adapters that engines serve."""
-    partly_served: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By name of a model or adapter that not all endpoints serve: the ``ip:port`` of those that do."""
-    expect: Callable[[str, str], None] = lambda _session, _source: None
-    """Told of a session id that clients chose, and may have used before, with the publisher it goes to."""
-    stranger: Callable[[Observed], None] = lambda _seen: None
-    """Told of an event whose request was not routed here."""
-    elsewhere: Callable[[AccessLogEntry], None] = lambda _entry: None
-    """Told of an ended request that was not routed here."""
-    replica: str = field(default_factory=lambda: f"{os.uname().nodename[-20:]}-{secrets.token_hex(3)}")
-    """Tells this picker's sessions from those of its peers."""
-    queue: Queue | None = None
-    """Where requests wait that find no room; None: they never wait."""
-    priorities: Priorities = field(default_factory=Priorities)
-    engine_priorities: bool = False
-    """The engines run ``--scheduling-policy priority``."""
-    turn: int = 0
-    savings: Savings = field(default_factory=Savings)
-    reuse: Reuse = field(default_factory=Reuse)
-    uses: Uses = field(default_factory=Uses)
-    policy: Policy = DEFAULT
-    hot: Hot | None = None
-    """Notes how far prompts were known, for warm hand-over; None: nobody asks for it."""
+    mode: str
+    """``precise``, ``approximate`` or ``load``."""
+    prompt_bytes: int
+    rows: list[ScoredEndpoint]
+    """Every endpoint: the eligible, best first, then the others."""
+    limit: int
+    """Endpoints that an answer has at most."""
+
+
+class Director(Dispatcher):
+    """Decides where each request goes, and keeps account of it until it ends."""
+
+    def __init__(
+        self,
+        *,
+        index: Index,
+        history: History,
+        lookup: Lookup,
+        tracker: LoadTracker,
+        metrics: PickerMetrics,
+        log: RequestLog,
+        now: float,
+        limits: FlowLimits | None = None,
+        on_due: Callable[[], None] = lambda: None,
+        model: Model | None = None,
+        priorities: Priorities | None = None,
+        engine_priorities: bool = False,
+        max_endpoints: int = 3,
+        hot: Hot | None = None,
+        replica: str = "",
+    ) -> None:
+        """Make a director without endpoints.
+
+        Args:
+            limits: Bounds of flow control; None: requests never wait.
+            on_due: Called when ``flow.poll`` should be, at once.
+            model: Renders prompts; None until ``activate``: approximate mode.
+            engine_priorities: The engines run ``--scheduling-policy priority``.
+            hot: Notes how far prompts were cached, for prewarming; None: prewarming is off.
+            replica: Prefix of this replica's own session ids; empty: made up.
+        """
+        self.index = index
+        self.history = history
+        self.lookup = lookup
+        self.tracker = tracker
+        self.table = tracker.table
+        self.metrics = metrics
+        self.log = log
+        self.model = model
+        self.ingestor: Learner | None = None
+        self.candidates: tuple[Candidate, ...] = ()
+        """The endpoints; replaced as a whole by ``set_endpoints``."""
+        self.adapters: frozenset[str] = frozenset()
+        self.partly_served: Mapping[str, tuple[str, ...]] = {}
+        self.replica = replica or f"{os.uname().nodename[-20:]}-{secrets.token_hex(3)}"
+        self.priorities = priorities or Priorities()
+        self.request_count = 0
+        """Requests and retries so far; makes ids, and has equal endpoints take turns."""
+        self.policy = DEFAULT
+        self.cache_value = Savings()
+        self.divergence = Reuse()
+        self.recent_uses = Uses()
+        self.hot = hot
+        self._engine_priorities = engine_priorities
+        self._max_endpoints = max_endpoints
+        self.flow: FlowController | None = None
+        """Where requests wait that find no capacity; None: they never wait."""
+        if limits is not None:
+            waits = metrics.queue_waits
+            self.flow = FlowController(
+                limits, lambda: self.candidates, self, now=now, waits=waits, on_due=on_due
+            )
 
     @property
-    def max_owed(self) -> float:
+    def max_backlog(self) -> float:
         """Seconds of prefill from which an endpoint is full."""
-        return inf if self.queue is None else self.queue.bounds.max_owed
+        return inf if self.flow is None else self.flow.limits.max_backlog
 
-    def gather(self, candidates: Iterable[Candidate]) -> None:
-        """From now on this is the fleet."""
+    # What the director knows
+
+    def activate(self, model: Model, ingestor: Learner | None) -> None:
+        """Render prompts by this model from now on; ``ingestor``: takes in events; None: none are
+        followed."""
+        self.model, self.ingestor = model, ingestor
+        self.table.drop_prompts()
+
+    def set_endpoints(self, candidates: Iterable[Candidate], now: float) -> None:
+        """Replace the endpoints."""
         self.candidates = tuple(candidates)
-        if self.queue is not None:
-            self.queue.fleet_changed()
+        if self.flow is not None:
+            self.flow.on_pool_changed(now)
 
-    def shared_with(self, peers: int) -> None:
-        """So many other replicas route to the same endpoints."""
-        self.policy = policy_among(peers, paced=self.ledger.paced)
-        self.uses.replicas = 1 + peers
+    def set_models(self, adapters: frozenset[str], partly_served: Mapping[str, tuple[str, ...]]) -> None:
+        """Set which names are LoRA adapters, and which endpoints (``ip:port``) serve names that not all
+        serve."""
+        self.adapters, self.partly_served = adapters, partly_served
 
-    def decide(self, ask: PickRequest) -> Decision | DeferredResult:
-        """The answer to one request, or its place in the queue. Raises ``PickError``."""
-        self.turn += 1
-        asked = Asked.of(self, ask, f"{self.replica}.{self.turn}")
+    def set_other_replicas(self, count: int) -> None:
+        """Set how many other replicas route to the same endpoints."""
+        self.policy = policy_among(count, tpot=self.tracker.tpot_seconds > 0)
+        self.recent_uses.replicas = 1 + count
+
+    # Requests
+
+    def offer(self, ask: PickRequest, now: float) -> PickResult | QueuedRequest:
+        """Answer a request, or queue it. Raises PickError."""
+        self.request_count += 1
+        context = RequestContext.of(ask, f"{self.replica}.{self.request_count}")
         try:
-            thought = think(ask, asked.stages, self, self._unrendered)
-            asked.understood(thought, self.priorities.of(ask.headers))
-            if (only := self.partly_served.get(thought.model or "")) is not None:
-                asked.narrow(only)
-            chosen = self._choose_now(asked)
-            return self._hold(asked, ask, chosen) if isinstance(chosen, Spot) else self._send(asked, chosen)
+            match = self._match(ask, context.stages)
+            context.set_match(match, self.priorities.of(ask.headers))
+            return self._offer(context, now)
         except PickError as error:
-            self.refused(asked, error)
+            self._log_outcome(context, error)
             raise
 
-    def resumed(self, asked: Asked) -> Decision | Spot:
-        """It has waited; the cache is another one now."""
-        self.turn += 1
-        asked.stages.skip()
-        asked.thought.resume(self.lookup)
-        asked.stages.mark("match")
+    def offer_matched(self, context: RequestContext, now: float) -> PickResult | QueuedRequest:
+        """Answer or queue a request that is understood already. Raises PickError."""
         try:
-            chosen = self._choose(asked)
-            if (spot := self._paced(chosen[0])) is not None:
-                asked.thought.pause()
-                return spot
-            return self._send(asked, chosen)
+            return self._offer(context, now)
         except PickError as error:
-            self.refused(asked, error)
+            self._log_outcome(context, error)
+            raise
+
+    def dispatch(self, request: QueuedRequest, now: float) -> PickResult | PickError | FlowKey:
+        """Choose an endpoint for a request that has waited; see ``Dispatcher``."""
+        context: RequestContext = request.context
+        self.request_count += 1
+        context.line.waited_ms = round((now - request.since) * 1000, 3)
+        context.stages.skip()
+        context.match.refresh(self.lookup)
+        context.stages.mark("match")
+        try:
+            ranked = self._choose(context, now)
+            if (key := self._deferred(ranked[0])) is not None:
+                context.match.release()
+                return key
+            return self._send(context, ranked, now)
+        except PickError as error:
+            self._log_outcome(context, error)
             return error
 
-    def refused(self, asked: Asked, error: PickError) -> None:
-        """It is not picked."""
-        asked.line.outcome = error.reason
-        self._account(asked, b"")
+    def on_rejected(self, request: QueuedRequest, error: PickError, now: float) -> None:
+        """Account for a request that left the queue without being dispatched; see ``Dispatcher``."""
+        context: RequestContext = request.context
+        context.line.waited_ms = round((now - request.since) * 1000, 3)
+        self._log_outcome(context, error)
 
-    def _choose_now(self, asked: Asked) -> list[Scored] | Spot:
-        """The endpoints, best first, or where it has to wait. Raises ``NoEndpoints``."""
-        queue = self.queue
-        if queue is None or not asked.patient:
-            return self._choose(asked)
-        if queue.behind(asked.line.priority):
-            return asked.spot()
+    def explain(self, path: str, headers: Mapping[str, str], body: bytes, now: float) -> Explanation:
+        """Return what ``offer`` would decide, without a trace of it. Raises PickError."""
+        ask = PickRequest(method="POST", path=path, headers=headers, body=body, subset=None)
+        match = match_prompt(
+            ask,
+            Stages(),
+            model=self.model,
+            lookup=self.lookup,
+            adapters=self.adapters,
+            on_render_failure=lambda _why: None,
+            learn=False,
+        )
+        rows = explain(
+            self.candidates,
+            match.demand(self.recent_uses, now),
+            self.partly_served.get(match.model or ""),
+            now=now,
+            turn=self.request_count + 1,
+            max_backlog=self.max_backlog,
+            policy=self.policy,
+        )
+        return Explanation(match.mode, match.prompt_bytes, rows, self._max_endpoints)
+
+    def _match(self, ask: PickRequest, stages: Stages) -> PromptMatch:
+        return match_prompt(
+            ask,
+            stages,
+            model=self.model,
+            lookup=self.lookup,
+            adapters=self.adapters,
+            on_render_failure=self._on_render_failure,
+        )
+
+    def _on_render_failure(self, why: str) -> None:
+        self.metrics.template_failures[why] += 1
+
+    def _offer(self, context: RequestContext, now: float) -> PickResult | QueuedRequest:
+        if (only := self.partly_served.get(context.match.model or "")) is not None:
+            context.restrict(only)
+        flow = self.flow
+        if flow is None or not context.may_wait:
+            return self._send(context, self._choose(context, now), now)
+        priority = context.line.priority
+        if flow.has_queued(priority):
+            return self._queue(flow, context, context.any_endpoint(), now)
         try:
-            chosen = self._choose(asked)
+            ranked = self._choose(context, now)
         except NoEndpoints:
-            if asked.subset is None and queue.expects_endpoints:
-                return asked.spot()
+            if context.subset is None and flow.can_wait_for_endpoints:
+                return self._queue(flow, context, context.any_endpoint(), now)
             raise
-        if chosen[0].full and queue.holds(asked.line.priority):
-            return asked.spot()
-        return self._paced(chosen[0], new=True) or chosen
+        best = ranked[0]
+        if best.full and flow.must_wait(priority):
+            return self._queue(flow, context, context.any_endpoint(), now)
+        self.tracker.load(best.endpoint.key).on_new_request(best.uncached_tokens, now)
+        if (key := self._deferred(best)) is not None:
+            return self._queue(flow, context, key, now)
+        return self._send(context, ranked, now)
 
-    def _paced(self, best: Scored, *, new: bool = False) -> Spot | None:
-        """Where a request waits for the best endpoint, which has room but may not take up more prefill."""
-        load, need = self.ledger.load(best.endpoint.key), best.uncached_tokens
-        if new:
-            load.wanted(need, self.clock())
-        waits = self.queue is not None and self.queue.paces and best.closed
-        return Spot.bound(load, need) if waits else None
+    def _queue(
+        self, flow: FlowController, context: RequestContext, key: FlowKey, now: float
+    ) -> QueuedRequest:
+        context.match.release()
+        request = QueuedRequest(context, context.line.priority, context.tenant, key, context.queue_cost())
+        flow.offer(request, now)
+        return request
 
-    def _choose(self, asked: Asked) -> list[Scored]:
-        now = self.clock()
+    def _deferred(self, best: ScoredEndpoint) -> FlowKey | None:
+        """What a request waits for whose best endpoint has capacity but may not take up more prefill now."""
+        if self.flow is None or not self.flow.can_wait or not best.deferred:
+            return None
+        return FlowKey.for_endpoint(self.tracker.load(best.endpoint.key), best.uncached_tokens)
+
+    def _choose(self, context: RequestContext, now: float) -> list[ScoredEndpoint]:
         return choose(
             self.candidates,
-            asked.thought.demand(self.uses, now),
-            asked.subset,
+            context.match.demand(self.recent_uses, now),
+            context.subset,
             now=now,
-            turn=self.turn,
-            limit=self.max_endpoints,
-            max_owed=self.max_owed,
+            turn=self.request_count,
+            limit=self._max_endpoints,
+            max_backlog=self.max_backlog,
             policy=self.policy,
         )
 
-    def _hold(self, asked: Asked, ask: PickRequest, spot: Spot) -> DeferredResult:
-        assert self.queue is not None, "without a queue nobody waits"
-        asked.thought.pause()
-        return self.queue.hold(asked, (asked.line.priority, asked.tenant, spot), asked.cost(ask))
-
-    def _send(self, asked: Asked, chosen: list[Scored]) -> PickResult:
-        stages, thought = asked.stages, asked.thought
+    def _send(self, context: RequestContext, ranked: list[ScoredEndpoint], now: float) -> PickResult:
+        stages, match, best = context.stages, context.match, ranked[0]
         stages.mark("pick")
-        self._book(asked, chosen[0])
+        self._remember(context, best, now)
         picked = PickResult(
-            tuple(row.endpoint.hostport for row in chosen),
-            self._headers(asked, chosen[0]),
-            session=asked.line.session,
+            tuple([row.endpoint.hostport for row in ranked]),
+            self._headers(context, best),
+            session=context.line.session,
         )
         stages.mark("book")
-        _tell(asked.line, thought, chosen[0], len(self.candidates))
-        self._account(asked, thought.prompts[0] if thought.prompts else b"")
+        line = context.line
+        line.endpoint = best.endpoint.hostport
+        line.prompt_bytes = match.prompt_bytes
+        line.matched_bytes = best.matched_bytes
+        line.matched_tokens = best.matched_tokens
+        line.predicted_ttft_ms = round(best.predicted_ttft_seconds * 1000, 3)
+        line.candidates = len(self.candidates)
+        self._log(context, match.prompts[0] if match.prompts else b"")
         return picked
 
-    def _unrendered(self, why: str) -> None:
-        self.metrics.template_failures[why] += 1
-
-    def _book(self, asked: Asked, best: Scored) -> None:
-        """Everything that is remembered of a choice."""
-        thought, session, now = asked.thought, asked.line.session, self.clock()
-        key = best.endpoint.key
-        holding = thought.found.hits.get(key)
-        if SESSION_HEADER in asked.kept:
+    def _remember(self, context: RequestContext, best: ScoredEndpoint, now: float) -> None:
+        """Store everything that is known of a request that is sent."""
+        match, session, key = context.match, context.line.session, best.endpoint.key
+        found = match.found
+        holding = found.hits.get(key)
+        if self.ingestor is not None and SESSION_HEADER in context.kept_headers:
             for source in best.endpoint.sources:
-                self.expect(session, source.publisher)
-        self.ledger.routed(session, key, best.uncached_tokens, thought.found.tokens, now)
-        flight = Flight(
+                self.ingestor.expect(session, source.publisher)
+        single = len(match.prompts) == 1
+        request = InFlightRequest(
             session,
-            key,
-            now,
-            tokens=thought.found.tokens,
-            indexed=holding.indexed if holding else 0,
-            root=thought.root,
-            prompt=thought.prompts[0] if len(thought.prompts) == 1 else None,
-            handles=[self.history.note(key, thought.root, prompt) for prompt in thought.prompts],
-            told=len(thought.prompts) != 1,
-            hostport=best.endpoint.hostport,
-            request_id=asked.line.id,
+            found.tokens,
+            context.line.id,
+            root=match.root,
+            prompt=match.prompts[0] if single else None,
+            cache_credit=[self.history.note(key, match.root, prompt) for prompt in match.prompts],
+            indexed_tokens=holding.indexed if holding else 0,
+            truth_known=not single,
         )
-        self.flights.departed(flight)
-        self.departed(flight)
+        self.tracker.add(request, key, best.uncached_tokens, now, hostport=best.endpoint.hostport)
         self.metrics.predicted_cached[best.endpoint.hostport] += best.matched_tokens
-        if thought.prompts:
-            self.uses.note(thought.found.place, now)
-            self.reuse.note(flight.tokens, best.matched_tokens, now)
-            self.savings.picked(key, thought.found, self.lookup.members.get(key), now)
+        if match.prompts:
+            self.recent_uses.note(found.place, now)
+            self.divergence.note(found.tokens, best.matched_tokens, now)
+            self.cache_value.picked(key, found, self.lookup.members.get(key), now)
             if self.hot is not None:
-                for place in thought.found.ends():
-                    self.hot.note(place, asked.tenant, now)
+                for place in found.ends():
+                    self.hot.note(place, context.tenant, now)
 
-    def _headers(self, asked: Asked, best: Scored) -> tuple[tuple[str, str], ...]:
-        """What it carries on: our id as session and request id unless it had them, the rank that holds its
-        prefix, and its priority as the engine has it."""
-        headers = [
-            (name, asked.own) for name in (SESSION_HEADER, REQUEST_ID_HEADER) if name not in asked.kept
-        ]
-        holding = asked.thought.found.hits.get(best.endpoint.key)
-        if holding and holding.rank is not None and DATA_PARALLEL_RANK_HEADER not in asked.kept:
+    def _headers(self, context: RequestContext, best: ScoredEndpoint) -> tuple[tuple[str, str], ...]:
+        """Headers to add: our id as session and request id unless it had them, the data-parallel rank that
+        has its prefix, and its priority as the engine has it."""
+        kept = context.kept_headers
+        headers = [(name, context.own_id) for name in (SESSION_HEADER, REQUEST_ID_HEADER) if name not in kept]
+        holding = context.match.found.hits.get(best.endpoint.key)
+        if holding and holding.rank is not None and DATA_PARALLEL_RANK_HEADER not in kept:
             headers.append((DATA_PARALLEL_RANK_HEADER, str(holding.rank)))
-        if self.engine_priorities and asked.priority is not None:
-            headers.append((ENGINE_PRIORITY_HEADER, engine_priority(asked.priority)))
+        if self._engine_priorities and context.priority is not None:
+            headers.append((ENGINE_PRIORITY_HEADER, engine_priority(context.priority)))
         return tuple(headers)
 
-    def _account(self, asked: Asked, prompt: bytes) -> None:
-        stages, line = asked.stages, asked.line
+    def _log_outcome(self, context: RequestContext, error: PickError) -> None:
+        context.line.outcome = error.reason
+        self._log(context, b"")
+
+    def _log(self, context: RequestContext, prompt: bytes) -> None:
+        stages, line = context.stages, context.line
         self.metrics.requests[line.outcome] += 1
         self.metrics.observe(stages)
         if self.log.enabled:
             line.us = stages.microseconds()
             self.log.write(line, prompt=prompt)
 
-    def explain(self, path: str, headers: Mapping[str, str], body: bytes) -> dict[str, object]:
-        """The answer of ``/debug/pick``: as ``decide`` would, without a trace of it. Raises ``PickError``."""
-        ask = PickRequest(method="POST", path=path, headers=headers, body=body, subset=None)
-        thought = think(ask, Stages(), self, _unheard, learn=False)
-        now, turn = self.clock(), self.turn + 1
-        demand, only = thought.demand(self.uses, now), self.partly_served.get(thought.model or "")
-        rows = explain(
-            self.candidates, demand, only, now=now, turn=turn, max_owed=self.max_owed, policy=self.policy
-        )
-        return pick_document(thought.mode, thought.prompt_bytes, rows, limit=self.max_endpoints)
+    # What engines report
 
-    def settled(
-        self,
-        sessions: Iterable[str],
-        how: str,
-        *,
-        refused: bool = False,
-        request_id: str = "",
-        endpoint: str = "",
-    ) -> None:
-        """Requests have ended, ``refused`` without a prefill.
+    def on_prefill_started(self, source: str, endpoint: str, session: str, now: float) -> None:
+        """An engine took a request up: the index at this moment will be compared with the engine's cache
+        hits.
 
-        ``how``: known by the ``access-log``, the ``response``, or the ledger, which has dropped it already:
-        ``expired``, ``reconciled``, or its endpoint ``left``. ``request_id`` and the key of the ``endpoint``
-        tell apart requests of one session.
+        What was stored or evicted since the pick is in both; so under any load a difference is the index's
+        fault.
         """
-        now = self.clock()
-        for session in sessions:
-            flight = self.flights.landed(session, request_id, endpoint)
-            if flight is None:
-                continue
-            self.metrics.ended[how] += 1
-            if how in TOLD_BY_GATEWAYS:
-                self.ledger.settled(session, now, flight.endpoint)
-            self.arrived(flight, never=refused)
+        request = self._request_at(session, endpoint, now, first_event=True)
+        prompt = None if request is None else self.table.take_prompt(request)
+        if request is not None and prompt is not None:
+            matches = self.index.match(request.root, prompt)
+            request.indexed_tokens = matches.of(self.index.publisher(source)).tokens
+            request.index_compared = True
 
-    def begins(self, source: str, endpoint: str, session: str) -> None:
-        """An engine took a request up: what the index says at this moment is held against the truth.
-
-        Whatever was stored or evicted since the pick is in both; so under any load a difference is the
-        index's fault.
-        """
-        flight = self.flights.of(session, endpoint) or self._strayed(session, endpoint)
-        prompt = None if flight is None else self.flights.release(flight)
-        if flight is not None and prompt is not None:
-            matches = self.index.match(flight.root, prompt)
-            flight.indexed = matches.of(self.index.publisher(source)).tokens
-            flight.compared = True
-
-    def observed(self, seen: Observed) -> None:
-        """An engine's event told of a request."""
+    def on_observation(self, seen: Observed, now: float) -> None:
+        """Take in an engine's event about a request of any replica."""
         if not seen.session:
             return
-        flight = self.flights.of(seen.session, seen.endpoint) or self._strayed(seen.session, seen.endpoint)
-        if flight is None:
-            self.stranger(seen)
-            return
-        now = self.clock()
-        if seen.cached is not None and not flight.told:
-            flight.told = True
-            self.truth(flight, seen.cached, now)
-        left = self.left(seen, flight.endpoint, flight.tokens)
-        if not left:
-            self.flights.prefilled(flight, now)
-        self.ledger.progress(flight.session, left, now, computed=seen.prefilled)
+        request = self._request_at(seen.session, seen.endpoint, now, first_event=seen.cached is not None)
+        if request is None:
+            request = self.table.at(seen.session, seen.endpoint, remote=True)
+            if request is None:
+                return
+        elif seen.cached is not None:
+            self.tracker.on_cache_truth(request, seen.cached, now)
+        attempt = request.attempt
+        backlog = self._backlog_after(seen, attempt.endpoint, request.tokens)
+        self.tracker.on_progress(attempt, backlog, now, computed=seen.prefilled)
 
-    def left(self, seen: Observed, endpoint: str, tokens: int) -> int:
-        """Tokens that a request of so many still has to prefill, by an event of its engine."""
+    def _backlog_after(self, seen: Observed, endpoint: str, tokens: int) -> int:
+        """Tokens that a request of so many still has to prefill; events report whole blocks only."""
         left = 0 if seen.born == "decode" else max(0, tokens - (seen.depth or 0))
         member = self.lookup.members.get(endpoint)
         return 0 if member is None or left < member.block_size else left
 
-    def served(self, flight: Flight, endpoint: Endpoint) -> None:
-        """Another endpoint than the picked one got the request: what is remembered of it moves there."""
-        if flight.endpoint == endpoint.key:
-            return
-        self.metrics.served_elsewhere[flight.hostport] += 1
-        found = flight.prompt and self.lookup.look(flight.root, [flight.prompt], learn=False)
-        holding = found.hits.get(endpoint.key) if found else None
-        tokens = found.tokens if found else flight.tokens
-        uncached = max(tokens - (holding.tokens if holding else 0), 1)
-        self.ledger.moved(flight.session, flight.endpoint, endpoint.key, uncached, self.clock())
-        history, root = self.history, flight.root
-        flight.handles = [history.moved(handle, root, endpoint.key) for handle in flight.handles]
-        flight.endpoint, flight.hostport = endpoint.key, endpoint.hostport
-        flight.indexed = holding.indexed if holding else 0
+    def _request_at(
+        self, session: str, endpoint: str, now: float, *, first_event: bool
+    ) -> InFlightRequest | None:
+        """This replica's request that an event belongs to, also if another endpoint serves it than the one
+        picked.
 
-    def _strayed(self, session: str, key: str) -> Flight | None:
-        """The flight of a session that an event shows on another endpoint than the one picked.
-
-        Only our own session ids are never used twice; and a pod that only helps (prefill) serves nobody.
+        Only session ids of our own making are never used twice; and an endpoint that only helps (prefill)
+        serves no request.
         """
-        if not session.startswith(f"{self.replica}."):
+        request = self.table.at(session, endpoint, first_event=first_event)
+        if request is not None or not session.startswith(f"{self.replica}."):
+            return request
+        request = self.table.find(session)
+        served = next((c.endpoint for c in self.candidates if c.endpoint.key == endpoint), None)
+        if request is None or served is None or served.role in ROLES_WITHOUT_REQUESTS:
             return None
-        flight = self.flights.find(session)
-        there = next((c.endpoint for c in self.candidates if c.endpoint.key == key), None)
-        if flight is None or there is None or there.role in ROLES_WITHOUT_REQUESTS:
-            return None
-        self.served(flight, there)
-        return flight
+        self.on_served_elsewhere(request, served, now)
+        return request
 
-    def tick(self) -> None:
-        """Now and then: credit ends for requests whose engines told of their prefill a while ago, and the
-        queue is looked after."""
-        for flight in self.flights.indexed_by(self.clock() - CREDIT_SECONDS):
-            self.arrived(flight)
-        if self.queue is not None:
-            self.queue.tick(self.metrics.requests["picked"])
+    # How requests end
 
-    def arrived(self, flight: Flight, *, never: bool = False) -> None:
-        """Its prefix is in the index now, or never will be: the credit on the way ends.
+    def on_served_elsewhere(self, request: InFlightRequest, endpoint: Endpoint, now: float) -> None:
+        """Another endpoint than the chosen one got the request: move what is remembered of it there."""
+        if request.endpoint == endpoint.key:
+            return
+        self.metrics.served_elsewhere[request.attempt.hostport] += 1
+        found = request.prompt and self.lookup.look(request.root, [request.prompt], learn=False)
+        holding = found.hits.get(endpoint.key) if found else None
+        tokens = found.tokens if found else request.tokens
+        uncached = max(tokens - (holding.tokens if holding else 0), 1)
+        self.tracker.move(request, endpoint.key, uncached, now, hostport=endpoint.hostport)
+        request.cache_credit = [
+            self.history.moved(note, request.root, endpoint.key) for note in request.cache_credit
+        ]
+        request.indexed_tokens = holding.indexed if holding else 0
+
+    def on_ended(
+        self, request: InFlightRequest, how: str, now: float, *, without_prefill: bool = False
+    ) -> None:
+        """A request of this replica has ended.
+
+        ``how`` is the label of the metric: ``access-log``, ``response``, ``expired``, ``reconciled``, or its
+        endpoint ``left``. ``without_prefill``: the engine refused it.
+        """
+        self.metrics.ended[how] += 1
+        self.tracker.end(request, now)
+        self._end_credit(request, without_prefill=without_prefill)
+
+    def on_tick(self, now: float) -> None:
+        """Expire requests, end the credit of those whose prefill is done, and look after the queue."""
+        for request in self.tracker.expire(now):
+            self.on_ended(request, "expired", now)
+        for request in self.table.decoding_before(now - CREDIT_SECONDS):
+            self._end_credit(request)
+        if self.flow is not None:
+            self.flow.on_tick(self.metrics.requests["picked"], now)
+
+    def _end_credit(self, request: InFlightRequest, *, without_prefill: bool = False) -> None:
+        """End the cache credit of a request: its prefix is in the index now, or never will be.
 
         An endpoint without trusted events keeps it: the routing history is all that is known there.
         """
-        member = self.lookup.members.get(flight.endpoint)
-        if never or member is None or member.precise:
-            for handle in flight.handles:
-                self.history.drop(handle)
-            flight.handles = []
-
-
-def _tell(line: RequestLine, thought: Thought, best: Scored, candidates: int) -> None:
-    line.endpoint = best.endpoint.hostport
-    line.prompt_bytes = thought.prompt_bytes
-    line.matched_bytes = best.matched_bytes
-    line.matched_tokens = best.matched_tokens
-    line.predicted_ttft_ms = round(best.predicted_ttft_seconds * 1000, 3)
-    line.candidates = candidates
-
-
-def _unheard(_why: str) -> None:
-    pass
+        member = self.lookup.members.get(request.endpoint)
+        if without_prefill or member is None or member.precise:
+            for note in request.cache_credit:
+                self.history.drop(note)
+            request.cache_credit = []

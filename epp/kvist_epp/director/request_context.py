@@ -1,103 +1,169 @@
-"""One request from its question to its answer, at once or after it has waited."""
+"""One request on its way through the picker: what it asks, what is understood of it, and what is cached of
+it.
 
-from typing import Final, Protocol, Self
+``match_prompt`` parses, renders and matches. The parsed body is released again: a request that waits keeps
+its prompt, and is matched anew when it is dispatched.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, Self
 
 import msgspec
 
-from kvist_epp.director.prompt_match import Thought
-from kvist_epp.errors import NoEndpoints, PickError
-from kvist_epp.extproc.pick_request import Decision, PickRequest
-from kvist_epp.flowcontrol.deficit_round_robin import Spot
+from kvist_epp.errors import NoEndpoints
+from kvist_epp.extproc.pick_request import PickRequest
+from kvist_epp.flowcontrol.deficit_round_robin import FlowKey
 from kvist_epp.flowcontrol.priorities import tenant
-from kvist_epp.index.lookup import Found
+from kvist_epp.index.byte_index import Root
+from kvist_epp.index.lookup import Found, Holding, Lookup
 from kvist_epp.names import DATA_PARALLEL_RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
-from kvist_epp.scheduling.pick import canonical, members
+from kvist_epp.prefix_stats.recent_uses import Uses
+from kvist_epp.prompt.model import Model
+from kvist_epp.prompt.request import Kind, Request, parse
+from kvist_epp.scheduling.pick import Demand, canonical, members
 from kvist_epp.telemetry.histogram import Stages
 from kvist_epp.telemetry.request_log import RequestLine
 
-HELD_BYTES: Final = 4_000
-"""What a waiting request takes besides its body and its prompt (3,300 bytes in ``kvist bench queue``)."""
+QUEUED_BYTES: Final = 4_000
+"""Memory of a queued request besides its body and its prompt (3,300 bytes in ``kvist bench queue``)."""
 
-_NOTHING: Final = Thought("other", None, None, (), (None, None), Found(0, 0, {}), "")
-"""Understood of a request so far."""
-
-
-class Owner(Protocol):
-    """The picker, as a request that has waited sees it."""
-
-    def resumed(self, asked: "Asked") -> Decision | Spot:
-        """Its turn has come; or where else it has to wait."""
-
-    def refused(self, asked: "Asked", error: PickError) -> None:
-        """It is not picked."""
+_NO_REQUEST: Final = Request(kind=Kind.OTHER)
+_NO_HITS: Final[dict[str, Holding]] = {}
 
 
-class Asked(msgspec.Struct):
-    """One request; the ``Errand`` of one that has to wait."""
+class PromptMatch(msgspec.Struct):
+    """A request's prompts, and which endpoints have how much of them cached."""
 
-    owner: Owner
-    own: str
-    """The id that is ours alone."""
+    kind: str
+    model: str | None
+    """The served model or adapter that the request names."""
+    session: str | None
+    """The session id that its body names."""
+    prompts: Sequence[bytes]
+    root: Root
+    found: Found
+    mode: str
+    """``precise``, ``approximate`` or ``load``: what the choice rests on."""
+
+    def demand(self, uses: Uses, now: float) -> Demand:
+        """Return the request as the policy sees it."""
+        return Demand(self.found.tokens, self.found.hits, uses.lately(self.found.place, now))
+
+    @property
+    def prompt_bytes(self) -> int:
+        """Bytes of all prompts; 0 where none is understood."""
+        return self.found.size if self.prompts else 0
+
+    def release(self) -> None:
+        """Drop the hits of a request that has to wait: they will have changed."""
+        self.found.hits, self.found.matches = _NO_HITS, ()
+
+    def refresh(self, lookup: Lookup) -> None:
+        """Match the prompts again."""
+        if self.prompts:
+            self.found = lookup.look(self.root, self.prompts)
+
+
+NOT_MATCHED: Final = PromptMatch("other", None, None, (), (None, None), Found(0, 0, {}), "")
+
+
+def match_prompt(
+    ask: PickRequest,
+    stages: Stages,
+    *,
+    model: Model | None,
+    lookup: Lookup,
+    adapters: frozenset[str],
+    on_render_failure: Callable[[str], None],
+    learn: bool = True,
+) -> PromptMatch:
+    """Parse, render and match a request. Raises BadRequest.
+
+    ``on_render_failure`` gets the reason why a prompt could not be rendered. ``learn``: estimates may follow
+    what is matched.
+    """
+    request = _NO_REQUEST if ask.partial else parse(ask.path, ask.body, method=ask.method)
+    stages.mark("parse")
+    prompts: Sequence[bytes] = ()
+    if request.kind is not Kind.OTHER:
+        prompts = (_bare(ask.body),) if model is None else model.prompts(request, on_render_failure)
+    stages.mark("render")
+    adapter = request.model if request.model in adapters else None
+    root = (adapter, request.salt)
+    if prompts:
+        found = lookup.look(root, prompts, learn=learn)
+        faithful = model is not None and model.faithful
+        mode = "precise" if faithful and request.exact else "approximate"
+    else:
+        size = len(ask.body)
+        found, mode = Found(size, lookup.tokens(size), {}), "load"
+    stages.mark("match")
+    return PromptMatch(request.kind.value, request.model, request.session, prompts, root, found, mode)
+
+
+def _bare(body: bytes) -> bytes:
+    """Without a template: the body from its messages or prompt on, so that what clients vary comes later."""
+    starts = [at for name in (b'"messages"', b'"prompt"', b'"input"') if (at := body.find(name)) >= 0]
+    return body[min(starts) :] if starts else body
+
+
+class RequestContext(msgspec.Struct):
+    """One request from its arrival to its answer, at once or after it has waited."""
+
+    own_id: str
+    """The id that the picker gives it; unique among all replicas."""
     tenant: str
-    """Whose it is; empty: nobody says."""
+    """Empty: the request names none."""
     subset: tuple[str, ...] | None
     line: RequestLine
     stages: Stages
-    kept: tuple[str, ...]
-    """Which of the headers that we would set it brought."""
-    patient: bool
-    """It may wait: it has a body, so it wants something computed."""
-    thought: Thought
+    kept_headers: tuple[str, ...]
+    """Headers it brought of those that the picker would set."""
+    may_wait: bool
+    """It has a body, so it wants something computed."""
+    size: int
+    """Bytes of its body."""
+    match: PromptMatch
     priority: int | None = None
     """None: the request names none."""
 
     @classmethod
-    def of(cls, owner: Owner, ask: PickRequest, own: str) -> Self:
-        """Not understood yet."""
+    def of(cls, ask: PickRequest, own_id: str) -> Self:
+        """Return the context of a request that is not understood yet."""
         headers = ask.headers
         line = RequestLine(
-            id=headers.get(REQUEST_ID_HEADER) or own,
+            id=headers.get(REQUEST_ID_HEADER) or own_id,
             session=headers.get(SESSION_HEADER, ""),
             path=ask.path,
-            kind=_NOTHING.kind,
+            kind=NOT_MATCHED.kind,
             outcome="picked",
         )
         kept = tuple([name for name in (REQUEST_ID_HEADER, DATA_PARALLEL_RANK_HEADER) if name in headers])
-        patient = ask.partial or len(ask.body) > 0
-        return cls(owner, own, tenant(headers), ask.subset, line, Stages(), kept, patient, _NOTHING)
+        may_wait, size = ask.partial or len(ask.body) > 0, len(ask.body)
+        return cls(own_id, tenant(headers), ask.subset, line, Stages(), kept, may_wait, size, NOT_MATCHED)
 
-    def understood(self, thought: Thought, priority: int | None) -> None:
-        """What it says."""
-        self.thought, self.priority = thought, priority
+    def set_match(self, match: PromptMatch, priority: int | None) -> None:
+        """Take in what the request says."""
+        self.match, self.priority = match, priority
         line = self.line
-        if theirs := line.session or thought.session:
-            self.kept += (SESSION_HEADER,)
-        line.session = theirs or self.own
-        line.kind, line.model, line.mode = thought.kind, thought.model, thought.mode
+        if theirs := line.session or match.session:
+            self.kept_headers += (SESSION_HEADER,)
+        line.session = theirs or self.own_id
+        line.kind, line.model, line.mode = match.kind, match.model, match.mode
         line.priority = priority or 0
 
-    def narrow(self, hostports: tuple[str, ...]) -> None:
-        """Only these endpoints serve its model. Raises ``NoEndpoints``: the gateway allows none of them."""
+    def restrict(self, hostports: tuple[str, ...]) -> None:
+        """Allow only these endpoints, which serve its model. Raises NoEndpoints: the gateway allows none."""
         allowed = None if self.subset is None else canonical(self.subset)
         self.subset = hostports if allowed is None else tuple(members(allowed, hostports))
         if not self.subset:
             raise NoEndpoints("no endpoint in the gateway's subset serves this model")
 
-    def spot(self) -> Spot:
-        """Where it waits for whatever endpoint has room."""
-        return Spot(None if self.subset is None else canonical(self.subset))
+    def any_endpoint(self) -> FlowKey:
+        """Return the flow in which it waits for whatever allowed endpoint has capacity."""
+        return FlowKey(None if self.subset is None else canonical(self.subset))
 
-    def cost(self, ask: PickRequest) -> tuple[int, int]:
-        """Tokens and bytes while it waits."""
-        thought = self.thought
-        return thought.found.tokens, HELD_BYTES + len(ask.body) + sum(map(len, thought.prompts))
-
-    def go(self, waited: float) -> Decision | Spot:
-        """Its turn has come."""
-        self.line.waited_ms = round(waited * 1000, 3)
-        return self.owner.resumed(self)
-
-    def refused(self, error: PickError, waited: float) -> None:
-        """It has waited in vain."""
-        self.line.waited_ms = round(waited * 1000, 3)
-        self.owner.refused(self, error)
+    def queue_cost(self) -> tuple[int, int]:
+        """Return its tokens, and the bytes it holds while it waits."""
+        match = self.match
+        return match.found.tokens, QUEUED_BYTES + self.size + sum(map(len, match.prompts))

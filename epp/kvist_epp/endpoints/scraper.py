@@ -144,7 +144,7 @@ class Scraper:
         served = state.served
         if state.models_at is None or asked_at - state.models_at >= self._models_interval:
             served = await self._models(state, asked_at)
-        self._on_answer(state, parse(text), served, asked_at)
+        self.on_answer(state, parse(text), served, asked_at)
 
     async def _models(self, state: EngineState, now: float) -> Served:
         try:
@@ -169,7 +169,7 @@ class Scraper:
                     raise ValueError(f"{path} is larger than {MAX_PAGE_BYTES} bytes")
             return bytes(body)
 
-    def _on_answer(self, state: EngineState, sample: EngineSample, served: Served, asked_at: float) -> None:
+    def on_answer(self, state: EngineState, sample: EngineSample, served: Served, asked_at: float) -> None:
         fresh = state.state is not ScrapeState.READY
         if fresh:
             logger.info("%s at %s is ready", state.endpoint.key, state.endpoint.hostport)

@@ -1,134 +1,139 @@
 """One priority level of the queue: fair between tenants, by deficit round robin in tokens. Pure.
 
 The algorithm is M. Shreedhar and G. Varghese's (SIGCOMM 1995): tenants are visited in turn, each visit grants
-a quantum of tokens, and a tenant's oldest request goes as soon as its grants cover it. Visits are counted
-here, not made: how many grants the oldest request needs says in which round it goes, so a heap of rounds
-gives the next one. A prompt of 100,000 tokens costs no more than one of 10, however small the quantum.
+a quantum of tokens, and a tenant's oldest request is dispatched as soon as its grants cover it. Visits are
+computed here, not made: the number of grants that the oldest request needs gives the round in which it is
+dispatched, so a heap of rounds gives the next one. A prompt of 100,000 tokens costs no more than one of 10,
+however small the quantum.
 
-A tenant's requests that may go to different subsets of the pool are different flows, so that one whose subset
-is full holds back nobody else. So are those that wait for one endpoint (``Bound``); of these the newest goes
-first: they only wait when there is more than the endpoint can do in time, and served in the order they came
-all would be late (adaptive LIFO: B. Maurer, "Fail at Scale", ACM Queue 13/8, 2015).
+A tenant's requests that may be sent to different subsets of the pool are different flows, so that one whose
+subset is full delays no other. So are requests that wait for one endpoint (``EndpointFlow``). Of these the
+newest is dispatched first: they only wait when there is more than the endpoint can do in time, and served in
+the order they came all would be too late (adaptive LIFO: B. Maurer, "Fail at Scale", ACM Queue 13/8, 2015).
+
+Example: quantum 512; tenant a has prompts of 1,000 and 100 tokens queued, tenant b one of 600. The first
+prompt of each needs 2 grants, so both stand in round 2 and a, which came first, is served. Its deficit is
+then 2 x 512 - 1,000 = 24, so its prompt of 100 needs one more grant: round 3. b follows in round 2, then a.
 """
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
-from kvist_epp.load.endpoint_load import Load
-from kvist_epp.load.tpot_admission import LIGHT_TOKENS, Pacing
+from kvist_epp.load.endpoint_load import EndpointLoad
+from kvist_epp.load.tpot_admission import LIGHT_TOKENS, TpotAdmission
 
 
-class Bound(NamedTuple):
-    """Whoever waits for one endpoint."""
+class EndpointFlow(NamedTuple):
+    """Subset of the requests that wait for one endpoint."""
 
     endpoint: str
-    """Its key."""
+    """Key of the endpoint."""
     light: bool
-    """With so few new tokens that they hardly count: what costs much does not hold them back."""
+    """With so few uncached tokens that they hardly count: requests that cost much do not hold them back."""
 
 
-Subset = frozenset[str] | Bound | None
+Subset = frozenset[str] | EndpointFlow | None
 """``ip`` and ``ip:port`` in canonical text (``pick.canonical``), or one endpoint; None: any endpoint."""
 
 
-class Spot(NamedTuple):
-    """Where a request waits."""
+class FlowKey(NamedTuple):
+    """What a request waits for."""
 
     subset: Subset = None
-    need: int = 0
-    """New tokens for the endpoint it is bound to, when it began to wait."""
-    pacing: Pacing | None = None
-    """That endpoint's."""
+    uncached: int = 0
+    """Uncached tokens on the endpoint it waits for, when it began to wait."""
+    tpot: TpotAdmission | None = None
+    """TPOT admission of that endpoint."""
 
     @classmethod
-    def bound(cls, load: Load, need: int) -> "Spot":
-        """For this endpoint."""
-        return cls(Bound(load.key, need <= LIGHT_TOKENS), need, load.pacing)
+    def for_endpoint(cls, load: EndpointLoad, uncached: int) -> "FlowKey":
+        """Return the key of a request that waits for this endpoint."""
+        return cls(EndpointFlow(load.key, uncached <= LIGHT_TOKENS), uncached, load.tpot)
 
 
-ANYWHERE: Final = Spot()
+ANY_ENDPOINT: Final = FlowKey()
 
-MayGo = Callable[[Subset, int], bool]
-"""Whether a request of this subset with so many new tokens may go."""
+CanDispatch = Callable[[Subset, int], bool]
+"""Whether a request of this subset with so many uncached tokens may be dispatched."""
 
 QUANTUM: Final = 512
-"""Tokens a visit grants: less than most prompts have, so that tenants alternate request by request, and
-what one can be ahead of another is a request, not a quantum. Small costs nothing, as rounds are counted."""
+"""Tokens a visit grants: less than most prompts have, so that tenants alternate request by request, and what
+one can be ahead of another is a request, not a quantum. Small costs nothing, as rounds are computed."""
 
 _STALE: Final = 64
 """Entries of a heap that may be out of date before it is made anew, besides as many as there are flows."""
 
 
-class Ticket:
-    """One request's place in the queue; whoever queues it adds what it needs in a subclass."""
+class QueueItem:
+    """One request's place in the queue; its owner adds what it needs in a subclass."""
 
     __slots__ = (
         "_after",
         "_before",
         "_flow",
-        "came",
+        "arrival",
+        "key",
         "number",
         "priority",
         "since",
         "size",
-        "spot",
         "tenant",
         "tokens",
     )
 
-    def __init__(self, priority: int, tenant: str, spot: Spot, tokens: int, size: int) -> None:
+    def __init__(self, priority: int, tenant: str, key: FlowKey, tokens: int, size: int) -> None:
         """``tokens``: what it costs its tenant. ``size``: bytes of memory it holds."""
         self.priority = priority
         self.tenant = tenant
-        self.spot = spot
+        self.key = key
         self.tokens = max(tokens, 1)
         self.size = size
         self.since = 0.0
         """When it came, in seconds."""
-        self.came = 0
-        """In order of arrival, from 1."""
+        self.arrival = 0
+        """Its number in order of arrival, from 1."""
         self.number = 0
         """The same while it is in the queue, else 0."""
         self._flow: Flow | None = None
-        self._before: Ticket | None = None
-        self._after: Ticket | None = None
+        self._before: QueueItem | None = None
+        self._after: QueueItem | None = None
 
 
 class Flow:
-    """What one tenant has waiting for one subset: a list through the tickets, oldest first."""
+    """What one tenant has queued for one subset: a list through the items, oldest first."""
 
     __slots__ = ("deficit", "first", "last", "since", "subset", "tenant", "turn")
 
     def __init__(self, tenant: str, subset: Subset) -> None:
         self.tenant = tenant
         self.subset = subset
-        self.first: Ticket | None = None
-        self.last: Ticket | None = None
+        self.first: QueueItem | None = None
+        self.last: QueueItem | None = None
         self.deficit = 0
-        """Tokens granted and not used; gone when nothing waits any more."""
+        """Tokens granted and not used; gone when nothing is queued any more."""
         self.since = 0
-        """The round of its last visit: grants count from there."""
+        """Round of its last visit: grants count from there."""
         self.turn = 0
-        """Its entry in the ring: which of those in one round comes first."""
+        """Its entry in the ring: orders those of one round."""
 
     @property
-    def next(self) -> Ticket | None:
-        """Whose turn it is: the oldest; of those bound to an endpoint the newest."""
-        return self.last if isinstance(self.subset, Bound) else self.first
+    def next(self) -> QueueItem | None:
+        """The item to dispatch next: the oldest; of those bound to an endpoint the newest."""
+        return self.last if isinstance(self.subset, EndpointFlow) else self.first
 
-    def link(self, ticket: Ticket) -> None:
-        """At the end."""
-        ticket._flow, ticket._before, ticket._after = self, self.last, None
+    def append(self, item: QueueItem) -> None:
+        """Add an item at the end."""
+        item._flow, item._before, item._after = self, self.last, None
         if self.last is None:
-            self.first = ticket
+            self.first = item
         else:
-            self.last._after = ticket
-        self.last = ticket
+            self.last._after = item
+        self.last = item
 
-    def unlink(self, ticket: Ticket) -> None:
-        """From anywhere."""
-        before, after = ticket._before, ticket._after
+    def unlink(self, item: QueueItem) -> None:
+        """Remove an item from anywhere."""
+        before, after = item._before, item._after
         if before is None:
             self.first = after
         else:
@@ -137,15 +142,15 @@ class Flow:
             self.last = before
         else:
             after._before = before
-        ticket._flow = ticket._before = ticket._after = None
+        item._flow = item._before = item._after = None
 
 
 Entry = tuple[int, int, Flow]
 """Round, turn, flow; of no effect once the flow has another turn or is empty."""
 
 
-class Ring:
-    """The flows of one subset, by the round in which each may send its oldest request."""
+class SubsetFlows:
+    """The flows of one subset, by the round in which each may dispatch its next request."""
 
     __slots__ = ("entries", "flows")
 
@@ -154,72 +159,72 @@ class Ring:
         self.flows = 0
 
     def put(self, entry: Entry) -> None:
-        """A flow has a round, and no other."""
+        """Set a flow's round; an earlier one counts no longer."""
         heappush(self.entries, entry)
         if len(self.entries) > 2 * self.flows + _STALE:
             self.entries = [entry for entry in self.entries if _counts(entry)]
             heapify(self.entries)
 
     def top(self) -> Entry:
-        """The next flow's entry; there must be a flow."""
+        """Return the next flow's entry; there must be a flow."""
         while not _counts(self.entries[0]):
             heappop(self.entries)
         return self.entries[0]
 
 
-class Rounds:
-    """One level. Each verb takes logarithmic time in the tenants, ``take`` also linear in the subsets."""
+class DeficitRoundRobin:
+    """One level. Each method takes logarithmic time in the tenants, ``take`` also linear in the subsets."""
 
-    __slots__ = ("_flows", "_quantum", "_rings", "_round", "_turn")
+    __slots__ = ("_flows", "_quantum", "_round", "_subsets", "_turn")
 
     def __init__(self, quantum: int = QUANTUM) -> None:
         self._quantum = quantum
         self._flows: dict[tuple[str, Subset], Flow] = {}
-        self._rings: dict[Subset, Ring] = {}
+        self._subsets: dict[Subset, SubsetFlows] = {}
         self._round = 0
         self._turn = 0
 
     @property
     def tenants(self) -> int:
-        """Tenants that wait, once for each subset."""
+        """Tenants with queued requests, counted once for each subset."""
         return len(self._flows)
 
-    def add(self, ticket: Ticket) -> None:
-        """Behind the others of its tenant; before them where all are bound to one endpoint."""
-        flow = self._flows.get((ticket.tenant, ticket.spot.subset))
+    def add(self, item: QueueItem) -> None:
+        """Add an item behind the others of its tenant; before them where all wait for one endpoint."""
+        subset = item.key.subset
+        flow = self._flows.get((item.tenant, subset))
         if flow is None:
-            flow = self._open(ticket.tenant, ticket.spot.subset)
-        flow.link(ticket)
-        if flow.next is ticket:
+            flow = self._flows[item.tenant, subset] = Flow(item.tenant, subset)
+            flow.since = self._round
+            self._subsets.setdefault(subset, SubsetFlows()).flows += 1
+        flow.append(item)
+        if flow.next is item:
             self._place(flow)
 
-    def remove(self, ticket: Ticket) -> None:
-        """It gives up, whatever its place."""
-        flow = ticket._flow
+    def remove(self, item: QueueItem) -> None:
+        """Remove an item, whatever its place."""
+        flow = item._flow
         if flow is None:
             return
-        was_next = flow.next is ticket
-        flow.unlink(ticket)
+        was_next = flow.next is item
+        flow.unlink(item)
         if flow.first is None:
             self._close(flow)
         elif was_next:
             self._place(flow)
 
-    def take(self, may_go: MayGo) -> Ticket | None:
-        """The next one of those who may go; None when there is none."""
-        tops = [top for ring in self._rings.values() if _goes(top := ring.top(), may_go)]
+    def take(self, can_dispatch: CanDispatch) -> QueueItem | None:
+        """Take out the next item of those that can be dispatched; None when there is none."""
+        tops = [top for flows in self._subsets.values() if _ready(top := flows.top(), can_dispatch)]
         if not tops:
             return None
         visit, _, flow = min(tops)
         self._round = max(self._round, visit)
-        return self._serve(flow, visit)
-
-    def _serve(self, flow: Flow, visit: int) -> Ticket | None:
-        ticket = flow.next
-        if ticket is None:
+        item = flow.next
+        if item is None:
             return None
-        flow.deficit += (visit - flow.since) * self._quantum - ticket.tokens
-        flow.unlink(ticket)
+        flow.deficit += (visit - flow.since) * self._quantum - item.tokens
+        flow.unlink(item)
         following = flow.next
         if following is None:
             self._close(flow)
@@ -228,34 +233,28 @@ class Rounds:
         else:
             flow.since = self._round
             self._place(flow)
-        return ticket
-
-    def _open(self, tenant: str, subset: Subset) -> Flow:
-        flow = self._flows[tenant, subset] = Flow(tenant, subset)
-        flow.since = self._round
-        self._rings.setdefault(subset, Ring()).flows += 1
-        return flow
+        return item
 
     def _close(self, flow: Flow) -> None:
         del self._flows[flow.tenant, flow.subset]
-        ring = self._rings[flow.subset]
-        ring.flows -= 1
-        if not ring.flows:
-            del self._rings[flow.subset]
+        flows = self._subsets[flow.subset]
+        flows.flows -= 1
+        if not flows.flows:
+            del self._subsets[flow.subset]
 
     def _place(self, flow: Flow) -> None:
-        """In the round in which its grants cover its next request."""
+        """Put it in the round in which its grants cover its next request."""
         assert flow.next is not None, "only a flow with requests has a place"
         self._turn += 1
         flow.turn = self._turn
         visits = max(0, -(-(flow.next.tokens - flow.deficit) // self._quantum))
-        self._rings[flow.subset].put((flow.since + visits, flow.turn, flow))
+        self._subsets[flow.subset].put((flow.since + visits, flow.turn, flow))
 
 
 def _counts(entry: Entry) -> bool:
     return entry[1] == entry[2].turn and entry[2].first is not None
 
 
-def _goes(entry: Entry, may_go: MayGo) -> bool:
+def _ready(entry: Entry, can_dispatch: CanDispatch) -> bool:
     flow = entry[2]
-    return flow.next is not None and may_go(flow.subset, flow.next.spot.need)
+    return flow.next is not None and can_dispatch(flow.subset, flow.next.key.uncached)

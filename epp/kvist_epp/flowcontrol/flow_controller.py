@@ -1,357 +1,260 @@
-"""Holds requests back while every endpoint they may go to is full, or there is none yet, and lets them go.
+"""Flow control: requests wait while every endpoint they may go to is full, or the pool is empty. Sans I/O.
 
-The shell around ``schedule.waiting``: clocks, timers and answers. Whatever may have given room wakes it (an
-ended request, prefill that advanced, a scrape, another fleet); a timer does when time alone gives room or
-ends somebody's patience. It works in slices, so that picking stays fast while thousands go or are refused.
+The owner calls ``offer`` for a request that has to wait and ``poll`` whenever an endpoint may have got
+capacity or a deadline may have passed; ``poll`` answers one request per step, so that the owner may stop in
+between. Every clock is a parameter. ``driver`` runs it on an event loop, ``kvist_sim.virtual`` in virtual
+time.
 """
 
-import asyncio
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from time import perf_counter
-from typing import Final, Protocol
+from typing import Any, Final, NamedTuple
 
 from kvist_epp.errors import Cancelled, NoEndpoints, PickError, Shed, ShuttingDown
-from kvist_epp.extproc.pick_request import Decision, DecisionCallback, DeferredResult
-from kvist_epp.flowcontrol.capacity import Room
-from kvist_epp.flowcontrol.deficit_round_robin import Spot, Subset, Ticket
-from kvist_epp.flowcontrol.queue_deadlines import Pace, Patience
-from kvist_epp.flowcontrol.request_queue import Waiting
+from kvist_epp.extproc.pick_request import Decision
+from kvist_epp.flowcontrol.capacity import Capacity
+from kvist_epp.flowcontrol.deficit_round_robin import FlowKey, QueueItem, Subset
+from kvist_epp.flowcontrol.queue_deadlines import DispatchRate, QueueDeadlines
+from kvist_epp.flowcontrol.request_queue import RequestQueue
 from kvist_epp.scheduling.pick import Candidate
 from kvist_epp.telemetry.histogram import Histogram
 
-SLICE_SECONDS: Final = 0.001
-"""Work done at a time before others have their turn: as long as a slice of learning events."""
-LONGEST_SLICE_SECONDS: Final = 0.5
-"""The same under a flood: see ``slice_seconds``."""
-REST: Final = 4
-"""After a look at the pool nobody looks again for so many times the time it took: of a large pool no more
-than a fifth of the CPU goes there, however often something changes …"""
-REST_SECONDS: Final = 0.005
-"""… but nobody waits longer than this for room that is there."""
 RETRY_SECONDS: Final = (1, 60)
 """Bounds of ``Retry-After``."""
-
-
-def slice_seconds(stopped_at: float | None, now: float) -> float:
-    """How long to work: as long as the others just had, when the last slice had to stop before it was done.
-
-    Each turn of the loop reads whatever a flood of newcomers has left in the sockets, and all of them have to
-    go behind those who wait: with short slices only, the queue would fill up while endpoints have room.
-    """
-    others = 0.0 if stopped_at is None else now - stopped_at
-    return min(max(SLICE_SECONDS, others), LONGEST_SLICE_SECONDS)
-
-
-class Errand(Protocol):
-    """A request that waits, as its owner sees it; one of these ends it."""
-
-    def go(self, waited: float) -> Decision | Spot:
-        """Its turn, after so many seconds: pick, or say where it has to wait on."""
-
-    def refused(self, error: PickError, waited: float) -> None:
-        """It will not be picked."""
+MAX_LEVELS: Final = 32
+"""Priorities that are reported one by one, since clients choose them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class FlowLimits:
     """When an endpoint is full, and what may wait."""
 
-    max_owed: float = 30.0
+    max_backlog: float = 30.0
     """Seconds of prefill from which an endpoint is full."""
     requests: int = 10_000
-    """0: nobody waits; requests are sent to full endpoints, sheddable ones are refused."""
+    """Queued at most; 0: none, requests are sent to full endpoints, and those of negative priority
+    rejected."""
     size: int = 512 << 20
-    """Bytes held by those who wait."""
-    room_seconds: float = 60.0
-    """Longest wait for room."""
+    """Bytes held by queued requests at most."""
+    capacity_seconds: float = 60.0
+    """Longest wait for capacity."""
     empty_seconds: float = 180.0
-    """Longest wait for a first endpoint; 0: nobody waits for one."""
+    """Longest wait for a first endpoint; 0: requests for an empty pool are answered at once."""
 
 
-class Held(Ticket, DeferredResult):
-    """One request that waits."""
+class QueuedRequest(QueueItem):
+    """One request that waits; ``context`` is its owner's."""
 
-    __slots__ = ("__weakref__", "_queue", "errand", "stamp", "tell")
+    __slots__ = ("__weakref__", "context", "on_decision", "stamp")
 
-    def __init__(
-        self, queue: "Queue", errand: Errand, place: tuple[int, str, Spot], cost: tuple[int, int]
-    ) -> None:
-        """``place``: priority, tenant, spot. ``cost``: tokens, bytes."""
-        super().__init__(*place, *cost)
-        self._queue = queue
-        self.errand = errand
+    def __init__(self, context: Any, priority: int, tenant: str, key: FlowKey, cost: tuple[int, int]) -> None:
+        """``cost``: tokens, bytes."""
+        super().__init__(priority, tenant, key, *cost)
+        self.context = context
         self.stamp = (0.0, 0.0)
-        self.tell: DecisionCallback | None = None
-
-    def then(self, callback: DecisionCallback) -> None:
-        """See ``DeferredResult``."""
-        self.tell = callback
-
-    def cancel(self) -> None:
-        """See ``DeferredResult``."""
-        self._queue.leave(self)
+        self.on_decision: Callable[[Decision | Exception], None] | None = None
+        """Set by a driver whose client waits for the decision."""
 
 
-class Queue:
-    """All that wait in this picker. Lives on its event loop's thread."""
+class Outcome(NamedTuple):
+    """A step of ``Poll``: one queued request, and what became of it."""
+
+    request: QueuedRequest
+    decision: Decision | Exception | None
+    """None: it was taken out and has to wait for another endpoint."""
+
+
+class Dispatcher:
+    """The owner of queued requests."""
+
+    def dispatch(self, request: QueuedRequest, now: float) -> Decision | FlowKey:
+        """Choose an endpoint, or return what the request has to wait for. Raises PickError."""
+        raise NotImplementedError
+
+    def on_rejected(self, request: QueuedRequest, error: PickError, now: float) -> None:
+        """The request left the queue without being dispatched."""
+        raise NotImplementedError
+
+
+class FlowController:
+    """All requests that wait in this picker."""
 
     def __init__(
         self,
-        bounds: Bounds,
+        limits: FlowLimits,
         pool: Callable[[], Sequence[Candidate]],
-        clock: Callable[[], float],
+        dispatcher: Dispatcher,
+        *,
+        now: float,
         waits: defaultdict[str, Histogram],
+        on_due: Callable[[], None] = lambda: None,
     ) -> None:
-        """``pool``: the fleet as it stands. ``waits`` gets how long who waited, by what became of them."""
-        self.bounds = bounds
+        """``pool`` returns the endpoints as they are. ``waits`` gets the seconds waited, by outcome.
+        ``on_due`` is called when ``poll`` should be, at once."""
+        self.limits = limits
         self.pool = pool
-        self.clock = clock
-        self.waiting = Waiting(bounds.requests, bounds.size)
-        self.patience = Patience(bounds.room_seconds, bounds.empty_seconds, clock())
-        self.pace = Pace()
-        self.held: Callable[[int, float], None] = lambda _priority, _now: None
-        """Told of each that begins to wait."""
+        self.queue = RequestQueue(limits.requests, limits.size)
+        self.deadlines = QueueDeadlines(limits.capacity_seconds, limits.empty_seconds, now)
+        self.dispatch_rate = DispatchRate()
+        self.last_queued: dict[int, float] = {}
+        """When a request of each priority was last queued; of ``MAX_LEVELS`` priorities at most."""
+        self._dispatcher = dispatcher
         self._waits = waits
-        self._timers = Timers(self._work)
-        self._rest_until = 0.0
-        self._stopped_at: float | None = None
-        """When the last slice of work had to stop before it was done."""
+        self._on_due = on_due
+        self._displaced: deque[tuple[QueuedRequest, PickError]] = deque()
         self._shut = False
-        self.fleet_changed()
+        self.on_pool_changed(now)
 
     @property
-    def busy(self) -> bool:
-        """Some work is due at once."""
-        return self._timers.soon
+    def idle(self) -> bool:
+        """True if no request waits."""
+        return not self.queue.requests and not self._displaced
 
     @property
-    def expects_endpoints(self) -> bool:
-        """A request for an empty pool may wait."""
-        return self.bounds.requests > 0 and self.bounds.empty_seconds > 0
-
-    def holds(self, priority: int) -> bool:
-        """A request that finds only full endpoints may not go there."""
-        return priority < 0 or (self.bounds.requests > 0 and not self._shut)
+    def can_wait_for_endpoints(self) -> bool:
+        """True if a request for an empty pool may wait."""
+        return self.limits.requests > 0 and self.limits.empty_seconds > 0
 
     @property
-    def paces(self) -> bool:
-        """Requests may wait for an endpoint that has room, but not for more prefill."""
-        return self.bounds.requests > 0 and not self._shut
+    def can_wait(self) -> bool:
+        """True if requests may wait for an endpoint."""
+        return self.limits.requests > 0 and not self._shut
 
-    def behind(self, priority: int) -> bool:
-        """Who comes now has to go behind somebody."""
-        top = self.waiting.top
+    def must_wait(self, priority: int) -> bool:
+        """Return whether a request that finds only full endpoints may not be sent there."""
+        return priority < 0 or self.can_wait
+
+    def has_queued(self, priority: int) -> bool:
+        """True if a request of at least this priority is already queued."""
+        top = self.queue.top
         return top is not None and top >= priority and not self._shut
 
-    def hold(self, errand: Errand, place: tuple[int, str, Spot], cost: tuple[int, int]) -> Held:
-        """Let it wait: ``place`` is priority, tenant, spot; ``cost`` tokens and bytes.
-
-        Raises ``Shed`` or ``ShuttingDown`` instead.
-        """
-        now = self.clock()
+    def offer(self, request: QueuedRequest, now: float) -> None:
+        """Queue a request. Raises Shed (the queue is full) or ShuttingDown."""
         if self._shut:
             raise _shutting_down()
-        held = Held(self, errand, place, cost)
-        held.since, held.stamp = now, self.patience.stamp(now)
-        displaced = self.waiting.offer(held)
+        request.since, request.stamp = now, self.deadlines.stamp(now)
+        displaced = self.queue.offer(request)
         if displaced is None:
-            raise self._no_room(held.priority)
-        for ticket in displaced:
-            self._timers.call_soon(self._refuse, ticket, self._displaced(ticket.priority))
-        self.held(held.priority, now)
-        self.wake()
-        return held
+            text = f"every endpoint is full, and {self.queue.requests} requests wait"
+            raise Shed(text, retry_after=self._retry_after(request.priority))
+        for other in displaced:
+            assert isinstance(other, QueuedRequest), "nothing else is offered"
+            text = (
+                "every endpoint is full, and a request of higher priority took this one's place in the queue"
+            )
+            retry = self._retry_after(other.priority)
+            self._displaced.append((other, Shed(text, reason="evicted-priority", retry_after=retry)))
+        if request.priority in self.last_queued or len(self.last_queued) < MAX_LEVELS:
+            self.last_queued[request.priority] = now
+        self._on_due()
 
-    def leave(self, held: Held) -> None:
-        """Its client has given up."""
-        if self.waiting.leave(held):
-            held.tell = None
-            self._refuse(held, Cancelled("the client has given up"))
+    def cancel(self, request: QueuedRequest, now: float) -> None:
+        """Remove a request whose client has given up; no effect once it has a decision."""
+        request.on_decision = None
+        if self.queue.remove(request):
+            self._reject(request, Cancelled("the client has given up"), now)
 
     def wake(self) -> None:
-        """There may be room now."""
-        if self.waiting.requests:
-            self._timers.work_in(self._rest_until - perf_counter())
+        """Have ``poll`` called: an endpoint may have got capacity."""
+        if not self.idle:
+            self._on_due()
 
-    def fleet_changed(self) -> None:
-        """The pool is another one."""
-        empty = all(candidate.refusal for candidate in self.pool())
-        self.patience.regard(self.clock(), empty=empty)
+    def on_pool_changed(self, now: float) -> None:
+        """Take in that the endpoints are others, or stand differently."""
+        self.deadlines.observe(now, pool_empty=all(candidate.refusal for candidate in self.pool()))
         self.wake()
 
-    def tick(self, picked: int) -> None:
-        """Now and then, with the number of requests ever picked."""
-        self.pace.observe(picked, self.clock())
+    def on_tick(self, picked: int, now: float) -> None:
+        """Take in, now and then, the number of requests ever picked."""
+        self.dispatch_rate.observe(picked, now)
         self.wake()
 
     def shut(self) -> None:
-        """From now on nobody may wait: all go to the best endpoint, full or not; engines can queue, too.
+        """Let no request wait any longer: all go to the best endpoint, full or not; engines can queue, too.
 
-        Sheddable requests, and those for an empty pool, are told that this picker shuts down.
+        Requests of negative priority, and those for an empty pool, are rejected: the picker shuts down.
         """
         self._shut = True
         self.wake()
 
-    def shut_in(self, seconds: float) -> None:
-        """The same, later."""
-        self._timers.call_later(seconds, self.shut)
+    def poll(self, now: float) -> "Poll":
+        """Begin a pass over the queue; looks at every endpoint once."""
+        return Poll(self, Capacity(self.pool(), now, self.limits.max_backlog), now)
 
-    def close(self) -> None:
-        """Forget the timers; nobody is told anything any more."""
-        self._timers.close()
+    def step(self, capacity: Capacity, now: float) -> Outcome | None:
+        """Decide on one request; None when no request can be dispatched or rejected now."""
+        if self._displaced:
+            request, error = self._displaced.popleft()
+            return self._reject(request, error, now)
+        oldest = self.queue.oldest()
+        if isinstance(oldest, QueuedRequest) and (overdue := self._overdue(oldest, now)) is not None:
+            self.queue.remove(oldest)
+            return self._reject(oldest, overdue, now)
+        item = self.queue.take(_always if self._shut else capacity.can_dispatch)
+        return self._dispatch(item, now) if isinstance(item, QueuedRequest) else None
 
-    # -- work
-
-    def _work(self) -> None:
-        begun, now = perf_counter(), self.clock()
-        room = Room(self.pool(), now, self.bounds.max_owed)
-        self.patience.regard(now, empty=room.empty)
-        looked = perf_counter()
-        self._rest_until = looked + min(REST * (looked - begun), REST_SECONDS)
-        done = False
+    def _dispatch(self, request: QueuedRequest, now: float) -> Outcome:
         try:
-            done = self._steps(room, now, looked + slice_seconds(self._stopped_at, begun))
-        finally:
-            self._stopped_at = None if done else perf_counter()
-            if not done:  # nor may a bug in answering one of them leave the others waiting
-                self._timers.work_in(0.0)
-        if done:
-            self._set_timer(room, now)
-
-    def _steps(self, room: Room, now: float, until: float) -> bool:
-        """Let one after the other go; False when the time is over before that is done."""
-        while self._step(room, now):
-            if perf_counter() > until:
-                return False
-        return True
-
-    def _step(self, room: Room, now: float) -> bool:
-        """One of them goes, one way or the other; False when none can."""
-        oldest = self.waiting.oldest()
-        if isinstance(oldest, Held) and (error := self._over(oldest, now)) is not None:
-            self.waiting.leave(oldest)
-            self._refuse(oldest, error)
-            return True
-        held = self.waiting.take(_anywhere if self._shut else room.may_go)
-        if isinstance(held, Held):
-            self._go(held)
-        return held is not None
-
-    def _go(self, held: Held) -> None:
-        waited = self.clock() - held.since
-        try:
-            decision: Decision | Spot | Exception = held.errand.go(waited)
-        except Exception as error:  # noqa: BLE001  a bug in the picker must cost one request, not the queue
+            decision: Decision | FlowKey | Exception = self._dispatcher.dispatch(request, now)
+        except Exception as error:  # noqa: BLE001  a bug in the policy must cost one request, not the queue
             decision = error
-        if isinstance(decision, Spot):
-            self.waiting.again(held, decision)
-            return
-        self._waits[decision.reason if isinstance(decision, PickError) else "picked"].observe(waited)
-        _tell(held, decision)
+        if isinstance(decision, FlowKey):
+            self.queue.requeue(request, decision)
+            return Outcome(request, None)
+        outcome = decision.reason if isinstance(decision, PickError) else "picked"
+        self._waits[outcome].observe(now - request.since)
+        return Outcome(request, decision)
 
-    def _refuse(self, ticket: Ticket, error: PickError) -> None:
-        assert isinstance(ticket, Held), "nothing else is offered"
-        waited = self.clock() - ticket.since
-        self._waits[error.reason].observe(waited)
-        ticket.errand.refused(error, waited)
-        _tell(ticket, error)
+    def _reject(self, request: QueuedRequest, error: PickError, now: float) -> Outcome:
+        self._waits[error.reason].observe(now - request.since)
+        self._dispatcher.on_rejected(request, error, now)
+        return Outcome(request, error)
 
-    def _set_timer(self, room: Room, now: float) -> None:
-        """For the next moment at which time alone changes something."""
-        oldest = self.waiting.oldest()
-        if isinstance(oldest, Held):
-            self._timers.work_by(min(self.patience.left(oldest.stamp, now), room.relieved_in()))
-
-    # -- refusals
-
-    def _over(self, held: Held, now: float) -> PickError | None:
-        """Why it cannot wait any longer; None when it can."""
+    def _overdue(self, request: QueuedRequest, now: float) -> PickError | None:
+        """Why it may not wait any longer; None when it may."""
         if self._shut:
-            return _shutting_down() if held.priority < 0 or self.patience.empty else None
-        if self.patience.left(held.stamp, now) > 0:
+            return _shutting_down() if request.priority < 0 or self.deadlines.pool_empty else None
+        if self.deadlines.seconds_left(request.stamp, now) > 0:
             return None
-        if self.patience.empty:
-            return NoEndpoints(f"no endpoint came within {self.bounds.empty_seconds:g} s")
-        text = f"no endpoint had room within {self.bounds.room_seconds:g} s"
-        return Shed(text, reason="rejected-ttl-expired", retry_after=self._retry_after(held.priority))
-
-    def _no_room(self, priority: int) -> Shed:
-        text = f"every endpoint is full, and {self.waiting.requests} requests wait"
-        return Shed(text, retry_after=self._retry_after(priority))
-
-    def _displaced(self, priority: int) -> Shed:
-        text = "every endpoint is full, and a request of higher priority took this one's place in the queue"
-        return Shed(text, reason="evicted-priority", retry_after=self._retry_after(priority))
+        if self.deadlines.pool_empty:
+            return NoEndpoints(f"no endpoint came within {self.limits.empty_seconds:g} s")
+        text = f"no endpoint had room within {self.limits.capacity_seconds:g} s"
+        retry = self._retry_after(request.priority)
+        return Shed(text, reason="rejected-ttl-expired", retry_after=retry)
 
     def _retry_after(self, priority: int) -> int:
-        """Whole seconds in which those are picked who are before a request of this priority."""
-        return self.pace.seconds(self.waiting.ahead(priority) + 1, *RETRY_SECONDS)
+        """Whole seconds in which the requests before one of this priority are picked."""
+        return self.dispatch_rate.seconds(self.queue.count_from(priority) + 1, *RETRY_SECONDS)
 
 
-class Timers:
-    """When the queue works next: at most one call is due at a time, and one later."""
+class Poll:
+    """One pass over the queue: call ``step`` until it returns None or there is no more time."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
-        self._soon: asyncio.Handle | None = None
-        self._later: asyncio.TimerHandle | None = None
-        self._due = inf
-        self._calls: set[asyncio.Handle] = set()
+    __slots__ = ("_capacity", "_controller", "_now")
 
-    @property
-    def soon(self) -> bool:
-        """The next work is due within a rest."""
-        return self._soon is not None
+    def __init__(self, controller: FlowController, capacity: Capacity, now: float) -> None:
+        self._controller = controller
+        self._capacity = capacity
+        self._now = now
+        controller.deadlines.observe(now, pool_empty=capacity.pool_empty)
 
-    def work_in(self, seconds: float) -> None:
-        """Unless it is about to."""
-        if self._soon is None:
-            loop = asyncio.get_running_loop()
-            self._soon = loop.call_later(seconds, self._begin) if seconds > 0 else loop.call_soon(self._begin)
+    def step(self, now: float) -> Outcome | None:
+        """Decide on one request; None when no request can be dispatched or rejected now."""
+        return self._controller.step(self._capacity, now)
 
-    def work_by(self, seconds: float) -> None:
-        """Then at the latest; an earlier time that was set stays."""
-        loop = asyncio.get_running_loop()
-        due = loop.time() + max(seconds, SLICE_SECONDS)
-        if due >= self._due:
-            return
-        if self._later is not None:
-            self._later.cancel()
-        self._later, self._due = loop.call_at(due, self._ring), due
-
-    def call_soon(self, call: Callable[..., None], *arguments: object) -> None:
-        """Not from within this call."""
-        asyncio.get_running_loop().call_soon(call, *arguments)
-
-    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Unless closed before."""
-        self._calls.add(asyncio.get_running_loop().call_later(seconds, call))
-
-    def close(self) -> None:
-        """Nothing is due any more."""
-        for handle in (self._soon, self._later, *self._calls):
-            if handle is not None:
-                handle.cancel()
-
-    def _begin(self) -> None:
-        self._soon = None
-        self._work()
-
-    def _ring(self) -> None:
-        self._later, self._due = None, inf
-        self.work_in(0.0)
+    def seconds_until_due(self) -> float:
+        """Return the seconds until time alone changes something; infinite if no request waits."""
+        oldest = self._controller.queue.oldest()
+        if not isinstance(oldest, QueuedRequest):
+            return inf
+        left = self._controller.deadlines.seconds_left(oldest.stamp, self._now)
+        return min(left, self._capacity.seconds_until_capacity())
 
 
-def _tell(held: Held, decision: Decision | Exception) -> None:
-    tell, held.tell = held.tell, None
-    if tell is not None:
-        tell(decision)
-
-
-def _anywhere(_subset: Subset, _need: int) -> bool:
+def _always(_subset: Subset, _uncached: int) -> bool:
     return True
 
 

@@ -3,47 +3,48 @@
 from math import ceil
 from typing import Final
 
-PACE_SECONDS: Final = 10.0
-"""Over so much time the pace is averaged."""
+RATE_SECONDS: Final = 10.0
+"""Time over which the dispatch rate is averaged."""
 
 
-class Patience:
-    """How long anybody may wait: for room, and for a pool without endpoints to get one.
+class QueueDeadlines:
+    """How long any request may wait: for capacity, and for an empty pool to get an endpoint.
 
-    Each has its own clock, which runs only while the pool is so. A request that waited two minutes for the
-    first pod still has its whole time to wait for room on it; and all become too old in the order they came.
+    Each of the two has its own clock, which runs only while the pool is in that state. A request that waited
+    two minutes for the first endpoint still has its whole time to wait for capacity on it; and requests
+    become too old in the order they came.
     """
 
-    __slots__ = ("_at", "_empty", "_empty_seconds", "_room_seconds", "_waited_empty", "_waited_room")
+    __slots__ = ("_at", "_capacity_seconds", "_empty", "_empty_seconds", "_waited_capacity", "_waited_empty")
 
-    def __init__(self, room_seconds: float, empty_seconds: float, now: float) -> None:
-        self._room_seconds = room_seconds
+    def __init__(self, capacity_seconds: float, empty_seconds: float, now: float) -> None:
+        self._capacity_seconds = capacity_seconds
         self._empty_seconds = empty_seconds
-        self._waited_room = self._waited_empty = 0.0
+        self._waited_capacity = self._waited_empty = 0.0
         self._empty = False
         self._at = now
 
     @property
-    def empty(self) -> bool:
-        """The pool has no endpoint."""
+    def pool_empty(self) -> bool:
+        """True if the pool has no endpoint."""
         return self._empty
 
-    def regard(self, now: float, *, empty: bool) -> None:
-        """The time since the last call was as said then; from now on it is as said."""
+    def observe(self, now: float, *, pool_empty: bool) -> None:
+        """Set the state from now on; the time since the last call counts as the state set then."""
         self._advance(now)
-        self._empty = empty
+        self._empty = pool_empty
 
     def stamp(self, now: float) -> tuple[float, float]:
-        """What both clocks show, to be kept by who comes now."""
+        """Return what both clocks show, to be kept by a request that begins to wait."""
         self._advance(now)
-        return self._waited_room, self._waited_empty
+        return self._waited_capacity, self._waited_empty
 
-    def left(self, stamp: tuple[float, float], now: float) -> float:
-        """Seconds that who came then may go on waiting, as the pool is; not above 0: too old."""
+    def seconds_left(self, stamp: tuple[float, float], now: float) -> float:
+        """Return the seconds that a request with this stamp may go on waiting; not above 0: it is too old."""
         self._advance(now)
         if self._empty:
             return stamp[1] + self._empty_seconds - self._waited_empty
-        return stamp[0] + self._room_seconds - self._waited_room
+        return stamp[0] + self._capacity_seconds - self._waited_capacity
 
     def _advance(self, now: float) -> None:
         elapsed = max(0.0, now - self._at)
@@ -51,10 +52,10 @@ class Patience:
         if self._empty:
             self._waited_empty += elapsed
         else:
-            self._waited_room += elapsed
+            self._waited_capacity += elapsed
 
 
-class Pace:
+class DispatchRate:
     """Requests picked per second, averaged so that the last ten seconds weigh most."""
 
     __slots__ = ("_at", "_picked", "rate")
@@ -65,12 +66,12 @@ class Pace:
         self._at: float | None = None
 
     def observe(self, picked: int, now: float) -> None:
-        """So many were picked until now."""
+        """Take in the number of requests picked until now."""
         if self._at is not None and now > self._at:
-            share = min(1.0, (now - self._at) / PACE_SECONDS)
+            share = min(1.0, (now - self._at) / RATE_SECONDS)
             self.rate += share * ((picked - self._picked) / (now - self._at) - self.rate)
         self._picked, self._at = picked, now
 
     def seconds(self, requests: int, low: int, high: int) -> int:
-        """Whole seconds in which so many are picked, within bounds; the upper one where none are."""
+        """Return the whole seconds in which so many are picked, within bounds; ``high`` where none are."""
         return max(low, min(high, ceil(requests / self.rate))) if self.rate * high > 1 else high

@@ -1,37 +1,45 @@
-"""Who waits for room in the pool, who goes next, and who has to give way. Pure.
+"""The queue: which request is dispatched next, and which has to make place for another one. Pure.
 
 ::
 
-    next    = of the highest level that has one whose subset has room: in turn between tenants (``rounds``)
-    full    = a bound on requests or bytes: a newcomer displaces the newest of the lowest negative level below
-              its own, as many as it needs, or is refused itself
+    next = of the highest priority that has one whose subset has capacity: by deficit round robin over tenants
+    full = a bound on requests or bytes: a new request displaces the newest of the lowest negative priority
+           below its own, as many as it needs, or is rejected itself
 """
 
 from bisect import insort
 from collections.abc import Iterator
+from operator import attrgetter
 
-from kvist_epp.flowcontrol.deficit_round_robin import QUANTUM, Bound, MayGo, Rounds, Spot, Ticket
+from kvist_epp.flowcontrol.deficit_round_robin import (
+    QUANTUM,
+    CanDispatch,
+    DeficitRoundRobin,
+    EndpointFlow,
+    FlowKey,
+    QueueItem,
+)
 
 
-class Level:
-    """What waits with one priority."""
+class PriorityLevel:
+    """Requests queued with one priority."""
 
-    __slots__ = ("bound", "newest", "requests", "rounds", "size", "tokens")
+    __slots__ = ("flows", "for_endpoint", "newest", "requests", "size", "tokens")
 
     def __init__(self, quantum: int) -> None:
-        self.rounds = Rounds(quantum)
+        self.flows = DeficitRoundRobin(quantum)
         self.requests = 0
-        self.bound = 0
+        self.for_endpoint = 0
         """Those of them that wait for one endpoint."""
         self.tokens = 0
         self.size = 0
         """Bytes."""
-        self.newest: dict[int, Ticket] = {}
-        """By number, oldest first; of sheddable levels only."""
+        self.newest: dict[int, QueueItem] = {}
+        """By number, oldest first; kept for negative priorities only."""
 
 
-class Waiting:
-    """The queue. ``offer``, ``take`` and ``leave`` take logarithmic time; nothing is kept of who has left."""
+class RequestQueue:
+    """All queued requests. ``offer``, ``take`` and ``remove`` take logarithmic time."""
 
     def __init__(self, max_requests: int, max_bytes: int, *, quantum: int = QUANTUM) -> None:
         self._max_requests = max_requests
@@ -41,122 +49,119 @@ class Waiting:
         self.tokens = 0
         self.size = 0
         """Bytes held by all of them."""
-        self.levels: dict[int, Level] = {}
-        """Those where something waits, by priority."""
+        self.levels: dict[int, PriorityLevel] = {}
+        """Those with queued requests, by priority."""
         self._order: list[int] = []
-        self._tickets: dict[int, Ticket] = {}
+        self._items: dict[int, QueueItem] = {}
         self._number = 0
         self._first = 1
 
-    def __iter__(self) -> Iterator[Ticket]:
-        """All, oldest first."""
-        return iter(sorted(self._tickets.values(), key=_came))
+    def __iter__(self) -> Iterator[QueueItem]:
+        return iter(sorted(self._items.values(), key=attrgetter("arrival")))
 
     @property
     def top(self) -> int | None:
-        """The highest level where somebody waits for whatever endpoint has room."""
+        """Highest priority with a request that waits for whatever endpoint has capacity."""
         levels = self.levels
-        return next((at for at in reversed(self._order) if levels[at].requests > levels[at].bound), None)
+        return next(
+            (at for at in reversed(self._order) if levels[at].requests > levels[at].for_endpoint), None
+        )
 
-    def offer(self, ticket: Ticket) -> list[Ticket] | None:
-        """It wants to wait: those that have to leave for it (most often none), or None if it is refused."""
-        wanted = self.requests + 1 - self._max_requests, self.size + ticket.size - self._max_bytes
-        displaced: list[Ticket] = []
-        if max(wanted) > 0:
-            if not self._can_make_room(ticket.priority, *wanted):
+    def offer(self, item: QueueItem) -> list[QueueItem] | None:
+        """Add an item. Returns those displaced by it (most often none), or None if it is rejected."""
+        excess = self.requests + 1 - self._max_requests, self.size + item.size - self._max_bytes
+        displaced: list[QueueItem] = []
+        if max(excess) > 0:
+            if not self._can_displace(item.priority, *excess):
                 return None
-            displaced = self._make_room(*wanted)
+            displaced = self._displace(*excess)
         self._number += 1
-        ticket.came = self._number
-        self._enter(ticket)
+        item.arrival = self._number
+        self._enter(item)
         return displaced
 
-    def take(self, may_go: MayGo) -> Ticket | None:
-        """The next one of those who may go, taken out; None when there is none."""
+    def take(self, can_dispatch: CanDispatch) -> QueueItem | None:
+        """Take out the next item of those that can be dispatched; None when there is none."""
         for priority in reversed(self._order):
-            ticket = self.levels[priority].rounds.take(may_go)
-            if ticket is not None:
-                self._gone(ticket)
-                return ticket
+            item = self.levels[priority].flows.take(can_dispatch)
+            if item is not None:
+                self._left(item)
+                return item
         return None
 
-    def leave(self, ticket: Ticket) -> bool:
-        """It gives up; False when it does not wait (any more)."""
-        if not ticket.number:
+    def remove(self, item: QueueItem) -> bool:
+        """Remove an item; False when it is not (or no longer) queued."""
+        if not item.number:
             return False
-        self.levels[ticket.priority].rounds.remove(ticket)
-        self._gone(ticket)
+        self.levels[item.priority].flows.remove(item)
+        self._left(item)
         return True
 
-    def again(self, ticket: Ticket, spot: Spot) -> None:
-        """It was taken out, and has to wait on for somebody else; what it has waited counts."""
-        ticket.spot = spot
-        self._first = min(self._first, ticket.came)
-        self._enter(ticket)
-        if ticket.priority < 0:
-            level = self.levels[ticket.priority]
+    def requeue(self, item: QueueItem, key: FlowKey) -> None:
+        """Add an item again that was taken out and has to wait for another endpoint; its arrival stays."""
+        item.key = key
+        self._first = min(self._first, item.arrival)
+        self._enter(item)
+        if item.priority < 0:
+            level = self.levels[item.priority]
             level.newest = dict(sorted(level.newest.items()))
 
-    def oldest(self) -> Ticket | None:
-        """Who has waited longest, whatever its priority."""
-        if not self._tickets:
+    def oldest(self) -> QueueItem | None:
+        """Return the item that has waited longest, whatever its priority."""
+        if not self._items:
             return None
-        while self._first not in self._tickets:
+        while self._first not in self._items:
             self._first += 1
-        return self._tickets[self._first]
+        return self._items[self._first]
 
-    def ahead(self, priority: int) -> int:
-        """Requests of this level and those above."""
+    def count_from(self, priority: int) -> int:
+        """Return the number of requests of this priority and above."""
         return sum(level.requests for at, level in self.levels.items() if at >= priority)
 
-    def _enter(self, ticket: Ticket) -> None:
-        ticket.number = ticket.came
-        level = self.levels.get(ticket.priority)
+    def _enter(self, item: QueueItem) -> None:
+        item.number = item.arrival
+        level = self.levels.get(item.priority)
         if level is None:
-            level = self.levels[ticket.priority] = Level(self._quantum)
-            insort(self._order, ticket.priority)
-        level.rounds.add(ticket)
-        if ticket.priority < 0:
-            level.newest[ticket.number] = ticket
-        self._tickets[ticket.number] = ticket
-        if ticket.spot.pacing is not None:
-            ticket.spot.pacing.hold(ticket, ticket.spot.need, ticket.since)
-        self._count(level, ticket, 1)
+            level = self.levels[item.priority] = PriorityLevel(self._quantum)
+            insort(self._order, item.priority)
+        level.flows.add(item)
+        if item.priority < 0:
+            level.newest[item.number] = item
+        self._items[item.number] = item
+        if item.key.tpot is not None:
+            item.key.tpot.add_queued(item, item.key.uncached, item.since)
+        self._count(level, item, 1)
 
-    def _gone(self, ticket: Ticket) -> None:
-        level = self.levels[ticket.priority]
-        level.newest.pop(ticket.number, None)
-        del self._tickets[ticket.number]
-        if ticket.spot.pacing is not None:
-            ticket.spot.pacing.release(ticket)
-        self._count(level, ticket, -1)
-        ticket.number = 0
+    def _left(self, item: QueueItem) -> None:
+        level = self.levels[item.priority]
+        level.newest.pop(item.number, None)
+        del self._items[item.number]
+        if item.key.tpot is not None:
+            item.key.tpot.remove_queued(item)
+        self._count(level, item, -1)
+        item.number = 0
         if not level.requests:
-            del self.levels[ticket.priority]
-            self._order.remove(ticket.priority)
+            del self.levels[item.priority]
+            self._order.remove(item.priority)
 
-    def _count(self, level: Level, ticket: Ticket, sign: int) -> None:
-        for account in (level, self):
-            account.requests += sign
-            account.tokens += sign * ticket.tokens
-            account.size += sign * ticket.size
-        level.bound += sign * isinstance(ticket.spot.subset, Bound)
+    def _count(self, level: PriorityLevel, item: QueueItem, sign: int) -> None:
+        for sums in (level, self):
+            sums.requests += sign
+            sums.tokens += sign * item.tokens
+            sums.size += sign * item.size
+        level.for_endpoint += sign * isinstance(item.key.subset, EndpointFlow)
 
-    def _can_make_room(self, priority: int, requests: int, size: int) -> bool:
-        """Whether the sheddable below this level are enough."""
+    def _can_displace(self, priority: int, requests: int, size: int) -> bool:
+        """Whether the requests of lower negative priority are enough."""
         below = [self.levels[at] for at in self._order if at < min(priority, 0)]
         return sum(level.requests for level in below) >= requests and sum(x.size for x in below) >= size
 
-    def _make_room(self, requests: int, size: int) -> list[Ticket]:
-        displaced: list[Ticket] = []
+    def _displace(self, requests: int, size: int) -> list[QueueItem]:
+        displaced: list[QueueItem] = []
         while requests > 0 or size > 0:
-            _, ticket = self.levels[self._order[0]].newest.popitem()
-            self.leave(ticket)
-            displaced.append(ticket)
+            _, item = self.levels[self._order[0]].newest.popitem()
+            self.remove(item)
+            displaced.append(item)
             requests -= 1
-            size -= ticket.size
+            size -= item.size
         return displaced
-
-
-def _came(ticket: Ticket) -> int:
-    return ticket.came

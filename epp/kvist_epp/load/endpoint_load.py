@@ -1,9 +1,9 @@
-"""One pod's account: its requests, and the prompt tokens it still owes. Pure.
+"""The load of one endpoint: its attempts, and the prompt tokens it still has to prefill (its backlog). Pure.
 
-A pod whose KV events tell how prompts advance is believed: what it owes falls when it says so. Time alone
-drains the others' accounts at the prefill rate, and that runs ahead of every busy engine: decoding, steps
-that begin late and prompts that wait for blocks are not in the rate. Estimates that ran ahead saw no queue on
-any pod (``docs/decisions/0014``).
+KV events of an engine say how its prompts advance, and the backlog of such an endpoint falls only when they
+say so. Without events the backlog drains with time at the prefill rate. That runs ahead of every busy engine:
+decoding, steps that begin late and prompts that wait for blocks are not in the rate, and estimates that ran
+ahead saw no queue on any endpoint (``docs/decisions/0014``).
 """
 
 from collections import OrderedDict
@@ -13,234 +13,213 @@ from itertools import takewhile
 from math import inf
 from typing import Final
 
-from kvist_epp.load.prefill_rate import Pace
-from kvist_epp.load.tpot_admission import LIGHT_TOKENS, Pacing
+from kvist_epp.load.in_flight import Attempt
+from kvist_epp.load.prefill_rate import PrefillRateEstimator
+from kvist_epp.load.tpot_admission import LIGHT_TOKENS, TpotAdmission
 
 DEFAULT_RATE: Final = 15_928.0
-"""Prefill tokens/s until a pod's own is learned: Qwen3-32B on one H100 (``kvist sim``'s default timing)."""
+"""Prefill tokens/s until an endpoint's own is learned: Qwen3-32B on one H100 (``kvist sim``'s default)."""
 STEP_TOKENS: Final = 8_192
 """The most that engines usually compute in a step (vLLM's ``--max-num-batched-tokens`` on large GPUs)."""
 QUIET_SECONDS: Final = 1.0
 """Events that are later than a step and this are not coming."""
 REMAINDER: Final = 256
-"""Less than a block of most engines: events tell of full blocks, so nothing may be told of so few tokens."""
+"""Less than a block of most engines: events report full blocks, so none may report so few tokens."""
 OVERTAKEN_SECONDS: Final = 0.15
-"""Between two requests whose order at the engine is sure, though other pickers' are heard of late (0.1 s)."""
+"""Two attempts further apart than this are surely computed in order, though attempts of other replicas become
+known up to 0.1 s late."""
 
 
 @dataclass(slots=True, eq=False)
-class Request:
-    """One request on its way."""
-
-    session: str
-    load: "Load"
-    uncached: float
-    """Tokens to prefill when it was routed."""
-    total: int
-    """All prompt tokens, cached ones included."""
-    routed_at: float
-    heard_at: float
-    """When something was last heard of it."""
-    remaining: float = 0.0
-    """Tokens still to prefill, as far as known; never below zero."""
-    progressed: bool = False
-    """Events have told its progress: what scrapes suggest does not count any more."""
-    number: int = 0
-    """Of all requests its replica routed."""
-    origin: str = ""
-    """The replica that routed it and will say how it ends; empty: this one."""
-    orphan: bool = False
-    """That replica has gone: nobody will."""
-    content: Hashable = None
-    """Equal for equal prompts, where several replicas route; None: not known, or little of it is new."""
-
-    @property
-    def open(self) -> bool:
-        """Whether it still counts."""
-        return self in self.load.requests
-
-
-@dataclass(slots=True, eq=False)
-class Load:
-    """One pod's account, read by the cost for each pick: plain attributes, kept by the ``Ledger`` alone."""
+class EndpointLoad:
+    """Plain attributes that the cost reads for each pick; changed by the ``LoadTracker`` alone."""
 
     key: str
     rate: float = DEFAULT_RATE
     """Prefill tokens/s."""
-    owed: float = 0.0
-    """Tokens owed at ``at``; ``drain`` first."""
-    foreign: int = 0
-    """Requests the engine has beyond ours and our peers', by the last scrape."""
+    backlog_tokens: float = 0.0
+    """As of ``at``; call ``drain`` first."""
+    untracked_requests: int = 0
+    """Requests the engine had at the last scrape beyond those that replicas of the picker sent."""
     slots: int | None = None
-    """Sequences the engine runs at once; None: not known, so never taken for full."""
-    crowd: int | None = None
+    """Sequences the engine runs at once; None: unknown, so its batch is never taken for full."""
+    kv_full_at: int | None = None
     """Sequences it ran when its KV cache was full and requests waited in it; None: that was not so."""
     decode_seconds: float | None = None
-    """Mean time from first to last token of a request on this pod; None: not learned."""
+    """Mean time from first to last token of a request; None: not learned."""
     at: float = 0.0
-    requests: dict[Request, None] = field(default_factory=dict)
-    """Ours and our peers' on their way, in the order they were heard of."""
-    queue: OrderedDict[Request, None] = field(default_factory=OrderedDict)
-    """Those with tokens left, oldest first."""
-    missing: int = 0
-    """How many requests fewer than those the last scrape showed, less those that ended since."""
-    looked_at: float = -inf
+    attempts: dict[Attempt, None] = field(default_factory=dict)
+    """Under way, of all replicas, in the order they became known."""
+    prefill_queue: OrderedDict[Attempt, None] = field(default_factory=OrderedDict)
+    """Those with a backlog, oldest first."""
+    unseen_requests: int = 0
+    """Attempts that the last scrape did not show, less those that ended since."""
+    last_scrape_at: float = -inf
     """When the last scrape was sent."""
-    told_at: float = -inf
-    """When events last told of work on it, or the first of its present queue came; infinitely long ago: they
-    never did."""
-    carriers: dict[Hashable, Request] = field(default_factory=dict)
-    """By content, the one of equal prompts that owes their tokens."""
-    pace: Pace = field(default_factory=Pace)
-    pacing: Pacing | None = None
-    """What prefill it may take up; None: any."""
+    last_event_at: float = -inf
+    """When events last reported work, or the first of the present queue was routed; -inf: there are none."""
+    dedup_owner: dict[Hashable, Attempt] = field(default_factory=dict)
+    """By content, the one of equal prompts that has their backlog."""
+    rate_estimator: PrefillRateEstimator = field(default_factory=PrefillRateEstimator)
+    tpot: TpotAdmission | None = None
+    """Admission of prefill under a TPOT target; None: there is no target."""
 
     @property
     def running(self) -> int:
-        """Requests on the pod, whoever sent them."""
-        return len(self.requests) + self.foreign
+        """Requests on the endpoint, untracked ones included."""
+        return len(self.attempts) + self.untracked_requests
 
-    def full(self, max_owed_seconds: float) -> bool:
-        """Whether it should get no more, as of the last ``drain``: its batch is full, or it owes more than
-        that many seconds of prefill. What a scrape did not find is not counted: ends are told late."""
-        return self._runs(self.slots) or self.owed > max_owed_seconds * self.rate
+    def full(self, max_backlog_seconds: float) -> bool:
+        """True if its batch is full or its backlog is longer than this, as of the last ``drain``.
 
-    def closed(self, max_owed_seconds: float) -> bool:
-        """Whether nobody who waits may go there: it is full, or so is its KV cache."""
-        return self._runs(self.crowd) or self.full(max_owed_seconds)
+        Attempts that the last scrape did not show are left out: the access log reports ends late.
+        """
+        return self._runs(self.slots) or self.backlog_tokens > max_backlog_seconds * self.rate
+
+    def closed(self, max_backlog_seconds: float) -> bool:
+        """True if no queued request may be sent there: it is full, or its KV cache is."""
+        return self._runs(self.kv_full_at) or self.full(max_backlog_seconds)
 
     def _runs(self, number: int | None) -> bool:
-        return number is not None and len(self.requests) + self.foreign - self.missing >= number
+        return (
+            number is not None
+            and len(self.attempts) + self.untracked_requests - self.unseen_requests >= number
+        )
 
-    def opens(self, tokens: int, now: float) -> bool:
-        """Whether it may take up one of those who wait for it now, with so many new tokens, as of the last
-        ``drain``."""
-        return self.pacing is None or self.pacing.open(self, tokens, now)
+    def admits_queued(self, tokens: int, now: float) -> bool:
+        """True if a request that waits for this endpoint may be sent, with so many uncached tokens."""
+        return self.tpot is None or self.tpot.admits_queued(self, tokens, now)
 
-    def wanted(self, tokens: int, now: float) -> None:
-        """A newcomer with so many new tokens came for it, and may have to wait."""
-        if self.pacing is not None and tokens > LIGHT_TOKENS:
-            self.pacing.turn.wanted(now)
+    def on_new_request(self, tokens: int, now: float) -> None:
+        """Note that a new request with so many uncached tokens has this endpoint as its best."""
+        if self.tpot is not None and tokens > LIGHT_TOKENS:
+            self.tpot.rotation.on_new_request(now)
 
-    def relieved_in(self, max_owed_seconds: float) -> float:
-        """Seconds until it owes no more than that if nothing ends or arrives; infinite where its batch or
-        its cache is full."""
-        if self._runs(self.slots) or self._runs(self.crowd):
+    def seconds_until_open(self, max_backlog_seconds: float) -> float:
+        """Return the seconds until time alone drains it enough; infinite if its batch or cache is full."""
+        if self._runs(self.slots) or self._runs(self.kv_full_at):
             return inf
-        return max(0.0, self.owed / self.rate - max_owed_seconds)
+        return max(0.0, self.backlog_tokens / self.rate - max_backlog_seconds)
 
     def drain(self, now: float) -> float:
-        """Let the time since the last call prefill at ``rate``, as far as events should have told of it and
-        did not; returns the tokens still owed."""
-        told_until = self.told_at + QUIET_SECONDS + STEP_TOKENS / self.rate
-        budget = (now - max(self.at, told_until)) * self.rate
+        """Prefill at ``rate`` for the time since the last call, except where events would have reported it.
+
+        Returns the backlog in tokens.
+        """
+        reported_until = self.last_event_at + QUIET_SECONDS + STEP_TOKENS / self.rate
+        budget = (now - max(self.at, reported_until)) * self.rate
         self.at = max(self.at, now)
         if budget <= 0:
-            return self.owed
-        queue = self.queue
+            return self.backlog_tokens
+        queue = self.prefill_queue
         while queue and budget > 0:
             head = next(iter(queue))
-            done = min(head.remaining, budget)
+            done = min(head.backlog, budget)
             budget -= done
-            self.set_remaining(head, head.remaining - done)
-        return self.owed
+            self.set_backlog(head, head.backlog - done)
+        return self.backlog_tokens
 
-    def set_remaining(self, request: Request, tokens: float) -> None:
-        """Correct what one request still owes; one that owes again is the engine's oldest, so it goes
-        first."""
-        tokens = min(max(tokens, 0.0), request.uncached)
-        self.owed += tokens - request.remaining
+    def set_backlog(self, attempt: Attempt, tokens: float) -> None:
+        """Set an attempt's backlog. One that has a backlog again is the engine's oldest, so it goes first."""
+        tokens = min(max(tokens, 0.0), attempt.uncached)
+        self.backlog_tokens += tokens - attempt.backlog
         if tokens <= 0:
-            self.queue.pop(request, None)
-        elif request not in self.queue:
-            self.queue[request] = None
-            self.queue.move_to_end(request, last=False)
-        request.remaining = tokens
-        if not self.queue or self.owed < 0:  # rounding errors of floats end here
-            self.owed = sum(r.remaining for r in self.queue)
+            self.prefill_queue.pop(attempt, None)
+        elif attempt not in self.prefill_queue:
+            self.prefill_queue[attempt] = None
+            self.prefill_queue.move_to_end(attempt, last=False)
+        attempt.backlog = tokens
+        if not self.prefill_queue or self.backlog_tokens < 0:  # rounding errors of floats end here
+            self.backlog_tokens = sum(one.backlog for one in self.prefill_queue)
 
-    def tell(self, request: Request, tokens: float, now: float, computed: float) -> None:
-        """Events say that so many of its tokens are left, and so many more computed. Engines compute in the
-        order of arrival, so what came before it and was not told of has been computed, too: less than a
-        block, or a prompt that came for another one's prefix and found it cached."""
+    def on_progress(self, attempt: Attempt, tokens: float, now: float, computed: float) -> None:
+        """Take in an event: ``tokens`` of the attempt are left, and ``computed`` more are done.
+
+        Engines compute in the order of arrival. So what arrived before it and was never reported has been
+        computed, too: less than a block, or a prompt whose prefix another one had put in the cache.
+        """
         self.drain(now)
-        self.set_remaining(request, tokens)
-        for head in self._overtaken(request):
-            self.set_remaining(head, 0.0)
-        carrier = self.carriers.get(request.content, request)
-        if carrier is not request:
-            self.set_remaining(carrier, min(carrier.remaining, tokens))
-        self.pace.advanced(computed, self.owed, request.routed_at, now)
-        if self.pacing is not None:
-            self.pacing.computes(computed)
-        self.told_at = request.heard_at = now
-        request.progressed = True
+        self.set_backlog(attempt, tokens)
+        for head in self._overtaken(attempt):
+            self.set_backlog(head, 0.0)
+        owner = self.dedup_owner.get(attempt.request.content, attempt)
+        if owner is not attempt:
+            self.set_backlog(owner, min(owner.backlog, tokens))
+        self.rate_estimator.on_progress(computed, self.backlog_tokens, attempt.routed_at, now)
+        if self.tpot is not None:
+            self.tpot.on_computed(computed)
+        self.last_event_at = attempt.last_event_at = now
+        attempt.progressed = True
 
-    def _overtaken(self, by: Request) -> list[Request]:
-        before = takewhile(lambda head: head.routed_at < by.routed_at, self.queue)
+    def _overtaken(self, by: Attempt) -> list[Attempt]:
+        before = takewhile(lambda head: head.routed_at < by.routed_at, self.prefill_queue)
         early = by.routed_at - OVERTAKEN_SECONDS
         return [
             head
             for head in before
-            if not head.progressed and (head.remaining <= REMAINDER or head.routed_at < early)
+            if not head.progressed and (head.backlog <= REMAINDER or head.routed_at < early)
         ]
 
-    def add(self, request: Request) -> None:
-        """A request was routed here; it owes all of its tokens unless ``remaining`` is set."""
-        self.requests[request] = None
-        if self._is_carried(request):
-            request.uncached = request.remaining = 0.0
-        if self.pacing is not None:
-            self.pacing.takes(request.remaining, self.rate, request.routed_at, request.origin)
-        if request.remaining > 0:
-            if not self.queue and self.told_at > -inf:
-                self.told_at = max(self.told_at, request.routed_at)
-            self.queue[request] = None
-            self.owed += request.remaining
+    def add(self, attempt: Attempt) -> None:
+        """Add an attempt that was routed here, with the backlog it has."""
+        self.attempts[attempt] = None
+        if self._is_duplicate(attempt):
+            attempt.uncached = attempt.backlog = 0.0
+        if self.tpot is not None:
+            self.tpot.debit(attempt.backlog, self.rate, attempt.routed_at, attempt.request.origin)
+        if attempt.backlog > 0:
+            if not self.prefill_queue and self.last_event_at > -inf:
+                self.last_event_at = max(self.last_event_at, attempt.routed_at)
+            self.prefill_queue[attempt] = None
+            self.backlog_tokens += attempt.backlog
 
-    def describe(self, request: Request, content: Hashable) -> None:
-        """What its prompt is. Several replicas may send one here at the same moment: the engine computes it
-        once and finds it in its cache for the others, of which no event tells. So one of them owes it."""
-        request.content = content
-        if self._is_carried(request):
-            self.set_remaining(request, 0.0)
-            request.uncached = 0.0
+    def set_content(self, attempt: Attempt, content: Hashable) -> None:
+        """Name an attempt's prompt.
 
-    def _is_carried(self, request: Request) -> bool:
-        """Whether another one owes its tokens; if not, it does from now on, for all that are equal."""
-        content = request.content
-        return content is not None and self.carriers.setdefault(content, request) is not request
+        Several replicas may send one prompt here at the same moment. The engine computes it once and finds it
+        in its cache for the others, which no event reports. So only one of them has its backlog.
+        """
+        attempt.request.content = content
+        if self._is_duplicate(attempt):
+            self.set_backlog(attempt, 0.0)
+            attempt.uncached = 0.0
 
-    def drop(self, request: Request) -> None:
-        """A request has ended."""
-        left = request.remaining
-        self.set_remaining(request, 0.0)
-        del self.requests[request]
-        if self.carriers.get(request.content) is request:
-            self._bequeath(request, left)
-        if self.pacing is not None:
-            self.pacing.returns(request.uncached)
-        if self.missing:
-            self.missing -= 1
+    def _is_duplicate(self, attempt: Attempt) -> bool:
+        """True if another attempt has the backlog of this prompt; if none has, this one does from now on."""
+        content = attempt.request.content
+        return content is not None and self.dedup_owner.setdefault(content, attempt) is not attempt
 
-    def _bequeath(self, carrier: Request, tokens: float) -> None:
-        """Who owed for equal prompts has ended; what was not computed for it will be for the next of them."""
-        content = carrier.content
-        del self.carriers[content]
-        heir = next((one for one in self.requests if one.content == content), None) if tokens else None
-        if heir is not None:
-            self.carriers[content] = heir
-            heir.uncached = tokens
-            self.set_remaining(heir, tokens)
+    def remove(self, attempt: Attempt) -> None:
+        """Remove an attempt that has ended, with its backlog."""
+        left = attempt.backlog
+        self.set_backlog(attempt, 0.0)
+        del self.attempts[attempt]
+        content = attempt.request.content
+        if self.dedup_owner.get(content) is attempt:
+            del self.dedup_owner[content]
+            if left:
+                self._pass_on(content, left)
+        if self.tpot is not None:
+            self.tpot.refund(attempt.uncached)
+        if self.unseen_requests:
+            self.unseen_requests -= 1
 
-    def still_waiting(self, newest: list[Request]) -> None:
-        """The engine has not begun these: they owe all of their tokens, whatever time has drained."""
-        for request in reversed(newest):
-            if not request.progressed and request.remaining < request.uncached:
-                self.set_remaining(request, request.uncached)
-        self.queue = OrderedDict.fromkeys(sorted(self.queue, key=routed_at))
+    def _pass_on(self, content: Hashable, tokens: float) -> None:
+        """Give the backlog of an ended attempt to the next one with the same prompt."""
+        successor = next((one for one in self.attempts if one.request.content == content), None)
+        if successor is not None:
+            self.dedup_owner[content] = successor
+            successor.uncached = tokens
+            self.set_backlog(successor, tokens)
+
+    def restore_waiting(self, newest: list[Attempt]) -> None:
+        """Give these attempts their whole backlog again: the engine reports that it has not begun them."""
+        for attempt in reversed(newest):
+            if not attempt.progressed and attempt.backlog < attempt.uncached:
+                self.set_backlog(attempt, attempt.uncached)
+        self.prefill_queue = OrderedDict.fromkeys(sorted(self.prefill_queue, key=routed_at))
 
 
-def routed_at(request: Request) -> float:
-    """For sorting."""
-    return request.routed_at
+def routed_at(attempt: Attempt) -> float:
+    """Return the sort key of attempts in order of arrival."""
+    return attempt.routed_at

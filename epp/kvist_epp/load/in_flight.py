@@ -1,115 +1,237 @@
-"""Requests on their way: what was predicted of each, until events, the access log or time tell the truth."""
+"""Requests in flight: one record per request, one table of all of them. Pure.
+
+A request is in the table from the moment it has to wait or is sent to an endpoint until it ends. Requests
+that other replicas of the picker routed are in the same table and name their replica as ``origin``.
+
+::
+
+    QUEUED ──dispatch──▶ SENT ──first KV event──▶ PREFILLING ──prompt computed──▶ DECODING ──▶ ENDED
+
+Any state may go to ENDED: by the access log, the response, a scrape, expiry, or an endpoint that leaves.
+"""
 
 from collections import deque
-from collections.abc import Iterator
-from typing import Final
-
-import msgspec
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvist_epp.index.byte_index import Root
 from kvist_epp.index.routing_history import Note
 
+if TYPE_CHECKING:
+    from kvist_epp.load.endpoint_load import EndpointLoad
 
-class Flight(msgspec.Struct, eq=False):
-    """One request that was routed."""
 
-    session: str
-    endpoint: str
-    """Key of the endpoint that serves it: the picked one, until it is known that another one does."""
-    departed_at: float
-    tokens: int
-    """Of the prompt, as far as known."""
-    indexed: int
-    """Cached tokens by the index alone: when it was routed, then when the engine took it up."""
-    root: Root = (None, None)
-    prompt: bytes | None = None
-    """Kept until the engine takes it up, to ask the index then."""
-    handles: list[Note] = []
-    """Its prompts in the routing history."""
-    compared: bool = False
-    """``indexed`` is of the moment when the engine took it up."""
-    prefilled: bool = False
-    told: bool = False
-    """The engine has told how much was cached, or cannot (several prompts under one session)."""
+_Key = TypeVar("_Key")
+
+
+class RequestState(Enum):
+    """How far a request has come, as far as the picker knows."""
+
+    QUEUED = "queued"
+    SENT = "sent"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    ENDED = "ended"
+
+
+class Leg(Enum):
+    """The part of a request that an attempt carries out."""
+
+    SERVE = "serve"
+    PREWARM = "prewarm"
+    """The picker's own request that computes a prefix before it is needed."""
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One endpoint's part in a request: where it was sent, and the prefill that is left there."""
+
+    request: "InFlightRequest"
+    load: "EndpointLoad"
+    uncached: float
+    """Tokens to prefill when it was routed."""
+    routed_at: float
+    last_event_at: float
+    """Time of the latest sign of life: routed, or progress in the engine's events."""
+    backlog: float = 0.0
+    """Tokens still to prefill, as far as known; from 0 to ``uncached``."""
+    number: int = 0
+    """Counts the attempts of the replica that routed it; names the attempt between replicas."""
+    progressed: bool = False
+    """The engine's events have shown progress: what scrapes suggest does not count any more."""
+    leg: Leg = Leg.SERVE
     hostport: str = ""
-    """Of ``endpoint``."""
-    request_id: str = ""
-    """``x-request-id``: tells apart the requests of one session; empty where the gateway gave none."""
-
-    def fits(self, request_id: str, endpoint: str) -> bool:
-        """Whether it may be the request with this id on this endpoint; an empty one says nothing."""
-        same_id = not request_id or not self.request_id or self.request_id == request_id
-        return same_id and (not endpoint or self.endpoint == endpoint)
-
-
-class Flights:
-    """By session; clients may use one session id for several requests, even at once."""
-
-    KEPT_BYTES: Final = 256 << 20
-    """Prompts kept at most; of further requests the engine's truth is not compared."""
-
-    def __init__(self) -> None:
-        self._kept = 0
-        self._prefilled: deque[tuple[float, Flight]] = deque()
-        self._by_session: dict[str, deque[Flight]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._by_session.values()))
+    """``ip:port`` of the endpoint."""
 
     @property
-    def kept_bytes(self) -> int:
-        """Prompts that wait for their engine to take them up."""
-        return self._kept
+    def open(self) -> bool:
+        """True while the endpoint's load counts it."""
+        return self in self.load.attempts
 
-    def departed(self, flight: Flight) -> None:
-        """It was routed."""
-        if flight.prompt is not None:
-            self._kept += len(flight.prompt)
-            if self._kept > self.KEPT_BYTES:
-                self.release(flight)
-        self._by_session.setdefault(flight.session, deque()).append(flight)
+    @property
+    def endpoint(self) -> str:
+        """Key of the endpoint."""
+        return self.load.key
 
-    def release(self, flight: Flight) -> bytes | None:
-        """Its prompt, which is not kept any longer; None when it was not."""
-        prompt, flight.prompt = flight.prompt, None
-        self._kept -= len(prompt or b"")
+
+@dataclass(slots=True, eq=False)
+class InFlightRequest:
+    """One request, from its arrival to its end."""
+
+    session: str
+    tokens: int
+    """Tokens of the prompt, cached ones included, as far as known."""
+    request_id: str = ""
+    """``x-request-id``: tells the requests of one session apart; empty where the gateway gives none."""
+    origin: str = ""
+    """Replica that routed it and will report its end; empty: this one."""
+    state: RequestState = RequestState.QUEUED
+    attempts: list[Attempt] = field(default_factory=list)
+    """None while it is queued; usually one; a retry on another endpoint replaces it."""
+    root: Root = (None, None)
+    prompt: bytes | None = None
+    """Kept until the engine takes the request up, to match it with the index at that moment."""
+    cache_credit: list[Note] = field(default_factory=list)
+    """Its prompts in the routing history: they count as cached where it went until events show the blocks."""
+    indexed_tokens: int = 0
+    """Cached tokens by the index alone: when it was routed, then when the engine took it up."""
+    index_compared: bool = False
+    """``indexed_tokens`` is of the moment when the engine took the request up."""
+    truth_known: bool = False
+    """The engine has reported how much was cached, or cannot (several prompts under one session)."""
+    content: Hashable = None
+    """Equal for equal prompts, where several replicas route; None: unknown, or hardly anything is
+    uncached."""
+    orphan: bool = False
+    """Its replica has left and will not report its end."""
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt under way. Raises IndexError while the request is queued."""
+        return self.attempts[-1]
+
+    @property
+    def endpoint(self) -> str:
+        """Key of the endpoint that serves it. Raises IndexError while the request is queued."""
+        return self.attempts[-1].load.key
+
+    def matches(self, request_id: str, endpoint: str) -> bool:
+        """True if it can be the request with this id on this endpoint; an empty argument matches all."""
+        same_id = not request_id or not self.request_id or self.request_id == request_id
+        return same_id and (not endpoint or (bool(self.attempts) and self.endpoint == endpoint))
+
+
+class InFlightTable:
+    """All requests in flight, found by session and endpoint or by session and request id.
+
+    Clients may use one session id for several requests, even at once, so each look-up names what else is
+    known of the request.
+    """
+
+    MAX_PROMPT_BYTES: Final = 256 << 20
+    """Bytes of prompts kept at most; further requests are not compared with the engine's cache hits."""
+
+    def __init__(self) -> None:
+        self.prompt_bytes = 0
+        """Bytes of prompts that wait for their engine to take them up."""
+        self._by_session: dict[str, dict[InFlightRequest, None]] = {}
+        self._by_endpoint: dict[tuple[str, str], dict[InFlightRequest, None]] = {}
+        self._decoding: deque[tuple[float, InFlightRequest]] = deque()
+        self._own = 0
+
+    def __len__(self) -> int:
+        """Requests of this replica that are sent and have not ended."""
+        return self._own
+
+    def __iter__(self) -> Iterator[InFlightRequest]:
+        return (request for requests in self._by_session.values() for request in requests)
+
+    def add(self, request: InFlightRequest) -> None:
+        """Add a request that was sent to an endpoint."""
+        if request.prompt is not None:
+            self.prompt_bytes += len(request.prompt)
+            if self.prompt_bytes > self.MAX_PROMPT_BYTES:
+                self.take_prompt(request)
+        self._by_session.setdefault(request.session, {})[request] = None
+        self._by_endpoint.setdefault((request.session, request.endpoint), {})[request] = None
+        self._own += not request.origin
+
+    def remove(self, request: InFlightRequest) -> None:
+        """Remove a request that has ended; no effect if it is not in the table."""
+        if not _discard(self._by_session, request.session, request):
+            return
+        _discard(self._by_endpoint, (request.session, request.endpoint), request)
+        self.take_prompt(request)
+        request.state = RequestState.ENDED
+        self._own -= not request.origin
+
+    def move(self, request: InFlightRequest, attempt: Attempt) -> None:
+        """Replace the request's attempt: another endpoint serves it."""
+        _discard(self._by_endpoint, (request.session, request.endpoint), request)
+        request.attempts[-1] = attempt
+        self._by_endpoint.setdefault((request.session, request.endpoint), {})[request] = None
+
+    def take_prompt(self, request: InFlightRequest) -> bytes | None:
+        """Return the prompt and keep it no longer; None if it was not kept."""
+        prompt, request.prompt = request.prompt, None
+        self.prompt_bytes -= len(prompt or b"")
         return prompt
 
-    def release_all(self) -> None:
-        """No prompt is kept any longer."""
-        for flights in self._by_session.values():
-            for flight in flights:
-                self.release(flight)
+    def drop_prompts(self) -> None:
+        """Keep no prompt any longer."""
+        for request in self:
+            self.take_prompt(request)
 
-    def of(self, session: str, endpoint: str) -> Flight | None:
-        """Whose event this is: the oldest untold flight of the session on this endpoint, else the newest."""
-        flights = [f for f in self._by_session.get(session, ()) if f.endpoint == endpoint]
-        return next((f for f in flights if not f.told), flights[-1] if flights else None)
+    def find(
+        self, session: str, request_id: str = "", endpoint: str = "", *, origin: str | None = ""
+    ) -> InFlightRequest | None:
+        """Return the oldest request of the session that fits what else is known; ``origin`` None: any."""
+        for request in self._by_session.get(session, ()):
+            if (origin is None or request.origin == origin) and request.matches(request_id, endpoint):
+                return request
+        return None
 
-    def prefilled(self, flight: Flight, now: float) -> None:
-        """Its engine told that the whole prompt is computed."""
-        if not flight.prefilled:
-            flight.prefilled = True
-            self._prefilled.append((now, flight))
+    def of_session(self, session: str) -> list[InFlightRequest]:
+        """Return the requests of a session, oldest first, those of other replicas included."""
+        return list(self._by_session.get(session, ()))
 
-    def indexed_by(self, then: float) -> Iterator[Flight]:
-        """Takes out those that were prefilled before ``then``."""
-        while self._prefilled and self._prefilled[0][0] < then:
-            yield self._prefilled.popleft()[1]
+    def at(
+        self, session: str, endpoint: str, *, first_event: bool = False, remote: bool = False
+    ) -> InFlightRequest | None:
+        """Return the request that an event of this session on this endpoint belongs to; None if unknown.
 
-    def find(self, session: str, request_id: str = "", endpoint: str = "") -> Flight | None:
-        """The oldest of the session that fits what else is known of it."""
-        flights = self._by_session.get(session, ())
-        return next((flight for flight in flights if flight.fits(request_id, endpoint)), None)
+        The first event of a request is of the oldest one whose cache hits are not known. Later ones are of
+        the oldest with a backlog: engines compute prompts in order of arrival. ``remote``: only requests of
+        other replicas, else only this replica's.
+        """
+        newest = None
+        for request in self._by_endpoint.get((session, endpoint), ()):
+            if bool(request.origin) is not remote:
+                continue
+            if (not request.truth_known) if first_event else request.attempts[-1].backlog > 0:
+                return request
+            newest = request
+        return newest
 
-    def landed(self, session: str, request_id: str = "", endpoint: str = "") -> Flight | None:
-        """It has ended (the oldest that fits, where a session has several)."""
-        flight = self.find(session, request_id, endpoint)
-        if flight is None:
-            return None
-        flights = self._by_session[session]
-        flights.remove(flight)
-        self.release(flight)
-        if not flights:
-            del self._by_session[session]
-        return flight
+    def on_decoding(self, request: InFlightRequest, now: float) -> None:
+        """Note that the engine has computed the whole prompt."""
+        if request.state is not RequestState.DECODING:
+            request.state = RequestState.DECODING
+            self._decoding.append((now, request))
+
+    def decoding_before(self, then: float) -> Iterator[InFlightRequest]:
+        """Take out and yield the requests whose prompts were computed before ``then``."""
+        while self._decoding and self._decoding[0][0] < then:
+            yield self._decoding.popleft()[1]
+
+
+def _discard(index: dict[_Key, dict[InFlightRequest, None]], key: _Key, request: InFlightRequest) -> bool:
+    requests = index.get(key)
+    if requests is None or request not in requests:
+        return False
+    del requests[request]
+    if not requests:
+        del index[key]
+    return True

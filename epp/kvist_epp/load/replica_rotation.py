@@ -1,72 +1,77 @@
-"""When those who wait for a pod may use the room that it has. Pure.
+"""Order in which replicas of the picker may send queued requests to one endpoint. Pure.
 
-A newcomer goes to a pod with room at once. Of those who wait, the newest of each picker
+A new request goes to an endpoint with capacity at once. Of the queued ones, the newest of each replica
 
-- goes in its turn: pickers hear of an engine's progress in the same moment, and all of them would send one.
-  The picker that sent there longest ago goes first, the next one a step later, if there is room still;
-- gives way when it is late already: room that is taken up by the late at once makes the next newcomer late,
-  too, and then nobody is served in time. So it goes when the pod has had room for a while, or when nobody new
-  has come for it lately (trunk reservation: F. Kelly, "Loss networks", Ann. Appl. Prob. 1/3, 1991).
+- waits for its replica's turn: replicas hear of an engine's progress in the same moment, and all of them
+  would send one. The replica that sent there longest ago goes first, the next one a step later if capacity is
+  left;
+- gives way when it has waited too long already: if old requests take capacity as soon as there is some, the
+  next new one has to wait too long as well, and then none is served in time. So it is sent when the endpoint
+  has had capacity for a while, or when no new request has come for it lately (trunk reservation: F. Kelly,
+  "Loss networks", Ann. Appl. Prob. 1/3, 1991).
 """
 
 from math import inf
 from typing import Final
 
-LATE_SECONDS: Final = 1.0
-"""Who has waited longer is late. Half of it is as good; a share of the prompt's own time no better."""
+OVERDUE_SECONDS: Final = 1.0
+"""A request that has waited longer gives way. Half of it is as good; a share of the prompt's own time no
+better."""
 QUIET_SECONDS: Final = 1.0
-"""With room, until the late may go: 0.5 lost six points of goodput on groups, 2 s leaves pods idle."""
-NEWCOMER_SECONDS: Final = 3.0
-"""A pod that nobody new came for in that time keeps nothing free: with caches still cold (documents) the late
-have nobody to give way to. 1 s lost nine points on groups. Times the pickers that send there: each sees its
-own newcomers only."""
+"""Seconds of capacity until overdue requests are sent: 0.5 lost six points of goodput on groups, 2 s leaves
+endpoints idle."""
+NEW_REQUEST_SECONDS: Final = 3.0
+"""An endpoint that no new request came for in that time keeps nothing free: with caches still cold
+(documents) there is nothing to give way to. 1 s lost nine points on groups. Multiplied by the number of
+replicas that send there: each sees its own new requests only."""
 STEP_SECONDS: Final = 0.04
-"""Between pickers: a hurried update (0.02 s), as long again for the network and the work."""
-PICKER_SECONDS: Final = 10.0
-"""A picker that has sent nothing there for so long has nobody who waits."""
+"""Time between replicas: a hurried update (0.02 s), as long again for the network and the work."""
+REPLICA_SECONDS: Final = 10.0
+"""A replica that has sent nothing there for so long has no request that waits."""
 
 
-class Turn:
-    """One pod's, as one picker sees it."""
+class ReplicaRotation:
+    """The rotation of one endpoint, as one replica sees it."""
 
     __slots__ = ("_new_at", "_open_at", "_sent")
 
     def __init__(self) -> None:
         self._open_at: float | None = None
-        """Since when it has had room."""
+        """Since when it has had capacity."""
         self._new_at = -inf
-        """When a newcomer last wanted it."""
+        """When a new request last had this endpoint as its best."""
         self._sent: dict[str, float] = {}
-        """When each picker last sent it a request, by replica; empty: this one."""
+        """When each replica last sent it a request; the empty name is this replica."""
 
-    def wanted(self, now: float) -> None:
-        """A newcomer came for it, wherever it went."""
+    def on_new_request(self, now: float) -> None:
+        """Note a new request that has this endpoint as its best, wherever it is sent."""
         self._new_at = now
 
-    def sent(self, origin: str, now: float) -> None:
-        """It got a request by this replica; what room it has now is another question."""
-        if origin not in self._sent:  # replicas come and go for months
-            self._sent = {who: at for who, at in self._sent.items() if at > now - PICKER_SECONDS}
-        self._sent[origin] = max(now, self._sent.get(origin, now))
+    def on_sent(self, replica: str, now: float) -> None:
+        """Note that a replica sent a request: whether there is capacity left is not known."""
+        if replica not in self._sent:  # replicas come and go for months
+            self._sent = {name: at for name, at in self._sent.items() if at > now - REPLICA_SECONDS}
+        self._sent[replica] = max(now, self._sent.get(replica, now))
         self._open_at = None
 
-    def comes(self, since: float, now: float, *, room: bool) -> bool:
-        """Whether the newest of those who wait, ``since`` then, may go, as the pod has ``room`` or not."""
-        if not room:
+    def may_send(self, since: float, now: float, *, capacity: bool) -> bool:
+        """Return whether the newest queued request may be sent; it has waited since ``since``."""
+        if not capacity:
             self._open_at = None
             return False
         if self._open_at is None:
             self._open_at = now
         return now >= self._open_at + self._pause(since, now)
 
-    def comes_in(self, since: float, now: float) -> float:
-        """Seconds until it may if the pod keeps the room it has; infinite without any, or if it may now."""
+    def seconds_until_turn(self, since: float, now: float) -> float:
+        """Return the seconds until it may be sent if capacity stays; infinite without, or if it may be
+        now."""
         left = 0.0 if self._open_at is None else self._open_at + self._pause(since, now) - now
         return left if left > 0 else inf
 
     def _pause(self, since: float, now: float) -> float:
-        lately = [at for at in self._sent.values() if at > now - PICKER_SECONDS]
-        before = sum(at < self._sent.get("", -inf) for at in lately)
-        new = now - self._new_at < NEWCOMER_SECONDS * max(1, len(lately))
-        late = now - since > LATE_SECONDS
-        return STEP_SECONDS * before + QUIET_SECONDS * (late and new)
+        recent = [at for at in self._sent.values() if at > now - REPLICA_SECONDS]
+        earlier = sum(at < self._sent.get("", -inf) for at in recent)
+        new = now - self._new_at < NEW_REQUEST_SECONDS * max(1, len(recent))
+        overdue = now - since > OVERDUE_SECONDS
+        return STEP_SECONDS * earlier + QUIET_SECONDS * (overdue and new)

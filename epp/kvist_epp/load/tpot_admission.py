@@ -1,15 +1,16 @@
-"""How much prefill a pod may take up while its sequences still decode in time. Pure.
+"""Admission of prefill to an endpoint, so that its sequences decode within the TPOT target. Pure.
 
 ::
 
-    undisturbed = seconds a token takes while no prompt is computed: sequences x time / tokens of the last
-                  seconds' scrapes, less the share of the time that prompts took by the pod's own events
-    share       = 1 - undisturbed / target: of the pod's time, what prompts may take
-    allowance   = seconds of prefill that it may take up now: grows by ``share`` a second
+    undisturbed   = seconds a token takes while no prompt is computed: sequences x time / tokens of the last
+                    seconds' scrapes, less the share of the time that prefill took by the endpoint's events
+    prefill_share = 1 - undisturbed / target: the part of the endpoint's time that prefill may take
+    allowance     = seconds of prefill that it may take up now: grows by ``prefill_share`` a second (a token
+                    bucket)
 
-A prompt of a step's length stops every sequence of the batch for that step. Without a bound all pods of an
-overloaded pool take up every prompt at once, and then nobody is served in time; with it, those are that the
-pool can serve (``docs/decisions/0016``).
+A prompt of a step's length stops every sequence of the batch for that step. Without a bound all endpoints of
+an overloaded pool take up every prompt at once, and then no request is served in time; with it, those are
+that the pool can serve (``docs/decisions/0016``).
 """
 
 from collections.abc import Hashable
@@ -18,66 +19,68 @@ from math import exp
 from typing import TYPE_CHECKING, Final
 
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
-from kvist_epp.load.replica_rotation import Turn
+from kvist_epp.load.replica_rotation import ReplicaRotation
 
 if TYPE_CHECKING:
-    from kvist_epp.load.endpoint_load import Load
+    from kvist_epp.load.endpoint_load import EndpointLoad
 
 MARGIN: Final = 0.9
-"""Of the target: what is measured is seconds old. 0.95 left one request in ten too slow."""
-OWED_SECONDS: Final = 0.5
-"""Prefill in an engine's queue from which it gets no more: a step's length on most, so it never runs dry."""
+"""Part of the target that is aimed at: measurements are seconds old. 0.95 left one request in ten too
+slow."""
+BACKLOG_SECONDS: Final = 0.5
+"""Backlog from which an endpoint gets no more: a step's length on most engines, so it never runs dry."""
 BURST_SECONDS: Final = 0.5
-"""The most that is saved up. 2 s stopped the short answers of agents for most of their time."""
+"""The most allowance that is saved up. 2 s stopped the short answers of agents for most of their time."""
 DEBT_SECONDS: Final = 1.5
-"""A longer prompt is forgiven the rest: a pod that owed five seconds took nothing up for ten."""
+"""A longer prompt is forgiven the rest: an endpoint with five seconds of debt took nothing up for ten."""
 LIGHT_TOKENS: Final = 256
-"""So few ride on a step that decodes, for nothing (15,928 tokens/s x 18 ms): no allowance holds them."""
+"""So few tokens ride on a step that decodes, for nothing (15,928 tokens/s x 18 ms): no allowance holds
+them."""
 FRESH_SECONDS: Final = 2.0
-"""Who has waited longer does not weigh against those who decode …"""
+"""A request that has waited longer does not weigh against the sequences that decode …"""
 FRESH_WEIGHT: Final = 3
-"""… and who has not, as much as three of them: caches are cold then, and prompts come first."""
+"""… and one that has not, as much as three of them: caches are cold then, and prompts come first."""
 MEMORY_SECONDS: Final = 4.0
-"""Of the mean over scrapes (an exponential's time constant)."""
-ROOM: Final = 0.02
-"""Share of the KV cache that stays free for those who decode, at least; a longer prompt needs its length."""
-RETURNED: Final = 0.5
-"""Of a request's new tokens, those that nobody else uses when it ends."""
+"""Time constant of the exponential mean over scrapes."""
+FREE_SHARE: Final = 0.02
+"""Share of the KV cache that stays free for sequences that decode; a longer prompt needs its length."""
+REFUNDED: Final = 0.5
+"""Part of a request's uncached tokens that no other request uses when it ends."""
 LEAST_SHARE: Final = 0.1
-"""A pod whose sequences are too slow without any prompt still takes some up."""
+"""An endpoint whose sequences are too slow without any prompt still takes some up."""
 LEAST_TOKENS: Final = 20
-"""Generated between scrapes: fewer tell nothing."""
+"""Tokens generated between scrapes: fewer show nothing."""
 
 
-class Pacing:
-    """One pod's allowance. ``target``: seconds a token after the first that users accept (TPOT)."""
+class TpotAdmission:
+    """The allowance of one endpoint."""
 
     __slots__ = (
         "_allowance",
         "_at",
         "_computed",
+        "_free",
         "_last",
         "_most",
-        "_room",
         "_sums",
         "_target",
-        "held",
-        "held_tokens",
-        "share",
-        "turn",
+        "prefill_share",
+        "queued",
+        "queued_tokens",
+        "rotation",
     )
 
     def __init__(self, target: float) -> None:
+        """``target``: seconds per output token after the first that users accept (TPOT)."""
         self._target = MARGIN * target
-        self.share = 1.0
-        """Of its time that prompts may take; 1: not learned."""
-        self.held: dict[Hashable, tuple[float, int]] = {}
-        """Who waits in this picker for room on this pod: since when, and for how many new tokens; in the
-        order they came."""
-        self.held_tokens = 0
-        """New tokens of all of them."""
-        self.turn = Turn()
-        """Of the newest of them."""
+        self.prefill_share = 1.0
+        """Part of its time that prefill may take; 1: not learned."""
+        self.queued: dict[Hashable, tuple[float, int]] = {}
+        """Requests that wait in this picker for the endpoint: (since when, uncached tokens), oldest first."""
+        self.queued_tokens = 0
+        """Uncached tokens of all of them."""
+        self.rotation = ReplicaRotation()
+        """Turn of the newest of them."""
         self._allowance = BURST_SECONDS
         self._at = 0.0
         self._computed = 0.0
@@ -86,55 +89,53 @@ class Pacing:
         """Time, tokens generated and sequences at the last scrape."""
         self._sums = (0.0, 0.0, 0.0, 0.0)
         """Faded sums over scrapes: sequences x time, tokens, seconds of prefill, seconds."""
-        self._room: float | None = None
+        self._free: float | None = None
         """Tokens free in its KV cache; None: unknown."""
         self._most = 0.0
-        """Tokens of a prompt that have to be free: half of the cache, or a long one would never go."""
+        """Tokens of a prompt that have to be free: half of the cache, or a long one would never be sent."""
 
-    def hold(self, who: Hashable, tokens: int, now: float) -> None:
-        """A request waits for room on this pod."""
-        self.held[who] = now, tokens
-        self.held_tokens += tokens
+    def add_queued(self, request: Hashable, tokens: int, now: float) -> None:
+        """Note a request that waits for capacity on this endpoint."""
+        self.queued[request] = now, tokens
+        self.queued_tokens += tokens
 
-    def release(self, who: Hashable) -> None:
-        """It does not any more."""
-        _, tokens = self.held.pop(who, (0.0, 0))
-        self.held_tokens -= tokens
+    def remove_queued(self, request: Hashable) -> None:
+        """Note that it waits no longer."""
+        _, tokens = self.queued.pop(request, (0.0, 0))
+        self.queued_tokens -= tokens
 
-    def takes(self, tokens: float, rate: float, now: float, origin: str = "") -> None:
-        """The pod got a request with so many new tokens, by this replica; empty: by ours."""
+    def debit(self, tokens: float, rate: float, now: float, replica: str = "") -> None:
+        """Take so many uncached tokens, which ``replica`` sent, off the allowance; empty: this replica."""
         self._advance(now)
-        self.turn.sent(origin, now)
+        self.rotation.on_sent(replica, now)
         self._allowance = max(self._allowance - tokens / rate, -DEBT_SECONDS)
-        if self._room is not None:
-            self._room -= tokens
+        if self._free is not None:
+            self._free -= tokens
 
-    def returns(self, tokens: float) -> None:
-        """One with so many new tokens has ended."""
-        if self._room is not None:
-            self._room += RETURNED * tokens
+    def refund(self, tokens: float) -> None:
+        """Note that a request with so many uncached tokens has ended."""
+        if self._free is not None:
+            self._free += REFUNDED * tokens
 
-    def computes(self, tokens: float) -> None:
-        """Events told of so many prompt tokens."""
+    def on_computed(self, tokens: float) -> None:
+        """Note that events reported so many prompt tokens."""
         self._computed += tokens
 
-    def scraped(self, sample: EngineSample, owed: float, rate: float, now: float) -> None:
-        """An engine's own account; ``owed``: prompt tokens on their way that it has no blocks for yet."""
-        self._set_room(sample, owed)
+    def on_scrape(self, sample: EngineSample, backlog: float, rate: float, now: float) -> None:
+        """Learn from a scrape; ``backlog``: prompt tokens under way that the engine has no blocks for yet."""
+        if (capacity := sample.reported_tokens) is not None:
+            self._most = capacity / 2
+            free = (1.0 - sample.cache_usage - FREE_SHARE) * capacity - backlog
+            self._free = 0.0 if sample.crowded else free
         computed, self._computed = self._computed, 0.0
         if self._last is not None and now > self._last[0] and sample.running:
-            self._learn(sample, min(now - self._last[0], computed / rate), now)
+            self._learn(self._last, sample, min(now - self._last[0], computed / rate), now)
         self._last = now, sample.generation_tokens, sample.running
 
-    def _set_room(self, sample: EngineSample, owed: float) -> None:
-        if (capacity := sample.reported_tokens) is None:
-            return
-        self._most = capacity / 2
-        self._room = 0.0 if sample.crowded else (1.0 - sample.cache_usage - ROOM) * capacity - owed
-
-    def _learn(self, sample: EngineSample, prefill: float, now: float) -> None:
-        assert self._last is not None, "the first scrape tells nothing"
-        at, generated, running = self._last
+    def _learn(
+        self, last: tuple[float, float, int], sample: EngineSample, prefill: float, now: float
+    ) -> None:
+        at, generated, running = last
         seconds = now - at
         fade = exp(-seconds / MEMORY_SECONDS)
         new = (
@@ -149,47 +150,52 @@ class Pacing:
         self._sums = sequences, tokens, prompts, time
         if tokens >= LEAST_TOKENS:
             undisturbed = sequences / tokens * (1.0 - min(MARGIN, prompts / time))
-            self.share = max(LEAST_SHARE, 1.0 - undisturbed / self._target)
+            self.prefill_share = max(LEAST_SHARE, 1.0 - undisturbed / self._target)
 
-    def open(self, load: "Load", tokens: int, now: float) -> bool:
-        """Whether the pod may take up so many new tokens of one who waits for it: in its turn."""
-        room = self.has_room(load, tokens, now, held=True)
+    def admits_queued(self, load: "EndpointLoad", tokens: int, now: float) -> bool:
+        """Return whether a request that waits for the endpoint may be sent: there is capacity, and it is its
+        turn."""
+        admitted = self.admits(load, tokens, now, queued=True)
         if tokens <= LIGHT_TOKENS:
-            return room
-        return self.turn.comes(self._newest(now), now, room=room)
+            return admitted
+        return self.rotation.may_send(self._newest(now), now, capacity=admitted)
 
-    def opens_in(self, now: float) -> float:
-        """Seconds until the newest who waits may go, if the pod keeps its room; infinite if it has none."""
-        return self.turn.comes_in(self._newest(now), now)
+    def seconds_until_turn(self, now: float) -> float:
+        """Return the seconds until the newest queued request may be sent if capacity stays."""
+        return self.rotation.seconds_until_turn(self._newest(now), now)
 
     def _newest(self, now: float) -> float:
-        """Since when the newest waits."""
-        return next(reversed(self.held.values()))[0] if self.held else now
+        return next(reversed(self.queued.values()))[0] if self.queued else now
 
-    def has_room(self, load: "Load", tokens: int, now: float, *, held: bool = False) -> bool:
-        """Whether it may take up so many new tokens, as of the last ``drain``, whoever's turn it is;
-        ``held``: of one who waits for it. Asked of every pod for each request, so all in one function."""
-        if load.owed > OWED_SECONDS * load.rate:
+    def admits(self, load: "EndpointLoad", tokens: int, now: float, *, queued: bool = False) -> bool:
+        """Return whether it may take up so many uncached tokens, as of the last ``drain``, regardless of
+        turns.
+
+        ``queued``: of a request that waits for it. Every pick asks this of every endpoint, so it is one
+        function.
+        """
+        if load.backlog_tokens > BACKLOG_SECONDS * load.rate:
             return False
-        if (room := self._room) is not None and room < tokens and room < self._most:
+        if (free := self._free) is not None and free < tokens and free < self._most:
             return False
-        if tokens <= LIGHT_TOKENS or self.share >= 1.0:
+        if tokens <= LIGHT_TOKENS or self.prefill_share >= 1.0:
             return True
         self._advance(now)
-        return self._allowance >= min(BURST_SECONDS, tokens / load.rate) or not self._protects(
-            load, now, held
-        )
+        enough = min(BURST_SECONDS, tokens / load.rate)
+        return self._allowance >= enough or not self._decoding_prevails(load, now, queued)
 
-    def _protects(self, load: "Load", now: float, held: bool) -> bool:
-        """Whether more decode there than wait to, the one that is asked for among them. Counts no further
-        than it takes to tell: thousands may wait."""
-        decoding = load.running - len(load.queue)
+    def _decoding_prevails(self, load: "EndpointLoad", now: float, queued: bool) -> bool:
+        """Whether more sequences decode there than requests wait, the one in question among these.
+
+        Counts no further than needed: thousands may wait.
+        """
+        decoding = load.running - len(load.prefill_queue)
         enough = max(0, decoding) // FRESH_WEIGHT + 1
-        newest = islice(reversed(self.held.values()), enough)
+        newest = islice(reversed(self.queued.values()), enough)
         fresh = sum(1 for _ in takewhile(lambda one: now - one[0] <= FRESH_SECONDS, newest))
-        return decoding > FRESH_WEIGHT * (fresh + (not held))
+        return decoding > FRESH_WEIGHT * (fresh + (not queued))
 
     def _advance(self, now: float) -> None:
         elapsed = max(0.0, now - self._at)
         self._at = max(self._at, now)
-        self._allowance = min(BURST_SECONDS, self._allowance + self.share * elapsed)
+        self._allowance = min(BURST_SECONDS, self._allowance + self.prefill_share * elapsed)

@@ -3,8 +3,7 @@
 An endpoint that joins gets the hottest prefixes. When endpoints cannot be picked any longer, the hot prefixes
 that end in blocks which only they hold go to the other endpoints, each where the policy would send it.
 Prefixes are requested in short steps, each of which continues the last: one at a time per endpoint, and only
-while the endpoint has hardly any backlog. A step is in the ledger like a request, so that the cost includes
-it.
+while the endpoint has hardly any backlog. A step is in flight like a request, so that the cost includes it.
 
 For a while after an endpoint left, hot prefixes that only one endpoint holds are requested again and again
 (``refresh_schedule``), so that engines evict something else.
@@ -23,7 +22,8 @@ import msgspec
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
-from kvist_epp.load.ledger import Ledger
+from kvist_epp.load.in_flight import InFlightRequest, Leg
+from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.prefix_stats.hot_prefixes import Beginning, Hot, Masks
 from kvist_epp.prewarm.prewarm_stats import PrewarmStats
 from kvist_epp.prewarm.refresh_schedule import RefreshSchedule
@@ -77,15 +77,17 @@ class PrewarmPool(Protocol):
         """The look-up by endpoint in the same index."""
 
     @property
-    def ledger(self) -> Ledger:
+    def tracker(self) -> LoadTracker:
         """The backlog of each endpoint."""
 
 
 class PrewarmStep(msgspec.Struct, frozen=True, eq=False):
     """One request to one engine."""
 
+    request: InFlightRequest
+    """In flight like any other, so that the cost includes it."""
     session: str
-    """Session id in the ledger and in the engine's events."""
+    """Session id in the load tracker and in the engine's events."""
     endpoint: Endpoint
     prefix: Beginning
     blocks: int
@@ -201,7 +203,7 @@ class PrewarmPlanner:
     def on_ended(self, step: PrewarmStep, now: float, *, good: bool = True, seconds: float = 0.0) -> None:
         """Handle the end of a step: its answer, or (not ``good``) its failure, after ``seconds``."""
         self.stats.seconds += seconds
-        self._pool.ledger.settled(step.session, now, step.endpoint.key)
+        self._pool.tracker.end(step.request, now)
         if good:
             self.stats.steps += 1
             self.stats.tokens += step.uncached
@@ -288,7 +290,7 @@ class PrewarmPlanner:
             if may and self._is_precise(target.candidate.endpoint.key):
                 load = target.candidate.load
                 # a full KV cache would evict the prefix at once
-                if load.crowd is None and load.drain(now) <= self._limits.backlog_seconds * load.rate:
+                if load.kv_full_at is None and load.drain(now) <= self._limits.backlog_seconds * load.rate:
                     yield target
 
     def _place_lost(self, now: float) -> list[PrewarmStep]:
@@ -360,11 +362,14 @@ class PrewarmPlanner:
     def _make_step(
         self, target: _Target, prefix: Beginning, blocks: int, held: int, now: float
     ) -> PrewarmStep:
-        """Create a step and enter it in the ledger."""
+        """Create a step, in flight from now on."""
         endpoint, session = target.candidate.endpoint, f"{self._name}.{next(self._numbers)}"
         tokens = blocks * (prefix.tokens // len(prefix.sizes))
-        step = target.step = PrewarmStep(session, endpoint, prefix, blocks, tokens, held)
-        self._pool.ledger.routed(session, endpoint.key, step.uncached, step.tokens, now)
+        request = InFlightRequest(session, tokens, session, indexed_tokens=held, truth_known=True)
+        step = target.step = PrewarmStep(request, session, endpoint, prefix, blocks, tokens, held)
+        self._pool.tracker.add(
+            request, endpoint.key, step.uncached, now, hostport=endpoint.hostport, leg=Leg.PREWARM
+        )
         return step
 
     def _drop_expired(self, now: float) -> None:

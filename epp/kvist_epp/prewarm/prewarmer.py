@@ -8,11 +8,8 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from kvist_epp.director.director import Picker
-from kvist_epp.director.endpoint_registry import Membership
+from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.endpoint import Endpoint
-from kvist_epp.load.in_flight import Flight
-from kvist_epp.prefix_stats.hot_prefixes import Hot
 from kvist_epp.prewarm.prewarm_client import PrewarmClient, PrewarmOutcome
 from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner, PrewarmStep
 from kvist_epp.prewarm.prewarm_stats import PrewarmStats
@@ -61,15 +58,13 @@ class Prewarmer:
         *,
         clock: Callable[[], float],
         model: Callable[[str], str | None] = lambda _key: None,
-        on_started: Callable[[PrewarmStep], None] = lambda _step: None,
-        on_ended: Callable[[PrewarmStep], None] = lambda _step: None,
     ) -> None:
         """``send`` requests (endpoint, session, prompt, model) from an engine. ``model`` returns the name by
-        which an endpoint serves its model, if known. The callbacks are called for each step."""
+        which an endpoint serves its model, if known."""
         self.denied = False
         """Whether an engine asked for an API key, so that nothing more is requested."""
         self._planner, self._send, self._log, self._clock = planner, send, log, clock
-        self._model, self._on_started, self._on_ended = model, on_started, on_ended
+        self._model = model
         self._tasks: dict[PrewarmStep, asyncio.Task[None]] = {}
         self._answered = asyncio.Event()
 
@@ -92,7 +87,6 @@ class Prewarmer:
     def poll(self) -> None:
         """Request the steps that are due, and cancel those whose endpoint cannot be picked any longer."""
         for step in self._planner.poll(self._clock()):
-            self._on_started(step)
             name = f"prewarming of {step.endpoint.key}"
             self._tasks[step] = asyncio.create_task(self._request(step), name=name)
         for step, task in list(self._tasks.items()):
@@ -113,7 +107,6 @@ class Prewarmer:
                 self._planner.drop(step)
             good = outcome is PrewarmOutcome.DONE
             self._planner.on_ended(step, now, good=good, seconds=now - started)
-            self._on_ended(step)
             if outcome is PrewarmOutcome.DENIED and not self.denied:
                 self.denied = True
                 logger.warning(
@@ -125,64 +118,35 @@ class Prewarmer:
 
 
 @asynccontextmanager
-async def open_prewarmer(settings: Settings, membership: Membership) -> AsyncIterator[Prewarmer]:
-    """Connect a prewarmer with the picker; the caller runs it."""
-    picker, hot, stats = membership.picker, Hot(), PrewarmStats()
-    log = PrewarmLog(stats, picker.clock)
+async def open_prewarmer(settings: Settings, registry: EndpointRegistry) -> AsyncIterator[Prewarmer]:
+    """Connect a prewarmer with a director that notes hot prefixes; the caller runs it."""
+    director, clock, stats = registry.director, registry.clock, PrewarmStats()
+    assert director.hot is not None, "prewarming is on"
+    log = PrewarmLog(stats, clock)
     planner = PrewarmPlanner(
-        picker,
-        hot,
+        director,
+        director.hot,
         PrewarmLimits(tokens=settings.hand_over_tokens, step_tokens=settings.hand_over_step_tokens),
         stats=stats,
-        name=f"{picker.replica}.prewarm",
+        name=f"{director.replica}.prewarm",
         start=random.random() if settings.peers else 0.0,
-        cache_tokens=lambda key: cache_tokens_of(membership, key),
+        cache_tokens=lambda key: cache_tokens_of(registry, key),
         on_selected=log.on_selected,
     )
-    picker.hot = hot
-    picker.metrics.gauges.prewarm = lambda: stats
-    membership.going = lambda keys: planner.on_leaving(keys, picker.clock())
+    director.metrics.gauges.prewarm = lambda: stats
+    registry.add_leaving_listener(lambda keys: planner.on_leaving(keys, clock()))
     lowest_priority = settings.scheduling_policy == "priority"
     async with PrewarmClient(key_file=settings.engine_key_file, lowest_priority=lowest_priority) as client:
-        yield Prewarmer(
-            planner,
-            client.send,
-            log,
-            clock=picker.clock,
-            model=lambda key: model_of(membership, key),
-            on_started=lambda step: add_in_flight(picker, step),
-            on_ended=lambda step: remove_in_flight(picker, step),
-        )
+        yield Prewarmer(planner, client.send, log, clock=clock, model=lambda key: model_of(registry, key))
 
 
-def model_of(membership: Membership, key: str) -> str | None:
+def model_of(registry: EndpointRegistry, key: str) -> str | None:
     """Return a name of the base model that an endpoint serves; None if it is not known."""
-    state = membership.scraper.states.get(key)
+    state = registry.scraper.states.get(key)
     return min(state.served.models, default=None) if state is not None else None
 
 
-def cache_tokens_of(membership: Membership, key: str) -> int | None:
+def cache_tokens_of(registry: EndpointRegistry, key: str) -> int | None:
     """Return how many tokens an endpoint's cache holds; None if it is not known."""
-    state = membership.scraper.states.get(key)
+    state = registry.scraper.states.get(key)
     return state.sample.cache_tokens if state is not None else None
-
-
-def add_in_flight(picker: Picker, step: PrewarmStep) -> None:
-    """Add a step to the requests in flight, so that the engine's events and counters include it."""
-    flight = Flight(
-        step.session,
-        step.endpoint.key,
-        picker.clock(),
-        tokens=step.tokens,
-        indexed=step.held,
-        told=True,
-        hostport=step.endpoint.hostport,
-        request_id=step.session,
-    )
-    picker.flights.departed(flight)
-    picker.departed(flight)
-
-
-def remove_in_flight(picker: Picker, step: PrewarmStep) -> None:
-    """Remove a step that has ended from the requests in flight."""
-    picker.flights.landed(step.session)

@@ -13,10 +13,10 @@ from typing import Final
 from kvist_epp.errors import ProtocolError
 from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.http2.call import Sink
-from kvist_epp.load.endpoint_load import Request
-from kvist_epp.load.ledger import Ledger
+from kvist_epp.load.in_flight import Attempt
+from kvist_epp.load.tracker import LoadTracker, RequestListener
 from kvist_epp.replicas.messages import Handshake, decode_ack, encode_update
-from kvist_epp.replicas.prompt_digests import PromptDigests
+from kvist_epp.replicas.prompt_digests import ANNOUNCED_TOKENS, PromptDigests
 from kvist_epp.replicas.remote_load import RemoteLoad
 from kvist_epp.replicas.replication_stats import ReplicationStats
 
@@ -41,13 +41,13 @@ class UpdateStream:
 
     def __init__(
         self,
-        local_requests: Callable[[], list[Request]],
+        local_attempts: Callable[[], list[Attempt]],
         outbox: deque[AccessLogEntry],
-        digests_of: Callable[[Request], PromptDigests | None] = lambda _request: None,
+        digests_of: Callable[[Attempt], PromptDigests | None] = lambda _attempt: None,
     ) -> None:
-        """``local_requests`` returns the open requests of this replica. ``outbox`` holds access-log entries
-        of the follower's requests and is consumed. ``digests_of`` returns the digests to announce of a
-        request."""
+        """``local_attempts`` returns what this replica has routed and has not ended. ``outbox`` holds
+        access-log entries of the follower's requests and is consumed. ``digests_of`` returns the digests to
+        announce of a request."""
         self.seq = 0
         """Number of the last update."""
         self.round_trip: float | None = None
@@ -56,11 +56,11 @@ class UpdateStream:
         """The last update said that this replica leaves; none follows."""
         self._acknowledged = 0
         self._sent_at = 0.0
-        self._local_requests = local_requests
+        self._local_attempts = local_attempts
         self._outbox = outbox
         self._digests_of = digests_of
-        self._changes: deque[Request] = deque()
-        self._full: list[Request] = []
+        self._changes: deque[Attempt] = deque()
+        self._full: list[Attempt] = []
         self._full_begins = self._full_ends = False
         self._begin_full()
 
@@ -78,7 +78,7 @@ class UpdateStream:
         """Return for how long the update in flight has waited for its acknowledgement; 0 if there is none."""
         return now - self._sent_at if self.in_flight else 0.0
 
-    def add_changes(self, requests: Iterable[Request]) -> None:
+    def add_changes(self, requests: Iterable[Attempt]) -> None:
         """Add requests of this replica that were routed or have ended."""
         self._changes.extend(requests)
         if len(self._changes) > MAX_CHANGES:
@@ -108,12 +108,12 @@ class UpdateStream:
         return self._encode(now, list(dict.fromkeys(changed)), handshake, leaving=self.farewell_sent)
 
     def _begin_full(self) -> None:
-        self._full = self._local_requests()
+        self._full = self._local_attempts()
         self._full_begins = self._full_ends = True
         self._changes.clear()
 
     def _encode(
-        self, now: float, rows: list[Request], handshake: Handshake | None, *, leaving: bool = False
+        self, now: float, rows: list[Attempt], handshake: Handshake | None, *, leaving: bool = False
     ) -> bytes:
         full = self._full_begins, self._full_ends and not self._full
         self._full_begins, self._full_ends = False, self._full_ends and not full[1]
@@ -139,23 +139,35 @@ class UpdateStream:
 
 
 @dataclass(slots=True, eq=False)
-class LoadServer:
+class LoadServer(RequestListener):
     """Server side of the load exchange: sends each follower its updates."""
 
     handshake: Callable[[], Handshake]
-    ledger: Ledger
+    tracker: LoadTracker
     remote_load: RemoteLoad
     stats: ReplicationStats
     clock: Callable[[], float]
-    describe: Callable[[Request], PromptDigests | None] = lambda _request: None
-    """Returns the digests to announce of a request; called once for each request."""
-    digests: dict[Request, PromptDigests] = field(default_factory=dict)
+    digests: dict[Attempt, PromptDigests] = field(default_factory=dict)
     """Digests of open requests."""
+    changes: list[Attempt] = field(default_factory=list)
+    """Attempts that were routed or have ended since the last tick."""
     followers: "dict[str, FollowerCall]" = field(default_factory=dict)
     """Calls by replica id; of two calls of one replica the newer one counts."""
     unconfirmed: "set[FollowerCall]" = field(default_factory=set)
     """Calls without an acknowledgement yet. A follower that already follows this replica at another address
     never sends one."""
+
+    def on_routed(self, attempt: Attempt) -> None:
+        """See ``RequestListener``."""
+        self.changes.append(attempt)
+
+    def on_moved(self, old: Attempt, new: Attempt) -> None:
+        """See ``RequestListener``: followers know attempts by their numbers."""
+        self.changes += (old, new)
+
+    def on_ended(self, attempt: Attempt) -> None:
+        """See ``RequestListener``."""
+        self.changes.append(attempt)
 
     def start(self, sink: Sink) -> "FollowerCall":
         """Start a call of the ``Follow`` method."""
@@ -163,21 +175,28 @@ class LoadServer:
 
     def tick(self, *, leaving: bool = False) -> None:
         """Send what has changed to each follower that is ready for it; called every gossip interval."""
-        changes = self.ledger.changes
-        if changes or changes is None:
-            self.ledger.changes = []
-        for request in changes or ():
-            if not request.open:
-                self.digests.pop(request, None)
-            elif (digests := self.describe(request)) is not None:
-                self.digests[request] = digests
+        changes, self.changes = self.changes, []
+        for attempt in changes:
+            if not attempt.open:
+                self.digests.pop(attempt, None)
+            elif (digests := self._digests_of(attempt)) is not None:
+                self.digests[attempt] = digests
         now = self.clock()
         for call in [*self.followers.values(), *self.unconfirmed]:
-            call.updates.add_changes(changes or ())
+            call.updates.add_changes(changes)
             if call.updates.waiting_seconds(now) >= STALLED_SECONDS:
                 call.end(_ABORTED, "no update was acknowledged for too long")
             else:
                 call.send_due(now, leaving=leaving)
+
+    def _digests_of(self, attempt: Attempt) -> PromptDigests | None:
+        """Digests of a prompt that is mostly new to its endpoint; the load tracker stores them, too."""
+        request = attempt.request
+        if attempt.uncached < ANNOUNCED_TOKENS or request.prompt is None:
+            return None
+        digests = PromptDigests.compute(request.root, request.prompt)
+        self.tracker.set_content(attempt, digests.content)
+        return digests
 
     @property
     def farewell_complete(self) -> bool:
@@ -247,7 +266,7 @@ class FollowerCall:
             self.updates = UpdateStream(list, deque())
         else:
             outbox = server.remote_load.outbox(handshake.replica)
-            self.updates = UpdateStream(server.ledger.ours, outbox, server.digests.get)
+            self.updates = UpdateStream(server.tracker.own, outbox, server.digests.get)
             server.unconfirmed.add(self)
         self.send_due(server.clock(), handshake=own)
 

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from kvist_epp.errors import ProtocolError
 from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.index.byte_index import Root
-from kvist_epp.load.endpoint_load import Request
+from kvist_epp.load.in_flight import Attempt
 from kvist_epp.replicas.pb import replication_pb2 as pb
 from kvist_epp.replicas.prompt_digests import MAX_STEPS, PromptDigests
 
@@ -112,14 +112,14 @@ def decode_snapshot_request(data: bytes) -> SnapshotRequest:
 def encode_update(
     seq: int,
     now: float,
-    requests: Iterable[Request] = (),
+    attempts: Iterable[Attempt] = (),
     *,
     handshake: Handshake | None = None,
     full: tuple[bool, bool] = (False, False),
     ended_numbers: Iterable[int] = (),
     log_entries: Iterable[AccessLogEntry] = (),
     leaving: bool = False,
-    digests_of: Callable[[Request], PromptDigests | None] = lambda _request: None,
+    digests_of: Callable[[Attempt], PromptDigests | None] = lambda _attempt: None,
 ) -> bytes:
     """Encode an update of open ``requests``; ``full``: whether the full list begins and ends with it."""
     update = pb.LoadUpdate(
@@ -139,7 +139,7 @@ def encode_update(
         ],
         leaving=leaving,
     )
-    rows = list(requests)
+    rows = list(attempts)
     if rows:
         _fill_columns(update.requests, rows, now)
         for number, digests in enumerate(map(digests_of, rows)):
@@ -151,17 +151,17 @@ def encode_update(
     return update.SerializeToString()
 
 
-def _fill_columns(columns: pb.RequestColumns, rows: Sequence[Request], now: float) -> None:
+def _fill_columns(columns: pb.RequestColumns, rows: Sequence[Attempt], now: float) -> None:
     keys: dict[str, int] = {}
     columns.number.extend([row.number for row in rows])
-    columns.session.extend([row.session for row in rows])
+    columns.session.extend([row.request.session for row in rows])
     columns.endpoint.extend([keys.setdefault(row.load.key, len(keys)) for row in rows])
     columns.endpoint_keys.extend(keys)
     columns.uncached.extend([int(row.uncached) for row in rows])
-    columns.remaining.extend([int(row.remaining) for row in rows])
-    columns.total.extend([row.total for row in rows])
+    columns.remaining.extend([int(row.backlog) for row in rows])
+    columns.total.extend([row.request.tokens for row in rows])
     columns.age_ms.extend([max(0, int((now - row.routed_at) * 1000 + 0.5)) for row in rows])
-    columns.idle_ms.extend([max(0, int((now - row.heard_at) * 1000 + 0.5)) for row in rows])
+    columns.idle_ms.extend([max(0, int((now - row.last_event_at) * 1000 + 0.5)) for row in rows])
     columns.progressed.extend([row.progressed for row in rows])
 
 

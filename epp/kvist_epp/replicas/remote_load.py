@@ -1,8 +1,9 @@
-"""Requests that the other replicas routed, entered in this replica's ledger. Pure; clocks are parameters.
+"""Requests that the other replicas routed, added to this replica's load. Pure; clocks are parameters.
 
-A replica that sends no update for a while is silent: its requests leave the ledger, and scrapes count them as
-untracked. When it is heard again it sends all of its open requests. A replica that said farewell before it
-shut down is different: its requests stay, as orphans, until the gateway, a scrape or their age ends them.
+A replica that sends no update for a while is silent: its requests leave the load tracker, and scrapes count
+them as untracked. When it is heard again it sends all of its open requests. A replica that said farewell
+before it shut down is different: its requests stay, as orphans, until the gateway, a scrape or their age ends
+them.
 """
 
 from collections import deque
@@ -13,8 +14,8 @@ from typing import Final
 
 from kvist_epp.errors import ProtocolError
 from kvist_epp.extproc.access_log import AccessLogEntry
-from kvist_epp.load.endpoint_load import Request
-from kvist_epp.load.ledger import Ledger
+from kvist_epp.load.in_flight import Attempt, InFlightRequest
+from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.replicas.messages import LoadUpdate, RemoteRequest
 from kvist_epp.replicas.prompt_digests import PrefixesInFlight, PromptDigests
 
@@ -23,7 +24,7 @@ SILENCE_SECONDS: Final = 3.0
 FORGET_SECONDS: Final = 60.0
 """Time after which a replica that stays silent is removed."""
 MAX_REQUESTS: Final = 100_000
-"""Open requests kept of one replica: the ledger's own bound."""
+"""Open requests kept of one replica: the load tracker's own bound."""
 MAX_OUTBOX: Final = 10_000
 """Access-log entries kept for a replica that cannot be reached now; the oldest are dropped first."""
 
@@ -47,8 +48,8 @@ class RemoteReplica:
     """Time of its last update."""
     complete: bool = False
     """All requests that were open there have been received."""
-    requests: dict[int, Request] = field(default_factory=dict)
-    """Requests in the ledger, by the number that the replica gave them."""
+    attempts: dict[int, Attempt] = field(default_factory=dict)
+    """Attempts in the load tracker, by the number that the replica gave them."""
     unplaced: dict[int, tuple[RemoteRequest, float]] = field(default_factory=dict)
     """Requests on endpoints that are not known here (yet), with the time they were received."""
     seq: int = 0
@@ -60,7 +61,7 @@ class RemoteReplica:
 class RemoteLoad:
     """All other replicas by their id, and their requests."""
 
-    def __init__(self, replica: str, ledger: Ledger, is_known: Callable[[str], bool]) -> None:
+    def __init__(self, replica: str, tracker: LoadTracker, is_known: Callable[[str], bool]) -> None:
         """``replica``: id of this one. ``is_known`` says whether an endpoint key is known here."""
         self.replicas: dict[str, RemoteReplica] = {}
         self.overflows = 0
@@ -68,15 +69,14 @@ class RemoteLoad:
         self.prefixes = PrefixesInFlight()
         """Prompts that other replicas have sent to endpoints."""
         self._replica = replica
-        self._ledger = ledger
+        self._tracker = tracker
         self._is_known = is_known
         self._outboxes: dict[str, deque[AccessLogEntry]] = {}
-        self._sessions: dict[str, list[Request]] = {}
-        self._digests: dict[Request, PromptDigests] = {}
+        self._digests: dict[Attempt, PromptDigests] = {}
 
     def __len__(self) -> int:
-        """Return the number of requests of other replicas in the ledger."""
-        return sum(len(replica.requests) for replica in self.replicas.values())
+        """Return the number of requests of other replicas in the load tracker."""
+        return sum(len(replica.attempts) for replica in self.replicas.values())
 
     def on_connected(self, replica: str, now: float) -> None:
         """Prepare for a new stream of updates of a replica, which begins with all of its requests."""
@@ -91,7 +91,7 @@ class RemoteLoad:
             raise ProtocolError("updates of a replica are missing")
         found.seq, found.heard_at, found.state = update.seq, now, ReplicaState.HEARD
         if update.full_begins:
-            found.complete, found.unconfirmed = False, {*found.requests, *found.unplaced}
+            found.complete, found.unconfirmed = False, {*found.attempts, *found.unplaced}
         for request in update.requests:
             self._add(found, request, now)
         for number in update.ended_numbers:
@@ -102,8 +102,8 @@ class RemoteLoad:
             found.complete, found.unconfirmed = True, None
         if update.leaving:
             found.state = ReplicaState.LEFT
-            for entry in found.requests.values():
-                entry.orphan = True
+            for entry in found.attempts.values():
+                entry.request.orphan = True
 
     def poll(self, now: float) -> None:
         """Find silent replicas, expired requests and endpoints that have become known; called every
@@ -111,21 +111,16 @@ class RemoteLoad:
         for replica in list(self.replicas.values()):
             if replica.state is ReplicaState.HEARD and now - replica.heard_at >= SILENCE_SECONDS:
                 replica.state, replica.complete, replica.unconfirmed = ReplicaState.SILENT, False, None
-                for number in [*replica.requests, *replica.unplaced]:
+                for number in [*replica.attempts, *replica.unplaced]:
                     self._end(replica, number, now, silent=True)
             self._expire(replica, now)
             for request, received_at in list(replica.unplaced.values()):
                 if self._is_known(request.endpoint):
                     self._place(replica, request, received_at, now)
             silent = replica.state is not ReplicaState.HEARD and now - replica.heard_at >= FORGET_SECONDS
-            if silent and not replica.requests:
+            if silent and not replica.attempts:
                 del self.replicas[replica.replica]
                 self._outboxes.pop(replica.replica, None)
-
-    def find(self, session: str, endpoint: str) -> Request | None:
-        """Return the request of another replica that an event of this endpoint belongs to, or None."""
-        requests = [r for r in self._sessions.get(session, ()) if r.load.key == endpoint and r.open]
-        return next((r for r in requests if r.remaining > 0), requests[0] if requests else None)
 
     def forward(self, entry: AccessLogEntry, now: float) -> int:
         """Queue an access-log entry of a request that was not routed here for the replica that routed it.
@@ -143,9 +138,9 @@ class RemoteLoad:
 
     def end_orphan(self, session: str, now: float) -> None:
         """End the request of a session if the replica that routed it has left."""
-        for request in self._sessions.get(session, ()):
+        for request in self._tracker.table.of_session(session):
             if request.orphan:
-                self._end(self.replicas[request.origin], request.number, now)
+                self._end(self.replicas[request.origin], request.attempt.number, now)
                 return
 
     def outbox(self, replica: str) -> deque[AccessLogEntry]:
@@ -165,16 +160,16 @@ class RemoteLoad:
         named = session.rpartition(".")[0]
         if named in present or named == self._replica:
             return [named] if named in present else []
-        routed = {request.origin for request in self._sessions.get(session, ())}
+        routed = {request.origin for request in self._tracker.table.of_session(session)}
         return sorted(routed & present or present)
 
     def _add(self, replica: RemoteReplica, request: RemoteRequest, now: float) -> None:
         if replica.unconfirmed is not None:
             replica.unconfirmed.discard(request.number)
-        known = replica.requests.get(request.number)
+        known = replica.attempts.get(request.number)
         if known is not None and known.open:
             return
-        if len(replica.requests) + len(replica.unplaced) >= MAX_REQUESTS:
+        if len(replica.attempts) + len(replica.unplaced) >= MAX_REQUESTS:
             self.overflows += 1
         elif self._is_known(request.endpoint):
             self._place(replica, request, now, now)
@@ -182,50 +177,50 @@ class RemoteLoad:
             replica.unplaced[request.number] = request, now
 
     def _place(self, replica: RemoteReplica, remote: RemoteRequest, received_at: float, now: float) -> None:
-        """Enter a request in the ledger."""
         self._remove(replica, remote.number)
-        request = Request(
-            session=remote.session,
-            load=self._ledger.load(remote.endpoint),
-            uncached=float(remote.uncached),
-            total=remote.total,
-            routed_at=received_at - remote.age,
-            heard_at=received_at - remote.idle,
-            remaining=float(min(remote.remaining, remote.uncached)),
-            progressed=remote.progressed,
-            number=remote.number,
+        request = InFlightRequest(
+            remote.session,
+            remote.total,
             origin=replica.replica,
             orphan=replica.state is ReplicaState.LEFT,
             content=None if remote.digests is None else remote.digests.content,
         )
-        replica.requests[remote.number] = request
-        self._sessions.setdefault(request.session, []).append(request)
-        self._ledger.taken(request, now)
+        attempt = Attempt(
+            request,
+            self._tracker.load(remote.endpoint),
+            uncached=float(remote.uncached),
+            routed_at=received_at - remote.age,
+            last_event_at=received_at - remote.idle,
+            backlog=float(min(remote.remaining, remote.uncached)),
+            number=remote.number,
+            progressed=remote.progressed,
+        )
+        request.attempts.append(attempt)
+        replica.attempts[remote.number] = attempt
+        self._tracker.add_remote(attempt, now)
         if remote.digests is not None:
-            self._digests[request] = remote.digests
+            self._digests[attempt] = remote.digests
             self.prefixes.add(remote.endpoint, remote.digests)
 
     def _end(self, replica: RemoteReplica, number: int, now: float, *, silent: bool = False) -> None:
-        request = self._remove(replica, number)
-        if request is not None:
-            self._ledger.parted(request, now, silent=silent)
+        attempt = self._remove(replica, number)
+        if attempt is not None:
+            self._tracker.end_remote(attempt, now, untracked=silent)
 
-    def _remove(self, replica: RemoteReplica, number: int) -> Request | None:
-        """Remove a request from all tables but the ledger."""
+    def _remove(self, replica: RemoteReplica, number: int) -> Attempt | None:
+        """Remove an attempt from all tables but the load tracker's."""
         replica.unplaced.pop(number, None)
-        request = replica.requests.pop(number, None)
-        if request is not None:
-            requests = self._sessions[request.session]
-            requests.remove(request)
-            if not requests:
-                del self._sessions[request.session]
-            digests = self._digests.pop(request, None)
+        attempt = replica.attempts.pop(number, None)
+        if attempt is not None:
+            digests = self._digests.pop(attempt, None)
             if digests is not None:
-                self.prefixes.remove(request.load.key, digests)
-        return request
+                self.prefixes.remove(attempt.endpoint, digests)
+        return attempt
 
     def _expire(self, replica: RemoteReplica, now: float) -> None:
-        """End requests that the ledger has dropped, or that are too old."""
-        oldest = now - self._ledger.expire_seconds
-        for number in [n for n, one in replica.requests.items() if not one.open or one.heard_at <= oldest]:
+        """End requests that the load tracker has dropped, or that are too old."""
+        oldest = now - self._tracker.expire_seconds
+        for number in [
+            number for number, one in replica.attempts.items() if not one.open or one.last_event_at <= oldest
+        ]:
             self._end(replica, number, now)

@@ -9,27 +9,26 @@ import hashlib
 import logging
 import os
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any, Final
 
 from kvist_epp.app import listeners as ports
 from kvist_epp.app.shutdown import Ending
-from kvist_epp.director.completion import Aftermath
-from kvist_epp.director.endpoint_registry import Membership
+from kvist_epp.director.completion import CompletionHandler
+from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.errors import CertificateError, SettingsError
 from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.http2.call import Method
 from kvist_epp.http2.tls import Certificates
-from kvist_epp.kvevents.observed import Observed
-from kvist_epp.load.endpoint_load import Request
-from kvist_epp.load.in_flight import Flight
+from kvist_epp.load.in_flight import Attempt
+from kvist_epp.load.tracker import RequestListener
 from kvist_epp.names import REPLICA_FOLLOW_METHOD, REPLICA_SNAPSHOT_METHOD
 from kvist_epp.prompt.model import Model
 from kvist_epp.replicas.load_server import LoadServer
 from kvist_epp.replicas.messages import Handshake
-from kvist_epp.replicas.prompt_digests import ANNOUNCED_TOKENS, URGENT_TOKENS, PromptDigests
+from kvist_epp.replicas.prompt_digests import URGENT_TOKENS
 from kvist_epp.replicas.remote_load import RemoteLoad
 from kvist_epp.replicas.replica_connection import (
     ConnectionContext,
@@ -53,35 +52,34 @@ FAREWELL_SECONDS: Final = 1.0
 logger = logging.getLogger(__name__)
 
 
-class Replication:
-    """All parts of the exchange; ``open_replication`` starts and stops them."""
+class Replication(RequestListener):
+    """All parts of the exchange; ``start`` starts them."""
 
     def __init__(
         self,
         settings: Settings,
-        membership: Membership,
-        certificates: Certificates | None,
-        *,
-        clock: Callable[[], float],
+        registry: EndpointRegistry,
     ) -> None:
-        picker = membership.picker
+        """Raises SettingsError: the certificates cannot be used."""
+        director, clock = registry.director, registry.clock
+        certificates = _certificates(settings)
         self.ready: Callable[[], bool] = bool
         """Whether this replica is ready, so that its index may be copied."""
         self.stats = ReplicationStats()
-        self.remote_load = RemoteLoad(picker.replica, picker.ledger, picker.lookup.members.__contains__)
-        self.load_server = LoadServer(
-            self._handshake, picker.ledger, self.remote_load, self.stats, clock, describe=self._describe
+        self.remote_load = RemoteLoad(
+            director.replica, director.tracker, director.lookup.members.__contains__
         )
-        self._membership = membership
-        self._picker = picker
+        self.load_server = LoadServer(self._handshake, director.tracker, self.remote_load, self.stats, clock)
+        self._settings = settings
+        self._registry = registry
+        self._director = director
+        self._certificates = certificates
         self._clock = clock
-        self._after = Aftermath(picker)
-        self._interval = settings.gossip_interval
-        self._fingerprint = fingerprint(picker.model)
+        self._completion = CompletionHandler(director, clock)
+        self._fingerprint = fingerprint(director.model)
         self._listed = asyncio.Event()
         self._urgent = asyncio.Event()
         """Set when a prompt was routed that the other replicas should know of at once."""
-        self._before = picker.departed
         context = ConnectionContext(
             self._handshake,
             certificates,
@@ -96,9 +94,9 @@ class Replication:
         )
         self._snapshot_server: SnapshotServer | None = None
         self._snapshot_client: SnapshotClient | None = None
-        learner, subscriber = membership.learner, membership.subscriber
+        learner, subscriber = registry.learner, registry.subscriber
         if learner is not None and subscriber is not None:
-            members = picker.lookup.members
+            members = director.lookup.members
             self._snapshot_server = SnapshotServer(
                 self._handshake,
                 learner,
@@ -135,7 +133,7 @@ class Replication:
         """Return the page ``/debug/peers``: other replicas, addresses, followers and the last snapshot."""
         now, stats = self._clock(), self.stats
         return {
-            "replica": self._picker.replica,
+            "replica": self._director.replica,
             "fingerprint": self._fingerprint.hex()[:16],
             "problem": self.directory.problem,
             "waiting_for": self.waiting(),
@@ -143,7 +141,7 @@ class Replication:
                 {
                     "replica": one.replica,
                     "state": one.state.value,
-                    "requests": len(one.requests),
+                    "requests": len(one.attempts),
                     "on_unknown_endpoints": len(one.unplaced),
                     "heard_seconds_ago": round(now - one.heard_at, 3),
                 }
@@ -175,15 +173,15 @@ class Replication:
         """Send updates to followers and look after the other replicas' requests until cancelled."""
         poll_at = 0.0
         while True:
-            if self._membership.fleet is not None:
+            if self._registry.fleet is not None:
                 self._listed.set()
             self.load_server.tick()
             if (now := self._clock()) >= poll_at:
                 self.remote_load.poll(now)
-                self._picker.shared_with(sum(1 for _ in self._sources()))
+                self._director.set_other_replicas(sum(1 for _ in self._sources()))
                 poll_at = now + POLL_SECONDS
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._interval):
+                async with asyncio.timeout(self._settings.gossip_interval):
                     await self._urgent.wait()
                     self._urgent.clear()
                     await asyncio.sleep(URGENT_SECONDS)
@@ -204,89 +202,65 @@ class Replication:
             await asyncio.sleep(0.01)
             self.load_server.tick(leaving=True)
 
-    def attach(self) -> None:
-        """Register the callbacks through which the picker reports what concerns the other replicas."""
-        self._picker.stranger = self._on_event
-        self._picker.elsewhere = self._on_unknown_entry
-        self._picker.departed = self._on_routed
-        self._picker.lookup.elsewhere = self.remote_load.prefixes.match
-        self._picker.metrics.gauges.replication = self.report
+    async def start(self, ending: Ending, stack: AsyncExitStack) -> None:
+        """Listen on ``--peer-port`` and follow the other replicas until ``stack`` is closed.
 
-    def _on_routed(self, flight: Flight) -> None:
-        self._before(flight)
-        if flight.prompt is not None and flight.tokens - flight.indexed >= URGENT_TOKENS:
+        Raises SettingsError.
+        """
+        settings, director = self._settings, self._director
+        plaintext = not (settings.peer_cert_path or settings.peer_insecure)
+        loopback = plaintext and is_loopback_only(settings.peers, settings.host, os.environ)
+        server = await ports.listen(
+            replace(settings, host=settings.host or ("localhost" if loopback else "")),
+            self.methods(),
+            settings.peer_port,
+            "--peer-port",
+            self._certificates,
+            port_stats=director.metrics.ports,
+        )
+        stack.push_async_callback(server.close)
+        self.attach()
+        ending.keep(stack, self.run(), "replication")
+        ending.keep(stack, self.directory.run(), "replica addresses")
+        if self._certificates is not None:
+            ending.keep(stack, self._certificates.run(), "replica certificates")
+        copying = asyncio.create_task(self.copy_index(), name="copy of an index")
+        stack.push_async_callback(_stop_copying, copying)
+
+    def attach(self) -> None:
+        """Hear of requests, and have prompts in flight at other replicas found."""
+        director = self._director
+        director.tracker.add_listener(self)
+        director.tracker.add_listener(self.load_server)
+        director.lookup.elsewhere = self.remote_load.prefixes.match
+        director.metrics.gauges.replication = self.report
+
+    def forward_end(self, entry: AccessLogEntry) -> None:
+        """Forward an access-log entry of a request that was not routed here."""
+        self.stats.forwarded["sent"] += self.remote_load.forward(entry, self._clock())
+
+    def on_routed(self, attempt: Attempt) -> None:
+        """See ``RequestListener``: the other replicas should know of a long new prompt at once."""
+        request = attempt.request
+        if request.prompt is not None and request.tokens - request.indexed_tokens >= URGENT_TOKENS:
             self._urgent.set()
 
-    def _describe(self, request: Request) -> PromptDigests | None:
-        """Return digests of a prompt that is mostly new to its endpoint; the ledger records them as well."""
-        if request.uncached < ANNOUNCED_TOKENS:
-            return None
-        flight = self._picker.flights.find(request.session, endpoint=request.load.key)
-        if flight is None or flight.prompt is None:
-            return None
-        digests = PromptDigests.compute(flight.root, flight.prompt)
-        self._picker.ledger.described(request, digests.content)
-        return digests
-
     def _handshake(self) -> Handshake:
-        return Handshake(self._picker.replica, self._fingerprint, self.ready())
+        return Handshake(self._director.replica, self._fingerprint, self.ready())
 
     def _sources(self) -> Iterator[SnapshotSource]:
         for connection in list(self.directory.connections.values()):
             if connection.state is ConnectionState.FOLLOWED and connection.handshake is not None:
                 yield connection.address, connection.handshake
 
-    def _on_event(self, seen: Observed) -> None:
-        """Apply an event of a request that another replica routed: its prefill has advanced."""
-        request = self.remote_load.find(seen.session or "", seen.endpoint)
-        if request is not None:
-            left = self._picker.left(seen, seen.endpoint, request.total)
-            self._picker.ledger.advanced(request, left, self._clock(), computed=seen.prefilled)
-
-    def _on_unknown_entry(self, entry: AccessLogEntry) -> None:
-        """Forward an access-log entry of a request that was not routed here."""
-        self.stats.forwarded["sent"] += self.remote_load.forward(entry, self._clock())
-
     def _on_forwarded_entries(self, entries: Sequence[AccessLogEntry]) -> None:
         """Apply access-log entries that a gateway sent to another replica."""
         for entry in entries:
             session = entry.session or ""
-            if self._picker.flights.find(session, entry.request_id or "") is not None:
-                self._after.ended([entry])
+            if self._director.table.find(session, entry.request_id or "") is not None:
+                self._completion.on_access_log([entry])
             else:
                 self.remote_load.end_orphan(session, self._clock())
-
-
-@asynccontextmanager
-async def open_replication(
-    settings: Settings, membership: Membership, ending: Ending
-) -> AsyncIterator[Replication]:
-    """Listen on ``--peer-port`` and follow the other replicas until the end of the context.
-
-    Raises SettingsError.
-    """
-    certificates = _certificates(settings)
-    replication = Replication(settings, membership, certificates, clock=membership.picker.clock)
-    plaintext = not (settings.peer_cert_path or settings.peer_insecure)
-    loopback = plaintext and is_loopback_only(settings.peers, settings.host, os.environ)
-    server = await ports.listen(
-        replace(settings, host=settings.host or ("localhost" if loopback else "")),
-        replication.methods(),
-        settings.peer_port,
-        "--peer-port",
-        certificates,
-        port_stats=membership.picker.metrics.ports,
-    )
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(server.close)
-        replication.attach()
-        ending.keep(stack, replication.run(), "replication")
-        ending.keep(stack, replication.directory.run(), "replica addresses")
-        if certificates is not None:
-            ending.keep(stack, certificates.run(), "replica certificates")
-        copying = asyncio.create_task(replication.copy_index(), name="copy of an index")
-        stack.push_async_callback(_stop_copying, copying)
-        yield replication
 
 
 async def _stop_copying(task: asyncio.Task[None]) -> None:

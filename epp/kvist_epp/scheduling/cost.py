@@ -1,93 +1,89 @@
-"""What sending a request to a pod costs, in seconds, for comparing pods. Pure.
+"""The cost of sending a request to each endpoint, in seconds, for comparing endpoints. Pure.
 
-::
-
-    wait(pod) = prefill tokens it still owes / its prefill rate
-                + time until a sequence slot is free when its batch is full
-    work(pod) = uncached tokens / its prefill rate + time to load blocks from a slower tier;
-                what somebody else holds counts once for all who will use the copy
-    cost      = wait + price x tightness x work + room + a little per running sequence
-                + a little for the share of the prompt that somebody else holds
-    price     = 1, the request's own time, and more the more sequences run in the pool: each of them waits
-                while a prompt is computed; and with the share of its pods whose KV cache is full
-    tightness = what is clearly less than the pool's mean share of the time that sequences leave for prompts,
-                over the pod's: a second of prefill takes so much longer there; else 1
-    room      = what the prompt's new blocks evict, at the pool's mean prefill rate
+The cost is the sum of the ``TERMS`` below, each of which is one function and one number in ``/debug/pick``.
+``docs/policy.md`` has the formula in force and what each constant does to goodput. ``wait + slot`` and the
+unweighted work are also the predicted time to the first token.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from kvist_epp.load.endpoint_load import EndpointLoad
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Every constant of the policy. Figures refer to ``facts/measured.md``, policies in virtual time."""
+    """Every constant of the cost. Figures refer to ``facts/measured.md``, policies in virtual time."""
 
     evicted: float = 3.0
-    """How often a token is computed again, in the mean, whose block had to make room for a new one. At the
+    """Times that a token is computed again, in the mean, whose block had to make place for a new one. At the
     pool's mean rate, since other requests will compute it somewhere: not dearer on a slow GPU. 1 lost goodput
     on agents, groups and documents; 7 on uneven GPUs, and where one prefix is hot
     (``docs/decisions/0015``)."""
     price_running: float = 0.08
-    """Added to the price per sequence on a pod, in the pool's mean (1/sequence). A second of prefill delays
-    each of them by a second once, over hundreds of tokens. So a busy pool hardly copies and an idle one does.
-    0.15 lost goodput on system prompts and on uneven GPUs. The pod's own number instead of the mean parts the
-    pool in pods that only prefill and pods that only decode."""
-    price_crowded: float = 30.0
-    """Added where every pod's KV cache is full and lets requests wait, in proportion where some are: there a
-    copy takes the room of several requests that share the original. Without it groups at capacity lost 11
-    points of goodput; 10 gave back half of that."""
+    """Added to the price per sequence on an endpoint, in the pool's mean (1/sequence). A second of prefill
+    delays each of them by a second once, over hundreds of tokens. So a busy pool hardly copies and an idle
+    one does. 0.15 lost goodput on system prompts and on uneven GPUs. The endpoint's own number instead of the
+    mean splits the pool into endpoints that only prefill and endpoints that only decode."""
+    price_kv_full: float = 30.0
+    """Added to the price where every endpoint's KV cache is full and lets requests wait, in proportion where
+    some are: there a copy takes the place of several requests that share the original. Without it groups at
+    capacity lost 11 points of goodput; 10 gave back half of that."""
     running_seconds: float = 0.005
-    """Per sequence on the pod: each slows every decode step. Without it, pods with cheap work collect
-    sequences until their cache is full of them; 0.02 outweighs what waits there."""
+    """Per sequence on the endpoint: each slows every decode step. Without it, endpoints with cheap work
+    collect sequences until their cache is full of them; 0.02 outweighs what waits there."""
     copy_seconds: float = 0.050
-    """For a whole prompt recomputed although a pod holds it: a copy takes cache, and less than this is not
-    felt. Without it, requests of a few hundred tokens left their pod because three had ended there that the
-    access log had not told of yet (``docs/decisions/0003``)."""
+    """For a whole prompt recomputed although an endpoint holds it: a copy takes cache, and less than this is
+    not felt. Without it, requests of a few hundred tokens left their endpoint because three had ended there
+    that the access log had not reported yet (``docs/decisions/0003``)."""
     near_seconds: float = 0.001
     """Costs this close are a tie: 16 tokens of prefill, less than a step's jitter."""
-    held_share: float = 0.1
-    """Of the new tokens that wait in the picker for a pod, those counted as before a newcomer: the newest
-    goes first. With all of them counted, prompts left their pod for one that had to copy them."""
-    closed_seconds: float = 0.2
-    """Until a pod that may not take up a prompt now will: 0 and 0.8 lost goodput on uneven GPUs, where small
-    ones' KV caches stay full."""
+    queued_share: float = 0.1
+    """Fraction of the tokens queued for the endpoint that are added to a new request's predicted wait; below
+    1 because the queue is last in, first out. With 1, prompts left their endpoint for one that had to copy
+    them."""
+    deferred_seconds: float = 0.2
+    """Until an endpoint whose prefill is deferred (TPOT target) takes it up: 0 and 0.8 lost goodput on uneven
+    GPUs, where small ones' KV caches stay full."""
     tight: float = 0.8
-    """A pod is tight whose sequences leave less than this part of the mean's time for prompts
-    (``fleet.pacing``). With 0, small GPUs among large ones got what they could not take up, and requests
-    waited there for a minute; 1 makes something of every difference between equal ones
+    """An endpoint is tight whose sequences leave less than this part of the pool's mean share of time for
+    prompts (``load.tpot_admission``). With 0, small GPUs among large ones got what they could not take up,
+    and requests waited there for a minute; 1 makes something of every difference between equal ones
     (``docs/decisions/0018``)."""
     decode_seconds: float = 5.0
-    """Time from first to last token until a pod's own mean is learned: 250 tokens of 20 ms."""
+    """Time from first to last token until an endpoint's own mean is learned: 250 tokens of 20 ms."""
     load_rates: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({"CPU": 80_000.0, "STORAGE": 12_000.0}), hash=False
     )
     """Tokens/s loaded from a slower tier, by medium: 256 KiB a token (Qwen3-32B) over PCIe at 20 GB/s and
     from a disk at 3 GB/s."""
     other_load_rate: float = 12_000.0
-    """For a medium not named above."""
+    """Tokens/s from a medium not named above."""
 
 
 DEFAULT: Final = Policy()
-AMONG_PEERS: Final = replace(DEFAULT, near_seconds=0.05)
-"""Where other replicas route to the same pods: what they routed within a gossip interval (0.1 s) is not known
-yet, a few prompts of a twentieth of a second each. All of them would follow smaller differences to the same
-pod."""
-PACED_AMONG_PEERS: Final = replace(DEFAULT, near_seconds=0.01)
-"""The same where prompts wait for pods (``fleet.pacing``): following costs a wait, no queue in an engine."""
+AMONG_REPLICAS: Final = replace(DEFAULT, near_seconds=0.05)
+"""Where other replicas route to the same endpoints: what they routed within a gossip interval (0.1 s) is not
+known yet, a few prompts of a twentieth of a second each. All of them would follow smaller differences to the
+same endpoint."""
+TPOT_AMONG_REPLICAS: Final = replace(DEFAULT, near_seconds=0.01)
+"""The same under a TPOT target: following costs a wait in the picker, no queue in an engine."""
 
 
-def policy_among(peers: int, *, paced: bool) -> Policy:
-    """Where so many other replicas route to the same pods, and prompts are ``paced`` or not."""
-    if not peers:
+def policy_among(others: int, *, tpot: bool) -> Policy:
+    """Return the policy where so many other replicas route to the same endpoints; ``tpot``: under a
+    target."""
+    if not others:
         return DEFAULT
-    return PACED_AMONG_PEERS if paced else AMONG_PEERS
+    return TPOT_AMONG_REPLICAS if tpot else AMONG_REPLICAS
 
 
 class Hit(Protocol):
-    """What the index knows of this prompt on one pod: ``index.byte_index.Hit``, or ``Approximate``."""
+    """The part of a prompt that an endpoint has cached, as ``index.lookup`` finds it."""
 
     @property
     def tokens(self) -> int:
@@ -107,7 +103,7 @@ NOTHING_LOWER: Final[Mapping[str, int]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A hit by hand."""
+    """A hit made by hand."""
 
     tokens: int = 0
     bytes: int = 0
@@ -116,13 +112,49 @@ class Match:
 
 NO_MATCH: Final = Match()
 
+COPY_SHARE: Final = 0.9
+"""An endpoint that holds this share of the longest match has a copy."""
+
+
+class EndpointCost(msgspec.Struct):
+    """One endpoint for one request: what the terms read."""
+
+    load: EndpointLoad
+    hit: Hit
+    uncached: int
+    """Tokens to prefill there."""
+    work: float
+    """Seconds of prefill and of loading from slower tiers, undisturbed."""
+    running: int
+    prefill_share: float = 1.0
+    """Part of its time that prefill may take (TPOT target)."""
+    deferred: bool = False
+    """It may not take up this prompt now (TPOT target)."""
+    own: float = 0.0
+    """Uncached tokens that this request answers for: others will use the rest of a copy."""
+    tightness: float = 1.0
+    """Factor by which prefill takes longer than on the mean endpoint; at least 1."""
+
+
+class PoolCost(NamedTuple):
+    """All endpoints for one request: what the terms share."""
+
+    price: float
+    """Of a second of work: 1 is the request's own time."""
+    mean_rate: float
+    """Prefill tokens/s."""
+    least_uncached: int
+    """On the endpoint that holds most of the prompt."""
+    copy_seconds: float
+    """Per copied token."""
+
 
 def slot_seconds(running: int, slots: int | None, decode_seconds: float) -> float:
-    """Seconds until a sequence slot is free for one more request on a pod with ``running``.
+    """Return the seconds until a sequence slot is free for one more request.
 
     A full batch of ``slots`` sequences that decode ``decode_seconds`` each frees a slot every
-    ``decode_seconds / slots``; those already waiting for one go first. 0 while there is room or slots are
-    unknown.
+    ``decode_seconds / slots``; requests already waiting for one go first. 0 while there is a free slot or
+    their number is unknown.
     """
     if slots is None or running < slots:
         return 0.0
@@ -132,7 +164,7 @@ def slot_seconds(running: int, slots: int | None, decode_seconds: float) -> floa
 def work_seconds(
     uncached: int, rate: float, lower: Mapping[str, int] = NOTHING_LOWER, policy: Policy = DEFAULT
 ) -> float:
-    """Seconds of prefill, and of loading what a slower tier holds where that is quicker than computing it."""
+    """Return the seconds of prefill, and of loading what a slower tier holds where that is quicker."""
     left, loading = uncached, 0.0
     for medium, held in lower.items():
         tokens = min(held, left)
@@ -143,28 +175,132 @@ def work_seconds(
     return left / rate + loading
 
 
-def price(running: float, crowded: float = 0.0, policy: Policy = DEFAULT) -> float:
-    """Price of a second of work in a pool whose pods run so many sequences in the mean, and of which this
-    share has a full KV cache."""
-    return 1.0 + policy.price_running * running + policy.price_crowded * crowded
-
-
-def room_seconds(uncached: float, mean_rate: float, policy: Policy = DEFAULT) -> float:
-    """What others will have to compute again because so many tokens took the room of theirs."""
-    return policy.evicted * uncached / mean_rate
+def price_of_work(running: float, kv_full: float = 0.0, policy: Policy = DEFAULT) -> float:
+    """Return the price of a second of work in a pool with so many sequences per endpoint in the mean, of
+    whose endpoints the share ``kv_full`` has a full KV cache."""
+    return 1.0 + policy.price_running * running + policy.price_kv_full * kv_full
 
 
 def copy_share(uses: float, copies: int) -> float:
-    """The part of a copy's work that this request answers for: ``uses`` of the same beginning came in the
-    last moments, and will come in the next ones; the new copy gets its share of them beside ``copies``.
+    """Return the part of a copy's work that this request answers for.
 
-    The power parts the two kinds: what has several uses for each copy is copied freely, what has less than
-    one hardly more often than if it had none. With the square a few pods never got a prefix that all others
-    had (``docs/decisions/0015``).
+    ``uses`` of the same prefix came in the last moments, and will come in the next ones; the new copy gets
+    its share of them beside ``copies``. The cubic is a soft threshold at one expected use per copy: above it
+    the cost of a copy is shared and approaches 0; below it the request pays almost all of it. With the square
+    a few endpoints never got a prefix that all others had (``docs/decisions/0015``).
     """
     return 1.0 / (1.0 + (uses / (copies + 1)) ** 3)
 
 
-def cost(wait: float, work: float, running: int, price: float, policy: Policy = DEFAULT) -> float:
-    """Seconds, for comparing pods only; ``wait + work`` is the predicted time to the first token."""
-    return wait + price * work + policy.running_seconds * running
+# Terms: seconds for each endpoint, in the order of ``rows``
+
+
+def wait_term(rows: Sequence[EndpointCost], _pool: PoolCost, policy: Policy) -> list[float]:
+    """Return the backlog at the endpoint's prefill rate, and a part of what is queued for it in the
+    picker."""
+    share = policy.queued_share
+    return [
+        load.backlog_tokens / load.rate
+        if (tpot := (load := row.load).tpot) is None or not tpot.queued_tokens
+        else load.backlog_tokens / load.rate + share * tpot.queued_tokens / load.rate
+        for row in rows
+    ]
+
+
+def slot_term(rows: Sequence[EndpointCost], _pool: PoolCost, policy: Policy) -> list[float]:
+    """Return the time until a sequence slot is free where the batch is full."""
+    return [
+        0.0
+        if (slots := row.load.slots) is None or row.running < slots
+        else slot_seconds(row.running, slots, row.load.decode_seconds or policy.decode_seconds)
+        for row in rows
+    ]
+
+
+def deferral_term(rows: Sequence[EndpointCost], _pool: PoolCost, policy: Policy) -> list[float]:
+    """Return the time until an endpoint under a TPOT target takes the prompt up."""
+    return [policy.deferred_seconds * row.tightness if row.deferred else 0.0 for row in rows]
+
+
+def work_term(rows: Sequence[EndpointCost], pool: PoolCost, _policy: Policy) -> list[float]:
+    """Return the work that this request answers for, longer where the endpoint is tight, times its price.
+
+    The price is 1, the request's own time, and more the more sequences run in the pool: each of them waits
+    while a prompt is computed; and with the share of its endpoints whose KV cache is full.
+    """
+    price, least = pool.price, pool.least_uncached
+    return [
+        price * (row.work * row.tightness)
+        if row.uncached == least
+        else price * (row.work * row.own / row.uncached * row.tightness)
+        for row in rows
+    ]
+
+
+def decode_term(rows: Sequence[EndpointCost], _pool: PoolCost, policy: Policy) -> list[float]:
+    """Return a little per running sequence: each slows every decode step."""
+    seconds = policy.running_seconds
+    return [seconds * row.running for row in rows]
+
+
+def eviction_term(rows: Sequence[EndpointCost], pool: PoolCost, policy: Policy) -> list[float]:
+    """Return what others will have to compute again because the new blocks evict theirs."""
+    evicted, rate = policy.evicted, pool.mean_rate
+    return [evicted * row.own / rate for row in rows]
+
+
+def copy_term(rows: Sequence[EndpointCost], pool: PoolCost, _policy: Policy) -> list[float]:
+    """Return a little for the share of the prompt that another endpoint holds."""
+    seconds, least = pool.copy_seconds, pool.least_uncached
+    return [seconds * (row.uncached - least) for row in rows]
+
+
+Term = Callable[[Sequence[EndpointCost], PoolCost, Policy], list[float]]
+
+TERMS: Final[Mapping[str, Term]] = MappingProxyType(
+    {
+        "wait": wait_term,
+        "slot": slot_term,
+        "deferral": deferral_term,
+        "work": work_term,
+        "decode": decode_term,
+        "eviction": eviction_term,
+        "copy": copy_term,
+    }
+)
+"""In the order in which they are added."""
+
+
+def terms(rows: Sequence[EndpointCost], uses: float, policy: Policy = DEFAULT) -> list[list[float]]:
+    """Return, for each of the ``TERMS``, the seconds of each endpoint. There must be an endpoint.
+
+    ``uses``: how often the prompt's prefix was asked for in the last moments. Sets ``own`` and ``tightness``
+    of the rows.
+    """
+    pool = _pool_cost(rows, uses, policy)
+    return [term(rows, pool, policy) for term in TERMS.values()]
+
+
+def _pool_cost(rows: Sequence[EndpointCost], uses: float, policy: Policy) -> PoolCost:
+    running = kv_full = 0
+    rate = share = 0.0
+    least, most = rows[0].uncached, 0
+    for row in rows:
+        running += row.running
+        kv_full += row.load.kv_full_at is not None
+        rate += row.load.rate
+        share += row.prefill_share
+        least, most = min(least, row.uncached), max(most, row.hit.tokens)
+    count = len(rows)
+    copies = sum(row.hit.tokens >= COPY_SHARE * most for row in rows) if most else 0
+    part = copy_share(uses, copies) if most else 1.0
+    lean = policy.tight * (share / count)
+    for row in rows:
+        row.own = least + part * (row.uncached - least)
+        row.tightness = lean / row.prefill_share if row.prefill_share < lean else 1.0
+    return PoolCost(
+        price_of_work(running / count, kv_full / count, policy),
+        rate / count,
+        least,
+        policy.copy_seconds / max(rows[0].uncached + rows[0].hit.tokens, 1),
+    )

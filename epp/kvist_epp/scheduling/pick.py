@@ -1,11 +1,11 @@
-"""The policy on one page: candidates → endpoints, best first, or ``NoEndpoints``. Pure.
+"""The choice: candidates to endpoints, best first, or ``NoEndpoints``. Pure.
 
 ::
 
     eligible = in the gateway's subset, and ready, and of a role that takes requests
-    full     = its batch is, or it owes too many seconds of prefill: after all that are not. One whose KV
-               cache is full keeps its place: elsewhere the prompt's blocks would fill the next cache; but
-               when every pod is full one way or the other, all are, and the request waits
+    full     = its batch is, or its backlog is too long: after all that are not. An endpoint whose KV cache is
+               full keeps its place: elsewhere the prompt's blocks would fill the next cache; but when every
+               endpoint is full one way or the other, all count as full, and the request waits
     best     = the least cost; near ties go to the fewest running requests, then in turn
 """
 
@@ -14,41 +14,36 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
-from operator import attrgetter
 from typing import Final
 
 import msgspec
 
 from kvist_epp.endpoints.endpoint import Endpoint, canonical_ip, hostport
 from kvist_epp.errors import NoEndpoints
-from kvist_epp.load.endpoint_load import Load
+from kvist_epp.load.endpoint_load import EndpointLoad
 from kvist_epp.scheduling.cost import (
     DEFAULT,
     NO_MATCH,
+    TERMS,
+    EndpointCost,
     Hit,
     Policy,
-    copy_share,
-    cost,
-    price,
-    room_seconds,
-    slot_seconds,
+    terms,
     work_seconds,
 )
 
 MAX_ENDPOINTS: Final = 3
-COPY: Final = 0.9
-"""Who holds this share of the longest match has a copy."""
 NOT_IN_SUBSET: Final = "not in the gateway's subset, or does not serve the model"
 ROLES_WITHOUT_REQUESTS: Final = frozenset({"prefill", "encode", "encode-prefill"})
-"""Pods that only help others (llm-d's role labels)."""
+"""Roles of pods that only help others (llm-d's role labels)."""
 
 
 @dataclass(slots=True)
 class Candidate:
-    """How one endpoint stands: made when the fleet or a state changes, read by every pick."""
+    """How one endpoint stands: made when endpoints or a state change, read by every pick."""
 
     endpoint: Endpoint
-    load: Load
+    load: EndpointLoad
     ready: bool = True
     reason: str = ""
     """Why it is not ready, in a word or two: clients see these counted."""
@@ -62,67 +57,34 @@ class Candidate:
 
 
 class Demand(msgspec.Struct):
-    """What is asked for: one request."""
+    """One request, as the policy sees it."""
 
     tokens: int = 0
-    """Of its prompt, as far as known (``cache.lookup.Found``)."""
+    """Of its prompt, as far as known (``index.lookup``)."""
     hits: Mapping[str, Hit] = {}
-    """By endpoint key; absent: nothing of it is cached there."""
+    """By endpoint key; an absent endpoint has nothing of it cached."""
     uses: float = 0.0
-    """How often its beginning was asked for in the last moments (``cache.uses``)."""
+    """How often its prefix was asked for in the last moments (``prefix_stats.recent_uses``)."""
 
 
-class Scored(msgspec.Struct):
-    """One endpoint as the policy sees it: a row of ``/debug/pick``, and what the ledger is told."""
+class ScoredEndpoint(msgspec.Struct):
+    """One endpoint as the policy sees it: a row of ``/debug/pick``, and what the load tracker gets."""
 
     endpoint: Endpoint
     eligible: bool
     matched_tokens: int
     matched_bytes: int
     uncached_tokens: int
-    owed_tokens: int
+    backlog_tokens: int
     predicted_ttft_seconds: float
     reason: str
     full: bool = False
-    """It has no room for one more; so the best of ``choose`` is full only when all are."""
-    closed: bool = False
-    """It may not take up this prompt now: its sequences, or its KV cache, would suffer (``fleet.pacing``)."""
-
-
-class _Row(msgspec.Struct):
-    candidate: Candidate
-    hit: Hit
-    uncached: int
-    wait: float
-    work: float
-    running: int
-    full: bool
-    closed: bool
-    share: float
-    """Of its time that prompts may take."""
-    cost: float = 0.0
-
-    def scored(self, refusal: str = "") -> Scored:
-        return Scored(
-            self.candidate.endpoint,
-            not refusal,
-            self.hit.tokens,
-            self.hit.bytes,
-            self.uncached,
-            round(self.candidate.load.owed),
-            self.wait + self.work,
-            refusal or f"{self._state()}cost {self.cost:.4f} s, {self.running} running",
-            self.full,
-            self.closed,
-        )
-
-    def _state(self) -> str:
-        return "full, " if self.full else "takes up no such prompt now, " if self.closed else ""
-
-
-_BY_COST = attrgetter("cost")
-_BY_RUNNING = attrgetter("running")
-_BY_ROOM = attrgetter("full")
+    """It has no capacity for one more; so the best of ``choose`` is full only when all are."""
+    deferred: bool = False
+    """It may not take up this prompt now: its sequences, or its KV cache, would suffer (TPOT target)."""
+    cost_seconds: float = 0.0
+    terms: Mapping[str, float] = {}
+    """Seconds by name of the term; they add up to the cost."""
 
 
 def choose(
@@ -133,26 +95,23 @@ def choose(
     now: float,
     turn: int = 0,
     limit: int = MAX_ENDPOINTS,
-    max_owed: float = inf,
+    max_backlog: float = inf,
     policy: Policy = DEFAULT,
-) -> list[Scored]:
-    """The best endpoint and up to ``limit - 1`` to fall back to; those with room before those without.
+) -> list[ScoredEndpoint]:
+    """Return the best endpoint and up to ``limit - 1`` to fall back to; those with capacity come first.
 
     ``subset``: the gateway's ``ip`` or ``ip:port`` strings; None: no hint; empty: nothing is allowed.
-    ``turn``: a number that differs from request to request, so that equal pods take turns. ``max_owed``:
-    seconds of prefill from which a pod is full. Drains the loads to ``now``, changes nothing else.
+    ``turn``: a number that differs from request to request, so that equal endpoints take turns.
+    ``max_backlog``: seconds of prefill from which an endpoint is full. Drains the loads to ``now``, changes
+    nothing else.
 
-    Raises ``NoEndpoints`` saying why nobody is eligible.
+    Raises NoEndpoints with the reason why none is eligible.
     """
     allowed = [c for c in candidates if not c.refusal and (subset is None or allows(subset, c.endpoint))]
     if not allowed:
         raise NoEndpoints(_why_none(candidates, subset))
-    rows = _rows(allowed, demand, now, max_owed, policy)
-    best = _ranked(rows, turn, policy, demand.uses)[:limit]
-    if all(c.load.closed(max_owed) for c in allowed):
-        for row in best:
-            row.full = True
-    return [row.scored() for row in best]
+    all_full = all(c.load.closed(max_backlog) for c in allowed)
+    return _ranked(allowed, demand, now, turn, max_backlog, policy, limit=limit, all_full=all_full)
 
 
 def explain(
@@ -162,92 +121,95 @@ def explain(
     *,
     now: float,
     turn: int = 0,
-    max_owed: float = inf,
+    max_backlog: float = inf,
     policy: Policy = DEFAULT,
-) -> list[Scored]:
-    """Every candidate as ``choose`` sees it: the eligible, best first, then the others with what stands in
-    the way."""
-    every = _rows(candidates, demand, now, max_owed, policy)
-    rows = [(row, obstacle(row.candidate, subset)) for row in every]
-    ranked = _ranked([row for row, refusal in rows if not refusal], turn, policy, demand.uses)
-    return [row.scored() for row in ranked] + [row.scored(refusal) for row, refusal in rows if refusal]
+) -> list[ScoredEndpoint]:
+    """Return every candidate as ``choose`` sees it: the eligible, best first, then the others with the
+    obstacle."""
+    refusals = [obstacle(candidate, subset) for candidate in candidates]
+    able = [c for c, refusal in zip(candidates, refusals, strict=True) if not refusal]
+    scored = _ranked(able, demand, now, turn, max_backlog, policy, limit=len(able)) if able else []
+    for candidate, refusal in zip(candidates, refusals, strict=True):
+        if refusal:
+            [row] = _ranked([candidate], demand, now, 0, max_backlog, policy, limit=1)
+            row.eligible, row.reason = False, refusal
+            scored.append(row)
+    return scored
 
 
 def obstacle(candidate: Candidate, subset: tuple[str, ...] | None) -> str:
-    """Why this candidate cannot be picked; empty when it can."""
+    """Return why this candidate cannot be picked; empty when it can."""
     if subset is not None and not allows(subset, candidate.endpoint):
         return NOT_IN_SUBSET
     return candidate.refusal
 
 
-def _rows(
-    candidates: Sequence[Candidate], demand: Demand, now: float, max_owed: float, policy: Policy
-) -> list[_Row]:
+def _ranked(
+    candidates: Sequence[Candidate],
+    demand: Demand,
+    now: float,
+    turn: int,
+    max_backlog: float,
+    policy: Policy,
+    *,
+    limit: int,
+    all_full: bool = False,
+) -> list[ScoredEndpoint]:
+    rows = _rows(candidates, demand, now, policy)
+    full = [row.load.full(max_backlog) for row in rows]
+    columns = terms(rows, demand.uses, policy)
+    costs = [sum(seconds) for seconds in zip(*columns, strict=True)]
+    first = turn % len(rows)
+    order = [*range(first, len(rows)), *range(first)]
+    order.sort(key=costs.__getitem__)  # stable: equal costs stay in turn
+    near = costs[order[0]] + policy.near_seconds
+    tied = next((n for n, i in enumerate(order) if costs[i] > near), len(order))
+    order[:tied] = sorted(order[:tied], key=lambda i: rows[i].running)
+    if any(full):
+        order.sort(key=full.__getitem__)
+    return [
+        _scored(candidates[i], rows[i], [column[i] for column in columns], full=full[i] or all_full)
+        for i in order[:limit]
+    ]
+
+
+def _rows(candidates: Sequence[Candidate], demand: Demand, now: float, policy: Policy) -> list[EndpointCost]:
     hits, nothing = demand.hits, _uncached(demand, NO_MATCH)
     rows = []
     for candidate in candidates:
         load = candidate.load
+        load.drain(now)
         hit = hits.get(candidate.endpoint.key)
         uncached = nothing if hit is None else _uncached(demand, hit)
         lower = hit.lower if hit else None
         work = work_seconds(uncached, load.rate, lower, policy) if lower else uncached / load.rate
-        wait = load.drain(now) / load.rate
-        closed, share = False, 1.0
-        if (pacing := load.pacing) is not None:
-            share = pacing.share
-            closed = not pacing.has_room(load, uncached, now)
-            if pacing.held_tokens:
-                wait += policy.held_share * pacing.held_tokens / load.rate
-        running = load.running
-        if load.slots is not None:
-            wait += slot_seconds(running, load.slots, load.decode_seconds or policy.decode_seconds)
-        full = load.full(max_owed)
-        rows.append(_Row(candidate, hit or NO_MATCH, uncached, wait, work, running, full, closed, share))
+        row = EndpointCost(load, hit or NO_MATCH, uncached, work, load.running)
+        if (tpot := load.tpot) is not None:
+            row.prefill_share = tpot.prefill_share
+            row.deferred = not tpot.admits(load, uncached, now)
+        rows.append(row)
     return rows
 
 
-def _ranked(rows: list[_Row], turn: int, policy: Policy, uses: float) -> list[_Row]:
-    if not rows:
-        return rows
-    _set_costs(rows, policy, uses)
-    first = turn % len(rows)
-    rows = sorted(rows[first:] + rows[:first], key=_BY_COST)  # stable: equal costs stay in turn
-    near = rows[0].cost + policy.near_seconds
-    tied = next((i for i, row in enumerate(rows) if row.cost > near), len(rows))
-    rows = sorted(rows[:tied], key=_BY_RUNNING) + rows[tied:]
-    return sorted(rows, key=_BY_ROOM) if any(map(_BY_ROOM, rows)) else rows
-
-
-def _set_costs(rows: list[_Row], policy: Policy, uses: float) -> None:
-    least = min(row.uncached for row in rows)
-    most = max(row.hit.tokens for row in rows)
-    share = copy_share(uses, sum(row.hit.tokens >= COPY * most for row in rows)) if most else 1.0
-    copied = policy.copy_seconds / max(rows[0].uncached + rows[0].hit.tokens, 1)
-    work_price, mean_rate, mean_share = _of_the_pool(rows, policy)
-    lean = policy.tight * mean_share
-    for row in rows:
-        copy = row.uncached - least
-        own = least + share * copy
-        work = row.work * own / row.uncached if copy else row.work
-        tightness = lean / row.share if row.share < lean else 1.0
-        work *= tightness
-        wait = row.wait + policy.closed_seconds * tightness if row.closed else row.wait
-        room = room_seconds(own, mean_rate, policy)
-        row.cost = cost(wait, work, row.running, work_price, policy) + room + copied * copy
-
-
-def _of_the_pool(rows: list[_Row], policy: Policy) -> tuple[float, float, float]:
-    """The price of work, the mean prefill rate, and the mean share of the time that prompts may take."""
-    running = crowded = 0
-    rate = share = 0.0
-    for row in rows:
-        load = row.candidate.load
-        running += row.running
-        crowded += load.crowd is not None
-        rate += load.rate
-        share += row.share
-    count = len(rows)
-    return price(running / count, crowded / count, policy), rate / count, share / count
+def _scored(
+    candidate: Candidate, row: EndpointCost, seconds: Sequence[float], *, full: bool
+) -> ScoredEndpoint:
+    cost = sum(seconds)
+    state = "full, " if full else "prefill deferred (TPOT target), " if row.deferred else ""
+    return ScoredEndpoint(
+        candidate.endpoint,
+        True,
+        row.hit.tokens,
+        row.hit.bytes,
+        row.uncached,
+        round(row.load.backlog_tokens),
+        seconds[0] + seconds[1] + row.work,
+        f"{state}cost {cost:.4f} s, {row.running} running",
+        full,
+        row.deferred,
+        cost,
+        dict(zip(TERMS, seconds, strict=True)),
+    )
 
 
 def _uncached(demand: Demand, hit: Hit) -> int:
@@ -256,28 +218,29 @@ def _uncached(demand: Demand, hit: Hit) -> int:
 
 
 def allows(subset: tuple[str, ...], endpoint: Endpoint) -> bool:
-    """Whether the gateway's subset names this endpoint, by address alone (any port) or with its port."""
+    """Return whether the gateway's subset names this endpoint, by address alone (any port) or with its
+    port."""
     return named(canonical(subset), endpoint)
 
 
 def named(names: frozenset[str], endpoint: Endpoint) -> bool:
-    """The same for a subset in canonical text."""
+    """Return the same for a subset in canonical text."""
     return endpoint.hostport in names or endpoint.address in names
 
 
 def members(names: frozenset[str], hostports: Iterable[str]) -> Iterator[str]:
-    """Those of ``hostports`` that a subset in canonical text names, by address or with the port."""
+    """Yield those of ``hostports`` that a subset in canonical text names, by address or with the port."""
     return (host for host in hostports if host in names or host.rpartition(":")[0].strip("[]") in names)
 
 
 @lru_cache(maxsize=256)
 def canonical(subset: tuple[str, ...]) -> frozenset[str]:
-    """The subset with each address in its canonical text, without what is no address."""
+    """Return the subset with each address in its canonical text, without what is no address."""
     return frozenset(filter(None, map(_canonical_member, subset)))
 
 
 def _canonical_member(member: str) -> str:
-    """``ip``, ``ip:port``, ``v6``, ``[v6]`` or ``[v6]:port`` in canonical text; empty for what is neither."""
+    """``ip``, ``ip:port``, ``v6``, ``[v6]`` or ``[v6]:port`` in canonical text; empty for anything else."""
     text = member.strip()
     address, colon, port = text.rpartition(":")
     if not colon or text.endswith("]") or (":" in address and not address.endswith("]")):

@@ -17,7 +17,7 @@ from typing import Any, Final
 import uvloop
 
 from kvist_epp.app.lifetime import settle_memory
-from kvist_epp.director.director import Picker
+from kvist_epp.director.director import Director
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.extproc.pick_request import PickRequest
 from kvist_epp.index.byte_index import Index
@@ -26,8 +26,7 @@ from kvist_epp.index.routing_history import History
 from kvist_epp.kvevents.followed import Followed
 from kvist_epp.kvevents.ingestion import Learner
 from kvist_epp.kvevents.subscriber import Subscriber
-from kvist_epp.load.in_flight import Flights
-from kvist_epp.load.ledger import Ledger
+from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.names import SESSION_HEADER
 from kvist_epp.prompt.model import Model
 from kvist_epp.scheduling.pick import Candidate
@@ -130,11 +129,11 @@ async def measure_ingest(blocks: int, *, evict: bool) -> dict[str, float]:
 
 async def measure_picks(rate: float, seconds: float) -> dict[str, float]:
     """Latency of picks, the event loop's included, while ``rate`` blocks/s arrive and as many go."""
-    picker, latencies = _picker(), list[float]()
-    asking = _asker(picker, latencies, seconds)
+    director, latencies = _director(), list[float]()
+    asking = _asker(director, latencies, seconds)
     if rate:
         messages = round(rate * (seconds + STARTUP_SECONDS) / ENGINES / EVENT_BLOCKS)
-        await _fed(picker.index, messages, KEEP_MESSAGES, rate, asking)
+        await _fed(director.index, messages, KEEP_MESSAGES, rate, asking)
     else:
         await asking()
     ordered = sorted(latencies)
@@ -146,7 +145,9 @@ async def measure_picks(rate: float, seconds: float) -> dict[str, float]:
     }
 
 
-def _asker(picker: Picker, latencies: list[float], seconds: float) -> Callable[[], Coroutine[Any, Any, None]]:
+def _asker(
+    director: Director, latencies: list[float], seconds: float
+) -> Callable[[], Coroutine[Any, Any, None]]:
     words = random.Random("picks")
     messages = [
         {"role": "system", "content": text(words, 600)},
@@ -159,11 +160,14 @@ def _asker(picker: Picker, latencies: list[float], seconds: float) -> Callable[[
             assert child.stdout is not None
             while sent := await _exactly(child.stdout, 8):
                 session = f"pick-{len(latencies)}"
-                picker.decide(
-                    PickRequest("POST", "/v1/chat/completions", {SESSION_HEADER: session}, body, None)
+                headers = {SESSION_HEADER: session}
+                director.offer(
+                    PickRequest("POST", "/v1/chat/completions", headers, body, None), time.monotonic()
                 )
                 latencies.append((time.monotonic_ns() - int.from_bytes(sent, "big")) / 1e6)
-                picker.settled([session], "access-log")
+                request = director.table.find(session)
+                assert request is not None
+                director.on_ended(request, "access-log", time.monotonic())
 
     return asked
 
@@ -175,8 +179,8 @@ async def _exactly(stream: asyncio.StreamReader, size: int) -> bytes:
         return b""
 
 
-def _picker() -> Picker:
-    index, history, ledger = Index(), History(), Ledger()
+def _director() -> Director:
+    index, history, tracker = Index(), History(), LoadTracker()
     lookup = Lookup(index, history)
     endpoints = [
         Endpoint(name=f"engine-{number}", namespace="bench", address=f"10.0.0.{number + 1}", port=8000)
@@ -184,17 +188,19 @@ def _picker() -> Picker:
     ]
     for endpoint in endpoints:
         lookup.members[endpoint.key] = Member((index.publisher(f"{endpoint.key}/0"),))
-    return Picker(
+    director = Director(
         model=Model.load(str(model_files.folder())),
         index=index,
         history=history,
         lookup=lookup,
-        ledger=ledger,
-        flights=Flights(),
+        tracker=tracker,
         metrics=PickerMetrics(),
         log=RequestLog(LogWriter(), enabled=False),
-        candidates=tuple(Candidate(endpoint, ledger.load(endpoint.key)) for endpoint in endpoints),
+        now=time.monotonic(),
     )
+    candidates = [Candidate(endpoint, tracker.load(endpoint.key)) for endpoint in endpoints]
+    director.set_endpoints(candidates, time.monotonic())
+    return director
 
 
 def main(what: str, amount: float, seconds: float, *, evict: bool) -> dict[str, float]:

@@ -17,7 +17,8 @@ from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Found, Lookup, Member
 from kvist_epp.index.routing_history import History
-from kvist_epp.load.ledger import Ledger
+from kvist_epp.load.in_flight import InFlightRequest
+from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.scheduling.pick import Candidate, Demand, choose
 
 from .index_data import BLOCK_SIZE, ROOT, Chain, chain
@@ -34,7 +35,7 @@ class Pool:
     """So many endpoints, all warm and busy."""
 
     def __init__(self, count: int, prompt: Chain, tpot_seconds: float) -> None:
-        self._index, self._ledger = Index(), Ledger(tpot_seconds=tpot_seconds)
+        self._index, self._tracker = Index(), LoadTracker(tpot_seconds=tpot_seconds)
         self._lookup = Lookup(self._index, History())
         self._prompt = prompt.prompt
         self._candidates = [self._member(number, prompt) for number in range(count)]
@@ -46,8 +47,9 @@ class Pool:
         prompt.store(self._index, publisher)
         self._lookup.join(endpoint.key, Member((publisher,), block_size=BLOCK_SIZE))
         for at in range(RUNNING):
-            self._ledger.routed(f"{number}-{at}", endpoint.key, at % 2 * 500, 1000, 0.0)
-        load = self._ledger.load(endpoint.key)
+            request = InFlightRequest(f"{number}-{at}", 1000)
+            self._tracker.add(request, endpoint.key, at % 2 * 500, 0.0)
+        load = self._tracker.load(endpoint.key)
         load.slots = 256
         return Candidate(endpoint, load)
 
@@ -57,7 +59,7 @@ class Pool:
 
     def choose(self, found: Found, turn: int) -> None:
         """The best three."""
-        choose(self._candidates, Demand(found.tokens, found.hits), now=0.0, turn=turn, max_owed=1e9)
+        choose(self._candidates, Demand(found.tokens, found.hits), now=0.0, turn=turn, max_backlog=1e9)
 
 
 def measure(count: int, prompt: Chain, tpot_seconds: float) -> tuple[float, float]:

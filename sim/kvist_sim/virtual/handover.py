@@ -1,17 +1,14 @@
-"""Warm hand-over in virtual time: our policy with it, and a world in which a router may ask by itself.
+"""Prewarming in virtual time: our policy with it, and a world in which a router may ask by itself.
 
 What is asked of whom, and when, is decided by the picker's own ``kvist_epp.prewarm.prewarm_planner``; here
 are only its surroundings: time, answers, and block names instead of text. Every session is a tenant.
 """
 
-from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
-from kvist_epp.index.byte_index import Index
 from kvist_epp.prefix_stats.hot_prefixes import Beginning, Hot, Place
 from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner, PrewarmStep
-from kvist_epp.scheduling.pick import Candidate
 from kvist_sim.virtual.jobs import Call
 from kvist_sim.virtual.ours import KVIST, IndexFeed, Kvist
 from kvist_sim.virtual.passage import Passage
@@ -43,58 +40,45 @@ class NamedHot(Hot):
 
 
 class WarmKvist(Kvist):
-    """``Kvist`` with hand-over; it is the ``Pool`` that ``PrewarmPlanner`` looks at."""
+    """``Kvist`` with prewarming."""
 
     def __init__(self, context: Context, terms: PrewarmLimits = TERMS) -> None:
+        self.hot = self._named = NamedHot()
         super().__init__(context)
         self.world: WarmWorld | None = None
         """Set when the world is made."""
-        self._hot = NamedHot()
         self.planner = PrewarmPlanner(
-            self, self._hot, terms, name=f"{SESSION} {id(self)}", cache_tokens=self._cache
+            self.director,
+            self._named,
+            terms,
+            name=f"{SESSION} {context.replica}",
+            cache_tokens=self._cache,
         )
+        self.registry.add_leaving_listener(lambda keys: self.planner.on_leaving(keys, self.now()))
         self._steps: dict[Request, PrewarmStep] = {}
         self._looking = False
 
-    @property
-    def candidates(self) -> Sequence[Candidate]:
-        """Of all pods that take requests."""
-        return tuple(self._candidates.values())
-
-    @property
-    def index(self) -> Index:
-        """All replicas have the same."""
-        return self._feed.index
-
-    def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int | None:
-        """Heat is noted where the longest match ends, whoever holds it."""
-        position = super().choose(request, pods, now)
-        assert self._chosen is not None, "just chosen"
-        for place in self._chosen[1].ends():
-            self._hot.note(place, request.session, now)
-        return position
+    def tenant(self, request: Request) -> str:
+        """Return the session: every one is a tenant."""
+        return request.session
 
     def joined(self, pod: Pod, now: float) -> None:
-        """It gets what is hot."""
+        """See ``Policy``: it gets what is hot."""
         super().joined(pod, now)
         self._look()
 
     def left(self, pod: Pod, now: float) -> None:
-        """Others get what is hot and only it holds."""
-        self.planner.on_leaving([self._candidates[pod].endpoint.key], now)
+        """See ``Policy``."""
         super().left(pod, now)
         self._look()
 
-    def progressed(self, call: Call, left: int, computed: int, now: float) -> None:
-        """Events tell of steps, too."""
-        step = self._steps.get(call)
-        if step is None:
-            super().progressed(call, left, computed, now)
-        else:
-            self.ledger.progress(step.session, left, now, computed=computed)
+    def session(self, request: Request) -> str:
+        """Return the session id of a request, or of a step."""
+        step = self._steps.get(request)
+        return super().session(request) if step is None else step.session
 
     def finished(self, request: Request, pod: Pod, now: float) -> None:
-        """A step may have ended."""
+        """See ``Policy``: a step may have ended."""
         step = self._steps.pop(request, None)
         if step is None:
             super().finished(request, pod, now)
@@ -103,22 +87,22 @@ class WarmKvist(Kvist):
         self._ask()
 
     def _cache(self, key: str) -> int:
-        return next(p.blocks * p.block_size for p, c in self._candidates.items() if c.endpoint.key == key)
+        return next(p.blocks * p.block_size for p, one in self.endpoints.items() if one.key == key)
 
     def _look(self, _: Any = None) -> None:
-        """Now, and again for as long as something is left."""
+        """Look now, and again for as long as something is left."""
         self._looking = False
         self._ask()
         if not self._looking and (self.planner.recovering or not self.planner.idle):
             self._looking = True
-            self._context.after(self.planner.pause, self._look, None)
+            self.context.after(self.planner.pause, self._look, None)
 
     def _ask(self) -> None:
         if self.world is None:
             return
-        for step in self.planner.poll(self._now()):
-            pod = next(pod for pod, one in self._candidates.items() if one.endpoint is step.endpoint)
-            names = self._hot.names[step.prefix.text][: step.blocks]
+        for step in self.planner.poll(self.now()):
+            pod = next(pod for pod, one in self.endpoints.items() if one is step.endpoint)
+            names = self._named.names[step.prefix.text][: step.blocks]
             self._steps[self.world.ask(pod, Passage(step.tokens, names, step.text), self)] = step
 
 

@@ -28,7 +28,7 @@ WORLD: Final = (
 """What every run goes through, below ``SIM``."""
 PICKER: Final = (
     *("index", "load", "endpoints", "scheduling", "flowcontrol", "director", "prefix_stats"),
-    *("engines", "replicas/prompt_digests.py"),
+    *("engines", "replicas"),
 )
 """What ours also does, below ``EPP``."""
 

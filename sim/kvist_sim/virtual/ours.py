@@ -1,53 +1,63 @@
-"""kvist's own picker in virtual time: its index, look-up, history, ledger, rates, cost and pick, as they are.
+"""kvist's own picker in virtual time: the product's director, registry and exchange between replicas, driven
+by the agenda instead of an event loop.
 
-What is left out is what has no time here: sockets, parsing and rendering, tokenising, and the check of
-generated blocks (text decodes and encodes without a loss). Load of other replicas is told through the
-ledger's own verbs, in updates as often as the peers send them, and long new prefixes as they tell them.
+Only what takes no time here is left out: sockets, parsing and rendering, tokenising, and the check of decoded
+blocks (text decodes and encodes without a loss).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Final
 
-from kvist_epp.endpoints.endpoint import Endpoint
-from kvist_epp.endpoints.engine_state import EngineState, ScrapeState
-from kvist_epp.engines.vllm.engine_metrics import FULL_CACHE
-from kvist_epp.flowcontrol.capacity import Room
-from kvist_epp.flowcontrol.deficit_round_robin import Spot, Ticket
-from kvist_epp.flowcontrol.request_queue import Waiting
+from kvist_epp.director.completion import CompletionHandler
+from kvist_epp.director.director import Director
+from kvist_epp.director.endpoint_registry import EndpointRegistry
+from kvist_epp.director.request_context import PromptMatch, RequestContext
+from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
+from kvist_epp.extproc.access_log import AccessLogEntry
+from kvist_epp.extproc.pick_request import Decision, PickResult
+from kvist_epp.flowcontrol.driver import SLICE_SECONDS
+from kvist_epp.flowcontrol.flow_controller import FlowLimits, QueuedRequest
 from kvist_epp.index.byte_index import Index, Root
-from kvist_epp.index.lookup import Found, Lookup, Member
-from kvist_epp.index.routing_history import History, Note
-from kvist_epp.load.endpoint_load import Request as Entry
-from kvist_epp.load.ledger import Ledger
-from kvist_epp.names import LABEL_MAX_NUM_SEQS
-from kvist_epp.prefix_stats.recent_uses import Uses
-from kvist_epp.replicas.prompt_digests import ANNOUNCED_TOKENS, URGENT_TOKENS, PrefixesInFlight, PromptDigests
-from kvist_epp.replicas.replication import URGENT_SECONDS
-from kvist_epp.scheduling.cost import DEFAULT, Policy, policy_among
-from kvist_epp.scheduling.pick import Candidate, Demand, Scored, choose
+from kvist_epp.index.lookup import Lookup, Member
+from kvist_epp.index.routing_history import History
+from kvist_epp.kvevents.observed import Observed
+from kvist_epp.load.in_flight import Attempt
+from kvist_epp.load.tracker import LoadTracker, RequestListener
+from kvist_epp.names import LABEL_MAX_NUM_SEQS, REQUEST_ID_HEADER, SESSION_HEADER
+from kvist_epp.prefix_stats.hot_prefixes import Hot
+from kvist_epp.replicas.load_server import FollowerCall, LoadServer
+from kvist_epp.replicas.messages import Handshake, decode_update, encode_ack
+from kvist_epp.replicas.prompt_digests import URGENT_TOKENS
+from kvist_epp.replicas.remote_load import RemoteLoad
+from kvist_epp.replicas.replication import POLL_SECONDS, URGENT_SECONDS
+from kvist_epp.replicas.replication_stats import ReplicationStats
+from kvist_epp.settings.settings import Settings
+from kvist_epp.telemetry.histogram import Stages
+from kvist_epp.telemetry.picker_metrics import PickerMetrics
+from kvist_epp.telemetry.request_log import LogWriter, RequestLine, RequestLog
 from kvist_sim.virtual.jobs import Call, block_text
 from kvist_sim.virtual.passage import BLOCK
 from kvist_sim.virtual.policy import BYTES_PER_TOKEN, Context, Pod, Request, Spec
 
 ROOT: Final[Root] = (None, None)
-SCRAPE_SECONDS: Final = 2.0
-"""``Settings.scrape_interval``'s default."""
-QUEUE_SECONDS: Final = 60.0
-"""``Settings.queue_seconds``'s default."""
-QUEUE_REQUESTS: Final = 10_000
-QUEUE_BYTES: Final = 1 << 40
-"""No bound: what counts is time, not memory."""
-LOOK_SECONDS: Final = 0.002
-"""Between two looks at who waits, at least."""
-CREDIT_SECONDS: Final = 2.0
-"""``kvist_epp.director.director.CREDIT_SECONDS``."""
+SETTINGS: Final = Settings()
+"""The product's defaults."""
+TICK_SECONDS: Final = 0.25
+"""``kvist_epp.app.app.TICK_SECONDS``; that module starts sockets."""
+LIMITS: Final = FlowLimits(
+    max_backlog=SETTINGS.max_owed_seconds,
+    requests=SETTINGS.queue_requests,
+    size=1 << 40,  # time counts here, not memory
+    capacity_seconds=SETTINGS.queue_seconds,
+    empty_seconds=SETTINGS.empty_pool_seconds,
+)
+KEPT_HEADERS: Final = (REQUEST_ID_HEADER, SESSION_HEADER)
 
 
 class IndexFeed:
-    """The byte index of all replicas: they hear the same events at the same time."""
+    """The byte index of all replicas: they get the same events at the same time."""
 
     def __init__(self) -> None:
         self.index = Index()
@@ -55,299 +65,312 @@ class IndexFeed:
         self.routers: list[Kvist] = []
 
     def joined(self, pod: Pod) -> None:
-        """A publisher with an empty cache."""
-        self.numbers[pod] = self.index.publisher(pod.name)
+        """Add a publisher with an empty cache."""
+        self.numbers[pod] = self.index.publisher(_publisher(pod))
 
     def left(self, pod: Pod) -> None:
-        """It and its blocks are gone."""
+        """Remove it with its blocks."""
         self.index.leave(self.numbers.pop(pod))
         while self.index.sweep(10_000):
             pass
 
     def told(self, pod: Pod, notes: list[Any], now: float) -> None:
-        """Removals in one go, as ``cache.learn.removals`` joins them; stored blocks with their text."""
-        number, gone = self.numbers[pod], list[int]()
+        """Take in events: removals in one call, as the picker joins them; stored blocks with their text."""
+        number, removed = self.numbers[pod], list[int]()
         for note in notes:
             if isinstance(note, int):
-                gone.append(note)
+                removed.append(note)
                 continue
-            if gone:
-                self.index.removed(number, gone)
-                gone = []
+            if removed:
+                self.index.removed(number, removed)
+                removed = []
             job, first, end = note
-            self._stored(number, job, first, end, now)
-        if gone:
-            self.index.removed(number, gone)
+            self._stored(pod, job, first, end, now)
+        if removed:
+            self.index.removed(number, removed)
 
-    def _stored(self, number: int, job: Any, first: int, end: int, now: float) -> None:
-        names, texts = job.hashes[first:end], block_text(job.call, first, end)
+    def _stored(self, pod: Pod, job: Any, first: int, end: int, now: float) -> None:
+        call: Call = job.call
+        names, texts = job.hashes[first:end], block_text(call, first, end)
         parent = job.hashes[first - 1] if first else None
-        self.index.stored(number, ROOT, parent, names, texts, block_size=BLOCK)
-        left = max(0, job.call.tokens - end * BLOCK)
-        computed = max(0, min(end * BLOCK, job.call.tokens) - first * BLOCK)
+        self.index.stored(self.numbers[pod], ROOT, parent, names, texts, block_size=BLOCK)
+        prompt = first * BLOCK < call.tokens
+        tokens = min(end * BLOCK, call.tokens) - first * BLOCK if prompt else (end - first) * BLOCK
         for router in self.routers:
-            router.progressed(job.call, 0 if left < BLOCK else left, computed, now)
+            router.observed(pod, call, tokens, end * BLOCK, now, prompt=prompt)
 
 
 @dataclass(slots=True, eq=False)
-class Trip:
-    """A request that this replica routed."""
+class FollowerSink:
+    """One replica that follows another: what it is sent arrives, and is acknowledged, at once."""
 
-    session: str
-    pod: Pod
-    note: Note
-    told: bool = False
-    """Its engine said that its prompt is computed."""
-    entries: list[tuple["Kvist", Entry, PromptDigests | None]] = field(default_factory=list)
-    """What the other replicas keep of it."""
+    follower: "Kvist"
+    replica: str
+    call: FollowerCall = field(init=False)
+
+    def send(self, update: bytes) -> None:
+        """See ``http2.call.Sink``."""
+        self.follower.context.after(0.0, self._arrive, update)
+
+    def close(self, status: int = 0, message: str = "") -> None:
+        """See ``http2.call.Sink``."""
+        raise AssertionError(f"replicas in virtual time stay connected: {status} {message}")
+
+    def _arrive(self, data: bytes) -> None:
+        update = decode_update(data)
+        self.follower.remote_load.apply(self.replica, update, self.follower.now())
+        self.call.message(encode_ack(seq=update.seq))
 
 
-class Held(Ticket):
-    """A request that waits for a pod."""
+class Kvist(RequestListener):
+    """One replica of the picker: hands arrivals, events, scrapes and ends to the product's objects."""
 
-    __slots__ = ("request",)
+    hot: Hot | None = None
 
-    def __init__(self, request: Request, spot: Spot, since: float) -> None:
-        super().__init__(0, "", spot, request.tokens, len(request.text))
-        self.request, self.since = request, since
-
-
-class Kvist:
-    """One replica of the picker."""
-
-    def __init__(self, context: Context, policy: Policy = DEFAULT) -> None:
+    def __init__(self, context: Context) -> None:
         assert isinstance(context.feed, IndexFeed), "this policy is made with its own feed"
-        self._context = context
-        self._policy = policy
+        self.context = context
         self._feed = context.feed
         self._feed.routers.append(self)
-        self.ledger = Ledger(default_rate=context.prefill_rate, tpot_seconds=context.tpot_seconds)
-        self.ledger.eased = self._wake
-        self._waiting = Waiting(QUEUE_REQUESTS, QUEUE_BYTES)
-        self._due = self._later = False
-        """It will look who may go: at once, in a while."""
-        self._history = History()
-        self.lookup = Lookup(self._feed.index, self._history, bytes_per_token=BYTES_PER_TOKEN)
-        self._uses = Uses()
-        self._elsewhere = PrefixesInFlight()
-        self._candidates: dict[Pod, Candidate] = {}
+        index, history = self._feed.index, History()
+        tracker = LoadTracker(
+            default_rate=context.prefill_rate,
+            expire_seconds=SETTINGS.request_seconds,
+            tpot_seconds=context.tpot_seconds,
+            on_capacity=self._wake,
+        )
+        self.director = Director(
+            index=index,
+            history=history,
+            lookup=Lookup(index, history, bytes_per_token=BYTES_PER_TOKEN),
+            tracker=tracker,
+            metrics=PickerMetrics(),
+            log=RequestLog(LogWriter(2), enabled=False),
+            now=0.0,
+            limits=LIMITS,
+            on_due=self._wake,
+            max_endpoints=1,
+            hot=self.hot,
+            replica=f"replica-{context.replica}",
+        )
+        self.registry = EndpointRegistry(SETTINGS, self.director, self.now, scrape=False)
+        self._completion = CompletionHandler(self.director, self.now, self._forward_end)
         self._pods: dict[str, Pod] = {}
-        self._states: dict[Pod, EngineState] = {}
-        self._trips: dict[Request, Trip] = {}
-        self._updates: list[Callable[[], None]] = []
-        """What the others are to be told."""
-        self._told_at = 0.0
-        """When they were last told something, or might have been."""
-        self._turn = 0
-        self._chosen: tuple[Scored, Found] | None = None
+        """By ``ip:port``."""
+        self.endpoints: dict[Pod, Endpoint] = {}
+        self._queued: dict[QueuedRequest, Request] = {}
+        self._due = False
+        self._due_later = inf
+        self._ticking = False
+        self.remote_load = RemoteLoad(
+            self.director.replica, tracker, self.director.lookup.members.__contains__
+        )
+        self._load_server = LoadServer(
+            lambda: Handshake(self.director.replica, b"", False),
+            tracker,
+            self.remote_load,
+            ReplicationStats(),
+            self.now,
+        )
+        self._exchange_at = inf
+        self._poll_at = 0.0
 
-    def joined(self, pod: Pod, now: float) -> None:  # noqa: ARG002  # part of the protocol
-        """As ``Membership`` and ``Picker.shared_with`` do it."""
-        self._uses.replicas = len(self._context.peers)
-        if len(self._context.peers) > 1:
-            near = policy_among(len(self._context.peers) - 1, paced=self.ledger.paced).near_seconds
-            self._policy = replace(self._policy, near_seconds=near)
-        labels = {LABEL_MAX_NUM_SEQS: str(self._context.max_num_seqs)}
-        endpoint = Endpoint(pod.name, "virtual", "10.0.0.1", 1024 + pod.number, labels, uid=pod.name)
-        state = self._states[pod] = EngineState(endpoint, ScrapeState.READY)
-        self._candidates[pod] = Candidate(endpoint, self.ledger.load(endpoint.key))
-        self._pods[endpoint.key] = pod
-        self.ledger.calibrate(endpoint.key, slots=state.slots())
-        self.lookup.join(endpoint.key, Member((self._feed.numbers[pod],), block_size=pod.block_size))
+    def now(self) -> float:
+        """Return the time of the agenda."""
+        return self.context.clock()
+
+    # The pool
+
+    def joined(self, pod: Pod, now: float) -> None:  # noqa: ARG002
+        """See ``Policy``."""
+        if not self._ticking:
+            self._ticking = True
+            self._tick(None)
+            self._connect()
+        labels = {LABEL_MAX_NUM_SEQS: str(self.context.max_num_seqs)}
+        port = 1024 + pod.number
+        endpoint = Endpoint(
+            pod.name, "virtual", "10.0.0.1", port, labels, kv_events="tcp://10.0.0.1:1", uid=pod.name
+        )
+        self.endpoints[pod] = endpoint
+        self._pods[endpoint.hostport] = pod
+        self._follow()
+        lookup = self.director.lookup
+        lookup.leave(endpoint.key)
+        lookup.join(endpoint.key, Member((self._feed.numbers[pod],), block_size=pod.block_size))
 
     def left(self, pod: Pod, now: float) -> None:  # noqa: ARG002
-        """Its account is closed."""
-        key = self._candidates.pop(pod).endpoint.key
-        del self._states[pod], self._pods[key]
-        self.lookup.leave(key)
-        self.ledger.forget(key)
-        self._history.forget(key)
-        self._wake()
+        """See ``Policy``."""
+        endpoint = self.endpoints.pop(pod)
+        del self._pods[endpoint.hostport]
+        self._follow()
+
+    def _follow(self) -> None:
+        self.registry.follow(EndpointSet(tuple(self.endpoints.values())))
+
+    # Requests
 
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int | None:
-        """``Picker.decide``."""
-        best = self._choose(request, now)
-        self.ledger.load(best.endpoint.key).wanted(best.uncached_tokens, now)
-        if (spot := self._paced(best)) is not None:
-            self._waiting.offer(Held(request, spot, now))
-            self._wake()
+        """See ``Policy``."""
+        answer = self.director.offer_matched(self._context_of(request), now)
+        if isinstance(answer, QueuedRequest):
+            self._queued[answer] = request
             return None
-        return pods.index(self._pods[best.endpoint.key])
-
-    def _choose(self, request: Request, now: float) -> Scored:
-        """``Picker._choose``."""
-        self._turn += 1
-        found = self.lookup.look(ROOT, [request.text])
-        candidates = list(self._candidates.values())
-        demand = Demand(found.tokens, found.hits, self._uses.lately(found.place, now))
-        [best] = choose(candidates, demand, now=now, turn=self._turn, limit=1, policy=self._policy)
-        self._chosen = best, found
-        return best
-
-    def _paced(self, best: Scored) -> Spot | None:
-        """``Picker._paced``."""
-        return Spot.bound(self.ledger.load(best.endpoint.key), best.uncached_tokens) if best.closed else None
-
-    def _wake(self) -> None:
-        """``Queue.wake``."""
-        if self._waiting.requests and not self._due:
-            self._due = True
-            self._context.after(0.0, self._work, None)
-
-    def _work(self, _nothing: None) -> None:
-        """``Queue._work``."""
-        self._due = False
-        now = self._now()
-        room = Room(list(self._candidates.values()), now, inf)
-        while self._candidates and self._step(room, now):
-            pass
-        if self._waiting.requests and not self._later:
-            self._later = True
-            self._context.after(max(room.relieved_in(), LOOK_SECONDS), self._look_again, None)
-
-    def _look_again(self, _nothing: None) -> None:
-        self._later = False
-        self._wake()
-
-    def _step(self, room: Room, now: float) -> bool:
-        """``Queue._step``."""
-        oldest = self._waiting.oldest()
-        if isinstance(oldest, Held) and now - oldest.since >= QUEUE_SECONDS:
-            self._waiting.leave(oldest)
-            self._context.refuse(oldest.request)
-            return True
-        held = self._waiting.take(room.may_go)
-        if not isinstance(held, Held):
-            return False
-        best = self._choose(held.request, now)
-        if (spot := self._paced(best)) is not None:
-            self._waiting.again(held, spot)
-        else:
-            self._context.send(held.request, self._pods[best.endpoint.key])
-        return True
+        return pods.index(self._pods[answer.endpoints[0]])
 
     def routed(self, request: Request, pod: Pod, now: float) -> None:
-        """``Picker._book``."""
-        assert self._chosen is not None, "choose comes first"
-        best, found = self._chosen
-        self._uses.note(found.place, now)
-        session, key = str(request.number), best.endpoint.key
-        own = self.ledger.routed(session, key, best.uncached_tokens, found.tokens, now)
-        trip = self._trips[request] = Trip(session, pod, self._history.note(key, ROOT, request.text))
-        if len(self._context.peers) > 1:
-            self._spread(trip, own, request.text)
-
-    def progressed(self, call: Call, left: int, computed: int, now: float) -> None:
-        """``Picker.observed``: the engine's events tell of one of its requests."""
-        trip = self._trips.get(call)
-        if trip is None:
-            return
-        self.ledger.progress(trip.session, left, now, computed=computed)
-        if not left and not trip.told:
-            trip.told = True
-            self._context.after(CREDIT_SECONDS, self._credited, trip)
-        for peer, entry, _ in trip.entries:
-            peer.hears_progress(entry, left, computed, now)
+        """See ``Policy``: the director knows."""
 
     def first_token(self, request: Request, pod: Pod, now: float) -> None:
-        """Responses do not pass through the picker."""
+        """See ``Policy``: responses do not pass through the picker."""
 
     def finished(self, request: Request, pod: Pod, now: float) -> None:  # noqa: ARG002
-        """The access log will tell."""
-        self._context.after(self._context.ended_seconds, self._ended, request)
+        """See ``Policy``: the access log will report it."""
+        entry = AccessLogEntry(self.session(request), self.session(request), None, None, 200, None, None)
+        self.context.after(self.context.ended_seconds, self._on_access_log, entry)
+
+    def session(self, request: Request) -> str:
+        """Return the session id of a request; every request has its own."""
+        return str(request.number)
+
+    def tenant(self, request: Request) -> str:  # noqa: ARG002
+        """Return the tenant of a request; empty: it names none."""
+        return ""
+
+    def _context_of(self, request: Request) -> RequestContext:
+        prompts, session = [request.text], self.session(request)
+        found = self.director.lookup.look(ROOT, prompts)
+        match = PromptMatch("chat", None, session, prompts, ROOT, found, "precise")
+        line = RequestLine(id=session, session=session, path="", kind=match.kind, outcome="picked")
+        return RequestContext(
+            session,
+            self.tenant(request),
+            None,
+            line,
+            Stages(),
+            KEPT_HEADERS,
+            may_wait=True,
+            size=len(request.text),
+            match=match,
+        )
+
+    def _on_access_log(self, entry: AccessLogEntry) -> None:
+        self._completion.on_access_log([entry])
+
+    def _forward_end(self, entry: AccessLogEntry) -> None:
+        """Each request's end is reported to the replica that routed it; after expiry to none."""
+
+    # The queue
+
+    def _wake(self) -> None:
+        """See ``FlowDriver.wake``."""
+        if not self._due and self.director.flow is not None and not self.director.flow.idle:
+            self._due = True
+            self.context.after(0.0, self._poll, None)
+
+    def _poll(self, _nothing: None) -> None:
+        """See ``FlowDriver``."""
+        self._due = False
+        flow, now = self.director.flow, self.now()
+        assert flow is not None, "it has limits"
+        poll = flow.poll(now)
+        while (outcome := poll.step(now)) is not None:
+            if outcome.decision is not None:
+                self._answer(self._queued.pop(outcome.request), outcome.decision)
+        seconds = max(poll.seconds_until_due(), SLICE_SECONDS)
+        if seconds < inf and now + seconds < self._due_later:
+            self._due_later = now + seconds
+            self.context.after(seconds, self._on_timer, self._due_later)
+
+    def _on_timer(self, due: float) -> None:
+        if due == self._due_later:
+            self._due_later = inf
+            self._wake()
+
+    def _answer(self, request: Request, decision: Decision | Exception) -> None:
+        if isinstance(decision, PickResult):
+            self.context.send(request, self._pods[decision.endpoints[0]])
+        elif isinstance(decision, Exception):
+            self.context.refuse(request)
+
+    def _tick(self, _nothing: None) -> None:
+        """See ``EndpointRegistry.on_tick``; whose events are trusted does not change here."""
+        self.director.on_tick(self.now())
+        self.context.after(TICK_SECONDS, self._tick, None)
+
+    # What engines report
+
+    def observed(self, pod: Pod, call: Call, tokens: int, depth: int, now: float, *, prompt: bool) -> None:
+        """Take in a stored event of one of the engine's requests."""
+        endpoint = self.endpoints.get(pod)
+        if endpoint is not None:
+            born = "prompt" if prompt else "decode"
+            session = self.session(call)
+            seen = Observed(_publisher(pod), endpoint.key, session, tokens, None, born, depth)  # type: ignore[arg-type]
+            self.director.on_observation(seen, now)
 
     def scraped(self, pod: Pod, now: float) -> None:
-        """``Scraper._answered`` and ``Membership.scraped``."""
-        state, page = self._states[pod], pod.page
-        state.sample = page
-        state.rates.observe(page, now)
-        if page.cache_usage < FULL_CACHE:
-            state.batch.observe(page.running, page.waiting)
-        key, rates = state.endpoint.key, state.rates
-        self.ledger.calibrate(
-            key,
-            rate=rates.prefill,
-            decode_seconds=rates.decode_seconds,
-            slots=state.slots(),
-            crowd=state.crowd,
-        )
-        self.ledger.reconcile(key, page.running, page.waiting, now)
-        self.ledger.scraped(key, page, now)
+        """See ``Policy``."""
+        state = self.registry.scraper.states[self.endpoints[pod].key]
+        self.registry.scraper.on_answer(state, pod.page, state.served, now)
 
-    def _ended(self, request: Request) -> None:
-        trip = self._trips.pop(request)
-        self.ledger.settled(trip.session, self._now(), "")
-        self._credited(trip)
-        for peer, entry, prefix in trip.entries:
-            self._tell(partial(peer.hears_end, entry, prefix))
+    # Other replicas
 
-    def _credited(self, trip: Trip) -> None:
-        self._history.drop(trip.note)
+    def _connect(self) -> None:
+        """Follow each other replica; see ``replicas.replication``."""
+        others = [one for one in self.context.peers if isinstance(one, Kvist) and one is not self]
+        if not others:
+            return
+        self.director.set_other_replicas(len(others))
+        self.director.lookup.elsewhere = self.remote_load.prefixes.match
+        self.director.tracker.add_listener(self)
+        self.director.tracker.add_listener(self._load_server)
+        for other in others:
+            sink = FollowerSink(self, other.director.replica)
+            self.remote_load.on_connected(other.director.replica, self.now())
+            sink.call = other.follow(sink, self.director.replica)
+        self._exchange_in(self.context.gossip_seconds)
 
-    def _now(self) -> float:
-        return self._context.clock()
+    def follow(self, sink: FollowerSink, replica: str) -> FollowerCall:
+        """Another replica follows this one."""
+        call = sink.call = self._load_server.start(sink)
+        call.message(encode_ack(Handshake(replica, b"", False)))
+        return call
 
-    # Replicas
+    def on_routed(self, attempt: Attempt) -> None:
+        """See ``Replication.on_routed``."""
+        request = attempt.request
+        urgent = request.prompt is not None and request.tokens - request.indexed_tokens >= URGENT_TOKENS
+        if urgent and self.context.gossip_seconds > URGENT_SECONDS:
+            self._exchange_in(URGENT_SECONDS)
 
-    def _tell(self, update: Callable[[], None], *, hurry: bool = False) -> None:
-        """``Replication.run``: what has come together is told every interval; after a long new prompt, at
-        once."""
-        interval, now = self._context.gossip_seconds, self._now()
-        if not self._updates:
-            self._told_at += (now - self._told_at) // interval * interval if interval else 0.0
-            self._context.after(max(0.0, self._told_at + interval - now), self._told, None)
-        self._updates.append(update)
-        if hurry and interval > URGENT_SECONDS:
-            self._context.after(URGENT_SECONDS, self._told, None)
+    def _exchange_in(self, seconds: float) -> None:
+        due = self.now() + seconds
+        if due < self._exchange_at:
+            self._exchange_at = due
+            self.context.after(seconds, self._exchange, due)
 
-    def _told(self, _nothing: None) -> None:
-        if self._updates:
-            updates, self._updates = self._updates, []
-            self._told_at = self._now()
-            for update in updates:
-                update()
+    def _exchange(self, due: float) -> None:
+        """See ``Replication.run``."""
+        if due != self._exchange_at:
+            return
+        self._exchange_at = inf
+        self._load_server.tick()
+        if (now := self.now()) >= self._poll_at:
+            self.remote_load.poll(now)
+            self._poll_at = now + POLL_SECONDS
+        self._exchange_in(max(self.context.gossip_seconds, SLICE_SECONDS))
 
-    def _spread(self, trip: Trip, own: Entry, prompt: bytes) -> None:
-        prefix = PromptDigests.compute(ROOT, prompt) if own.uncached >= ANNOUNCED_TOKENS else None
-        if prefix is not None:
-            self._tell(partial(self.ledger.described, own, prefix.content))
-        for peer in self._context.peers:
-            if isinstance(peer, Kvist) and peer is not self:
-                entry = replace(own, load=peer.ledger.load(own.load.key), origin=f"{id(self)}")
-                trip.entries.append((peer, entry, prefix))
-                hurry = own.uncached >= URGENT_TOKENS
-                self._tell(partial(peer.hears_routed, entry, prefix), hurry=hurry)
 
-    def hears_routed(self, entry: Entry, prefix: PromptDigests | None) -> None:
-        """``replicas.remote_load``: another replica routed a request."""
-        if entry.load.key in self.lookup.members:
-            entry.content = None if prefix is None else prefix.content
-            self.ledger.taken(entry, self._now())
-            if prefix is not None:
-                self._elsewhere.add(entry.load.key, prefix)
-                self.lookup.elsewhere = self._elsewhere.match
-
-    def hears_progress(self, entry: Entry, left: int, computed: int, now: float) -> None:
-        """Events of another replica's request come to all replicas alike; of one that is not told of yet, the
-        telling has what its replica knows by then (``replicas.load_server``)."""
-        if entry.open:
-            self.ledger.advanced(entry, left, now, computed=computed)
-        else:
-            entry.remaining, entry.progressed = min(entry.uncached, float(left)), True
-
-    def hears_end(self, entry: Entry, prefix: PromptDigests | None) -> None:
-        """It has ended."""
-        if entry.open:
-            self.ledger.parted(entry, self._now())
-        if prefix is not None and entry.load.key in self.lookup.members:  # else it was not added
-            self._elsewhere.remove(entry.load.key, prefix)
+def _publisher(pod: Pod) -> str:
+    return f"{pod.name}/0"
 
 
 KVIST: Final = Spec(
     "kvist",
-    "this project: priced cost (DESIGN section 6)",
+    "this project: the product's own director (docs/policy.md)",
     Kvist,
     events=True,
     feed=IndexFeed,
-    scrape_seconds=SCRAPE_SECONDS,
+    scrape_seconds=SETTINGS.scrape_interval,
 )

@@ -11,7 +11,8 @@ from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.endpoints.engine_state import EngineState
 from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.http2.port_stats import PortLoad, PortStats
-from kvist_epp.load.ledger import Ledger
+from kvist_epp.load.in_flight import InFlightRequest
+from kvist_epp.load.tracker import LoadTracker
 
 
 def zeros(page: dict[str, object]) -> bool:
@@ -20,14 +21,14 @@ def zeros(page: dict[str, object]) -> bool:
 
 
 async def test_a_request_is_held_until_it_has_ended() -> None:
-    """Ledger, request, prompt and history note are present after the pick, and gone after the access log."""
+    """Load, request, prompt and history note are present after the pick, and gone after the access log."""
     parts = make()
-    before = in_flight_document(parts.picker)
-    decision = parts.picker.decide(ask(chat("What is held for me?")))
+    before = in_flight_document(parts.director)
+    decision = parts.decide(ask(chat("What is held for me?")))
     assert isinstance(decision, PickResult)
-    during = in_flight_document(parts.picker)
-    parts.picker.settled([decision.session], "access-log")
-    after = in_flight_document(parts.picker)
+    during = in_flight_document(parts.director)
+    parts.end(decision.session)
+    after = in_flight_document(parts.director)
 
     assert zeros(before)
     assert (during["ledger"], during["flights"], during["notes"]) == (1, 1, 1)
@@ -43,7 +44,7 @@ async def test_tasks_are_counted_by_their_coroutine() -> None:
         await asyncio.Event().wait()
 
     tasks = [asyncio.create_task(waits()) for _ in range(2)]
-    found = in_flight_document(make().picker)["tasks"]
+    found = in_flight_document(make().director)["tasks"]
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -54,23 +55,23 @@ async def test_tasks_are_counted_by_their_coroutine() -> None:
 
 async def test_streams_of_gateways_are_counted_and_those_of_replicas_are_not() -> None:
     """Streams between replicas are always open; those of gateways end."""
-    picker = make().picker
+    director = make().director
     for port, streams in (("grpc", 3), ("grpc-health", 1), ("peer", 2)):
-        stats = picker.metrics.ports[port] = PortStats(1 << 20)
+        stats = director.metrics.ports[port] = PortStats(1 << 20)
         stats.load = lambda streams=streams: PortLoad(1, streams, 10, 5)  # type: ignore[misc]
-    found = in_flight_document(picker, remote_requests=4)
+    found = in_flight_document(director, remote_requests=4)
 
     assert found["streams"] == {"grpc": 3, "grpc-health": 1}
     assert found["stream_bytes"] == {"grpc": 15, "grpc-health": 15}
     assert found["of_peers"] == 4
 
 
-def test_the_page_of_endpoints_joins_scrapes_and_the_ledger() -> None:
+def test_the_page_of_endpoints_joins_scrapes_and_load() -> None:
     """An endpoint has its state and its backlog, and the document can be written as JSON."""
     endpoint = Endpoint("a", "ns", "10.0.0.1", 8000, {"k": "v"}, "tcp://10.0.0.1:5557", ranks=2)
-    ledger = Ledger(default_rate=1000.0)
-    ledger.routed("s", "ns/a", 500, 900, now=1.0)
-    document = endpoints_document({"ns/a": EngineState(endpoint)}, ledger, now=1.1)
+    tracker = LoadTracker(default_rate=1000.0)
+    tracker.add(InFlightRequest("s", 900), "ns/a", 500, now=1.0)
+    document = endpoints_document({"ns/a": EngineState(endpoint)}, tracker, now=1.1)
     read = msgspec.json.decode(msgspec.json.encode(document))["endpoints"][0]
 
     assert (read["state"], read["problem"], read["owed_tokens"], read["requests"]) == (

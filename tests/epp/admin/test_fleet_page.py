@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Generator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -10,11 +10,9 @@ from tests.epp.parts import BLOCK, Parts, ask, chat, make
 
 from kvist_epp.admin import fleet_page
 from kvist_epp.admin.fleet_page import FleetPage, run_in_slices
-from kvist_epp.director.endpoint_registry import Membership
+from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
-from kvist_epp.endpoints.scraper import Scraper
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
-from kvist_epp.index.index_accuracy import Trust
 from kvist_epp.settings.settings import Settings
 
 LONG = "The library opens at nine and closes when the last reader has left. " * 12
@@ -27,30 +25,30 @@ async def parts() -> Parts:
 
 
 @pytest.fixture
-async def membership(parts: Parts) -> AsyncIterator[Membership]:
+async def registry(parts: Parts) -> EndpointRegistry:
     """Return a registry of two engines that are ready and precise."""
-    made = Membership(Settings(), parts.picker, None, None, Trust())
+    made = EndpointRegistry(Settings(), parts.director, parts.clock, scrape=False)
+    director = parts.director
     parts.endpoints = [
         Endpoint(name=f"e{n}", namespace="t", address=f"10.0.0.{n}", port=80, uid=f"u{n}") for n in (0, 1)
     ]
-    async with Scraper(on_scrape=made.scraped, on_change=made.changed, interval=0) as made.scraper:
-        made.follow(EndpointSet(tuple(parts.endpoints)))
-        for one in parts.endpoints:
-            member = parts.picker.lookup.members[one.key]
-            member.publishers, member.precise = (parts.picker.index.publisher(f"{one.key}/0"),), True
-            parts.picker.lookup.join(one.key, member)
-        yield made
+    made.follow(EndpointSet(tuple(parts.endpoints)))
+    for one in parts.endpoints:
+        member = director.lookup.members[one.key]
+        member.publishers, member.precise = (director.index.publisher(f"{one.key}/0"),), True
+        director.lookup.join(one.key, member)
+    return made
 
 
-async def test_the_page_has_cache_values_and_engine_states(parts: Parts, membership: Membership) -> None:
+async def test_the_page_has_cache_values_and_engine_states(parts: Parts, registry: EndpointRegistry) -> None:
     """Tokens that one endpoint alone holds count as its value, until another one has a copy."""
     held = parts.warm(0, chat(LONG))
-    state = membership.scraper.states["t/e0"]
+    state = registry.scraper.states["t/e0"]
     state.sample = EngineSample(
         running=3, waiting=1, cache_usage=0.5, block_size=BLOCK, blocks=100, size_tokens=1500
     )
-    parts.picker.decide(ask(chat(LONG, "fine", "and?")))
-    page = await FleetPage(membership).document()
+    parts.decide(ask(chat(LONG, "fine", "and?")))
+    page = await FleetPage(registry).document()
 
     first, second = page["endpoints"]
     assert (page["version"], page["window_seconds"], page["prompts"]["requests"]) == (1, 600.0, 1)
@@ -67,12 +65,12 @@ async def test_the_page_has_cache_values_and_engine_states(parts: Parts, members
     assert (second["worth_tokens"], second["blocks"], second["kv_tokens"]) == (0, {}, None)
 
 
-async def test_the_guide_shows_the_page_as_it_is(membership: Membership) -> None:
+async def test_the_guide_shows_the_page_as_it_is(registry: EndpointRegistry) -> None:
     """Every field of the page is in the guide's example, which has no other field, and the version is
     equal."""
     text = (Path(__file__).parents[3] / "docs" / "guides" / "fleet.md").read_text()
     shown = json.loads(text.partition("```json")[2].partition("```")[0])
-    page = await FleetPage(membership).document()
+    page = await FleetPage(registry).document()
     assert shown.keys() == page.keys()
     assert shown["version"] == page["version"]
     assert shown["prompts"].keys() == page["prompts"].keys()
@@ -81,10 +79,10 @@ async def test_the_guide_shows_the_page_as_it_is(membership: Membership) -> None
 
 
 async def test_asking_again_at_once_costs_nothing(
-    parts: Parts, membership: Membership, monkeypatch: pytest.MonkeyPatch
+    parts: Parts, registry: EndpointRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request that comes too soon gets the last result with its age; later the page is computed again."""
-    page = FleetPage(membership)
+    page = FleetPage(registry)
     monkeypatch.setattr(fleet_page, "CPU_SHARE", 1e-9)
     before = await page.document()
     parts.warm(0, chat(LONG))
@@ -92,17 +90,17 @@ async def test_asking_again_at_once_costs_nothing(
     assert again["endpoints"] == before["endpoints"]
     assert again["age_seconds"] >= before["age_seconds"]
 
-    fresh = FleetPage(membership)
+    fresh = FleetPage(registry)
     monkeypatch.setattr(fleet_page, "CPU_SHARE", 1e9)
     for held in (True, False):
         assert bool((await fresh.document())["endpoints"][0]["blocks"]) == held
-        parts.picker.index.forget(parts.picker.index.publisher("t/e0/0"))
+        parts.director.index.forget(parts.director.index.publisher("t/e0/0"))
 
 
-async def test_a_cancelled_request_does_not_stop_the_others(membership: Membership) -> None:
+async def test_a_cancelled_request_does_not_stop_the_others(registry: EndpointRegistry) -> None:
     """If one of two simultaneous requests is cancelled, the other is answered, and the page is computed
     once."""
-    page = FleetPage(membership)
+    page = FleetPage(registry)
     leaver, stayer = (asyncio.create_task(page.document()) for _ in range(2))
     await asyncio.sleep(0)
     leaver.cancel()
@@ -111,9 +109,9 @@ async def test_a_cancelled_request_does_not_stop_the_others(membership: Membersh
     assert leaver.cancelled()
 
 
-async def test_closing_ends_a_computation_in_progress(membership: Membership) -> None:
+async def test_closing_ends_a_computation_in_progress(registry: EndpointRegistry) -> None:
     """Closing during a request ends both the computation and the wait."""
-    page = FleetPage(membership)
+    page = FleetPage(registry)
     waiter = asyncio.create_task(page.document())
     await asyncio.sleep(0)
     await page.close()

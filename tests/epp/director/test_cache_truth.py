@@ -7,7 +7,8 @@ from tests.epp.parts import BLOCK, CHAT, MODEL, Parts, ask, chat, make
 
 from kvist_epp.engines.vllm.kv_events import Batch, Removed, Stored
 from kvist_epp.kvevents.ingestion import Learner
-from kvist_epp.load.in_flight import Flight
+from kvist_epp.load.in_flight import InFlightRequest
+from kvist_epp.load.tracker import RequestListener
 from kvist_epp.names import SESSION_HEADER
 from kvist_epp.prompt.request import parse
 
@@ -16,20 +17,23 @@ KEY = "t/e0"
 SOURCE = f"{KEY}/0"
 
 
-class Engine:
+class Engine(RequestListener):
     """One engine's events, learned as they come, and what the picker told of them."""
 
     def __init__(self, parts: Parts) -> None:
         self.told: list[tuple[int, int]] = []
-        self._learner = Learner(parts.picker.index, MODEL)
+        self._learner = Learner(parts.director.index, MODEL)
         self._learner.join(SOURCE, KEY)
-        self._learner.begins = parts.picker.begins
-        self._picker = parts.picker
-        parts.picker.truth = self._tell
+        self._learner.begins = lambda source, endpoint, session: parts.director.on_prefill_started(
+            source, endpoint, session, parts.clock()
+        )
+        self._parts = parts
+        parts.director.tracker.add_listener(self)
 
-    def _tell(self, flight: Flight, cached: int, _now: float) -> None:
-        assert flight.compared
-        self.told.append((flight.indexed, cached))
+    def on_cache_truth(self, request: InFlightRequest, cached: int, now: float) -> None:
+        """Keep it with what the index says."""
+        assert request.index_compared
+        self.told.append((request.indexed_tokens, cached))
 
     def stores(self, body: dict[str, Any], session: str, cached: int) -> None:
         """It computes all but the first ``cached`` blocks of this prompt."""
@@ -51,7 +55,7 @@ class Engine:
 
     def _learn(self, event: Any) -> None:
         for seen in self._learner.apply(SOURCE, Batch(ts=0.0, events=[event])):
-            self._picker.observed(seen)
+            self._parts.director.on_observation(seen, self._parts.clock())
 
 
 def chain(body: dict[str, Any]) -> tuple[list[int], list[int]]:
@@ -68,11 +72,11 @@ def test_what_happened_between_pick_and_prefill_is_no_error() -> None:
     engine = Engine(parts)
     body = chat(LONG)
     whole = len(chain(body)[0])
-    parts.picker.decide(ask(body, headers={SESSION_HEADER: "late"}))
+    parts.decide(ask(body, headers={SESSION_HEADER: "late"}))
     engine.stores(body, "somebody else's", 0)
     engine.stores(body, "late", whole - 1)
 
-    parts.picker.decide(ask(body, headers={SESSION_HEADER: "again"}))
+    parts.decide(ask(body, headers={SESSION_HEADER: "again"}))
     engine.evicts(body, 3)
     engine.stores(body, "again", whole - 3)
 
@@ -89,7 +93,7 @@ def test_a_lie_shows() -> None:
     body = chat(LONG)
     whole = len(chain(body)[0])
     engine.stores(body, "first", 0)
-    parts.picker.decide(ask(chat(LONG, "ok", "more"), headers={SESSION_HEADER: "s"}))
+    parts.decide(ask(chat(LONG, "ok", "more"), headers={SESSION_HEADER: "s"}))
     engine.stores(body, "s", 0)
 
     [(indexed, cached)] = engine.told
@@ -102,9 +106,9 @@ def test_prompts_are_not_kept_longer_than_needed() -> None:
     parts = make(1)
     engine = Engine(parts)
     body = chat(LONG)
-    parts.picker.decide(ask(body, headers={SESSION_HEADER: "s"}))
-    parts.picker.decide(ask(body, headers={SESSION_HEADER: "t"}))
+    parts.decide(ask(body, headers={SESSION_HEADER: "s"}))
+    parts.decide(ask(body, headers={SESSION_HEADER: "t"}))
     engine.stores(body, "s", 0)
-    parts.picker.settled(["t"], "access-log")
+    parts.end("t")
 
-    assert parts.picker.flights._kept == 0
+    assert parts.director.table.prompt_bytes == 0

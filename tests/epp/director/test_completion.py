@@ -1,15 +1,15 @@
 """What gateways tell after a pick: accounts follow the endpoint that served, and end once."""
 
 import pytest
-from tests.epp.parts import BLOCK, Parts, ask, chat, make
+from tests.epp.parts import BLOCK, Parts, Truths, ask, chat, make
 
-from kvist_epp.director.completion import Aftermath
+from kvist_epp.director.completion import CompletionHandler
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.extproc.response import ObservedResponse, Usage
 from kvist_epp.kvevents.observed import Observed
-from kvist_epp.load.in_flight import Flight
+from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.names import REQUEST_ID_HEADER, SESSION_HEADER
 
 LONG = "The library opens at nine and closes when the last reader has left. " * 12
@@ -18,7 +18,7 @@ LONG = "The library opens at nine and closes when the last reader has left. " * 
 def _pick(parts: Parts, session: str = "s", request_id: str = "id") -> tuple[str, str]:
     """Keys of the endpoint picked for a request, and of the next in its list."""
     headers = {SESSION_HEADER: session, REQUEST_ID_HEADER: request_id} if session else {}
-    picked = parts.picker.decide(ask(chat(LONG), headers=headers))
+    picked = parts.decide(ask(chat(LONG), headers=headers))
     assert isinstance(picked, PickResult)
     keys = {endpoint.hostport: endpoint.key for endpoint in parts.endpoints}
     return keys[picked.endpoints[0]], keys[picked.endpoints[1]]
@@ -39,52 +39,52 @@ def _seen(usage: Usage | None = None, *, status: int = 200, whole: bool = True) 
 
 
 def _running(parts: Parts) -> dict[str, int]:
-    ledger = parts.picker.ledger
-    return {endpoint.key: ledger.running(endpoint.key) for endpoint in parts.endpoints}
+    tracker = parts.director.tracker
+    return {endpoint.key: tracker.running(endpoint.key) for endpoint in parts.endpoints}
 
 
 def test_an_account_moves_to_the_endpoint_that_served() -> None:
-    """By the response's word: debt, credit and the flight leave the pod that never got the request."""
+    """By the response's word: debt, credit and the request leave the pod that never got the request."""
     parts = make(2, precise=False)
     first, second = _pick(parts)
-    owed = parts.picker.ledger.owed(first)
-    flight = parts.picker.flights.find("s")
-    assert flight is not None
+    owed = parts.director.tracker.backlog(first)
+    request = parts.director.table.find("s")
+    assert request is not None
 
     served = next(endpoint for endpoint in parts.endpoints if endpoint.key == second)
-    parts.picker.served(flight, served)
+    parts.director.on_served_elsewhere(request, served, parts.clock())
 
     assert _running(parts) == {first: 0, second: 1}
-    assert parts.picker.ledger.owed(second) == owed > 0
-    assert (flight.endpoint, flight.hostport) == (second, served.hostport)
-    [holder] = parts.picker.history.match(flight.root, flight.prompt or b"")
+    assert parts.director.tracker.backlog(second) == owed > 0
+    assert (request.endpoint, request.attempt.hostport) == (second, served.hostport)
+    [holder] = parts.director.history.match(request.root, request.prompt or b"")
     assert holder == second
-    assert parts.picker.metrics.served_elsewhere == {_hostport(parts, first): 1}
+    assert parts.director.metrics.served_elsewhere == {_hostport(parts, first): 1}
 
 
 def test_what_the_other_endpoint_holds_is_not_owed_there() -> None:
     """The debt is reckoned anew: a prefix that the serving endpoint holds is not prefilled again."""
     parts = make(2)
     first, second = _pick(parts)
-    assert parts.picker.ledger.owed(first) > 2 * BLOCK
+    assert parts.director.tracker.backlog(first) > 2 * BLOCK
     number = [endpoint.key for endpoint in parts.endpoints].index(second)
     parts.warm(number, chat(LONG))
-    flight = parts.picker.flights.find("s")
-    assert flight is not None
-    parts.picker.served(flight, parts.endpoints[number])
+    request = parts.director.table.find("s")
+    assert request is not None
+    parts.director.on_served_elsewhere(request, parts.endpoints[number], parts.clock())
 
-    assert 0 < parts.picker.ledger.owed(second) <= 2 * BLOCK
+    assert 0 < parts.director.tracker.backlog(second) <= 2 * BLOCK
 
 
 def test_the_access_log_tells_who_served() -> None:
     """A request that ended on the second endpoint of its list is counted, and leaves no account behind."""
     parts = make(2, precise=False)
     first, second = _pick(parts)
-    Aftermath(parts.picker).ended([_ended(upstream=_hostport(parts, second))])
+    CompletionHandler(parts.director, parts.clock).on_access_log([_ended(upstream=_hostport(parts, second))])
 
     assert _running(parts) == {first: 0, second: 0}
-    assert parts.picker.metrics.served_elsewhere[_hostport(parts, first)] == 1
-    assert parts.picker.metrics.ended["access-log"] == 1
+    assert parts.director.metrics.served_elsewhere[_hostport(parts, first)] == 1
+    assert parts.director.metrics.ended["access-log"] == 1
     again, _ = _pick(parts, "t", "other")
     assert again == second, "the routing history knows where the prefix is now"
 
@@ -95,71 +95,75 @@ def test_other_upstreams_change_nothing(upstream: str | None) -> None:
     parts = make(2)
     first, _ = _pick(parts)
     upstream = _hostport(parts, first) if upstream == "picked" else upstream
-    Aftermath(parts.picker).ended([_ended(upstream=upstream)])
+    CompletionHandler(parts.director, parts.clock).on_access_log([_ended(upstream=upstream)])
 
-    assert parts.picker.metrics.served_elsewhere == {}
-    assert len(parts.picker.flights) == 0
+    assert parts.director.metrics.served_elsewhere == {}
+    assert len(parts.director.table) == 0
 
 
 def test_the_served_endpoint_may_be_spelled_freely() -> None:
     """An IPv6 address in another spelling is the same endpoint."""
     parts = make(2)
     parts.endpoints[:] = [Endpoint(f"e{n}", "t", f"fd00::{n}", 8000) for n in (1, 2)]
-    for candidate, endpoint in zip(parts.picker.candidates, parts.endpoints, strict=True):
+    for candidate, endpoint in zip(parts.director.candidates, parts.endpoints, strict=True):
         candidate.endpoint = endpoint
     first, second = _pick(parts)
     spelled = {"t/e1": "[FD00:0::0001]:8000", "t/e2": "[fd00:0:0:0:0:0:0:2]:8000"}
-    Aftermath(parts.picker).ended([_ended(upstream=spelled[second])])
+    CompletionHandler(parts.director, parts.clock).on_access_log([_ended(upstream=spelled[second])])
 
-    assert parts.picker.metrics.served_elsewhere == {_hostport(parts, first): 1}
+    assert parts.director.metrics.served_elsewhere == {_hostport(parts, first): 1}
 
 
 def test_an_end_that_is_told_twice_counts_once() -> None:
     """Response and access log both tell; a later request of the same session is not ended by it."""
     parts = make(2)
-    after = Aftermath(parts.picker)
+    after = CompletionHandler(parts.director, parts.clock)
     _pick(parts, "s", "first")
     _pick(parts, "s", "second")
-    after.responded(ObservedResponse("s", "first", None, 200, Usage(), complete=True))
-    after.ended([_ended("s", "first")])
+    after.on_response(ObservedResponse("s", "first", None, 200, Usage(), complete=True))
+    after.on_access_log([_ended("s", "first")])
 
-    assert len(parts.picker.flights) == 1
+    assert len(parts.director.table) == 1
     assert sum(_running(parts).values()) == 1
-    assert (parts.picker.metrics.ended["response"], parts.picker.metrics.ended["access-log"]) == (1, 0)
-    after.ended([_ended("s", "second")])
+    assert (parts.director.metrics.ended["response"], parts.director.metrics.ended["access-log"]) == (1, 0)
+    after.on_access_log([_ended("s", "second")])
     assert sum(_running(parts).values()) == 0
 
 
 def test_usage_is_counted() -> None:
     """Tokens by kind, and responses by whether they told them."""
     parts = make(1)
-    after = Aftermath(parts.picker)
-    for seen in (_seen(Usage(10, 3, 8)), _seen(Usage(5, None, None)), _seen(), _seen(whole=False, status=0)):
-        after.responded(seen)
+    after = CompletionHandler(parts.director, parts.clock)
+    for seen in (
+        _seen(Usage(10, 3, 8)),
+        _seen(Usage(5, None, None)),
+        _seen(),
+        _seen(whole=False, status=0),
+    ):
+        after.on_response(seen)
 
-    assert parts.picker.metrics.usage == {"prompt": 15, "completion": 3, "cached": 8}
-    assert parts.picker.metrics.responses == {"usage": 2, "none": 1, "cut": 1}
+    assert parts.director.metrics.usage == {"prompt": 15, "completion": 3, "cached": 8}
+    assert parts.director.metrics.responses == {"usage": 2, "none": 1, "cut": 1}
 
 
 def test_usage_tells_the_truth_where_events_do_not() -> None:
     """Cached tokens of a response are the truth once, unless the engine's event was first."""
     parts = make(1)
-    told: list[tuple[str, int]] = []
-    parts.picker.truth = lambda flight, cached, _now: told.append((flight.session, cached))
-    after = Aftermath(parts.picker)
-    after.responded(_seen(Usage(10, 3, 8)))
+    truths = Truths(parts.director)
+    after = CompletionHandler(parts.director, parts.clock)
+    after.on_response(_seen(Usage(10, 3, 8)))
     _decide(parts, "s", "id")
-    after.responded(_seen(Usage(10, 3, 8)))
+    after.on_response(_seen(Usage(10, 3, 8)))
     _decide(parts, "s", "id")
     key = parts.endpoints[0].key
-    parts.picker.observed(Observed(f"{key}/0", key, "s", BLOCK, 16, "prompt", 64))
-    after.responded(_seen(Usage(10, 3, 8)))
+    parts.director.on_observation(Observed(f"{key}/0", key, "s", BLOCK, 16, "prompt", 64), parts.clock())
+    after.on_response(_seen(Usage(10, 3, 8)))
 
-    assert told == [("s", 8), ("s", 16)]
+    assert truths.by_session == [("s", 8), ("s", 16)]
 
 
 def _decide(parts: Parts, session: str, request_id: str) -> None:
-    parts.picker.decide(ask(chat(LONG), headers={SESSION_HEADER: session, REQUEST_ID_HEADER: request_id}))
+    parts.decide(ask(chat(LONG), headers={SESSION_HEADER: session, REQUEST_ID_HEADER: request_id}))
 
 
 def test_a_failed_response_leaves_no_credit() -> None:
@@ -167,39 +171,39 @@ def test_a_failed_response_leaves_no_credit() -> None:
     for status, kept in ((500, False), (0, True)):
         parts = make(1, precise=False)
         _decide(parts, "s", "id")
-        flight = parts.picker.flights.find("s")
-        assert flight is not None
-        Aftermath(parts.picker).responded(_seen(status=status))
-        assert bool(parts.picker.history.match(flight.root, b"<|im_start|>user\nThe")) is kept
+        request = parts.director.table.find("s")
+        assert request is not None
+        CompletionHandler(parts.director, parts.clock).on_response(_seen(status=status))
+        assert bool(parts.director.history.match(request.root, b"<|im_start|>user\nThe")) is kept
 
 
 def _event(session: str, key: str) -> Observed:
     return Observed(f"{key}/0", key, session, BLOCK, 0, "prompt", 64)
 
 
-def _only_flight(parts: Parts) -> Flight:
-    [flight] = [flight for row in parts.picker.flights._by_session.values() for flight in row]
-    return flight
+def _only_request(parts: Parts) -> InFlightRequest:
+    [request] = parts.director.table
+    return request
 
 
 def test_events_tell_who_serves_while_it_runs() -> None:
     """An event with a session id of ours from another endpoint moves the account there at once."""
     parts = make(2)
     first, second = _pick(parts, session="")
-    session = _only_flight(parts).session
-    parts.picker.begins(f"{second}/0", second, session)
-    parts.picker.observed(_event(session, second))
+    session = _only_request(parts).session
+    parts.director.on_prefill_started(f"{second}/0", second, session, parts.clock())
+    parts.director.on_observation(_event(session, second), parts.clock())
 
-    assert _only_flight(parts).endpoint == second
+    assert _only_request(parts).endpoint == second
     assert _running(parts) == {first: 0, second: 1}
-    assert parts.picker.metrics.served_elsewhere[_hostport(parts, first)] == 1
+    assert parts.director.metrics.served_elsewhere[_hostport(parts, first)] == 1
 
 
 def test_a_clients_session_is_not_believed() -> None:
     """Clients use their session ids again and again: an old request's event moves no new one."""
     parts = make(2)
     first, second = _pick(parts, session="theirs")
-    parts.picker.observed(_event("theirs", second))
+    parts.director.on_observation(_event("theirs", second), parts.clock())
 
     assert _running(parts) == {first: 1, second: 0}
 
@@ -210,6 +214,6 @@ def test_a_pod_that_only_helps_serves_nobody() -> None:
     first, second = _pick(parts, session="")
     helper = next(endpoint for endpoint in parts.endpoints if endpoint.key == second)
     object.__setattr__(helper, "labels", {"llm-d.ai/role": "prefill"})
-    parts.picker.observed(_event(_only_flight(parts).session, second))
+    parts.director.on_observation(_event(_only_request(parts).session, second), parts.clock())
 
     assert _running(parts) == {first: 1, second: 0}

@@ -2,7 +2,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.epp.parts import BLOCK, CHAT, MODEL, ask, chat, make
+from tests.epp.parts import BLOCK, CHAT, MODEL, Truths, ask, chat, make
 
 from kvist_epp.errors import BadRequest, NoEndpoints
 from kvist_epp.extproc.pick_request import PickResult
@@ -29,7 +29,7 @@ def test_a_request_goes_where_its_prefix_is(holder: int) -> None:
     parts = make(3)
     held = parts.warm(holder, chat(LONG))
 
-    answer = picked(parts.picker.decide(ask(chat(LONG, "fine", "and then?"))))
+    answer = picked(parts.decide(ask(chat(LONG, "fine", "and then?"))))
 
     assert answer.endpoints[0] == parts.endpoints[holder].hostport
     [line] = parts.log.lines
@@ -40,9 +40,9 @@ def test_a_request_goes_where_its_prefix_is(holder: int) -> None:
 def test_a_session_is_given_and_kept() -> None:
     """Every request carries a session id: its own header's, its body's, or one of ours."""
     parts = make()
-    ours = picked(parts.picker.decide(ask(chat("a"))))
-    theirs = picked(parts.picker.decide(ask(chat("a"), headers={SESSION_HEADER: "s"})))
-    inside = picked(parts.picker.decide(ask(chat("a", session_id="t"))))
+    ours = picked(parts.decide(ask(chat("a"))))
+    theirs = picked(parts.decide(ask(chat("a"), headers={SESSION_HEADER: "s"})))
+    inside = picked(parts.decide(ask(chat("a", session_id="t"))))
 
     [own, *_] = [value for name, value in ours.headers if name == SESSION_HEADER]
     assert ours.session == own
@@ -54,8 +54,8 @@ def test_a_session_is_given_and_kept() -> None:
 def test_a_missing_request_id_is_given() -> None:
     """Where the gateway gives no ``x-request-id`` ours goes on, the same as the session; else it is kept."""
     parts = make()
-    ours = dict(picked(parts.picker.decide(ask(chat("a")))).headers)
-    theirs = dict(picked(parts.picker.decide(ask(chat("a"), headers={REQUEST_ID_HEADER: "r"}))).headers)
+    ours = dict(picked(parts.decide(ask(chat("a")))).headers)
+    theirs = dict(picked(parts.decide(ask(chat("a"), headers={REQUEST_ID_HEADER: "r"}))).headers)
 
     assert ours[REQUEST_ID_HEADER] == ours[SESSION_HEADER]
     assert REQUEST_ID_HEADER not in theirs
@@ -65,54 +65,53 @@ def test_a_missing_request_id_is_given() -> None:
 def test_credit_on_the_way_counts_until_events_arrive() -> None:
     """A second request with the same prefix follows the first before any event; then the index rules."""
     parts = make(4)
-    first = picked(parts.picker.decide(ask(chat(LONG), headers={SESSION_HEADER: "s"})))
-    second = picked(parts.picker.decide(ask(chat(LONG, "ok", "more"))))
+    first = picked(parts.decide(ask(chat(LONG), headers={SESSION_HEADER: "s"})))
+    second = picked(parts.decide(ask(chat(LONG, "ok", "more"))))
     assert second.endpoints[0] == first.endpoints[0]
     assert parts.log.lines[1].matched_tokens > 0
 
     key = next(e.key for e in parts.endpoints if e.hostport == first.endpoints[0])
-    parts.picker.settled([line.session for line in parts.log.lines[1:]], "access-log")
-    parts.picker.observed(observed("s", key, 0, depth=10_000))
-    parts.picker.tick()
-    parts.picker.decide(ask(chat(LONG, "ok", "other")))
+    parts.end(*[line.session for line in parts.log.lines[1:]])
+    parts.director.on_observation(observed("s", key, 0, depth=10_000), parts.clock())
+    parts.director.on_tick(parts.clock())
+    parts.decide(ask(chat(LONG, "ok", "other")))
     assert parts.log.lines[2].matched_tokens > 0
 
-    parts.picker.settled([parts.log.lines[2].session], "access-log")
+    parts.end(parts.log.lines[2].session)
     parts.clock.now += 3
-    parts.picker.tick()
-    parts.picker.decide(ask(chat(LONG, "ok", "third")))
+    parts.director.on_tick(parts.clock())
+    parts.decide(ask(chat(LONG, "ok", "third")))
     assert parts.log.lines[3].matched_tokens == 0
 
 
 def test_owed_tokens_go_as_prefill_advances_and_end_with_the_request() -> None:
     """What a pod owes is added at the pick, lowered by events, and gone when the access log settles it."""
     parts = make(1)
-    parts.picker.decide(ask(chat(LONG), headers={SESSION_HEADER: "s"}))
+    parts.decide(ask(chat(LONG), headers={SESSION_HEADER: "s"}))
     key = parts.endpoints[0].key
-    owed = parts.picker.ledger.owed(key)
+    owed = parts.director.tracker.backlog(key)
     assert owed > 0
 
-    parts.picker.observed(observed("s", key, 0, depth=owed // 2))
-    half = parts.picker.ledger.owed(key)
+    parts.director.on_observation(observed("s", key, 0, depth=owed // 2), parts.clock())
+    half = parts.director.tracker.backlog(key)
     assert 0 < half < owed
 
-    parts.picker.settled(["s"], "access-log")
-    assert (parts.picker.ledger.owed(key), parts.picker.ledger.running(key)) == (0, 0)
-    assert len(parts.picker.flights) == 0
+    parts.end("s")
+    assert (parts.director.tracker.backlog(key), parts.director.tracker.running(key)) == (0, 0)
+    assert len(parts.director.table) == 0
 
 
 def test_the_truth_is_told_once_per_request() -> None:
     """The first event of a request says what was cached; later ones of the same session do not."""
     parts = make(1)
-    told = []
-    parts.picker.truth = lambda flight, cached, _now: told.append((flight.session, cached))
-    parts.picker.decide(ask(chat(LONG), headers={SESSION_HEADER: "s"}))
+    truths = Truths(parts.director)
+    parts.decide(ask(chat(LONG), headers={SESSION_HEADER: "s"}))
     key = parts.endpoints[0].key
     for cached in (32, None, 64):
-        parts.picker.observed(observed("s", key, cached, depth=64))
-    parts.picker.observed(observed("somebody else's", key, 16, depth=64))
+        parts.director.on_observation(observed("s", key, cached, depth=64), parts.clock())
+    parts.director.on_observation(observed("somebody else's", key, 16, depth=64), parts.clock())
 
-    assert told == [("s", 32)]
+    assert truths.by_session == [("s", 32)]
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"messages": []}', b"\xff\xfe", b""])
@@ -120,10 +119,10 @@ def test_bad_bodies_of_known_paths_are_refused(body: bytes) -> None:
     """A known path with a body that is no JSON or names no model is a 400, counted and logged."""
     parts = make()
     with pytest.raises(BadRequest):
-        parts.picker.decide(ask(body))
+        parts.decide(ask(body))
     [line] = parts.log.lines
     assert line.outcome.startswith("bad-")
-    assert parts.picker.metrics.requests == {"picked": 0, line.outcome: 1}
+    assert parts.director.metrics.requests == {"picked": 0, line.outcome: 1}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +137,7 @@ def test_bad_bodies_of_known_paths_are_refused(body: bytes) -> None:
 def test_what_is_not_understood_is_routed_by_load(body: bytes, path: str, more: dict[str, Any]) -> None:
     """Unknown paths, bodies that are not JSON and bodies seen in part are routed, never refused."""
     parts = make()
-    answer = picked(parts.picker.decide(ask(body, path, **more)))
+    answer = picked(parts.decide(ask(body, path, **more)))
     assert len(answer.endpoints) == 2
     assert parts.log.lines[0].mode == "load"
 
@@ -147,7 +146,7 @@ def test_a_template_that_raises_costs_only_the_match() -> None:
     """A prompt the chat template refuses is routed by load and counted."""
     parts = make()
     body = {"model": "m", "messages": [{"role": "user", "content": {"not": "a content"}}]}
-    picked(parts.picker.decide(ask(body)))
+    picked(parts.decide(ask(body)))
     assert parts.log.lines[0].mode == "load"
 
 
@@ -155,17 +154,17 @@ def test_nothing_eligible_is_said() -> None:
     """An empty fleet, or a subset without any of ours, is NoEndpoints."""
     parts = make(1)
     with pytest.raises(NoEndpoints):
-        parts.picker.decide(ask(chat("x"), subset=("192.0.2.1",)))
-    parts.picker.candidates = ()
+        parts.decide(ask(chat("x"), subset=("192.0.2.1",)))
+    parts.director.set_endpoints((), parts.clock())
     with pytest.raises(NoEndpoints):
-        parts.picker.decide(ask(chat("x")))
+        parts.decide(ask(chat("x")))
 
 
 def test_explain_changes_nothing() -> None:
     """/debug/pick answers as a pick would and leaves no trace in ledger, history or flights."""
     parts = make()
     held = parts.warm(1, chat(LONG))
-    page = parts.picker.explain(CHAT, {}, json.dumps(chat(LONG, "ok", "more")).encode())
+    page = parts.explain(json.dumps(chat(LONG, "ok", "more")).encode())
 
     assert set(page) >= {"mode", "prompt_bytes", "endpoints", "picked"}
     rows = page["endpoints"]
@@ -182,19 +181,19 @@ def test_explain_changes_nothing() -> None:
     } <= set(rows[0])
     assert page["picked"] == [parts.endpoints[1].hostport, parts.endpoints[0].hostport]
     assert held - 2 * BLOCK <= rows[0]["matched_tokens"] <= held
-    assert (len(parts.picker.flights), parts.picker.metrics.requests, parts.log.lines) == (
+    assert (len(parts.director.table), parts.director.metrics.requests, parts.log.lines) == (
         0,
         {"picked": 0},
         [],
     )
-    assert parts.picker.ledger.owed(parts.endpoints[1].key) == 0
+    assert parts.director.tracker.backlog(parts.endpoints[1].key) == 0
 
 
 def test_salts_do_not_meet() -> None:
     """A prefix stored without a salt is no match for a request with one (indexers.md 5.9)."""
     parts = make()
     parts.warm(1, chat(LONG))
-    parts.picker.decide(ask(chat(LONG, cache_salt="tenant")))
+    parts.decide(ask(chat(LONG, cache_salt="tenant")))
     assert parts.log.lines[0].matched_tokens == 0
 
 
@@ -202,8 +201,8 @@ def test_adapters_do_not_meet() -> None:
     """A LoRA adapter's request does not match the base model's blocks."""
     parts = make()
     parts.warm(1, chat(LONG))
-    parts.picker.adapters = frozenset({"poet"})
-    parts.picker.decide(ask(chat(LONG, model="poet")))
+    parts.director.adapters = frozenset({"poet"})
+    parts.decide(ask(chat(LONG, model="poet")))
     assert parts.log.lines[0].matched_tokens == 0
 
 
@@ -213,7 +212,7 @@ def test_token_ids_match_as_text_does() -> None:
     text = {"model": "m", "prompt": LONG}
     held = parts.warm(1, text, path="/v1/completions")
     ids = {"model": "m", "prompt": MODEL.encode(LONG)}
-    answer = picked(parts.picker.decide(ask(ids, "/v1/completions")))
+    answer = picked(parts.decide(ask(ids, "/v1/completions")))
     assert answer.endpoints[0] == parts.endpoints[1].hostport
     assert parts.log.lines[0].matched_tokens >= held - BLOCK
 
@@ -222,9 +221,9 @@ def test_the_rank_that_holds_the_prefix_is_named() -> None:
     """Of several data-parallel ranks, the request goes to the one that holds its prefix."""
     parts = make(1, ranks=2)
     parts.warm(0, chat(LONG))
-    index = parts.picker.index
+    index = parts.director.index
     assert index.blocks(index.publisher("t/e0/0"))
-    answer = picked(parts.picker.decide(ask(chat(LONG, "ok", "x"))))
+    answer = picked(parts.decide(ask(chat(LONG, "ok", "x"))))
     assert dict(answer.headers)[DATA_PARALLEL_RANK_HEADER] == "0"
 
 
@@ -232,10 +231,10 @@ def test_the_rank_that_holds_the_prefix_is_named() -> None:
 def test_approximate_pods_are_picked_by_history(model: object) -> None:
     """Without trusted events, or without model files, requests follow their prefix by the routing history."""
     parts = make(3, precise=False, model=model)  # type: ignore[arg-type]
-    first = picked(parts.picker.decide(ask(chat(LONG), headers={SESSION_HEADER: "s"})))
-    parts.picker.settled(["s"], "access-log")
-    parts.picker.turn += 1
-    second = picked(parts.picker.decide(ask(chat(LONG, "ok", "more"))))
+    first = picked(parts.decide(ask(chat(LONG), headers={SESSION_HEADER: "s"})))
+    parts.end("s")
+    parts.director.request_count += 1
+    second = picked(parts.decide(ask(chat(LONG, "ok", "more"))))
 
     assert second.endpoints[0] == first.endpoints[0]
     assert parts.log.lines[1].matched_bytes > len(LONG) * 0.9
@@ -245,7 +244,7 @@ def test_a_short_prompt_stays_with_its_holder() -> None:
     """A few requests more on the pod that holds the prefix are no reason to copy it elsewhere."""
     parts = make(2)
     parts.warm(1, chat(LONG))
-    answers = [picked(parts.picker.decide(ask(chat(LONG, "ok", f"question {n}")))) for n in range(6)]
+    answers = [picked(parts.decide(ask(chat(LONG, "ok", f"question {n}")))) for n in range(6)]
     assert [answer.endpoints[0] for answer in answers] == [parts.endpoints[1].hostport] * 6
 
 
@@ -253,7 +252,7 @@ def test_a_hot_prefix_is_copied_in_the_end() -> None:
     """Nobody burns one pod for ever: with enough requests on it, the prefix goes elsewhere too."""
     parts = make(2)
     parts.warm(1, chat(LONG))
-    answers = [picked(parts.picker.decide(ask(chat(LONG, "ok", f"question {n}")))) for n in range(40)]
+    answers = [picked(parts.decide(ask(chat(LONG, "ok", f"question {n}")))) for n in range(40)]
     assert {answer.endpoints[0] for answer in answers} == {e.hostport for e in parts.endpoints}
 
 
@@ -261,18 +260,18 @@ def test_explaining_teaches_nothing() -> None:
     """However often /debug/pick is asked, estimates and counters stay as they were."""
     parts = make()
     parts.warm(1, chat(LONG))
-    before = parts.picker.lookup.bytes_per_token
+    before = parts.director.lookup.bytes_per_token
     for _ in range(20):
-        parts.picker.explain(CHAT, {}, json.dumps(chat(LONG, "ok", "more")).encode())
-    parts.picker.explain(CHAT, {}, b'{"model": "m", "messages": 3}')
-    assert parts.picker.lookup.bytes_per_token == before
-    assert parts.picker.metrics.template_failures == {}
+        parts.explain(json.dumps(chat(LONG, "ok", "more")).encode())
+    parts.explain(b'{"model": "m", "messages": 3}')
+    assert parts.director.lookup.bytes_per_token == before
+    assert parts.director.metrics.template_failures == {}
 
 
 def test_a_refused_request_leaves_no_prefix_behind() -> None:
     """In approximate mode too, a prompt that the engine answered with an error is not taken for cached."""
     parts = make(2, precise=False)
-    parts.picker.decide(ask(chat(LONG), headers={SESSION_HEADER: "s"}))
-    parts.picker.settled(["s"], "access-log", refused=True)
-    parts.picker.decide(ask(chat(LONG)))
+    parts.decide(ask(chat(LONG), headers={SESSION_HEADER: "s"}))
+    parts.end("s", without_prefill=True)
+    parts.decide(ask(chat(LONG)))
     assert parts.log.lines[1].matched_bytes == 0

@@ -14,8 +14,8 @@ HOSTS = ["10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000"]
 
 def _endpoints(model: str, partly: Mapping[str, tuple[str, ...]], **more: Any) -> tuple[str, ...]:
     parts = make(3)
-    parts.picker.partly_served = partly
-    decision = parts.picker.decide(ask(chat("hello") | {"model": model}, **more))
+    parts.director.partly_served = partly
+    decision = parts.decide(ask(chat("hello") | {"model": model}, **more))
     assert isinstance(decision, PickResult)
     return decision.endpoints
 
@@ -56,8 +56,8 @@ def test_a_subset_without_the_model_is_refused(subset: tuple[str, ...]) -> None:
 def test_explain_says_who_does_not_serve_it() -> None:
     """``/debug/pick`` shows the endpoints without the model as not eligible."""
     parts = make(2)
-    parts.picker.partly_served = {"lora": (HOSTS[1],)}
-    document = parts.picker.explain("/v1/chat/completions", {}, ask(chat("x") | {"model": "lora"}).body)
+    parts.director.partly_served = {"lora": (HOSTS[1],)}
+    document = parts.explain(ask(chat("x") | {"model": "lora"}).body)
     rows = document["endpoints"]
 
     assert isinstance(rows, list)

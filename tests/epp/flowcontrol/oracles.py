@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvist_epp.flowcontrol.deficit_round_robin import Bound, Subset
+from kvist_epp.flowcontrol.deficit_round_robin import EndpointFlow, Subset
 
 QUANTUM = 8
 
@@ -64,12 +64,12 @@ class PlainLevel:
         elif first is want:
             self.turns[key].place = self._next_place()
 
-    def take(self, may_go: Callable[[Subset], bool]) -> Want | None:
+    def take(self, can_dispatch: Callable[[Subset], bool]) -> Want | None:
         """Of the tenants that may go, the one whose grants are first to cover its oldest request."""
         able: list[tuple[int, int, Want, Turn]] = []
         for key, turn in self.turns.items():
             want = self._first(*key)
-            if may_go(key[1]) and want is not None:
+            if can_dispatch(key[1]) and want is not None:
                 able.append((turn.visit(want.tokens), turn.place, want, turn))
         if not able:
             return None
@@ -83,7 +83,7 @@ class PlainLevel:
         return want
 
     def _first(self, tenant: str, subset: Subset) -> Want | None:
-        waiting = reversed(self.waiting) if isinstance(subset, Bound) else self.waiting
+        waiting = reversed(self.waiting) if isinstance(subset, EndpointFlow) else self.waiting
         return next((w for w in waiting if (w.tenant, w.subset) == (tenant, subset)), None)
 
     def _next_place(self) -> int:
@@ -118,16 +118,16 @@ class Plain:
         self.levels.setdefault(want.priority, PlainLevel()).add(want)
         return [victim.name for victim in displaced]
 
-    def take(self, may_go: Callable[[Subset], bool]) -> int | None:
+    def take(self, can_dispatch: Callable[[Subset], bool]) -> int | None:
         """Name of the next."""
         for priority in sorted(self.levels, reverse=True):
-            want = self.levels[priority].take(may_go)
+            want = self.levels[priority].take(can_dispatch)
             if want is not None:
                 self._tidy(priority)
                 return want.name
         return None
 
-    def again(self, want: Want) -> None:
+    def requeue(self, want: Want) -> None:
         """It was taken, and waits on with others."""
         self.levels.setdefault(want.priority, PlainLevel()).add(want)
 

@@ -11,7 +11,7 @@ from tests.epp.doors import Door, Wait, refusal
 
 from kvist_epp.errors import Shed
 from kvist_epp.extproc.pick_request import DeferredResult, PickResult
-from kvist_epp.flowcontrol.flow_controller import LONGEST_SLICE_SECONDS, SLICE_SECONDS, slice_seconds
+from kvist_epp.flowcontrol.driver import LONGEST_SLICE_SECONDS, SLICE_SECONDS, slice_seconds
 
 LONG = "The library opens at nine and closes when the last reader has left. " * 12
 
@@ -70,28 +70,28 @@ async def test_everybody_gets_one_answer_and_no_endpoint_too_many(doors: Any, se
     """Whatever comes, ends and gives up: nobody is lost or answered twice, bounds hold, no slot is taken
     twice, and nobody waits while there is room for it."""
     door = doors(3, 2, requests=8)
-    crowd, ledger = Crowd(door, seed), door.picker.ledger
+    crowd, tracker = Crowd(door, seed), door.director.tracker
     for number in range(200):
         crowd.come(f"r{number}")
         crowd.dice.choice((crowd.end, crowd.end, crowd.leave))()
         if crowd.dice.random() < 0.7:
             await _settled(door)
-            assert not crowd.waiting or ledger.running(door.parts.endpoints[0].key) == 2
-        assert max(ledger.running(endpoint.key) for endpoint in door.parts.endpoints) <= 2
-        assert len(crowd.waiting) <= door.queue.waiting.requests <= 8
+            assert not crowd.waiting or tracker.running(door.parts.endpoints[0].key) == 2
+        assert max(tracker.running(endpoint.key) for endpoint in door.parts.endpoints) <= 2
+        assert len(crowd.waiting) <= door.queue.requests <= 8
     while crowd.running or crowd.waiting:
         crowd.end()
         await _settled(door)
 
     assert len(crowd.answers) == 200
-    assert (door.queue.waiting.requests, len(ledger)) == (0, 0)
+    assert (door.queue.requests, len(tracker)) == (0, 0)
 
 
 async def _settled(door: Door) -> None:
     """Let the queue do what is due, rests included."""
     for _ in range(3):
         await asyncio.sleep(0)
-    while door.queue.waiting.requests and door.queue.busy:
+    while door.queue.requests and door.driver.busy:
         await asyncio.sleep(0)
 
 
@@ -108,7 +108,7 @@ async def test_nothing_is_left_of_who_waited(doors: Any) -> None:
     door = doors(requests=3)
     door.ask("running")
     gone = [door.ask(name, priority=-1, text=LONG) for name in ("picked", "left", "displaced")]
-    traces = [weakref.ref(wait.pending) for wait in gone]
+    traces = [weakref.ref(wait.queued) for wait in gone]
     gone[1].pending.cancel()
     last = door.ask("last"), door.ask("last2")
     assert (await refusal(gone[2])).reason == "evicted-priority"

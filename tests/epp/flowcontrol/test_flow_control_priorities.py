@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
-from tests.epp.parts import ask, chat
+from tests.epp.parts import ask, chat, make
 
 from kvist_epp.errors import BadRequest
+from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.flowcontrol.priorities import Priorities
 from kvist_epp.names import ENGINE_PRIORITY_HEADER, PRIORITY_HEADER
 
@@ -16,7 +17,7 @@ LONG = "The library opens at nine and closes when the last reader has left. " * 
 async def test_a_priority_that_is_none_is_refused(doors: Any, text: str) -> None:
     """400 that names the header, whether or not there is room."""
     with pytest.raises(BadRequest, match="x-kvist-priority") as caught:
-        doors().picker.decide(ask(chat("x"), headers={PRIORITY_HEADER: text}))
+        doors().decide(ask(chat("x"), headers={PRIORITY_HEADER: text}))
     assert caught.value.reason == "bad-priority"
 
 
@@ -33,17 +34,18 @@ async def test_a_priority_that_is_none_is_refused(doors: Any, text: str) -> None
         ({PRIORITY_HEADER: "1", "x-llm-d-inference-objective": "batch"}, "-1"),
     ],
 )
-async def test_the_engine_is_told_the_priority(
-    doors: Any, headers: dict[str, str], expected: str | None
-) -> None:
+async def test_the_engine_is_told_the_priority(headers: dict[str, str], expected: str | None) -> None:
     """With --scheduling-policy=priority a request that names a priority carries it on, lower first as vLLM
     has it; one that names none keeps what it brought."""
-    picker = doors(slots=None).picker
-    picker.priorities = Priorities({"batch": -10})
-    picker.priorities.objectives = {"object": 4, "batch": 99}.get
-    silent = picker.decide(ask(chat("x"), headers=headers))
-    picker.engine_priorities = True
-    telling = picker.decide(ask(chat("x"), headers=headers))
+    answers = []
+    for engine_priorities in (False, True):
+        priorities = Priorities({"batch": -10})
+        priorities.objectives = {"object": 4, "batch": 99}.get
+        parts = make(1, priorities=priorities, engine_priorities=engine_priorities)
+        answer = parts.decide(ask(chat("x"), headers=headers))
+        assert isinstance(answer, PickResult)
+        answers.append(answer)
+    silent, telling = answers
 
     assert ENGINE_PRIORITY_HEADER not in dict(silent.headers)
     assert dict(telling.headers).get(ENGINE_PRIORITY_HEADER) == expected

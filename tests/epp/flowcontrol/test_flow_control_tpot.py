@@ -8,8 +8,9 @@ from tests.epp.doors import Door, Wait, refusal
 
 from kvist_epp.errors import Shed, ShuttingDown
 from kvist_epp.extproc.pick_request import PickResult
-from kvist_epp.load.replica_rotation import LATE_SECONDS, QUIET_SECONDS
-from kvist_epp.load.tpot_admission import Pacing
+from kvist_epp.flowcontrol.deficit_round_robin import EndpointFlow
+from kvist_epp.load.replica_rotation import OVERDUE_SECONDS, QUIET_SECONDS
+from kvist_epp.load.tpot_admission import TpotAdmission
 from kvist_epp.scheduling.pick import Candidate
 
 LONG = "The library opens at nine and closes when the last reader has left. " * 12
@@ -20,14 +21,9 @@ def paced(doors: Any, endpoints: int = 1, **more: Any) -> Door:
     """Endpoints that compute 100 tokens/s, so that half of a long prompt is enough for one to wait."""
     door: Door = doors(endpoints, slots=None, **more)
     for endpoint in door.parts.endpoints:
-        load = door.picker.ledger.load(endpoint.key)
-        load.rate, load.pacing = 100.0, Pacing(0.06)
+        load = door.director.tracker.load(endpoint.key)
+        load.rate, load.tpot = 100.0, TpotAdmission(0.06)
     return door
-
-
-def computed(door: Door, name: str) -> None:
-    """The engine has computed its prompt, and goes on decoding."""
-    door.picker.ledger.progress(name, 0, door.picker.clock())
 
 
 def crowded(door: Door) -> tuple[Wait, Candidate]:
@@ -36,8 +32,9 @@ def crowded(door: Door) -> tuple[Wait, Candidate]:
         door.ask(name, text=name * 800)
     waits = door.ask("c", text="c" * 800)
     assert isinstance(waits, Wait)
-    there = waits.pending.spot.subset.endpoint  # type: ignore[attr-defined]
-    return waits, next(c for c in door.picker.candidates if c.endpoint.key != there)
+    subset = waits.queued.key.subset
+    assert isinstance(subset, EndpointFlow)
+    return waits, next(c for c in door.director.candidates if c.endpoint.key != subset.endpoint)
 
 
 async def test_the_newest_goes_first(doors: Any) -> None:
@@ -47,9 +44,9 @@ async def test_the_newest_goes_first(doors: Any) -> None:
     older, newer = door.ask("older", text=LONG + "1"), door.ask("newer", text=OTHER)
     assert isinstance(older, Wait)
     assert isinstance(newer, Wait)
-    computed(door, "a")
+    door.computed("a")
     assert isinstance(await newer, PickResult)
-    computed(door, "newer")
+    door.computed("newer")
     assert isinstance(await older, PickResult)
     assert [line.session for line in door.parts.log.lines] == ["a", "newer", "older"]
 
@@ -62,16 +59,16 @@ async def test_the_late_give_way_to_newcomers(doors: Any) -> None:
     door.ask("a", text=LONG)
     late = door.ask("late", text=OTHER * 4)
     assert isinstance(late, Wait)
-    clock.now += LATE_SECONDS + 0.1
-    computed(door, "a")
+    clock.now += OVERDUE_SECONDS + 0.1
+    door.computed("a")
     await asyncio.sleep(0.01)
-    assert not late.told.done()
+    assert not late.answer.done()
     assert isinstance(door.ask("new", text=LONG * 4), PickResult)
-    computed(door, "new")
+    door.computed("new")
     await asyncio.sleep(0.01)
-    assert not late.told.done()
+    assert not late.answer.done()
     clock.now += QUIET_SECONDS
-    door.queue.wake()
+    door.flow.wake()
     assert isinstance(await late, PickResult)
 
 
@@ -81,19 +78,19 @@ async def test_nobody_waits_behind_those_of_another_endpoint(doors: Any) -> None
     _, other = crowded(door)
     other.load.rate = 10_000.0
     assert isinstance(door.ask("d", text="d" * 800), PickResult)
-    assert door.queue.waiting.requests == 1
+    assert door.queue.requests == 1
 
 
 async def test_what_is_small_passes_what_is_large(doors: Any) -> None:
     """A few new tokens are not held back by a prompt that waits for an allowance."""
     door = paced(doors)
-    load = door.picker.ledger.load(door.parts.endpoints[0].key)
-    assert load.pacing is not None
-    load.pacing.share = 0.5
+    load = door.director.tracker.load(door.parts.endpoints[0].key)
+    assert load.tpot is not None
+    load.tpot.prefill_share = 0.5
     for name in "abcdefg":
         door.ask(name, text=name)
-        computed(door, name)
-    load.pacing.takes(1_000, load.rate, door.picker.clock())
+        door.computed(name)
+    load.tpot.debit(1_000, load.rate, door.clock())
     large = door.ask("large", text=LONG * 4)
     assert isinstance(large, Wait)
     assert isinstance(door.ask("small", text="h"), PickResult)
@@ -104,9 +101,9 @@ async def test_its_endpoint_goes_away(doors: Any) -> None:
     door = paced(doors, 2)
     waits, stays = crowded(door)
     for name in "ab":
-        if door.picker.flights.find(name).endpoint == stays.endpoint.key:  # type: ignore[union-attr]
-            computed(door, name)
-    door.picker.gather([stays])
+        if door.director.table.find(name).endpoint == stays.endpoint.key:  # type: ignore[union-attr]
+            door.computed(name)
+    door.director.set_endpoints([stays], door.clock())
     freed = await waits
     assert isinstance(freed, PickResult)
     assert freed.endpoints == (stays.endpoint.hostport,)
@@ -116,31 +113,31 @@ async def test_it_waits_on_where_it_has_to(doors: Any) -> None:
     """Its endpoint goes and the other one is busy, too: it waits for that one, and is not lost."""
     door = paced(doors, 2)
     waits, stays = crowded(door)
-    door.picker.gather([stays])
+    door.director.set_endpoints([stays], door.clock())
     await asyncio.sleep(0.02)
-    assert (door.queue.waiting.requests, waits.told.done()) == (1, False)
+    assert (door.queue.requests, waits.answer.done()) == (1, False)
     for name in "ab":
-        computed(door, name)
+        door.computed(name)
     assert isinstance(await waits, PickResult)
-    assert (door.queue.waiting.requests, door.queue.waiting.size) == (0, 0)
+    assert (door.queue.requests, door.queue.size) == (0, 0)
 
 
 async def test_who_gives_up_is_forgotten(doors: Any) -> None:
     """A client that leaves takes its tokens out of the endpoint's account."""
     door = paced(doors)
-    pacing = door.picker.ledger.load(door.parts.endpoints[0].key).pacing
-    assert pacing is not None
+    admission = door.director.tracker.load(door.parts.endpoints[0].key).tpot
+    assert admission is not None
     door.ask("a", text=LONG)
     waits = door.ask("b", text=OTHER)
     assert isinstance(waits, Wait)
-    assert pacing.held_tokens > 100
+    assert admission.queued_tokens > 100
     waits.pending.cancel()
-    assert (pacing.held_tokens, pacing.held) == (0, {})
+    assert (admission.queued_tokens, admission.queued) == (0, {})
 
 
 async def test_patience_ends(doors: Any) -> None:
     """After the longest wait the client is told to come again."""
-    door = paced(doors, live=True, room_seconds=0.05)
+    door = paced(doors, live=True, capacity_seconds=0.05)
     door.ask("a", text=LONG)
     error = await refusal(door.ask("b", text=OTHER))
     assert isinstance(error, Shed)
@@ -154,7 +151,7 @@ async def test_nobody_waits_without_a_queue_or_at_the_end(doors: Any, requests: 
     if requests:
         waits = door.ask("b", text=OTHER)
         assert isinstance(waits, Wait)
-        door.queue.shut()
+        door.flow.shut()
         assert isinstance(await waits, PickResult)
     assert isinstance(door.ask("c", text=OTHER), PickResult)
     assert not isinstance(door.outcomes["c"], ShuttingDown)

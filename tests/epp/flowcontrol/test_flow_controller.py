@@ -10,6 +10,7 @@ from tests.epp.parts import ask, chat
 
 from kvist_epp.errors import NoEndpoints, Shed, ShuttingDown
 from kvist_epp.extproc.pick_request import PickResult
+from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.names import SESSION_HEADER
 from kvist_epp.scheduling.pick import Candidate
 
@@ -32,7 +33,7 @@ async def test_a_request_waits_for_room(doors: Any) -> None:
     assert len(freed.endpoints) == 2
     line = door.parts.log.lines[-1]
     assert (line.outcome, line.session, line.waited_ms >= 0) == ("picked", "c", True)
-    assert door.picker.metrics.requests == {"picked": 3}
+    assert door.director.metrics.requests == {"picked": 3}
 
 
 async def test_nobody_is_overtaken(doors: Any) -> None:
@@ -46,7 +47,7 @@ async def test_nobody_is_overtaken(doors: Any) -> None:
     door.ends("urgent")
 
     assert isinstance(await first, PickResult)
-    assert door.queue.waiting.requests == 1
+    assert door.queue.requests == 1
     door.ends("first")
     assert isinstance(await second, PickResult)
     assert [line.session for line in door.parts.log.lines] == ["a", "urgent", "first", "second"]
@@ -96,18 +97,18 @@ async def test_who_gives_up_leaves_at_once(doors: Any) -> None:
     gone.pending.cancel()
     gone.pending.cancel()
 
-    assert (door.queue.waiting.requests, door.outcomes["gone"]) == (1, "rejected-context-cancelled")
-    assert door.picker.metrics.requests["rejected-context-cancelled"] == 1
+    assert (door.queue.requests, door.outcomes["gone"]) == (1, "rejected-context-cancelled")
+    assert door.director.metrics.requests["rejected-context-cancelled"] == 1
     door.ends("a")
     assert isinstance(await stays, PickResult)
-    assert (door.queue.waiting.requests, door.queue.waiting.size, door.queue.waiting.tokens) == (0, 0, 0)
+    assert (door.queue.requests, door.queue.size, door.queue.tokens) == (0, 0, 0)
 
 
 async def test_a_cancelled_wait_leaves(doors: Any) -> None:
     """A request that is cancelled leaves the queue and gets no answer."""
     door = doors()
     door.ask("a")
-    pending = door.picker.decide(ask(chat("b"), headers={SESSION_HEADER: "b"}))
+    pending = door.decide(ask(chat("b"), headers={SESSION_HEADER: "b"}))
     answers: list[object] = []
     pending.then(answers.append)
     await asyncio.sleep(0)
@@ -115,19 +116,19 @@ async def test_a_cancelled_wait_leaves(doors: Any) -> None:
     await asyncio.sleep(0)
 
     assert answers == []
-    assert (door.queue.waiting.requests, door.outcomes["b"]) == (0, "rejected-context-cancelled")
+    assert (door.queue.requests, door.outcomes["b"]) == (0, "rejected-context-cancelled")
 
 
 async def test_who_waited_too_long_is_told_when_to_come_again(doors: Any) -> None:
     """After --queue-seconds without room: 429, the reason, and Retry-After within its bounds."""
-    door = doors(live=True, room_seconds=0.02)
+    door = doors(live=True, capacity_seconds=0.02)
     door.ask("a")
     error = await refusal(door.ask("b"))
 
     assert isinstance(error, Shed)
     assert (error.reason, error.retry_after) == ("rejected-ttl-expired", 60)
     assert door.outcomes["b"] == "rejected-ttl-expired"
-    assert door.picker.metrics.queue_waits.keys() == {"rejected-ttl-expired"}
+    assert door.director.metrics.queue_waits.keys() == {"rejected-ttl-expired"}
 
 
 async def test_the_pace_of_the_pool_tells_when_to_come_again(doors: Any) -> None:
@@ -137,7 +138,7 @@ async def test_the_pace_of_the_pool_tells_when_to_come_again(doors: Any) -> None
     for number in range(28):
         door.ask(str(number), priority=number % 2)
     for picked in range(0, 2000, 2):
-        door.queue.tick(picked)
+        door.flow.on_tick(picked, door.clock())
         door.parts.clock.now += 1.0
     told = []
     for priority in (0, 1):
@@ -173,7 +174,7 @@ async def test_without_a_queue_only_the_sheddable_are_refused(doors: Any) -> Non
     assert isinstance(door.ask("b"), PickResult)
     with pytest.raises(Shed):
         door.ask("c", priority=-1)
-    door.picker.gather(())
+    door.director.set_endpoints((), door.clock())
     with pytest.raises(NoEndpoints):
         door.ask("d")
 
@@ -181,21 +182,21 @@ async def test_without_a_queue_only_the_sheddable_are_refused(doors: Any) -> Non
 async def test_requests_wait_for_the_first_endpoint(doors: Any) -> None:
     """An empty pool, or one where nobody is ready, is waited for; then its time for room begins."""
     door = doors()
-    fleet, endpoint = door.picker.candidates, door.parts.endpoints[0]
-    door.picker.gather(())
+    fleet, endpoint = door.director.candidates, door.parts.endpoints[0]
+    door.director.set_endpoints((), door.clock())
     early = door.ask("early")
-    door.picker.gather([Candidate(endpoint, fleet[0].load, ready=False, reason="new")])
+    door.director.set_endpoints([Candidate(endpoint, fleet[0].load, ready=False, reason="new")], door.clock())
     still = door.ask("still")
     await asyncio.sleep(0)
-    assert door.queue.waiting.requests == 2
+    assert door.queue.requests == 2
 
     door.parts.clock.now += 170.0
-    door.picker.gather(fleet)
+    door.director.set_endpoints(fleet, door.clock())
     assert isinstance(await early, PickResult)
     door.parts.clock.now += 59.0
-    door.queue.wake()
+    door.flow.wake()
     await asyncio.sleep(0)
-    assert door.queue.waiting.requests == 1
+    assert door.queue.requests == 1
     door.ends("early")
     assert isinstance(await still, PickResult)
 
@@ -203,7 +204,7 @@ async def test_requests_wait_for_the_first_endpoint(doors: Any) -> None:
 async def test_an_empty_pool_is_not_waited_for_for_ever(doors: Any) -> None:
     """After --empty-pool-seconds: 503 with the reason for it."""
     door = doors(live=True, empty_seconds=0.02)
-    door.picker.gather(())
+    door.director.set_endpoints((), door.clock())
     error = await refusal(door.ask("a"))
 
     assert isinstance(error, NoEndpoints)
@@ -213,7 +214,7 @@ async def test_an_empty_pool_is_not_waited_for_for_ever(doors: Any) -> None:
 async def test_a_subset_without_endpoints_is_refused_at_once(doors: Any) -> None:
     """The protocol wants 503 there; also when its endpoints go while a request waits for room."""
     door = doors(2)
-    fleet, (first, second) = door.picker.candidates, door.parts.endpoints
+    fleet, (first, second) = door.director.candidates, door.parts.endpoints
     with pytest.raises(NoEndpoints):
         door.ask("a", subset=("192.0.2.1",))
     with pytest.raises(NoEndpoints):
@@ -221,7 +222,7 @@ async def test_a_subset_without_endpoints_is_refused_at_once(doors: Any) -> None
     door.ask("c", subset=(first.address,))
     waits, other = door.ask("d", subset=(first.address,)), door.ask("e", subset=(second.address,))
     assert isinstance(await other, PickResult)
-    door.picker.gather([one for one in fleet if one.endpoint is second])
+    door.director.set_endpoints([one for one in fleet if one.endpoint is second], door.clock())
 
     assert isinstance(await refusal(waits), NoEndpoints)
 
@@ -235,7 +236,7 @@ async def test_a_full_subset_holds_back_nobody_else(doors: Any) -> None:
     passes = door.ask("c", subset=(second,))
     assert isinstance(passes, Wait)
     assert isinstance(await passes, PickResult)
-    assert door.queue.waiting.requests == 1
+    assert door.queue.requests == 1
     door.ends("a")
     assert isinstance(await waits, PickResult)
 
@@ -245,25 +246,26 @@ async def test_what_computes_nothing_does_not_wait(doors: Any) -> None:
     door = doors()
     door.ask("a")
     listing = ask(b"", "/v1/models")
-    assert isinstance(door.picker.decide(listing), PickResult)
-    door.picker.gather(())
+    assert isinstance(door.decide(listing), PickResult)
+    door.director.set_endpoints((), door.clock())
     with pytest.raises(NoEndpoints):
-        door.picker.decide(listing)
+        door.decide(listing)
 
 
 async def test_a_backlog_of_prefill_is_waited_for(doors: Any) -> None:
     """An endpoint that owes too much is full until time or events have taken it off; a prompt that is longer
     than that alone goes to one that owes nothing."""
-    door = doors(slots=None, live=True, max_owed=0.05)
+    door = doors(slots=None, live=True, max_backlog=0.05)
     tokens = 15_928
-    door.picker.ledger.routed("long", "t/e0", int(tokens * 0.1), int(tokens * 0.1), time.monotonic())
+    long = InFlightRequest("long", int(tokens * 0.1))
+    door.director.tracker.add(long, "t/e0", int(tokens * 0.1), time.monotonic())
     assert isinstance(await door.ask("a"), PickResult)
 
     door.ends("long", "a")
     assert isinstance(door.ask("b", text="x " * 10_000), PickResult)
     late = door.ask("c")
     assert isinstance(late, Wait)
-    door.picker.ledger.progress("b", 0, time.monotonic())
+    door.computed("b")
     assert isinstance(await late, PickResult)
 
 
@@ -273,7 +275,7 @@ async def test_who_waits_in_a_picker_that_shuts_down_goes_to_a_full_endpoint(doo
     door = doors()
     door.ask("a")
     waiting = [door.ask(f"w{n}") for n in range(waits)]
-    door.queue.shut_in(0.01)
+    door.driver.shut_in(0.01)
     decisions = [await decision for decision in waiting]
 
     assert all(isinstance(decision, PickResult) for decision in decisions)
@@ -285,7 +287,7 @@ async def test_a_picker_that_shuts_down_says_so_to_the_sheddable(doors: Any) -> 
     door = doors()
     door.ask("a")
     held, other = door.ask("held", priority=-1), door.ask("other")
-    door.queue.shut()
+    door.flow.shut()
     error = await refusal(held)
 
     assert isinstance(await other, PickResult)
@@ -300,7 +302,7 @@ async def test_a_picker_that_shuts_down_without_endpoints_says_so(doors: Any) ->
     """503 for those who wait for a pool of none."""
     door = doors(0)
     waiting = door.ask("first")
-    door.queue.shut()
+    door.flow.shut()
     error = await refusal(waiting)
 
     assert (error.reason, error.status) == ("rejected-shutting-down", 503)
@@ -311,7 +313,7 @@ async def test_a_bug_costs_one_request(doors: Any) -> None:
     door = doors(2)
     door.ask("a"), door.ask("b")
     bad, good = door.ask("bad"), door.ask("good")
-    bad.pending.errand.thought.prompts = None
+    bad.queued.context.match.prompts = None
     door.ends("a", "b")
     with pytest.raises(TypeError):
         await bad
@@ -326,7 +328,7 @@ async def test_thousands_go_without_a_standstill(doors: Any) -> None:
     told: list[object] = []
     for number in range(3000):
         door.ask(str(number), text="x").pending.then(told.append)
-    door.queue.shut()
+    door.flow.shut()
     turns = 0
     while len(told) < 3000:
         turns += 1

@@ -2,12 +2,12 @@
 
 import pytest
 
-from kvist_epp.flowcontrol.queue_deadlines import Pace
+from kvist_epp.flowcontrol.queue_deadlines import DispatchRate
 
 
 def test_a_steady_pool_has_its_pace() -> None:
     """Ten seconds' average of what is picked; and what it says of those who wait, within bounds."""
-    pace = Pace()
+    pace = DispatchRate()
     for tick in range(400):
         pace.observe(tick * 5, tick * 0.25)
 
@@ -17,10 +17,10 @@ def test_a_steady_pool_has_its_pace() -> None:
 
 def test_a_pool_that_stands_still_has_none() -> None:
     """Where nobody is picked any more the upper bound is told."""
-    pace = Pace()
+    pace = DispatchRate()
     pace.observe(0, 0.0)
     pace.observe(1000, 1.0)
     for tick in range(2, 200):
         pace.observe(1000, float(tick))
 
-    assert (pace.rate < 0.01, pace.seconds(1, 1, 60), Pace().seconds(1, 1, 60)) == (True, 60, 60)
+    assert (pace.rate < 0.01, pace.seconds(1, 1, 60), DispatchRate().seconds(1, 1, 60)) == (True, 60, 60)

@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.epp.flowcontrol.oracles import QUANTUM, Plain, Want
 
-from kvist_epp.flowcontrol.deficit_round_robin import Bound, Spot, Subset, Ticket
-from kvist_epp.flowcontrol.queue_deadlines import Patience
-from kvist_epp.flowcontrol.request_queue import Waiting
+from kvist_epp.flowcontrol.deficit_round_robin import EndpointFlow, FlowKey, QueueItem, Subset
+from kvist_epp.flowcontrol.queue_deadlines import QueueDeadlines
+from kvist_epp.flowcontrol.request_queue import RequestQueue
 
 A: Subset = frozenset({"10.0.0.1"})
 B: Subset = frozenset({"10.0.0.2"})
-POD: Subset = Bound("pod", light=False)
+POD: Subset = EndpointFlow("pod", light=False)
 
 
-class Named(Ticket):
+class Named(QueueItem):
     """A ticket that knows its twin."""
 
     __slots__ = ("name",)
@@ -33,7 +33,7 @@ class Named(Ticket):
         tokens: int = 1,
         size: int = 1,
     ) -> None:
-        super().__init__(priority, tenant, Spot(subset), tokens, size)
+        super().__init__(priority, tenant, FlowKey(subset), tokens, size)
         self.name = name
 
 
@@ -42,13 +42,13 @@ def anybody(_: Subset, _need: int = 0) -> bool:
     return True
 
 
-def name(ticket: Ticket | None) -> int | None:
+def name(ticket: QueueItem | None) -> int | None:
     """Who it is."""
     assert ticket is None or isinstance(ticket, Named)
     return ticket.name if ticket else None
 
 
-def names(tickets: list[Ticket] | None) -> list[int | None] | None:
+def names(tickets: list[QueueItem] | None) -> list[int | None] | None:
     """Who they are."""
     return None if tickets is None else [name(ticket) for ticket in tickets]
 
@@ -57,30 +57,30 @@ class Twins:
     """Both queues, told the same."""
 
     def __init__(self, dice: Random) -> None:
-        self.quick = Waiting(9, 60, quantum=QUANTUM)
+        self.quick = RequestQueue(9, 60, quantum=QUANTUM)
         self.plain = Plain(9, 60)
         self.here: dict[int, tuple[Named, Want]] = {}
         self.dice = dice
-        self.came = 0
+        self.arrival = 0
 
     def come(self) -> None:
         """Somebody comes."""
         dice = self.dice
-        self.came += 1
+        self.arrival += 1
         who = (
             dice.choice((0, 0, 0, 1, -1, -2)),
             dice.choice("aabc"),
             dice.choice((None, None, A, B, POD, POD)),
         )
         cost = (dice.choice((1, 8, 9, 16, 40)), dice.randrange(12))
-        ticket, want = Named(self.came, *who, *cost), Want(self.came, *who, *cost)
+        ticket, want = Named(self.arrival, *who, *cost), Want(self.arrival, *who, *cost)
         displaced = names(self.quick.offer(ticket))
         assert displaced == self.plain.offer(want)
         for gone in displaced or ():
             assert gone is not None
             del self.here[gone]
         if displaced is not None:
-            self.here[self.came] = ticket, want
+            self.here[self.arrival] = ticket, want
 
     def go(self) -> bool:
         """Somebody may go, of some subsets."""
@@ -91,9 +91,9 @@ class Twins:
             return False
         ticket, want = self.here.pop(gone)
         if self.dice.random() < 0.2:
-            self.quick.again(ticket, Spot(B))
+            self.quick.requeue(ticket, FlowKey(B))
             want.subset = B
-            self.plain.again(want)
+            self.plain.requeue(want)
             self.here = dict(sorted([*self.here.items(), (gone, (ticket, want))]))
         return True
 
@@ -101,8 +101,8 @@ class Twins:
         """Somebody leaves."""
         if self.here:
             ticket, want = self.here.pop(self.dice.choice(list(self.here)))
-            assert self.quick.leave(ticket)
-            assert not self.quick.leave(ticket)
+            assert self.quick.remove(ticket)
+            assert not self.quick.remove(ticket)
             self.plain.remove(want)
 
     def check(self) -> None:
@@ -116,7 +116,7 @@ class Twins:
         by_level = Counter(want.priority for want in waiting)
         assert {priority: level.requests for priority, level in quick.levels.items()} == by_level
         assert quick.top == max((w.priority for w in waiting if w.subset != POD), default=None)
-        assert quick.ahead(0) == sum(count for priority, count in by_level.items() if priority >= 0)
+        assert quick.count_from(0) == sum(count for priority, count in by_level.items() if priority >= 0)
 
 
 @given(st.integers(0, 2**32))
@@ -143,7 +143,7 @@ def test_the_queue_equals_its_plain_twin(seed: int) -> None:
 def test_tenants_with_a_backlog_get_equal_shares_of_tokens(backlogs: list[list[int]]) -> None:
     """While all of them wait, no tenant is ahead of another by more than its largest requests and two
     quanta."""
-    waiting, served = Waiting(10**6, 10**9), Counter[str]()
+    waiting, served = RequestQueue(10**6, 10**9), Counter[str]()
     for tenant, sizes in enumerate(backlogs):
         for tokens in sizes:
             assert waiting.offer(Named(0, tenant=f"t{tenant}", tokens=tokens)) == []
@@ -160,7 +160,7 @@ def test_tenants_with_a_backlog_get_equal_shares_of_tokens(backlogs: list[list[i
 
 def test_a_flood_of_one_tenant_costs_the_others_nothing() -> None:
     """With 1,000 requests of one tenant and 100 each of four others, the first 400 taken are 80 of each."""
-    waiting = Waiting(10**6, 10**9)
+    waiting = RequestQueue(10**6, 10**9)
     for tenant, count in (("flood", 1000), ("a", 100), ("b", 100), ("c", 100), ("d", 100)):
         for _ in range(count):
             waiting.offer(Named(0, tenant=tenant, tokens=600))
@@ -171,7 +171,7 @@ def test_a_flood_of_one_tenant_costs_the_others_nothing() -> None:
 
 def test_a_tenant_that_comes_late_is_served_within_a_round() -> None:
     """Who has nothing waiting does not queue behind another tenant's backlog."""
-    waiting = Waiting(10**6, 10**9)
+    waiting = RequestQueue(10**6, 10**9)
     for number in range(1000):
         waiting.offer(Named(number, tenant="flood", tokens=5000))
     for _ in range(10):
@@ -183,7 +183,7 @@ def test_a_tenant_that_comes_late_is_served_within_a_round() -> None:
 
 def test_a_tenant_that_comes_again_and_again_gets_no_more_than_its_share() -> None:
     """Emptying one's queue between requests is no way around the others' turns."""
-    waiting = Waiting(10**6, 10**9)
+    waiting = RequestQueue(10**6, 10**9)
     for _ in range(200):
         waiting.offer(Named(0, tenant="steady", tokens=500))
     served = Counter[str]()
@@ -200,7 +200,7 @@ def test_a_tenant_that_comes_again_and_again_gets_no_more_than_its_share() -> No
 
 def test_higher_levels_go_first() -> None:
     """Strictly: nobody goes while somebody of a higher level could."""
-    waiting = Waiting(100, 10**6)
+    waiting = RequestQueue(100, 10**6)
     for number in range(40):
         waiting.offer(Named(number, priority=(number * 7) % 5 - 2, tenant=str(number % 3)))
     order = [ticket.priority for _ in range(40) if (ticket := waiting.take(anybody))]
@@ -211,7 +211,7 @@ def test_higher_levels_go_first() -> None:
 
 def test_a_full_subset_holds_back_nobody_else() -> None:
     """Neither in its own level, nor of the same tenant, nor below."""
-    waiting = Waiting(100, 10**6)
+    waiting = RequestQueue(100, 10**6)
     for number, (priority, subset) in enumerate([(1, A), (1, A), (1, B), (0, None), (1, A)]):
         waiting.offer(Named(number, priority, subset=subset))
 
@@ -233,7 +233,7 @@ def test_the_newest_of_the_lowest_sheddable_level_gives_way(
     newcomer: Named, displaced: list[int] | None
 ) -> None:
     """A full queue takes only whom it can make room for, from negative levels below its own."""
-    waiting = Waiting(4, 8)
+    waiting = RequestQueue(4, 8)
     for number, priority in enumerate([-1, -2, 0, -2]):
         waiting.offer(Named(number, priority, size=2))
 
@@ -243,7 +243,7 @@ def test_the_newest_of_the_lowest_sheddable_level_gives_way(
 
 def test_bytes_may_take_several_to_make_room_for() -> None:
     """A newcomer of four requests' bytes displaces as many as it needs, and none when they are not enough."""
-    waiting = Waiting(100, 10)
+    waiting = RequestQueue(100, 10)
     for number in range(10):
         waiting.offer(Named(number, priority=-1 if number < 4 else 0))
 
@@ -256,14 +256,14 @@ def test_thousands_of_tenants_are_cheap() -> None:
     """20,000 requests of as many tenants hold less than 1 KB each in the queue, and nothing later."""
     tracemalloc.start()
     try:
-        waiting = Waiting(10**6, 10**9)
+        waiting = RequestQueue(10**6, 10**9)
         before = tracemalloc.get_traced_memory()[0]
         tickets = [Named(n, tenant=f"tenant-{n}", tokens=1 + n % 700) for n in range(20_000)]
         for ticket in tickets:
             waiting.offer(ticket)
         held = (tracemalloc.get_traced_memory()[0] - before) / 20_000
         for ticket in tickets[:16_000:2]:
-            waiting.leave(ticket)
+            waiting.remove(ticket)
         while waiting.take(anybody):
             pass
         del tickets, ticket
@@ -284,7 +284,7 @@ def test_patience_counts_each_state_of_the_pool_by_itself(steps: list[tuple[str,
     """Who comes waits for room so long, and for an empty pool so long, whatever the pool does meanwhile; and
     those who came first are the first to be too old."""
     now, empty = 5.0, False
-    patience = Patience(60.0, 180.0, now)
+    patience = QueueDeadlines(60.0, 180.0, now)
     came: list[tuple[tuple[float, float], dict[bool, float]]] = []
     for what, seconds in steps:
         now += seconds
@@ -294,10 +294,10 @@ def test_patience_counts_each_state_of_the_pool_by_itself(steps: list[tuple[str,
             came.append((patience.stamp(now), {True: 0.0, False: 0.0}))
         elif what != "wait":
             empty = what == "empty"
-            patience.regard(now, empty=empty)
+            patience.observe(now, pool_empty=empty)
     limit = 180.0 if empty else 60.0
-    left = [patience.left(stamp, now) for stamp, _ in came]
+    left = [patience.seconds_left(stamp, now) for stamp, _ in came]
 
     assert left == pytest.approx([limit - waited[empty] for _, waited in came])
     assert all(earlier <= later + 1e-9 for earlier, later in pairwise(left))
-    assert patience.empty is empty
+    assert patience.pool_empty is empty

@@ -6,26 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_epp.load.prefill_rate import ALIKE, BACKLOG_TOKENS, WINDOWS, Pace, Paces
+from kvist_epp.load.prefill_rate import ALIKE, BACKLOG_TOKENS, WINDOWS, PoolPrefillRates, PrefillRateEstimator
 
 FAR = 10 * BACKLOG_TOKENS
 
 
 def behind(
-    pace: Pace, steps: int, tokens: float, seconds: float, *, at: float = 0.0, parts: int = 2
+    pace: PrefillRateEstimator, steps: int, tokens: float, seconds: float, *, at: float = 0.0, parts: int = 2
 ) -> float:
     """Steps of a pod that never catches up, each told in parts; returns when the last ended."""
     for step in range(steps):
         for part in range(parts):
             now = at + step * seconds + part * 1e-4
-            pace.advanced(tokens / parts, FAR, now - seconds, now)
+            pace.on_progress(tokens / parts, FAR, now - seconds, now)
     return at + steps * seconds
 
 
 @given(st.floats(300, 8_000), st.floats(0.05, 2.0), st.integers(1, 5))
 def test_a_pod_that_is_behind_shows_its_rate(tokens: float, seconds: float, parts: int) -> None:
     """Tokens a step over its length, in however many events the step is told."""
-    pace = Pace()
+    pace = PrefillRateEstimator()
     behind(pace, 2 + 4 * ceil(max(4_096 / tokens, 1 / seconds)), tokens, seconds, parts=parts)
 
     assert pace.rate == pytest.approx(tokens / seconds, rel=0.01)
@@ -33,9 +33,9 @@ def test_a_pod_that_is_behind_shows_its_rate(tokens: float, seconds: float, part
 
 def test_a_pod_that_has_little_to_do_shows_nothing() -> None:
     """It waits for work: tokens over time would be its load, not its rate."""
-    pace = Pace()
+    pace = PrefillRateEstimator()
     for second in range(100):
-        pace.advanced(1_000.0, BACKLOG_TOKENS - 1, second - 0.1, float(second))
+        pace.on_progress(1_000.0, BACKLOG_TOKENS - 1, second - 0.1, float(second))
 
     assert pace.rate is None
 
@@ -44,17 +44,17 @@ def test_a_pod_that_has_little_to_do_shows_nothing() -> None:
 def test_a_pod_that_was_idle_though_it_seemed_to_owe_shows_nothing(pause: float) -> None:
     """What others sent it may be found in its cache, of which nothing tells: each prompt that is computed
     came after the one before it had ended."""
-    pace = Pace()
+    pace = PrefillRateEstimator()
     for step in range(100):
         now = step * (0.1 + pause)
-        pace.advanced(1_600.0, FAR, now - 0.1, now)
+        pace.on_progress(1_600.0, FAR, now - 0.1, now)
 
     assert pace.rate is None
 
 
 def test_what_a_full_cache_holds_up_is_no_rate() -> None:
     """Steps in which next to nothing was computed make few windows, and few slow ones hardly count."""
-    pace = Pace()
+    pace = PrefillRateEstimator()
     end = behind(pace, 40, 4_000.0, 0.25)
     fast = pace.rate
     end = behind(pace, 30, 100.0, 0.25, at=end)
@@ -66,7 +66,7 @@ def test_what_a_full_cache_holds_up_is_no_rate() -> None:
 
 def test_another_rate_is_learned_in_the_end() -> None:
     """An engine that became slow for good is found out when the windows before have faded."""
-    pace = Pace()
+    pace = PrefillRateEstimator()
     end = behind(pace, 40, 4_000.0, 0.25)
     behind(pace, 4 * (WINDOWS + 4), 2_000.0, 0.25, at=end)
 
@@ -75,16 +75,16 @@ def test_another_rate_is_learned_in_the_end() -> None:
 
 def test_a_large_step_shows_that_it_is_no_slower() -> None:
     """The tokens of one event were computed since their request was routed."""
-    pace = Pace()
-    pace.advanced(4_000.0, 0.0, 10.0, 10.5)
-    pace.advanced(BACKLOG_TOKENS - 1.0, 0.0, 20.0, 20.01)
+    pace = PrefillRateEstimator()
+    pace.on_progress(4_000.0, 0.0, 10.0, 10.5)
+    pace.on_progress(BACKLOG_TOKENS - 1.0, 0.0, 20.0, 20.01)
 
-    assert pace.shown == 8_000.0
+    assert pace.proven == 8_000.0
 
 
 def test_pods_that_differ_little_are_alike() -> None:
     """They get the fastest's rate; one that is slower by more keeps its own."""
-    paces = Paces(15_000.0)
+    paces = PoolPrefillRates(15_000.0)
     changed = [paces.learn("a", 10_000.0), paces.learn("b", 8_000.0), paces.learn("c", 5_000.0)]
 
     assert changed == [True, False, False]
@@ -93,12 +93,12 @@ def test_pods_that_differ_little_are_alike() -> None:
 
 def test_who_was_never_behind_is_as_fast_as_the_fastest_or_as_it_has_shown() -> None:
     """Only slow pods fall behind first: what they teach is no ceiling."""
-    paces = Paces(15_000.0)
+    paces = PoolPrefillRates(15_000.0)
     paces.learn("slow", 4_000.0)
 
-    assert [paces.rate("other"), paces.rate("other", shown=12_000.0)] == [4_000.0, 12_000.0]
+    assert [paces.rate("other"), paces.rate("other", proven=12_000.0)] == [4_000.0, 12_000.0]
 
-    paces.forget("slow")
+    paces.remove("slow")
 
     assert paces.rate("other") == 15_000.0
 
@@ -106,7 +106,7 @@ def test_who_was_never_behind_is_as_fast_as_the_fastest_or_as_it_has_shown() -> 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.floats(100, 1e5), min_size=1))
 def test_no_rate_is_off_by_more_than_what_is_alike(learned: dict[str, float]) -> None:
     """Whatever was learned in whatever order, each pod has its own rate or at most a third more."""
-    paces = Paces(15_000.0)
+    paces = PoolPrefillRates(15_000.0)
     for key, rate in learned.items():
         paces.learn(key, rate)
     for key, rate in learned.items():

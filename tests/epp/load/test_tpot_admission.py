@@ -4,89 +4,90 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.epp.load.requests import progress, route
 
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
-from kvist_epp.load.endpoint_load import Load
-from kvist_epp.load.ledger import Ledger
+from kvist_epp.load.endpoint_load import EndpointLoad
 from kvist_epp.load.tpot_admission import (
+    BACKLOG_SECONDS,
     BURST_SECONDS,
     DEBT_SECONDS,
+    FREE_SHARE,
     LEAST_SHARE,
     LIGHT_TOKENS,
     MARGIN,
-    OWED_SECONDS,
-    ROOM,
-    Pacing,
+    TpotAdmission,
 )
+from kvist_epp.load.tracker import LoadTracker
 
 RATE = 1_000.0
 TARGET = 0.060
 SAMPLE = EngineSample(running=30, block_size=16, blocks=100_000)
 
 
-def paced(target: float = TARGET) -> tuple[Ledger, Load, Pacing]:
+def paced(target: float = TARGET) -> tuple[LoadTracker, EndpointLoad, TpotAdmission]:
     """A pod that has to keep to a time per output token."""
-    ledger = Ledger(default_rate=RATE, tpot_seconds=target)
-    load = ledger.load("pod")
-    assert load.pacing is not None
-    return ledger, load, load.pacing
+    tracker = LoadTracker(default_rate=RATE, tpot_seconds=target)
+    load = tracker.load("pod")
+    assert load.tpot is not None
+    return tracker, load, load.tpot
 
 
-def decoding(ledger: Ledger, sequences: int, now: float) -> None:
+def decoding(tracker: LoadTracker, sequences: int, now: float) -> None:
     """So many sequences whose prompts are computed."""
     for number in range(sequences):
-        ledger.routed(f"decoding-{number}", "pod", 0, 10, now)
+        route(tracker, f"decoding-{number}", "pod", 0, 10, now)
 
 
-def busy(undisturbed: float, prefill: float = 0.0) -> tuple[Ledger, Load, Pacing]:
+def busy(undisturbed: float, prefill: float = 0.0) -> tuple[LoadTracker, EndpointLoad, TpotAdmission]:
     """A pod with 30 sequences of so many seconds a token, of whose time prompts took such a share."""
-    ledger, load, pacing = paced()
-    decoding(ledger, 30, 0.0)
+    tracker, load, admission = paced()
+    decoding(tracker, 30, 0.0)
     tokens = 30 * 2.0 * (1.0 - prefill) / undisturbed
     for step in range(5):
-        pacing.computes(2.0 * prefill * RATE if step else 0.0)
-        ledger.scraped("pod", replace(SAMPLE, generation_tokens=step * tokens), 2.0 + 2.0 * step)
-    return ledger, load, pacing
+        admission.on_computed(2.0 * prefill * RATE if step else 0.0)
+        tracker.on_scrape("pod", replace(SAMPLE, generation_tokens=step * tokens), 2.0 + 2.0 * step)
+    return tracker, load, admission
 
 
 def test_without_a_target_nothing_waits() -> None:
     """Pods get whatever comes, as long as nobody says how fast they have to be."""
-    load = Ledger(default_rate=RATE).load("pod")
-    assert load.pacing is None
-    assert load.opens(10**6, 1.0)
+    load = LoadTracker(default_rate=RATE).load("pod")
+    assert load.tpot is None
+    assert load.admits_queued(10**6, 1.0)
 
 
 @given(st.floats(0.010, 0.045), st.floats(0.0, 0.6))
 def test_the_share_is_what_decoding_leaves(undisturbed: float, prefill: float) -> None:
     """Time per token without prompts is learned beside them, and the rest up to the target is theirs."""
-    _, _, pacing = busy(undisturbed, prefill)
-    assert abs(pacing.share - (1.0 - undisturbed / (MARGIN * TARGET))) < 0.01
+    _, _, admission = busy(undisturbed, prefill)
+    assert abs(admission.prefill_share - (1.0 - undisturbed / (MARGIN * TARGET))) < 0.01
 
 
 def test_a_pod_that_is_too_slow_by_itself_still_gets_some() -> None:
     """A target that nobody can keep stops nobody for good."""
-    _, load, pacing = busy(0.5)
-    assert pacing.share == LEAST_SHARE
-    assert pacing.has_room(load, 300, 100.0)
+    _, load, admission = busy(0.5)
+    assert admission.prefill_share == LEAST_SHARE
+    assert admission.admits(load, 300, 100.0)
 
 
 def test_prompts_spend_the_allowance_and_time_brings_it_back() -> None:
     """A burst may go at once; then as much as the share of the time that has passed."""
-    ledger, load, pacing = busy(0.027)  # half of the time is the prompts'
-    assert pacing.has_room(load, 500, 20.0)
-    ledger.routed("one", "pod", 500, 500, 20.0)
-    ledger.progress("one", 0, 20.1, computed=500)
-    assert not pacing.has_room(load, 300, 20.1)
-    assert pacing.has_room(load, 300, 20.0 + 0.3 / pacing.share + 0.01)
+    tracker, load, admission = busy(0.027)  # half of the time is the prompts'
+    assert admission.admits(load, 500, 20.0)
+    route(tracker, "one", "pod", 500, 500, 20.0)
+    progress(tracker, "one", 0, 20.1, computed=500)
+    assert not admission.admits(load, 300, 20.1)
+    assert admission.admits(load, 300, 20.0 + 0.3 / admission.prefill_share + 0.01)
 
 
 def test_a_long_prompt_waits_for_no_more_than_a_burst() -> None:
     """What needs more than can be saved goes when the most is saved, and is forgiven the rest."""
-    _, load, pacing = busy(0.027)
-    assert pacing.has_room(load, 100_000, 20.0)
-    pacing.takes(100_000, RATE, 20.0)
-    later = 20.0 + (DEBT_SECONDS + BURST_SECONDS) / pacing.share
-    assert (pacing.has_room(load, 100_000, later - 0.1), pacing.has_room(load, 100_000, later + 0.1)) == (
+    _, load, admission = busy(0.027)
+    assert admission.admits(load, 100_000, 20.0)
+    admission.debit(100_000, RATE, 20.0)
+    later = 20.0 + (DEBT_SECONDS + BURST_SECONDS) / admission.prefill_share
+    assert (admission.admits(load, 100_000, later - 0.1), admission.admits(load, 100_000, later + 0.1)) == (
         False,
         True,
     )
@@ -94,10 +95,10 @@ def test_a_long_prompt_waits_for_no_more_than_a_burst() -> None:
 
 def test_few_tokens_are_held_by_no_allowance() -> None:
     """They ride on a step that decodes."""
-    ledger, load, pacing = busy(0.027)
-    ledger.routed("long", "pod", 5_000, 5_000, 20.0)
-    ledger.progress("long", 0, 20.1, computed=5_000)
-    assert (pacing.has_room(load, LIGHT_TOKENS, 20.2), pacing.has_room(load, LIGHT_TOKENS + 1, 20.2)) == (
+    tracker, load, admission = busy(0.027)
+    route(tracker, "long", "pod", 5_000, 5_000, 20.0)
+    progress(tracker, "long", 0, 20.1, computed=5_000)
+    assert (admission.admits(load, LIGHT_TOKENS, 20.2), admission.admits(load, LIGHT_TOKENS + 1, 20.2)) == (
         True,
         False,
     )
@@ -105,49 +106,49 @@ def test_few_tokens_are_held_by_no_allowance() -> None:
 
 def test_who_waits_in_the_engine_is_enough() -> None:
     """Half a second of prefill keeps an engine busy; more waits where it can still go elsewhere."""
-    ledger, load, pacing = paced()
-    ledger.routed("one", "pod", int(OWED_SECONDS * RATE) + 1, 1_000, 1.0)
-    assert not pacing.has_room(load, 1, 1.0)
-    ledger.progress("one", 400, 1.2, computed=100)
-    assert pacing.has_room(load, 1, 1.2)
+    tracker, load, admission = paced()
+    route(tracker, "one", "pod", int(BACKLOG_SECONDS * RATE) + 1, 1_000, 1.0)
+    assert not admission.admits(load, 1, 1.0)
+    progress(tracker, "one", 400, 1.2, computed=100)
+    assert admission.admits(load, 1, 1.2)
 
 
 def test_a_prompt_needs_room_in_the_cache() -> None:
     """By the last scrape, less what came since; blocks that requests wait for are not free."""
-    ledger, load, pacing = paced()
-    ledger.scraped("pod", replace(SAMPLE, blocks=1_000, cache_usage=0.9), 2.0)
-    room = int((0.1 - ROOM) * 16_000)
-    assert (pacing.has_room(load, room - 1, 2.0), pacing.has_room(load, room + 1, 2.0)) == (True, False)
-    ledger.routed("one", "pod", 200, 200, 2.1)
-    assert not pacing.has_room(load, room - 100, 2.1)
-    ledger.scraped("pod", replace(SAMPLE, blocks=1_000, cache_usage=0.99, waiting=1), 4.0)
-    assert not pacing.has_room(load, 1, 4.0)
+    tracker, load, admission = paced()
+    tracker.on_scrape("pod", replace(SAMPLE, blocks=1_000, cache_usage=0.9), 2.0)
+    room = int((0.1 - FREE_SHARE) * 16_000)
+    assert (admission.admits(load, room - 1, 2.0), admission.admits(load, room + 1, 2.0)) == (True, False)
+    route(tracker, "one", "pod", 200, 200, 2.1)
+    assert not admission.admits(load, room - 100, 2.1)
+    tracker.on_scrape("pod", replace(SAMPLE, blocks=1_000, cache_usage=0.99, waiting=1), 4.0)
+    assert not admission.admits(load, 1, 4.0)
 
 
 def test_a_prompt_longer_than_the_cache_goes() -> None:
     """Its engine says what is wrong with it, as soon as half of the cache is free."""
-    ledger, load, pacing = paced()
-    ledger.scraped("pod", replace(SAMPLE, blocks=1_000, cache_usage=0.45), 2.0)
-    assert pacing.has_room(load, 20_000, 2.0)
+    tracker, load, admission = paced()
+    tracker.on_scrape("pod", replace(SAMPLE, blocks=1_000, cache_usage=0.45), 2.0)
+    assert admission.admits(load, 20_000, 2.0)
 
 
 def test_cold_caches_come_before_decoding() -> None:
     """Where more wait than decode, prompts take all of the time; who has waited long does not count."""
-    ledger, load, pacing = busy(0.027)
-    ledger.routed("long", "pod", 5_000, 5_000, 20.0)
-    ledger.progress("long", 0, 20.1, computed=5_000)
+    tracker, load, admission = busy(0.027)
+    route(tracker, "long", "pod", 5_000, 5_000, 20.0)
+    progress(tracker, "long", 0, 20.1, computed=5_000)
     for number in range(11):
-        pacing.hold(number, 300, 20.1)
-    assert load.opens(300, 20.2)
-    assert not load.opens(300, 22.2)
+        admission.add_queued(number, 300, 20.1)
+    assert load.admits_queued(300, 20.2)
+    assert not load.admits_queued(300, 22.2)
 
 
 def test_what_waits_is_counted() -> None:
     """New tokens of those who wait for a pod; nobody twice, and nothing is left of who has gone."""
-    _, _, pacing = paced()
-    pacing.hold("a", 300, 1.0)
-    pacing.hold("b", 200, 1.0)
-    assert pacing.held_tokens == 500
+    _, _, admission = paced()
+    admission.add_queued("a", 300, 1.0)
+    admission.add_queued("b", 200, 1.0)
+    assert admission.queued_tokens == 500
     for who in ("a", "a", "b", "nobody"):
-        pacing.release(who)
-    assert (pacing.held_tokens, pacing.held) == (0, {})
+        admission.remove_queued(who)
+    assert (admission.queued_tokens, admission.queued) == (0, {})

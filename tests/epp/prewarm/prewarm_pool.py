@@ -7,7 +7,7 @@ from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.index.byte_index import Index, Root
 from kvist_epp.index.lookup import Lookup, Member
 from kvist_epp.index.routing_history import History
-from kvist_epp.load.ledger import Ledger
+from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.prefix_stats.hot_prefixes import Hot
 from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner, PrewarmStep
 from kvist_epp.prewarm.prewarm_stats import PrewarmStats
@@ -25,7 +25,7 @@ class Pool:
     def __init__(
         self, *names: str, tokens: int = 100 * SIZE, step: int = 2 * SIZE, start: float = 0.0
     ) -> None:
-        self.index, self.ledger, self.hot = Index(), Ledger(default_rate=16_000.0), Hot()
+        self.index, self.tracker, self.hot = Index(), LoadTracker(default_rate=16_000.0), Hot()
         self.lookup = Lookup(self.index, History())
         self.candidates: tuple[Candidate, ...] = ()
         self.now = 100.0
@@ -52,7 +52,7 @@ class Pool:
         endpoint = Endpoint(name, "t", f"10.0.0.{next(self._numbers) + 1}", 80)
         numbers = tuple(self.index.publisher(f"{endpoint.key}/{rank}") for rank in range(ranks))
         self.lookup.join(endpoint.key, Member(numbers, precise=precise, block_size=SIZE))
-        self.candidates += (Candidate(endpoint, self.ledger.load(endpoint.key)),)
+        self.candidates += (Candidate(endpoint, self.tracker.load(endpoint.key)),)
 
     def refuse(self, name: str, why: str = "terminating") -> None:
         """Make an endpoint one that may not be picked; an empty reason makes it eligible again."""
@@ -68,7 +68,7 @@ class Pool:
         self.planner.on_leaving([f"t/{name}"], self.now)
         self.candidates = tuple(c for c in self.candidates if c.endpoint.name != name)
         self.lookup.leave(f"t/{name}")
-        self.ledger.forget(f"t/{name}")
+        self.tracker.remove_endpoint(f"t/{name}")
         self.index.leave(self.index.publisher(f"t/{name}/0"))
         self.index.sweep(1_000)
 

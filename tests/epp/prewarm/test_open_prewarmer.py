@@ -2,39 +2,31 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
 
 import pytest
 from tests.epp.parts import Parts, ask, chat, make
 
-from kvist_epp.director.endpoint_registry import Membership
+from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
-from kvist_epp.endpoints.scraper import Scraper
 from kvist_epp.engines.vllm.engine_metrics import EngineSample, Served
-from kvist_epp.index.index_accuracy import Trust
+from kvist_epp.index.lookup import Member
 from kvist_epp.kvevents.observed import Observed
 from kvist_epp.names import TENANT_HEADERS
 from kvist_epp.prefix_stats.hot_prefixes import Hot
-from kvist_epp.prewarm.prewarm_planner import PrewarmStep
-from kvist_epp.prewarm.prewarmer import (
-    add_in_flight,
-    cache_tokens_of,
-    model_of,
-    open_prewarmer,
-    remove_in_flight,
-)
+from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner
+from kvist_epp.prewarm.prewarm_stats import PrewarmStats
+from kvist_epp.prewarm.prewarmer import cache_tokens_of, model_of, open_prewarmer
+from kvist_epp.scheduling.pick import Candidate
 from kvist_epp.settings.settings import Settings
 
 LONG = "A shared beginning of prompts that many tenants have in common. " * 20
 
 
 @pytest.fixture
-async def membership() -> AsyncIterator[Membership]:
+async def registry() -> EndpointRegistry:
     """Return a registry without scrapes, in which every engine counts as ready."""
-    parts = make(0)
-    made = Membership(Settings(), parts.picker, None, None, Trust())
-    async with Scraper(on_scrape=made.scraped, on_change=made.changed, interval=0) as made.scraper:
-        yield made
+    parts = make(0, hot=Hot())
+    return EndpointRegistry(Settings(), parts.director, parts.clock, scrape=False)
 
 
 def endpoint(number: int) -> Endpoint:
@@ -45,7 +37,7 @@ def endpoint(number: int) -> Endpoint:
 def picks(parts: Parts, *tenants: str) -> None:
     """Pick for a request of each tenant."""
     for tenant in tenants:
-        parts.picker.decide(ask(chat(LONG + tenant), headers={TENANT_HEADERS[0]: tenant} if tenant else {}))
+        parts.decide(ask(chat(LONG + tenant), headers={TENANT_HEADERS[0]: tenant} if tenant else {}))
 
 
 @pytest.mark.parametrize(
@@ -54,8 +46,8 @@ def picks(parts: Parts, *tenants: str) -> None:
 )
 def test_picks_note_heat_with_the_tenant(tenants: tuple[str, ...], told: int) -> None:
     """A prefix is hot as far as two tenants had it cached; requests without a tenant count as one tenant."""
-    parts = make(2)
-    parts.picker.hot = hot = Hot()
+    hot = Hot()
+    parts = make(2, hot=hot)
     shared = parts.warm(0, chat(LONG))
     picks(parts, *tenants)
     found = hot.beginnings(10**6, parts.clock())
@@ -68,63 +60,65 @@ def test_without_prewarming_nothing_is_noted() -> None:
     parts = make(2)
     parts.warm(0, chat(LONG))
     picks(parts, "one", "two")
-    assert parts.picker.hot is None
+    assert parts.director.hot is None
 
 
-async def test_what_is_known_of_an_engine_is_used(membership: Membership) -> None:
+async def test_what_is_known_of_an_engine_is_used(registry: EndpointRegistry) -> None:
     """A base model's name and the size of the cache are known after a scrape, and None before it."""
-    membership.follow(EndpointSet((endpoint(1),)))
-    state = membership.scraper.states["t/e1"]
-    assert (model_of(membership, "t/e1"), cache_tokens_of(membership, "t/e1")) == (None, None)
+    registry.follow(EndpointSet((endpoint(1),)))
+    state = registry.scraper.states["t/e1"]
+    assert (model_of(registry, "t/e1"), cache_tokens_of(registry, "t/e1")) == (None, None)
     state.served = Served(models=frozenset({"m", "alias"}), adapters=frozenset({"a"}))
     state.sample = EngineSample(block_size=16, blocks=100)
-    assert (model_of(membership, "t/e1"), cache_tokens_of(membership, "t/e1")) == ("alias", 1600)
-    assert (model_of(membership, "t/gone"), cache_tokens_of(membership, "t/gone")) == (None, None)
+    assert (model_of(registry, "t/e1"), cache_tokens_of(registry, "t/e1")) == ("alias", 1600)
+    assert (model_of(registry, "t/gone"), cache_tokens_of(registry, "t/gone")) == (None, None)
 
 
 async def test_a_step_is_in_flight_until_it_ends() -> None:
-    """Events of the engine advance the ledger, and the step counts as no client's request."""
-    parts = make(1)
-    picker, hot = parts.picker, Hot()
+    """Events of the engine change no other request's backlog, and the step counts as no client's request."""
+    hot = Hot()
+    parts = make(1, hot=hot)
+    director, tracker = parts.director, parts.director.tracker
     parts.warm(0, chat(LONG))
-    picker.hot = hot
     picks(parts, "one", "two")
-    [one] = hot.beginnings(10**6, parts.clock())
-    requests = dict(picker.metrics.requests)
-    step = PrewarmStep("s.prewarm.1", parts.endpoints[0], one, len(one.sizes), one.tokens, 0)
-    before = picker.ledger.owed(step.endpoint.key)
-    picker.ledger.routed(step.session, step.endpoint.key, step.uncached, step.tokens, parts.clock())
-    add_in_flight(picker, step)
-    key = step.endpoint.key
-    picker.observed(Observed(f"{key}/0", key, step.session, one.tokens, 0, "prompt", one.tokens))
-    assert picker.ledger.owed(step.endpoint.key) == before
-    flights = len(picker.flights)
-    remove_in_flight(picker, step)
-    assert len(picker.flights) == flights - 1
-    assert picker.metrics.requests == requests
+    requests, backlog, count = dict(director.metrics.requests), tracker.backlog("t/e0"), len(director.table)
+    planner = PrewarmPlanner(director, hot, PrewarmLimits(tokens=10_000), stats=PrewarmStats())
+    planner.poll(parts.clock())
+    other = dataclasses.replace(parts.endpoints[0], name="e1", address="10.0.0.9")
+    director.lookup.join(other.key, Member((director.index.publisher("t/e1/0"),), block_size=16))
+    director.set_endpoints([*parts.candidates(), Candidate(other, tracker.load(other.key))], parts.clock())
+    [step] = planner.poll(parts.clock())
+    assert (len(director.table), tracker.backlog(other.key)) == (count + 1, step.uncached)
+    event = Observed(f"{other.key}/0", other.key, step.session, step.tokens, 0, "prompt", step.tokens)
+    director.on_observation(event, parts.clock())
+    assert (tracker.backlog(other.key), tracker.backlog("t/e0")) == (0, backlog)
+    planner.on_ended(step, parts.clock())
+    assert len(director.table) == count
+    assert director.metrics.requests == requests
 
 
 async def test_the_planner_learns_of_an_endpoint_that_leaves_before_it_is_forgotten(
-    membership: Membership,
+    registry: EndpointRegistry,
 ) -> None:
     """The callback runs while the index knows the endpoint; one that is only refused does not trigger it."""
     told: list[tuple[list[str], bool]] = []
-    membership.going = lambda keys: told.append((list(keys), keys[0] in membership.picker.lookup.members))
-    membership.follow(EndpointSet((endpoint(1), endpoint(2))))
-    membership.follow(EndpointSet((dataclasses.replace(endpoint(1), refusal="terminating"), endpoint(2))))
+    members = registry.director.lookup.members
+    registry.add_leaving_listener(lambda keys: told.append((list(keys), keys[0] in members)))
+    registry.follow(EndpointSet((endpoint(1), endpoint(2))))
+    registry.follow(EndpointSet((dataclasses.replace(endpoint(1), refusal="terminating"), endpoint(2))))
     assert told == []
-    membership.follow(EndpointSet((endpoint(2),)))
+    registry.follow(EndpointSet((endpoint(2),)))
     assert told == [(["t/e1"], True)]
 
 
-async def test_an_open_prewarmer_records_heat_and_has_metrics(membership: Membership) -> None:
+async def test_an_open_prewarmer_records_heat_and_has_metrics(registry: EndpointRegistry) -> None:
     """Heat is recorded from then on, and the metrics page has the counters."""
     settings = Settings(hand_over_tokens=1_000)
-    async with open_prewarmer(settings, membership) as prewarmer:
+    async with open_prewarmer(settings, registry) as prewarmer:
         task = asyncio.create_task(prewarmer.run())
         await asyncio.sleep(0)
-        assert membership.picker.hot is not None
-        page, _ = membership.picker.metrics.snapshot().format("")
+        assert registry.director.hot is not None
+        page, _ = registry.director.metrics.snapshot().format("")
         task.cancel()
     for name in ("tokens", "steps", "prefixes", "seconds"):
         assert f"kvist_epp_prewarm_{name}_total".encode() in page

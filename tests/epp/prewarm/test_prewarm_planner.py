@@ -3,6 +3,7 @@
 import pytest
 from tests.epp.prewarm.prewarm_pool import SIZE, Pool
 
+from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.prewarm.prewarm_planner import EXPIRY_SECONDS, MAX_FAILURES, MAX_STEPS
 from kvist_epp.prewarm.refresh_schedule import ROUND_SECONDS
 
@@ -44,9 +45,9 @@ def test_a_step_is_in_the_ledger_until_it_is_answered() -> None:
     pool = hot_pool("a")
     pool.join("b")
     pool.poll()
-    assert (pool.ledger.owed("t/b"), pool.ledger.running("t/b")) == (2 * SIZE, 1)
+    assert (pool.tracker.backlog("t/b"), pool.tracker.running("t/b")) == (2 * SIZE, 1)
     pool.answer(pool.steps[0])
-    assert (pool.ledger.owed("t/b"), pool.ledger.running("t/b")) == (0, 0)
+    assert (pool.tracker.backlog("t/b"), pool.tracker.running("t/b")) == (0, 0)
 
 
 def test_events_that_come_late_cost_nothing() -> None:
@@ -87,7 +88,7 @@ def test_an_endpoint_with_a_backlog_is_left_alone() -> None:
     """Steps wait until the endpoint has hardly any backlog."""
     pool = hot_pool("a")
     pool.join("b")
-    pool.ledger.routed("request", "t/b", 8_000, 8_000, pool.now)
+    pool.tracker.add(InFlightRequest("request", 8_000), "t/b", 8_000, pool.now)
     assert pool.poll() == []
     pool.now += 0.4
     assert pool.poll() == []
@@ -99,9 +100,9 @@ def test_an_endpoint_whose_cache_is_full_is_left_alone() -> None:
     """The engine would evict the prefix at once, or preempt a running request."""
     pool = hot_pool("a")
     pool.join("b")
-    pool.ledger.calibrate("t/b", crowd=3)
+    pool.tracker.calibrate("t/b", kv_full_at=3)
     assert pool.poll() == []
-    pool.ledger.calibrate("t/b")
+    pool.tracker.calibrate("t/b")
     assert pool.poll() == [("b", "ab")]
 
 
@@ -154,7 +155,7 @@ def test_a_busy_endpoint_is_not_refreshed() -> None:
     pool.heat("only")
     pool.poll()
     pool.refuse("a")
-    pool.ledger.routed("request", "t/b", 16_000, 16_000, pool.now)
+    pool.tracker.add(InFlightRequest("request", 16_000), "t/b", 16_000, pool.now)
     assert pool.poll() == []
     pool.now += 1.0
     assert pool.poll() == [("b", "only")]
@@ -246,7 +247,7 @@ def test_pending_prefixes_expire() -> None:
     pool.join("b")
     pool.refuse("a")
     for name in ("b", "c"):
-        pool.ledger.routed(f"request {name}", f"t/{name}", 10**9, 10**9, pool.now)
+        pool.tracker.add(InFlightRequest(f"request {name}", 10**9), f"t/{name}", 10**9, pool.now)
     assert (pool.poll(), pool.planner.idle) == ([], False)
     pool.now += EXPIRY_SECONDS
     assert (pool.poll(), pool.planner.idle) == ([], True)

@@ -10,7 +10,6 @@ from tests.epp.prewarm.prewarm_pool import Pool
 
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.prewarm.prewarm_client import PrewarmOutcome
-from kvist_epp.prewarm.prewarm_planner import PrewarmStep
 from kvist_epp.prewarm.prewarmer import Prewarmer
 
 
@@ -37,9 +36,7 @@ class Engines:
 
 
 @asynccontextmanager
-async def running(
-    pool: Pool, engines: Engines, **hooks: Callable[[PrewarmStep], None]
-) -> AsyncIterator[Prewarmer]:
+async def running(pool: Pool, engines: Engines) -> AsyncIterator[Prewarmer]:
     """Run a prewarmer."""
     prewarmer = Prewarmer(
         pool.planner,
@@ -47,7 +44,6 @@ async def running(
         pool.log,
         clock=lambda: pool.now,
         model=lambda key: f"model of {key}",
-        **hooks,
     )
     task = asyncio.create_task(prewarmer.run())
     try:
@@ -77,19 +73,14 @@ async def test_steps_follow_each_other_and_are_logged(caplog: pytest.LogCaptureF
     """Each step is sent when the last is answered, with the endpoint's name of the model; the log has two
     lines."""
     pool = hot_pool()
-    engines, told = Engines(pool), list[str]()
+    engines = Engines(pool)
     for _ in range(3):
         engines.answers.put_nowait(PrewarmOutcome.DONE)
     with caplog.at_level(logging.INFO):
-        async with running(
-            pool,
-            engines,
-            on_started=lambda s: told.append(s.session),
-            on_ended=lambda s: told.append(s.session),
-        ):
+        async with running(pool, engines):
             await until(lambda: "prewarming ends" in caplog.text)
     assert engines.asked == [("b", text, "model of t/b") for text in ("ab", "abcd", "abcdef")]
-    assert told == ["prewarm.1"] * 2 + ["prewarm.2"] * 2 + ["prewarm.3"] * 2
+    assert len(pool.tracker.table) == 0
     assert [record.getMessage() for record in caplog.records] == [
         "prewarming of t/b starts: 96 tokens",
         "prewarming ends: 96 tokens computed in 0.0 s, 0 requests failed",
@@ -97,25 +88,24 @@ async def test_steps_follow_each_other_and_are_logged(caplog: pytest.LogCaptureF
 
 
 async def test_the_step_of_an_endpoint_that_vanishes_is_cancelled() -> None:
-    """The ledger entry of the step is removed, and other endpoints get the prefixes that are lost."""
+    """The step is no longer in flight, and other endpoints get the prefixes that are lost."""
     pool = hot_pool("c")
-    engines, ended = Engines(pool), list[str]()
-    async with running(pool, engines, on_ended=lambda step: ended.append(step.endpoint.name)) as prewarmer:
+    engines = Engines(pool)
+    async with running(pool, engines) as prewarmer:
         await until(lambda: len(engines.asked) == 1)
         pool.leave("b")
-        await until(lambda: len(ended) == 1)
-        assert (len(engines.cancelled), ended, pool.planner.idle) == (1, ["b"], True)
-        assert pool.ledger.running("t/b") == 0
+        await until(lambda: len(engines.cancelled) == 1 and pool.planner.idle)
+        assert pool.tracker.running("t/b") == 0
         assert not prewarmer.denied
 
 
 async def test_the_end_of_the_picker_leaves_nothing_behind() -> None:
     """A prewarmer that is cancelled cancels its steps and waits for their end."""
     pool = hot_pool()
-    engines, ended = Engines(pool), list[str]()
-    async with running(pool, engines, on_ended=lambda step: ended.append(step.session)):
+    engines = Engines(pool)
+    async with running(pool, engines):
         await until(lambda: len(engines.asked) == 1)
-    assert (len(engines.cancelled), len(ended), len(pool.ledger)) == (1, 1, 0)
+    assert (len(engines.cancelled), len(pool.tracker)) == (1, 0)
 
 
 async def test_an_error_is_tried_again_later() -> None:

@@ -1,4 +1,4 @@
-"""Replicas on real sockets in one process: ledgers, load servers and connections, without a picker."""
+"""Replicas on real sockets in one process: load trackers, load servers and connections, without a picker."""
 
 import asyncio
 import time
@@ -11,7 +11,8 @@ from kvist_epp.http2.call import Method, Server
 from kvist_epp.http2.grpc_server import serve_grpc
 from kvist_epp.http2.server import serve_http2
 from kvist_epp.http2.tls import Certificates
-from kvist_epp.load.ledger import Ledger
+from kvist_epp.load.in_flight import InFlightRequest
+from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.names import REPLICA_FOLLOW_METHOD
 from kvist_epp.replicas.load_server import LoadServer
 from kvist_epp.replicas.messages import Handshake
@@ -49,7 +50,7 @@ class SocketReplica:
     log_entries: list[AccessLogEntry] = field(default_factory=list)
     port: int = 0
     server: Server | None = None
-    ledger: Ledger = field(init=False)
+    tracker: LoadTracker = field(init=False)
     remote_load: RemoteLoad = field(init=False)
     load_server: LoadServer = field(init=False)
     context: ConnectionContext = field(init=False)
@@ -58,9 +59,10 @@ class SocketReplica:
     def __post_init__(self) -> None:
         clock = time.monotonic
         stats = ReplicationStats()
-        self.ledger = Ledger()
-        self.remote_load = RemoteLoad(self.name, self.ledger, lambda key: key == POD)
-        self.load_server = LoadServer(self.handshake, self.ledger, self.remote_load, stats, clock)
+        self.tracker = LoadTracker()
+        self.remote_load = RemoteLoad(self.name, self.tracker, lambda key: key == POD)
+        self.load_server = LoadServer(self.handshake, self.tracker, self.remote_load, stats, clock)
+        self.tracker.add_listener(self.load_server)
         self.context = ConnectionContext(
             self.handshake,
             self.certificates,
@@ -82,7 +84,13 @@ class SocketReplica:
     def routed(self, *sessions: str) -> None:
         """Route requests to the endpoint."""
         for session in sessions:
-            self.ledger.routed(session, POD, 100, 100, time.monotonic())
+            self.tracker.add(InFlightRequest(session, 100), POD, 100, time.monotonic())
+
+    def end(self, session: str) -> None:
+        """End a request of this replica."""
+        request = self.tracker.table.find(session)
+        assert request is not None
+        self.tracker.end(request, time.monotonic())
 
     async def serve(self, transport: str = "fast") -> None:
         """Open the port: the same one as before, if it was open before."""

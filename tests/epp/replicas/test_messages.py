@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from kvist_epp.errors import ProtocolError
 from kvist_epp.extproc.access_log import AccessLogEntry
-from kvist_epp.load.endpoint_load import Load, Request
+from kvist_epp.load.endpoint_load import EndpointLoad
+from kvist_epp.load.in_flight import Attempt, InFlightRequest
 from kvist_epp.replicas.messages import (
     Handshake,
     RemoteRequest,
@@ -56,19 +57,21 @@ entries = st.builds(
 )
 
 
-def local_request(entry: RemoteRequest) -> Request:
-    """Return a local_request whose update contains this row."""
-    return Request(
-        session=entry.session,
-        load=Load(entry.endpoint),
+def local_attempt(entry: RemoteRequest) -> Attempt:
+    """Return an attempt of this replica whose update contains this row."""
+    request = InFlightRequest(entry.session, entry.total)
+    attempt = Attempt(
+        request,
+        EndpointLoad(entry.endpoint),
         uncached=float(entry.uncached),
-        total=entry.total,
         routed_at=NOW - entry.age,
-        heard_at=NOW - entry.idle,
-        remaining=float(entry.remaining),
-        progressed=entry.progressed,
+        last_event_at=NOW - entry.idle,
+        backlog=float(entry.remaining),
         number=entry.number,
+        progressed=entry.progressed,
     )
+    request.attempts.append(attempt)
+    return attempt
 
 
 @given(
@@ -90,7 +93,7 @@ def test_updates_are_read_as_they_were_written(
     leaving: bool,
 ) -> None:
     """All fields survive encoding and decoding, for any values."""
-    told = list(map(local_request, rows))
+    told = list(map(local_attempt, rows))
     known = dict(zip(told, (row.digests for row in rows), strict=True))
     more: dict[str, Any] = {
         "handshake": handshake,
@@ -132,7 +135,7 @@ def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
 def test_columns_of_different_lengths_are_refused() -> None:
     """An update with a local_request that lacks its endpoint is refused as a whole."""
     update = encode_update(
-        1, NOW, [local_request(RemoteRequest(1, "s", "ns/pod", 1, 1, 1, 0.0, 0.0, progressed=False))]
+        1, NOW, [local_attempt(RemoteRequest(1, "s", "ns/pod", 1, 1, 1, 0.0, 0.0, progressed=False))]
     )
 
     with pytest.raises(ProtocolError, match="columns"):

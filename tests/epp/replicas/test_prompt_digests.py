@@ -4,9 +4,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.epp.parts import Parts, ask, chat, make
-from tests.epp.replicas.test_replication import ended, joined, tell
+from tests.epp.replicas.test_replication import joined, tell
 
 from kvist_epp.extproc.pick_request import PickResult
+from kvist_epp.load.in_flight import Attempt
 from kvist_epp.replicas.messages import LoadUpdate, RemoteRequest
 from kvist_epp.replicas.prompt_digests import (
     ANNOUNCED_TOKENS,
@@ -15,6 +16,7 @@ from kvist_epp.replicas.prompt_digests import (
     PrefixesInFlight,
     PromptDigests,
 )
+from kvist_epp.replicas.replication import Replication
 
 PIECES = (b"a" * STEP_BYTES, b"b" * STEP_BYTES, b"b" * (STEP_BYTES - 1), b"c")
 prompts = st.lists(st.sampled_from(PIECES), max_size=5).map(b"".join)
@@ -97,9 +99,15 @@ LONG = " ".join(f"word{number}" for number in range(4000))
 
 def picked(parts: Parts, text: str) -> PickResult:
     """Return the decision for a prompt."""
-    decision = parts.picker.decide(ask(chat(text)))
+    decision = parts.decide(ask(chat(text)))
     assert isinstance(decision, PickResult)
     return decision
+
+
+def announced(replication: Replication, attempt: Attempt) -> PromptDigests | None:
+    """Return what followers will learn of an attempt's prompt."""
+    replication.load_server.tick()
+    return replication.load_server.digests.get(attempt)
 
 
 def test_a_prefix_that_another_replica_just_sent_to_an_endpoint_attracts_the_same_prefix() -> None:
@@ -107,20 +115,19 @@ def test_a_prefix_that_another_replica_just_sent_to_an_endpoint_attracts_the_sam
     again."""
     other, here, alone = make(), make(), make()
     told, replication, stranger = joined(other), joined(here), joined(alone)
-    other.picker.turn = 1
+    other.director.request_count = 1
     first = picked(other, LONG)
-    [flight] = [f for flights in other.picker.flights._by_session.values() for f in flights]
-    [request] = other.picker.ledger.ours()
-    prefix = told._describe(request)
+    [attempt] = other.director.tracker.own()
+    prefix = announced(told, attempt)
     assert prefix is not None
-    tokens = int(request.uncached)
+    tokens = int(attempt.uncached)
     entry = RemoteRequest(
-        1, "other.1", flight.endpoint, tokens, tokens, request.total, 0.0, 0.0, progressed=False
+        1, "other.1", attempt.endpoint, tokens, tokens, attempt.request.tokens, 0.0, 0.0, progressed=False
     )
     tell(replication, 1, msgspec.structs.replace(entry, digests=prefix))
     tell(stranger, 1, entry)
 
-    assert request.uncached >= ANNOUNCED_TOKENS
+    assert attempt.uncached >= ANNOUNCED_TOKENS
     assert picked(here, LONG + " and more").endpoints[0] == first.endpoints[0]
     assert picked(alone, LONG + " and more").endpoints[0] != first.endpoints[0]
     replication.remote_load.apply("other", LoadUpdate(2, ended_numbers=[1]), here.clock.now)
@@ -134,23 +141,23 @@ def test_a_prompt_that_two_replicas_send_to_an_endpoint_at_once_is_in_its_backlo
     replicas = {"one": (one, joined(one)), "other": (other, joined(other))}
     rows: dict[str, RemoteRequest] = {}
     for name, (parts, replication) in replicas.items():
-        parts.picker.turn = 1
+        parts.director.request_count = 1
         picked(parts, LONG)
-        [request] = parts.picker.ledger.ours()
-        tokens = int(request.uncached)
-        prefix = replication._describe(request)
+        [attempt] = parts.director.tracker.own()
+        tokens, total = int(attempt.uncached), attempt.request.tokens
+        prefix = announced(replication, attempt)
         rows[name] = RemoteRequest(
-            1, f"{name}.1", request.load.key, tokens, tokens, request.total, 0.0, 0.0, False, prefix
+            1, f"{name}.1", attempt.endpoint, tokens, tokens, total, 0.0, 0.0, False, prefix
         )
     tell(replicas["one"][1], 1, rows["other"])
     tell(replicas["other"][1], 1, rows["one"])
-    owed = [parts.picker.ledger.owed(rows["one"].endpoint) for parts, _ in replicas.values()]
-    [theirs] = replicas["one"][1].remote_load.replicas["other"].requests.values()
-    one.picker.ledger.advanced(theirs, 0, one.clock.now)
+    owed = [parts.director.tracker.backlog(rows["one"].endpoint) for parts, _ in replicas.values()]
+    [theirs] = replicas["one"][1].remote_load.replicas["other"].attempts.values()
+    one.director.tracker.on_progress(theirs, 0, one.clock.now)
 
     assert rows["one"].endpoint == rows["other"].endpoint
     assert owed == [rows["one"].uncached] * 2
-    assert one.picker.ledger.owed(rows["one"].endpoint) == 0
+    assert one.director.tracker.backlog(rows["one"].endpoint) == 0
 
 
 def test_short_or_known_prompts_are_not_announced() -> None:
@@ -159,13 +166,12 @@ def test_short_or_known_prompts_are_not_announced() -> None:
     parts = make()
     replication = joined(parts)
     picked(parts, "handshake")
-    [short] = parts.picker.ledger.ours()
+    [short] = parts.director.tracker.own()
     picked(parts, LONG)
-    long = parts.picker.ledger.ours()[-1]
-    before = replication._describe(long)
-    flight = parts.picker.flights.find(long.session)
-    assert flight is not None
-    parts.picker.flights.release(flight)
+    long = parts.director.tracker.own()[-1]
+    assert (announced(replication, short), announced(replication, long) is None) == (None, False)
 
-    assert (replication._describe(short), before is None, replication._describe(long)) == (None, False, None)
-    replication._after.ended([ended(long.session)])
+    picked(parts, LONG + " again")
+    started = parts.director.tracker.own()[-1]
+    parts.director.table.take_prompt(started.request)
+    assert announced(replication, started) is None

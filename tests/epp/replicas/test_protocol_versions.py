@@ -21,7 +21,8 @@ from kvist_epp.index.snapshot.parts import Begin, Part
 from kvist_epp.index.snapshot.write import Writer
 from kvist_epp.kvevents.canonical import Piece
 from kvist_epp.kvevents.decode_blocks import Born, State
-from kvist_epp.load.ledger import Ledger
+from kvist_epp.load.in_flight import Attempt, InFlightRequest
+from kvist_epp.load.tracker import LoadTracker, RequestListener
 from kvist_epp.names import REPLICA_FOLLOW_METHOD, REPLICA_SNAPSHOT_METHOD
 from kvist_epp.replicas.load_server import UpdateStream
 from kvist_epp.replicas.messages import (
@@ -67,21 +68,36 @@ def recorded(name: str) -> list[bytes]:
     return [bytes.fromhex(one) for one in GOLDEN[name]]
 
 
+class Changes(RequestListener):
+    """Keeps what was routed or has ended."""
+
+    def __init__(self) -> None:
+        self.attempts: list[Attempt] = []
+
+    def on_routed(self, attempt: Attempt) -> None:
+        """Keep it."""
+        self.attempts.append(attempt)
+
+    def on_ended(self, attempt: Attempt) -> None:
+        """Keep it."""
+        self.attempts.append(attempt)
+
+
 def updates_sent() -> list[bytes]:
     """The updates of the scenario: two requests, then progress, an end and a third one, then a farewell."""
-    ledger = Ledger(default_rate=1000.0)
-    ledger.changes = []
-    long = ledger.routed("old.1", "ns/a", 5000, 6000, 10.0)
-    ledger.routed("client", "ns/b", 16, 32, 10.5)
-    digests = {long: PromptDigests.compute(("adapter", None), PROMPT)}
-    stream = UpdateStream(ledger.ours, deque([LOG_ENTRY]), digests.get)
+    changes = Changes()
+    tracker = LoadTracker(default_rate=1000.0, listeners=[changes])
+    old = tracker.add(InFlightRequest("old.1", 6000), "ns/a", 5000, 10.0)
+    client = tracker.add(InFlightRequest("client", 32), "ns/b", 16, 10.5)
+    digests = {old: PromptDigests.compute(("adapter", None), PROMPT)}
+    stream = UpdateStream(tracker.own, deque([LOG_ENTRY]), digests.get)
     updates = [stream.poll(11.0, handshake=HANDSHAKE)]
     stream.on_ack(1, 11.01)
-    ledger.changes.clear()
-    ledger.progress("old.1", 1000, 11.5, computed=4000)
-    ledger.settled("client", 11.6)
-    ledger.routed("old.2", "ns/a", 100, 200, 11.7)
-    stream.add_changes(ledger.changes)
+    changes.attempts.clear()
+    tracker.on_progress(old, 1000, 11.5, computed=4000)
+    tracker.end(client.request, 11.6)
+    tracker.add(InFlightRequest("old.2", 200), "ns/a", 100, 11.7)
+    stream.add_changes(changes.attempts)
     updates.append(stream.poll(12.0))
     stream.on_ack(2, 12.01)
     updates.append(stream.poll(13.0, leaving=True))
@@ -111,12 +127,12 @@ def chunks_sent(index: Index) -> list[bytes]:
     return [chunk for part in parts if (chunk := chunk_writer.add(part))] + [chunk_writer.finish()]
 
 
-def receiver() -> tuple[Ledger, RemoteLoad]:
+def receiver() -> tuple[LoadTracker, RemoteLoad]:
     """A replica of this revision, called ``new``, that the old one connects to."""
-    ledger = Ledger(default_rate=1000.0)
-    remote = RemoteLoad("new", ledger, {"ns/a", "ns/b"}.__contains__)
+    tracker = LoadTracker(default_rate=1000.0)
+    remote = RemoteLoad("new", tracker, {"ns/a", "ns/b"}.__contains__)
     remote.on_connected("old", 100.0)
-    return ledger, remote
+    return tracker, remote
 
 
 def test_the_method_names_are_those_of_the_old_revision() -> None:
@@ -138,16 +154,16 @@ def test_an_old_replica_can_read_the_updates_of_this_revision() -> None:
     assert updates_sent() == recorded("updates")
 
 
-def test_the_load_of_an_old_replica_enters_the_ledger() -> None:
+def test_the_load_of_an_old_replica_is_counted() -> None:
     """Requests with their tokens, the endpoint of a long prefix, an end, a forwarded entry and the
     farewell."""
-    ledger, remote = receiver()
+    tracker, remote = receiver()
     first, second, last = (decode_update(one) for one in recorded("updates"))
     remote.apply("old", first, 100.0)
-    before = (ledger.running("ns/a"), ledger.running("ns/b"), ledger.load("ns/a").owed)
+    before = (tracker.running("ns/a"), tracker.running("ns/b"), tracker.load("ns/a").backlog_tokens)
     matched = remote.prefixes.match(("adapter", None), PROMPT + b"more")
     remote.apply("old", second, 101.0)
-    after = (ledger.running("ns/a"), ledger.running("ns/b"))
+    after = (tracker.running("ns/a"), tracker.running("ns/b"))
     remote.apply("old", last, 102.0)
 
     assert (first.handshake, before) == (HANDSHAKE, (1, 1, 4000.0))
@@ -155,7 +171,7 @@ def test_the_load_of_an_old_replica_enters_the_ledger() -> None:
     assert (after, second.log_entries) == ((2, 0), [LOG_ENTRY])
     assert (last.leaving, remote.counts()) == (True, {"heard": 0, "silent": 0, "left": 1})
     remote.end_orphan("old.1", 103.0)
-    assert ledger.running("ns/a") == 1
+    assert tracker.running("ns/a") == 1
 
 
 def test_both_revisions_request_snapshots_alike_and_grant_them_to_each_other() -> None:

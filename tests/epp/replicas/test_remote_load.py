@@ -1,4 +1,4 @@
-"""Load between replicas: whatever is lost on the way, in the end all ledgers agree."""
+"""Load between replicas: whatever is lost on the way, in the end all replicas agree."""
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -78,20 +78,20 @@ class Replicas(RuleBasedStateMachine):
         self.world.join()
 
     @invariant()
-    def ledgers_are_consistent(self) -> None:
+    def loads_are_consistent(self) -> None:
         """The backlog of an endpoint is the sum of its requests, and no replica has its own requests as
         remote ones."""
         for replica in self.world.replicas:
             for pod in PODS:
-                load = replica.ledger.load(pod)
-                assert abs(load.owed - sum(r.remaining for r in load.requests)) < 1e-3
-                assert all(r.origin != replica.name for r in load.requests)
+                load = replica.tracker.load(pod)
+                assert abs(load.backlog_tokens - sum(one.backlog for one in load.attempts)) < 1e-3
+                assert all(one.request.origin != replica.name for one in load.attempts)
             assert len(replica.remote_load) == sum(
                 1 for origin, *_ in replica.state() if origin != replica.name
             )
 
     def teardown(self) -> None:
-        """Check that all ledgers agree after a quiet time, and are empty when everything has expired.
+        """Check that all replicas agree after a quiet time, and are empty when everything has expired.
 
         Requests that are about to expire are exempt: an update that was delayed on its way makes them
         younger.
@@ -108,17 +108,17 @@ class Replicas(RuleBasedStateMachine):
         assert of_the_living[0] == of_the_living[1] == of_the_living[2]
         for replica in self.world.replicas:
             own = {row for row in replica.state() if row[0] == replica.name}
-            assert len(own) == len(replica.ledger.ours())
+            assert len(own) == len(replica.tracker.own())
         for _ in THREE:
             self.world.calm(max(EXPIRE, FORGET_SECONDS))
             for replica in self.world.replicas:
-                replica.ledger.expire(self.world.now + replica.skew)
+                replica.tracker.expire(self.world.now + replica.skew)
         self.world.calm(1.0)
         for replica in self.world.replicas:
-            assert (replica.state(), len(replica.remote_load), replica.remote_load._sessions) == (
+            assert (replica.state(), len(replica.remote_load), len(list(replica.tracker.table))) == (
                 set(),
                 0,
-                {},
+                0,
             )
             assert (len(replica.remote_load.prefixes), replica.remote_load._digests) == (0, {})
             assert set(replica.remote_load.replicas) == present - {replica.name}
@@ -129,7 +129,7 @@ TestReplicas.settings = settings(max_examples=60, stateful_step_count=40, deadli
 
 
 def test_load_routed_by_one_is_seen_by_the_others_within_an_interval() -> None:
-    """A request that one replica routes counts in all ledgers, by its tokens and as a running request."""
+    """A request that one replica routes counts in all replicas, by its tokens and as a running request."""
     world = World(3)
     world.calm(0.2)
     world.replicas[0].routed("ns/a", 5000, world.now)
@@ -137,8 +137,8 @@ def test_load_routed_by_one_is_seen_by_the_others_within_an_interval() -> None:
 
     for replica in world.replicas:
         now = world.now + replica.skew
-        assert replica.ledger.running("ns/a") == 1
-        assert abs(replica.ledger.owed("ns/a", now) - 4900) <= 1
+        assert replica.tracker.running("ns/a") == 1
+        assert abs(replica.tracker.backlog("ns/a", now) - 4900) <= 1
 
 
 def test_requests_of_a_silent_replica_are_untracked_until_it_is_back() -> None:
@@ -151,14 +151,14 @@ def test_requests_of_a_silent_replica_are_untracked_until_it_is_back() -> None:
     world.cut.add(frozenset((here.name, there.name)))
     for _ in range(40):
         world.tick()
-    load = here.ledger.load("ns/a")
-    parted = (len(here.remote_load), load.owed, load.foreign, load.running)
-    here.ledger.reconcile("ns/a", 1, 0, world.now + here.skew)
+    load = here.tracker.load("ns/a")
+    parted = (len(here.remote_load), load.backlog_tokens, load.untracked_requests, load.running)
+    here.tracker.reconcile("ns/a", 1, 0, world.now + here.skew)
     world.calm(0.5)
 
     assert parted == (0, 0.0, 1, 1)
-    assert (len(here.remote_load), load.foreign, load.running) == (1, 0, 1)
-    assert load.owed > 40_000
+    assert (len(here.remote_load), load.untracked_requests, load.running) == (1, 0, 1)
+    assert load.backlog_tokens > 40_000
 
 
 def test_a_request_that_a_scrape_counted_before_its_update_counts_once() -> None:
@@ -167,11 +167,11 @@ def test_a_request_that_a_scrape_counted_before_its_update_counts_once() -> None
     here, there = world.replicas
     world.calm(0.2)
     there.routed("ns/a", 100, world.now)
-    here.ledger.reconcile("ns/a", 1, 0, world.now + 0.05 + here.skew)
-    before = here.ledger.running("ns/a")
+    here.tracker.reconcile("ns/a", 1, 0, world.now + 0.05 + here.skew)
+    before = here.tracker.running("ns/a")
     world.tick()
 
-    assert (before, here.ledger.running("ns/a")) == (1, 1)
+    assert (before, here.tracker.running("ns/a")) == (1, 1)
 
 
 def test_an_access_log_entry_reaches_the_replica_that_routed_the_request() -> None:
@@ -204,19 +204,19 @@ def test_a_second_log_entry_of_an_own_request_is_not_forwarded() -> None:
     assert len(here.remote_load.outbox(there.name)) == 0
 
 
-def test_requests_of_a_replica_that_left_stay_in_the_other_ledgers() -> None:
-    """An access-log entry at any replica ends them in all ledgers."""
+def test_requests_of_a_replica_that_left_stay_at_the_other_replicas() -> None:
+    """An access-log entry at any replica ends them in all replicas."""
     world = World(3)
     gone, here, there = world.replicas
     session = gone.routed("ns/a", 100, world.now)
     gone.routed("ns/a", 200, world.now)
     world.leave(gone)
     world.calm(2 * SILENCE_SECONDS)
-    kept = [replica.ledger.running("ns/a") for replica in (here, there)]
+    kept = [replica.tracker.running("ns/a") for replica in (here, there)]
     here.logged(session, world.now)
     world.calm(0.3)
 
-    assert (kept, [replica.ledger.running("ns/a") for replica in (here, there)]) == ([2, 2], [1, 1])
+    assert (kept, [replica.tracker.running("ns/a") for replica in (here, there)]) == ([2, 2], [1, 1])
     assert here.remote_load.counts() == {"heard": 1, "silent": 0, "left": 1}
 
 
@@ -229,7 +229,10 @@ def test_scrapes_end_orphans_but_not_the_requests_of_a_live_replica() -> None:
         replica.routed("ns/a", 100, world.now)
     world.leave(gone)
     world.calm(1.0)
-    ended = [here.ledger.reconcile("ns/a", 0, 0, world.now + here.skew) for _ in range(2)]
+    ended = [
+        [request.session for request in here.tracker.reconcile("ns/a", 0, 0, world.now + here.skew)]
+        for _ in range(2)
+    ]
     kept = {origin for origin, *_ in here.state()}
     world.calm(1.0)
 
@@ -246,12 +249,12 @@ def test_two_replicas_never_wait_for_each_other_to_end_a_request() -> None:
     world.calm(1.0)
     for replica in world.replicas:
         for _ in range(2):
-            replica.ledger.reconcile("ns/a", 1, 0, world.now + replica.skew)
+            replica.tracker.reconcile("ns/a", 1, 0, world.now + replica.skew)
     world.calm(0.3)
 
     for replica in world.replicas:
-        replica.ledger.reconcile("ns/a", 1, 0, world.now + replica.skew)
-        assert replica.ledger.running("ns/a") == 1
+        replica.tracker.reconcile("ns/a", 1, 0, world.now + replica.skew)
+        assert replica.tracker.running("ns/a") == 1
 
 
 def test_a_request_that_ended_during_a_break_ends_with_the_next_full_update() -> None:
@@ -273,4 +276,4 @@ def test_a_request_that_ended_during_a_break_ends_with_the_next_full_update() ->
     assert connection.outgoing.in_flight
     assert here.state() == there.state()
     assert {session for _, _, session, _ in here.state()} >= {kept}
-    assert here.ledger.running("ns/a") == 2
+    assert here.tracker.running("ns/a") == 2

@@ -1,7 +1,6 @@
 """Load servers and connections on real sockets: what they exchange, and every way a stream can end."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -31,12 +30,12 @@ async def test_a_follower_receives_open_requests_and_changes(transport: str) -> 
         entry = AccessLogEntry("b.7", "id", "10.0.0.1:8000", None, 200, None, None)
         a.remote_load.outbox("b").append(entry)
         for number in range(2 * MAX_ROWS):
-            a.ledger.settled(f"a.{number}", time.monotonic())
+            a.end(f"a.{number}")
         await until(lambda: len(b.remote_load) == 1)
         await until(lambda: b.log_entries)
 
         assert (connection.state, b.log_entries) == (ConnectionState.FOLLOWED, [entry])
-        assert b.ledger.running(POD) == 1
+        assert b.tracker.running(POD) == 1
         assert b.context.stats.message_bytes["received"] > 0
         assert a.load_server.lag() > 0
 
@@ -50,13 +49,17 @@ async def test_a_replica_that_dies_is_dialled_until_it_is_back() -> None:
         await a.close()
         await until(lambda: connection.state is ConnectionState.BROKEN)
         problem = connection.problem
-        a.ledger.settled("a.1", time.monotonic())
+        a.end("a.1")
         a.routed("a.2")
         await a.serve()
-        await until(lambda: b.remote_load.find("a.2", POD))
+        await until(lambda: b.tracker.table.at("a.2", POD, remote=True))
 
         assert problem
-        assert (len(b.remote_load), b.remote_load.find("a.1", POD), connection.problem) == (1, None, "")
+        assert (len(b.remote_load), b.tracker.table.at("a.1", POD, remote=True), connection.problem) == (
+            1,
+            None,
+            "",
+        )
         assert b.context.stats.broken == 1
 
 
@@ -130,7 +133,7 @@ async def test_a_follower_far_behind_receives_all_open_requests_again(
         a.routed(*(f"a.{number}" for number in range(200)))
         await until(lambda: a.load_server.followers["b"].updates.in_flight)
         for number in range(190):
-            a.ledger.settled(f"a.{number}", time.monotonic())
+            a.end(f"a.{number}")
         await asyncio.sleep(0.1)
         relay.heal()
         await until(lambda: len(b.remote_load) == 10)

@@ -6,10 +6,10 @@ from typing import Any
 
 from tests.epp.parts import MODEL, Parts, ask, chat, make
 
-from kvist_epp.director.endpoint_registry import Membership
+from kvist_epp.director.completion import CompletionHandler
+from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pick_request import PickResult
-from kvist_epp.index.index_accuracy import Trust
 from kvist_epp.kvevents.observed import Observed
 from kvist_epp.replicas.messages import LoadUpdate, RemoteRequest
 from kvist_epp.replicas.replication import Replication, fingerprint
@@ -20,11 +20,16 @@ SETTINGS = Settings(endpoints_file="x", peers="127.0.0.1:9004", host="127.0.0.1"
 
 def joined(parts: Parts) -> Replication:
     """Give the picker a replica, called ``other``, that has just connected."""
-    membership = Membership(SETTINGS, parts.picker, None, None, Trust())
-    replication = Replication(SETTINGS, membership, None, clock=parts.clock)
+    registry = EndpointRegistry(SETTINGS, parts.director, parts.clock, scrape=False)
+    replication = Replication(SETTINGS, registry)
     replication.attach()
     replication.remote_load.on_connected("other", parts.clock.now)
     return replication
+
+
+def completion(parts: Parts, replication: Replication) -> CompletionHandler:
+    """Return what takes in the access log of the picker's gateways."""
+    return CompletionHandler(parts.director, parts.clock, replication.forward_end)
 
 
 def tell(replication: Replication, seq: int, *entries: RemoteRequest, leaving: bool = False) -> None:
@@ -50,14 +55,18 @@ def test_events_advance_the_requests_of_other_replicas() -> None:
     parts = make()
     replication = joined(parts)
     tell(replication, 1, entry("other.1"))
-    load = parts.picker.ledger.load("t/e0")
+    load = parts.director.tracker.load("t/e0")
     seen = Observed("t/e0/0", "t/e0", "other.1", 400, 0, "prompt", 400)
-    parts.picker.observed(seen)
-    part_way = load.owed
-    parts.picker.observed(Observed("t/e0/0", "t/e0", "other.1", 16, None, "decode", 1016))
+    parts.director.on_observation(seen, parts.clock())
+    part_way = load.backlog_tokens
+    parts.director.on_observation(
+        Observed("t/e0/0", "t/e0", "other.1", 16, None, "decode", 1016), parts.clock()
+    )
 
-    assert (part_way, load.owed, load.running) == (600, 0, 1)
-    parts.picker.observed(Observed("t/e1/0", "t/e1", "stranger", 16, None, "decode", 16))
+    assert (part_way, load.backlog_tokens, load.running) == (600, 0, 1)
+    parts.director.on_observation(
+        Observed("t/e1/0", "t/e1", "stranger", 16, None, "decode", 16), parts.clock()
+    )
 
 
 def test_the_end_of_a_request_goes_to_the_replica_that_routed_it() -> None:
@@ -65,17 +74,17 @@ def test_the_end_of_a_request_goes_to_the_replica_that_routed_it() -> None:
     parts = make()
     replication = joined(parts)
     tell(replication, 1, entry("other.1"))
-    picked = parts.picker.decide(ask(chat("handshake")))
+    picked = parts.decide(ask(chat("handshake")))
     assert isinstance(picked, PickResult)
     session = dict(picked.headers)["x-session-id"]
-    replication._after.ended([ended("other.1"), ended("")])
+    completion(parts, replication).on_access_log([ended("other.1"), ended("")])
     outbox = [one.session for one in replication.remote_load.outbox("other")]
     replication._on_forwarded_entries([ended(session), ended("other.1")])
 
-    assert (outbox, len(parts.picker.flights)) == (["other.1"], 0)
-    assert parts.picker.metrics.ended["access-log"] == 1
+    assert (outbox, len(parts.director.table)) == (["other.1"], 0)
+    assert parts.director.metrics.ended["access-log"] == 1
     assert replication.stats.forwarded["sent"] == 1
-    assert parts.picker.ledger.running("t/e0") + parts.picker.ledger.running("t/e1") == 1
+    assert parts.director.tracker.running("t/e0") + parts.director.tracker.running("t/e1") == 1
 
 
 def test_requests_of_one_session_are_distinguished_by_the_request_id() -> None:
@@ -83,19 +92,19 @@ def test_requests_of_one_session_are_distinguished_by_the_request_id() -> None:
     parts = make()
     replication = joined(parts)
     headers = {"x-session-id": "client", "x-request-id": "mine"}
-    parts.picker.decide(ask(chat("handshake"), headers=headers))
+    parts.decide(ask(chat("handshake"), headers=headers))
     tell(replication, 1, entry("client"))
-    replication._after.ended([ended("client", request_id="theirs")])
+    completion(parts, replication).on_access_log([ended("client", request_id="theirs")])
 
     assert (
         [one.request_id for one in replication.remote_load.outbox("other")],
-        len(parts.picker.flights),
+        len(parts.director.table),
     ) == (
         ["theirs"],
         1,
     )
-    replication._after.ended([ended("client", request_id="mine")])
-    assert (len(replication.remote_load.outbox("other")), len(parts.picker.flights)) == (1, 0)
+    completion(parts, replication).on_access_log([ended("client", request_id="mine")])
+    assert (len(replication.remote_load.outbox("other")), len(parts.director.table)) == (1, 0)
 
 
 def test_an_orphan_ends_with_an_access_log_entry_at_any_replica() -> None:
@@ -104,10 +113,10 @@ def test_an_orphan_ends_with_an_access_log_entry_at_any_replica() -> None:
     replication = joined(parts)
     tell(replication, 1, entry("other.1"), replace_number(entry("other.2"), 2))
     tell(replication, 2, leaving=True)
-    replication._after.ended([ended("other.1")])
+    completion(parts, replication).on_access_log([ended("other.1")])
     replication._on_forwarded_entries([ended("other.2")])
 
-    assert parts.picker.ledger.running("t/e0") == 0
+    assert parts.director.tracker.running("t/e0") == 0
 
 
 def replace_number(one: RemoteRequest, number: int) -> RemoteRequest:
@@ -122,12 +131,12 @@ def test_requests_on_endpoints_that_are_not_known_yet_wait_for_them() -> None:
     replication = joined(parts)
     tell(replication, 1, entry("other.1", "t/e9"))
     waiting = (len(replication.remote_load), replication.document()["replicas"][0]["on_unknown_endpoints"])
-    member = parts.picker.lookup.members["t/e0"]
-    parts.picker.lookup.members["t/e9"] = replace(member, publishers=())
+    member = parts.director.lookup.members["t/e0"]
+    parts.director.lookup.members["t/e9"] = replace(member, publishers=())
     parts.clock.now += 1.0
     replication.remote_load.poll(parts.clock.now)
 
-    assert (waiting, len(replication.remote_load), parts.picker.ledger.running("t/e9")) == ((0, 1), 1, 1)
+    assert (waiting, len(replication.remote_load), parts.director.tracker.running("t/e9")) == ((0, 1), 1, 1)
 
 
 def test_the_page_and_the_metrics_show_the_other_replicas() -> None:
@@ -135,13 +144,13 @@ def test_the_page_and_the_metrics_show_the_other_replicas() -> None:
     parts = make()
     replication = joined(parts)
     tell(replication, 1, entry("other.1"))
-    page, _ = parts.picker.metrics.snapshot().format("")
+    page, _ = parts.director.metrics.snapshot().format("")
     lines = page.decode().splitlines()
 
     assert 'kvist_epp_peers{state="heard"} 1.0' in lines
     assert "kvist_epp_peer_requests 1.0" in lines
     document = replication.document()
-    assert document["replica"] == parts.picker.replica
+    assert document["replica"] == parts.director.replica
     assert [(one["replica"], one["requests"]) for one in document["replicas"]] == [("other", 1)]
 
 

@@ -1,4 +1,4 @@
-"""Replicas in virtual time: ledgers and the updates between them, over a network that loses some."""
+"""Replicas in virtual time: loads and the updates between them, over a network that loses some."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -7,8 +7,8 @@ from math import inf
 
 from kvist_epp.errors import ProtocolError
 from kvist_epp.extproc.access_log import AccessLogEntry
-from kvist_epp.load.endpoint_load import Request
-from kvist_epp.load.ledger import Ledger
+from kvist_epp.load.in_flight import Attempt, InFlightRequest
+from kvist_epp.load.tracker import LoadTracker, RequestListener
 from kvist_epp.replicas.load_server import UpdateStream
 from kvist_epp.replicas.messages import decode_update
 from kvist_epp.replicas.prompt_digests import STEP_BYTES, PromptDigests
@@ -24,44 +24,65 @@ def ended(session: str) -> AccessLogEntry:
     return AccessLogEntry(session, None, None, None, 200, None, None)
 
 
-def digests_of(request: Request) -> PromptDigests | None:
-    """Return digests for every second request; some of these prompts have common prefixes."""
-    alike = b"%d" % (request.number % 3) * STEP_BYTES
-    return PromptDigests.compute((None, None), alike * 3) if request.number % 2 else None
+def digests_of(attempt: Attempt) -> PromptDigests | None:
+    """Return digests for every second attempt; some of these prompts have common prefixes."""
+    alike = b"%d" % (attempt.number % 3) * STEP_BYTES
+    return PromptDigests.compute((None, None), alike * 3) if attempt.number % 2 else None
 
 
 @dataclass(eq=False)
-class Replica:
+class Replica(RequestListener):
     """One picker as the other replicas see it; ``skew`` is the offset of its clock."""
 
     name: str
     skew: float
-    ledger: Ledger = field(init=False)
+    tracker: LoadTracker = field(init=False)
     remote_load: RemoteLoad = field(init=False)
+    changes: list[Attempt] = field(default_factory=list)
     turns: "count[int]" = field(default_factory=count)
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(default_rate=1000.0, expire_seconds=EXPIRE)
-        self.ledger.changes = []
-        self.remote_load = RemoteLoad(self.name, self.ledger, lambda key: key in PODS)
+        self.tracker = LoadTracker(default_rate=1000.0, expire_seconds=EXPIRE, listeners=[self])
+        self.remote_load = RemoteLoad(self.name, self.tracker, lambda key: key in PODS)
+
+    def on_routed(self, attempt: Attempt) -> None:
+        """Keep it for the followers."""
+        self.changes.append(attempt)
+
+    def on_ended(self, attempt: Attempt) -> None:
+        """Keep it for the followers."""
+        self.changes.append(attempt)
 
     def routed(self, pod: str, uncached: int, now: float, session: str = "") -> str:
         """Route a request to an endpoint; return its session."""
         session = session or f"{self.name}.{next(self.turns)}"
-        self.ledger.routed(session, pod, uncached, uncached + 100, now + self.skew)
+        self.tracker.add(InFlightRequest(session, uncached + 100), pod, uncached, now + self.skew)
         return session
 
     def logged(self, session: str, now: float) -> None:
         """Report the end of a request by an access-log entry."""
-        if self.ledger.settled(session, now + self.skew) is None:
+        if not self.end(session, now):
             self.remote_load.forward(ended(session), now + self.skew)
 
+    def end(self, session: str, now: float) -> bool:
+        """End the oldest local request of a session; return whether there was one."""
+        request = self.tracker.table.find(session)
+        if request is not None:
+            self.tracker.end(request, now + self.skew)
+        return request is not None
+
     def state(self, since: float = -inf) -> set[tuple[str, int, str, str]]:
-        """Return the open requests in the ledger, local and remote, with an event after ``since``."""
-        requests = [
-            r for pod in PODS for r in self.ledger.load(pod).requests if r.heard_at - self.skew > since
+        """Return the open requests, local and remote, with an event after ``since``."""
+        attempts = [
+            one
+            for pod in PODS
+            for one in self.tracker.load(pod).attempts
+            if one.last_event_at - self.skew > since
         ]
-        return {(r.origin or self.name, r.number, r.session, r.load.key) for r in requests}
+        return {
+            (one.request.origin or self.name, one.number, one.request.session, one.endpoint)
+            for one in attempts
+        }
 
 
 @dataclass(eq=False)
@@ -100,9 +121,9 @@ class World:
     def connect(self, follower: Replica, followed: Replica) -> None:
         """Open a connection; an older one ends."""
         self.connections = [t for t in self.connections if (t.follower, t.followed) != (follower, followed)]
-        outgoing = UpdateStream(followed.ledger.ours, followed.remote_load.outbox(follower.name), digests_of)
+        stream = UpdateStream(followed.tracker.own, followed.remote_load.outbox(follower.name), digests_of)
         follower.remote_load.on_connected(followed.name, self.now + follower.skew)
-        self.connections.append(Connection(follower, followed, outgoing, quiet_since=self.now))
+        self.connections.append(Connection(follower, followed, stream, quiet_since=self.now))
 
     def die(self, replica: Replica) -> None:
         """Kill a replica."""
@@ -139,7 +160,7 @@ class World:
     def collect(self) -> None:
         """Pass the changes since the last call to all connections."""
         for replica in self.replicas:
-            changes, replica.ledger.changes = replica.ledger.changes or [], []
+            changes, replica.changes = replica.changes, []
             for connection in self.connections:
                 if connection.followed is replica:
                     connection.outgoing.add_changes(changes)
@@ -161,7 +182,7 @@ class World:
                 return
             connection.quiet_since = self.now
             for entry in update.log_entries:
-                if connection.follower.ledger.settled(entry.session or "", now) is None:
+                if not connection.follower.end(entry.session or "", self.now):
                     connection.follower.remote_load.end_orphan(entry.session or "", now)
             connection.acknowledged.append(update.seq)
         while connection.acknowledged:

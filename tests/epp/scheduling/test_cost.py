@@ -4,13 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvist_epp.load.endpoint_load import EndpointLoad
+from kvist_epp.load.tpot_admission import TpotAdmission
 from kvist_epp.scheduling.cost import (
+    TERMS,
+    EndpointCost,
+    Match,
     Policy,
     copy_share,
-    cost,
-    price,
-    room_seconds,
+    price_of_work,
     slot_seconds,
+    terms,
     work_seconds,
 )
 
@@ -46,17 +50,79 @@ def test_an_unknown_medium_has_a_rate() -> None:
 def test_the_price_rises_with_the_batch() -> None:
     """1 in an idle pool, and 0.08 for each sequence on a pod that a prefill delays; 3 more where one pod of
     ten has a full KV cache."""
-    assert [price(0), price(25), price(25, 0.1)] == [1.0, 3.0, 6.0]
+    assert [price_of_work(0), price_of_work(25), price_of_work(25, 0.1)] == [1.0, 3.0, 6.0]
 
 
-def test_new_blocks_take_the_room_of_others() -> None:
-    """What they evict is computed again three times, at the pool's rate."""
-    assert room_seconds(500, 1000.0) == 1.5
+def row(
+    key: str = "a",
+    *,
+    backlog: float = 0.0,
+    uncached: int = 1000,
+    held: int = 0,
+    running: int = 0,
+    slots: int | None = None,
+    rate: float = 1000.0,
+    share: float = 1.0,
+    deferred: bool = False,
+) -> EndpointCost:
+    """One endpoint for one request."""
+    load = EndpointLoad(key, rate=rate, backlog_tokens=backlog, slots=slots)
+    return EndpointCost(load, Match(held), uncached, uncached / rate, running, share, deferred)
 
 
-def test_cost_is_the_formula_of_the_design() -> None:
-    """wait + price x work + 5 ms per running sequence."""
-    assert cost(1.0, 0.5, 4, 2.0) == pytest.approx(1.0 + 1.0 + 0.02)
+def seconds(name: str, *rows: EndpointCost, uses: float = 0.0) -> list[float]:
+    """Return one term of each endpoint."""
+    return dict(zip(TERMS, terms(rows, uses), strict=True))[name]
+
+
+def test_the_terms_add_up_in_the_order_of_the_formula() -> None:
+    """Every term of the formula has a name, and there is no other."""
+    assert list(TERMS) == ["wait", "slot", "deferral", "work", "decode", "eviction", "copy"]
+
+
+def test_wait_is_the_backlog_at_the_endpoints_rate() -> None:
+    """In seconds of prefill; a tenth of what is queued for it in the picker is added."""
+    queued = row("b", backlog=500)
+    queued.load.tpot = TpotAdmission(0.06)
+    queued.load.tpot.add_queued("request", 2000, 0.0)
+
+    assert seconds("wait", row(backlog=500), row(backlog=500, rate=250.0), queued) == [0.5, 2.0, 0.7]
+
+
+def test_slot_is_the_time_until_a_sequence_ends() -> None:
+    """Only where the batch is full."""
+    assert seconds("slot", row(running=7, slots=8), row(running=8, slots=8)) == [0.0, 5.0 / 8]
+
+
+def test_a_deferred_prompt_costs_a_little() -> None:
+    """Longer where the endpoint is tight."""
+    rows = [row(), row(deferred=True), row(deferred=True, share=0.4), row()]
+    lean = 0.8 * (1 + 1 + 0.4 + 1) / 4
+
+    assert seconds("deferral", *rows) == [0.0, 0.2, pytest.approx(0.2 * lean / 0.4), 0.0]
+
+
+def test_work_is_priced_by_the_pools_batch_and_shared_with_others_who_use_a_copy() -> None:
+    """Three seconds for one in a pool that runs 25 on each; four uses for two copies: a ninth of the copy."""
+    alone = [row(uncached=100, held=900, running=25), row("b", running=25)]
+
+    assert seconds("work", *alone) == pytest.approx([0.3, 3.0])
+    assert seconds("work", *alone, uses=4.0) == pytest.approx([0.3, 3.0 * (100 + 900 / 9) / 1000])
+
+
+def test_decode_costs_a_little_for_each_running_sequence() -> None:
+    """Five milliseconds."""
+    assert seconds("decode", row(), row(running=4)) == [0.0, 0.02]
+
+
+def test_eviction_is_what_others_compute_again() -> None:
+    """What the new blocks evict is computed again three times, at the pool's rate."""
+    assert seconds("eviction", row(uncached=500), row(uncached=500, rate=3000.0)) == [0.75, 0.75]
+
+
+def test_a_copy_costs_a_little() -> None:
+    """Fifty milliseconds for a whole prompt that another endpoint holds."""
+    assert seconds("copy", row(uncached=0, held=1000), row(uncached=1000)) == [0.0, 0.05]
 
 
 def test_those_who_will_use_a_copy_share_its_work() -> None:
@@ -86,18 +152,12 @@ def test_one_more_running_never_shortens_the_wait(running: int, slots: int, deco
     assert slot_seconds(running, slots, decode) <= slot_seconds(running + 1, slots, decode)
 
 
-@given(
-    wait=st.floats(0, 1e4),
-    more=st.floats(0, 1e4),
-    work=st.floats(0, 1e3),
-    running=st.integers(0, 1000),
-    others=st.integers(0, 1000),
-)
-def test_more_load_never_makes_a_pod_cheaper(
-    wait: float, more: float, work: float, running: int, others: int
-) -> None:
-    """A longer wait costs at least as much, and so does a larger batch."""
-    now = cost(wait, work, running, price(running))
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.integers(0, 1000), st.integers(0, 1000))
+def test_more_load_never_makes_an_endpoint_cheaper(a: float, b: float, m: int, n: int) -> None:
+    """A longer backlog costs at least as much, and so does a larger batch, beside the same other endpoint."""
+    costs = []
+    for backlog, running in ((min(a, b), min(m, n)), (max(a, b), max(m, n))):
+        columns = terms([row(backlog=backlog, running=running), row("b")], 0.0)
+        costs.append(sum(column[0] for column in columns))
 
-    assert now <= cost(wait + more, work, running, price(running))
-    assert now <= cost(wait, work, running + others, price(running + others))
+    assert costs[0] <= costs[1]

@@ -6,10 +6,18 @@ from hypothesis import strategies as st
 
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.errors import NoEndpoints
-from kvist_epp.load.endpoint_load import Load
-from kvist_epp.load.tpot_admission import Pacing
+from kvist_epp.load.endpoint_load import EndpointLoad
+from kvist_epp.load.tpot_admission import TpotAdmission
 from kvist_epp.scheduling.cost import Match
-from kvist_epp.scheduling.pick import NOT_IN_SUBSET, Candidate, Demand, Scored, allows, choose, explain
+from kvist_epp.scheduling.pick import (
+    NOT_IN_SUBSET,
+    Candidate,
+    Demand,
+    ScoredEndpoint,
+    allows,
+    choose,
+    explain,
+)
 
 NOW = 10.0
 
@@ -17,8 +25,8 @@ NOW = 10.0
 def candidate(
     number: int,
     *,
-    owed: float = 0.0,
-    foreign: int = 0,
+    backlog: float = 0.0,
+    untracked: int = 0,
     ready: bool = True,
     reason: str = "",
     slots: int | None = None,
@@ -27,11 +35,13 @@ def candidate(
     endpoint = Endpoint(
         f"p{number}", "ns", f"10.0.0.{number}", 8000, {f"kvist.dev/{k}": v for k, v in labels.items()}
     )
-    load = Load(endpoint.key, rate=1000.0, owed=owed, foreign=foreign, slots=slots, at=NOW)
+    load = EndpointLoad(
+        endpoint.key, rate=1000.0, backlog_tokens=backlog, untracked_requests=untracked, slots=slots, at=NOW
+    )
     return Candidate(endpoint, load, ready, reason)
 
 
-def names(rows: list[Scored]) -> list[str]:
+def names(rows: list[ScoredEndpoint]) -> list[str]:
     return [row.endpoint.name for row in rows]
 
 
@@ -55,7 +65,7 @@ def test_the_longest_prefix_wins_among_equals() -> None:
 
 def test_a_backlog_outweighs_a_prefix() -> None:
     """A pod that owes more than the prefix saves is passed over."""
-    pods = [candidate(1), candidate(2, owed=5000.0), *(candidate(n) for n in range(3, 9))]
+    pods = [candidate(1), candidate(2, backlog=5000.0), *(candidate(n) for n in range(3, 9))]
 
     assert picks(pods, Demand(1000, {"ns/p2": Match(900, 3600)}))[0] == "p1"
 
@@ -63,8 +73,8 @@ def test_a_backlog_outweighs_a_prefix() -> None:
 def test_a_busy_pool_keeps_to_its_prefixes() -> None:
     """The price of recomputing rises with the batch: what an idle pool would copy, a busy one does not."""
     hit = {"ns/p1": Match(1000, 4000)}
-    idle = [candidate(1, owed=5000.0), *(candidate(n) for n in range(2, 9))]
-    busy = [candidate(1, owed=5000.0, foreign=80), *(candidate(n, foreign=80) for n in range(2, 9))]
+    idle = [candidate(1, backlog=5000.0), *(candidate(n) for n in range(2, 9))]
+    busy = [candidate(1, backlog=5000.0, untracked=80), *(candidate(n, untracked=80) for n in range(2, 9))]
 
     assert picks(idle, Demand(1001, hit))[0] != "p1"
     assert picks(busy, Demand(1001, hit))[0] == "p1"
@@ -72,14 +82,14 @@ def test_a_busy_pool_keeps_to_its_prefixes() -> None:
 
 def test_of_two_pods_the_one_far_behind_is_left() -> None:
     """The price is a pod's own: its backlog does not hold requests there when the pool is only two."""
-    pods = [candidate(1, owed=5000.0), candidate(2)]
+    pods = [candidate(1, backlog=5000.0), candidate(2)]
 
     assert picks(pods, Demand(1001, {"ns/p1": Match(1000, 4000)}))[0] == "p2"
 
 
 def test_a_full_batch_is_waited_for() -> None:
     """A pod without a free slot costs the time until one is free."""
-    pods = [candidate(1, foreign=8, slots=8), candidate(2, foreign=8, slots=64)]
+    pods = [candidate(1, untracked=8, slots=8), candidate(2, untracked=8, slots=64)]
 
     assert picks(pods, Demand(1000))[0] == "p2"
 
@@ -87,12 +97,16 @@ def test_a_full_batch_is_waited_for() -> None:
 def test_a_full_pod_comes_after_all_others() -> None:
     """Whatever it holds and however cheap it is; the best is full only when everybody is."""
     hit = Demand(1000, {"ns/p1": Match(900, 3600)})
-    pods = [candidate(1, slots=2, foreign=2), candidate(2, owed=31_000.0), candidate(3, owed=29_000.0)]
-    rows = choose(pods, hit, now=NOW, max_owed=30.0)
+    pods = [
+        candidate(1, slots=2, untracked=2),
+        candidate(2, backlog=31_000.0),
+        candidate(3, backlog=29_000.0),
+    ]
+    rows = choose(pods, hit, now=NOW, max_backlog=30.0)
     assert [(row.endpoint.name, row.full) for row in rows] == [("p3", False), ("p1", True), ("p2", True)]
     assert rows[1].reason.startswith("full, cost")
 
-    everybody = choose(pods, hit, now=NOW, max_owed=28.0)
+    everybody = choose(pods, hit, now=NOW, max_backlog=28.0)
     assert [row.full for row in everybody] == [True] * 3
     assert everybody[0].endpoint.name == "p1"
 
@@ -100,11 +114,11 @@ def test_a_full_pod_comes_after_all_others() -> None:
 def test_a_full_cache_is_no_reason_to_leave_a_prefix_but_one_to_wait() -> None:
     """While another pod has room its holder is picked all the same; when no pod has, everybody is full."""
     hit = Demand(1000, {"ns/p1": Match(900, 3600)})
-    crowded = candidate(1, foreign=3)
-    crowded.load.crowd = 3
-    other = candidate(2, foreign=3)
+    crowded = candidate(1, untracked=3)
+    crowded.load.kv_full_at = 3
+    other = candidate(2, untracked=3)
     rows = choose([crowded, other], hit, now=NOW)
-    other.load.crowd = 2
+    other.load.kv_full_at = 2
     everybody = choose([crowded, other], hit, now=NOW)
 
     assert [(row.endpoint.name, row.full) for row in rows] == [("p1", False), ("p2", False)]
@@ -115,16 +129,16 @@ def test_a_pod_that_may_not_take_up_a_prompt_costs_a_little() -> None:
     """It will soon, so its prefix still counts; where nothing is held it is passed over."""
     pods = [candidate(1), candidate(2)]
     for pod in pods:
-        pod.load.pacing = Pacing(0.06)
-    pods[0].load.owed = 501.0
-    pods[1].load.foreign = 60
+        pod.load.tpot = TpotAdmission(0.06)
+    pods[0].load.backlog_tokens = 501.0
+    pods[1].load.untracked_requests = 60
 
     assert picks(pods, Demand(1000))[0] == "p2"
     assert picks(pods, Demand(1000, {"ns/p1": Match(900, 3600)}))[0] == "p1"
-    assert [row.closed for row in choose(pods, Demand(1000), now=NOW)] == [False, True]
-    assert explain(pods, Demand(1000), now=NOW)[1].reason.startswith("takes up no such prompt now, cost")
+    assert [row.deferred for row in choose(pods, Demand(1000), now=NOW)] == [False, True]
+    assert explain(pods, Demand(1000), now=NOW)[1].reason.startswith("prefill deferred (TPOT target), cost")
 
-    pods[0].load.pacing = None
+    pods[0].load.tpot = None
 
     assert picks(pods, Demand(100, {"ns/p1": Match(50, 200)}))[0] == "p1"
 
@@ -132,13 +146,13 @@ def test_a_pod_that_may_not_take_up_a_prompt_costs_a_little() -> None:
 def test_a_pod_whose_sequences_leave_little_time_gets_fewer_prompts() -> None:
     """It takes up as much less in the same time: a small GPU's prefix is copied to a large one when that
     costs no more. Small differences between equal pods move nothing."""
-    pods, paces = [candidate(1), candidate(2)], [Pacing(0.06), Pacing(0.06)]
+    pods, paces = [candidate(1), candidate(2)], [TpotAdmission(0.06), TpotAdmission(0.06)]
     for pod, pacing in zip(pods, paces, strict=True):
-        pod.load.pacing = pacing
+        pod.load.tpot = pacing
     demand = Demand(2000, {"ns/p1": Match(300, 1200)})
     taken = []
     for small in (0.6, 0.45, 0.1):
-        paces[0].share, paces[1].share = small, 0.6
+        paces[0].prefill_share, paces[1].prefill_share = small, 0.6
         taken.append(picks(pods, demand)[0])
 
     assert taken == ["p1", "p1", "p2"]
@@ -146,19 +160,19 @@ def test_a_pod_whose_sequences_leave_little_time_gets_fewer_prompts() -> None:
 
 def test_running_requests_cost_a_little() -> None:
     """Between pods with nothing to prefill, fewer running requests win."""
-    assert picks([candidate(1, foreign=3), candidate(2, foreign=2)], Demand(1))[0] == "p2"
+    assert picks([candidate(1, untracked=3), candidate(2, untracked=2)], Demand(1))[0] == "p2"
 
 
 def test_near_ties_go_to_the_fewest_running() -> None:
     """A millisecond does not decide: the pod that runs less does."""
-    pods = [candidate(1, foreign=1), candidate(2, owed=5.5)]
+    pods = [candidate(1, untracked=1), candidate(2, backlog=5.5)]
 
     assert picks(pods, Demand(1))[0] == "p2"
 
 
 def test_a_beginning_that_many_ask_for_is_copied_sooner() -> None:
     """Behind the same backlog a prompt of its own stays, and one that came ten times in a second does not."""
-    pods = [candidate(1, owed=1000.0), candidate(2)]
+    pods = [candidate(1, backlog=1000.0), candidate(2)]
     hits = {"ns/p1": Match(900, 3600)}
 
     assert picks(pods, Demand(1000, hits))[0] == "p1"
@@ -168,7 +182,7 @@ def test_a_beginning_that_many_ask_for_is_copied_sooner() -> None:
 @given(st.floats(0, 100), st.integers(0, 900))
 def test_uses_do_not_matter_where_all_hold_the_same(uses: float, held: int) -> None:
     """Sharing is about copies: without one to be made, the order is that of the loads."""
-    pods = [candidate(n, owed=100.0 * n) for n in (3, 1, 2)]
+    pods = [candidate(n, backlog=100.0 * n) for n in (3, 1, 2)]
     hits = {c.endpoint.key: Match(held, 4 * held) for c in pods}
 
     assert picks(pods, Demand(1000, hits, uses)) == ["p1", "p2", "p3"]
@@ -183,17 +197,29 @@ def test_equal_pods_take_turns() -> None:
 
 def test_the_next_best_are_named_for_retries() -> None:
     """Up to the limit, in the order of their cost."""
-    pods = [candidate(n, owed=1000.0 * n) for n in range(1, 6)]
+    pods = [candidate(n, backlog=1000.0 * n) for n in range(1, 6)]
 
     assert [picks(pods, Demand(1)), picks(pods, Demand(1), limit=1)] == [["p1", "p2", "p3"], ["p1"]]
 
 
 def test_a_row_tells_everything() -> None:
     """The best row carries what the ledger, the log and the page need."""
-    pods = [candidate(1, owed=500.0)]
+    pods = [candidate(1, backlog=500.0)]
 
     assert choose(pods, Demand(1000, {"ns/p1": Match(900, 3600)}), now=NOW) == [
-        Scored(pods[0].endpoint, True, 900, 3600, 100, 500, 0.6, "cost 0.9000 s, 0 running")
+        ScoredEndpoint(
+            pods[0].endpoint,
+            True,
+            900,
+            3600,
+            100,
+            500,
+            0.6,
+            "cost 0.9000 s, 0 running",
+            cost_seconds=sum((0.5, 0.1, 3 * 100 / 1000)),
+            terms={"wait": 0.5, "slot": 0.0, "deferral": 0.0, "work": 0.1, "decode": 0.0}
+            | {"eviction": 3 * 100 / 1000, "copy": 0.0},
+        )
     ]
 
 
@@ -282,7 +308,7 @@ def test_explain_shows_everybody() -> None:
     """The page has the eligible in the order of the pick, then the others with what stands in the way."""
     pods = [
         candidate(1, ready=False, reason="unreachable"),
-        candidate(2, owed=5.0),
+        candidate(2, backlog=5.0),
         candidate(3),
         candidate(4),
     ]
@@ -304,8 +330,8 @@ hits = st.dictionaries(st.integers(1, 6), st.integers(1, 900), max_size=6)
 
 def built(fleet: list[tuple[float, int, bool, int | None]]) -> list[Candidate]:
     return [
-        candidate(n, owed=owed, foreign=foreign, ready=ready, slots=slots)
-        for n, (owed, foreign, ready, slots) in enumerate(fleet, 1)
+        candidate(n, backlog=backlog, untracked=untracked, ready=ready, slots=slots)
+        for n, (backlog, untracked, ready, slots) in enumerate(fleet, 1)
     ]
 
 
@@ -335,7 +361,7 @@ def test_more_owed_never_makes_a_pod_better(
     """By owing more, a pod's predicted time to the first token never gets shorter."""
     rows = explain(built(fleet), asked(matched), now=NOW)
     pods = built(fleet)
-    pods[0].load.owed += more
+    pods[0].load.backlog_tokens += more
     later = explain(pods, asked(matched), now=NOW)
     before = next(row for row in rows if row.endpoint.name == "p1")
     after = next(row for row in later if row.endpoint.name == "p1")

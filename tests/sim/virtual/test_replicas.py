@@ -5,34 +5,41 @@ from dataclasses import replace
 import pytest
 from tests.sim.virtual.runs import fixed, run
 
-from kvist_epp.load.endpoint_load import Request
-from kvist_epp.replicas.prompt_digests import URGENT_TOKENS, PromptDigests
+from kvist_epp.load.in_flight import Attempt
+from kvist_epp.replicas.prompt_digests import URGENT_TOKENS
 from kvist_epp.replicas.replication import URGENT_SECONDS
 from kvist_sim.virtual.engine import Hardware
 from kvist_sim.virtual.fleet import Fleet
 from kvist_sim.virtual.ideal import TooFewRequestsError, capacity
 from kvist_sim.virtual.ours import KVIST, Kvist
+from kvist_sim.virtual.policy import Context
 from kvist_sim.virtual.world import Setting
 
 INTERVAL = 0.8
 
 
 class Ear(Kvist):
-    """Keeps what it hears: the age of a request, and the tokens that it still owes."""
+    """Keeps what it hears of other replicas: the age of a request, and its backlog."""
 
     heard: list[tuple[float, float]]
 
-    def hears_routed(self, entry: Request, prefix: PromptDigests | None) -> None:
-        """See ``Kvist``."""
-        self.heard.append((self._now() - entry.routed_at, entry.remaining))
-        super().hears_routed(entry, prefix)
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        tracker = self.director.tracker
+        add = tracker.add_remote
+
+        def add_remote(attempt: Attempt, now: float) -> None:
+            self.heard.append((now - attempt.routed_at, attempt.backlog))
+            add(attempt, now)
+
+        tracker.add_remote = add_remote  # type: ignore[method-assign]
 
 
 def heard(tokens: int) -> list[tuple[float, float]]:
-    """By two replicas, of prompts of so many tokens."""
+    """What two replicas hear of each other's prompts of so many tokens."""
     Ear.heard = []
     spec, setting = replace(KVIST, make=Ear), Setting(replicas=2, gossip=INTERVAL)
-    run(spec, fixed(tokens, 20), rate=1.0, requests=60, setting=setting)
+    run(spec, fixed(tokens, 200), rate=1.0, requests=60, setting=setting)
     return Ear.heard
 
 

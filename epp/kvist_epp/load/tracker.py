@@ -1,0 +1,351 @@
+"""What is under way on every endpoint: requests, backlog and rates, known rather than scraped. Pure.
+
+Every clock is a parameter: seconds, from any monotonic origin. A request adds its uncached tokens to an
+endpoint's backlog when it is routed. They go away as the engine's events show prefill advancing; without
+events they drain at the endpoint's learned rate, oldest request first, as vLLM schedules (``endpoint_load``).
+The request itself ends when the access log or the response says so, when nothing was heard of it for long, or
+when scrapes show fewer requests than are known. Scrapes that show more reveal traffic that did not pass
+through the picker.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping
+
+from kvist_epp.engines.vllm.engine_metrics import EngineSample
+from kvist_epp.load.endpoint_load import DEFAULT_RATE, EndpointLoad, routed_at
+from kvist_epp.load.in_flight import Attempt, InFlightRequest, InFlightTable, Leg, RequestState
+from kvist_epp.load.prefill_rate import PoolPrefillRates
+from kvist_epp.load.tpot_admission import TpotAdmission
+
+
+class RequestListener:
+    """Base of those who want to hear of requests; each method is a notification and does nothing here."""
+
+    def on_routed(self, attempt: Attempt) -> None:
+        """A request of this replica was sent to an endpoint for the first time."""
+
+    def on_moved(self, old: Attempt, new: Attempt) -> None:
+        """Another endpoint than the chosen one serves a request of this replica."""
+
+    def on_progress(self, attempt: Attempt) -> None:
+        """Events of the engine have shown progress of a request of any replica."""
+
+    def on_cache_truth(self, request: InFlightRequest, cached: int, now: float) -> None:
+        """The engine has reported how many tokens of a request it had cached."""
+
+    def on_ended(self, attempt: Attempt) -> None:
+        """A request of this replica has ended."""
+
+
+class LoadTracker:
+    """The loads of all endpoints and the requests on them.
+
+    Every method is O(1) per request, amortised, but ``reconcile`` (linear in the endpoint's requests).
+    """
+
+    def __init__(
+        self,
+        *,
+        default_rate: float = DEFAULT_RATE,
+        expire_seconds: float = 300.0,
+        grace_seconds: float = 0.5,
+        max_requests: int = 100_000,
+        tpot_seconds: float = 0.0,
+        on_capacity: Callable[[], None] = lambda: None,
+        listeners: Iterable[RequestListener] = (),
+    ) -> None:
+        """Make a tracker without endpoints.
+
+        Args:
+            default_rate: Prefill tokens/s until an endpoint has learned its own.
+            expire_seconds: A request that shows no sign of life for this long has ended.
+            grace_seconds: A request routed this shortly before a scrape may not have reached the engine yet.
+            max_requests: Bounds memory: the request with the oldest sign of life ends first.
+            tpot_seconds: TPOT target of the endpoints in seconds; 0: there is none.
+            on_capacity: Called whenever an endpoint may have got capacity: a request ended or advanced, or a
+                scrape corrected its load.
+            listeners: Notified of requests.
+        """
+        self.table = InFlightTable()
+        self.expire_seconds = expire_seconds
+        self.tpot_seconds = tpot_seconds
+        self._rates = PoolPrefillRates(default_rate)
+        self._grace = grace_seconds
+        self._max_requests = max_requests
+        self._on_capacity = on_capacity
+        self._listeners = list(listeners)
+        self._loads: dict[str, EndpointLoad] = {}
+        self._by_age: OrderedDict[InFlightRequest, None] = OrderedDict()
+        """Requests of this replica, oldest sign of life first."""
+        self._evicted: list[InFlightRequest] = []
+        self._attempts = 0
+
+    def __len__(self) -> int:
+        """Requests under way, of all replicas."""
+        return sum(len(load.attempts) for load in self._loads.values())
+
+    def add_listener(self, listener: RequestListener) -> None:
+        """Notify it of requests, too."""
+        self._listeners.append(listener)
+
+    def own(self) -> list[Attempt]:
+        """Return what this replica routed, oldest sign of life first."""
+        return [request.attempt for request in self._by_age]
+
+    def load(self, endpoint: str) -> EndpointLoad:
+        """Return the load of an endpoint by its key, made if absent; the same object until it is removed."""
+        load = self._loads.get(endpoint)
+        if load is None:
+            tpot = TpotAdmission(self.tpot_seconds) if self.tpot_seconds else None
+            load = EndpointLoad(endpoint, rate=self._rates.rate(endpoint), tpot=tpot)
+            self._loads[endpoint] = load
+        return load
+
+    def loads(self, now: float) -> Mapping[str, EndpointLoad]:
+        """Return all loads by endpoint key, drained to ``now``."""
+        for load in self._loads.values():
+            load.drain(now)
+        return self._loads
+
+    # Requests of this replica
+
+    def add(
+        self,
+        request: InFlightRequest,
+        endpoint: str,
+        uncached: int,
+        now: float,
+        *,
+        hostport: str = "",
+        leg: Leg = Leg.SERVE,
+    ) -> Attempt:
+        """Send a request to an endpoint, where ``uncached`` of its tokens have to be computed."""
+        attempt = self._attempt(request, endpoint, uncached, now, hostport, leg)
+        request.attempts.append(attempt)
+        request.state = RequestState.SENT
+        self.table.add(request)
+        self._by_age[request] = None
+        for listener in self._listeners:
+            listener.on_routed(attempt)
+        if len(self._by_age) > self._max_requests:
+            oldest = next(iter(self._by_age))
+            self.end(oldest, now)
+            self._evicted.append(oldest)
+        return attempt
+
+    def move(
+        self, request: InFlightRequest, endpoint: str, uncached: int, now: float, *, hostport: str = ""
+    ) -> None:
+        """Another endpoint serves the request; there ``uncached`` tokens have to be computed."""
+        old = request.attempt
+        old.load.drain(now)
+        old.load.remove(old)
+        new = self._attempt(request, endpoint, uncached, now, hostport, old.leg)
+        self.table.move(request, new)
+        self._by_age.move_to_end(request)
+        for listener in self._listeners:
+            listener.on_moved(old, new)
+        self._on_capacity()
+
+    def end(self, request: InFlightRequest, now: float) -> None:
+        """Remove a request that has ended, of any replica; no effect if it has ended already."""
+        attempt = request.attempt
+        if attempt.open:
+            attempt.load.drain(now)
+        self._end(request)
+        self._on_capacity()
+
+    def expire(self, now: float) -> list[InFlightRequest]:
+        """End the requests without a sign of life for ``expire_seconds``.
+
+        Returns them, and those that had to make place for others since the last call.
+        """
+        expired, self._evicted = self._evicted, []
+        while self._by_age:
+            request = next(iter(self._by_age))
+            if now - request.attempt.last_event_at < self.expire_seconds:
+                break
+            self._end(request)
+            self._on_capacity()
+            expired.append(request)
+        return expired
+
+    # Requests of other replicas
+
+    def add_remote(self, attempt: Attempt, now: float) -> None:
+        """Add what another replica sent. If the last scrape counted it as untracked, it no longer is."""
+        load = attempt.load
+        load.drain(now)
+        load.add(attempt)
+        attempt.request.state = RequestState.PREFILLING if attempt.progressed else RequestState.SENT
+        self.table.add(attempt.request)
+        if load.untracked_requests and attempt.routed_at <= load.last_scrape_at:
+            load.untracked_requests -= 1
+
+    def end_remote(self, attempt: Attempt, now: float, *, untracked: bool = False) -> None:
+        """End what another replica sent; ``untracked``: the replica is silent, the request may go on."""
+        if not attempt.open:
+            return
+        attempt.load.drain(now)
+        self._end(attempt.request)
+        if untracked:
+            attempt.load.untracked_requests += 1
+        self._on_capacity()
+
+    def set_content(self, attempt: Attempt, content: Hashable) -> None:
+        """Name an attempt's prompt: one of another replica that is equal is computed with it."""
+        attempt.load.set_content(attempt, content)
+        self._on_capacity()
+
+    # What engines report
+
+    def on_progress(self, attempt: Attempt, backlog: int, now: float, *, computed: float = 0.0) -> None:
+        """Take in an event: so many tokens are left to prefill (0: it decodes), and ``computed`` more
+        done."""
+        request, load = attempt.request, attempt.load
+        if request in self._by_age:
+            self._by_age.move_to_end(request)
+        if backlog:
+            if request.state is RequestState.SENT:
+                request.state = RequestState.PREFILLING
+        else:
+            self.table.on_decoding(request, now)
+        load.on_progress(attempt, float(backlog), now, computed)
+        estimator = load.rate_estimator
+        if estimator.rate is not None:
+            self._learn_rate(load, estimator.rate)
+        else:
+            load.rate = max(load.rate, estimator.proven)
+        for listener in self._listeners:
+            listener.on_progress(attempt)
+        self._on_capacity()
+
+    def on_cache_truth(self, request: InFlightRequest, cached: int, now: float) -> None:
+        """Pass on how many tokens of a request its engine had cached; only the first report counts."""
+        if request.truth_known:
+            return
+        request.truth_known = True
+        for listener in self._listeners:
+            listener.on_cache_truth(request, cached, now)
+
+    def reconcile(
+        self, endpoint: str, running: int, waiting: int, now: float, *, asked_at: float | None = None
+    ) -> list[InFlightRequest]:
+        """Compare with what the engine says it has; ``asked_at``: when the scrape was sent (default: now).
+
+        More than the replicas sent: the rest is untracked. Fewer, twice in a row: those without a sign of
+        life for longest have ended unnoticed. This replica's among them end and are returned; another
+        replica's are left to that replica, which sees the same. Requests that still wait in the engine have
+        all of their tokens as backlog: vLLM starts the oldest first, so those are the newest.
+        """
+        load = self.load(endpoint)
+        load.drain(now)
+        reported = max(running, 0) + max(waiting, 0)
+        load.untracked_requests = max(0, reported - len(load.attempts))
+        load.last_scrape_at = now if asked_at is None else asked_at
+        arrived = sorted(
+            (one for one in load.attempts if one.routed_at <= load.last_scrape_at - self._grace),
+            key=routed_at,
+        )
+        unseen = max(0, len(arrived) - reported)
+        silent = sorted(arrived, key=self._last_sign)[: min(unseen, load.unseen_requests)]
+        ended = [one.request for one in silent if one.request.orphan or not one.request.origin]
+        for request in ended:
+            self._end(request)
+        load.unseen_requests = unseen - len(ended)
+        still_waiting = max(0, waiting - load.untracked_requests)
+        kept = [one for one in arrived if one.open]
+        load.restore_waiting(kept[-still_waiting:] if still_waiting else [])
+        self._on_capacity()
+        return [request for request in ended if not request.origin]
+
+    def calibrate(
+        self,
+        endpoint: str,
+        *,
+        rate: float | None = None,
+        decode_seconds: float | None = None,
+        slots: int | None = None,
+        kv_full_at: int | None = None,
+    ) -> None:
+        """Store what scrapes show of an endpoint; None: nothing yet. Its own events know the rate better."""
+        load = self.load(endpoint)
+        load.decode_seconds = decode_seconds
+        load.slots, load.kv_full_at = slots, kv_full_at
+        if rate is not None and rate > 0 and load.rate_estimator.rate is None:
+            self._learn_rate(load, max(rate, load.rate_estimator.proven))
+        self._on_capacity()
+
+    def on_scrape(self, endpoint: str, sample: EngineSample, now: float) -> None:
+        """Take in what a scrape says of the endpoint's time per output token."""
+        load = self.load(endpoint)
+        if load.tpot is not None:
+            load.tpot.on_scrape(sample, load.drain(now), load.rate, now)
+            self._on_capacity()
+
+    def remove_endpoint(self, endpoint: str) -> list[InFlightRequest]:
+        """Drop an endpoint that has left; return the requests of this replica that were on it."""
+        load = self._loads.pop(endpoint, None)
+        if self._rates.remove(endpoint):
+            self._set_rates()
+        ended = [attempt.request for attempt in load.attempts] if load else []
+        for request in ended:
+            self._end(request)
+            self._on_capacity()
+        return [request for request in ended if not request.origin]
+
+    # Figures
+
+    def backlog(self, endpoint: str, now: float | None = None) -> int:
+        """Return the tokens an endpoint still has to prefill; as of the last change without ``now``."""
+        if (load := self._loads.get(endpoint)) is None:
+            return 0
+        return round(load.backlog_tokens if now is None else load.drain(now))
+
+    def running(self, endpoint: str) -> int:
+        """Return the requests on an endpoint, untracked ones included."""
+        load = self._loads.get(endpoint)
+        return load.running if load else 0
+
+    def rate(self, endpoint: str) -> float:
+        """Return an endpoint's prefill rate in tokens/s: learned, else the fastest's, else the default."""
+        load = self._loads.get(endpoint)
+        return load.rate if load else self._rates.rate(endpoint)
+
+    def _attempt(
+        self, request: InFlightRequest, endpoint: str, uncached: int, now: float, hostport: str, leg: Leg
+    ) -> Attempt:
+        load = self.load(endpoint)
+        load.drain(now)
+        self._attempts += 1
+        backlog = float(max(uncached, 0))
+        attempt = Attempt(
+            request, load, backlog, now, now, backlog, self._attempts, leg=leg, hostport=hostport
+        )
+        load.add(attempt)
+        return attempt
+
+    def _last_sign(self, attempt: Attempt) -> float:
+        """Sort key: the latest sign of life. Of requests with nearly the same, each replica gives up its own
+        first: else two could each wait for the other."""
+        return attempt.last_event_at + (self._grace if attempt.request.origin else 0.0)
+
+    def _end(self, request: InFlightRequest) -> None:
+        attempt = request.attempt
+        if attempt.open:
+            attempt.load.remove(attempt)
+        self.table.remove(request)
+        if request in self._by_age:
+            del self._by_age[request]
+            for listener in self._listeners:
+                listener.on_ended(attempt)
+
+    def _learn_rate(self, load: EndpointLoad, rate: float) -> None:
+        if self._rates.learn(load.key, rate):
+            self._set_rates()
+        else:
+            load.rate = self._rates.rate(load.key, load.rate_estimator.proven)
+
+    def _set_rates(self) -> None:
+        for load in self._loads.values():
+            load.rate = self._rates.rate(load.key, load.rate_estimator.proven)
