@@ -46,7 +46,7 @@ _AFTERMATH: Final = 5
 
 
 class Call:
-    """A call of the test's, which knows what must never be told to it."""
+    """A call of the test that checks that no method is called after its end."""
 
     def __init__(self, sink: Sink, path: str) -> None:
         self.sink = sink
@@ -192,12 +192,12 @@ class Conversation:
         self._check()
 
     def drain(self) -> None:
-        """The server is told to end; the client agrees."""
+        """Drain the server; the client agrees."""
         self.connection.drain()
         self.feed(f.frame(f.PING, f.ACK, f.CONNECTION, b"kvistbye"))
 
     def end(self) -> None:
-        """What is on its way arrives, then the connection is lost: every call has ended exactly once."""
+        """Deliver the rest, then lose the connection: every call has ended exactly once."""
         self.feed(b"")
         self.take(1 << 30)
         self._check_frames()
@@ -285,7 +285,7 @@ class Script:
         return int.from_bytes(self.bytes(size), "big")
 
     def bytes(self, size: int) -> bytes:
-        """So many bytes, fewer at the end."""
+        """Return this number of bytes, fewer at the end."""
         found = self._data[self._at : self._at + size]
         self._at += size
         return found

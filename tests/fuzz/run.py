@@ -26,7 +26,7 @@ GRACE_SECONDS = 60
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one target fared."""
+    """Result of one target."""
 
     name: str
     executions: int

@@ -1,4 +1,4 @@
-"""What is fuzzed: each target takes bytes and fails by an exception; each has seeds to begin with."""
+"""Targets of fuzzing: each takes bytes and fails by an exception; each has seeds to begin with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the fuzzers found once, and their seeds, in plain Python."""
+"""Inputs that the fuzzers once found, and their seeds, in plain Python."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ REGRESSIONS = Path(__file__).parent / "regressions"
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_seeds_and_what_was_found_pass(name: str) -> None:
-    """What the fuzzers begin with is sound, and each input that once failed stays mended."""
+    """Every seed passes, and so does each input that once failed."""
     found = [path.read_bytes() for path in sorted((REGRESSIONS / name).glob("*"))]
     for text in (*TARGETS[name].seeds, *found):
         TARGETS[name].run(text)

@@ -178,7 +178,7 @@ class _GoCall:
         return str(state)
 
     async def event(self) -> dict[str, Any]:
-        """What happened next; again and again the end, once it has ended."""
+        """Return the next event; the end again and again, once it has ended."""
         if self._end is not None:
             return self._end
         event = await asyncio.wait_for(self.events.get(), SECONDS)

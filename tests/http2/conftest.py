@@ -20,7 +20,7 @@ def _built() -> None:
 
 @pytest.fixture(params=[False, True], ids=["plaintext", "tls"])
 def tls(request: pytest.FixtureRequest) -> Certificates | None:
-    """What the port shows; None: it is plaintext."""
+    """The certificates of the port; None: it is plaintext."""
     return self_made() if request.param else None
 
 

@@ -37,7 +37,7 @@ class Door:
 
     @property
     def target(self) -> str:
-        """Where clients find it."""
+        """Return the address for clients."""
         return f"127.0.0.1:{self.server.port}"
 
     def decide(self) -> None:

@@ -41,7 +41,7 @@ def opened_and(then: bytes, number: int) -> bytes:
 
 
 def batches(steps: Iterator[bytes], count: int = 50) -> Iterator[bytes]:
-    """So many steps at once."""
+    """Yield this number of steps at once."""
     while batch := list(itertools.islice(steps, count)):
         yield b"".join(batch)
 
@@ -151,7 +151,7 @@ async def test_an_attack_is_cut_off(steps: Callable[[], Iterator[bytes]]) -> Non
 
 
 async def hoard(door: Door, *, windows: bool) -> None:
-    """Make the server hold as much as it will: bodies that never end, or answers nobody lets through."""
+    """Make the server hold as much as it will: bodies that never end, or answers behind a shut window."""
     reader, writer = await asyncio.open_connection("127.0.0.1", door.server.port)
     heard = asyncio.ensure_future(reader.read())
     window = f.settings({f.SETTING_INITIAL_WINDOW_SIZE: 0 if windows else f.DEFAULT_WINDOW})

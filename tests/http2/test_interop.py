@@ -178,7 +178,7 @@ async def test_a_quiet_client_is_kept(
     async with opened(tls, **limits) as door, connect(door.target, authority) as client:
         watch = await client.watch("")
         assert await watch.next() == "SERVING"
-        (link,) = door.server.links
+        (link,) = door.server.transports
         asked = 0
         async with asyncio.timeout(20):
             while asked < 3:

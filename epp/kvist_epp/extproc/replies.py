@@ -162,7 +162,7 @@ def streamed(number: int, body: bytes | memoryview, *, end_of_stream: bool) -> l
 
 
 def _streamed_chunk(number: int, parts: tuple[bytes | memoryview, ...]) -> bytes:
-    """Encode ``ProcessingResponse.<number>.response(1).body_mutation(3).streamed_response(3)``."""
+    """Encode field ``number`` of an answer: ``response(1).body_mutation(3).streamed_response(3)``."""
     return b"".join((_streamed_head(number, sum(map(len, parts))), *parts))
 
 

@@ -61,7 +61,7 @@ class ObservedResponse(msgspec.Struct, frozen=True):
     """HTTP status; 0 when no response was seen."""
     usage: Usage
     complete: bool
-    """True if the response was seen to its end, false if the gateway ended the stream before."""
+    """True if the whole response was observed, false if the gateway ended the stream before."""
 
 
 class _UsageObject(msgspec.Struct):

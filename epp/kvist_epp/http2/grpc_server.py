@@ -1,4 +1,4 @@
-"""The same methods on grpc.aio: the reference that the HTTP/2 server is tested against, and the fallback.
+"""A server of the methods on grpc.aio: the reference for tests of the HTTP/2 server, and the fallback.
 
 Every method is served as a stream of raw bytes that ends with one answer: more answers may precede it, and
 the protocol does not distinguish the kinds of methods. grpc sends that last answer and the status in one

@@ -1,7 +1,8 @@
 """The server's side of TLS for one connection, without I/O: encrypted bytes in, plain bytes out, and back.
 
-The event loop's own TLS is not used: it cannot half-close (asyncio's was seen to cut off a peer that still
-sends), and it reports a connection only after its handshake, too late to bound their number and duration.
+The event loop's own TLS is not used: it cannot half-close (asyncio's was observed to cut off a peer that
+still sends), and it reports a connection only after its handshake, too late to bound how many there are and
+for how long.
 """
 
 import ssl

@@ -82,7 +82,7 @@ def chunks(step: SessionStep) -> list[pb.StreamedBodyResponse]:
 
 
 def set_headers(common: pb.CommonResponse) -> dict[str, str]:
-    """What a header mutation sets."""
+    """Return the headers that a mutation sets."""
     return {
         option.header.key: option.header.raw_value.decode() for option in common.header_mutation.set_headers
     }

@@ -1,4 +1,4 @@
-"""What Envoy's access log says of a request that ended."""
+"""Decoding of Envoy's access log entries."""
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
@@ -48,7 +48,7 @@ def test_a_full_entry() -> None:
 
 
 def test_an_entry_of_a_client_that_left() -> None:
-    """What is absent is ``None``; a status that was never sent is 0."""
+    """An absent field is ``None``; a status that was never sent is 0."""
     assert decode_access_log(_message(HTTPAccessLogEntry())) == [NOTHING]
 
 
@@ -85,7 +85,7 @@ def test_a_bad_entry_costs_only_itself() -> None:
 
 
 def test_other_messages_have_no_requests() -> None:
-    """A message without HTTP entries (an identifier, TCP entries) tells of nothing."""
+    """A message without HTTP entries (an identifier, TCP entries) reports no requests."""
     assert decode_access_log(b"\x0a\x00\x1a\x00") == []
 
 

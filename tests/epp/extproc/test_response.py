@@ -1,4 +1,4 @@
-"""Responses that are observed: echoed, read, written back, and told of once."""
+"""Observed responses: echoed, read, names restored, and reported once."""
 
 import itertools
 import json
@@ -108,7 +108,7 @@ def test_the_served_endpoint_is_read(metadata: dict[str, dict[str, Any]], served
 
 
 def test_a_response_that_is_cut_is_told_too() -> None:
-    """When the gateway ends the stream first, what was seen so far is told once."""
+    """A response whose stream the gateway ends early is reported once, with the part seen so far."""
     exchange = _observing(pb.STREAMED)
     exchange.feed(m.response_headers(headers=SSE))
     exchange.feed(m.response_body(ANSWER))
@@ -208,7 +208,7 @@ def test_a_long_response_with_a_name_is_cut_to_chunks() -> None:
 
 
 def test_a_streamed_request_is_answered_chunk_by_chunk() -> None:
-    """Where the stream stays open each STREAMED chunk gets its answer: before, during and after the pick."""
+    """Each STREAMED chunk of a stream that stays open gets its answer: before, during and after the pick."""
     exchange = ExtProcSession(observe_responses=True)
     exchange.feed(m.request_headers(m.config(pb.STREAMED, pb.NONE, early=True)))
     assert exchange.feed(m.request_body(b"a", end=False)) == SessionStep()

@@ -30,7 +30,7 @@ PICK = PickResult(("10.0.0.1:80",))
 
 @dataclass
 class Recorder:
-    """A sink."""
+    """A sink that keeps everything it gets."""
 
     sent: list[bytes] = field(default_factory=list)
     closed: list[tuple[int, str]] = field(default_factory=list)
@@ -138,7 +138,7 @@ async def test_an_awaited_decision_may_refuse() -> None:
 
 
 async def test_a_cancelled_call_cancels_its_decision() -> None:
-    """When the request goes away, what waits for it is cancelled and nothing is sent."""
+    """A cancelled call cancels the decision it waits for, and sends nothing."""
     cancelled = asyncio.Event()
 
     async def wait(_: PickRequest) -> Decision:

@@ -167,7 +167,7 @@ def test_a_repeated_last_chunk_is_ignored() -> None:
 
 
 def test_a_second_decision_is_ignored() -> None:
-    """Only the first answer to a question counts, and none is taken before the question."""
+    """A decision counts only if it is the first one after the question."""
     exchange = _duplex()
     assert exchange.on_decision(PICK) == SessionStep()
     exchange.feed(m.request_body(b""))
@@ -221,7 +221,7 @@ def test_other_metadata_is_no_hint() -> None:
 
 
 def test_observability_mode_asks_nothing() -> None:
-    """Where answers are ignored, none is made, and the gateway ends the stream."""
+    """A stream in observability mode gets no answer and makes no request to the picker."""
     exchange = ExtProcSession()
 
     assert exchange.feed(m.request_headers(DUPLEX, end=True, observability_mode=True)) == SessionStep()
@@ -230,7 +230,7 @@ def test_observability_mode_asks_nothing() -> None:
 
 @pytest.mark.parametrize("message", [m.response_headers(), m.response_body(b"x"), m.response_trailers()])
 def test_a_response_before_the_pick_ends_the_stream(message: bytes) -> None:
-    """When the gateway answers by itself before the body has ended, there is nothing left to do."""
+    """A response that the gateway makes before the body has ended ends the stream."""
     assert _duplex().feed(message) == SessionStep(end=True)
 
 

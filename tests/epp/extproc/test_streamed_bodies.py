@@ -40,7 +40,7 @@ def test_a_streamed_body_that_follows_the_pick_is_let_pass() -> None:
 
 @pytest.mark.parametrize("early", [False, True])
 def test_trailers_end_a_streamed_body(early: bool) -> None:
-    """They are answered as chunks are, and the stream ends with them."""
+    """Trailers are answered as chunks are, and the stream ends with them."""
     exchange = ExtProcSession()
     begin = [m.request_headers(m.config(pb.STREAMED, early=early))]
     m.asked(exchange, *begin, *[m.request_body(bytes(STREAMED_LOOKAHEAD_BYTES), end=False)] * early)

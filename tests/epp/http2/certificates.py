@@ -27,7 +27,7 @@ def self_made() -> Certificates:
 
 
 def client_context(server: Certificates | None, *alpn: str) -> ssl.SSLContext | None:
-    """A client that verifies the server and, unless told otherwise, speaks h2; None for None."""
+    """Return the TLS context of a client that verifies the server and speaks h2 by default; None for None."""
     return verifying(server.ca_pem(), *alpn) if server is not None else None
 
 

@@ -119,7 +119,7 @@ class Client:
         return self.answer()
 
     def answer(self) -> list[Frame]:
-        """What the server has to say right now."""
+        """Return the frames that the server has to send now."""
         self._unparsed += b"".join(self.connection.take())
         found = []
         while len(self._unparsed) >= 9:
@@ -147,7 +147,7 @@ class Client:
 
 
 def grpc_fields(path: str = ECHO) -> list[tuple[str, str]]:
-    """What every gRPC client sends."""
+    """Return the header fields that every gRPC client sends."""
     return [
         (":method", "POST"),
         (":scheme", "http"),

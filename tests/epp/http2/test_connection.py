@@ -35,7 +35,7 @@ def test_a_call_is_answered_and_ends() -> None:
 
 
 def test_an_unknown_method_is_unimplemented() -> None:
-    """A gRPC path nobody serves gets trailers only, with grpc-status 12."""
+    """A gRPC path without a method gets only trailers, with grpc-status 12."""
     client = Client()
     (answer,) = client.send(client.request(path="/no.Such/Thing"))
     fields = dict(client.fields(answer))
@@ -227,7 +227,7 @@ def test_drain_ends_calls_that_never_end() -> None:
 
 
 def test_drain_ends_any_number_of_lasting_calls() -> None:
-    """As many watchers as a connection may have end at once."""
+    """A drain ends as many watches at once as a connection may have."""
     client = Client()
     client.send(*(client.request(number, LASTING, ends=True) for number in range(1, 4001, 2)))
     client.connection.drain()

@@ -76,7 +76,7 @@ def test_a_piece_that_comes_alone_is_done_at_once() -> None:
 
 
 def test_a_piece_that_fails_does_not_hold_up_the_others() -> None:
-    """Its error is the loop's to tell; those behind it have their turn."""
+    """The error of a piece goes to the event loop, and the pieces behind it have their turn."""
     bench = Bench()
     bench.piece(0, 2 * TURN_SECONDS)
 

@@ -16,7 +16,7 @@ def _status(answer: bytes) -> int:
 
 @pytest.mark.parametrize("service", READINESS)
 def test_readiness_names(service: str) -> None:
-    """Not ready at first; each name follows readiness."""
+    """Each readiness name follows readiness, which is false at first."""
     health = Health()
     seen = [_status(health.answer(service))]
     for ready in (True, False):
@@ -32,7 +32,7 @@ def test_liveness_serves_from_the_start() -> None:
 
 
 def test_unknown_names() -> None:
-    """A name nobody serves is SERVICE_UNKNOWN, as ``Watch`` must say it."""
+    """An unknown name is SERVICE_UNKNOWN, as ``Watch`` must report it."""
     assert not Health().knows("nobody")
     assert _status(Health().answer("nobody")) == HealthCheckResponse.SERVICE_UNKNOWN
 

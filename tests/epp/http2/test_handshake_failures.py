@@ -1,4 +1,4 @@
-"""TLS handshakes that fail: counted by reason, and told of without flooding the log."""
+"""TLS handshakes that fail: counted by reason, and reported without flooding the log."""
 
 import asyncio
 import logging
@@ -21,8 +21,10 @@ WORDS = st.sampled_from(["http request", "no shared cipher", "unsupported protoc
 
 @given(st.lists(st.tuples(WORDS, st.floats(0, 100))))
 def test_all_are_counted_and_one_a_minute_is_told(times: list[tuple[str, float]]) -> None:
-    """Of each reason the first is told at once, the next not before a minute is over, with the number of
-    those between; counts and warnings together account for every handshake."""
+    """The first failure of a reason is reported at once, the next one a minute later at the earliest.
+
+    The report has the number of those between; counts and warnings together account for every handshake.
+    """
     failures, now, told = HandshakeFailures(), 0.0, dict[str, float]()
     between = dict[str, int]()
     for reason, pause in times:

@@ -1,4 +1,4 @@
-"""What the receive and send paths copy and do grows with what they carry, not with its square.
+"""Copies and operations of the receive and send paths grow linearly with the bytes, not with the square.
 
 No clock: bytes are counted where they are copied, and Python's operations where they are run.
 """
@@ -17,7 +17,7 @@ from kvist_epp.http2 import frames as f
 
 
 class Copied:
-    """How many bytes have been copied."""
+    """Counts the bytes that were copied."""
 
     def __init__(self) -> None:
         self.bytes = 0

@@ -1,4 +1,4 @@
-"""What a peer can make the HTTP/2 connection do is bounded: windows, buffers, floods."""
+"""Bounds on the effect that a peer has on the HTTP/2 connection: windows, buffers, floods."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def test_answers_keep_to_both_windows() -> None:
 
 
 def test_the_connection_window_is_shared() -> None:
-    """When the connection's window is shut, streams wait, and all go on when it opens."""
+    """Streams wait while the connection's window is shut, and all continue when it opens."""
     client = Client()
     client.send(client.request(1, RECORD), client.request(3, RECORD))
     for call in client.calls:
@@ -151,7 +151,7 @@ def test_a_message_over_the_limit_is_refused() -> None:
 
 
 def test_a_body_nobody_reads_is_bounded() -> None:
-    """What is not gRPC may not send without end."""
+    """A request that is not gRPC may not send without end."""
     client = Client(message_bytes=1000)
     client.send(frame(f.HEADERS, f.END_HEADERS, 1, client.block(get_fields(method="PUT"))))
     assert client.send(data(1, bytes(1000))) == []
@@ -180,7 +180,7 @@ def test_a_message_in_tiny_pieces_is_joined() -> None:
 
 
 def test_a_slow_reader_is_reset() -> None:
-    """A stream that leaves too much unread is reset, its call told; other streams are not."""
+    """A stream with too many unread bytes is reset and its call cancelled; other streams are not."""
     client = Client(stream_send_bytes=100_000)
     client.send(client.request(1, RECORD), client.request(3, RECORD))
     for _ in range(3):
@@ -193,7 +193,7 @@ def test_a_slow_reader_is_reset() -> None:
 
 
 def test_a_connection_that_reads_nothing_is_bounded() -> None:
-    """Bytes that nobody takes are bounded over all streams, whatever their windows say."""
+    """Unread bytes are bounded over all streams, whatever their windows are."""
     client = Client(connection_send_bytes=1_000_000)
     client.send(f.settings({f.SETTING_INITIAL_WINDOW_SIZE: 1 << 24}), window_update(0, 1 << 24))
     client.connection.receive(b"".join(client.request(number, RECORD) for number in range(1, 41, 2)))
@@ -274,7 +274,7 @@ CLOSED = frame(f.RST_STREAM, 0, 3, bytes(4))
     ],
 )
 def test_floods_end_the_connection(limits: dict[str, Any], flood: bytes) -> None:
-    """Frames that cost us and carry nothing are counted; a flood of them is told to calm down."""
+    """Frames that cost us and carry no data are counted; a flood of them ends with ENHANCE_YOUR_CALM."""
     client = Client(**limits)
     client.send(client.request(1, RECORD), client.request(3), data(3, b"", ends=True))
     client.send(flood * 9)
@@ -325,7 +325,7 @@ def test_what_was_under_way_to_a_refused_stream_is_no_flood() -> None:
 
 
 def test_a_trickle_is_no_flood() -> None:
-    """What comes back to the budget with time may be spent again."""
+    """Tokens that the budget regains with time may be spent again."""
     client = Client(pings=FEW)
     for _ in range(100):
         client.now += 1.0
@@ -366,7 +366,7 @@ def test_answers_nobody_reads_are_bounded() -> None:
 def test_a_mistake_of_ours_costs_one_connection(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An exception nobody foresaw ends its connection with INTERNAL_ERROR; what it says is not logged."""
+    """An unexpected exception ends its connection with INTERNAL_ERROR; its text is not logged."""
 
     class Broken:
         def request(self, block: bytes) -> None:

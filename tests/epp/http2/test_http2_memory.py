@@ -1,4 +1,4 @@
-"""What peers make a port hold is counted to the byte, bounded, shared fairly, and given back."""
+"""A port's memory: counted to the byte, bounded, shared fairly, and given back."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +36,7 @@ def test_an_access_log_may_go_on_for_ever() -> None:
 
 
 def test_a_connection_that_keeps_to_its_part_loses_nothing() -> None:
-    """When a port is full, those who hold more than their part lose streams, whoever came last."""
+    """In a full port the connections above their share lose streams, whichever came last."""
     stats = PortStats(20_000)
     stats.connections = 4
     greedy, modest = Client(stats=stats), Client(stats=stats)
@@ -123,7 +123,7 @@ def test_a_lost_connection_gives_everything_back() -> None:
     st.lists(st.tuples(st.integers(0, 7), st.integers(-400, 400)), max_size=60),
 )
 def test_at_most_twice_the_limit_is_held(count: int, steps: list[tuple[int, int]]) -> None:
-    """Whoever takes how much when: what is refused is given back, and the sum stays under two limits."""
+    """Bytes that are refused are given back, and the sum stays under two limits, in any order of requests."""
     stats = PortStats(1000)
     stats.connections = count
     shares = [MemoryShare(stats) for _ in range(count)]

@@ -17,7 +17,7 @@ numbers = st.integers(0, 6).map(lambda at: 2 * at + 1)
 
 @st.composite
 def conversations(draw: st.DrawFn) -> bytes:
-    """What a correct client sends: several calls, their frames interleaved, padded, continued."""
+    """Draw the frames of a correct client: several calls, interleaved, padded, continued."""
     encoder = Encoder()
     calls = []
     for number in range(1, 2 * draw(st.integers(1, 4)), 2):

@@ -19,7 +19,7 @@ def test_the_flags_defaults_are_the_limits_defaults() -> None:
 
 
 def test_a_flag_reaches_its_limit() -> None:
-    """What the command line says is what the connection keeps to; bursts are ten seconds' worth."""
+    """The connection applies the values of the command line; bursts are ten seconds' frames."""
     argv = ["--max-streams=7", "--stall-timeout=1m", "--max-pings-per-second=3", "--max-held-bytes=99999999"]
     limits = Limits.of(Settings.from_args(argv))
     assert (limits.streams, limits.stall_seconds, limits.held_bytes) == (7, 60.0, 99_999_999)

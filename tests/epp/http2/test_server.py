@@ -105,7 +105,7 @@ async def test_grpc_cancel_reaches_the_call() -> None:
 
 @on_both_loops
 async def test_drain_lets_running_calls_end() -> None:
-    """A call that runs when the drain begins is answered, its client told to go, the port closed."""
+    """A call that runs when the drain begins is answered, its client gets GOAWAY, the port is closed."""
     async with serving() as bench, channel(bench) as client:
         call = client.stream_stream(RECORD)()
         await call.write(b"ask")

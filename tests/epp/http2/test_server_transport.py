@@ -12,7 +12,7 @@ from kvist_epp.http2 import frames as f
 
 @on_both_loops
 async def test_a_lost_connection_cancels_its_calls() -> None:
-    """When the socket goes, every call on it is cancelled and the server forgets the connection."""
+    """A lost socket cancels every call on it, and the server forgets the connection."""
     async with serving() as bench:
         async with raw(bench) as (_, writer):
             writer.write(opening(1, RECORD) + opening(3, RECORD))
@@ -33,7 +33,7 @@ async def test_a_broken_rule_gets_goaway_then_the_end() -> None:
 
 @on_both_loops
 async def test_an_http1_request_is_turned_away() -> None:
-    """Whoever does not speak HTTP/2 is disconnected at once."""
+    """A client that does not speak HTTP/2 is disconnected at once."""
     async with serving() as bench:
         reader, writer = await connect(bench)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -106,7 +106,7 @@ async def test_an_idle_connection_is_told_to_go() -> None:
 
 @on_both_loops
 async def test_a_client_that_ignores_goaway_is_cut_off() -> None:
-    """Whether it is told to go for idleness or for an error, a client that stays is disconnected."""
+    """A client that stays after GOAWAY, for idleness or for an error, is disconnected."""
     limits = {"idle_seconds": 0.1, "stall_seconds": 0.1, "linger_seconds": 0.1}
     async with serving(**limits) as bench, raw(bench), raw(bench) as (_, wrong):
         wrong.write(frame(f.PUSH_PROMISE, 0, 1))
@@ -136,7 +136,7 @@ async def test_a_silent_connection_is_asked_and_stays_when_it_answers() -> None:
 
 @on_both_loops
 async def test_a_connection_without_a_sign_of_life_is_cut_off() -> None:
-    """A host that is gone, its connection half-open, loses it, and its calls are told."""
+    """The half-open connection of a vanished host is cut, and its calls are cancelled."""
     limits = {"keepalive_seconds": 0.1, "keepalive_timeout_seconds": 0.2}
     async with serving(**limits) as bench, raw(bench) as (_, writer):
         writer.write(opening(1, RECORD))
@@ -160,7 +160,7 @@ async def test_an_idle_connection_is_idle_though_it_answers() -> None:
 
 @on_both_loops
 async def test_an_introduction_byte_by_byte_takes_too_long() -> None:
-    """Who trickles its preface is cut off in time, however busy it looks."""
+    """A client that sends its preface byte by byte is cut off in time, however busy it seems."""
     async with serving(handshake_seconds=0.3) as bench:
         reader, writer = await connect(bench)
         left = asyncio.ensure_future(reader.read())
@@ -192,7 +192,7 @@ async def test_a_stalled_message_is_given_up() -> None:
 
 @on_both_loops
 async def test_a_newcomer_takes_the_place_of_the_idlest() -> None:
-    """When all places are taken the connection longest without a call loses its own; busy ones never do."""
+    """A new connection to a full port replaces the one longest without a call, never a busy one."""
     async with (
         serving(connections=2, handshake_seconds=0.2) as bench,
         raw(bench) as (idle, _),

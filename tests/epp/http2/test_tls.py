@@ -134,7 +134,7 @@ async def test_it_is_renewed_in_time() -> None:
 
 
 def test_no_key_is_shown() -> None:
-    """What is printed of the material does not have the key."""
+    """The printed form of the material does not contain the key."""
     assert "PRIVATE" not in repr(self_made().material)
     load_pem_private_key(self_made().material.key, None)
 
@@ -247,7 +247,7 @@ BAD: dict[str, tuple[Callable[[Pki], tuple[bytes, bytes]], str]] = {
 async def test_bad_files_keep_the_old_pair(
     tmp_path: Path, bad: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What cannot be used is said once, with its reason; good files end it; the old ones do too."""
+    """Unusable files are reported once, with the reason, until good files or the old ones are found."""
     pki = Pki()
     files, certificates = mounted(tmp_path, pki)
     first = certificates.material
@@ -271,7 +271,7 @@ async def test_bad_files_keep_the_old_pair(
 
 
 async def test_vanished_files_keep_the_old_pair(tmp_path: Path) -> None:
-    """A folder that has gone is told by its path; what is served stays."""
+    """A folder that vanished is reported by its path; the served certificate stays."""
     files, certificates = mounted(tmp_path, Pki())
     files.path.rename(tmp_path / "gone")
     await certificates.check()

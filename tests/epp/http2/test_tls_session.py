@@ -108,7 +108,7 @@ def test_nonsense_in_the_middle(data: bytes, place: int) -> None:
 
 
 def test_the_peers_farewell() -> None:
-    """What came before ``close_notify`` is read, and the end is seen."""
+    """Bytes before ``close_notify`` are read, and the end is noticed."""
     peer, server = agreed()
     sealed = peer.step(b"", lambda: peer.tls.write(b"last words"))
     sealed += peer.step(b"", peer.tls.unwrap)
@@ -167,7 +167,7 @@ def hello_of(*alpn: str) -> bytes:
 @settings(max_examples=50)
 @given(OFFERS, st.integers(1, 300))
 def test_a_hello_in_several_records(offered: list[str], size: int) -> None:
-    """What is offered is seen, also where the message is spread over records."""
+    """An offer of ALPN is found, also where the message is spread over records."""
     body = hello_of(*offered)[5:]
     parts = [body[at : at + size] for at in range(0, len(body), size)]
     hello = ClientHello()
@@ -178,7 +178,7 @@ def test_a_hello_in_several_records(offered: list[str], size: int) -> None:
 
 @given(st.integers(0, 1 << 20), st.binary(max_size=300))
 def test_a_hello_that_is_broken(cut: int, tail: bytes) -> None:
-    """Where it cannot be told whether something is offered, it counts as if it were; nothing is raised."""
+    """A message that cannot be parsed counts as an offer of ALPN, and nothing is raised."""
     whole = hello_of()
     hello = ClientHello()
     hello.receive(whole[: cut % len(whole)])

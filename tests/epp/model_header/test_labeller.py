@@ -62,7 +62,7 @@ def named(model: object) -> bytes:
     ],
 )
 def test_the_header_is_the_bodys_model(model: str, headers: dict[str, str]) -> None:
-    """As it is; adapters, and models that have some, also tell the model under them."""
+    """The header is the body's model as it is; for adapters, and base models, the base model is named too."""
     assert labeller().decide(asked(named(model))) == PickResult((), tuple(headers.items()))
 
 
@@ -74,7 +74,7 @@ def test_without_a_model_a_clients_header_goes(body: bytes, partial: bool) -> No
 
 
 def test_a_beginning_is_not_answered_for() -> None:
-    """Where the gateway shows only a part, a later ``model`` could be another one."""
+    """A partial body gets no header, since a later ``model`` could be another one."""
     assert labeller().decide(asked(named("llama"), partial=True)) == PickResult(())
 
 

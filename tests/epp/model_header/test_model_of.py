@@ -1,4 +1,4 @@
-"""A body's model: found as engines find it, and told only where a header can say it."""
+"""A body's model: found as engines find it, and used only where a header can carry it."""
 
 import json
 from typing import Any
@@ -95,5 +95,5 @@ def test_usual_names_can_be_said(name: str) -> None:
 
 @pytest.mark.parametrize("name", [None, 7, ["m"], {"model": "m"}, "", "x" * (MAX_NAME_BYTES + 1)])
 def test_other_values_cannot_be_said(name: object) -> None:
-    """What is no text, nothing, or too long for a header is not put there."""
+    """A value that is not a string, empty, or too long for a header is not used."""
     assert header_value(name) is None
