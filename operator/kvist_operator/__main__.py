@@ -1,4 +1,4 @@
-"""argv → Settings → run until SIGTERM."""
+"""The ``kvist-operator`` command: runs until SIGTERM; ``kvist-operator check`` tests an installation."""
 
 import asyncio
 import os
@@ -11,39 +11,39 @@ from kvist_operator.process.settings import Settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The ``kvist-operator`` command; 2 for settings that do not work, 1 when it could not start."""
+    """Run the command; return 2 for invalid settings, 1 when the operator cannot start, else 0."""
     words = sys.argv[1:] if argv is None else argv
-    if words[:1] == ["trial"]:
-        return _try(words[1:])
+    if words[:1] in (["check"], ["trial"]):  # trial: the earlier name
+        return _check(words[1:])
     try:
         settings = Settings.from_args(words, os.environ)
     except OperatorError as error:
-        return _complain(error, 2)
-    # As process 1 of a container a signal without a handler would do nothing, while modules are loaded.
+        return _fail(error, 2)
+    # As process 1 of a container it would ignore a signal without a handler, while modules are loaded.
     signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
-        from kvist_operator.process import serving
+        from kvist_operator.process import runtime
     except ImportError as error:
-        return _complain(f"{error.name} is not installed: pip install 'kvist[operator]'", 2)
+        return _fail(f"{error.name} is not installed: pip install 'kvist[operator]'", 2)
     try:
-        asyncio.run(serving.serve(settings, os.environ))
+        asyncio.run(runtime.serve(settings, os.environ))
     except OperatorError as error:
-        return _complain(error, 1)
+        return _fail(error, 1)
     return 0
 
 
-def _try(words: Sequence[str]) -> int:
-    from kvist_operator.process import trial
+def _check(words: Sequence[str]) -> int:
+    from kvist_operator.process import selftest
 
     try:
-        print(trial.main(words, os.environ))  # noqa: T201 - what it was asked for
+        print(selftest.main(words, os.environ))  # noqa: T201 - the result of the command
     except OperatorError as error:
-        return _complain(error, 1)
+        return _fail(error, 1)
     return 0
 
 
-def _complain(what: object, code: int) -> int:
-    print(f"kvist-operator: {what}", file=sys.stderr)  # noqa: T201 - before there is a log
+def _fail(error: object, code: int) -> int:
+    print(f"kvist-operator: {error}", file=sys.stderr)  # noqa: T201 - before logging is configured
     return code
 
 

@@ -15,7 +15,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.foreign import crds
 from tests.cluster.operated import operating
 
-from kvist_operator.process import trial
+from kvist_operator.process import selftest
 
 pytestmark = pytest.mark.timeout(400)
 Json = dict[str, Any]
@@ -53,7 +53,7 @@ class Release:
         """A new pool."""
         path = self.space.of("kvist.dev", "v1alpha1", "inferencepools")
         await self.space.client.collection(path)
-        body = {**trial.TRIAL, "metadata": {"name": name}}
+        body = {**selftest.SAMPLE_POOL, "metadata": {"name": name}}
         return await self.space.client.ask("POST", path, body, params={"fieldValidation": "Strict"})
 
 

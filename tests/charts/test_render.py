@@ -10,7 +10,7 @@ import yaml
 from tests.charts.generate import CHART, CRD
 from tests.charts.helm import NAMESPACE, VALUES, Helm, HelmError, Json, of_kind, one, settings
 
-from kvist_operator.cluster.rights import Right, asked, everywhere, namespaced
+from kvist_operator.cluster.rights import Right, everywhere, namespaced, single_rights
 from kvist_operator.manifests.nouns import PICKER_IMAGE
 from kvist_operator.manifests.policy import ANYWHERE
 from kvist_operator.process.settings import Settings
@@ -141,7 +141,7 @@ def pickers(helm: Helm, *words: str) -> list[str]:
 
 def rights(made: Json) -> list[Right]:
     """Of a role."""
-    return asked(made["rules"])
+    return single_rights(made["rules"])
 
 
 def test_the_roles_give_what_the_operator_asks_for(helm4: Helm) -> None:
@@ -149,7 +149,7 @@ def test_the_roles_give_what_the_operator_asks_for(helm4: Helm) -> None:
     account = {"kind": "ServiceAccount", "name": "kvist-operator", "namespace": NAMESPACE}
     made = helm4.template()
     [role] = [r for r in of_kind(made, "ClusterRole") if r["metadata"]["name"] == "kvist-operator"]
-    assert rights(role) == asked(everywhere())
+    assert rights(role) == single_rights(everywhere())
     [binding] = of_kind(made, "ClusterRoleBinding")
     assert (binding["roleRef"]["name"], binding["subjects"]) == ("kvist-operator", [account])
 
@@ -157,7 +157,7 @@ def test_the_roles_give_what_the_operator_asks_for(helm4: Helm) -> None:
     roles = [r for r in of_kind(made, "Role") if r["metadata"]["name"] == "kvist-operator"]
     bindings = [r for r in of_kind(made, "RoleBinding") if r["metadata"]["name"] == "kvist-operator"]
     assert [r["metadata"]["namespace"] for r in roles] == ["a", "b"]
-    assert [rights(r) for r in roles] == [asked(namespaced())] * 2
+    assert [rights(r) for r in roles] == [single_rights(namespaced())] * 2
     assert [(b["metadata"]["namespace"], b["subjects"]) for b in bindings] == [
         ("a", [account]),
         ("b", [account]),

@@ -26,12 +26,12 @@ from tests.crd.cases import planned
 
 from kvist_operator.apply import stamped
 from kvist_operator.cluster.apiserver import ApiServer
+from kvist_operator.cluster.cluster_api import Json
 from kvist_operator.cluster.kinds import POOL
-from kvist_operator.cluster.port import Json
 from kvist_operator.manifests import Site, render
 from kvist_operator.manifests.names import MANAGED, Names
-from kvist_operator.reconcile import certificates
-from kvist_operator.reconcile.keeper import config_map, secret
+from kvist_operator.reconcile import certificate_rotation
+from kvist_operator.reconcile.certificate_secret import config_map, secret
 from kvist_operator.spec import read_pool
 
 SPACES = 10
@@ -134,7 +134,7 @@ def _objects(name: str, space: str) -> list[Json]:
     resource = pool(name, space)
     made = read_pool(resource)
     of = Names.of(made)
-    bundle = certificates.issued(certificates.names_of(of), datetime.now(UTC))
+    bundle = certificate_rotation.issued(certificate_rotation.names_of(of), datetime.now(UTC))
     more = [secret(made, of, bundle.secret), config_map(made, of, bundle.authorities)]
     rendered = render(made, planned(resource), Site(apis=frozenset())).objects
     found = [stamped(each) for each in (*more, *rendered)]

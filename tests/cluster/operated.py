@@ -17,8 +17,8 @@ from tests.golang import cache
 
 from kvist_kube.connection import find_cluster
 from kvist_operator.cluster.apiserver import ApiServer
+from kvist_operator.cluster.cluster_api import Hook, Json
 from kvist_operator.cluster.kinds import CHILDREN, POOL, Kind, Target
-from kvist_operator.cluster.port import Hook, Json
 from kvist_operator.cluster.rights import everywhere, namespaced
 from kvist_operator.manifests.names import OURS
 from kvist_sim.http1 import answers, get

@@ -8,9 +8,9 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operated import administrator
 
 from kvist_operator.cluster.apiserver import ApiServer
-from kvist_operator.cluster.port import Hook, Moment, Write
-from kvist_operator.cluster.store import PoolKey
-from kvist_operator.process.running import Operator
+from kvist_operator.cluster.cluster_api import Hook, Moment, Write
+from kvist_operator.cluster.pool_cache import PoolKey
+from kvist_operator.process.runtime import Operator
 from kvist_operator.process.settings import Settings
 
 ROUNDS = 10
@@ -40,10 +40,10 @@ async def fresh(plane: ControlPlane, space: str, hook: Hook | None = None) -> As
     async with administrator(plane, hook) as server:
         operator = Operator(Settings(namespaces=space), server, _deaf)
         try:
-            async with operator.fleet:
+            async with operator.pickers:
                 yield Stepper(operator, server)
         finally:
-            await operator.library.close()
+            await operator.models.close()
 
 
 class Stepper:
@@ -58,11 +58,11 @@ class Stepper:
         await self.operator.discover()
         for _ in range(ROUNDS):
             before = self.writes
-            for key in self.operator.store.pools():
+            for key in self.operator.cache.pools():
                 await self._work_on(key)
             if self.writes == before:
                 return
-            await self.operator.watching.look()
+            await self.operator.informer.resync()
         raise AssertionError(f"it does not come to rest: {self.server.connection.requests}")
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.data_plane.product import CHAT, Product, product
 
-from kvist_operator.reconcile.reports import deletion_costs, kv_tokens, merged, report
+from kvist_operator.reconcile.cache_reports import deletion_costs, kv_tokens, merge_reports, parse_report
 
 FAST = ("--sim-time-scale", "20", "--num-gpu-blocks-override", "4000", "--block-size", "16")
 SYSTEM = "You are a patient librarian who answers in complete sentences and names the shelf. " * 12
@@ -66,7 +66,7 @@ async def asked(running: Product, pods: list[str]) -> dict[str, int]:
     url = f"http://127.0.0.1:{running.picker.metrics_port}/fleet"
     while True:
         async with running.client.get(url) as response:
-            found = merged([report(await response.read())])
+            found = merge_reports([parse_report(await response.read())])
         if kv_tokens(found) is not None:
             break
         await asyncio.sleep(0.05)

@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from kvist_operator.cluster.cluster_api import Json
 from kvist_operator.cluster.kinds import Kind, Target, target_of
-from kvist_operator.cluster.port import Json
 from kvist_operator.errors import ClusterError, Conflict, NotServed
 
 _KEPT = ("uid", "resourceVersion", "creationTimestamp", "generation")

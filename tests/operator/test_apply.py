@@ -202,7 +202,7 @@ def test_replace_first_gives_accelerators_back_before_it_takes_others() -> None:
     found = world.look(POOL, RENDERED["two-nodes"])
     assert (found.steps[0].verb, found.steps[0].key) == (Verb.DELETE, old)
     assert new not in {step.key for step in found.steps}
-    assert found.waits == ("accelerators of Deployment twig are given back first",)
+    assert found.waits == ("Deployment twig has to release its accelerators first",)
     world.do(found)
     again = world.look(POOL, RENDERED["two-nodes"])
     assert ({step.key for step in again.steps} & {old, new}, bool(again.waits)) == (set(), True)

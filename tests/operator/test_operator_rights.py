@@ -7,17 +7,17 @@ from typing import Any
 import yaml
 from tests.operator.manifested import CASES, rendered
 
+from kvist_operator.cluster.capabilities import required_rights, review
 from kvist_operator.cluster.kinds import CHILDREN, POOL, SECRET, kind_of
-from kvist_operator.cluster.rights import Right, asked, everywhere, namespaced
-from kvist_operator.cluster.starting import needed, review
-from kvist_operator.process.metrics import Metrics
+from kvist_operator.cluster.rights import Right, everywhere, namespaced, single_rights
+from kvist_operator.process.monitoring import Metrics
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "operator.md"
 
 
 def test_every_object_of_every_pool_can_be_made_and_taken_away() -> None:
     """Each kind that is rendered has a rule with all the verbs that apply and deletion need."""
-    held = set(asked(namespaced()))
+    held = set(single_rights(namespaced()))
     for case in CASES:
         for made in rendered(case).objects:
             kind = kind_of(made)
@@ -28,16 +28,16 @@ def test_every_object_of_every_pool_can_be_made_and_taken_away() -> None:
 
 def test_whatever_a_picker_may_do_the_operator_may() -> None:
     """Else the API server would refuse the pickers' Roles as an escalation."""
-    held = set(asked(namespaced()))
+    held = set(single_rights(namespaced()))
     roles = [made for case in CASES for made in rendered(case).objects if made["kind"] == "Role"]
     assert roles
     for role in roles:
-        assert set(asked(role["rules"])) <= held
+        assert set(single_rights(role["rules"])) <= held
 
 
 def test_there_is_nothing_that_lets_it_do_more() -> None:
     """No wildcard, no Secrets by list, no spec of a pool, no pods made, no roles beyond its own."""
-    found = [*asked(everywhere()), *asked(namespaced())]
+    found = [*single_rights(everywhere()), *single_rights(namespaced())]
     assert not any("*" in (right.group, right.resource, right.verb) for right in found)
     assert {r.verb for r in found if r.resource == "secrets"} == {"get", "create", "patch", "delete"}
     assert {r.verb for r in found if (r.group, r.resource) == (POOL.group, POOL.plural)} == {
@@ -52,14 +52,14 @@ def test_there_is_nothing_that_lets_it_do_more() -> None:
 
 def test_a_role_of_a_namespace_knows_no_nodes() -> None:
     """They are of no namespace; all else is the same."""
-    nodes = {right for right in asked(everywhere()) if right.resource == "nodes"}
+    nodes = {right for right in single_rights(everywhere()) if right.resource == "nodes"}
     assert {right.verb for right in nodes} == {"list"}
-    assert set(asked(namespaced())) == set(asked(everywhere())) - nodes
+    assert set(single_rights(namespaced())) == set(single_rights(everywhere())) - nodes
 
 
 def test_a_missing_optional_api_does_not_keep_it_from_starting() -> None:
     """What is asked for at the start are the rights without which nothing goes."""
-    resources = {(right.group, right.resource) for right in needed(True)}
+    resources = {(right.group, right.resource) for right in required_rights(True)}
     assert ("", SECRET.plural) in resources
     assert not any("gateway" in group or "monitoring" in group for group, _ in resources)
 

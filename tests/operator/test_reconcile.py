@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 from tests.operator.memory import Memory
 
+from kvist_operator.cluster.capabilities import Capabilities
+from kvist_operator.cluster.cluster_api import Json
 from kvist_operator.cluster.kinds import CHILDREN, CONFIG_MAP, DEPLOYMENT, NODE, SECRET, Kind, Target
-from kvist_operator.cluster.port import Json
-from kvist_operator.cluster.store import PoolKey, Store
-from kvist_operator.cluster.surroundings import Surroundings
-from kvist_operator.cluster.watching import Watching
+from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
+from kvist_operator.cluster.pool_informer import PoolInformer
 from kvist_operator.errors import Forbidden, OperatorError, Refused, Unavailable
 from kvist_operator.manifests import Site
 from kvist_operator.plan import Plan
-from kvist_operator.reconcile.library import Library
+from kvist_operator.reconcile.model_cache import ModelCache
 from kvist_operator.reconcile.reconciler import Reconciler
 from kvist_operator.spec.pool import Pool
 from kvist_operator.status.advice import standing
@@ -31,7 +31,7 @@ class Quiet:
         self.priced: list[tuple[int, int]] = []
         self.tokens: int | None = None
 
-    async def price(self, pool: Pool, pods: list[Json], replicas: int) -> None:
+    async def set_deletion_costs(self, pool: Pool, pods: list[Json], replicas: int) -> None:
         """Remember that it was asked, and for which replicas."""
         self.priced.append((len(pods), replicas))
 
@@ -50,20 +50,20 @@ class Ground:
     def __init__(self) -> None:
         self.cluster = Memory()
         self.cluster.absent = {kind for kind in CHILDREN if kind.optional}
-        self.fleet = Quiet()
+        self.pickers = Quiet()
         self.restart()
 
     def restart(self) -> None:
         """An operator that knows nothing."""
-        self.store = Store()
-        self.surroundings = Surroundings(self.cluster, nodes_allowed=True)
-        self.watching = Watching(self.cluster, self.store, (), lambda _key: None)
+        self.cache = PoolCache()
+        self.capabilities = Capabilities(self.cluster, nodes_allowed=True)
+        self.informer = PoolInformer(self.cluster, self.cache, (), lambda _key: None)
         self.reconciler = Reconciler(
             cluster=self.cluster,
-            store=self.store,
-            surroundings=self.surroundings,
-            library=Library(lambda: None),
-            fleet=self.fleet,
+            cache=self.cache,
+            capabilities=self.capabilities,
+            models=ModelCache(lambda: None),
+            pickers=self.pickers,
             images=Site(),
         )
 
@@ -80,8 +80,8 @@ class Ground:
 
     async def look(self) -> float | None:
         """See all there is, and look at the pool once; what was written is counted from here."""
-        await self.watching.follow((await self.surroundings.look()).kinds)
-        await self.watching.look()
+        await self.informer.follow((await self.capabilities.discover()).kinds)
+        await self.informer.resync()
         self.cluster.writes.clear()
         return await self.reconciler.reconcile(KEY)
 
@@ -227,7 +227,7 @@ async def test_caches_are_priced_before_replicas_are_lowered_and_only_then(groun
     for replicas in (1, 4, 2, 2):
         ground.put(replicas=replicas)
         await ground.look()
-    assert ground.fleet.priced == [(0, 2)]
+    assert ground.pickers.priced == [(0, 2)]
     assert (await ground.engines())["spec"]["replicas"] == 2
 
 
@@ -265,10 +265,10 @@ async def test_nodes_that_go_change_nothing_that_was_planned(ground: Ground) -> 
 
 async def test_reported_tokens_stand_until_others_are_reported(ground: Ground) -> None:
     """A new operator that has not asked yet does not take them away."""
-    ground.fleet.tokens = 1234
+    ground.pickers.tokens = 1234
     await ground.look()
     assert (await ground.status())["reportedKvTokens"] == 1234
-    ground.fleet.tokens = None
+    ground.pickers.tokens = None
     ground.restart()
     await ground.look()
     assert ground.cluster.writes == []
@@ -304,7 +304,7 @@ async def test_a_change_of_the_pool_meanwhile_is_read_again(ground: Ground) -> N
     """The status of a version that is no longer is not written; the look is to be repeated at once."""
     await ground.look()
     ground.put(replicas=3)
-    await ground.watching.look()
+    await ground.informer.resync()
     ground.cluster.put({**ground.cluster.objects[KEY.target]})  # somebody was faster
     assert await ground.reconciler.reconcile(KEY) == 0.0
     assert await ground.reconciler.reconcile(KEY) is None

@@ -1,7 +1,10 @@
-"""Desired × observed → what to do. ``changes`` decides, ``compare`` tells whether an object is as intended.
-Pure; who carries it out is not here."""
+"""Compares desired with observed objects and decides what to do. Pure; ``reconcile.applier`` does it.
+
+- ``changes``: the steps that lead from observed to desired objects, in a safe order.
+- ``drift``: whether one object is as intended.
+"""
 
 from .changes import Changes, Key, Step, Verb, changes, key_of
-from .compare import as_intended, stamped
+from .drift import as_intended, stamped
 
 __all__ = ["Changes", "Key", "Step", "Verb", "as_intended", "changes", "key_of", "stamped"]

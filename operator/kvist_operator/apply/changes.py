@@ -1,8 +1,8 @@
-"""Desired × observed → steps, in an order that never breaks what serves and never lets two generations of
-engines claim the same accelerators. Pure.
+"""The steps that lead from observed to desired objects. Pure.
 
-The same function is called again after every step, after a crash, after a change of mind: it keeps no memory,
-so what it says must lead to the same end from wherever things stand.
+Their order never interrupts serving, and never lets two generations of engines claim the same accelerators.
+The function is called again after every step, after a crash, after a change of the spec: it keeps no state,
+so its steps must lead to the same end from any state of the cluster.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,25 +16,25 @@ from kvist_operator.manifests.nouns import Json
 from kvist_operator.manifests.render import ORDER
 from kvist_operator.spec.pool import Pool
 
-from .compare import as_intended, stamped
+from .drift import as_intended, stamped
 
 WORKLOADS: Final = ("Deployment", "LeaderWorkerSet")
 
 
 class Verb(StrEnum):
-    """What is done to an object."""
+    """Operation on an object."""
 
     CREATE = "create"
-    """Apply, after a look that nobody has one of this name: it would be somebody else's."""
+    """Apply, after a check that no object has this name: it would belong to another owner."""
     UPDATE = "update"
-    """Apply."""
+    """Apply to an object of ours."""
     DELETE = "delete"
-    """In the foreground: the object stays until its pods are gone, and with it their accelerators."""
+    """Delete in the foreground: the object stays until its pods have gone and their accelerators are free."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
-    """An object of the pool's namespace; versions of an API are the same object."""
+    """Identifies an object in the pool's namespace, whatever the version of its API."""
 
     group: str
     kind: str
@@ -46,33 +46,34 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to do."""
+    """One operation."""
 
     verb: Verb
     key: Key
     body: Json | None = None
-    """What to apply; None for a deletion."""
+    """Object to apply; None for a deletion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What to do now; nothing is left to do when there are neither steps nor waits."""
+    """Operations to do now; the pool is complete when there are neither steps nor waits."""
 
     steps: tuple[Step, ...] = ()
     conflicts: tuple[Key, ...] = ()
-    """Wanted, but somebody else's: never touched."""
+    """Wanted names that objects of another owner have; those are never modified."""
     waits: tuple[str, ...] = ()
-    """What has to happen first, for people."""
+    """Events that have to happen first, as texts for conditions."""
 
 
 def key_of(made: Mapping[str, Any]) -> Key:
-    """The key of an object."""
+    """Return the key of an object."""
     group, slash, _ = str(made["apiVersion"]).partition("/")
     return Key(group if slash else "", str(made["kind"]), str(made["metadata"]["name"]))
 
 
 def changes(pool: Pool, rendered: Rendered, observed: Iterable[Json]) -> Changes:
-    """``observed``: everything of the pool's labels, and whatever has a name that is wanted."""
+    """Return what to do now. ``observed``: all objects with the pool's labels, and objects with wanted
+    names."""
     there = {key_of(each): each for each in observed}
     wanted = {key_of(each): each for each in rendered.objects}
     conflicts = [key for key in wanted if key in there and not owned(pool, there[key])]
@@ -93,7 +94,7 @@ def changes(pool: Pool, rendered: Rendered, observed: Iterable[Json]) -> Changes
 
 
 def owned(pool: Pool, found: Mapping[str, Any]) -> bool:
-    """Whether this pool, not one of the same name before it, controls the object."""
+    """Return whether this pool, not an earlier one of the same name, controls the object."""
     owners = found["metadata"].get("ownerReferences") or ()
     return any(ref.get("controller") and ref.get("uid") == pool.uid for ref in owners)
 
@@ -109,7 +110,7 @@ def _apply(desired: Json, found: Json | None) -> Step | None:
 def _stale(
     pool: Pool, rendered: Rendered, wanted: Mapping[Key, Json], there: Mapping[Key, Json]
 ) -> list[Key]:
-    """Ours, and no longer wanted. What the operator makes besides is not in ``wanted``."""
+    """Return our objects that are no longer wanted. ``expects`` names those that are made elsewhere."""
     expected = {(ref.kind, ref.name) for ref in rendered.expects}
     return [
         key
@@ -124,9 +125,9 @@ def _stale(
 def _generations(
     pool: Pool, wanted: Mapping[Key, Json], there: Mapping[Key, Json], rivals: Sequence[Key]
 ) -> tuple[list[Key], list[Key], list[str]]:
-    """Which rivals go now, which wanted workload is held back, and what is waited for.
+    """Return the rivals to delete now, the wanted workloads to hold back, and the waits.
 
-    Within one Deployment its controller sees to generations. There are rivals only where a replica begins or
+    Within one Deployment its controller replaces generations. There are rivals only when a replica begins or
     ceases to span nodes, and the workload becomes another kind of object.
     """
     new = [key for key, made in wanted.items() if _runs_engines(made)]
@@ -135,13 +136,13 @@ def _generations(
     if pool.rollout.strategy == "SurgeFirst":
         if all(key in there and _serves(there[key]) for key in new):
             return list(rivals), [], []
-        return [], [], [f"{rival} goes when its successor serves" for rival in rivals]
+        return [], [], [f"{rival} is deleted once its successor is ready" for rival in rivals]
     absent = [key for key in new if key not in there]
-    return list(rivals), absent, [f"accelerators of {rival} are given back first" for rival in rivals]
+    return list(rivals), absent, [f"{rival} has to release its accelerators first" for rival in rivals]
 
 
 def _serves(workload: Mapping[str, Any]) -> bool:
-    """Whether it has as many ready replicas as it should, at the generation that counts."""
+    """Return whether all replicas are ready at the current generation."""
     status, spec = workload.get("status") or {}, workload.get("spec") or {}
     seen = status.get("observedGeneration", 0) >= workload["metadata"].get("generation", 0)
     return bool(seen and status.get("readyReplicas", 0) >= spec.get("replicas", 1))
@@ -156,11 +157,11 @@ def _labels(made: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def leaving(found: Mapping[str, Any]) -> bool:
-    """Whether its deletion has begun."""
+    """Return whether the deletion of an object has begun."""
     return "deletionTimestamp" in found["metadata"]
 
 
 def _backwards(keys: Iterable[Key]) -> list[Key]:
-    """The way in goes first, what others stand on last."""
+    """Return keys in the order of deletion: routes first, what other objects depend on last."""
     place = {kind: i for i, kind in enumerate(ORDER)}
     return sorted(keys, key=lambda key: (-place.get(key.kind, len(ORDER)), key))

@@ -1,1 +1,12 @@
-"""The cluster as the operator sees it: the seam, the real API server behind it, what is known of it."""
+"""The cluster as the operator sees it: the API it uses, and what it knows of the cluster's objects.
+
+- ``kinds``: the kinds of objects that the operator reads or writes, and their API paths; pure.
+- ``rights``: the rules of the operator's ClusterRole or Roles; pure.
+- ``cluster_api``: the operations that the operator needs of a cluster; an interface.
+- ``api_errors``: meaning of the API server's failures, and pauses between attempts; pure.
+- ``apiserver``: the interface on a real API server.
+- ``capabilities``: optional APIs, node labels, access modes of claims, and the check at the start.
+- ``pool_cache``: pools, their children and their pods, as last seen; pure.
+- ``pool_informer``: fills the cache by lists, by events and by a periodic resync.
+- ``kopf_watch``: watches kinds of objects by kopf.
+"""

@@ -1,12 +1,12 @@
-"""The real ``Cluster``: server-side apply, foreground deletion, status as a whole.
+"""A ``Cluster`` on a real API server: server-side apply, foreground deletion, status as a whole.
 
-Everything that is written can be written again with the same end, so what gets no answer is tried again.
+Each write can be repeated with the same result, so a request without an answer is sent again.
 """
 
 import asyncio
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,11 +15,11 @@ from kvist_kube.errors import ApiError
 from kvist_operator.errors import ClusterError, Conflict, NotServed, Unavailable
 from kvist_operator.manifests.names import MANAGER
 
-from .failures import UNAUTHORIZED, failure, pause
+from .api_errors import UNAUTHORIZED, error_of, retry_pause
+from .capabilities import review
+from .cluster_api import Hook, Json, Moment, Write
 from .kinds import Kind, Target, target_of
-from .port import Hook, Json, Moment, Write
 from .rights import Right
-from .starting import review
 
 PAGE: Final = 500
 ANSWER_SECONDS: Final = 30.0
@@ -33,22 +33,22 @@ REVIEW: Final = Kind(
 _GONE: Final = 410
 
 
-async def _unhooked(_moment: Moment, _write: Write) -> None:
-    """The hook where nobody listens."""
+async def _no_hook(_moment: Moment, _write: Write) -> None:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One request, and what it is for."""
+    """One request, with what its error message needs."""
 
     verb: str
-    """As RBAC has it."""
+    """Verb of the RBAC rule."""
     kind: Kind
     method: str
     path: str
     query: Query = ()
     body: Any = None
-    form: str = JSON
+    content_type: str = JSON
     accept: str = JSON
 
     def __str__(self) -> str:
@@ -56,9 +56,9 @@ class _Request:
 
 
 class ApiServer:
-    """A ``Cluster``. ``hook`` is called before and after each write."""
+    """A ``Cluster`` by HTTP. ``hook`` is called before and after each write."""
 
-    def __init__(self, load: LoadConfiguration, *, hook: Hook = _unhooked) -> None:
+    def __init__(self, load: LoadConfiguration, *, hook: Hook = _no_hook) -> None:
         self.connection = Connection(load, answer_seconds=ANSWER_SECONDS)
         self._hook = hook
 
@@ -67,7 +67,7 @@ class ApiServer:
         await self.connection.close()
 
     async def get(self, target: Target) -> Json | None:
-        """See ``Cluster``."""
+        """Implement ``Cluster``."""
         try:
             return _slim(await self._answer(_Request("get", target.kind, "GET", target.path)))
         except NotServed:
@@ -76,7 +76,7 @@ class ApiServer:
     async def find(
         self, kind: Kind, namespace: str = "", *, labels: str = "", bare: bool = False
     ) -> list[Json]:
-        """See ``Cluster``."""
+        """Implement ``Cluster``."""
         selected: Query = [("labelSelector", labels)] if labels else []
         found: list[Json] = []
         token = ""
@@ -90,7 +90,7 @@ class ApiServer:
             except ClusterError as error:
                 if error.status != _GONE or not token:
                     raise
-                found, token = [], ""  # too slow for its pages: from the start
+                found, token = [], ""  # the pages have expired: from the start
                 continue
             found += [_typed(kind, each) for each in page.get("items") or ()]
             token = (page.get("metadata") or {}).get("continue") or ""
@@ -98,39 +98,38 @@ class ApiServer:
                 return found
 
     async def served(self, kinds: Iterable[Kind]) -> frozenset[Kind]:
-        """See ``Cluster``."""
+        """Implement ``Cluster``."""
         by_root: dict[str, list[Kind]] = {}
         for kind in kinds:
             by_root.setdefault(kind.root, []).append(kind)
-        found = [await self._served(root, of) for root, of in by_root.items()]
-        return frozenset(kind for part in found for kind in part)
-
-    async def _served(self, root: str, kinds: Sequence[Kind]) -> Sequence[Kind]:
-        try:
-            page = await self._answer(_Request("get", kinds[0], "GET", root))
-        except NotServed:
-            return []
-        names = {each.get("name") for each in page.get("resources") or ()}
-        return [kind for kind in kinds if kind.plural in names]
+        found: set[Kind] = set()
+        for root, of_root in by_root.items():
+            try:
+                page = await self._answer(_Request("get", of_root[0], "GET", root))
+            except NotServed:
+                continue
+            names = {each.get("name") for each in page.get("resources") or ()}
+            found.update(kind for kind in of_root if kind.plural in names)
+        return frozenset(found)
 
     async def apply(self, made: Json) -> Json:
-        """See ``Cluster``."""
+        """Implement ``Cluster``."""
         target = target_of(made)
         query = [("fieldManager", MANAGER), ("force", "true"), ("fieldValidation", "Strict")]
         request = _Request("patch", target.kind, "PATCH", target.path, query, made, APPLY)
         return _slim(await self._written("apply", target, request))
 
     async def delete(self, target: Target, uid: str) -> None:
-        """See ``Cluster``."""
+        """Implement ``Cluster``."""
         body = {"propagationPolicy": "Foreground", "preconditions": {"uid": uid}}
         request = _Request("delete", target.kind, "DELETE", target.path, body=body)
         try:
             await self._written("delete", target, request)
         except (NotServed, Conflict):
-            return  # gone, or another one is there already
+            return  # absent, or already replaced by another object
 
     async def patch_status(self, found: Json, status: Json) -> Json:
-        """See ``Cluster``."""
+        """Implement ``Cluster``."""
         target, meta = target_of(found), found["metadata"]
         body = [
             {"op": "replace", "path": "/metadata/uid", "value": meta["uid"]},
@@ -143,7 +142,7 @@ class ApiServer:
         return _slim(await self._written("status", target, request))
 
     async def annotate(self, target: Target, annotations: Mapping[str, str | None]) -> None:
-        """See ``Cluster``."""
+        """Implement ``Cluster``."""
         body = {"metadata": {"annotations": dict(annotations)}}
         query = [("fieldManager", MANAGER)]
         request = _Request("patch", target.kind, "PATCH", target.path, query, body, MERGE_PATCH)
@@ -153,7 +152,7 @@ class ApiServer:
             return
 
     async def may(self, right: Right, namespace: str) -> bool:
-        """Whether we have a right, in a namespace or, with an empty one, everywhere. Raises ClusterError."""
+        """Return whether the operator has a right; an empty namespace means all. Raises ClusterError."""
         request = _Request("create", REVIEW, "POST", REVIEW.path(), body=review(right, namespace))
         return bool((await self._answer(request)).get("status", {}).get("allowed"))
 
@@ -165,7 +164,7 @@ class ApiServer:
         return answer
 
     async def _answer(self, request: _Request) -> Json:
-        """Of as many attempts as it takes. Raises ClusterError."""
+        """Send a request, again where that may help, and return the answer. Raises ClusterError."""
         attempt = 0
         while True:
             attempt += 1
@@ -173,22 +172,26 @@ class ApiServer:
                 return await self._once(request)
             except ClusterError as error:
                 if error.status == UNAUTHORIZED and attempt == 1:
-                    continue  # with the credentials as they are by now
-                wait = pause(error, attempt, random.random)
+                    continue  # with credentials that were loaded again
+                wait = retry_pause(error, attempt, random.random)
                 if wait is None:
                     raise
             await asyncio.sleep(wait)
 
     async def _once(self, request: _Request) -> Json:
-        of = request
         try:
             answer = await self.connection.request(
-                of.method, of.path, of.query, of.body, content_type=of.form, accept=of.accept
+                request.method,
+                request.path,
+                request.query,
+                request.body,
+                content_type=request.content_type,
+                accept=request.accept,
             )
         except ApiError as error:
-            raise Unavailable(f"the API server: {error}") from error
+            raise Unavailable(f"no answer from the API server: {error}") from error
         if not 200 <= answer.status < 300:
-            raise failure(answer, doing=str(of), kind=of.kind, verb=of.verb)
+            raise error_of(answer, doing=str(request), kind=request.kind, verb=request.verb)
         try:
             found: Json = json.loads(answer.body)
         except ValueError as error:
@@ -197,11 +200,11 @@ class ApiServer:
 
 
 def _typed(kind: Kind, item: Json) -> Json:
-    """Items of a list say neither kind nor version, or those of what is left of them."""
+    """Return an item with its kind and version, which items of lists lack."""
     return _slim({**item, "apiVersion": kind.api_version, "kind": kind.kind})
 
 
 def _slim(found: Json) -> Json:
-    """Without ``managedFields``, which are half of an object and nobody's concern here."""
+    """Remove ``managedFields``, which are half of an object and not needed."""
     found.get("metadata", {}).pop("managedFields", None)
     return found

@@ -1,4 +1,4 @@
-"""Every kind of object the operator reads or writes, and where the API has it. Pure."""
+"""The kinds of objects that the operator reads or writes, and their API paths. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from kvist_operator.manifests.nouns import Api
 
 @dataclass(frozen=True, slots=True, order=True)
 class Kind:
-    """One kind of one API version."""
+    """A kind of object in one API version."""
 
     group: str
-    """Empty: the core API."""
+    """API group; empty for the core API."""
     version: str
     kind: str
     plural: str
@@ -21,26 +21,26 @@ class Kind:
 
     @property
     def resource(self) -> str:
-        """``deployments.apps``, as ``kubectl api-resources`` has it and as a CRD is named."""
+        """Name of the resource as in ``kubectl api-resources`` and of CRDs: ``deployments.apps``."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     @property
     def api_version(self) -> str:
-        """What an object says as ``apiVersion``."""
+        """Value of ``apiVersion`` in objects."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def root(self) -> str:
-        """Path of its API version, which answers with the resources it has."""
+        """Path of the API version, which lists its resources."""
         return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
 
     @property
     def optional(self) -> Api | None:
-        """The API that a cluster may lack, where it is one."""
+        """The optional API that the kind belongs to; None when every cluster has it."""
         return _OPTIONAL.get(self.resource)
 
     def path(self, namespace: str = "", name: str = "") -> str:
-        """Of its collection, everywhere or in a namespace, or of one object."""
+        """Return the path of one object, or of the collection in one namespace or in all."""
         within = f"/namespaces/{namespace}" if namespace and self.namespaced else ""
         return f"{self.root}{within}/{self.plural}" + (f"/{name}" if name else "")
 
@@ -50,7 +50,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Target:
-    """One object."""
+    """Kind, namespace and name of one object."""
 
     kind: Kind
     namespace: str
@@ -58,7 +58,7 @@ class Target:
 
     @property
     def path(self) -> str:
-        """Where the API has it."""
+        """Path of the object."""
         return self.kind.path(self.namespace, self.name)
 
     def __str__(self) -> str:
@@ -99,23 +99,23 @@ CHILDREN: Final = (
     Kind(_GATEWAY, "v1", "HTTPRoute", "httproutes"),
     Kind("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors"),
 )
-"""What pools are made of."""
+"""Kinds of objects that pools consist of."""
 
 _BY_NAME: Final = {(kind.group, kind.kind): kind for kind in (*CHILDREN, POOL, POD, EVENT, CLAIM, NODE)}
 
 
 def kind_of(made: Mapping[str, Any]) -> Kind:
-    """Of an object, by ``apiVersion`` and ``kind``. KeyError for what the operator has nothing to do with."""
+    """Return the kind of an object, by ``apiVersion`` and ``kind``. Raises KeyError for unknown kinds."""
     group, slash, _ = str(made["apiVersion"]).partition("/")
     return kind_named(group if slash else "", str(made["kind"]))
 
 
 def kind_named(group: str, kind: str) -> Kind:
-    """By group and kind. KeyError like ``kind_of``."""
+    """Return the kind with this group and name. Raises KeyError for unknown kinds."""
     return _BY_NAME[group, kind]
 
 
 def target_of(made: Mapping[str, Any]) -> Target:
-    """Where an object is."""
+    """Return kind, namespace and name of an object."""
     kind, meta = kind_of(made), made["metadata"]
     return Target(kind, str(meta.get("namespace", "")) if kind.namespaced else "", str(meta["name"]))

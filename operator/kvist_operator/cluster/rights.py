@@ -1,7 +1,8 @@
-"""What the operator may do: rules of its ClusterRole, or of a Role in each of its namespaces. Pure.
+"""The rules of the operator's ClusterRole, or of a Role in each of its namespaces. Pure.
 
-The least that works. It makes Roles for pickers, and nobody can give what he has not: so it holds their
-rules. Of Secrets it gets, writes and deletes those it knows by name; it neither lists nor watches them.
+They are the least that works. The operator makes Roles for pickers, and Kubernetes lets it grant only rights
+that it has itself; so it has the pickers' rules too. Secrets it gets, writes and deletes by name; it neither
+lists nor watches them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ from .kinds import CHILDREN, Kind
 Rule = dict[str, Any]
 READ: Final = ("get", "list", "watch")
 WRITE: Final = ("create", "patch", "delete")
-"""Server-side apply is a patch; where it makes an object, the API server asks for ``create`` too."""
+"""Server-side apply is a patch; where it creates an object, the API server requires ``create`` too."""
 _BY_NAME: Final = ("get",)
 
 
@@ -26,7 +27,7 @@ class Right:
 
     group: str
     resource: str
-    """Plural, with ``/status`` where it is that."""
+    """Plural of the resource, with ``/status`` for that subresource."""
     verb: str
 
     def __str__(self) -> str:
@@ -34,11 +35,11 @@ class Right:
 
 
 def namespaced() -> list[Rule]:
-    """Of the Role in each namespace whose pools are seen to."""
+    """Return the rules of the Role in each managed namespace."""
     own = [
         _rule(kinds.POOL, READ),
         _rule(kinds.POOL, ("patch",), "status"),
-        # asked for by clusters that check who may block an owner's deletion, OpenShift for one
+        # required by clusters that check blockOwnerDeletion, for example OpenShift
         _rule(kinds.POOL, ("update",), "finalizers"),
         _rule(kinds.POD, (*READ, "patch")),
         _rule(kinds.CLAIM, _BY_NAME),
@@ -48,12 +49,12 @@ def namespaced() -> list[Rule]:
 
 
 def everywhere() -> list[Rule]:
-    """Of the ClusterRole: the same in all namespaces, and the labels of nodes."""
+    """Return the rules of the ClusterRole: the same for all namespaces, and the labels of nodes."""
     return merged([*namespaced(), _rule(kinds.NODE, ("list",))])
 
 
-def asked(rules: Iterable[Rule]) -> list[Right]:
-    """Each single right of some rules."""
+def single_rights(rules: Iterable[Rule]) -> list[Right]:
+    """Return each single right of some rules, sorted."""
     return sorted(
         Right(group, resource, verb)
         for rule in rules
@@ -64,9 +65,10 @@ def asked(rules: Iterable[Rule]) -> list[Right]:
 
 
 def merged(rules: Iterable[Rule]) -> list[Rule]:
-    """One rule for each group and set of verbs; names of single objects are left out: their rule is wider."""
+    """Merge rules: one for each group and set of verbs. Rules for objects by name become rules for all
+    names."""
     verbs: dict[tuple[str, str], set[str]] = {}
-    for right in asked(rules):
+    for right in single_rights(rules):
         verbs.setdefault((right.group, right.resource), set()).add(right.verb)
     by: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (group, resource), said in sorted(verbs.items()):

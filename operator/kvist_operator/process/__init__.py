@@ -1,1 +1,7 @@
-"""The operator as a process: settings, start, logs, metrics, pages, signals."""
+"""The operator as a process.
+
+- ``settings``: the flags, to and from a command line.
+- ``runtime``: starts all parts, runs their loops, and stops them at a signal.
+- ``monitoring``: log lines, metrics, and the port with ``/metrics``, ``/healthz`` and ``/readyz``.
+- ``selftest``: ``kvist-operator check``, which ``helm test`` runs.
+"""

@@ -1,4 +1,4 @@
-"""The operator's settings: one frozen object, to and from the command line.
+"""The operator's settings: one frozen object, to and from a command line.
 
 ``Settings.from_args(s.to_args()) == s`` for every ``s``. Each flag can also be given as an environment
 variable ``KVIST_OPERATOR_<FLAG>``, dashes as underscores; the command line wins.
@@ -20,13 +20,13 @@ from kvist_operator.manifests.nouns import ENVOY_IMAGE, PICKER_IMAGE
 LOG_FORMATS: Final = ("auto", "json", "text")
 PROGRAM: Final = arguments.Program(
     "kvist-operator",
-    "Operator: from an InferencePool to tuned engines, their pickers and the way in.",
+    "Turns InferencePools into tuned vLLM Deployments, their endpoint pickers and the route to them.",
     """\
 examples:
   # all namespaces, in a pod of the cluster
   kvist-operator
 
-  # two namespaces, with a Role in each; beside a cluster, by KUBECONFIG
+  # two namespaces, with a Role in each; outside of the cluster, with KUBECONFIG
   kvist-operator --namespaces serving,staging --log-format text
 """,
 )
@@ -39,37 +39,37 @@ def _flag(default: Any, text: str, *, choices: tuple[str, ...] | None = None, un
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that can be chosen. Field ``a_b`` is the flag ``--a-b``."""
+    """All settings. Field ``a_b`` is the flag ``--a-b``."""
 
     namespaces: str = _flag(
         "",
-        "comma list of the namespaces whose pools are seen to, with a Role in each; empty: all, with a "
-        "ClusterRole. Node labels are read only with a ClusterRole: else spec.accelerator has to say",
+        "comma-separated namespaces whose pools are managed, with a Role in each; empty: all, with a "
+        "ClusterRole. Node labels are read only with a ClusterRole; without one, set spec.accelerator",
         unit="NAMES",
     )
-    picker_image: str = _flag(PICKER_IMAGE, "image of pickers, where a pool does not say", unit="IMAGE")
+    picker_image: str = _flag(PICKER_IMAGE, "image of pickers, unless a pool sets its own", unit="IMAGE")
     envoy_image: str = _flag(ENVOY_IMAGE, "image of Envoy, for spec.gateway.mode: Envoy", unit="IMAGE")
-    workers: int = _flag(8, "pools that are seen to at the same time", unit="N")
+    workers: int = _flag(8, "pools that are reconciled at the same time", unit="N")
     resync: float = _flag(
-        600.0, "time between two looks at everything, whether or not anything was heard", unit="SECONDS"
+        600.0, "time between two complete resyncs with the cluster, even without events", unit="SECONDS"
     )
     discovery_interval: float = _flag(
-        30.0, "time between two looks at which optional APIs there are, and at nodes' labels", unit="SECONDS"
+        30.0, "time between two discoveries of optional APIs and node labels", unit="SECONDS"
     )
     fleet_interval: float = _flag(
-        60.0, "time between two questions to the pickers of a pool; 0 = they are not asked", unit="SECONDS"
+        60.0, "time between two polls of the pickers of a pool; 0 = pickers are not polled", unit="SECONDS"
     )
     metrics_host: str = _flag("", "address of the metrics port (default: every address)", unit="ADDRESS")
     metrics_port: int = _flag(9095, "/metrics, /healthz, /readyz; 0 = any free port", unit="PORT")
     log_format: str = _flag("auto", "auto = text on a terminal, else JSON", choices=LOG_FORMATS)
     log_level: str = _flag(
-        "info", "least severe level that is logged", choices=("debug", "info", "warning", "error")
+        "info", "lowest level that is logged", choices=("debug", "info", "warning", "error")
     )
 
     def __post_init__(self) -> None:
         for name in self.watched:
             if not re.fullmatch(_NAMESPACE, name):
-                raise SettingsError(f"--namespaces: {name!r} is no name of a namespace")
+                raise SettingsError(f"--namespaces: {name!r} is not a valid namespace name")
         if not 0 <= self.metrics_port <= 65_535:
             raise SettingsError(f"--metrics-port: {self.metrics_port} is not a port (0 to 65535)")
         if self.workers < 1:
@@ -85,11 +85,11 @@ class Settings:
 
     @property
     def watched(self) -> tuple[str, ...]:
-        """Namespaces, each once; none = all."""
+        """Managed namespaces, each once; empty for all."""
         return tuple(dict.fromkeys(self.namespaces.split(","))) if self.namespaces else ()
 
     def to_args(self) -> list[str]:
-        """The shortest command line that gives these settings."""
+        """Return the shortest command line that gives these settings."""
         return [
             f"--{dashed(f.name)}={arguments.written(getattr(self, f.name))}"
             for f in dataclasses.fields(self)
@@ -98,7 +98,8 @@ class Settings:
 
     @classmethod
     def from_args(cls, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Self:
-        """Settings of a command line; argparse exits 2 on what it cannot read. Raises SettingsError."""
+        """Return the settings of a command line. Raises SettingsError; argparse exits with 2 on unknown
+        flags."""
         try:
             found = arguments.parse(dataclasses.fields(cls), argv, environment or {}, PROGRAM)
         except ArgumentError as error:

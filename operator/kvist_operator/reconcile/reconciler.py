@@ -1,59 +1,63 @@
-"""One pool: what is wanted and what is there → writes → status. The same call after every event, after a
-restart, after a failure; nothing is remembered that changes what it does.
+"""One reconciliation of a pool: plan, objects, writes, status.
 
-An error becomes a condition. What is not worth one (the API server is busy, somebody was faster) is raised,
-and the pool's turn comes again.
+It is the same call after every event, after a restart, after a failure; no state is kept that changes its
+result. An error becomes a condition. Temporary errors (a busy API server, a conflicting write) are raised,
+and the pool is reconciled again.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
-from kvist_operator import status as told
-from kvist_operator.cluster.port import Cluster, Json
-from kvist_operator.cluster.store import PoolKey, Store
-from kvist_operator.cluster.surroundings import Surroundings, remembered, settled
+from kvist_operator import status as statuses
+from kvist_operator.cluster.capabilities import Capabilities, with_planned_first, with_required_labels
+from kvist_operator.cluster.cluster_api import Cluster, Json
+from kvist_operator.cluster.kinds import DEPLOYMENT, Kind, kind_of
+from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.errors import ClusterError, Conflict, InternalError, NotServed, OperatorError, Unavailable
 from kvist_operator.manifests import Rendered, Site, render
-from kvist_operator.manifests.names import ENGINE, ENVOY, PICKER
+from kvist_operator.manifests.names import ENGINE, ENVOY, PICKER, Names
 from kvist_operator.plan import Plan, Verdict, make_plan
 from kvist_operator.spec import Pool, read_pool
 from kvist_operator.status import Observed, Subject
 from kvist_operator.status.troubles import refused, troubles
 from kvist_operator.status.views import Trouble
 
-from .carry import Carrier, Outcome, failed
-from .keeper import Keeper
-from .library import Known, Library
-from .observe import children_of
+from .applier import Applier, ApplyResult, failure_message
+from .certificate_secret import CertificateSecrets
+from .model_cache import ModelCache, ModelFacts
 
 logger = logging.getLogger(__name__)
 
-KEPT: Final = 64
-"""Intents of the pools that were looked at last: each is 100 KB, and made again in ten milliseconds."""
+CACHED_INTENTS: Final = 64
+"""Intents that are kept, of the pools reconciled last: each has 100 KB and is made again in ten
+milliseconds."""
 WAIT_SECONDS: Final = 5.0
-"""Until what is waited for is looked at again, should no event tell."""
+"""Time until a pool that waits is reconciled again, should no event arrive."""
+_ROUTE: Final = "HTTPRoute"
+_GROUPS: Final = ("LeaderWorkerSet",)
 
 
-class Fleet(Protocol):
-    """What is known of the running engines, from their pickers."""
+class PickerFigures(Protocol):
+    """Figures of the running engines, from their pickers."""
 
-    async def price(self, pool: Pool, pods: list[Json], replicas: int) -> None:
-        """Say what each pod's cache is worth, by its deletion cost; called before replicas are lowered to
+    async def set_deletion_costs(self, pool: Pool, pods: list[Json], replicas: int) -> None:
+        """Set each pod's deletion cost by what its cache has saved; called before replicas are lowered to
         this number."""
 
     def kv_tokens(self, key: PoolKey) -> int | None:
-        """What engines report as the size of a replica's cache; None = nothing is known."""
+        """Return the size of a replica's KV cache in tokens, as engines report it; None when not known."""
 
     def advice(self, key: PoolKey, pool: Pool, plan: Plan, before: list[str]) -> tuple[str, ...]:
-        """What could be better."""
+        """Return advice for the pool; ``before`` is the earlier advice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What a pool comes to: as far as it got, and why no further."""
+    """What a pool should be: plan and objects, as far as they could be made, and the error that prevented
+    more."""
 
     pool: Pool | None = None
     plan: Plan | None = None
@@ -62,8 +66,8 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """An intent, and all that it follows from."""
+class _CachedIntent:
+    """An intent with all its inputs."""
 
     inputs: tuple[Any, ...]
     intent: Intent
@@ -71,126 +75,127 @@ class _Made:
 
 @dataclass(slots=True)
 class Reconciler:
-    """For all pools of one cluster."""
+    """Reconciles the pools of one cluster."""
 
     cluster: Cluster
-    store: Store
-    surroundings: Surroundings
-    library: Library
-    fleet: Fleet
+    cache: PoolCache
+    capabilities: Capabilities
+    models: ModelCache
+    pickers: PickerFigures
     images: Site
-    """A site with nothing but the images of pickers and Envoy."""
+    """A site with only the images of pickers and Envoy."""
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     pending: set[PoolKey] = field(default_factory=set)
     """Pools whose model is being looked up."""
-    _made: dict[PoolKey, _Made] = field(default_factory=dict)
-    _shown: dict[PoolKey, tuple[str, Json]] = field(default_factory=dict)
-    """Statuses that the API server took, though it shows them otherwise; by version."""
-    _keeper: Keeper = field(init=False)
-    _carrier: Carrier = field(init=False)
+    _intents: dict[PoolKey, _CachedIntent] = field(default_factory=dict)
+    _written: dict[PoolKey, tuple[str, Json]] = field(default_factory=dict)
+    """Statuses that the API server accepted but returns in another form, by resource version."""
+    _secrets: CertificateSecrets = field(init=False)
+    _applier: Applier = field(init=False)
 
     def __post_init__(self) -> None:
-        self._keeper = Keeper(self.cluster, self.store)
-        self._carrier = Carrier(self.cluster, self.store, self._shrinks)
+        self._secrets = CertificateSecrets(self.cluster, self.cache)
+        self._applier = Applier(self.cluster, self.cache, self._on_scale_down)
 
     async def reconcile(self, key: PoolKey) -> float | None:
-        """Bring one pool a step nearer to what it asks for, mostly the last; seconds until it wants to be
-        looked at again, None = until something happens.
+        """Bring a pool closer to its intent, mostly all the way. Return the seconds until it should be
+        reconciled again, None to wait for events.
 
         Raises:
-            ClusterError: it was not possible just now; the status says so where it matters.
+            ClusterError: writes failed; the status says so where it matters.
         """
-        resource = self.store.get(key.target)
+        resource = self.cache.get(key.target)
         if resource is None or "deletionTimestamp" in resource["metadata"]:
             self._forget(key, resource)
             return None
         intent = await self._intent(key, resource)
         if key in self.pending and resource.get("status"):
-            return None  # what was said stands until the model is known: it is asked for anew by each process
-        outcome = await self._carried(intent)
+            return None  # the status stands until the model is known: each process looks it up again
+        outcome = await self._apply(intent)
         try:
-            await self._show(key, resource, intent, outcome)
+            await self._write_status(key, resource, intent, outcome)
         except (Conflict, NotServed):
-            return await self._again(key)
+            return await self._reread(key)
         if outcome.failures:
             raise outcome.failures[0]
         return WAIT_SECONDS if outcome.waits else None
 
     async def _intent(self, key: PoolKey, resource: Json) -> Intent:
-        """From the spec and what is known beside it; made again only when one of them has changed."""
+        """Return the intent of a pool; it is made again only when one of its inputs has changed."""
         try:
             pool = read_pool(resource)
         except OperatorError as error:
             return Intent(error=error)
         try:
-            known = await self._known(key, pool)
+            found = await self._facts(key, pool)
         except OperatorError as error:
             return Intent(pool=pool, error=error)
-        if known is None:
+        if found is None:
             return Intent(pool=pool)
-        return await self._cached(key, pool, known, resource)
+        return await self._cached_intent(key, pool, found, resource)
 
-    async def _known(self, key: PoolKey, pool: Pool) -> Known | None:
-        known = await self.library.of(pool)
-        (self.pending.discard if known else self.pending.add)(key)
-        return known
+    async def _facts(self, key: PoolKey, pool: Pool) -> ModelFacts | None:
+        found = await self.models.of(pool)
+        (self.pending.discard if found else self.pending.add)(key)
+        return found
 
-    async def _cached(self, key: PoolKey, pool: Pool, known: Known, resource: Json) -> Intent:
+    async def _cached_intent(self, key: PoolKey, pool: Pool, found: ModelFacts, resource: Json) -> Intent:
         site = await self._site(key, pool)
-        seats = settled(self.surroundings.seen.accelerators, resource.get("status") or {})
-        inputs = (pool.uid, pool.generation, id(known), site, tuple(seats))
-        made = self._made.pop(key, None)
+        accelerators = with_planned_first(self.capabilities.latest.accelerators, resource.get("status") or {})
+        inputs = (pool.uid, pool.generation, id(found), site, tuple(accelerators))
+        made = self._intents.pop(key, None)
         if made is None or made.inputs != inputs:
-            made = _Made(inputs, intended(pool, known, site, seats))
-        self._made[key] = made
-        while len(self._made) > KEPT:
-            del self._made[next(iter(self._made))]
+            made = _CachedIntent(inputs, make_intent(pool, found, site, accelerators))
+        self._intents[key] = made
+        while len(self._intents) > CACHED_INTENTS:
+            del self._intents[next(iter(self._intents))]
         return made.intent
 
     async def _site(self, key: PoolKey, pool: Pool) -> Site:
-        seen = self.surroundings.seen
-        workload = children_of(pool.name, self.store.children(key)).workload
+        seen = self.capabilities.latest
+        workload = children_of(pool.name, self.cache.children(key)).workload
         return replace(
             self.images,
             apis=seen.apis,
-            claims=await self.surroundings.claims(pool),
-            node_labels=remembered(seen.labels, workload),
+            claims=await self.capabilities.claims(pool),
+            node_labels=with_required_labels(seen.labels, workload),
         )
 
-    async def _carried(self, intent: Intent) -> Outcome:
-        """Nothing is done for what has no plan: what runs, runs on."""
+    async def _apply(self, intent: Intent) -> ApplyResult:
+        """Write the objects of an intent; without a plan nothing is changed, and engines keep running."""
         if intent.pool is None or intent.rendered is None:
-            return Outcome()
+            return ApplyResult()
         try:
-            kept = await self._keeper.keep(intent.pool, self.now())
+            kept = await self._secrets.reconcile(intent.pool, self.now())
         except (Unavailable, Conflict):
             raise
         except ClusterError as error:
-            self._keeper.forget(intent.pool.uid)
-            return Outcome(failures=(error,))
-        found = await self._carrier.carry(intent.pool, intent.rendered)
+            self._secrets.forget(intent.pool.uid)
+            return ApplyResult(failures=(error,))
+        found = await self._applier.apply(intent.pool, intent.rendered)
         conflicts = tuple(dict.fromkeys([*kept.conflicts, *found.conflicts]))
         return replace(found, conflicts=conflicts, waits=(*kept.waits, *found.waits))
 
-    async def _shrinks(self, pool: Pool, replicas: int) -> None:
-        """The pods whose caches are worth least are to go."""
-        await self.fleet.price(pool, self.store.pods(PoolKey(pool.namespace, pool.name)), replicas)
+    async def _on_scale_down(self, pool: Pool, replicas: int) -> None:
+        await self.pickers.set_deletion_costs(
+            pool, self.cache.pods(PoolKey(pool.namespace, pool.name)), replicas
+        )
 
-    async def _show(self, key: PoolKey, resource: Json, intent: Intent, outcome: Outcome) -> None:
-        """Write the status where it is not what it should be."""
-        current = self.store.get(key.target) or resource
+    async def _write_status(self, key: PoolKey, resource: Json, intent: Intent, outcome: ApplyResult) -> None:
+        """Write the status if it has changed."""
+        current = self.cache.get(key.target) or resource
         old = current.get("status") or {}
         made = self._status(key, current, intent, outcome, old)
         version = str(current["metadata"].get("resourceVersion", ""))
-        if made == old or self._shown.get(key) == (version, made):
+        if made == old or self._written.get(key) == (version, made):
             return
         answer = await self.cluster.patch_status(current, made)
         if (answer.get("status") or {}) != made:
-            self._shown[key] = (str(answer["metadata"].get("resourceVersion", "")), made)
-        self.store.tell(answer)
+            self._written[key] = (str(answer["metadata"].get("resourceVersion", "")), made)
+        self.cache.update(answer)
 
     def _status(
-        self, key: PoolKey, resource: Json, intent: Intent, outcome: Outcome, old: Mapping[str, Any]
+        self, key: PoolKey, resource: Json, intent: Intent, outcome: ApplyResult, old: Mapping[str, Any]
     ) -> Json:
         subject = Subject(
             name=key.name,
@@ -200,72 +205,92 @@ class Reconciler:
             error=intent.error,
             notes=intent.rendered.notes if intent.rendered else (),
         )
-        found = children_of(key.name, self.store.children(key))
-        pods = self.store.pods(key)
+        found = children_of(key.name, self.cache.children(key))
+        pods = self.cache.pods(key)
         observed = replace(
             found,
             troubles=_troubles(found, pods),
             conflicts=tuple(map(str, outcome.conflicts)),
             waits=outcome.waits,
             failure=_failure(outcome),
-            kv_tokens=self._reported(key, found, old),
+            kv_tokens=self._reported_kv_tokens(key, found, old),
             advice=self._advice(key, intent, old),
         )
-        return told.status(subject, observed, old, self.now())
+        return statuses.status(subject, observed, old, self.now())
 
-    def _reported(self, key: PoolKey, found: Observed, old: Mapping[str, Any]) -> int | None:
-        """What was reported stands until something else is, as long as there are engines."""
-        told_of: int | None = old.get("reportedKvTokens") if found.workload else None
-        known = self.fleet.kv_tokens(key)
-        return told_of if known is None else known
+    def _reported_kv_tokens(self, key: PoolKey, found: Observed, old: Mapping[str, Any]) -> int | None:
+        """Return the reported cache size; the last one stands as long as there are engines."""
+        earlier: int | None = old.get("reportedKvTokens") if found.workload else None
+        latest = self.pickers.kv_tokens(key)
+        return earlier if latest is None else latest
 
     def _advice(self, key: PoolKey, intent: Intent, old: Mapping[str, Any]) -> tuple[str, ...]:
         if intent.pool is None or intent.plan is None or intent.rendered is None:
             return ()
-        return self.fleet.advice(key, intent.pool, intent.plan, list(old.get("advice") or ()))
+        return self.pickers.advice(key, intent.pool, intent.plan, list(old.get("advice") or ()))
 
-    async def _again(self, key: PoolKey) -> float:
-        """Somebody changed the pool meanwhile, or deleted it."""
+    async def _reread(self, key: PoolKey) -> float:
+        """Read a pool that was modified or deleted meanwhile."""
         found = await self.cluster.get(key.target)
         if found is None:
-            self.store.forget(key.target)
+            self.cache.remove(key.target)
         else:
-            self.store.tell(found)
+            self.cache.update(found)
         return 0.0
 
     def _forget(self, key: PoolKey, resource: Json | None) -> None:
-        self._made.pop(key, None)
-        self._shown.pop(key, None)
+        self._intents.pop(key, None)
+        self._written.pop(key, None)
         self.pending.discard(key)
-        self._carrier.forget(key)
+        self._applier.forget(key)
         if resource is not None:
-            self._keeper.forget(str(resource["metadata"].get("uid")))
+            self._secrets.forget(str(resource["metadata"].get("uid")))
 
 
-def intended(pool: Pool, known: Known, site: Site, seats: list[Any]) -> Intent:
-    """Plan and objects, or why there are none. Pure."""
-    facts, draft = known
+def make_intent(pool: Pool, found: ModelFacts, site: Site, accelerators: list[Any]) -> Intent:
+    """Return plan and objects, or the error that prevents them. Pure."""
+    facts, draft = found
     plan: Plan | None = None
     try:
-        plan = make_plan(pool, facts, nodes=seats, draft=draft)
+        plan = make_plan(pool, facts, nodes=accelerators, draft=draft)
         if plan.verdict is Verdict.REFUSED:
             return Intent(pool, plan)
         return Intent(pool, plan, render(pool, plan, site))
     except OperatorError as error:
         return Intent(pool, plan, error=error)
     except Exception as error:
-        logger.exception("%s/%s cannot be planned", pool.namespace, pool.name)
+        logger.exception("%s/%s: planning failed with an internal error", pool.namespace, pool.name)
         return Intent(pool, plan, error=InternalError(f"{type(error).__name__}: {error}; please report it"))
 
 
 def _troubles(found: Observed, pods: list[Json]) -> tuple[Trouble, ...]:
-    """Pods that were never made come before those that are in trouble."""
+    """Return pods that were never created before those with problems."""
     parts = ((found.workload, ENGINE), (found.picker, PICKER), (found.envoy, ENVOY))
     never = [trouble for each, component in parts if (trouble := refused(each, component))]
     return (*never, *troubles(pods))
 
 
-def _failure(outcome: Outcome) -> Trouble | None:
+def _failure(outcome: ApplyResult) -> Trouble | None:
     if not outcome.failures:
         return None
-    return Trouble(outcome.failures[0].reason, failed(outcome.failures))
+    return Trouble(outcome.failures[0].reason, failure_message(outcome.failures))
+
+
+def children_of(pool: str, children: Iterable[Json]) -> Observed:
+    """Return the workloads and the route among a pool's children, by their names."""
+    by_name = {(kind_of(each), each["metadata"]["name"]): each for each in children}
+    names = Names(pool, "")
+
+    def deployment(name: str) -> Json | None:
+        return by_name.get((DEPLOYMENT, name))
+
+    return Observed(
+        workload=deployment(names.engine) or _other(by_name, _GROUPS, names.engine),
+        picker=deployment(names.picker),
+        envoy=deployment(names.envoy),
+        route=_other(by_name, (_ROUTE,), names.engine),
+    )
+
+
+def _other(by_name: dict[tuple[Kind, str], Json], kinds: tuple[str, ...], name: str) -> Json | None:
+    return next((made for (kind, of), made in by_name.items() if kind.kind in kinds and of == name), None)

@@ -13,8 +13,8 @@ from tests.cluster.operated import administrator, children, pool, with_crd
 from tests.cluster.stepping import Fuse, Killed, fresh
 
 from kvist_operator.cluster.apiserver import ApiServer
+from kvist_operator.cluster.cluster_api import Json
 from kvist_operator.cluster.kinds import POOL
-from kvist_operator.cluster.port import Json
 
 pytestmark = pytest.mark.timeout(600)
 VOLATILE = {

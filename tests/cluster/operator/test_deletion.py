@@ -12,8 +12,8 @@ from tests.cluster.operated import administrator, children, pool, with_crd
 from tests.cluster.stepping import Fuse, Killed, fresh
 
 from kvist_operator.cluster.apiserver import ApiServer
+from kvist_operator.cluster.cluster_api import Moment, Write
 from kvist_operator.cluster.kinds import POOL, Target
-from kvist_operator.cluster.port import Moment, Write
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -101,11 +101,11 @@ async def test_what_a_pool_no_longer_wants_ends_its_deletion(
         async with fresh(plane, space.name) as operator:
             await operator.settle()
             await server.apply(pool("twig", space.name, picker={"mode": "Off"}))
-            await operator.operator.watching.look()
+            await operator.operator.informer.resync()
             await operator.settle()
             await server.apply(pool("twig", space.name))
             while True:
-                await operator.operator.watching.look()
+                await operator.operator.informer.resync()
                 await operator.settle()
                 found = await children(server, space.name)
                 if all("deletionTimestamp" not in each["metadata"] for each in found.values()):

@@ -25,8 +25,8 @@ from tests.cluster.operated import (
 from tests.crd.cases import cases
 
 from kvist_operator.cluster.apiserver import ApiServer
+from kvist_operator.cluster.cluster_api import Json
 from kvist_operator.cluster.kinds import DEPLOYMENT, POOL, Kind, Target
-from kvist_operator.cluster.port import Json
 from kvist_sim.processes import Children
 
 pytestmark = pytest.mark.timeout(300)

@@ -7,7 +7,7 @@ import pytest
 from tests.operator import pools
 
 from kvist_operator.errors import ModelNotFound, OperatorError
-from kvist_operator.reconcile.library import Known, Library, Wish
+from kvist_operator.reconcile.model_cache import ModelCache, ModelFacts, ModelQuery
 from kvist_operator.spec.pool import Pool
 
 POOL = pools.pool("hf://a/b")
@@ -21,7 +21,7 @@ class Hub:
         self.asked = 0
         self.error: Exception | None = None
 
-    def __call__(self, _wish: Wish) -> Known:
+    def __call__(self, _wish: ModelQuery) -> ModelFacts:
         """One look."""
         self.asked += 1
         self.open.wait(30)
@@ -36,7 +36,7 @@ def hub() -> Hub:
     return Hub()
 
 
-async def settled(library: Library, pool: Pool) -> Known:
+async def settled(library: ModelCache, pool: Pool) -> ModelFacts:
     """Ask until there is an answer."""
     while True:
         found = await library.of(pool)
@@ -46,9 +46,9 @@ async def settled(library: Library, pool: Pool) -> Known:
 
 async def test_a_slow_hub_holds_nobody_up(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """None until the answer is there, and word when it is; all who ask meanwhile are one question."""
-    monkeypatch.setattr("kvist_operator.reconcile.library.PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("kvist_operator.reconcile.model_cache.WAIT_SECONDS", 0.01)
     told = asyncio.Event()
-    library = Library(told.set, hub)
+    library = ModelCache(told.set, hub)
     assert [await library.of(POOL), await library.of(POOL)] == [None, None]
     assert not told.is_set()
 
@@ -67,7 +67,7 @@ async def test_a_refusal_is_an_error_that_is_kept_for_a_while(hub: Hub, error: E
     that gives nothing."""
     hub.error = error
     hub.open.set()
-    library = Library(lambda: None, hub)
+    library = ModelCache(lambda: None, hub)
     for _ in range(2):
         with pytest.raises(ModelNotFound, match=r"spec\.model\.source"):
             await settled(library, POOL)
@@ -79,22 +79,22 @@ async def test_what_was_known_stands_when_the_hub_fails_later(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Facts that have grown old are looked up again; no answer to that takes nothing away."""
-    monkeypatch.setattr("kvist_operator.reconcile.library.HOLDS_SECONDS", 0.0)
+    monkeypatch.setattr("kvist_operator.reconcile.model_cache.VALID_SECONDS", 0.0)
     hub.open.set()
-    library = Library(lambda: None, hub)
+    library = ModelCache(lambda: None, hub)
     before = await settled(library, POOL)
     hub.error = ModelNotFound("gone")
     while hub.asked < 3:
         assert await library.of(POOL) == before
         await asyncio.sleep(0.01)
-        monkeypatch.setattr("kvist_operator.reconcile.library.AGAIN_SECONDS", 0.0)
+        monkeypatch.setattr("kvist_operator.reconcile.model_cache.RETRY_SECONDS", 0.0)
     await library.close()
 
 
 async def test_it_ends_while_the_hub_does_not_answer(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread is left alone: it is the end of the process that ends it."""
-    monkeypatch.setattr("kvist_operator.reconcile.library.PATIENCE_SECONDS", 0.01)
-    library = Library(lambda: None, hub)
+    monkeypatch.setattr("kvist_operator.reconcile.model_cache.WAIT_SECONDS", 0.01)
+    library = ModelCache(lambda: None, hub)
     assert await library.of(POOL) is None
     await library.close()
     hub.open.set()

@@ -1,19 +1,21 @@
-"""The certificate of a pool's pickers: for gateways that verify them, and for each other (mutual TLS). Pure
-but for randomness.
+"""The certificate of a pool's pickers, for gateways that verify them and for mutual TLS between replicas.
+Pure but for randomness.
 
-**No authority's key is kept.** Each certificate has an authority of its own, which signs it and is forgotten:
-there is no key in the cluster by which anybody could make another certificate that pickers trust, and so read
-their index, which is prompts. The price is a new authority at each renewal, which everybody has to know
-before the certificate is shown. So a renewal has two steps, and what waits in between waits in the Secret:
+**No authority's key is kept.** Each certificate has an authority of its own, whose key is dropped after
+signing: no key in the cluster could sign another certificate that pickers trust, and so give access to their
+index, which consists of prompts. The price is a new authority at each renewal, which all verifiers have to
+know before the certificate is presented. A renewal therefore has two steps, with the state in between kept in
+the Secret:
 
 1. *announce*, at two thirds of the life: the next certificate and its key (``next.crt``, ``next.key``) are
-   made, and ``ca.crt`` has both authorities. Nobody shows the new certificate yet.
-2. *promote*, a day later, when every kubelet has brought the new ``ca.crt`` to every pod: ``next`` becomes
-   ``tls``. ``ca.crt`` keeps the old authority until that expires, so a pod that still shows the old
-   certificate is let in.
+made, and ``ca.crt`` has both authorities. The new certificate is not presented yet.
+2. *promote*, a day later, when every kubelet has updated ``ca.crt`` in every pod: ``next`` becomes ``tls``.
+``ca.crt`` keeps the old authority until it expires, so a pod that still presents the old certificate is
+accepted.
 
-At any moment two pods whose files are not more than a day apart verify each other. What cannot be used at all
-(absent, expired, damaged, another name) is replaced at once; ``ca.crt`` still keeps what is valid in it.
+At any moment two pods whose files are at most a day apart verify each other. A certificate that cannot be
+used (absent, expired, damaged, of another name) is replaced at once; ``ca.crt`` still keeps what is valid in
+it.
 """
 
 import datetime as dt
@@ -31,9 +33,10 @@ from kvist_operator.manifests.names import Names
 
 LIFE: Final = dt.timedelta(days=365)
 OVERLAP: Final = dt.timedelta(days=1)
-"""From announcing to promoting. Kubelets bring new files within two minutes; a node may be cut off longer."""
+"""Time from announcing to promoting. Kubelets update files within two minutes; a node may be cut off
+longer."""
 MOST_AUTHORITIES: Final = 4
-"""In ``ca.crt``; beyond two only where somebody keeps damaging the Secret."""
+"""Authorities in ``ca.crt``; more than two only if the Secret is damaged repeatedly."""
 
 CERTIFICATE: Final = "tls.crt"
 KEY: Final = "tls.key"
@@ -42,23 +45,23 @@ NEXT: Final = "next.crt"
 NEXT_KEY: Final = "next.key"
 
 Data = Mapping[str, bytes]
-"""Content of a Secret, decoded."""
+"""Decoded content of a Secret."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
-    """What is to be written."""
+class CertificateBundle:
+    """Content to be written."""
 
     secret: Data
-    """Data of the Secret (type ``kubernetes.io/tls``), not yet in base64."""
+    """Data of the Secret (type ``kubernetes.io/tls``), before base64."""
 
     @property
     def authorities(self) -> bytes:
-        """``ca.crt`` of the ConfigMap: for those who verify pickers."""
+        """``ca.crt`` of the ConfigMap, for verifying pickers."""
         return self.secret[AUTHORITIES]
 
     def __repr__(self) -> str:
-        return f"<Bundle of {', '.join(sorted(self.secret))}>"
+        return f"<CertificateBundle of {', '.join(sorted(self.secret))}>"
 
 
 class _Step(Enum):
@@ -69,7 +72,7 @@ class _Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A certificate with its key, both in PEM too."""
+    """A certificate with its key."""
 
     leaf: x509.Certificate
     pem: bytes
@@ -80,29 +83,30 @@ class _Pair:
         return self.leaf.not_valid_before_utc + BACKDATED
 
     def spent(self, now: dt.datetime) -> bool:
-        """Whether two thirds of its life are over."""
+        """Return whether two thirds of the life are over."""
         return now >= self.made + (self.leaf.not_valid_after_utc - self.made) * 2 / 3
 
 
 def names_of(names: Names) -> tuple[str, ...]:
-    """What the certificate is good for: the Service that gateways ask, and the one where peers meet.
+    """Return the DNS names of the certificate: the Service for gateways, and the one for other replicas.
 
-    Peers check the name by which they looked each other up (``--peers``), not the pod's address.
+    Replicas verify the name by which they looked each other up (``--peers``), not the pod's address.
     """
     return (names.host(names.picker), names.host(names.peers))
 
 
 def due(secret: Data | None, names: Sequence[str], now: dt.datetime) -> str:
-    """Why ``issued`` has something to do; empty when all is well. ``now`` is aware, UTC."""
+    """Return why ``issued`` would change the Secret; empty when it would not. ``now`` is timezone-aware, in
+    UTC."""
     found = _due(secret, names, now)
     return found[1] if found else ""
 
 
-def issued(names: Sequence[str], now: dt.datetime, before: Data | None = None) -> Bundle:
-    """The Secret's next content: one step further where one is due, else as it is."""
+def issued(names: Sequence[str], now: dt.datetime, before: Data | None = None) -> CertificateBundle:
+    """Return the Secret's next content: after the step that is due, else unchanged."""
     found = _due(before, names, now)
     if found is None:
-        return Bundle(dict(before or {}))
+        return CertificateBundle(dict(before or {}))
     kept = _authorities((before or {}).get(AUTHORITIES, b""), now)
     match found[0]:
         case _Step.FRESH:
@@ -130,19 +134,21 @@ def _due(secret: Data | None, names: Sequence[str], now: dt.datetime) -> tuple[_
     return (_Step.ANNOUNCE, "two thirds of the certificate's life are over") if spent else None
 
 
-def _fresh(names: Sequence[str], now: dt.datetime, kept: Sequence[bytes]) -> Bundle:
+def _fresh(names: Sequence[str], now: dt.datetime, kept: Sequence[bytes]) -> CertificateBundle:
     authority, leaf, key = _made(names, now)
-    return Bundle({CERTIFICATE: leaf, KEY: key, AUTHORITIES: _joined(authority, kept)})
+    return CertificateBundle({CERTIFICATE: leaf, KEY: key, AUTHORITIES: _joined(authority, kept)})
 
 
-def _announced(names: Sequence[str], now: dt.datetime, before: Data, kept: Sequence[bytes]) -> Bundle:
+def _announced(
+    names: Sequence[str], now: dt.datetime, before: Data, kept: Sequence[bytes]
+) -> CertificateBundle:
     authority, leaf, key = _made(names, now)
     joined = _joined(authority, kept)
-    return Bundle({**_current(before), NEXT: leaf, NEXT_KEY: key, AUTHORITIES: joined})
+    return CertificateBundle({**_current(before), NEXT: leaf, NEXT_KEY: key, AUTHORITIES: joined})
 
 
-def _promoted(before: Data, kept: Sequence[bytes]) -> Bundle:
-    return Bundle({CERTIFICATE: before[NEXT], KEY: before[NEXT_KEY], AUTHORITIES: b"".join(kept)})
+def _promoted(before: Data, kept: Sequence[bytes]) -> CertificateBundle:
+    return CertificateBundle({CERTIFICATE: before[NEXT], KEY: before[NEXT_KEY], AUTHORITIES: b"".join(kept)})
 
 
 def _current(before: Data) -> dict[str, bytes]:
@@ -150,7 +156,8 @@ def _current(before: Data) -> dict[str, bytes]:
 
 
 def _made(names: Sequence[str], now: dt.datetime) -> tuple[bytes, bytes, bytes]:
-    """An authority's certificate, what it signed, and the key of that. The authority's key ends here."""
+    """Return an authority's certificate, a certificate it signed, and the key of that. The authority's key is
+    dropped."""
     authority = CertificateAuthority("kvist pickers", now, LIFE)
     return (authority.pem, *authority.sign(names, now, LIFE, (SERVER, CLIENT)))
 
@@ -160,7 +167,7 @@ def _joined(new: bytes, kept: Sequence[bytes]) -> bytes:
 
 
 def _authorities(bundle: bytes, now: dt.datetime) -> list[bytes]:
-    """Those that are still valid, in PEM, the newest first."""
+    """Return the authorities that are still valid, in PEM, the newest first."""
     alive = [each for each in _loaded(bundle) if now < each.not_valid_after_utc]
     alive.sort(key=lambda each: each.not_valid_before_utc, reverse=True)
     return [each.public_bytes(Encoding.PEM) for each in alive]
@@ -174,7 +181,7 @@ def _loaded(bundle: bytes) -> list[x509.Certificate]:
 
 
 def _pair(secret: Data, leaf: str, key: str, names: Sequence[str], now: dt.datetime) -> _Pair | str:
-    """A pair that can be used, or why not."""
+    """Return a pair that can be used, or the reason why it cannot."""
     try:
         pem, secret_key = secret[leaf], secret[key]
         found = _Pair(x509.load_pem_x509_certificate(pem), pem, secret_key)
@@ -201,20 +208,20 @@ def _unfit(
     names: Sequence[str],
     now: dt.datetime,
 ) -> str:
-    """Why a certificate is of no use; empty when it is."""
+    """Return why a certificate cannot be used; empty when it can."""
     if now >= leaf.not_valid_after_utc:
         return f"{name} expired at {leaf.not_valid_after_utc:%Y-%m-%dT%H:%M:%SZ}"
     if now < leaf.not_valid_before_utc:
         return f"{name} is not valid before {leaf.not_valid_before_utc:%Y-%m-%dT%H:%M:%SZ}"
-    lacking = sorted(set(names) - set(_good_for(leaf)))
+    lacking = sorted(set(names) - set(_names_in(leaf)))
     if lacking:
-        return f"{name} is not good for {', '.join(lacking)}"
+        return f"{name} is not valid for {', '.join(lacking)}"
     if not any(_signed_by(leaf, authority) for authority in authorities):
         return f"{AUTHORITIES} has no authority that signed {name}"
     return ""
 
 
-def _good_for(leaf: x509.Certificate) -> list[str]:
+def _names_in(leaf: x509.Certificate) -> list[str]:
     try:
         found = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):

@@ -10,23 +10,23 @@ from hypothesis import strategies as st
 from tests.operator.fleets import page, row
 
 from kvist_operator.errors import FleetError
-from kvist_operator.reconcile.reports import (
+from kvist_operator.reconcile.cache_reports import (
     MOST_COST,
-    Merged,
+    MergedReport,
     deletion_costs,
     figures,
     kv_tokens,
-    merged,
-    report,
+    merge_reports,
+    parse_report,
 )
 
 PODS = ("p0", "p1", "p2", "p3")
 worths = st.integers(0, 1 << 40)
 
 
-def of(*pages: bytes) -> Merged:
+def of(*pages: bytes) -> MergedReport:
     """All pages together."""
-    return merged(map(report, pages))
+    return merge_reports(map(parse_report, pages))
 
 
 def test_worth_adds_up_and_blocks_do_not() -> None:
@@ -72,9 +72,9 @@ def test_what_is_not_known_is_worth_nothing() -> None:
 
 def test_without_an_answer_nothing_is_said() -> None:
     """If no picker answered, what was said before stands."""
-    assert deletion_costs(Merged(), PODS) == {}
+    assert deletion_costs(MergedReport(), PODS) == {}
     assert deletion_costs(of(page()), ["p0"]) == {"p0": 0}
-    assert kv_tokens(Merged()) is None
+    assert kv_tokens(MergedReport()) is None
 
 
 def test_blocks_decide_where_nothing_was_saved_yet() -> None:
@@ -123,7 +123,7 @@ BAD = {
 def test_nonsense_is_refused(body: bytes) -> None:
     """What is no page of a picker raises FleetError, nothing else."""
     with pytest.raises(FleetError):
-        report(body)
+        parse_report(body)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists))
@@ -131,4 +131,4 @@ def test_any_field_may_be_anything(value: Any) -> None:
     """Whatever a field is, the page is read or refused."""
     for name in row("p"):
         with suppress(FleetError):
-            report(page({**row("p"), name: value}))
+            parse_report(page({**row("p"), name: value}))

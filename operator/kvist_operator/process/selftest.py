@@ -1,7 +1,7 @@
-"""``kvist-operator trial``: whether the operator is ready and a pool can be made. ``helm test`` runs it.
+"""``kvist-operator check``: checks that the operator is ready and that a pool can be created. ``helm test``
+runs it.
 
-Nothing is made: the API server is asked for a dry run, which goes through its schema, its rules and all of
-its admission.
+Nothing is created: the API server runs a dry run, which includes its schema, its rules and all admission.
 """
 
 import argparse
@@ -14,38 +14,38 @@ import aiohttp
 
 from kvist_kube.connection import Connection, Query, find_cluster, own_namespace
 from kvist_kube.errors import ApiError, ClusterNotFound
-from kvist_operator.cluster.failures import failure
+from kvist_operator.cluster.api_errors import error_of
 from kvist_operator.cluster.kinds import POOL
 from kvist_operator.errors import StartError
 
-PATIENCE_SECONDS: Final = 60.0
+READY_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 1.0
 DRY_RUN: Final[Query] = [("dryRun", "All"), ("fieldValidation", "Strict")]
-TRIAL: Final[Mapping[str, Any]] = {
+SAMPLE_POOL: Final[Mapping[str, Any]] = {
     "apiVersion": POOL.api_version,
     "kind": POOL.kind,
-    "metadata": {"name": "kvist-trial"},
+    "metadata": {"name": "kvist-check"},
     "spec": {"model": {"source": "hf://Qwen/Qwen3-8B"}, "gateway": {"mode": "Envoy"}},
 }
-"""The least that a pool says, and a way in."""
+"""A minimal pool, with a gateway."""
 
 
 def main(argv: Sequence[str], environment: Mapping[str, str]) -> str:
-    """What was found. Raises OperatorError: what does not work."""
-    told = _parser(environment).parse_args(argv)
-    return asyncio.run(tried(told.namespace, told.operator, environment))
+    """Run the checks and return their result. Raises OperatorError that says what fails."""
+    flags = _parser(environment).parse_args(argv)
+    return asyncio.run(run_checks(flags.namespace, flags.operator, environment))
 
 
-async def tried(namespace: str, operator: str, environment: Mapping[str, str]) -> str:
-    """The same; ``operator`` is the address of its metrics port, empty: it is not asked."""
+async def run_checks(namespace: str, operator: str, environment: Mapping[str, str]) -> str:
+    """Run the checks. ``operator``: address of its metrics port; when empty, its readiness is not checked."""
     if operator:
-        await ready(f"{operator.rstrip('/')}/readyz")
-    await makeable(namespace, environment)
-    return f"{'the operator is ready; ' if operator else ''}a pool can be made in namespace {namespace}"
+        await wait_until_ready(f"{operator.rstrip('/')}/readyz")
+    await check_creation(namespace, environment)
+    return f"{'the operator is ready; ' if operator else ''}a pool can be created in namespace {namespace}"
 
 
-async def ready(url: str, *, seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait for it. Raises StartError with the last thing that was heard."""
+async def wait_until_ready(url: str, *, seconds: float = READY_SECONDS) -> None:
+    """Wait until the page answers 200. Raises StartError with its last answer."""
     timeout = aiohttp.ClientTimeout(total=5)
     deadline = time.monotonic() + seconds
     async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -63,30 +63,36 @@ async def _unready(session: aiohttp.ClientSession, url: str) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-async def makeable(namespace: str, environment: Mapping[str, str]) -> None:
-    """Ask the API server to make a pool without keeping it. Raises StartError, ClusterError."""
+async def check_creation(namespace: str, environment: Mapping[str, str]) -> None:
+    """Create a pool in a dry run. Raises StartError, ClusterError."""
     try:
         connection = Connection(find_cluster(environment, otherwise="set KUBECONFIG, or run in a pod"))
     except ClusterNotFound as error:
         raise StartError(str(error)) from error
     try:
-        answer = await connection.request("POST", POOL.path(namespace), DRY_RUN, dict(TRIAL))
+        answer = await connection.request("POST", POOL.path(namespace), DRY_RUN, dict(SAMPLE_POOL))
     except ApiError as error:
         raise StartError(str(error)) from error
     finally:
         await connection.close()
     if answer.status not in (200, 201):
         doing = f"create {POOL.path(namespace)} (dry run)"
-        raise failure(answer, doing=doing, kind=POOL, verb="create")
+        raise error_of(answer, doing=doing, kind=POOL, verb="create")
 
 
 def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "kvist-operator trial", description="Is the operator ready, and can a pool be made? Makes nothing."
+        "kvist-operator check",
+        description="Check that the operator is ready and that a pool can be created. Creates nothing.",
     )
     own = own_namespace(environment)
-    parser.add_argument("--namespace", default=own, metavar="NAME", help=f"where (default: {own})")
     parser.add_argument(
-        "--operator", default="", metavar="URL", help="address of its metrics port; without: it is not asked"
+        "--namespace", default=own, metavar="NAME", help=f"namespace of the pool (default: {own})"
+    )
+    parser.add_argument(
+        "--operator",
+        default="",
+        metavar="URL",
+        help="address of the operator's metrics port; without it, readiness is not checked",
     )
     return parser

@@ -1,7 +1,7 @@
-"""Asks the pickers of a pool what the engines' caches are worth: now and then for the status, and just before
-replicas are lowered for the order in which pods go.
+"""Asks a pool's pickers how much prefill the engines' KV caches have saved.
 
-Pickers are asked by the address of their pods, each for itself: one that does not answer spoils nothing.
+They are polled periodically for the status, and before replicas are lowered for the order in which pods are
+deleted. Each picker is asked by the address of its pod; one that does not answer does not affect the others.
 """
 
 import asyncio
@@ -12,48 +12,57 @@ from typing import Any, Final, Protocol
 
 import aiohttp
 
+from kvist_operator.cluster.cluster_api import Json
 from kvist_operator.cluster.kinds import Target, target_of
-from kvist_operator.cluster.port import Json
-from kvist_operator.cluster.store import PoolKey, Store
+from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.errors import ClusterError, FleetError
 from kvist_operator.manifests.names import COMPONENT, ENGINE, METRICS_PORT, PICKER
 from kvist_operator.plan import Plan
 from kvist_operator.spec.pool import Pool
 from kvist_operator.status.advice import advice, standing
 
-from .reports import Merged, Report, deletion_costs, figures, kv_tokens, merged, report
+from .cache_reports import (
+    CacheReport,
+    MergedReport,
+    deletion_costs,
+    figures,
+    kv_tokens,
+    merge_reports,
+    parse_report,
+)
 
 logger = logging.getLogger(__name__)
 
 COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 TIMEOUT_SECONDS: Final = 5.0
-"""For one picker's answer; lowering replicas waits for no longer."""
+"""Time limit of one picker's answer, and so of the delay before replicas are lowered."""
 MAX_PAGE_BYTES: Final = 8 << 20
-"""A thousand endpoints take less than one."""
-AT_ONCE: Final = 32
+"""A thousand endpoints take less than 1 MiB."""
+PARALLEL_POOLS: Final = 32
 """Pools whose pickers are asked at the same time."""
 
 
-class Annotates(Protocol):
-    """What is needed of the ``Cluster``."""
+class Annotator(Protocol):
+    """The part of ``Cluster`` that is used here."""
 
     async def annotate(self, target: Target, annotations: Mapping[str, str | None]) -> None:
         """Set annotations of an object. Raises ClusterError."""
 
 
 @dataclass(slots=True)
-class Pickers:
-    """Of all pools. ``async with``; ``changed`` is told of a pool of which something else is known now."""
+class PickerClient:
+    """Polls the pickers of all pools; used with ``async with``. ``on_change`` is called with pools whose
+    figures have changed."""
 
-    cluster: Annotates
-    store: Store
-    changed: Callable[[PoolKey], None]
+    cluster: Annotator
+    cache: PoolCache
+    on_change: Callable[[PoolKey], None]
     port: int = METRICS_PORT
-    _known: dict[PoolKey, Merged] = field(default_factory=dict)
-    _gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    _known: dict[PoolKey, MergedReport] = field(default_factory=dict)
+    _semaphore: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARALLEL_POOLS))
     _session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> "Pickers":
+    async def __aenter__(self) -> "PickerClient":
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
@@ -64,31 +73,32 @@ class Pickers:
             await self._session.close()
 
     async def run(self, interval: float) -> None:
-        """Ask now and every ``interval`` seconds, until cancelled; 0: never."""
+        """Poll now and every ``interval`` seconds, until cancelled; 0 means never."""
         while interval > 0:
-            await self.look()
+            await self.poll()
             await asyncio.sleep(interval)
 
-    async def look(self) -> None:
-        """Ask the pickers of every pool; those that do not answer leave what was known as it is."""
-        keys = self.store.pools()
+    async def poll(self) -> None:
+        """Ask the pickers of every pool; for pools without an answer the last figures stand."""
+        keys = self.cache.pools()
         for gone in self._known.keys() - set(keys):
             del self._known[gone]
-        await asyncio.gather(*(self._look(key) for key in keys))
+        await asyncio.gather(*(self._poll_pool(key) for key in keys))
 
-    async def _look(self, key: PoolKey) -> None:
-        async with self._gate:
-            found = await self._ask(key, self.store.pods(key))
+    async def _poll_pool(self, key: PoolKey) -> None:
+        async with self._semaphore:
+            found = await self._ask(key, self.cache.pods(key))
         if not found.pickers:
             return
         before, self._known[key] = self._known.get(key), found
         if before is None or figures(before) != figures(found):
-            self.changed(key)
+            self.on_change(key)
 
-    async def price(self, pool: Pool, pods: list[Json], replicas: int) -> None:
-        """Say what each engine's cache is worth, by its deletion cost, before replicas are lowered to this
-        number. Where that cannot be had or written they are lowered all the same, in Kubernetes' order."""
-        leaving = {str(pod["metadata"]["name"]): pod for pod in pods if _priced(pod)}
+    async def set_deletion_costs(self, pool: Pool, pods: list[Json], replicas: int) -> None:
+        """Set each engine's deletion cost by what its cache has saved, before replicas are lowered to this
+        number. Where it cannot be determined or written, replicas are lowered all the same, in Kubernetes'
+        order."""
+        leaving = {str(pod["metadata"]["name"]): pod for pod in pods if _has_deletion_cost(pod)}
         if not 0 < replicas < len(leaving):
             return
         found = await self._ask(PoolKey(pool.namespace, pool.name), pods)
@@ -101,23 +111,23 @@ class Pickers:
         try:
             await self.cluster.annotate(target_of(pod), {COST: str(cost)})
         except ClusterError as error:
-            logger.warning("%s: its deletion cost is not set: %s", pod["metadata"]["name"], error)
+            logger.warning("%s: setting its deletion cost failed: %s", pod["metadata"]["name"], error)
 
-    async def _ask(self, key: PoolKey, pods: Iterable[Json]) -> Merged:
+    async def _ask(self, key: PoolKey, pods: Iterable[Json]) -> MergedReport:
         urls = {str(pod["metadata"]["name"]): url for pod in pods if (url := fleet_url(pod, self.port))}
         if self._session is None:
-            raise RuntimeError("pickers are asked within `async with`")
+            raise RuntimeError("PickerClient must be used with `async with`")
         reports, problems = await ask_all(self._session, urls)
         for name, problem in problems.items():
             logger.info("%s: picker %s: %s", key, name, problem)
-        return merged(reports)
+        return merge_reports(reports)
 
     def kv_tokens(self, key: PoolKey) -> int | None:
-        """What engines report as the size of a replica's cache; None = nothing is known."""
-        return kv_tokens(self._known.get(key, Merged()))
+        """Return the size of a replica's KV cache in tokens, as engines report it; None when not known."""
+        return kv_tokens(self._known.get(key, MergedReport()))
 
     def advice(self, key: PoolKey, pool: Pool, plan: Plan, before: list[str]) -> tuple[str, ...]:
-        """What could be better, by what is known; what was said stays as long as nothing is."""
+        """Return advice by the latest figures; without figures the earlier advice stands."""
         if key not in self._known:
             return standing(before)
         return advice(pool, plan, figures(self._known[key]), before)
@@ -125,26 +135,26 @@ class Pickers:
 
 async def ask_all(
     session: aiohttp.ClientSession, urls: Mapping[str, str]
-) -> tuple[list[Report], dict[str, FleetError]]:
-    """Pages by name of the picker: those that came, and why others did not."""
+) -> tuple[list[CacheReport], dict[str, FleetError]]:
+    """Return the reports that arrived, and why others did not, by name of the picker."""
     answers = await asyncio.gather(*(_asked(session, url) for url in urls.values()))
     named = dict(zip(urls, answers, strict=True))
     problems = {name: answer for name, answer in named.items() if isinstance(answer, FleetError)}
-    return [answer for answer in answers if isinstance(answer, Report)], problems
+    return [answer for answer in answers if isinstance(answer, CacheReport)], problems
 
 
-async def _asked(session: aiohttp.ClientSession, url: str) -> Report | FleetError:
+async def _asked(session: aiohttp.ClientSession, url: str) -> CacheReport | FleetError:
     try:
         return await ask(session, url)
     except FleetError as error:
         return error
 
 
-async def ask(session: aiohttp.ClientSession, url: str) -> Report:
-    """One picker's page. Raises FleetError: it cannot be reached, answers late, too much, or nonsense."""
+async def ask(session: aiohttp.ClientSession, url: str) -> CacheReport:
+    """Return one picker's report. Raises FleetError when it is absent, late, too large or invalid."""
     try:
         async with session.get(url, allow_redirects=False) as response:
-            return report(await _body(response))
+            return parse_report(await _body(response))
     except FleetError as error:
         raise FleetError(f"{url}: {error}") from None
     except TimeoutError:
@@ -155,7 +165,7 @@ async def ask(session: aiohttp.ClientSession, url: str) -> Report:
 
 async def _body(response: aiohttp.ClientResponse) -> bytes:
     if response.status != 200:
-        raise FleetError(f"it answered {response.status}")
+        raise FleetError(f"the picker answered {response.status}")
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
@@ -165,7 +175,7 @@ async def _body(response: aiohttp.ClientResponse) -> bytes:
 
 
 def fleet_url(pod: Mapping[str, Any], port: int = METRICS_PORT) -> str:
-    """Where to ask a pod; empty for what is no picker, or does not run."""
+    """Return the URL of a picker's ``/fleet``; empty for pods that are not running pickers."""
     meta, status = pod["metadata"], pod.get("status") or {}
     address = status.get("podIP") or ""
     if (meta.get("labels") or {}).get(COMPONENT) != PICKER or not address or "deletionTimestamp" in meta:
@@ -174,9 +184,9 @@ def fleet_url(pod: Mapping[str, Any], port: int = METRICS_PORT) -> str:
     return f"http://{host}:{port}/fleet" if status.get("phase") == "Running" else ""
 
 
-def _priced(pod: Mapping[str, Any]) -> bool:
-    """Whether its deletion cost matters: a ready engine of a ReplicaSet. Of others Kubernetes takes those
-    first that are not ready, and LeaderWorkerSets go by number."""
+def _has_deletion_cost(pod: Mapping[str, Any]) -> bool:
+    """Return whether the deletion cost matters: for ready engines of a ReplicaSet. Kubernetes deletes pods
+    that are not ready first, and LeaderWorkerSets delete by number."""
     meta = pod["metadata"]
     owners = {each.get("kind") for each in meta.get("ownerReferences") or () if each.get("controller")}
     conditions = (pod.get("status") or {}).get("conditions") or ()

@@ -1,35 +1,36 @@
-"""What is known of the cluster: pools, their children, their pods. Pure.
+"""Pools, their children and their pods, as last seen. Pure.
 
-Fed by lists, by watches and by the answers to our own writes, in whatever order they come: the newer version
-of an object stands. Nothing is kept here that the cluster does not say again after a restart.
+Filled by lists, by watch events and by the answers to the operator's own writes, in whatever order they
+arrive: the newest version of an object stands. Everything here can be read from the cluster again after a
+restart.
 
-Objects are kept as JSON and read when a pool is looked at: as dicts, those of 500 pools are 60 MiB more.
+Objects are kept as JSON and parsed when a pool is reconciled: as dicts, those of 500 pools take 60 MiB more.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from kvist_operator.manifests.names import INSTANCE
 
+from .cluster_api import Json
 from .kinds import POD, POOL, Kind, Target, target_of
-from .port import Json
 
-_TOLD: Final = ("Deployment", "LeaderWorkerSet", "HTTPRoute", "InferencePool", "Pod")
+_WITH_STATUS: Final = ("Deployment", "LeaderWorkerSet", "HTTPRoute", "InferencePool", "Pod")
 """Kinds whose status is read."""
 _CONTAINER: Final = ("name", "image")
 
 
 class PoolKey(NamedTuple):
-    """One of our pools."""
+    """Namespace and name of one of our pools."""
 
     namespace: str
     name: str
 
     @property
     def target(self) -> Target:
-        """The pool itself."""
+        """The pool object."""
         return Target(POOL, self.namespace, self.name)
 
     def __str__(self) -> str:
@@ -37,31 +38,29 @@ class PoolKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
-    """One object."""
-
+class _CachedObject:
     version: str
     uid: str
-    pool: "PoolKey | None"
+    pool: PoolKey | None
     body: bytes
 
-    def read(self) -> Json:
+    def parse(self) -> Json:
         found: Json = json.loads(self.body)
         return found
 
 
-class Store:
-    """Objects by where they are, and by the pool they are of."""
+class PoolCache:
+    """Objects by target and by the pool that they belong to."""
 
     def __init__(self) -> None:
-        self._objects: dict[Target, _Kept] = {}
+        self._objects: dict[Target, _CachedObject] = {}
         self._members: dict[PoolKey, set[Target]] = {}
 
     def __len__(self) -> int:
         return len(self._objects)
 
-    def tell(self, found: Mapping[str, Any]) -> PoolKey | None:
-        """An object as it is now; the pool it matters to, where this is news."""
+    def update(self, found: Mapping[str, Any]) -> PoolKey | None:
+        """Add an object or its new state; return the pool it belongs to, if this version is new."""
         target, meta = target_of(found), found["metadata"]
         version = str(meta.get("resourceVersion", ""))
         known = self._objects.get(target)
@@ -69,13 +68,13 @@ class Store:
             return None
         pool = pool_of(target, found)
         body = json.dumps(slimmed(target.kind, found), separators=(",", ":")).encode()
-        self._objects[target] = _Kept(version, str(meta.get("uid", "")), pool, body)
+        self._objects[target] = _CachedObject(version, str(meta.get("uid", "")), pool, body)
         if pool is not None and target.kind != POOL:
             self._members.setdefault(pool, set()).add(target)
         return pool
 
-    def forget(self, target: Target, uid: str = "") -> PoolKey | None:
-        """It has gone, whatever it was or the one with this uid; the pool it mattered to."""
+    def remove(self, target: Target, uid: str = "") -> PoolKey | None:
+        """Remove an object, with ``uid`` only that very object; return the pool it belonged to."""
         known = self._objects.get(target)
         if known is None or (uid and known.uid != uid):
             return None
@@ -89,32 +88,33 @@ class Store:
         return pool
 
     def get(self, target: Target) -> Json | None:
-        """What is known of it."""
+        """Return an object; None when it is not known."""
         known = self._objects.get(target)
-        return known.read() if known else None
+        return known.parse() if known else None
 
     def children(self, pool: PoolKey) -> list[Json]:
-        """All that has the pool's labels, but pods."""
-        return [self._objects[target].read() for target in self._sorted(pool) if target.kind != POD]
+        """Return all objects with the pool's labels except pods."""
+        return self._of_pool(pool, pods=False)
 
     def pods(self, pool: PoolKey) -> list[Json]:
-        """Of all components."""
-        return [self._objects[target].read() for target in self._sorted(pool) if target.kind == POD]
+        """Return the pods of all components of a pool."""
+        return self._of_pool(pool, pods=True)
 
     def pools(self) -> list[PoolKey]:
-        """All of ours."""
+        """Return the keys of all our pools, sorted."""
         return sorted(PoolKey(t.namespace, t.name) for t in self._objects if t.kind == POOL)
 
-    def of_kind(self, kind: Kind) -> dict[Target, str]:
-        """The version of each of one kind."""
+    def versions(self, kind: Kind) -> dict[Target, str]:
+        """Return the resource version of each object of a kind."""
         return {target: known.version for target, known in self._objects.items() if target.kind == kind}
 
-    def _sorted(self, pool: PoolKey) -> Iterable[Target]:
-        return sorted(self._members.get(pool, ()))
+    def _of_pool(self, pool: PoolKey, *, pods: bool) -> list[Json]:
+        targets = sorted(self._members.get(pool, ()))
+        return [self._objects[target].parse() for target in targets if (target.kind == POD) is pods]
 
 
 def pool_of(target: Target, found: Mapping[str, Any]) -> PoolKey | None:
-    """By name for a pool itself, by label for what is part of one."""
+    """Return the pool that an object belongs to: by name for a pool object, by label for others."""
     if target.kind == POOL:
         return PoolKey(target.namespace, target.name)
     name = (found["metadata"].get("labels") or {}).get(INSTANCE)
@@ -122,25 +122,25 @@ def pool_of(target: Target, found: Mapping[str, Any]) -> PoolKey | None:
 
 
 def slimmed(kind: Kind, found: Mapping[str, Any]) -> Json:
-    """What is read of it: of pods what happens to them, of other kinds no status that nobody reads."""
+    """Return the parts of an object that are read: few fields of a pod's spec, and a status only of kinds
+    whose status is read."""
     meta = {key: value for key, value in found["metadata"].items() if key != "managedFields"}
     made = {**found, "metadata": meta}
-    if kind.kind not in _TOLD:
+    if kind.kind not in _WITH_STATUS:
         made.pop("status", None)
     if kind == POD:
-        made["spec"] = _slim_pod(found.get("spec") or {})
+        spec = found.get("spec") or {}
+        made["spec"] = {key: spec[key] for key in ("nodeName",) if key in spec}
+        for key in ("containers", "initContainers"):
+            made["spec"][key] = [
+                {k: each[k] for k in _CONTAINER if k in each} for each in spec.get(key) or ()
+            ]
     return made
 
 
-def _slim_pod(spec: Mapping[str, Any]) -> Json:
-    parts = {key: spec[key] for key in ("nodeName",) if key in spec}
-    for key in ("containers", "initContainers"):
-        parts[key] = [{k: each[k] for k in _CONTAINER if k in each} for each in spec.get(key) or ()]
-    return parts
-
-
 def _newer(new: str, old: str) -> bool:
-    """Resource versions are numbers that grow (KEP-5504 promises it); others are taken as they come."""
+    """Compare resource versions: numbers that grow (KEP-5504 promises it); others are newer if they
+    differ."""
     if new.isdigit() and old.isdigit():
         return int(new) > int(old)
     return new != old

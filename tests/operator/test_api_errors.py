@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kvist_kube.connection import Answer
-from kvist_operator.cluster.failures import ATTEMPTS, LONGEST_SECONDS, failure, pause
+from kvist_operator.cluster.api_errors import ATTEMPTS, LONGEST_SECONDS, error_of, retry_pause
 from kvist_operator.cluster.kinds import DEPLOYMENT
 from kvist_operator.errors import (
     ClusterError,
@@ -48,7 +48,7 @@ def test_each_answer_is_an_error_of_its_kind_with_the_servers_words(
 ) -> None:
     """Quotas, admission and missing rights share a status; the words tell them apart, and are told on."""
     body = json.dumps({"kind": "Status", "message": words}).encode()
-    found = failure(Answer(status, body, 0.0), doing="patch x", kind=DEPLOYMENT, verb="patch")
+    found = error_of(Answer(status, body, 0.0), doing="patch x", kind=DEPLOYMENT, verb="patch")
 
     assert type(found) is kind
     assert str(found).startswith("patch x: ")
@@ -59,7 +59,7 @@ def test_each_answer_is_an_error_of_its_kind_with_the_servers_words(
 def test_a_missing_right_is_told_as_the_rule_that_is_missing() -> None:
     """So that it can be pasted."""
     answer = Answer(403, json.dumps({"message": RIGHT}).encode(), 0.0)
-    found = failure(answer, doing="x", kind=DEPLOYMENT, verb="patch")
+    found = error_of(answer, doing="x", kind=DEPLOYMENT, verb="patch")
 
     assert 'apiGroups: ["apps"], resources: ["deployments"], verbs: ["patch"]' in str(found)
 
@@ -67,17 +67,17 @@ def test_a_missing_right_is_told_as_the_rule_that_is_missing() -> None:
 @pytest.mark.parametrize("body", [b"<html>bad gateway", b"[1]", b"\xff", b"", b'{"message": 5}'])
 def test_an_answer_that_is_no_status_is_no_reason_to_fall_over(body: bytes) -> None:
     """Proxies answer, too."""
-    assert isinstance(failure(Answer(502, body, 0.0), doing="x", kind=DEPLOYMENT, verb="get"), Unavailable)
+    assert isinstance(error_of(Answer(502, body, 0.0), doing="x", kind=DEPLOYMENT, verb="get"), Unavailable)
 
 
 def test_only_what_may_pass_is_tried_again_and_not_for_ever() -> None:
     """Doubled each time, never shorter than asked for, given up after some attempts."""
     busy = Unavailable("x", 503)
-    waits = [pause(busy, attempt, lambda: 1.0) for attempt in range(1, ATTEMPTS + 1)]
+    waits = [retry_pause(busy, attempt, lambda: 1.0) for attempt in range(1, ATTEMPTS + 1)]
 
     assert waits == [0.2, 0.4, 0.8, 1.6, None]
-    assert pause(Refused("x", 422), 1, lambda: 1.0) is None
-    assert pause(Unavailable("x", 429, retry_after=3.0), 1, lambda: 0.0) == 3.0
-    assert pause(Unavailable("x", 429, retry_after=600.0), 1, lambda: 0.0) == LONGEST_SECONDS
-    asked = failure(Answer(429, b"", 7.0), doing="x", kind=DEPLOYMENT, verb="get")
+    assert retry_pause(Refused("x", 422), 1, lambda: 1.0) is None
+    assert retry_pause(Unavailable("x", 429, retry_after=3.0), 1, lambda: 0.0) == 3.0
+    assert retry_pause(Unavailable("x", 429, retry_after=600.0), 1, lambda: 0.0) == LONGEST_SECONDS
+    asked = error_of(Answer(429, b"", 7.0), doing="x", kind=DEPLOYMENT, verb="get")
     assert asked.retry_after == 7.0

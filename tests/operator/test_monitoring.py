@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvist_operator.process import logs
+from kvist_operator.process import monitoring as logs
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def test_a_line_is_json_with_the_keys_of_the_picker() -> None:
 
 def test_a_level_hides_what_is_below_it() -> None:
     """And libraries speak up only when something is wrong."""
-    logs.configure("warning", "json")
+    logs.configure_logging("warning", "json")
 
     assert not logging.getLogger("kvist_operator").isEnabledFor(logging.INFO)
     assert not logging.getLogger("aiohttp").isEnabledFor(logging.INFO)

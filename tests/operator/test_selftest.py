@@ -8,7 +8,7 @@ from aiohttp import web
 
 from kvist_operator.__main__ import main
 from kvist_operator.errors import StartError
-from kvist_operator.process import trial
+from kvist_operator.process import selftest
 from kvist_operator.spec import read_pool
 
 
@@ -32,19 +32,22 @@ async def address() -> AsyncIterator[str]:
 
 async def test_an_operator_that_starts_is_waited_for(address: str) -> None:
     """Not ready once is no failure."""
-    await trial.ready(f"{address}/readyz")
+    await selftest.wait_until_ready(f"{address}/readyz")
 
 
 async def test_an_operator_that_is_not_ready_is_quoted(address: str) -> None:
     """With its address and its own words."""
     with pytest.raises(StartError, match=r"/readyz: not ready within 0 s: the cluster has not been read yet"):
-        await trial.ready(f"{address}/readyz", seconds=0.0)
+        await selftest.wait_until_ready(f"{address}/readyz", seconds=0.0)
 
 
-def test_the_trial_is_a_pool() -> None:
-    """What it asks for could be planned."""
-    made = {**trial.TRIAL, "metadata": {**trial.TRIAL["metadata"], "namespace": "forest", "uid": "1"}}
-    assert read_pool(made).name == "kvist-trial"
+def test_the_sample_pool_is_valid() -> None:
+    """The spec of the sample pool can be read."""
+    made = {
+        **selftest.SAMPLE_POOL,
+        "metadata": {**selftest.SAMPLE_POOL["metadata"], "namespace": "forest", "uid": "1"},
+    }
+    assert read_pool(made).name == "kvist-check"
 
 
 def test_without_a_cluster_it_says_so(
@@ -54,5 +57,5 @@ def test_without_a_cluster_it_says_so(
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert main(["trial", "--namespace=forest"]) == 1
+    assert main(["check", "--namespace=forest"]) == main(["trial", "--namespace=forest"]) == 1
     assert "set KUBECONFIG, or run in a pod" in capsys.readouterr().err

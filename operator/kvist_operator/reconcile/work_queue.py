@@ -1,11 +1,13 @@
-"""Which pool is looked at next, and when. Pure: the time is told.
+"""Which pool is reconciled next, and when. Pure: callers pass the time.
 
-A pool is looked at by one at a time. What happens meanwhile is not lost: it is looked at again. The earliest
-time that anybody asked for counts.
+A key is processed by one worker at a time. If it is added meanwhile, it is processed again. Of several times
+at which a key is due the earliest counts.
 """
 
 import heapq
 from typing import Final, Generic, TypeVar
+
+from kvist_kube.backoff import backoff_seconds
 
 FIRST_SECONDS: Final = 1.0
 LONGEST_SECONDS: Final = 300.0
@@ -13,8 +15,8 @@ LONGEST_SECONDS: Final = 300.0
 Key = TypeVar("Key")
 
 
-class Schedule(Generic[Key]):
-    """Keys and the times at which they are due, in seconds of any clock."""
+class WorkQueue(Generic[Key]):
+    """Keys with the times at which they are due, in seconds of any clock."""
 
     def __init__(self) -> None:
         self._due: dict[Key, float] = {}
@@ -28,11 +30,11 @@ class Schedule(Generic[Key]):
 
     @property
     def busy(self) -> int:
-        """Keys that are being looked at."""
+        """Number of keys that are being processed."""
         return len(self._busy)
 
     def add(self, key: Key, at: float) -> None:
-        """Due then, or earlier if it is due earlier already."""
+        """Make a key due at this time, unless it is due earlier."""
         if self._due.get(key, at + 1) <= at:
             return
         self._due[key] = at
@@ -40,13 +42,14 @@ class Schedule(Generic[Key]):
         heapq.heappush(self._heap, (at, self._serial, key))
 
     def pop(self, now: float) -> Key | None:
-        """One that is due and not being looked at; it is being looked at from now on."""
+        """Return a key that is due and not being processed, and mark it as being processed; None when there
+        is none."""
         held: list[tuple[float, int, Key]] = []
         found: Key | None = None
         while self._heap and self._heap[0][0] <= now:
             at, serial, key = heapq.heappop(self._heap)
             if self._due.get(key) != at:
-                continue  # asked for again, earlier, or taken
+                continue  # added again for an earlier time, or taken
             if key in self._busy:
                 held.append((at, serial, key))
                 continue
@@ -59,17 +62,18 @@ class Schedule(Generic[Key]):
         return found
 
     def next_at(self) -> float | None:
-        """When the next one is due that is not being looked at; None = nothing is."""
+        """Return the time at which the next key is due that is not being processed; None when there is
+        none."""
         free = [at for key, at in self._due.items() if key not in self._busy]
         return min(free, default=None)
 
     def done(self, key: Key) -> None:
-        """It has been looked at, and all is well."""
+        """Mark a key as processed successfully."""
         self._busy.discard(key)
         self._failures.pop(key, None)
 
     def failed(self, key: Key) -> float:
-        """It has been looked at, and did not end well: seconds to wait, doubled each time."""
+        """Mark a key as failed; return the seconds to wait, which double each time."""
         self._busy.discard(key)
         count = self._failures[key] = self._failures.get(key, 0) + 1
-        return min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** min(count - 1, 20))
+        return backoff_seconds(count, first=FIRST_SECONDS, longest=LONGEST_SECONDS)

@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_operator.reconcile.schedule import FIRST_SECONDS, LONGEST_SECONDS, Schedule
+from kvist_operator.reconcile.work_queue import FIRST_SECONDS, LONGEST_SECONDS, WorkQueue
 
 
 def test_a_key_is_given_once_however_often_it_was_asked_for() -> None:
     """Three events of one pool are one look at it, at the earliest of their times."""
-    made: Schedule[str] = Schedule()
+    made: WorkQueue[str] = WorkQueue()
     for at in (3.0, 1.0, 2.0):
         made.add("a", at)
 
@@ -19,7 +19,7 @@ def test_a_key_is_given_once_however_often_it_was_asked_for() -> None:
 
 def test_what_is_asked_for_while_it_is_looked_at_comes_again_afterwards() -> None:
     """Nobody else gets it meanwhile, and it is not forgotten."""
-    made: Schedule[str] = Schedule()
+    made: WorkQueue[str] = WorkQueue()
     made.add("a", 0.0)
     assert made.pop(0.0) == "a"
     made.add("a", 0.0)
@@ -34,7 +34,7 @@ def test_what_is_asked_for_while_it_is_looked_at_comes_again_afterwards() -> Non
 
 def test_failures_wait_longer_each_time_and_success_forgets_them() -> None:
     """Doubled up to five minutes; after one that went well, a second again."""
-    made: Schedule[str] = Schedule()
+    made: WorkQueue[str] = WorkQueue()
     waits = [made.failed("a") for _ in range(12)]
 
     assert waits[:3] == [FIRST_SECONDS, 2 * FIRST_SECONDS, 4 * FIRST_SECONDS]
@@ -47,7 +47,7 @@ def test_failures_wait_longer_each_time_and_success_forgets_them() -> None:
 def test_nothing_is_lost_and_nothing_comes_early(asked: list[tuple[str, int, bool]]) -> None:
     """However keys are asked for and taken, all that was asked for after the last time it was taken is given
     in the end, never before its time and never to two workers at once."""
-    made: Schedule[str] = Schedule()
+    made: WorkQueue[str] = WorkQueue()
     due: dict[str, int] = {}
     busy: list[str] = []
     for now, (key, delay, take) in enumerate(asked):

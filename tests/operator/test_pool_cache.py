@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvist_operator.cluster.kinds import POD, POOL, Target, kind_of, target_of
-from kvist_operator.cluster.store import PoolKey, Store
+from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 
 KEY = PoolKey("forest", "twig")
 
@@ -27,52 +27,52 @@ def thing(version: int, uid: str = "u", name: str = "twig", **more: Any) -> dict
 @given(st.permutations(range(1, 8)))
 def test_the_newest_version_stands_in_any_order(versions: list[int]) -> None:
     """Lists, watches and answers of writes race; what is known in the end is the newest."""
-    store = Store()
+    cache = PoolCache()
     for version in versions:
-        store.tell(thing(version, spec={"n": version}))
+        cache.update(thing(version, spec={"n": version}))
 
-    assert [each["spec"]["n"] for each in store.children(KEY)] == [7]
+    assert [each["spec"]["n"] for each in cache.children(KEY)] == [7]
 
 
 def test_only_news_matters_to_the_pool() -> None:
     """The echo of our own write is no event; another's write is."""
-    store = Store()
-    assert store.tell(thing(5)) == KEY
-    assert store.tell(thing(5)) is None
-    assert store.tell(thing(4)) is None
-    assert store.tell(thing(6)) == KEY
+    cache = PoolCache()
+    assert cache.update(thing(5)) == KEY
+    assert cache.update(thing(5)) is None
+    assert cache.update(thing(4)) is None
+    assert cache.update(thing(6)) == KEY
 
 
 def test_a_deletion_is_of_the_one_that_was_meant() -> None:
     """The end of an object of the same name before it is none of this one's."""
-    store = Store()
-    store.tell(thing(5, uid="new"))
-    assert store.forget(target_of(thing(0)), "old") is None
-    assert len(store.children(KEY)) == 1
-    assert store.forget(target_of(thing(0)), "new") == KEY
-    assert store.children(KEY) == []
-    assert store.forget(target_of(thing(0))) is None
+    cache = PoolCache()
+    cache.update(thing(5, uid="new"))
+    assert cache.remove(target_of(thing(0)), "old") is None
+    assert len(cache.children(KEY)) == 1
+    assert cache.remove(target_of(thing(0)), "new") == KEY
+    assert cache.children(KEY) == []
+    assert cache.remove(target_of(thing(0))) is None
 
 
 def test_pools_and_pods_are_no_children() -> None:
     """Each has its place; of a pod only what happens to it is kept, of a Service no status."""
-    store = Store()
+    cache = PoolCache()
     meta = {"namespace": "forest", "name": "twig", "resourceVersion": "1"}
     pool = {"apiVersion": "kvist.dev/v1alpha1", "kind": "InferencePool", "metadata": meta, "spec": {}}
-    assert store.tell(pool) == KEY
+    assert cache.update(pool) == KEY
     container = {"name": "engine", "image": "vllm", "args": ["serve"], "env": [{"name": "A"}]}
     pod = thing(1, spec={"containers": [container], "nodeName": "n", "volumes": [1]}, status={"phase": "x"})
-    store.tell({**pod, "kind": "Pod"})
-    store.tell(thing(1, status={"loadBalancer": {}}))
+    cache.update({**pod, "kind": "Pod"})
+    cache.update(thing(1, status={"loadBalancer": {}}))
 
-    assert store.pools() == [KEY]
-    [told] = store.pods(KEY)
+    assert cache.pools() == [KEY]
+    [told] = cache.pods(KEY)
     assert told["spec"] == {
         "nodeName": "n",
         "containers": [{"name": "engine", "image": "vllm"}],
         "initContainers": [],
     }
     assert told["status"] == {"phase": "x"}
-    assert ["status" in child for child in store.children(KEY)] == [False]
+    assert ["status" in child for child in cache.children(KEY)] == [False]
     assert (kind_of(told), kind_of(pool)) == (POD, POOL)
-    assert store.get(Target(POOL, "forest", "twig")) == pool
+    assert cache.get(Target(POOL, "forest", "twig")) == pool

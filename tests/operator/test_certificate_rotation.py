@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from tests.operator.manifested import one, rendered
 
 from kvist_operator.manifests.names import Names
-from kvist_operator.reconcile.certificates import LIFE, OVERLAP, Bundle, Data, due, issued, names_of
+from kvist_operator.reconcile.certificate_rotation import (
+    LIFE,
+    OVERLAP,
+    CertificateBundle,
+    Data,
+    due,
+    issued,
+    names_of,
+)
 
 NAMES = names_of(Names("twig", "forest"))
 SERVICE, PEERS = NAMES
@@ -63,7 +71,7 @@ def meet(server: Data, client: Data, name: str = PEERS, authorities: bytes = b""
     )
 
 
-def acted(times: Sequence[datetime]) -> Iterator[tuple[datetime, Bundle]]:
+def acted(times: Sequence[datetime]) -> Iterator[tuple[datetime, CertificateBundle]]:
     """What an operator has written that looked at these times."""
     data: Mapping[str, bytes] | None = None
     for moment in times:
@@ -73,7 +81,7 @@ def acted(times: Sequence[datetime]) -> Iterator[tuple[datetime, Bundle]]:
             yield moment, bundle
 
 
-def lately(written: Sequence[tuple[datetime, Bundle]], since: datetime) -> list[Bundle]:
+def lately(written: Sequence[tuple[datetime, CertificateBundle]], since: datetime) -> list[CertificateBundle]:
     """What a pod may have that gets its files this late."""
     newer = [bundle for moment, bundle in written if moment > since]
     older = [bundle for moment, bundle in written if moment <= since]
@@ -103,7 +111,7 @@ def test_pods_with_files_of_any_day_verify_each_other(gaps: list[timedelta]) -> 
             meet(server.secret, client.secret, SERVICE, client.authorities)
 
 
-def history() -> list[Bundle]:
+def history() -> list[CertificateBundle]:
     """Made, announced, promoted: the last of it now."""
     spent = NOW - OVERLAP
     found = [bundle for _, bundle in acted([spent - LIFE * 2 / 3, spent, NOW])]
@@ -157,7 +165,7 @@ def other() -> Data:
         ({"tls.key": other()["tls.key"]}, "tls.key is not the key of tls.crt"),
         ({"ca.crt": b"nothing"}, "ca.crt has no authority that signed tls.crt"),
         ({"ca.crt": other()["ca.crt"]}, "ca.crt has no authority that signed tls.crt"),
-        (other(), "tls.crt is not good for twig-epp-peers.forest.svc, twig-epp.forest.svc"),
+        (other(), "tls.crt is not valid for twig-epp-peers.forest.svc, twig-epp.forest.svc"),
     ],
 )
 def test_what_cannot_be_used_is_replaced_at_once(changes: Data, why: str) -> None:

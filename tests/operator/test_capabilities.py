@@ -4,8 +4,13 @@ from typing import Any
 
 from tests.operator.memory import Memory
 
+from kvist_operator.cluster.capabilities import (
+    Capabilities,
+    accelerator_labels,
+    with_planned_first,
+    with_required_labels,
+)
 from kvist_operator.cluster.kinds import CHILDREN, CLAIM
-from kvist_operator.cluster.surroundings import Surroundings, remembered, settled, telling
 from kvist_operator.hardware import of_nodes
 from kvist_operator.spec import read_pool
 
@@ -29,18 +34,18 @@ def names(found: list[Any]) -> list[tuple[str, int]]:
 def test_what_was_planned_by_node_labels_stays_first() -> None:
     """Whatever the majority of nodes is today, and with no nodes at all."""
     status = planned("NVIDIA-L4", "node labels", perNode=4)
-    assert names(settled(of_nodes([H100, H100, L4]), status)) == [("L4", 4), ("H100-80GB", 8)]
-    assert names(settled(of_nodes([H100]), status)) == [("L4", 4), ("H100-80GB", 8)]
-    assert names(settled([], status)) == [("L4", 4)]
+    assert names(with_planned_first(of_nodes([H100, H100, L4]), status)) == [("L4", 4), ("H100-80GB", 8)]
+    assert names(with_planned_first(of_nodes([H100]), status)) == [("L4", 4), ("H100-80GB", 8)]
+    assert names(with_planned_first([], status)) == [("L4", 4)]
 
 
 def test_what_the_spec_said_or_did_not_fit_is_planned_anew() -> None:
     """There is nothing to keep."""
-    assert settled([], planned("NVIDIA-L4", "spec.accelerator.product")) == []
-    assert names(settled(of_nodes([H100]), planned("NVIDIA-L4", "node labels", "refused"))) == [
+    assert with_planned_first([], planned("NVIDIA-L4", "spec.accelerator.product")) == []
+    assert names(with_planned_first(of_nodes([H100]), planned("NVIDIA-L4", "node labels", "refused"))) == [
         ("H100-80GB", 8)
     ]
-    assert settled([], {}) == []
+    assert with_planned_first([], {}) == []
 
 
 def test_labels_that_pods_already_ask_for_are_remembered() -> None:
@@ -53,13 +58,13 @@ def test_labels_that_pods_already_ask_for_are_remembered() -> None:
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     pod = {"spec": {"affinity": affinity}}
     for spec in ({"template": pod}, {"leaderWorkerTemplate": {"workerTemplate": pod}}):
-        assert remembered([H100], {"spec": spec}) == (H100, {"nvidia.com/gpu.product": "NVIDIA-L4"})
-    assert remembered([H100], None) == (H100,)
+        assert with_required_labels([H100], {"spec": spec}) == (H100, {"nvidia.com/gpu.product": "NVIDIA-L4"})
+    assert with_required_labels([H100], None) == (H100,)
 
 
 def test_only_labels_that_tell_are_kept() -> None:
     """A node has a hundred others, which change by the minute."""
-    assert telling({**L4, "kubernetes.io/hostname": "a"}) == L4
+    assert accelerator_labels({**L4, "kubernetes.io/hostname": "a"}) == L4
 
 
 async def test_a_look_sees_apis_and_nodes_each_kind_once() -> None:
@@ -68,13 +73,13 @@ async def test_a_look_sees_apis_and_nodes_each_kind_once() -> None:
     cluster.absent = {kind for kind in CHILDREN if kind.kind == "HTTPRoute"}
     for name, labels in (("a", L4), ("b", L4), ("c", {"x": "y"})):
         cluster.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
-    made = Surroundings(cluster, nodes_allowed=True)
-    first = await made.look()
+    made = Capabilities(cluster, nodes_allowed=True)
+    first = await made.discover()
     assert first.labels == (L4,)
     assert names(list(first.accelerators)) == [("L4", 4)]
     assert not any("httproutes" in api for api in first.apis)
-    assert await made.look() == first
-    assert (await Surroundings(cluster, nodes_allowed=False).look()).labels == ()
+    assert await made.discover() == first
+    assert (await Capabilities(cluster, nodes_allowed=False).discover()).labels == ()
 
 
 async def test_claims_are_asked_for_once_they_are_there() -> None:
@@ -83,11 +88,11 @@ async def test_claims_are_asked_for_once_they_are_there() -> None:
     meta = {"name": "twig", "namespace": "forest"}
     body = {"apiVersion": "kvist.dev/v1alpha1", "kind": "InferencePool", "metadata": meta}
     pool = read_pool({**body, "spec": {"model": {"source": "pvc://models/a"}}})
-    made = Surroundings(cluster, nodes_allowed=True)
+    made = Capabilities(cluster, nodes_allowed=True)
     claim = {"apiVersion": "v1", "kind": CLAIM.kind, "metadata": {"name": "models", "namespace": "forest"}}
     cluster.put({**claim, "spec": {"accessModes": ["ReadOnlyMany"]}})
 
     assert await made.claims(pool) == {"models": frozenset({"ReadOnlyMany"})}
     cluster.objects.clear()
     assert await made.claims(pool) == {"models": frozenset({"ReadOnlyMany"})}
-    assert await Surroundings(cluster, nodes_allowed=True).claims(pool) == {}
+    assert await Capabilities(cluster, nodes_allowed=True).claims(pool) == {}

@@ -13,10 +13,10 @@ from tests.operator.fleets import page, pod, row
 from tests.operator.pools import plan, pool
 
 from kvist_operator.cluster.kinds import Target
-from kvist_operator.cluster.store import PoolKey, Store
+from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.errors import Unavailable
-from kvist_operator.reconcile import fleet
-from kvist_operator.reconcile.fleet import COST, Pickers, ask_all, fleet_url
+from kvist_operator.reconcile import picker_client
+from kvist_operator.reconcile.picker_client import COST, PickerClient, ask_all, fleet_url
 
 Answer = Callable[[], Awaitable[web.StreamResponse]]
 KEY = PoolKey("forest", "twig")
@@ -75,7 +75,7 @@ class World:
     """A pool of three engines, and so many pickers."""
 
     cluster: Annotations = field(default_factory=Annotations)
-    store: Store = field(default_factory=Store)
+    cache: PoolCache = field(default_factory=PoolCache)
     changed: list[PoolKey] = field(default_factory=list)
 
     def tell(self, count: int = 1, **engine: Any) -> list[dict[str, Any]]:
@@ -86,12 +86,12 @@ class World:
         ]
         made.append({**pool_object(), "metadata": {"name": "twig", "namespace": "forest"}})
         for each in made:
-            self.store.tell({**each, "metadata": {**each["metadata"], "resourceVersion": "1"}})
+            self.cache.update({**each, "metadata": {**each["metadata"], "resourceVersion": "1"}})
         return made
 
-    def asking(self, port: int) -> Pickers:
+    def asking(self, port: int) -> PickerClient:
         """The thing that is tested."""
-        return Pickers(self.cluster, self.store, self.changed.append, port)
+        return PickerClient(self.cluster, self.cache, self.changed.append, port)
 
 
 def pool_object() -> dict[str, Any]:
@@ -109,15 +109,15 @@ async def test_each_pod_gets_the_worth_of_its_cache() -> None:
     world.tell(3)
     answers = [lambda: says(page(*ROWS)), lambda: says(b"{"), lambda: says(page(*ROWS))]
     async with pickers(*answers) as port, world.asking(port) as asking:
-        await asking.price(POOL, world.store.pods(KEY), 2)
+        await asking.set_deletion_costs(POOL, world.cache.pods(KEY), 2)
         assert world.cluster.written == {"e0": "60", "e1": "20", "e2": "40"}
 
-        for each in world.store.pods(KEY):
+        for each in world.cache.pods(KEY):
             each["metadata"].setdefault("annotations", {})[COST] = world.cluster.written.get(
                 each["metadata"]["name"]
             )
-            world.store.tell({**each, "metadata": {**each["metadata"], "resourceVersion": "2"}})
-        await asking.price(POOL, world.store.pods(KEY), 1)
+            world.cache.update({**each, "metadata": {**each["metadata"], "resourceVersion": "2"}})
+        await asking.set_deletion_costs(POOL, world.cache.pods(KEY), 1)
         assert world.cluster.writes == 3
 
 
@@ -127,7 +127,7 @@ async def test_nobody_is_asked_where_there_is_no_choice(replicas: int) -> None:
     world = World()
     world.tell()
     async with world.asking(9) as asking:
-        await asking.price(POOL, world.store.pods(KEY), replicas)
+        await asking.set_deletion_costs(POOL, world.cache.pods(KEY), replicas)
     assert world.cluster.writes == 0
 
 
@@ -141,7 +141,7 @@ async def test_other_pods_are_the_controllers_business(engine: dict[str, Any]) -
     world = World()
     world.tell(**engine)
     async with pickers(lambda: says(page(*ROWS))) as port, world.asking(port) as asking:
-        await asking.price(POOL, world.store.pods(KEY), 2)
+        await asking.set_deletion_costs(POOL, world.cache.pods(KEY), 2)
     assert world.cluster.writes == 0
 
 
@@ -150,12 +150,12 @@ async def test_replicas_are_lowered_all_the_same() -> None:
     world = World()
     world.tell()
     async with world.asking(9) as asking:
-        await asking.price(POOL, world.store.pods(KEY), 2)
+        await asking.set_deletion_costs(POOL, world.cache.pods(KEY), 2)
     assert world.cluster.writes == 0
 
     world.cluster.fails = "e0"
     async with pickers(lambda: says(page(*ROWS))) as port, world.asking(port) as asking:
-        await asking.price(POOL, world.store.pods(KEY), 2)
+        await asking.set_deletion_costs(POOL, world.cache.pods(KEY), 2)
     assert world.cluster.written == {"e1": "10", "e2": "20"}
 
 
@@ -166,18 +166,18 @@ async def test_a_look_tells_of_what_is_new() -> None:
     world.tell()
     rows = list(ROWS)
     async with pickers(lambda: says(page(*rows))) as port, world.asking(port) as asking:
-        await asking.look()
-        await asking.look()
+        await asking.poll()
+        await asking.poll()
         assert (world.changed, asking.kv_tokens(KEY)) == ([KEY], 900)
         rows.append(row("e3", kv_tokens=800))
-        await asking.look()
+        await asking.poll()
         assert (world.changed, asking.kv_tokens(KEY)) == ([KEY, KEY], 800)
 
         asking.port = 9
-        await asking.look()
+        await asking.poll()
         assert asking.kv_tokens(KEY) == 800
-        world.store.forget(KEY.target)
-        await asking.look()
+        world.cache.remove(KEY.target)
+        await asking.poll()
         assert asking.kv_tokens(KEY) is None
 
 
@@ -191,7 +191,7 @@ async def test_advice_stands_until_something_is_known() -> None:
     told = page(row("e0", counted=busy, kv_usage=0.9, running=8))
     async with pickers(lambda: says(told)) as port, world.asking(port) as asking:
         assert asking.advice(KEY, POOL, known, before) == ("Preemptions: old.",)
-        await asking.look()
+        await asking.poll()
         [line] = asking.advice(KEY, POOL, known, before)
     assert line.startswith("Preemptions: 50 %")
 
@@ -230,7 +230,7 @@ async def test_answers_are_bounded(
     monkeypatch: pytest.MonkeyPatch, limit: str, value: float, words: str
 ) -> None:
     """An answer that takes too long, or is too long, counts as none."""
-    monkeypatch.setattr(fleet, limit, value)
+    monkeypatch.setattr(picker_client, limit, value)
     hang = asyncio.Event()
 
     async def answer() -> web.StreamResponse:
@@ -239,7 +239,7 @@ async def test_answers_are_bounded(
         return web.Response(body=page(*ROWS))
 
     async with pickers(answer) as port:
-        timeout = aiohttp.ClientTimeout(total=fleet.TIMEOUT_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=picker_client.TIMEOUT_SECONDS)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             reports, problems = await ask_all(session, {"epp": f"http://127.0.0.1:{port}/fleet"})
         hang.set()

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from tests.operator.memory import Memory
 
+from kvist_operator.cluster.capabilities import check
+from kvist_operator.cluster.cluster_api import Json
 from kvist_operator.cluster.kinds import CHILDREN, DEPLOYMENT, POD, POOL, SECRET, Kind, Target, kind_of
-from kvist_operator.cluster.port import Json
+from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
+from kvist_operator.cluster.pool_informer import PoolInformer
 from kvist_operator.cluster.rights import Right
-from kvist_operator.cluster.starting import check
-from kvist_operator.cluster.store import PoolKey, Store
-from kvist_operator.cluster.watching import Watching
 from kvist_operator.errors import StartError, Unavailable
-from kvist_operator.process.running import Operator
+from kvist_operator.process.runtime import Operator
 from kvist_operator.process.settings import Settings
 
 OPTIONAL = {kind for kind in CHILDREN if kind.optional}
@@ -100,11 +100,11 @@ async def test_pools_that_are_there_and_pools_that_come_are_seen_to(cluster: Mem
         await until(lambda: Target(DEPLOYMENT, "forest", "first") in cluster.objects)
         await ears.tell("ADDED", cluster.put(pool("twig")))
         await until(lambda: engines(cluster) is not None)
-        await until(lambda: operator.schedule.busy == 0 and not len(operator.schedule))
+        await until(lambda: operator.queue.busy == 0 and not len(operator.queue))
         for target in list(cluster.objects):
             if kind_of(cluster.objects[target]) not in (SECRET, POD):
                 await ears.tell("MODIFIED", cluster.objects[target])
-        assert len(operator.schedule) == 0
+        assert len(operator.queue) == 0
         assert operator.ready() == operator.alive() == ""
 
 
@@ -153,7 +153,7 @@ async def test_a_pool_that_fails_waits_and_others_go_on(cluster: Memory) -> None
     cluster.put(pool("other"))
     async with running(cluster) as (operator, _):
         await until(lambda: Target(DEPLOYMENT, "forest", "other") in cluster.objects)
-        await until(lambda: b'result="ApiUnavailable"' in operator.told())
+        await until(lambda: b'result="ApiUnavailable"' in operator.metrics_page())
         assert engines(cluster) is None
         cluster.refuse = lambda _verb, _target: None
         await until(lambda: engines(cluster) is not None)
@@ -164,7 +164,7 @@ async def test_a_fault_in_a_look_ends_no_worker(cluster: Memory, monkeypatch: py
     cluster.put(pool())
     monkeypatch.setattr("kvist_operator.reconcile.reconciler.children_of", lambda *_: 1 / 0)
     async with running(cluster) as (operator, _):
-        await until(lambda: b'result="InternalError"' in operator.told())
+        await until(lambda: b'result="InternalError"' in operator.metrics_page())
         monkeypatch.undo()
         await until(lambda: engines(cluster) is not None)
 
@@ -172,21 +172,21 @@ async def test_a_fault_in_a_look_ends_no_worker(cluster: Memory, monkeypatch: py
 async def test_a_look_at_everything_finds_what_nobody_told(cluster: Memory) -> None:
     """Gone, new and changed objects, by their metadata alone; kinds that are no longer served are dropped."""
     changed: list[PoolKey] = []
-    store = Store()
-    watching = Watching(cluster, store, (), changed.append)
+    cache = PoolCache()
+    informer = PoolInformer(cluster, cache, (), changed.append)
     cluster.put(pool())
     for name in ("a", "b"):
         cluster.put(service(name))
-    await watching.follow([])
+    await informer.follow([])
     changed.clear()
     cluster.objects.pop(Target(kind_of(service("a")), "forest", "a"))
     cluster.put(service("b", spec={"x": 1}))
     cluster.put(service("c"))
-    await watching.look()
-    assert {child["metadata"]["name"] for child in store.children(PoolKey("forest", "twig"))} == {"b", "c"}
+    await informer.resync()
+    assert {child["metadata"]["name"] for child in cache.children(PoolKey("forest", "twig"))} == {"b", "c"}
     assert set(changed) == {PoolKey("forest", "twig")}
     changed.clear()
-    await watching.look()
+    await informer.resync()
     assert changed == []
 
 
@@ -217,7 +217,7 @@ async def test_it_starts_only_with_its_crd_and_its_rights(cluster: Memory) -> No
     with pytest.raises(StartError, match=r"may not get secrets in a, patch deployments\.apps in a, get sec"):
         await check(cluster, lacking, ("a", "b"))
     assert {namespace for _, namespace in lacking.asked} == {"a", "b"}
-    with pytest.raises(StartError, match=r"in all namespaces.*or say --namespaces"):
+    with pytest.raises(StartError, match=r"in all namespaces.*or set --namespaces"):
         await check(cluster, lacking, ())
     cluster.absent.add(POOL)
     with pytest.raises(StartError, match="kubectl apply --server-side -f crds"):

@@ -1,8 +1,8 @@
-"""What pickers say of the engines' caches (``GET /fleet``, docs/guides/fleet.md), put together over replicas.
+"""Parses what pickers report of the engines' caches (``GET /fleet``, docs/guides/fleet.md) and merges it.
 Pure.
 
-Each picker counts its own requests, so what caches saved adds up over pickers. What engines and their events
-tell is the same for all of them: there the report that has watched longest counts.
+Each picker counts its own requests, so the tokens that caches saved are added up over pickers. Figures of the
+engines and their events are the same for all pickers; the report with the longest window counts.
 """
 
 import json
@@ -16,29 +16,30 @@ from kvist_operator.status.advice import Figures
 
 VERSION: Final = 1
 MOST_COST: Final = (1 << 31) - 1
-"""The annotation is an int32; the pod with the lowest goes first (Kubernetes: pod deletion cost)."""
+"""The annotation is an int32; the pod with the lowest cost is deleted first (Kubernetes: pod deletion
+cost)."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
-    """One endpoint, as one picker sees it."""
+class EngineReport:
+    """One endpoint, as one picker reports it."""
 
     pod: str
     endpoint: str
-    """``ip:port``: a pod may have several."""
+    """``ip:port``; a pod may have several."""
     ready: bool = False
     worth_tokens: int = 0
-    """Tokens of prefill that blocks which only it holds saved in the last ten minutes."""
+    """Tokens of prefill saved in the last ten minutes by blocks that only this endpoint has."""
     exclusive_blocks: int = 0
     kv_tokens: int | None = None
-    """Size of its cache; None = it has not said."""
+    """Size of the KV cache in tokens; None when not reported."""
     kv_usage: float = 0.0
     running: float = 0.0
     waiting: float = 0.0
     counted_seconds: float = 0.0
-    """How long the next four were counted."""
+    """Window of the next four counters."""
     requests: float = 0.0
     preemptions: float = 0.0
     prompt_tokens: float = 0.0
@@ -46,38 +47,38 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """One picker's page."""
+class CacheReport:
+    """The answer of one picker."""
 
     replica: str
-    engines: tuple[Engine, ...]
+    engines: tuple[EngineReport, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
-    """All pickers' pages together: engines by endpoint."""
+class MergedReport:
+    """Answers of all pickers, merged by endpoint."""
 
-    engines: Mapping[str, Engine] = field(default_factory=dict)
+    engines: Mapping[str, EngineReport] = field(default_factory=dict)
     pickers: int = 0
-    """That have answered."""
+    """Number of pickers that answered."""
 
 
-def report(body: bytes) -> Report:
-    """A page. Raises FleetError naming what is wrong with it."""
+def parse_report(body: bytes) -> CacheReport:
+    """Parse the body of an answer. Raises FleetError that names the problem."""
     try:
         page = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise FleetError(f"it is no JSON ({type(error).__name__})") from None
+        raise FleetError(f"the answer is not JSON ({type(error).__name__})") from None
     version = _count(page, "version")
     if version != VERSION:
-        raise FleetError(f"it is of version {version}, {VERSION} is known here")
+        raise FleetError(f"the answer has version {version}; this operator supports version {VERSION}")
     engines = tuple(_engine(each) for each in _typed(page, "endpoints", list))
-    return Report(replica=_typed(page, "replica", str), engines=engines)
+    return CacheReport(replica=_typed(page, "replica", str), engines=engines)
 
 
-def _engine(raw: Any) -> Engine:
+def _engine(raw: Any) -> EngineReport:
     counted = _typed(raw, "counted", dict)
-    return Engine(
+    return EngineReport(
         pod=_typed(raw, "pod", str),
         endpoint=_typed(raw, "endpoint", str),
         ready=_typed(raw, "ready", bool),
@@ -98,37 +99,36 @@ def _engine(raw: Any) -> Engine:
 def _typed(raw: Any, name: str, kind: type[T]) -> T:
     value = raw.get(name) if isinstance(raw, dict) else None
     if not isinstance(value, kind):
-        raise FleetError(f"{name} is no {kind.__name__}")
+        raise FleetError(f"{name} is not a {kind.__name__}")
     return value
 
 
 def _number(raw: Any, name: str) -> float:
-    """Finite, zero or above."""
     value = raw.get(name) if isinstance(raw, dict) else None
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
-        raise FleetError(f"{name} is no number from zero on")
+        raise FleetError(f"{name} is not a number of at least 0")
     return float(value)
 
 
 def _count(raw: Any, name: str) -> int:
     value = _number(raw, name)
     if not value.is_integer():
-        raise FleetError(f"{name} is no whole number")
+        raise FleetError(f"{name} is not a whole number")
     return int(value)
 
 
-def merged(reports: Iterable[Report]) -> Merged:
-    """All of them, in whatever order they come."""
+def merge_reports(reports: Iterable[CacheReport]) -> MergedReport:
+    """Merge answers, in any order."""
     found = list(reports)
-    by_endpoint: dict[str, list[Engine]] = {}
+    by_endpoint: dict[str, list[EngineReport]] = {}
     for each in found:
         for engine in each.engines:
             by_endpoint.setdefault(engine.endpoint, []).append(engine)
-    return Merged({at: _joined(seen) for at, seen in sorted(by_endpoint.items())}, len(found))
+    return MergedReport({at: _joined(seen) for at, seen in sorted(by_endpoint.items())}, len(found))
 
 
-def _joined(seen: Iterable[Engine]) -> Engine:
-    """One endpoint in the eyes of several pickers."""
+def _joined(seen: Iterable[EngineReport]) -> EngineReport:
+    """Merge what several pickers report of one endpoint."""
     known = sorted(seen, key=lambda each: each.counted_seconds)
     return replace(
         known[-1],
@@ -138,13 +138,14 @@ def _joined(seen: Iterable[Engine]) -> Engine:
     )
 
 
-def deletion_costs(found: Merged, pods: Iterable[str]) -> dict[str, int]:
-    """What ``controller.kubernetes.io/pod-deletion-cost`` is to be for each of these pods.
+def deletion_costs(found: MergedReport, pods: Iterable[str]) -> dict[str, int]:
+    """Return ``controller.kubernetes.io/pod-deletion-cost`` for each of these pods; empty when no picker
+    answered.
 
-    Tokens saved, shrunk together where they do not fit. Where no cache has saved anything, because pickers or
-    traffic have just begun, blocks that only one pod holds take their place. A pod that no picker knows gets
-    no requests from them: it is worth 0, which is also what Kubernetes takes where there is no annotation. If
-    no picker answered nothing is known, and nothing is said.
+    The cost is the number of tokens saved, scaled down together where one does not fit. Where no cache has
+    saved anything, because pickers or traffic have just started, it is the number of blocks that only this
+    pod has. A pod that no picker knows receives no requests: its cost is 0, which is also Kubernetes'
+    default.
     """
     if not found.pickers:
         return {}
@@ -155,8 +156,8 @@ def deletion_costs(found: Merged, pods: Iterable[str]) -> dict[str, int]:
     return worth if most <= MOST_COST else {pod: cost * MOST_COST // most for pod, cost in worth.items()}
 
 
-def _by_pod(found: Merged, pods: Iterable[str], what: Callable[[Engine], int]) -> dict[str, int]:
-    """Added up over the ports of a pod."""
+def _by_pod(found: MergedReport, pods: Iterable[str], what: Callable[[EngineReport], int]) -> dict[str, int]:
+    """Return sums over the ports of each pod."""
     sums = dict.fromkeys(pods, 0)
     for engine in found.engines.values():
         if engine.pod in sums:
@@ -164,8 +165,8 @@ def _by_pod(found: Merged, pods: Iterable[str], what: Callable[[Engine], int]) -
     return sums
 
 
-def kv_tokens(found: Merged) -> int | None:
-    """Tokens of a replica's cache: the least that a ready pod reports, all its ports together."""
+def kv_tokens(found: MergedReport) -> int | None:
+    """Return the tokens of a replica's KV cache: the least that a ready pod reports, over all its ports."""
     sizes: dict[str, int] = {}
     for engine in found.engines.values():
         if engine.ready and engine.kv_tokens is not None:
@@ -173,8 +174,8 @@ def kv_tokens(found: Merged) -> int | None:
     return min(sizes.values(), default=None)
 
 
-def figures(found: Merged) -> Figures:
-    """What advice is made from; of engines that are ready."""
+def figures(found: MergedReport) -> Figures:
+    """Return the figures for advice, over engines that are ready."""
     ready = [engine for engine in found.engines.values() if engine.ready]
     engines = max(1, len(ready))
     return Figures(

@@ -1,45 +1,40 @@
-"""Whether an object in the cluster is what was intended, so that at rest nothing is written. Pure.
+"""Decides whether an object in the cluster is as intended, so that nothing is written at rest. Pure.
 
-Two questions. Was this intent the last one applied (a hash in an annotation: fields we no longer set)? Does
-the object still say all of it (drift)? What others add beside is theirs: defaults of the API server, items of
-keyed lists.
+Two conditions: this intent was the last one applied (a hash in an annotation, which also reveals fields that
+are no longer set), and the object still has all its values (no drift). Additions of others are theirs:
+defaults of the API server, items of keyed lists.
 """
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
 
+from kvist_kube.quantity import parse_quantity
 from kvist_operator.manifests.names import INTENT
 from kvist_operator.manifests.nouns import Json
 from kvist_operator.manifests.overlay import MERGED_BY
 
 AMOUNTS: Final = ("limits", "requests", "sizeLimit")
-"""Fields with quantities, which come back in another spelling than they were sent in."""
-_SCALES: Final[Mapping[str, Decimal]] = {
-    **{suffix: Decimal(10) ** power for suffix, power in (("n", -9), ("u", -6), ("m", -3), ("", 0))},
-    **{suffix: Decimal(1000) ** i for i, suffix in enumerate("kMGTP", 1)},
-    **{f"{suffix}i": Decimal(1024) ** i for i, suffix in enumerate("KMGTP", 1)},
-}
+"""Fields with quantities, which the API server may return in another notation."""
 _KEYS: Final[Mapping[str, str]] = {**MERGED_BY, "ownerReferences": "uid"}
 
 
 def stamped(desired: Json) -> Json:
-    """The object with the hash of its intent, which is what is applied."""
+    """Return the object with the hash of its intent in an annotation, as it is applied."""
     digest = hashlib.sha256(json.dumps(desired, sort_keys=True).encode()).hexdigest()[:16]
     meta = desired["metadata"]
     return {**desired, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), INTENT: digest}}}
 
 
 def as_intended(desired: Json, observed: Json) -> bool:
-    """Whether applying ``desired`` (stamped or not) would change nothing of ours."""
+    """Return whether applying ``desired`` (stamped or not) would change none of our fields."""
     return _within(stamped(_bare(desired)), observed, "")
 
 
 def _bare(desired: Json) -> Json:
-    """Without a stamp of its own."""
+    """Return the object without a stamp."""
     meta = desired["metadata"]
     if INTENT not in meta.get("annotations", {}):
         return desired
@@ -69,5 +64,7 @@ def _lists(wanted: list[Any], found: Any, key: str) -> bool:
 
 
 def _amount(value: Any) -> Decimal | None:
-    matched = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGTP]i|[numkMGTP]|)", str(value))
-    return Decimal(matched[1]) * _SCALES[matched[2]] if matched else None
+    try:
+        return parse_quantity(str(value))
+    except ValueError:
+        return None

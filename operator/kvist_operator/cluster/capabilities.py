@@ -1,0 +1,216 @@
+"""What the cluster offers: optional APIs, node labels, access modes of claims; and the check at the start,
+which names a missing CRD or right.
+
+Discovered periodically and kept in between, so that reconciling a pool sends no request for them.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from kvist_epp.names import OBJECTIVE_GROUPS
+from kvist_operator.errors import ClusterError, Forbidden, StartError
+from kvist_operator.hardware import COUNT_LABELS, PRODUCT_LABELS, NodeFacts, find, of_nodes
+from kvist_operator.manifests.nouns import Api
+from kvist_operator.plan import Verdict
+from kvist_operator.plan.seat import NODE_LABELS
+from kvist_operator.spec.pool import Pool, Source
+
+from .cluster_api import Cluster
+from .kinds import CHILDREN, CLAIM, NODE, POOL, Kind, Target
+from .rights import Right, everywhere, namespaced, single_rights
+
+CLAIM_SECONDS: Final = 60.0
+"""Time after which an absent claim is looked up again; access modes never change."""
+PARALLEL_REVIEWS: Final = 16
+SHOWN: Final = 8
+"""Missing rights that an error names."""
+_READ: Final = (*PRODUCT_LABELS, *COUNT_LABELS)
+OPTIONAL: Final = tuple(kind for kind in CHILDREN if kind.optional)
+
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CapabilitySnapshot:
+    """Result of one discovery."""
+
+    kinds: frozenset[Kind] = frozenset()
+    """Optional kinds that are served."""
+    accelerators: tuple[NodeFacts, ...] = ()
+    """Kinds of accelerators, the most numerous first."""
+    labels: tuple[Labels, ...] = ()
+    """Distinct sets of those node labels that identify accelerators."""
+
+    @property
+    def apis(self) -> frozenset[Api]:
+        """Optional APIs of these kinds."""
+        return frozenset(kind.optional for kind in self.kinds if kind.optional)
+
+
+@dataclass(slots=True)
+class _Claim:
+    modes: frozenset[str] | None
+    until: float
+
+
+@dataclass(slots=True)
+class Capabilities:
+    """Discovers what the cluster offers. ``nodes_allowed``: an operator of some namespaces must not read
+    nodes."""
+
+    cluster: Cluster
+    nodes_allowed: bool
+    latest: CapabilitySnapshot = CapabilitySnapshot()
+    _claims: dict[Target, _Claim] = field(default_factory=dict)
+
+    async def discover(self) -> CapabilitySnapshot:
+        """Discover again. Raises ClusterError; the previous result stands then."""
+        kinds = await self.cluster.served(OPTIONAL)
+        nodes = await self._nodes() if self.nodes_allowed else []
+        distinct = {tuple(sorted(labels.items())): labels for labels in nodes if labels}
+        labels = tuple(distinct[key] for key in sorted(distinct))
+        self.latest = CapabilitySnapshot(kinds, tuple(of_nodes(nodes)), labels)
+        return self.latest
+
+    async def _nodes(self) -> list[dict[str, str]]:
+        try:
+            found = await self.cluster.find(NODE, bare=True)
+        except Forbidden:
+            return []  # then spec.accelerator is required, and the condition says so
+        return [accelerator_labels(each["metadata"].get("labels") or {}) for each in found]
+
+    async def claims(self, pool: Pool) -> dict[str, frozenset[str]]:
+        """Return the access modes of the claim with the pool's model, by its name; empty when not known."""
+        if pool.model.kind is not Source.CLAIM:
+            return {}
+        target = Target(CLAIM, pool.namespace, pool.model.claim)
+        known = self._claims.get(target)
+        if known is None or (known.modes is None and time.monotonic() >= known.until):
+            known = self._claims[target] = await self._claim(target)
+        return {} if known.modes is None else {target.name: known.modes}
+
+    async def _claim(self, target: Target) -> _Claim:
+        until = time.monotonic() + CLAIM_SECONDS
+        try:
+            found = await self.cluster.get(target)
+        except ClusterError:
+            return _Claim(None, until)
+        modes = (found.get("spec") or {}).get("accessModes") if found else None
+        return _Claim(frozenset(modes) if modes else None, until)
+
+
+def accelerator_labels(labels: Labels) -> dict[str, str]:
+    """Return those of a node's labels that identify its accelerators."""
+    return {name: labels[name] for name in _READ if name in labels}
+
+
+def with_planned_first(found: Sequence[NodeFacts], status: Mapping[str, Any]) -> list[NodeFacts]:
+    """Return kinds of accelerators, first the one that node labels had when the pool was planned, even if no
+    node has it now. Nodes come and go, and a pool that does not set ``spec.accelerator`` would otherwise be
+    planned again with each new majority."""
+    plan = status.get("plan") or {}
+    chosen = {c["field"]: c.get("value") for c in plan.get("choices") or () if c.get("source") == NODE_LABELS}
+    row = find(str((plan.get("accelerator") or {}).get("product") or ""))
+    if (
+        row is None
+        or plan.get("verdict") == Verdict.REFUSED
+        or not chosen.keys() & {"accelerator", "perNode"}
+    ):
+        return list(found)
+    same = [facts for facts in found if facts.accelerator.name == row.name]
+    first = same[0] if same else NodeFacts(row, int(chosen.get("perNode") or row.per_node))
+    return [first, *(facts for facts in found if facts not in same)]
+
+
+def with_required_labels(nodes: Sequence[Labels], workload: Mapping[str, Any] | None) -> tuple[Labels, ...]:
+    """Return the nodes' labels and those that the engines' pods already require: the pods' template must not
+    change because an autoscaler removed the last such node."""
+    terms = _terms(workload or {})
+    required = [
+        {rule["key"]: value}
+        for term in terms
+        for rule in term.get("matchExpressions") or ()
+        if rule.get("key") in PRODUCT_LABELS
+        for value in rule.get("values") or ()
+    ]
+    return (*nodes, *required)
+
+
+def _terms(workload: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    spec = workload.get("spec") or {}
+    template = spec.get("template") or (spec.get("leaderWorkerTemplate") or {}).get("workerTemplate") or {}
+    affinity = ((template.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    found: Sequence[Mapping[str, Any]] = required.get("nodeSelectorTerms") or ()
+    return found
+
+
+class Reviewer(Protocol):
+    """Answers whether the operator has a right."""
+
+    async def may(self, right: Right, namespace: str) -> bool:
+        """Return whether the operator has the right; an empty namespace means all. Raises ClusterError."""
+
+
+async def check(cluster: Cluster, reviewer: Reviewer, namespaces: Sequence[str]) -> None:
+    """Check CRD and rights. Raises StartError that names what is missing and the remedy."""
+    if POOL not in await cluster.served([POOL]):
+        raise StartError(
+            f"there is no {POOL.resource} {POOL.version} in this cluster: "
+            "kubectl apply --server-side -f crds/inferencepools.yaml"
+        )
+    lacking = [
+        f"{right} in {space or 'all namespaces'}"
+        for space in namespaces or ("",)
+        for right in await _lacking(reviewer, space, required_rights(bool(namespaces)))
+    ]
+    if lacking:
+        more = f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else ""
+        raise StartError(
+            f"the operator's service account may not {', '.join(lacking[:SHOWN])}{more}: give it the rules "
+            "of docs/guides/operator.md" + ("" if namespaces else ", or set --namespaces")
+        )
+
+
+def required_rights(within: bool) -> list[Right]:
+    """Return the rights without which the operator cannot work; those for optional APIs are checked when
+    used.
+
+    ``within``: the operator manages some namespaces only.
+    """
+    optional = {(kind.group, kind.plural) for kind in CHILDREN if kind.optional}
+    spare = {(group, "inferenceobjectives") for group in OBJECTIVE_GROUPS}
+    spare.add(("kvist.dev", "inferencepools/finalizers"))
+    found = single_rights(namespaced() if within else everywhere())
+    return [right for right in found if (right.group, right.resource) not in optional | spare]
+
+
+async def _lacking(reviewer: Reviewer, namespace: str, rights: Sequence[Right]) -> list[Right]:
+    semaphore = asyncio.Semaphore(PARALLEL_REVIEWS)
+
+    async def one(right: Right) -> bool:
+        async with semaphore:
+            return await reviewer.may(right, namespace)
+
+    answers = await asyncio.gather(*(one(right) for right in rights))
+    return [right for right, may in zip(rights, answers, strict=True) if not may]
+
+
+def review(right: Right, namespace: str) -> dict[str, Any]:
+    """Return a SelfSubjectAccessReview."""
+    resource, _, part = right.resource.partition("/")
+    attributes = {
+        "group": right.group,
+        "resource": resource,
+        "subresource": part,
+        "verb": right.verb,
+        "namespace": namespace,
+    }
+    return {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}},
+    }
