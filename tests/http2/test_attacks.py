@@ -9,7 +9,7 @@ import pytest
 from tests.epp.extproc import messages
 from tests.epp.http2.h2 import data, frame, grpc_fields, message
 from tests.http2.clients import python_client
-from tests.http2.door import Door, opened
+from tests.http2.picker_port import PickerPort, opened
 
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.http2 import frames as f
@@ -116,9 +116,9 @@ ATTACKS: dict[Callable[[], Iterator[bytes]], str] = {
 }
 
 
-async def attack(door: Door, steps: Iterator[bytes]) -> None:
+async def attack(port: PickerPort, steps: Iterator[bytes]) -> None:
     """Go on until the server hangs up, reading what it says."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", door.server.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port.server.port)
     heard = asyncio.ensure_future(reader.read())
     writer.write(f.PREFACE + f.settings({}))
     try:
@@ -139,20 +139,20 @@ async def attack(door: Door, steps: Iterator[bytes]) -> None:
 @pytest.mark.parametrize("steps", ATTACKS, ids=lambda steps: steps.__name__)
 async def test_an_attack_is_cut_off(steps: Callable[[], Iterator[bytes]]) -> None:
     """The attacker's connection ends for the right reason, while another client is served all the time."""
-    async with opened(None) as door, python_client(door.target, None) as honest:
-        assault = asyncio.ensure_future(attack(door, batches(steps())))
+    async with opened(None) as port, python_client(port.target, None) as honest:
+        assault = asyncio.ensure_future(attack(port, batches(steps())))
         async with asyncio.timeout(SECONDS):
             while not assault.done():
                 assert await honest.check("") == {"": "SERVING"}
             await assault
-        ends = {reason: count for reason, count in door.stats.connections_ended.items() if count}
+        ends = {reason: count for reason, count in port.stats.connections_ended.items() if count}
         assert ends == {ATTACKS[steps]: 1}
         assert await honest.check("") == {"": "SERVING"}
 
 
-async def hoard(door: Door, *, windows: bool) -> None:
+async def hoard(port: PickerPort, *, windows: bool) -> None:
     """Make the server hold as much as it will: bodies that never end, or answers behind a shut window."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", door.server.port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port.server.port)
     heard = asyncio.ensure_future(reader.read())
     window = f.settings({f.SETTING_INITIAL_WINDOW_SIZE: 0 if windows else f.DEFAULT_WINDOW})
     writer.write(f.PREFACE + window)
@@ -174,16 +174,16 @@ async def hoard(door: Door, *, windows: bool) -> None:
 @pytest.mark.parametrize("windows", [False, True], ids=["endless bodies", "shut windows"])
 async def test_what_hoarders_make_us_hold_is_bounded(windows: bool) -> None:
     """CVE-2019-9517 and slow bodies: four connections ask for 360 MB, 50 MB are held; others are served."""
-    async with opened(None, held_bytes=50 << 20) as door, python_client(door.target, None) as honest:
-        hoarding = [asyncio.ensure_future(hoard(door, windows=windows)) for _ in range(4)]
+    async with opened(None, held_bytes=50 << 20) as port, python_client(port.target, None) as honest:
+        hoarding = [asyncio.ensure_future(hoard(port, windows=windows)) for _ in range(4)]
         most = 0
         async with asyncio.timeout(SECONDS):
             while not all(task.done() for task in hoarding):
                 assert await honest.check("") == {"": "SERVING"}
-                most = max(most, door.stats.held)
+                most = max(most, port.stats.held)
             await asyncio.gather(*hoarding)
-        ended = door.stats.streams_ended
+        ended = port.stats.streams_ended
         assert ended["held-bytes"] + ended["unread"] > 0
         assert 25 << 20 < most < 100 << 20
-        await door.server.close()
-        assert door.stats.held == 0
+        await port.server.close()
+        assert port.stats.held == 0

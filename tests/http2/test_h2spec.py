@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 from tests.http2.binaries import TOOLS, binary
-from tests.http2.door import Door, opened
+from tests.http2.picker_port import PickerPort, opened
 
 from kvist_epp.http2.tls import Certificates
 
@@ -49,13 +49,13 @@ def read(report: Path) -> list[Case]:
     return cases
 
 
-async def run(door: Door, report: Path, *, tls: bool) -> list[Case]:
+async def run(port: PickerPort, report: Path, *, tls: bool) -> list[Case]:
     """Run the tool against a port."""
     options = ["--strict", "--timeout", "5", "--junit-report", str(report)]
     process = await asyncio.create_subprocess_exec(
         binary("h2spec"),
         "--host=127.0.0.1",
-        f"--port={door.server.port}",
+        f"--port={port.server.port}",
         *options,
         *(["--tls", "--insecure"] if tls else []),
         stdout=asyncio.subprocess.DEVNULL,
@@ -75,9 +75,9 @@ async def test_h2spec(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Every case passes, but for those that docs/protocol.md excuses with a reason."""
-    async with opened(tls) as door:
-        cases = await run(door, tmp_path / "report.xml", tls=tls is not None)
-        mistakes = door.stats.connections_ended["internal"]
+    async with opened(tls) as port:
+        cases = await run(port, tmp_path / "report.xml", tls=tls is not None)
+        mistakes = port.stats.connections_ended["internal"]
     failed = [case for case in cases if case.outcome == "failed" and case.name not in excused()]
     counts = {kind: [case.outcome for case in cases].count(kind) for kind in ("passed", "skipped", "failed")}
     where = "TLS" if tls else "plaintext"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.epp.extproc import messages
 from tests.http2.clients import Connect, Stream
-from tests.http2.door import ENGINE, opened
+from tests.http2.picker_port import ENGINE, opened
 
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.accesslog_pb2 import (
@@ -31,25 +31,25 @@ async def picked(stream: Stream) -> str:
 
 async def test_health(connect: Connect, tls: Certificates | None, authority: Path | None) -> None:
     """Check, List and Watch of grpc.health.v1, the latter through a change; an unknown name is NOT_FOUND."""
-    async with opened(tls) as door, connect(door.target, authority) as client:
+    async with opened(tls) as port, connect(port.target, authority) as client:
         assert await client.check("") == {"": "SERVING"}
         assert await client.check("nobody") == 5
         assert await client.list() == dict.fromkeys((LIVENESS, *READINESS), "SERVING")
         watch = await client.watch("")
         assert await watch.next() == "SERVING"
-        door.health.set(False)
+        port.health.set(False)
         assert await watch.next() == "NOT_SERVING"
         assert await client.check(LIVENESS) == {LIVENESS: "SERVING"}
 
 
 async def test_a_pick(connect: Connect, tls: Certificates | None, authority: Path | None) -> None:
     """An ext_proc stream is answered with the engine and ends with status OK."""
-    async with opened(tls) as door, connect(door.target, authority) as client:
+    async with opened(tls) as port, connect(port.target, authority) as client:
         stream = await client.open(PROCESS_METHOD)
         assert await picked(stream) == ENGINE
         assert await stream.read() is None
         assert await stream.status() == (0, "")
-        assert door.asked[0].path == "/v1/completions"
+        assert port.asked[0].path == "/v1/completions"
 
 
 async def test_a_large_body_in_one_message(
@@ -57,7 +57,7 @@ async def test_a_large_body_in_one_message(
 ) -> None:
     """BUFFERED: 32 MiB arrive whole."""
     body = bytes(range(256)) * (1 << 17)
-    async with opened(tls) as door, connect(door.target, authority) as client:
+    async with opened(tls) as port, connect(port.target, authority) as client:
         stream = await client.open(PROCESS_METHOD)
         await stream.send(messages.request_headers(messages.config(pb.BUFFERED)))
         assert await stream.read() is not None
@@ -66,8 +66,8 @@ async def test_a_large_body_in_one_message(
         common = answer.request_body.response
         assert messages.set_headers(common)["x-gateway-destination-endpoint"] == ENGINE
         assert (await stream.status())[0] == 0
-        assert door.asked[0].body == body
-        assert door.stats.held == 0
+        assert port.asked[0].body == body
+        assert port.stats.held == 0
 
 
 async def test_a_large_body_there_and_back(
@@ -75,7 +75,7 @@ async def test_a_large_body_there_and_back(
 ) -> None:
     """FULL_DUPLEX_STREAMED: five megabytes in chunks come back in chunks, past every flow-control window."""
     body = bytes(range(256)) * 20_000
-    async with opened(tls) as door, connect(door.target, authority) as client:
+    async with opened(tls) as port, connect(port.target, authority) as client:
         stream = await client.open(PROCESS_METHOD)
         await stream.send(messages.request_headers(messages.config(pb.FULL_DUPLEX_STREAMED)))
         for at in range(0, len(body), 60_000):
@@ -86,14 +86,14 @@ async def test_a_large_body_there_and_back(
             echoed += answer.request_body.response.body_mutation.streamed_response.body
         assert echoed == body
         assert (await stream.status())[0] == 0
-        assert door.asked[0].body == body
+        assert port.asked[0].body == body
 
 
 async def test_a_message_too_large(
     connect: Connect, tls: Certificates | None, authority: Path | None
 ) -> None:
     """Beyond --max-message-bytes a call ends with RESOURCE_EXHAUSTED, and the connection goes on."""
-    async with opened(tls) as door, connect(door.target, authority) as client:
+    async with opened(tls) as port, connect(port.target, authority) as client:
         stream = await client.open(PROCESS_METHOD)
         await stream.send(messages.request_headers(messages.config(pb.BUFFERED)))
         assert await stream.read() is not None
@@ -107,26 +107,26 @@ async def test_many_streams_at_once(
     connect: Connect, tls: Certificates | None, authority: Path | None
 ) -> None:
     """Five hundred requests wait together and are all answered."""
-    async with opened(tls) as door, connect(door.target, authority) as client:
-        door.patient = True
+    async with opened(tls) as port, connect(port.target, authority) as client:
+        port.defers = True
         asking = [asyncio.ensure_future(picked(await client.open(PROCESS_METHOD))) for _ in range(500)]
-        await door.until(lambda: len(door.waiting) == 500)
-        assert door.stats.load().streams == 500
-        door.decide()
+        await port.until(lambda: len(port.waiting) == 500)
+        assert port.stats.load().streams == 500
+        port.decide()
         assert await asyncio.gather(*asking) == [ENGINE] * 500
 
 
 async def test_a_cancelled_call(connect: Connect, tls: Certificates | None, authority: Path | None) -> None:
     """A request that is given up while it waits stops waiting at once; its neighbours do not."""
-    async with opened(tls) as door, connect(door.target, authority) as client:
-        door.patient = True
+    async with opened(tls) as port, connect(port.target, authority) as client:
+        port.defers = True
         one, other = await client.open(PROCESS_METHOD), await client.open(PROCESS_METHOD)
         for stream in (one, other):
             await stream.send(BODILESS)
-        await door.until(lambda: len(door.waiting) == 2)
+        await port.until(lambda: len(port.waiting) == 2)
         await one.cancel()
-        await door.until(lambda: sum(future.cancelled() for future in door.waiting) == 1)
-        door.decide()
+        await port.until(lambda: sum(future.cancelled() for future in port.waiting) == 1)
+        port.decide()
         assert await other.read() is not None
         assert (await one.status())[0] == 1
         assert (await other.status())[0] == 0
@@ -138,30 +138,30 @@ async def test_an_access_log(connect: Connect, tls: Certificates | None, authori
     entry = HTTPAccessLogEntry(request=request).SerializeToString()
     logs = StreamAccessLogsMessage.HTTPAccessLogEntries(log_entry=[entry] * 100)
     message = StreamAccessLogsMessage(http_logs=logs).SerializeToString()
-    async with opened(tls) as door, connect(door.target, authority) as client:
+    async with opened(tls) as port, connect(port.target, authority) as client:
         stream = await client.open(ACCESS_LOG_METHOD)
         for count in (1, 2, 3):
             await stream.send(message)
-            await door.until(lambda count=count: len(door.ended) == 100 * count)  # type: ignore[misc]
+            await port.until(lambda count=count: len(port.ended) == 100 * count)  # type: ignore[misc]
         await stream.done()
         assert await stream.read() == b""
         assert await stream.read() is None
         assert await stream.status() == (0, "")
-        assert {entry.session for entry in door.ended} == {"s"}
+        assert {entry.session for entry in port.ended} == {"s"}
 
 
 async def test_a_drain(connect: Connect, tls: Certificates | None, authority: Path | None) -> None:
     """GOAWAY: what waits is answered, what comes later is served on a new connection, then all is over."""
-    async with opened(tls) as door, connect(door.target, authority) as client:
-        door.patient = True
+    async with opened(tls) as port, connect(port.target, authority) as client:
+        port.defers = True
         waiting = await client.open(PROCESS_METHOD)
         await waiting.send(BODILESS)
-        await door.until(lambda: door.waiting)
-        drained = asyncio.ensure_future(door.server.drain(15))
+        await port.until(lambda: port.waiting)
+        drained = asyncio.ensure_future(port.server.drain(15))
         await asyncio.sleep(0)
         late = asyncio.ensure_future(picked(await client.open(PROCESS_METHOD)))
-        await door.until(lambda: len(door.waiting) == 2)
-        door.decide()
+        await port.until(lambda: len(port.waiting) == 2)
+        port.decide()
         assert await waiting.read() is not None
         assert (await waiting.status())[0] == 0
         assert await late == ENGINE
@@ -175,10 +175,10 @@ async def test_a_quiet_client_is_kept(
 ) -> None:
     """Our PING is answered by gRPC's clients, so a quiet connection outlives any number of them."""
     limits = {"keepalive_seconds": 0.2, "keepalive_timeout_seconds": 5.0, "sweep_seconds": 0.05}
-    async with opened(tls, **limits) as door, connect(door.target, authority) as client:
+    async with opened(tls, **limits) as port, connect(port.target, authority) as client:
         watch = await client.watch("")
         assert await watch.next() == "SERVING"
-        (link,) = door.server.transports
+        (link,) = port.server.transports
         asked = 0
         async with asyncio.timeout(20):
             while asked < 3:
@@ -186,7 +186,7 @@ async def test_a_quiet_client_is_kept(
                 while link._since == before:
                     await asyncio.sleep(0.02)
                 asked += 1
-        door.health.set(False)
+        port.health.set(False)
         assert await watch.next() == "NOT_SERVING"
 
 
@@ -195,10 +195,10 @@ async def test_messages_around_every_limit(
     connect: Connect, tls: Certificates | None, authority: Path | None, size: int
 ) -> None:
     """Bodies around the sizes of frames and windows arrive as they were sent."""
-    async with opened(tls) as door, connect(door.target, authority) as client:
+    async with opened(tls) as port, connect(port.target, authority) as client:
         stream = await client.open(PROCESS_METHOD)
         await stream.send(messages.request_headers(messages.config(pb.BUFFERED)))
         assert await stream.read() is not None
         await stream.send(messages.request_body(b"x" * size))
         assert await stream.read() is not None
-        assert door.asked[0].body == b"x" * size
+        assert port.asked[0].body == b"x" * size

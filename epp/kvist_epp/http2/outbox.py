@@ -30,8 +30,8 @@ class Outbox:
     __slots__ = (
         "_blocked",
         "_chunks",
+        "_memory",
         "_rest",
-        "_share",
         "_wake",
         "answered",
         "awake",
@@ -43,7 +43,7 @@ class Outbox:
         "window",
     )
 
-    def __init__(self, limit: int, wake: Callable[[], None], share: MemoryShare) -> None:
+    def __init__(self, limit: int, wake: Callable[[], None], memory: MemoryShare) -> None:
         self.window = frames.DEFAULT_WINDOW
         self.max_frame = frames.DEFAULT_FRAME_BYTES
         self.limit = limit
@@ -55,7 +55,7 @@ class Outbox:
         """Bytes of finished frames so far, without those that the peer can request at will."""
         self.awake = False
         self._wake = wake
-        self._share = share
+        self._memory = memory
         self.parked = 0
         """Bytes of finished frames, and in the event loop's buffer, that a full socket did not take."""
         self._chunks: list[Output] = []
@@ -81,7 +81,7 @@ class Outbox:
         """Return bytes for the socket, in order, up to the piece that reaches ``most`` bytes."""
         self.awake = False
         if self.parked:
-            self._share.queue(-self.parked)
+            self._memory.queue(-self.parked)
             self.parked = 0
         if self.size > most or self._rest:
             return self._part(most)
@@ -94,7 +94,7 @@ class Outbox:
     def park(self, beyond: int) -> None:
         """Keep the output, because the socket is full; it counts as held, with ``beyond`` bytes elsewhere."""
         self.awake = False
-        self._share.queue(self.size + beyond - self.parked)
+        self._memory.queue(self.size + beyond - self.parked)
         self.parked = self.size + beyond
 
     def clear(self) -> None:
@@ -102,7 +102,7 @@ class Outbox:
         self._chunks.clear()
         self._rest.clear()
         self._blocked.clear()
-        self._share.queue(-self.parked)
+        self._memory.queue(-self.parked)
         self.size = self.parked = 0
 
     def hold(self, stream: "GrpcStream", data: Output) -> None:
@@ -170,4 +170,4 @@ class Outbox:
     def _add_waiting(self, stream: "GrpcStream", size: int) -> None:
         stream.waiting_bytes += size
         self.waiting_bytes += size
-        self._share.queue(size)
+        self._memory.queue(size)

@@ -20,8 +20,8 @@ from kvist_epp.names import LASTING_METHODS
 ENGINE = "10.0.0.1:8000"
 
 
-class Door:
-    """A port, what came through it, and the hand that decides."""
+class PickerPort:
+    """A listening port, the requests that arrived there, and their decisions."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -30,8 +30,8 @@ class Door:
         self.ended: list[AccessLogEntry] = []
         self.asked: list[PickRequest] = []
         self.waiting: list[asyncio.Future[Decision]] = []
-        self.patient = False
-        """Decisions wait until ``decide`` is called."""
+        self.defers = False
+        """Whether decisions wait until ``decide`` is called."""
         self.server: Any = None
         self._changed = asyncio.Event()
 
@@ -41,7 +41,7 @@ class Door:
         return f"127.0.0.1:{self.server.port}"
 
     def decide(self) -> None:
-        """Let every request go that waits."""
+        """Pick an endpoint for every waiting request."""
         waiting, self.waiting = self.waiting, []
         for future in waiting:
             if not future.done():
@@ -57,7 +57,7 @@ class Door:
     def _decided(self, ask: PickRequest) -> Decision | DeferredResult:
         self.asked.append(ask)
         self._changed.set()
-        if not self.patient:
+        if not self.defers:
             return PickResult((ENGINE,))
         future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
         future.add_done_callback(lambda _: self._changed.set())
@@ -70,16 +70,16 @@ class Door:
 
 
 @asynccontextmanager
-async def opened(tls: Certificates | None, **limits: Any) -> AsyncIterator[Door]:
+async def opened(tls: Certificates | None, **limits: Any) -> AsyncIterator[PickerPort]:
     """A ready picker's port."""
-    door = Door(Limits(message_bytes=33 << 20, **limits))
-    door.health.set(True)
-    served = ext_proc_methods(door._decided, door._logged, door.health)
+    port = PickerPort(Limits(message_bytes=33 << 20, **limits))
+    port.health.set(True)
+    served = ext_proc_methods(port._decided, port._logged, port.health)
     ssl = tls.server_context() if tls is not None else None
-    door.server = await serve_http2(
-        served, "127.0.0.1", 0, door.limits, ssl=ssl, lasting=LASTING_METHODS, stats=door.stats
+    port.server = await serve_http2(
+        served, "127.0.0.1", 0, port.limits, ssl=ssl, lasting=LASTING_METHODS, stats=port.stats
     )
     try:
-        yield door
+        yield port
     finally:
-        await door.server.close()
+        await port.server.close()
