@@ -84,7 +84,7 @@ class Parts:
         for session in sessions:
             request = self.director.table.find(session)
             if request is not None:
-                self.director.on_ended(request, how, self.clock(), without_prefill=without_prefill)
+                self.director.progress.on_ended(request, how, self.clock(), without_prefill=without_prefill)
 
     def explain(self, body: bytes, path: str = CHAT) -> dict[str, Any]:
         """Return ``/debug/pick``. Raises PickError."""

@@ -30,7 +30,7 @@ class Understanding:
         learner = subscriber = None
         if self.settings.kv_events and model.faithful:
             learner = Learner(director.index, model)
-            learner.begins = lambda source, endpoint, session: director.on_prefill_started(
+            learner.begins = lambda source, endpoint, session: director.progress.on_prefill_started(
                 source, endpoint, session, clock()
             )
             subscriber = self._subscriber(learner)
@@ -46,7 +46,7 @@ class Understanding:
         director, clock, bind = self.registry.director, self.registry.clock, self.settings.kv_events_bind
 
         def observe(seen: Observed) -> None:
-            director.on_observation(seen, clock())
+            director.progress.on_observation(seen, clock())
 
         try:
             return Subscriber(learner, observe=observe, bind=bind or None)

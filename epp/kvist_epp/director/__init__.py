@@ -1,1 +1,8 @@
-"""One request from its ext_proc message to its answer and its completion, and the registry of endpoints."""
+"""One request from its ext_proc message to its answer and its end, and the registry of endpoints.
+
+- ``director``: answers or queues each request, and remembers what was decided.
+- ``request_context``: one request on its way: what it asks, and what of it is cached where.
+- ``request_progress``: what engines report of a request after the pick, and its end.
+- ``completion``: what gateways report: which endpoint served, and that the request has ended.
+- ``endpoint_registry``: which endpoints there are, which are ready, whose events are trusted.
+"""

@@ -61,7 +61,7 @@ class CompletionHandler:
         if served and served != request.attempt.hostport:
             self._move(request, served, now)
         refused = status not in PREFILLED_STATUS and (status != 0 or how == "access-log")
-        director.on_ended(request, how, now, without_prefill=refused)
+        director.progress.on_ended(request, how, now, without_prefill=refused)
 
     def _move(self, request: InFlightRequest, address: str, now: float) -> None:
         """An address that is no endpoint's is that of a proxy on the way: it says nothing."""
@@ -69,4 +69,4 @@ class CompletionHandler:
         candidates = self._director.candidates
         served = next((c.endpoint for c in candidates if allows(names, c.endpoint)), None)
         if served is not None:
-            self._director.on_served_elsewhere(request, served, now)
+            self._director.progress.on_served_elsewhere(request, served, now)

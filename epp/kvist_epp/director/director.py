@@ -11,10 +11,10 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from kvist_epp.director.request_context import PromptMatch, RequestContext, match_prompt
-from kvist_epp.endpoints.endpoint import Endpoint
+from kvist_epp.director.request_progress import RequestProgress
 from kvist_epp.errors import NoEndpoints, PickError
 from kvist_epp.extproc.pick_request import PickRequest, PickResult
 from kvist_epp.flowcontrol.deficit_round_robin import FlowKey
@@ -24,7 +24,6 @@ from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import History
 from kvist_epp.kvevents.ingestion import Learner
-from kvist_epp.kvevents.observed import Observed
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.names import (
@@ -39,14 +38,10 @@ from kvist_epp.prefix_stats.hot_prefixes import Hot
 from kvist_epp.prefix_stats.recent_uses import Uses
 from kvist_epp.prompt.model import Model
 from kvist_epp.scheduling.cost import DEFAULT, policy_among
-from kvist_epp.scheduling.pick import ROLES_WITHOUT_REQUESTS, Candidate, ScoredEndpoint, choose, explain
+from kvist_epp.scheduling.pick import Candidate, ScoredEndpoint, choose, explain
 from kvist_epp.telemetry.histogram import Stages
 from kvist_epp.telemetry.picker_metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import RequestLog
-
-CREDIT_SECONDS: Final = 2.0
-"""After an engine reported that a prefill is done its blocks may wait this long for a check; they are not
-evicted while the request runs, so the credit may stay."""
 
 
 class Explanation(NamedTuple):
@@ -114,6 +109,15 @@ class Director(Dispatcher):
         self.cache_value = Savings()
         self.divergence = Reuse()
         self.recent_uses = Uses()
+        self.progress = RequestProgress(
+            index=index,
+            history=history,
+            lookup=lookup,
+            tracker=tracker,
+            metrics=metrics,
+            replica=self.replica,
+            endpoints=lambda: self.candidates,
+        )
         self.hot = hot
         self._engine_priorities = engine_priorities
         self._max_endpoints = max_endpoints
@@ -358,107 +362,8 @@ class Director(Dispatcher):
             line.us = stages.microseconds()
             self.log.write(line, prompt=prompt)
 
-    # What engines report
-
-    def on_prefill_started(self, source: str, endpoint: str, session: str, now: float) -> None:
-        """An engine took a request up: the index at this moment will be compared with the engine's cache
-        hits.
-
-        What was stored or evicted since the pick is in both; so under any load a difference is the index's
-        fault.
-        """
-        request = self._request_at(session, endpoint, now, first_event=True)
-        prompt = None if request is None else self.table.take_prompt(request)
-        if request is not None and prompt is not None:
-            matches = self.index.match(request.root, prompt)
-            request.indexed_tokens = matches.of(self.index.publisher(source)).tokens
-            request.index_compared = True
-
-    def on_observation(self, seen: Observed, now: float) -> None:
-        """Take in an engine's event about a request of any replica."""
-        if not seen.session:
-            return
-        request = self._request_at(seen.session, seen.endpoint, now, first_event=seen.cached is not None)
-        if request is None:
-            request = self.table.at(seen.session, seen.endpoint, remote=True)
-            if request is None:
-                return
-        elif seen.cached is not None:
-            self.tracker.on_cache_truth(request, seen.cached, now)
-        attempt = request.attempt
-        backlog = self._backlog_after(seen, attempt.endpoint, request.tokens)
-        self.tracker.on_progress(attempt, backlog, now, computed=seen.prefilled)
-
-    def _backlog_after(self, seen: Observed, endpoint: str, tokens: int) -> int:
-        """Tokens that a request of so many still has to prefill; events report whole blocks only."""
-        left = 0 if seen.born == "decode" else max(0, tokens - (seen.depth or 0))
-        member = self.lookup.members.get(endpoint)
-        return 0 if member is None or left < member.block_size else left
-
-    def _request_at(
-        self, session: str, endpoint: str, now: float, *, first_event: bool
-    ) -> InFlightRequest | None:
-        """This replica's request that an event belongs to, also if another endpoint serves it than the one
-        picked.
-
-        Only session ids of our own making are never used twice; and an endpoint that only helps (prefill)
-        serves no request.
-        """
-        request = self.table.at(session, endpoint, first_event=first_event)
-        if request is not None or not session.startswith(f"{self.replica}."):
-            return request
-        request = self.table.find(session)
-        served = next((c.endpoint for c in self.candidates if c.endpoint.key == endpoint), None)
-        if request is None or served is None or served.role in ROLES_WITHOUT_REQUESTS:
-            return None
-        self.on_served_elsewhere(request, served, now)
-        return request
-
-    # How requests end
-
-    def on_served_elsewhere(self, request: InFlightRequest, endpoint: Endpoint, now: float) -> None:
-        """Another endpoint than the chosen one got the request: move what is remembered of it there."""
-        if request.endpoint == endpoint.key:
-            return
-        self.metrics.served_elsewhere[request.attempt.hostport] += 1
-        found = request.prompt and self.lookup.look(request.root, [request.prompt], learn=False)
-        holding = found.hits.get(endpoint.key) if found else None
-        tokens = found.tokens if found else request.tokens
-        uncached = max(tokens - (holding.tokens if holding else 0), 1)
-        self.tracker.move(request, endpoint.key, uncached, now, hostport=endpoint.hostport)
-        request.cache_credit = [
-            self.history.moved(note, request.root, endpoint.key) for note in request.cache_credit
-        ]
-        request.indexed_tokens = holding.indexed if holding else 0
-
-    def on_ended(
-        self, request: InFlightRequest, how: str, now: float, *, without_prefill: bool = False
-    ) -> None:
-        """A request of this replica has ended.
-
-        ``how`` is the label of the metric: ``access-log``, ``response``, ``expired``, ``reconciled``, or its
-        endpoint ``left``. ``without_prefill``: the engine refused it.
-        """
-        self.metrics.ended[how] += 1
-        self.tracker.end(request, now)
-        self._end_credit(request, without_prefill=without_prefill)
-
     def on_tick(self, now: float) -> None:
-        """Expire requests, end the credit of those whose prefill is done, and look after the queue."""
-        for request in self.tracker.expire(now):
-            self.on_ended(request, "expired", now)
-        for request in self.table.decoding_before(now - CREDIT_SECONDS):
-            self._end_credit(request)
+        """Expire requests and look after the queue; called several times a second."""
+        self.progress.expire(now)
         if self.flow is not None:
             self.flow.on_tick(self.metrics.requests["picked"], now)
-
-    def _end_credit(self, request: InFlightRequest, *, without_prefill: bool = False) -> None:
-        """End the cache credit of a request: its prefix is in the index now, or never will be.
-
-        An endpoint without trusted events keeps it: the routing history is all that is known there.
-        """
-        member = self.lookup.members.get(request.endpoint)
-        if without_prefill or member is None or member.precise:
-            for note in request.cache_credit:
-                self.history.drop(note)
-            request.cache_credit = []

@@ -118,7 +118,7 @@ class EndpointRegistry(RequestListener):
             kv_full_at=state.crowd,
         )
         for request in tracker.reconcile(key, sample.running, sample.waiting, now, asked_at=state.asked_at):
-            director.on_ended(request, "reconciled", now)
+            director.progress.on_ended(request, "reconciled", now)
         tracker.on_scrape(key, sample, now)
         member = director.lookup.members[key]
         if sample.block_size:
@@ -243,7 +243,7 @@ class EndpointRegistry(RequestListener):
         key, director, now = endpoint.key, self.director, self.clock()
         self._candidates.pop(key, None)
         for request in director.tracker.remove_endpoint(key):
-            director.on_ended(request, "left", now)
+            director.progress.on_ended(request, "left", now)
         director.history.forget(key)
         director.lookup.leave(key)
         director.cache_value.forget(key)

@@ -1,1 +1,9 @@
-"""Requests in flight, the backlog of each endpoint, prefill rates and TPOT admission. Pure."""
+"""What is under way on every endpoint, known from routing and KV events rather than scraped. Pure.
+
+- ``tracker``: the loads of all endpoints and the requests on them; tells listeners.
+- ``in_flight``: one record per request, with its attempts and states, and the table of all of them.
+- ``endpoint_load``: attempts and backlog of one endpoint.
+- ``prefill_rate``: prefill rates, learned from events.
+- ``tpot_admission``: how much prefill an endpoint may take up under a TPOT target.
+- ``replica_rotation``: the order in which replicas of the picker send queued requests to one endpoint.
+"""

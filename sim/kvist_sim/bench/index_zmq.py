@@ -167,7 +167,7 @@ def _asker(
                 latencies.append((time.monotonic_ns() - int.from_bytes(sent, "big")) / 1e6)
                 request = director.table.find(session)
                 assert request is not None
-                director.on_ended(request, "access-log", time.monotonic())
+                director.progress.on_ended(request, "access-log", time.monotonic())
 
     return asked
 

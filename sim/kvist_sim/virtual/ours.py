@@ -307,7 +307,7 @@ class Kvist(RequestListener):
             born = "prompt" if prompt else "decode"
             session = self.session(call)
             seen = Observed(_publisher(pod), endpoint.key, session, tokens, None, born, depth)  # type: ignore[arg-type]
-            self.director.on_observation(seen, now)
+            self.director.progress.on_observation(seen, now)
 
     def scraped(self, pod: Pod, now: float) -> None:
         """See ``Policy``."""

@@ -24,7 +24,7 @@ class Engine(RequestListener):
         self.told: list[tuple[int, int]] = []
         self._learner = Learner(parts.director.index, MODEL)
         self._learner.join(SOURCE, KEY)
-        self._learner.begins = lambda source, endpoint, session: parts.director.on_prefill_started(
+        self._learner.begins = lambda source, endpoint, session: parts.director.progress.on_prefill_started(
             source, endpoint, session, parts.clock()
         )
         self._parts = parts
@@ -55,7 +55,7 @@ class Engine(RequestListener):
 
     def _learn(self, event: Any) -> None:
         for seen in self._learner.apply(SOURCE, Batch(ts=0.0, events=[event])):
-            self._parts.director.on_observation(seen, self._parts.clock())
+            self._parts.director.progress.on_observation(seen, self._parts.clock())
 
 
 def chain(body: dict[str, Any]) -> tuple[list[int], list[int]]:

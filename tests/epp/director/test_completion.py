@@ -52,7 +52,7 @@ def test_an_account_moves_to_the_endpoint_that_served() -> None:
     assert request is not None
 
     served = next(endpoint for endpoint in parts.endpoints if endpoint.key == second)
-    parts.director.on_served_elsewhere(request, served, parts.clock())
+    parts.director.progress.on_served_elsewhere(request, served, parts.clock())
 
     assert _running(parts) == {first: 0, second: 1}
     assert parts.director.tracker.backlog(second) == owed > 0
@@ -71,7 +71,7 @@ def test_what_the_other_endpoint_holds_is_not_owed_there() -> None:
     parts.warm(number, chat(LONG))
     request = parts.director.table.find("s")
     assert request is not None
-    parts.director.on_served_elsewhere(request, parts.endpoints[number], parts.clock())
+    parts.director.progress.on_served_elsewhere(request, parts.endpoints[number], parts.clock())
 
     assert 0 < parts.director.tracker.backlog(second) <= 2 * BLOCK
 
@@ -156,7 +156,9 @@ def test_usage_tells_the_truth_where_events_do_not() -> None:
     after.on_response(_seen(Usage(10, 3, 8)))
     _decide(parts, "s", "id")
     key = parts.endpoints[0].key
-    parts.director.on_observation(Observed(f"{key}/0", key, "s", BLOCK, 16, "prompt", 64), parts.clock())
+    parts.director.progress.on_observation(
+        Observed(f"{key}/0", key, "s", BLOCK, 16, "prompt", 64), parts.clock()
+    )
     after.on_response(_seen(Usage(10, 3, 8)))
 
     assert truths.by_session == [("s", 8), ("s", 16)]
@@ -191,8 +193,8 @@ def test_events_tell_who_serves_while_it_runs() -> None:
     parts = make(2)
     first, second = _pick(parts, session="")
     session = _only_request(parts).session
-    parts.director.on_prefill_started(f"{second}/0", second, session, parts.clock())
-    parts.director.on_observation(_event(session, second), parts.clock())
+    parts.director.progress.on_prefill_started(f"{second}/0", second, session, parts.clock())
+    parts.director.progress.on_observation(_event(session, second), parts.clock())
 
     assert _only_request(parts).endpoint == second
     assert _running(parts) == {first: 0, second: 1}
@@ -203,7 +205,7 @@ def test_a_clients_session_is_not_believed() -> None:
     """Clients use their session ids again and again: an old request's event moves no new one."""
     parts = make(2)
     first, second = _pick(parts, session="theirs")
-    parts.director.on_observation(_event("theirs", second), parts.clock())
+    parts.director.progress.on_observation(_event("theirs", second), parts.clock())
 
     assert _running(parts) == {first: 1, second: 0}
 
@@ -214,6 +216,6 @@ def test_a_pod_that_only_helps_serves_nobody() -> None:
     first, second = _pick(parts, session="")
     helper = next(endpoint for endpoint in parts.endpoints if endpoint.key == second)
     object.__setattr__(helper, "labels", {"llm-d.ai/role": "prefill"})
-    parts.director.on_observation(_event(_only_request(parts).session, second), parts.clock())
+    parts.director.progress.on_observation(_event(_only_request(parts).session, second), parts.clock())
 
     assert _running(parts) == {first: 1, second: 0}

@@ -72,7 +72,7 @@ def test_credit_on_the_way_counts_until_events_arrive() -> None:
 
     key = next(e.key for e in parts.endpoints if e.hostport == first.endpoints[0])
     parts.end(*[line.session for line in parts.log.lines[1:]])
-    parts.director.on_observation(observed("s", key, 0, depth=10_000), parts.clock())
+    parts.director.progress.on_observation(observed("s", key, 0, depth=10_000), parts.clock())
     parts.director.on_tick(parts.clock())
     parts.decide(ask(chat(LONG, "ok", "other")))
     assert parts.log.lines[2].matched_tokens > 0
@@ -92,7 +92,7 @@ def test_owed_tokens_go_as_prefill_advances_and_end_with_the_request() -> None:
     owed = parts.director.tracker.backlog(key)
     assert owed > 0
 
-    parts.director.on_observation(observed("s", key, 0, depth=owed // 2), parts.clock())
+    parts.director.progress.on_observation(observed("s", key, 0, depth=owed // 2), parts.clock())
     half = parts.director.tracker.backlog(key)
     assert 0 < half < owed
 
@@ -108,8 +108,8 @@ def test_the_truth_is_told_once_per_request() -> None:
     parts.decide(ask(chat(LONG), headers={SESSION_HEADER: "s"}))
     key = parts.endpoints[0].key
     for cached in (32, None, 64):
-        parts.director.on_observation(observed("s", key, cached, depth=64), parts.clock())
-    parts.director.on_observation(observed("somebody else's", key, 16, depth=64), parts.clock())
+        parts.director.progress.on_observation(observed("s", key, cached, depth=64), parts.clock())
+    parts.director.progress.on_observation(observed("somebody else's", key, 16, depth=64), parts.clock())
 
     assert truths.by_session == [("s", 32)]
 

@@ -90,7 +90,7 @@ async def test_a_step_is_in_flight_until_it_ends() -> None:
     [step] = planner.poll(parts.clock())
     assert (len(director.table), tracker.backlog(other.key)) == (count + 1, step.uncached)
     event = Observed(f"{other.key}/0", other.key, step.session, step.tokens, 0, "prompt", step.tokens)
-    director.on_observation(event, parts.clock())
+    director.progress.on_observation(event, parts.clock())
     assert (tracker.backlog(other.key), tracker.backlog("t/e0")) == (0, backlog)
     planner.on_ended(step, parts.clock())
     assert len(director.table) == count

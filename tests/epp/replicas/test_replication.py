@@ -57,14 +57,14 @@ def test_events_advance_the_requests_of_other_replicas() -> None:
     tell(replication, 1, entry("other.1"))
     load = parts.director.tracker.load("t/e0")
     seen = Observed("t/e0/0", "t/e0", "other.1", 400, 0, "prompt", 400)
-    parts.director.on_observation(seen, parts.clock())
+    parts.director.progress.on_observation(seen, parts.clock())
     part_way = load.backlog_tokens
-    parts.director.on_observation(
+    parts.director.progress.on_observation(
         Observed("t/e0/0", "t/e0", "other.1", 16, None, "decode", 1016), parts.clock()
     )
 
     assert (part_way, load.backlog_tokens, load.running) == (600, 0, 1)
-    parts.director.on_observation(
+    parts.director.progress.on_observation(
         Observed("t/e1/0", "t/e1", "stranger", 16, None, "decode", 16), parts.clock()
     )
 

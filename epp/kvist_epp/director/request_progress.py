@@ -1,0 +1,146 @@
+"""What becomes of requests after the pick: prefill, the endpoint that serves them, and their end. Sans I/O.
+
+Engines report through their KV events, gateways through the access log or the response (``completion``), and
+time alone ends what no report mentions. Every clock is a parameter.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kvist_epp.endpoints.endpoint import Endpoint
+from kvist_epp.index.byte_index import Index
+from kvist_epp.index.lookup import Lookup
+from kvist_epp.index.routing_history import History
+from kvist_epp.kvevents.observed import Observed
+from kvist_epp.load.in_flight import InFlightRequest
+from kvist_epp.load.tracker import LoadTracker
+from kvist_epp.scheduling.pick import ROLES_WITHOUT_REQUESTS, Candidate
+from kvist_epp.telemetry.picker_metrics import PickerMetrics
+
+CREDIT_SECONDS: Final = 2.0
+"""After an engine reported that a prefill is done its blocks may wait this long for a check; they are not
+evicted while the request runs, so the credit may stay."""
+
+
+class RequestProgress:
+    """Keeps the account of each request of a director up to date until it ends."""
+
+    def __init__(
+        self,
+        *,
+        index: Index,
+        history: History,
+        lookup: Lookup,
+        tracker: LoadTracker,
+        metrics: PickerMetrics,
+        replica: str,
+        endpoints: Callable[[], Sequence[Candidate]],
+    ) -> None:
+        """``replica``: prefix of the session ids that this replica makes. ``endpoints``: as they are now."""
+        self._index = index
+        self._history = history
+        self._lookup = lookup
+        self._tracker = tracker
+        self._table = tracker.table
+        self._metrics = metrics
+        self._own_sessions = f"{replica}."
+        self._endpoints = endpoints
+
+    def on_prefill_started(self, source: str, endpoint: str, session: str, now: float) -> None:
+        """An engine took a request up: the index at this moment will be compared with the engine's cache
+        hits.
+
+        What was stored or evicted since the pick is in both; so under any load a difference is the index's
+        fault.
+        """
+        request = self._request_at(session, endpoint, now, first_event=True)
+        prompt = None if request is None else self._table.take_prompt(request)
+        if request is not None and prompt is not None:
+            matches = self._index.match(request.root, prompt)
+            request.indexed_tokens = matches.of(self._index.publisher(source)).tokens
+            request.index_compared = True
+
+    def on_observation(self, seen: Observed, now: float) -> None:
+        """Take in an engine's event about a request of any replica."""
+        if not seen.session:
+            return
+        request = self._request_at(seen.session, seen.endpoint, now, first_event=seen.cached is not None)
+        if request is None:
+            request = self._table.at(seen.session, seen.endpoint, remote=True)
+            if request is None:
+                return
+        elif seen.cached is not None:
+            self._tracker.on_cache_truth(request, seen.cached, now)
+        attempt = request.attempt
+        backlog = self._backlog_after(seen, attempt.endpoint, request.tokens)
+        self._tracker.on_progress(attempt, backlog, now, computed=seen.prefilled)
+
+    def _backlog_after(self, seen: Observed, endpoint: str, tokens: int) -> int:
+        """Tokens that a request of so many still has to prefill; events report whole blocks only."""
+        left = 0 if seen.born == "decode" else max(0, tokens - (seen.depth or 0))
+        member = self._lookup.members.get(endpoint)
+        return 0 if member is None or left < member.block_size else left
+
+    def _request_at(
+        self, session: str, endpoint: str, now: float, *, first_event: bool
+    ) -> InFlightRequest | None:
+        """This replica's request that an event belongs to, also if another endpoint serves it than the one
+        picked.
+
+        Only session ids of our own making are never used twice; and an endpoint that only helps (prefill)
+        serves no request.
+        """
+        request = self._table.at(session, endpoint, first_event=first_event)
+        if request is not None or not session.startswith(self._own_sessions):
+            return request
+        request = self._table.find(session)
+        served = next((c.endpoint for c in self._endpoints() if c.endpoint.key == endpoint), None)
+        if request is None or served is None or served.role in ROLES_WITHOUT_REQUESTS:
+            return None
+        self.on_served_elsewhere(request, served, now)
+        return request
+
+    def on_served_elsewhere(self, request: InFlightRequest, endpoint: Endpoint, now: float) -> None:
+        """Another endpoint than the chosen one got the request: move what is remembered of it there."""
+        if request.endpoint == endpoint.key:
+            return
+        self._metrics.served_elsewhere[request.attempt.hostport] += 1
+        found = request.prompt and self._lookup.look(request.root, [request.prompt], learn=False)
+        holding = found.hits.get(endpoint.key) if found else None
+        tokens = found.tokens if found else request.tokens
+        uncached = max(tokens - (holding.tokens if holding else 0), 1)
+        self._tracker.move(request, endpoint.key, uncached, now, hostport=endpoint.hostport)
+        request.cache_credit = [
+            self._history.moved(note, request.root, endpoint.key) for note in request.cache_credit
+        ]
+        request.indexed_tokens = holding.indexed if holding else 0
+
+    def on_ended(
+        self, request: InFlightRequest, how: str, now: float, *, without_prefill: bool = False
+    ) -> None:
+        """A request of this replica has ended.
+
+        ``how`` is the label of the metric: ``access-log``, ``response``, ``expired``, ``reconciled``, or its
+        endpoint ``left``. ``without_prefill``: the engine refused it.
+        """
+        self._metrics.ended[how] += 1
+        self._tracker.end(request, now)
+        self._end_credit(request, without_prefill=without_prefill)
+
+    def _end_credit(self, request: InFlightRequest, *, without_prefill: bool = False) -> None:
+        """End the cache credit of a request: its prefix is in the index now, or never will be.
+
+        An endpoint without trusted events keeps it: the routing history is all that is known there.
+        """
+        member = self._lookup.members.get(request.endpoint)
+        if without_prefill or member is None or member.precise:
+            for note in request.cache_credit:
+                self._history.drop(note)
+            request.cache_credit = []
+
+    def expire(self, now: float) -> None:
+        """End requests without a sign of life, and the credit of those whose prefill is done."""
+        for request in self._tracker.expire(now):
+            self.on_ended(request, "expired", now)
+        for request in self._table.decoding_before(now - CREDIT_SECONDS):
+            self._end_credit(request)
