@@ -12,8 +12,7 @@ from kvist_epp.extproc.pick_request import Decision, DeferredResult, PickRequest
 from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.limits import Limits
-from kvist_epp.http2.port_stats import PortStats
-from kvist_epp.http2.server import serve_http2
+from kvist_epp.http2.server import Http2Server, serve_http2
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.names import LASTING_METHODS
 
@@ -25,14 +24,13 @@ class PickerPort:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.stats = PortStats(limits.held_bytes)
         self.health = Health()
         self.ended: list[AccessLogEntry] = []
         self.asked: list[PickRequest] = []
         self.waiting: list[asyncio.Future[Decision]] = []
         self.defers = False
         """Whether decisions wait until ``decide`` is called."""
-        self.server: Any = None
+        self.server: Http2Server
         self._changed = asyncio.Event()
 
     @property
@@ -76,9 +74,7 @@ async def opened(tls: Certificates | None, **limits: Any) -> AsyncIterator[Picke
     port.health.set(True)
     served = ext_proc_methods(port._decided, port._logged, port.health)
     ssl = tls.server_context() if tls is not None else None
-    port.server = await serve_http2(
-        served, "127.0.0.1", 0, port.limits, ssl=ssl, lasting=LASTING_METHODS, stats=port.stats
-    )
+    port.server = await serve_http2(served, "127.0.0.1", 0, port.limits, ssl=ssl, lasting=LASTING_METHODS)
     try:
         yield port
     finally:

@@ -145,7 +145,7 @@ async def test_an_attack_is_cut_off(steps: Callable[[], Iterator[bytes]]) -> Non
             while not assault.done():
                 assert await honest.check("") == {"": "SERVING"}
             await assault
-        ends = {reason: count for reason, count in port.stats.connections_ended.items() if count}
+        ends = {reason: count for reason, count in port.server.stats.connections_ended.items() if count}
         assert ends == {ATTACKS[steps]: 1}
         assert await honest.check("") == {"": "SERVING"}
 
@@ -180,10 +180,10 @@ async def test_what_hoarders_make_us_hold_is_bounded(windows: bool) -> None:
         async with asyncio.timeout(SECONDS):
             while not all(task.done() for task in hoarding):
                 assert await honest.check("") == {"": "SERVING"}
-                most = max(most, port.stats.held)
+                most = max(most, port.server.stats.held)
             await asyncio.gather(*hoarding)
-        ended = port.stats.streams_ended
+        ended = port.server.stats.streams_ended
         assert ended["held-bytes"] + ended["unread"] > 0
         assert 25 << 20 < most < 100 << 20
         await port.server.close()
-        assert port.stats.held == 0
+        assert port.server.stats.held == 0

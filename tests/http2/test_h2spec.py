@@ -77,7 +77,7 @@ async def test_h2spec(
     """Every case passes, but for those that docs/protocol.md excuses with a reason."""
     async with opened(tls) as port:
         cases = await run(port, tmp_path / "report.xml", tls=tls is not None)
-        mistakes = port.stats.connections_ended["internal"]
+        mistakes = port.server.stats.connections_ended["internal"]
     failed = [case for case in cases if case.outcome == "failed" and case.name not in excused()]
     counts = {kind: [case.outcome for case in cases].count(kind) for kind in ("passed", "skipped", "failed")}
     where = "TLS" if tls else "plaintext"

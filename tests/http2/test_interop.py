@@ -67,7 +67,7 @@ async def test_a_large_body_in_one_message(
         assert messages.set_headers(common)["x-gateway-destination-endpoint"] == ENGINE
         assert (await stream.status())[0] == 0
         assert port.asked[0].body == body
-        assert port.stats.held == 0
+        assert port.server.stats.held == 0
 
 
 async def test_a_large_body_there_and_back(
@@ -111,7 +111,7 @@ async def test_many_streams_at_once(
         port.defers = True
         asking = [asyncio.ensure_future(picked(await client.open(PROCESS_METHOD))) for _ in range(500)]
         await port.until(lambda: len(port.waiting) == 500)
-        assert port.stats.load().streams == 500
+        assert port.server.stats.load().streams == 500
         port.decide()
         assert await asyncio.gather(*asking) == [ENGINE] * 500
 

@@ -97,7 +97,7 @@ def in_flight_document(director: Director, remote_requests: int = 0) -> dict[str
     ones by port, access logs and health watches included.
     """
     ports = director.metrics.ports.items()
-    loads = {name: tally.load() for name, tally in ports if name not in REPLICA_PORTS}
+    loads = {name: stats.load() for name, stats in ports if name not in REPLICA_PORTS}
     return {
         "tasks": _tasks(),
         "streams": {name: load.streams for name, load in loads.items()},

@@ -45,7 +45,7 @@ async def listen(
     """Serve these methods on ``port``, in plaintext without ``tls``.
 
     ``flag`` is named when that cannot be done (SettingsError). ``port_stats`` gets the port's, by the flag's
-    name, for the metrics; the twin on grpc.aio has none.
+    name, for the metrics; the server on grpc.aio has none.
     """
     try:
         if settings.transport == "grpc":
@@ -57,13 +57,10 @@ async def listen(
             )
         from kvist_epp.http2.server import serve_http2
 
-        limits = Limits.of(settings)
-        stats = PortStats(limits.held_bytes)
-        if port_stats is not None:
-            port_stats[flag.removeprefix("--").removesuffix("-port")] = stats
-        ssl = tls.server_context() if tls is not None else None
-        return await serve_http2(
-            served, settings.host, port, limits, ssl=ssl, lasting=LASTING_METHODS, stats=stats
-        )
+        limits, ssl = Limits.of(settings), tls.server_context() if tls is not None else None
+        server = await serve_http2(served, settings.host, port, limits, ssl=ssl, lasting=LASTING_METHODS)
     except OSError as error:
         raise SettingsError(f"{flag}: cannot listen on port {port}: {error}") from error
+    if port_stats is not None:
+        port_stats[flag.removeprefix("--").removesuffix("-port")] = server.stats
+    return server

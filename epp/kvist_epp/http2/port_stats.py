@@ -130,16 +130,18 @@ class PortStats:
         "streams_ended",
     )
 
-    def __init__(self, limit: int) -> None:
-        """``limit`` is the number of bytes that the connections may hold together."""
+    def __init__(self, limit: int, load: Callable[[], PortLoad] = lambda: PortLoad(0, 0, 0, 0)) -> None:
+        """``limit`` is the number of bytes that the connections may hold together.
+
+        ``load`` returns the present load of the port.
+        """
         self.limit = limit
+        self.load = load
         self.held = 0
         self.connections = 0
         self.connections_ended = dict.fromkeys(CONNECTION_ENDS, 0)
         self.streams_ended = dict.fromkeys(STREAM_ENDS, 0)
         self.handshake_failures = HandshakeFailures()
-        self.load: Callable[[], PortLoad] = lambda: PortLoad(0, 0, 0, 0)
-        """Returns the present load; set by the server that listens on the port."""
 
     def __repr__(self) -> str:
         return f"<PortStats {self.held} of {self.limit} bytes, {self.connections} connections>"

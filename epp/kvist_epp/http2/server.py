@@ -6,7 +6,7 @@ from contextlib import suppress
 from ssl import SSLContext
 from typing import Final
 
-from kvist_epp.http2.call import Method, Server
+from kvist_epp.http2.call import Method
 from kvist_epp.http2.limits import Limits
 from kvist_epp.http2.port_stats import PortLoad, PortStats
 from kvist_epp.http2.server_transport import FairReads, ServerTransport
@@ -23,16 +23,13 @@ async def serve_http2(
     *,
     ssl: SSLContext | None = None,
     lasting: Collection[str] = (),
-    stats: PortStats | None = None,
-) -> Server:
+) -> "Http2Server":
     """Listen on ``host:port`` (port 0: the system chooses); raises OSError when it cannot.
 
     Plaintext is HTTP/2 with prior knowledge; an ``ssl`` context must offer ``h2`` by ALPN, and is used anew
     for every connection (``wrap_bio``). ``lasting`` names the methods whose calls never end by themselves.
-    ``stats`` are kept up to date; without them the server has its own.
     """
-    limits = limits or Limits()
-    server = Http2Server(methods, limits, lasting, ssl, stats or PortStats(limits.held_bytes))
+    server = Http2Server(methods, limits or Limits(), lasting, ssl)
     await server.listen(host, port)
     return server
 
@@ -46,11 +43,9 @@ class Http2Server:
         limits: Limits,
         lasting: Collection[str],
         ssl: SSLContext | None,
-        stats: PortStats,
     ) -> None:
         self.ssl = ssl
-        self.stats = stats
-        self.stats.load = self._load
+        self.stats = PortStats(limits.held_bytes, self._load)
         self.methods = methods
         self.limits = limits
         self.lasting = lasting

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 
 import msgspec
 from tests.epp.parts import ask, chat, make
@@ -57,8 +58,7 @@ async def test_streams_of_gateways_are_counted_and_those_of_replicas_are_not() -
     """Streams between replicas are always open; those of gateways end."""
     director = make().director
     for port, streams in (("grpc", 3), ("grpc-health", 1), ("peer", 2)):
-        stats = director.metrics.ports[port] = PortStats(1 << 20)
-        stats.load = lambda streams=streams: PortLoad(1, streams, 10, 5)  # type: ignore[misc]
+        director.metrics.ports[port] = PortStats(1 << 20, partial(PortLoad, 1, streams, 10, 5))
     found = in_flight_document(director, remote_requests=4)
 
     assert found["streams"] == {"grpc": 3, "grpc-health": 1}

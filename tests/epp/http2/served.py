@@ -16,8 +16,7 @@ from tests.epp.http2.h2 import ECHO, RECORD, Echo, Recorder, frame, grpc_fields
 from kvist_epp.http2 import frames as f
 from kvist_epp.http2.call import Method, Sink
 from kvist_epp.http2.limits import Limits
-from kvist_epp.http2.port_stats import PortStats
-from kvist_epp.http2.server import serve_http2
+from kvist_epp.http2.server import Http2Server, serve_http2
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.names import HEALTH_WATCH_METHOD, LASTING_METHODS
 
@@ -54,8 +53,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.calls: list[Waiting] = []
-        self.stats = PortStats(1 << 30)
-        self.server: Any
+        self.server: Http2Server
         self._changed = asyncio.Event()
 
     def record(self, sink: Sink) -> Waiting:
@@ -80,9 +78,7 @@ async def serving(**limits: Any) -> AsyncIterator[Bench]:
     methods: dict[str, Method] = {ECHO: Echo, RECORD: bench.record, HEALTH_WATCH_METHOD: bench.record}
     ssl = tls.server_context() if (tls := TLS.get()) else None
     bounds = Limits(**limits)
-    bench.server = await serve_http2(
-        methods, "127.0.0.1", 0, bounds, ssl=ssl, lasting=LASTING_METHODS, stats=bench.stats
-    )
+    bench.server = await serve_http2(methods, "127.0.0.1", 0, bounds, ssl=ssl, lasting=LASTING_METHODS)
     try:
         yield bench
     finally:

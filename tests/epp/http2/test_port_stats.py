@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.epp.http2.certificates import self_made, verifying
 from tests.epp.http2.h2 import ECHO, Echo
 
-from kvist_epp.http2.port_stats import MAX_REASONS, OTHER, HandshakeFailures, PortStats
+from kvist_epp.http2.port_stats import MAX_REASONS, OTHER, HandshakeFailures
 from kvist_epp.http2.server import serve_http2
 
 HOST = "127.0.0.1"
@@ -66,8 +66,8 @@ async def test_the_log_says_who_failed_and_what_to_do(
 ) -> None:
     """Three peers that cannot be talked to: one warning with address and remedy, three counted."""
     caplog.set_level(logging.INFO)
-    stats = PortStats(1 << 20)
-    server = await serve_http2({ECHO: Echo}, HOST, 0, ssl=self_made().server_context(), stats=stats)
+    server = await serve_http2({ECHO: Echo}, HOST, 0, ssl=self_made().server_context())
+    stats = server.stats
     try:
         for number in range(3):
             await _fails(kind, server.port)

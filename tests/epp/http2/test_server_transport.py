@@ -184,7 +184,7 @@ async def test_a_stalled_message_is_given_up() -> None:
         await bench.until(lambda: bench.calls and bench.calls[0].events == ["cancelled"])
         writer.write(opening(3, RECORD))
         await bench.until(lambda: len(bench.calls) == 2)
-        assert bench.stats.streams_ended["stalled-receiving"] == 1
+        assert bench.server.stats.streams_ended["stalled-receiving"] == 1
 
 
 # -- crowds
@@ -224,18 +224,18 @@ async def test_a_full_socket_counts_as_held() -> None:
         await bench.until(lambda: bench.calls)
         bench.calls[0].sink.send(bytes(20_000_000))
         await asyncio.sleep(0)
-        load = bench.stats.load()
+        load = bench.server.stats.load()
         assert (load.connections, load.streams) == (1, 1)
         assert load.unsent_bytes > 10_000_000
-        assert bench.stats.held == load.receiving_bytes + load.unsent_bytes
+        assert bench.server.stats.held == load.receiving_bytes + load.unsent_bytes
         writer.transport.abort()
         assert await gone(bench)
-        assert bench.stats.held == 0
+        assert bench.server.stats.held == 0
 
 
 def ended(bench: Bench) -> dict[str, int]:
     """Why connections were ended, so far."""
-    return {reason: count for reason, count in bench.stats.connections_ended.items() if count}
+    return {reason: count for reason, count in bench.server.stats.connections_ended.items() if count}
 
 
 async def cut_off(reader: asyncio.StreamReader) -> None:

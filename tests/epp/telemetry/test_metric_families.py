@@ -25,11 +25,11 @@ def test_every_reason_is_there_from_the_start() -> None:
 def test_ends_and_loads_are_counted_by_port() -> None:
     """Counters and gauges of one port do not change with those of another."""
     metrics = PickerMetrics()
-    one, other = PortStats(1000), PortStats(1000)
+    load = PortLoad(connections=1, streams=2, receiving_bytes=3, unsent_bytes=4)
+    one, other = PortStats(1000, lambda: load), PortStats(1000)
     metrics.ports.update({"grpc": one, "peer": other})
     client = Client(stats=one)
     client.send(client.request(1, RECORD), data(1, message(bytes(2000))))
-    one.load = lambda: PortLoad(connections=1, streams=2, receiving_bytes=3, unsent_bytes=4)
     lines = page(metrics)
     assert 'kvist_epp_http2_streams_ended_total{port="grpc",reason="held-bytes"} 1.0' in lines
     assert 'kvist_epp_http2_streams_ended_total{port="peer",reason="held-bytes"} 0.0' in lines
