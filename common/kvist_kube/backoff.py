@@ -1,12 +1,13 @@
 """Exponential backoff: the one formula behind every repeated attempt. Pure."""
 
+import math
 from typing import Final
 
 _MOST_DOUBLINGS: Final = 32
 """Bound of the exponent, so that thousands of failures do not overflow."""
 
 
-def backoff_seconds(failures: int, *, first: float, longest: float) -> float:
+def backoff_seconds(failures: int, *, first: float, longest: float = math.inf) -> float:
     """Return the seconds to wait after ``failures`` failures in a row (1 or more).
 
     The pause is ``first`` after the first failure, doubles with each further one, and never exceeds

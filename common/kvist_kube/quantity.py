@@ -26,3 +26,11 @@ def parse_quantity(text: str) -> Decimal:
     if matched is None:
         raise ValueError(f"{text!r:.60} is not a quantity such as 1Gi")
     return Decimal(matched[1]) * _UNITS[matched[2]]
+
+
+def parse_bytes(text: str) -> int:
+    """Return the whole bytes of a quantity, rounded down. Raises ValueError, also for a fraction such as
+    ``500m``."""
+    if text.endswith(("n", "u", "m")):
+        raise ValueError(f"{text!r:.60} is not a quantity of bytes such as 1Gi")
+    return int(parse_quantity(text))

@@ -12,7 +12,6 @@ from tests.fakes.apiserver import ApiServer, api_server
 
 from kvist_epp.endpoints.kubernetes.pods import Pod
 from kvist_kube.connection import Connection, find_cluster
-from kvist_kube.errors import ApiError
 from kvist_kube.informer import DEFAULT_TIMES, Informer, InformerTimes, Resource
 
 
@@ -266,14 +265,6 @@ async def test_a_line_without_end(server: ApiServer, tmp_path: Path) -> None:
         await seen.until(lambda: "longer than any object" in seen.informer.problem)
         assert seen.names == ["a"]
         await seen.until(lambda: seen.informer.watching)
-
-
-async def test_a_token_that_is_no_header(server: ApiServer, tmp_path: Path) -> None:
-    """A token file that ends in a newline is a problem, not the end."""
-    api = Connection(find_cluster({"KUBECONFIG": str(server.kubeconfig(tmp_path, token="t\n"))}))
-    with pytest.raises(ApiError, match="ValueError"):
-        await api.get(PODS, [])
-    await api.close()
 
 
 async def test_it_can_be_cancelled_wherever_it_is(server: ApiServer, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from kvist_operator.manifests import Api, Site
 from kvist_operator.manifests.engine import quantity
 from kvist_operator.manifests.policy import ANYWHERE, flows
 from kvist_operator.spec import read_pool
-from kvist_operator.spec.fields import parse_quantity
+from kvist_operator.spec.fields import bytes_of
 
 VERSIONS = [f"1.{minor}" for minor in range(30, 38)]
 FOREIGN = ("gateway.", "inference.", "monitoring.", "leaderworkerset.")
@@ -165,7 +165,7 @@ def test_the_engine_runs_what_was_planned(case: str) -> None:
             assert container["command"] + container["args"] == ["vllm", *plan.argv] + ["--headless"] * follows
             assert pod["terminationGracePeriodSeconds"] == plan.needs.grace_seconds
             [shm] = [v["emptyDir"] for v in pod["volumes"] if v["name"] == "shm"]
-            assert parse_quantity(shm["sizeLimit"], "") == plan.needs.shm_bytes
+            assert bytes_of(shm["sizeLimit"], "") == plan.needs.shm_bytes
             row = plan.seat.accelerator
             on_node = str(min(plan.layout.gpus, plan.seat.per_node))
             assert container["resources"]["limits"].get(row.resource) == (
@@ -424,7 +424,7 @@ def test_objects_share_nothing() -> None:
 @pytest.mark.parametrize("number", [1, 1 << 20, (1 << 30) - 1, 1 << 30, 3 << 29, 68 << 30, 500 << 30])
 def test_quantities_are_written_as_the_api_server_writes_them_back(number: int) -> None:
     """Never less than asked for, and less than a MiB more; 1024Mi is 1Gi."""
-    written = parse_quantity(quantity(number), "")
+    written = bytes_of(quantity(number), "")
 
     assert 0 <= written - number < 1 << 20
     assert not quantity(number).endswith("Mi") or int(quantity(number)[:-2]) % 1024

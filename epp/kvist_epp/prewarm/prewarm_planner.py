@@ -28,6 +28,7 @@ from kvist_epp.prefix_stats.hot_prefixes import Beginning, Hot, Masks
 from kvist_epp.prewarm.prewarm_stats import PrewarmStats
 from kvist_epp.prewarm.refresh_schedule import RefreshSchedule
 from kvist_epp.scheduling.pick import Candidate, Demand, choose
+from kvist_kube.backoff import backoff_seconds
 
 BUSY_POLL_SECONDS: Final = 0.02
 """Interval of ``poll`` while prefixes are pending: endpoints have capacity for a step for moments only."""
@@ -218,7 +219,7 @@ class PrewarmPlanner:
             return
         target.requested = 0
         target.failures += 1
-        target.retry_at = now + BACKOFF_SECONDS * 2 ** (target.failures - 1)
+        target.retry_at = now + backoff_seconds(target.failures, first=BACKOFF_SECONDS)
         if target.failures >= MAX_FAILURES:
             self._give_up(target)
 

@@ -22,6 +22,7 @@ from kvist_epp.replicas.remote_load import SILENCE_SECONDS, RemoteLoad
 from kvist_epp.replicas.replication_stats import ReplicationStats
 from kvist_epp.replicas.rpc_client import ReplicaAddress, RpcStream, open_stream
 from kvist_epp.settings.replica_flags import HostPort
+from kvist_kube.backoff import backoff_seconds
 
 CONNECT_SECONDS: Final = 2.0
 """Time limit for connecting and for the first update."""
@@ -81,7 +82,7 @@ class ReplicaConnection:
         self.tried = asyncio.Event()
         """Set once the address was dialled, whatever the result."""
         self._context = context
-        self._retry_delay = RETRY_SECONDS[0]
+        self._failures = 0
 
     async def run(self) -> None:
         """Follow the address, again after each break."""
@@ -89,8 +90,9 @@ class ReplicaConnection:
             await self._dial()
             if self.state is ConnectionState.SELF:
                 return
-            delay = self._retry_delay
-            self._retry_delay = min(delay * 2, RETRY_SECONDS[1])
+            self._failures += 1
+            first, longest = RETRY_SECONDS
+            delay = backoff_seconds(self._failures, first=first, longest=longest)
             if self.state is ConnectionState.DUPLICATE:
                 delay = DUPLICATE_SECONDS
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
@@ -149,7 +151,7 @@ class ReplicaConnection:
         if self._context.followed.setdefault(replica, self) is not self:
             return ConnectionState.DUPLICATE
         logger.info("following replica %s at %s", replica, self.address)
-        self.problem, self._retry_delay = "", RETRY_SECONDS[0]
+        self.problem, self._failures = "", 0
         self._context.remote_load.on_connected(replica, self._context.clock())
         return ConnectionState.FOLLOWED
 

@@ -1,26 +1,12 @@
 """Reads a mapping field by field: types, bounds, choices; errors name the path, typos get a suggestion."""
 
 import difflib
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
+from kvist_kube.quantity import parse_bytes
 from kvist_operator.errors import SpecError
-
-UNITS: Final = {
-    "": 1,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "P": 10**15,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-    "Pi": 2**50,
-}
 
 MOST_BYTES: Final = 2**63 - 1024
 """A little below what 64 bits hold: a fraction of it is rounded."""
@@ -97,7 +83,7 @@ class Fields:
         """A Kubernetes quantity in bytes: ``80Gi``, ``1.5Ti``, a number; 0 when absent. What is below ``low``
         has lost its unit."""
         value = self.get(key)
-        found = 0 if value is None else parse_quantity(value, self.at(key))
+        found = 0 if value is None else bytes_of(value, self.at(key))
         if value is not None and found < low:
             raise SpecError(self.at(key), f"{value!r} is {found} bytes: write it like 80Gi")
         return found
@@ -159,17 +145,19 @@ def text_of(value: Any, path: str, *, pattern: str = "", most: int = MOST_CHARAC
     return value
 
 
-def parse_quantity(value: Any, path: str) -> int:
-    """Bytes of a Kubernetes quantity. Raises SpecError."""
+def bytes_of(value: Any, path: str) -> int:
+    """Return the bytes of a Kubernetes quantity. Raises SpecError."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_BYTES:
         return value
-    matched = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGTP]i|[kMGTP]|)", value) if isinstance(value, str) else None
-    if matched is None:
+    try:
+        found = parse_bytes(value) if isinstance(value, str) and not value.endswith(("E", "Ei")) else None
+    except ValueError:
+        found = None
+    if found is None:
         raise SpecError(path, f"{value!r:.40} is no quantity of bytes; write it like 80Gi")
-    found = float(matched[1]) * UNITS[matched[2]]
     if found > MOST_BYTES:
         raise SpecError(path, f"{value!r:.40} is more than Kubernetes can count: write it like 80Gi")
-    return math.floor(found)
+    return found
 
 
 def _near(word: str, known: Sequence[str]) -> str:

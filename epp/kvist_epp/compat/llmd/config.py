@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from kvist_epp.errors import SettingsError
 from kvist_epp.settings.durations import seconds
-
-from .quantity import number
+from kvist_kube.quantity import parse_bytes
 
 Json = Mapping[str, Any]
 KIND: Final = "EndpointPickerConfig"
@@ -143,9 +142,14 @@ def _model(kind: str, told: Json) -> str:
     return str(pool.get("modelName") or "")
 
 
+def byte_amount(text: str) -> int:
+    """Return the bytes of a quantity that may end in ``B``: ``1Gi``, ``512MB``. Raises ValueError."""
+    return parse_bytes(text.removesuffix("B"))
+
+
 _QUEUE: Final[Mapping[str, tuple[str, Callable[[str], float]]]] = {
-    "maxRequests": ("--queue-requests", number),
-    "maxBytes": ("--queue-bytes", number),
+    "maxRequests": ("--queue-requests", byte_amount),
+    "maxBytes": ("--queue-bytes", byte_amount),
     "defaultRequestTTL": ("--queue-seconds", seconds),
     "noEndpointRequestTTL": ("--empty-pool-seconds", seconds),
 }
@@ -157,7 +161,7 @@ def _queue(flow: Json, where: str) -> Iterator[str]:
             yield f"{flag}={_amount(flow[key], f'{where}: flowControl.{key}', convert)}"
 
 
-def _amount(value: object, where: str, convert: Callable[[str], float] = number) -> str:
+def _amount(value: object, where: str, convert: Callable[[str], float] = byte_amount) -> str:
     try:
         return f"{convert(str(value)):.15g}"
     except ValueError as error:

@@ -7,8 +7,7 @@ from typing import Final
 
 from kvist_epp.errors import SettingsError
 
-from .config import read
-from .quantity import number
+from .config import byte_amount, read
 
 _TRUE: Final = ("true", "1", "t")
 _DEBUG: Final = 4
@@ -59,7 +58,7 @@ FLAGS: Final[dict[str, _Flag]] = {
     "enable-cert-reload": _switch(),
     "enable-grpc-stream-metrics": _switch(),
     "enable-pprof": _switch("there is no profiler"),
-    "grpc-max-recv-msg-size": _Flag(ours=lambda text: f"--max-message-bytes={number(text)}"),
+    "grpc-max-recv-msg-size": _Flag(ours=lambda text: f"--max-message-bytes={byte_amount(text)}"),
     "grpc-max-send-msg-size": _Flag("answers are as large as what was asked"),
     "ha-enable-leader-election": _switch("all replicas serve; --peers lets them know of each other"),
     "health-checking": _switch(),

@@ -151,7 +151,7 @@ def test_an_odd_file_is_read_or_refused(whole: dict[str, object]) -> None:
         (["--config-text=kind: EndpointPickerConfig\napiVersion: v1"], "apiVersion 'v1' is not llm-d's"),
         (
             [f"--config-text={HEAD}flowControl: {{maxBytes: lots}}"],
-            "flowControl.maxBytes: 'lots' is no amount",
+            "flowControl.maxBytes: 'lots' is not a quantity",
         ),
         (
             [f"--config-text={HEAD}flowControl: {{defaultRequestTTL: soon}}"],

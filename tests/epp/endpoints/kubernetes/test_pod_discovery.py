@@ -16,8 +16,6 @@ from kvist_epp.endpoints.endpoints_file import EndpointsFileWatcher
 from kvist_epp.endpoints.kubernetes.pod_discovery import PodDiscovery
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry.picker_metrics import PickerMetrics
-from kvist_kube.connection import Connection, find_cluster, own_namespace
-from kvist_kube.errors import ApiError, ClusterNotFound
 
 POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/ns/inferencepools"
 OBJECTIVES = "/apis/llm-d.ai/v1alpha2/namespaces/ns/inferenceobjectives"
@@ -155,36 +153,3 @@ def test_a_file_is_no_business_of_kubernetes(tmp_path: Path) -> None:
     assert isinstance(found, EndpointsFileWatcher)
     assert found.describe() == {"kind": "file", "path": file, "problem": "", "refused": 0}
     assert found.watches() == ()
-
-
-def test_without_a_cluster_the_remedies_are_named(tmp_path: Path) -> None:
-    """Outside of a cluster, and without a kubeconfig, the picker says what it looked for."""
-    with pytest.raises(ClusterNotFound, match=r"KUBERNETES_SERVICE_HOST.*KUBECONFIG.*--endpoints-file"):
-        find_cluster({}, home=tmp_path / "none")
-
-
-async def test_a_kubeconfig_that_is_none_is_a_problem(tmp_path: Path) -> None:
-    """A file that is missing or broken may be put right: it is an error of the request, not of the picker."""
-    file = tmp_path / "kubeconfig"
-    for text in (None, "", "[]", "a: b", "{"):
-        if text is not None:
-            file.write_text(text)
-        api = Connection(find_cluster({"KUBECONFIG": str(file)}))
-        with pytest.raises(ApiError):
-            await api.get("/api", [])
-        await api.close()
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({"POD_NAMESPACE": "a", "NAMESPACE": "b"}, "a"),
-        ({"NAMESPACE": "b"}, "b"),
-        ({}, "c"),
-    ],
-)
-def test_the_namespace_is_our_own(tmp_path: Path, environment: dict[str, str], expected: str) -> None:
-    """POD_NAMESPACE, llm-d's NAMESPACE, the service account's, in this order; ``default`` without any."""
-    (tmp_path / "namespace").write_text("c\n")
-    assert own_namespace(environment, account=tmp_path) == expected
-    assert own_namespace({}, account=tmp_path / "none") == "default"
