@@ -86,8 +86,8 @@ def test_package_docstrings_name_their_modules() -> None:
         )
         modules = {path.stem for path in package.parent.glob("[!_]*.py")}
         modules |= {path.parent.name for path in package.parent.glob("[!_]*/__init__.py")} - {"pb"}
-        if listed and listed != modules:
-            wrong[str(package.relative_to(ROOT))] = sorted(listed ^ modules)
+        if listed and listed - {"pb"} != modules:
+            wrong[str(package.relative_to(ROOT))] = sorted(listed - {"pb"} ^ modules)
     assert wrong == {}
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.data_plane.product import CHAT, product
 
-CONFIG = Path(__file__).parents[1] / "epp" / "llmd" / "config.yaml"
+CONFIG = Path(__file__).parents[1] / "epp" / "compat" / "llmd" / "config.yaml"
 ARGUMENTS = ("--zap-encoder", "json", "--config-file", str(CONFIG), "--ha-enable-leader-election", "--v=4")
 TEXT = "A story about a fox that lived at the edge of a wood. " * 40
 

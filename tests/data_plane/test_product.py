@@ -112,7 +112,7 @@ async def test_bad_endpoints_files_keep_the_old_fleet(tmp_path: Path) -> None:
         await running.until("kvist_epp_bad_endpoints_files_total", 1)
         page = await running.page("/debug/fleet")
         assert len(page["endpoints"]) == 2
-        assert "is there twice" in page["discovery"]["problem"]
+        assert "is used twice" in page["discovery"]["problem"]
         assert (await running.send(chat("still there")))[0] == 200
 
         running.file.write_text(json.dumps({"endpoints": good["endpoints"][:1]}))
