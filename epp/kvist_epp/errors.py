@@ -16,7 +16,7 @@
     ├── ModelFilesError      model files that are absent or unusable
     ├── EndpointsFileError   an endpoints file that cannot be used; the old fleet stays
     ├── CertificateError     a certificate, key or authority that cannot be used; the old one stays
-    ├── UncleanEnd           a part of the picker failed, or its drain was cut short
+    ├── UncleanShutdownError           a part of the picker failed, or its drain was cut short
     └── SettingsError        flags that do not go together
 """
 
@@ -121,7 +121,7 @@ class CertificateError(KvistError):
     """Names the file and what is wrong with it; never the content."""
 
 
-class UncleanEnd(KvistError):
+class UncleanShutdownError(KvistError):
     """Why the process ends with a non-zero exit code although it was running."""
 
 

@@ -1,4 +1,4 @@
-"""The picker as a process: makes the parts, opens the ports, drains."""
+"""The picker as a process: make the parts, connect them, open the ports, drain."""
 
 import asyncio
 import os
@@ -13,12 +13,10 @@ from kvist_epp.admin import admin_server, debug_pages
 from kvist_epp.admin.admin_server import PickerPages
 from kvist_epp.admin.fleet_page import FleetPage
 from kvist_epp.admin.routing_pages import QueueGauges, pick_document, queue_document
-from kvist_epp.app import lifetime
-from kvist_epp.app import listeners as ports
-from kvist_epp.app.model_activation import Understanding
-from kvist_epp.app.model_loader import Tokenizer
-from kvist_epp.app.readiness import Gate
-from kvist_epp.app.shutdown import Ending
+from kvist_epp.app.listeners import listen, open_certificates
+from kvist_epp.app.model_loader import ModelActivator, ModelLoader
+from kvist_epp.app.readiness import Readiness
+from kvist_epp.app.shutdown import Shutdown, freeze_startup_objects, run_process
 from kvist_epp.director.completion import CompletionHandler
 from kvist_epp.director.director import Director
 from kvist_epp.director.endpoint_registry import EndpointRegistry
@@ -45,31 +43,31 @@ if TYPE_CHECKING:
     from kvist_epp.replicas.replication import Replication
 
 TICK_SECONDS: Final = 0.25
-"""How often requests expire, trust is weighed and counters are brought up to date."""
+"""Interval at which requests expire, the index's accuracy is judged and counters are updated."""
 ANSWER_SECONDS: Final = 1.0
-"""Time kept at the end of a drain to answer those who still wait: 10,000 take half of it."""
+"""Time reserved at the end of a drain to answer queued requests; 10,000 of them take half of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class App:
     """A picker whose ports are open."""
 
     director: Director
     driver: FlowDriver
     registry: EndpointRegistry
-    gate: Gate
+    readiness: Readiness
     grpc: Server
     grpc_health: Server
     metrics_port: int
     replication: "Replication | None" = None
 
     async def drain(self, delay_seconds: float, grace_seconds: float) -> None:
-        """Stop being ready; new calls are still taken for the delay, then running ones get the grace.
+        """Become not ready, accept new calls for the delay, then give running calls the grace period.
 
-        The health port reports it to the end. Requests that still wait at the end are answered while there is
-        time.
+        The health port answers until the end. Requests that are still queued shortly before the end are
+        rejected in time for the answer to reach the gateway.
         """
-        self.gate.shut("draining")
+        self.readiness.stop("draining")
         seconds = delay_seconds + grace_seconds
         self.driver.shut_in(seconds - min(ANSWER_SECONDS, seconds / 4))
         await asyncio.sleep(delay_seconds)
@@ -80,13 +78,13 @@ class Running:
 
 
 def main(settings: Settings) -> None:
-    """Run until SIGTERM or SIGINT. Raises ``KvistError`` or ``OSError`` when it cannot start, or fails."""
-    lifetime.run(settings, running)
+    """Run until SIGTERM or SIGINT. Raises ``KvistError`` or ``OSError`` if a part cannot start, or fails."""
+    run_process(settings, open_app)
 
 
 @asynccontextmanager
-async def running(settings: Settings, ending: Ending) -> AsyncIterator[Running]:
-    """A picker with open ports; everything is closed on the way out. A part that fails begins the end."""
+async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]:
+    """Yield a picker with open ports; close everything on exit. A part that fails begins the shutdown."""
     async with AsyncExitStack() as stack:
         logs = log.configure(
             level=settings.log_level,
@@ -95,18 +93,18 @@ async def running(settings: Settings, ending: Ending) -> AsyncIterator[Running]:
             debug_text=settings.debug_text,
         )
         stack.callback(logs.close)
-        certificates = ports.certificates(settings)
-        tokenizer = Tokenizer(settings)
-        model = tokenizer.first()
+        certificates = open_certificates(settings)
+        loader = ModelLoader(settings)
+        model = loader.load_initial()
         driver = FlowDriver(time.monotonic)
         stack.callback(driver.close)
         director = _director(settings, logs, driver)
         registry = EndpointRegistry(settings, director, time.monotonic)
         await stack.enter_async_context(registry.scraper)
-        understanding = Understanding(settings, registry, stack)
+        activator = ModelActivator(settings, registry, stack)
         if model is not None:
-            understanding.begin(model)
-        _gauges(director, registry, logs, tokenizer)
+            activator.activate(model)
+        _gauges(director, registry, logs, loader)
         discovery = _discovery(settings, director, registry)
         health = Health()
         replication = _replication(settings, registry)
@@ -116,24 +114,26 @@ async def running(settings: Settings, ending: Ending) -> AsyncIterator[Running]:
             settings, director, driver, completion, health, certificates, stack
         )
         if replication is not None:
-            await replication.start(ending, stack)
+            await replication.start(shutdown, stack)
         conditions = () if replication is None else (replication.waiting,)
-        gate = Gate(registry, health, settings.warm_seconds, conditions=conditions)
+        readiness = Readiness(registry, health, settings.warm_seconds, conditions=conditions)
         if replication is not None:
-            replication.ready = lambda: gate.opened and not gate.why_shut
-        problems = (lambda: tokenizer.problem, lambda: "" if certificates is None else certificates.problem)
-        pages = await _pages(settings, registry, discovery, gate, certificates, replication, problems, stack)
+            replication.ready = lambda: readiness.is_ready
+        problems = (lambda: loader.problem, lambda: "" if certificates is None else certificates.problem)
+        pages = await _pages(
+            settings, registry, discovery, readiness, certificates, replication, problems, stack
+        )
         if certificates is not None:
             director.metrics.gauges.certificate = certificates.counters
-            ending.keep(stack, certificates.run(), "certificates")
-        ending.keep(stack, tokenizer.run(understanding.late), "tokenizer")
-        ending.keep(stack, discovery.run(), "discovery")
+            shutdown.start_task(stack, certificates.run(), "certificates")
+        shutdown.start_task(stack, loader.run(activator.activate_while_serving), "tokenizer")
+        shutdown.start_task(stack, discovery.run(), "discovery")
         if settings.hand_over_tokens:
             prewarmer = await stack.enter_async_context(open_prewarmer(settings, registry))
-            ending.keep(stack, prewarmer.run(), "prewarming")
-        ending.keep(stack, _tick(registry, gate), "tick")
-        lifetime.settle_memory()
-        yield Running(director, driver, registry, gate, grpc, grpc_health, pages.port, replication)
+            shutdown.start_task(stack, prewarmer.run(), "prewarming")
+        shutdown.start_task(stack, _tick(registry, readiness), "tick")
+        freeze_startup_objects()
+        yield App(director, driver, registry, readiness, grpc, grpc_health, pages.port, replication)
 
 
 def _director(settings: Settings, logs: log.Logs, driver: FlowDriver) -> Director:
@@ -170,9 +170,9 @@ def _director(settings: Settings, logs: log.Logs, driver: FlowDriver) -> Directo
     return director
 
 
-def _gauges(director: Director, registry: EndpointRegistry, logs: log.Logs, tokenizer: Tokenizer) -> None:
+def _gauges(director: Director, registry: EndpointRegistry, logs: log.Logs, loader: ModelLoader) -> None:
     gauges = director.metrics.gauges
-    gauges.tokenizer = lambda: (bool(tokenizer.problem), tokenizer.failures)
+    gauges.tokenizer = lambda: (bool(loader.problem), loader.failures)
     gauges.index_blocks = registry.blocks
     gauges.precise = registry.trusted
     gauges.backlog_tokens = registry.backlog
@@ -182,7 +182,7 @@ def _gauges(director: Director, registry: EndpointRegistry, logs: log.Logs, toke
 
 
 def _discovery(settings: Settings, director: Director, registry: EndpointRegistry) -> Discovery:
-    """Where the fleet comes from, and what names of objectives stand for."""
+    """Return the source of the endpoints; it also delivers the priorities of objectives."""
 
     def refused(_problem: str) -> None:
         director.metrics.bad_endpoints_files += 1
@@ -225,11 +225,11 @@ async def _servers(
         decide, completion.on_access_log, health, on_response=on_response, on_error=on_error
     )
     port_stats = director.metrics.ports
-    grpc = await ports.listen(settings, served, settings.grpc_port, "--grpc-port", tls, port_stats=port_stats)
+    grpc = await listen(settings, served, settings.grpc_port, "--grpc-port", tls, port_stats=port_stats)
     stack.push_async_callback(grpc.close)
     port = settings.grpc_health_port
-    # Plaintext always: probes of the kubelet and of cloud load balancers speak no TLS.
-    grpc_health = await ports.listen(
+    # Always plaintext: probes of the kubelet and of cloud load balancers speak no TLS.
+    grpc_health = await listen(
         settings, health_methods(health), port, "--grpc-health-port", port_stats=port_stats
     )
     stack.push_async_callback(grpc_health.close)
@@ -240,7 +240,7 @@ async def _pages(
     settings: Settings,
     registry: EndpointRegistry,
     discovery: Discovery,
-    gate: Gate,
+    readiness: Readiness,
     tls: Certificates | None,
     replication: "Replication | None",
     problems: Iterable[Callable[[], str]],
@@ -261,7 +261,7 @@ async def _pages(
             director, 0 if replication is None else len(replication.remote_load)
         ),
         replicas=lambda: {} if replication is None else replication.document(),
-        not_ready=lambda: gate.not_ready(discovery.problem),
+        not_ready=lambda: readiness.not_ready_reason(discovery.problem),
         warning=lambda: "; ".join(filter(None, (problem() for problem in problems))),
         ca=lambda: tls.ca_pem() if tls is not None else b"",
     )
@@ -272,8 +272,8 @@ async def _pages(
     return server
 
 
-async def _tick(registry: EndpointRegistry, gate: Gate) -> None:
+async def _tick(registry: EndpointRegistry, readiness: Readiness) -> None:
     while True:
         registry.on_tick()
-        gate.look()
+        readiness.update()
         await asyncio.sleep(TICK_SECONDS)

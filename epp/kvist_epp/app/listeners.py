@@ -1,4 +1,4 @@
-"""Opens the listening ports, on whichever transport was asked for."""
+"""Listening gRPC ports, on the configured transport."""
 
 import os
 from collections.abc import Mapping, MutableMapping
@@ -12,8 +12,9 @@ from kvist_epp.names import LASTING_METHODS
 from kvist_epp.settings.settings import Settings
 
 
-def certificates(settings: Settings) -> Certificates | None:
-    """What the ext_proc port shows; None: it is plaintext. Raises SettingsError naming the flag."""
+def open_certificates(settings: Settings) -> Certificates | None:
+    """Return the certificates of the ext_proc port; None for plaintext. Raises SettingsError, which names the
+    flag."""
     if not settings.secure_serving:
         return None
     try:
@@ -44,8 +45,11 @@ async def listen(
 ) -> Server:
     """Serve these methods on ``port``, in plaintext without ``tls``.
 
-    ``flag`` is named when that cannot be done (SettingsError). ``port_stats`` gets the port's, by the flag's
-    name, for the metrics; the server on grpc.aio has none.
+    ``port_stats`` receives the port's statistics for the metrics, under the flag's name without ``-port``;
+    the grpc.aio transport has none.
+
+    Raises:
+        SettingsError: the port cannot be opened; the text names ``flag``.
     """
     try:
         if settings.transport == "grpc":

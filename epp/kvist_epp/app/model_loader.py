@@ -1,127 +1,178 @@
-"""The model's tokenizer where it comes from the hub: if it does not come, requests are served all the same.
+"""Load the model's tokenizer and templates and activate them, at startup or while requests are served.
 
-A picker that ends because the hub is away is started again and again, and nobody is served; one in
-approximate mode routes a little worse. So it goes on asking, with growing pauses, and whoever wants it
-otherwise says so (``--model-required``). What is wrong with a folder does not mend itself: that is an error
-at once.
+If the Hugging Face hub does not deliver the files, the picker serves in approximate mode and keeps retrying
+with growing pauses: a picker that exits would be restarted again and again and serve no request, while one
+in approximate mode only routes less well. ``--model-required`` chooses the exit. A local folder with a fault
+does not repair itself, so that is an error at once.
 """
 
 import asyncio
+import gc
 import json
 import logging
 import random
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from threading import Thread
 from typing import Final
 
-from kvist_epp.errors import ModelFilesError
+from kvist_epp.director.endpoint_registry import EndpointRegistry
+from kvist_epp.errors import ModelFilesError, SettingsError
+from kvist_epp.kvevents.ingestion import Learner
+from kvist_epp.kvevents.observed import Observed
+from kvist_epp.kvevents.subscriber import Subscriber
 from kvist_epp.prompt.model import Chats, Model
 from kvist_epp.prompt.source import HUB
 from kvist_epp.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_SECONDS: Final = 30.0
-"""The first answer is waited for so long; then ports open, and it may still come."""
+INITIAL_WAIT_SECONDS: Final = 30.0
+"""Time to wait for the first download before ports open; the download goes on in the background."""
 FIRST_PAUSE: Final = 5.0
 LONGEST_PAUSE: Final = 300.0
+"""First and longest pause between two attempts, in seconds; the pause doubles after each attempt."""
 
 Load = Callable[[str, Chats], Model]
 
 
-class Tokenizer:
-    """Asked for once before anything else runs (``first``), then in the background (``run``)."""
+class ModelLoader:
+    """Loads the model once before ports open (``load_initial``) and retries in the background (``run``)."""
 
     def __init__(
-        self, settings: Settings, load: Load = Model.load, patience: float = PATIENCE_SECONDS
+        self, settings: Settings, load: Load = Model.load, wait_seconds: float = INITIAL_WAIT_SECONDS
     ) -> None:
         self.failures = 0
         self.problem = ""
-        """Why it is not there; empty when it is, or when nobody wants one."""
+        """Why the model is not loaded; empty if it is loaded, or if none is configured."""
         self._source = settings.model
         self._required = settings.model_required or not settings.model.startswith(HUB)
         self._chats = chats_of(settings)
         self._load: Callable[[str], Model] = lambda source: load(source, self._chats)
-        self._patience = patience
+        self._wait_seconds = wait_seconds
         self._attempt: Future[Model] | None = None
 
-    def first(self) -> Model | None:
-        """The model, or None: approximate mode, for now or for good. Blocks, while a signal still ends the
-        process.
+    def load_initial(self) -> Model | None:
+        """Return the model, or None for approximate mode, for now or for good.
+
+        Blocks for ``wait_seconds`` at most, or without a limit if the model is required; a signal still ends
+        the process.
 
         Raises:
-            ModelFilesError: it must be there and is not.
+            ModelFilesError: the model is required and cannot be loaded.
         """
         if not self._source:
-            logger.warning("no --model: approximate mode, from the routing history alone")
+            logger.warning("no --model: approximate mode, based on the routing history alone")
             return None
-        self._chats.templates()  # a file of this machine is there, or never will be
+        self._chats.templates()  # a template file of this machine is readable now or never
         if self._required:
-            return _told(self._load(self._source))
-        self._attempt = _begun(self._load, self._source)
+            return _log_if_unfaithful(self._load(self._source))
+        self._attempt = _load_in_thread(self._load, self._source)
         try:
-            return self._done(self._attempt.result(self._patience))
+            return self._on_loaded(self._attempt.result(self._wait_seconds))
         except TimeoutError:
-            self.problem = f"{self._source} has not come within {self._patience:g} s"
+            self.problem = f"{self._source} was not loaded within {self._wait_seconds:g} s"
         except ModelFilesError as error:
-            self._failed(error)
-        logger.warning("approximate mode until the tokenizer is there: %s", self.problem)
+            self._on_failed(error)
+        logger.warning("approximate mode until the tokenizer is loaded: %s", self.problem)
         return None
 
-    async def run(self, came: Callable[[Model], None]) -> None:
-        """Asks until it is there, then calls ``came`` once; waits for ever."""
+    async def run(self, activate: Callable[[Model], None]) -> None:
+        """Retry until the model is loaded, call ``activate`` once, then wait until cancelled."""
         pause = FIRST_PAUSE
         while self.problem:
             if self._attempt is None:
-                logger.info("asking for the tokenizer again in %.0f s", pause)
+                logger.info("loading the tokenizer again in %.0f s", pause)
                 await asyncio.sleep(pause * random.uniform(0.9, 1.1))
                 pause = min(2 * pause, LONGEST_PAUSE)
-                self._attempt = _begun(self._load, self._source)
-            if (found := await self._settled(self._attempt)) is not None:
-                came(found)
+                self._attempt = _load_in_thread(self._load, self._source)
+            if (model := await self._finish(self._attempt)) is not None:
+                activate(model)
         await asyncio.Event().wait()
 
-    async def _settled(self, attempt: Future[Model]) -> Model | None:
+    async def _finish(self, attempt: Future[Model]) -> Model | None:
         try:
-            return self._done(await asyncio.wrap_future(attempt))
+            return self._on_loaded(await asyncio.wrap_future(attempt))
         except ModelFilesError as error:
-            self._failed(error)
-        except Exception as error:  # a file that surprises us is no reason to stop serving
-            logger.exception("the tokenizer cannot be read")
-            self._failed(error)
-        logger.warning("approximate mode, still: %s", self.problem)
+            self._on_failed(error)
+        except Exception as error:  # an unexpected file content is no reason to stop serving
+            logger.exception("the tokenizer cannot be loaded")
+            self._on_failed(error)
+        logger.warning("still in approximate mode: %s", self.problem)
         return None
 
-    def _done(self, model: Model) -> Model:
+    def _on_loaded(self, model: Model) -> Model:
         self._attempt, self.problem = None, ""
-        return _told(model)
+        return _log_if_unfaithful(model)
 
-    def _failed(self, error: Exception) -> None:
+    def _on_failed(self, error: Exception) -> None:
         self._attempt = None
         self.failures += 1
         self.problem = str(error) if isinstance(error, ModelFilesError) else type(error).__name__
 
 
+@dataclass(frozen=True, slots=True)
+class ModelActivator:
+    """Starts to use a loaded model; what it opens is closed with ``stack``."""
+
+    settings: Settings
+    registry: EndpointRegistry
+    stack: AsyncExitStack
+
+    def activate(self, model: Model) -> None:
+        """Render prompts with this model and, if its tokens map to bytes exactly, follow the KV events.
+
+        Raises SettingsError if the address for KV events cannot be bound.
+        """
+        registry, director, clock = self.registry, self.registry.director, self.registry.clock
+        learner = subscriber = None
+        if self.settings.kv_events and model.faithful:
+            learner = Learner(director.index, model)
+            learner.begins = lambda source, endpoint, session: director.progress.on_prefill_started(
+                source, endpoint, session, clock()
+            )
+            subscriber = self._subscriber(learner)
+            self.stack.push_async_callback(subscriber.close)
+        registry.activate(model, learner, subscriber)
+
+    def activate_while_serving(self, model: Model) -> None:
+        """Activate a model that was loaded after startup, and exclude it from garbage collection."""
+        self.activate(model)
+        gc.freeze()
+
+    def _subscriber(self, learner: Learner) -> Subscriber:
+        director, clock, bind = self.registry.director, self.registry.clock, self.settings.kv_events_bind
+
+        def observe(seen: Observed) -> None:
+            director.progress.on_observation(seen, clock())
+
+        try:
+            return Subscriber(learner, observe=observe, bind=bind or None)
+        except (OSError, ValueError) as error:
+            raise SettingsError(f"--kv-events-bind: cannot bind {bind}: {error}") from error
+
+
 def chats_of(settings: Settings) -> Chats:
-    """What the engines were told of their chats."""
-    style = settings.chat_template_content_format
+    """Return the chat settings of the engines, as the flags give them."""
+    content_format = settings.chat_template_content_format
     return Chats(
         settings.chat_template,
-        None if style == "auto" else "openai" if style == "openai" else "string",
+        None if content_format == "auto" else "openai" if content_format == "openai" else "string",
         json.loads(settings.default_chat_template_kwargs or "{}"),
     )
 
 
-def _begun(load: Callable[[str], Model], source: str) -> Future[Model]:
-    """Loads in a thread that nobody waits for at the end: the hub may take minutes to time out."""
+def _load_in_thread(load: Callable[[str], Model], source: str) -> Future[Model]:
+    """Load in a daemon thread, so that the process can end while the hub takes minutes to time out."""
     found: Future[Model] = Future()
     found.set_running_or_notify_cancel()
 
     def work() -> None:
         try:
             model = load(source)
-        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+        except BaseException as error:  # noqa: BLE001 - raised where the result is read
             found.set_exception(error)
         else:
             found.set_result(model)
@@ -130,7 +181,9 @@ def _begun(load: Callable[[str], Model], source: str) -> Future[Model]:
     return found
 
 
-def _told(model: Model) -> Model:
+def _log_if_unfaithful(model: Model) -> Model:
     if not model.faithful:
-        logger.warning("%s: approximate mode, its bytes are not faithful: %s", model.name, model.why_not)
+        logger.warning(
+            "%s: approximate mode, its tokens do not map to bytes exactly: %s", model.name, model.why_not
+        )
     return model

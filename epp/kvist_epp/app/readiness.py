@@ -1,4 +1,4 @@
-"""When the picker may be asked: readiness, decided once, on the way up."""
+"""Readiness: when the picker reports that it can take requests. Decided once, at startup."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -9,68 +9,68 @@ from kvist_epp.http2.grpc_health import Health
 logger = logging.getLogger(__name__)
 
 Condition = Callable[[], str]
-"""What is still waited for, in a few words; empty when nothing is."""
+"""Returns in a few words what startup still waits for, or an empty string."""
 
 
-class Gate:
-    """Ready, once: when the fleet was listed and the index has caught up, or the wait for it is over.
+class Readiness:
+    """Ready once the endpoints are listed and the index has caught up, or the wait for it has timed out.
 
-    An empty fleet is listed too: requests then wait for the first pod.
+    A list without endpoints counts as listed: requests then wait for the first endpoint.
     """
 
     def __init__(
         self,
         registry: EndpointRegistry,
         health: Health,
-        patience_seconds: float,
+        timeout_seconds: float,
         *,
         conditions: Sequence[Condition] = (),
     ) -> None:
-        """``conditions``: what else must be done before it opens, within the same patience."""
+        """``conditions``: what else is waited for, within the same ``timeout_seconds``."""
         self._registry = registry
         self._health = health
-        self._patience = patience_seconds
+        self._timeout = timeout_seconds
         self._conditions = conditions
         self._listed_at: float | None = None
-        self.opened = False
-        self._shut = ""
+        self._reached = False
+        self._stopped = ""
 
     @property
-    def why_shut(self) -> str:
-        """What is waited for, or why it was shut; empty while it is open."""
-        if self._shut or self.opened:
-            return self._shut
-        return ", ".join(self._waiting_for()) or "warming up"
+    def is_ready(self) -> bool:
+        """Return whether the picker takes requests: ready was reached, and no shutdown has begun."""
+        return self._reached and not self._stopped
 
-    def look(self) -> None:
-        """Open it if it is time."""
-        if self._shut or self.opened or self._registry.fleet is None:
+    def not_ready_reason(self, discovery_problem: str = "") -> str:
+        """Return what startup waits for, or why the picker stopped being ready; empty while it is ready.
+
+        ``discovery_problem``: why the endpoints cannot be listed, if they cannot; added to the text.
+        """
+        if self._stopped or self._reached:
+            return self._stopped
+        reason = ", ".join(self._waiting_for()) or "warming up"
+        return f"{reason}: {discovery_problem}" if discovery_problem else reason
+
+    def update(self) -> None:
+        """Become ready if nothing is waited for any longer, or if the time-out has passed."""
+        if self._stopped or self._reached or self._registry.fleet is None:
             return
         now = self._registry.clock()
         self._listed_at = now if self._listed_at is None else self._listed_at
         waiting = self._waiting_for()
-        if not waiting or now - self._listed_at >= self._patience:
-            self._open(waiting)
+        if not waiting or now - self._listed_at >= self._timeout:
+            self._reached = True
+            self._health.set(True)
+            without = f", timed out waiting for: {'; '.join(waiting)}" if waiting else ""
+            logger.info("ready: %r%s", self._registry.director.index, without)
 
-    def not_ready(self, problem: str) -> str:
-        """``why_shut`` for people; ``problem``: why the fleet cannot be listed, if it cannot."""
-        unlisted = problem and not self._shut and not self.opened
-        return f"{self.why_shut}: {problem}" if unlisted else self.why_shut
-
-    def shut(self, why: str) -> None:
-        """For good: the picker ends."""
-        self._shut = why
+    def stop(self, reason: str) -> None:
+        """Stop being ready, for good: the picker shuts down."""
+        self._stopped = reason
         self._health.set(False)
 
     def _waiting_for(self) -> list[str]:
         if self._registry.fleet is None:
-            return ["the fleet is not listed yet"]
+            return ["the endpoints are not listed yet"]
         cold = self._registry.cold()
-        replays = [f"events of {', '.join(cold)} are not caught up with"] if cold else []
-        return replays + [why for condition in self._conditions if (why := condition())]
-
-    def _open(self, missing: Sequence[str]) -> None:
-        self.opened = True
-        self._health.set(True)
-        without = f", without waiting longer: {'; '.join(missing)}" if missing else ""
-        logger.info("ready: %r%s", self._registry.director.index, without)
+        replays = [f"the index has not caught up with the KV events of {', '.join(cold)}"] if cold else []
+        return replays + [reason for condition in self._conditions if (reason := condition())]

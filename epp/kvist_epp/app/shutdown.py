@@ -1,75 +1,142 @@
-"""How a running picker comes to its end: a signal asks for it, or a part of the picker fails."""
+"""The life of a process: run until a signal or until a part fails, then drain. Shared by all roles."""
 
 import asyncio
+import gc
 import logging
+import os
 import signal
-from collections.abc import Coroutine
-from contextlib import AsyncExitStack
-from typing import Any
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, Protocol
 
-from kvist_epp.errors import UncleanEnd
+from kvist_epp.errors import UncleanShutdownError
+from kvist_epp.http2.call import Server
+from kvist_epp.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 
-class Ending:
-    """Whether the end has begun, how much of a hurry it is, and whether it is a clean one."""
+class Shutdown:
+    """State of the shutdown: whether it has begun, was cut short, and is a clean one."""
 
     def __init__(self) -> None:
-        self._begun = asyncio.Event()
-        self._cut = asyncio.Event()
-        self._why = ""
-        self.watched = False
-        """A person at a terminal waits for it (SIGINT)."""
+        self._requested = asyncio.Event()
+        self._interrupted = asyncio.Event()
+        self._failure = ""
+        self.interactive = False
+        """True if SIGINT requested the shutdown: a person at a terminal is waiting."""
 
-    def heed_signals(self) -> None:
-        """The first SIGTERM or SIGINT begins the end, the next one cuts it short."""
+    def handle_signals(self) -> None:
+        """Let the first SIGTERM or SIGINT request the shutdown, and the next one cut the drain short."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._asked, number)
+            loop.add_signal_handler(number, self._on_signal, number)
 
-    async def begun(self) -> None:
-        """Wait until there is a reason to end."""
-        await self._begun.wait()
+    async def wait(self) -> None:
+        """Wait until a shutdown is requested or a part fails."""
+        await self._requested.wait()
 
-    async def unless_cut(self, coroutine: Coroutine[None, None, None]) -> None:
-        """Run it to its end, or until a second signal."""
-        work = asyncio.ensure_future(coroutine)
-        cut = asyncio.ensure_future(self._cut.wait())
+    async def run_drain(self, drain: Coroutine[None, None, None]) -> None:
+        """Run ``drain`` to its end, or cancel it at a second signal. An exception of ``drain`` is raised."""
+        work = asyncio.ensure_future(drain)
+        interrupted = asyncio.ensure_future(self._interrupted.wait())
         try:
-            await asyncio.wait((work, cut), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((work, interrupted), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
         finally:
-            await _stop(work)
-            await _stop(cut)
+            await _cancel(work)
+            await _cancel(interrupted)
 
-    def check(self) -> None:
-        """Raises UncleanEnd unless it was asked for and had its time."""
-        if self._why:
-            raise UncleanEnd(self._why)
+    def raise_if_unclean(self) -> None:
+        """Raise UncleanShutdownError if a part failed or a second signal cut the drain short."""
+        if self._failure:
+            raise UncleanShutdownError(self._failure)
 
-    def keep(self, stack: AsyncExitStack, part: Coroutine[None, None, None], name: str) -> None:
-        """A task for the life of the picker; if it fails, the picker says so and ends."""
+    def start_task(self, stack: AsyncExitStack, part: Coroutine[None, None, None], name: str) -> None:
+        """Run ``part`` as a task until ``stack`` is closed; if the task ends before, begin the shutdown."""
         task = asyncio.create_task(part, name=name)
-        task.add_done_callback(self._ended)
-        stack.push_async_callback(_stop, task)
+        task.add_done_callback(self._on_task_done)
+        stack.push_async_callback(_cancel, task)
 
-    def _asked(self, number: signal.Signals) -> None:
-        if self._begun.is_set():
-            self._why = self._why or f"a second signal cut the drain short ({number.name})"
-            self._cut.set()
-        self.watched = number == signal.SIGINT
-        self._begun.set()
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._requested.is_set():
+            self._failure = self._failure or f"a second signal cut the drain short ({number.name})"
+            self._interrupted.set()
+        self.interactive = number == signal.SIGINT
+        self._requested.set()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             return
         logger.critical("%s ended", task.get_name(), exc_info=task.exception())
-        self._why = f"a part of the picker ended: {task.get_name()}"
-        self._begun.set()
+        self._failure = f"a part of the picker ended: {task.get_name()}"
+        self._requested.set()
 
 
-async def _stop(task: asyncio.Future[Any]) -> None:
+async def _cancel(task: asyncio.Future[Any]) -> None:
     task.cancel()
     await asyncio.wait((task,))
+
+
+class Process(Protocol):
+    """A process of either role whose ports are open."""
+
+    @property
+    def grpc(self) -> Server:
+        """Return the server of the ext_proc port."""
+
+    @property
+    def grpc_health(self) -> Server:
+        """Return the server of the gRPC health port."""
+
+    @property
+    def metrics_port(self) -> int:
+        """Return the port of the metrics and pages."""
+
+    async def drain(self, delay_seconds: float, grace_seconds: float) -> None:
+        """Become not ready, accept new calls for the delay, then give running calls the grace period."""
+
+
+Start = Callable[[Settings, Shutdown], AbstractAsyncContextManager[Process]]
+"""Opens the ports on entry and closes everything on exit."""
+
+
+def run_process(settings: Settings, start: Start) -> None:
+    """Run until SIGTERM or SIGINT, then drain.
+
+    Raises ``KvistError`` or ``OSError`` if the process cannot start or a part of it fails.
+    """
+    import uvloop
+
+    # Process 1 of a container ignores signals without a handler, and loading a model takes long.
+    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+    uvloop.run(_run(settings, start))
+
+
+async def _run(settings: Settings, start: Start) -> None:
+    shutdown = Shutdown()
+    async with start(settings, shutdown) as process:
+        shutdown.handle_signals()
+        logger.info(
+            "listening: ext_proc %d, health %d, metrics %d, transport %s",
+            process.grpc.port,
+            process.grpc_health.port,
+            process.metrics_port,
+            settings.transport,
+        )
+        await shutdown.wait()
+        # A person at a terminal does not wait until gateways notice.
+        delay = 0.0 if shutdown.interactive else min(settings.drain_delay, settings.drain_timeout / 2)
+        logger.info(
+            "draining: new requests are accepted for %g s, the end is in %g s", delay, settings.drain_timeout
+        )
+        await shutdown.run_drain(process.drain(delay, settings.drain_timeout - delay))
+    shutdown.raise_if_unclean()
+
+
+def freeze_startup_objects() -> None:
+    """Exclude the objects made at startup from garbage collection; they live as long as the process."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)

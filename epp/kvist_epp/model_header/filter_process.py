@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import kvist_epp
 from kvist_epp.admin import admin_server
 from kvist_epp.admin.admin_server import RolePages
-from kvist_epp.app import lifetime
-from kvist_epp.app import listeners as ports
-from kvist_epp.app.shutdown import Ending
+from kvist_epp.app.listeners import listen, open_certificates
+from kvist_epp.app.shutdown import Shutdown, freeze_startup_objects, run_process
 from kvist_epp.extproc.service import model_header_methods
 from kvist_epp.http2.call import Server
 from kvist_epp.http2.grpc_health import Health, health_methods
@@ -22,7 +21,7 @@ from kvist_epp.telemetry import request_log as log
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class Filter:
     """The filter while its ports are open."""
 
     health: Health
@@ -43,18 +42,18 @@ class Running:
 
 def main(settings: Settings) -> None:
     """Run until SIGTERM or SIGINT. Raises ``KvistError`` or ``OSError`` if a part cannot start, or fails."""
-    lifetime.run(settings, running)
+    run_process(settings, open_filter)
 
 
 @asynccontextmanager
-async def running(settings: Settings, ending: Ending) -> AsyncIterator[Running]:
+async def open_filter(settings: Settings, shutdown: Shutdown) -> AsyncIterator[Filter]:
     """Yield the filter with open ports; close everything on exit. A part that fails begins the shutdown."""
     async with AsyncExitStack() as stack:
         logs = log.configure(
             level=settings.log_level, form=settings.log_format, requests=settings.log_requests
         )
         stack.callback(logs.close)
-        certificates = ports.certificates(settings)
+        certificates = open_certificates(settings)
         metrics = HeaderMetrics(
             version=kvist_epp.__version__,
             certificate=dict if certificates is None else certificates.counters,
@@ -65,10 +64,10 @@ async def running(settings: Settings, ending: Ending) -> AsyncIterator[Running]:
         grpc, grpc_health = await _servers(settings, labeller, metrics, health, certificates, stack)
         pages = await _pages(settings, metrics, health, certificates, stack)
         if certificates is not None:
-            ending.keep(stack, certificates.run(), "certificates")
-        lifetime.settle_memory()
+            shutdown.start_task(stack, certificates.run(), "certificates")
+        freeze_startup_objects()
         health.set(True)
-        yield Running(health, grpc, grpc_health, pages.port)
+        yield Filter(health, grpc, grpc_health, pages.port)
 
 
 async def _servers(
@@ -84,12 +83,12 @@ async def _servers(
 
     stats = metrics.ports
     methods = model_header_methods(labeller.decide, LABELS, health, on_error=on_error)
-    grpc = await ports.listen(settings, methods, settings.grpc_port, "--grpc-port", tls, port_stats=stats)
+    grpc = await listen(settings, methods, settings.grpc_port, "--grpc-port", tls, port_stats=stats)
     stack.push_async_callback(grpc.close)
     methods = health_methods(health)
     # Always plaintext: probes of the kubelet and of cloud load balancers speak no TLS.
     port = settings.grpc_health_port
-    grpc_health = await ports.listen(settings, methods, port, "--grpc-health-port", port_stats=stats)
+    grpc_health = await listen(settings, methods, port, "--grpc-health-port", port_stats=stats)
     stack.push_async_callback(grpc_health.close)
     return grpc, grpc_health
 

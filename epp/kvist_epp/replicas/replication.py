@@ -14,8 +14,8 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from kvist_epp.app import listeners as ports
-from kvist_epp.app.shutdown import Ending
+from kvist_epp.app.listeners import listen
+from kvist_epp.app.shutdown import Shutdown
 from kvist_epp.director.completion import CompletionHandler
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.errors import CertificateError, SettingsError
@@ -202,7 +202,7 @@ class Replication(RequestListener):
             await asyncio.sleep(0.01)
             self.load_server.tick(leaving=True)
 
-    async def start(self, ending: Ending, stack: AsyncExitStack) -> None:
+    async def start(self, shutdown: Shutdown, stack: AsyncExitStack) -> None:
         """Listen on ``--peer-port`` and follow the other replicas until ``stack`` is closed.
 
         Raises SettingsError.
@@ -210,7 +210,7 @@ class Replication(RequestListener):
         settings, director = self._settings, self._director
         plaintext = not (settings.peer_cert_path or settings.peer_insecure)
         loopback = plaintext and is_loopback_only(settings.peers, settings.host, os.environ)
-        server = await ports.listen(
+        server = await listen(
             replace(settings, host=settings.host or ("localhost" if loopback else "")),
             self.methods(),
             settings.peer_port,
@@ -220,10 +220,10 @@ class Replication(RequestListener):
         )
         stack.push_async_callback(server.close)
         self.attach()
-        ending.keep(stack, self.run(), "replication")
-        ending.keep(stack, self.directory.run(), "replica addresses")
+        shutdown.start_task(stack, self.run(), "replication")
+        shutdown.start_task(stack, self.directory.run(), "replica addresses")
         if self._certificates is not None:
-            ending.keep(stack, self._certificates.run(), "replica certificates")
+            shutdown.start_task(stack, self._certificates.run(), "replica certificates")
         copying = asyncio.create_task(self.copy_index(), name="copy of an index")
         stack.push_async_callback(_stop_copying, copying)
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import uvloop
 
-from kvist_epp.app.lifetime import settle_memory
+from kvist_epp.app.shutdown import freeze_startup_objects
 from kvist_epp.director.director import Director
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.extproc.pick_request import PickRequest
@@ -205,7 +205,7 @@ def _director() -> Director:
 
 def main(what: str, amount: float, seconds: float, *, evict: bool) -> dict[str, float]:
     """``ingest`` of ``amount`` blocks, or ``picks`` while that many come in each second."""
-    settle_memory()  # the collector as in the picker's own process
+    freeze_startup_objects()  # the collector as in the picker's own process
     if what == "ingest":
         return uvloop.run(measure_ingest(int(amount), evict=evict))
     return uvloop.run(measure_picks(amount, seconds))

@@ -1,4 +1,4 @@
-"""A tokenizer that does not come at once, over a hub that is a function."""
+"""Tests of loading a tokenizer that is late or fails; the hub is a function."""
 
 import asyncio
 import threading
@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 from tests.epp.parts import MODEL
 
-from kvist_epp.app import model_loader as tokenizer
-from kvist_epp.app.model_loader import Tokenizer
+from kvist_epp.app import model_loader
+from kvist_epp.app.model_loader import ModelLoader
 from kvist_epp.errors import ModelFilesError
 from kvist_epp.prompt.model import Chats, Model
 from kvist_epp.settings.settings import Settings
@@ -17,7 +17,7 @@ HUB = "hf://kvist/twig"
 
 
 class Source:
-    """Gives what it was told to give, one answer after the other."""
+    """Returns or raises the given answers, one after the other."""
 
     def __init__(self, *answers: Model | Exception) -> None:
         self.answers = list(answers)
@@ -33,21 +33,21 @@ class Source:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses of a thousandth of a second at most."""
-    monkeypatch.setattr(tokenizer, "LONGEST_PAUSE", 0.001)
-    monkeypatch.setattr(tokenizer, "FIRST_PAUSE", 0.001)
+    """Shorten the pauses to a thousandth of a second at most."""
+    monkeypatch.setattr(model_loader, "LONGEST_PAUSE", 0.001)
+    monkeypatch.setattr(model_loader, "FIRST_PAUSE", 0.001)
 
 
-async def until_it_came(made: Tokenizer) -> Sequence[Model]:
-    """What was told, after which nothing more is."""
+async def until_activated(loader: ModelLoader) -> Sequence[Model]:
+    """Return the activated models once the first is; after it the loader only waits."""
     came: list[Model] = []
     there = asyncio.Event()
 
-    def told(model: Model) -> None:
+    def activate(model: Model) -> None:
         came.append(model)
         there.set()
 
-    task = asyncio.create_task(made.run(told))
+    task = asyncio.create_task(loader.run(activate))
     await there.wait()
     task.cancel()
     await asyncio.wait((task,))
@@ -55,18 +55,18 @@ async def until_it_came(made: Tokenizer) -> Sequence[Model]:
     return came
 
 
-async def test_a_hub_that_is_away_is_asked_again() -> None:
-    """Serving begins without it; it is asked for until it comes, whatever goes wrong on the way."""
+async def test_an_unavailable_hub_is_retried() -> None:
+    """The picker starts without the model and retries until it is loaded, whatever the error."""
     source = Source(ModelFilesError("away"), ModelFilesError("away"), KeyError("odd"), MODEL)
-    made = Tokenizer(Settings(model=HUB), source)
-    assert made.first() is None
-    assert (made.failures, made.problem) == (1, "away")
-    assert await until_it_came(made) == [MODEL]
-    assert (made.failures, made.problem, source.asked) == (3, "", [HUB] * 4)
+    loader = ModelLoader(Settings(model=HUB), source)
+    assert loader.load_initial() is None
+    assert (loader.failures, loader.problem) == (1, "away")
+    assert await until_activated(loader) == [MODEL]
+    assert (loader.failures, loader.problem, source.asked) == (3, "", [HUB] * 4)
 
 
-async def test_a_slow_hub_is_not_waited_for() -> None:
-    """An answer that takes too long is taken when it comes: the hub is asked once."""
+async def test_startup_does_not_wait_for_a_slow_hub() -> None:
+    """A slow first download is used when it completes; the hub is asked only once."""
     go, asked = threading.Event(), []
 
     def slow(source: str, chats: Chats) -> Model:
@@ -74,16 +74,16 @@ async def test_a_slow_hub_is_not_waited_for() -> None:
         go.wait()
         return MODEL
 
-    made = Tokenizer(Settings(model=HUB), slow, patience=0.01)
-    assert made.first() is None
-    assert "0.01 s" in made.problem
+    loader = ModelLoader(Settings(model=HUB), slow, wait_seconds=0.01)
+    assert loader.load_initial() is None
+    assert "0.01 s" in loader.problem
     go.set()
-    assert await until_it_came(made) == [MODEL]
-    assert (asked, made.failures) == ([HUB], 0)
+    assert await until_activated(loader) == [MODEL]
+    assert (asked, loader.failures) == ([HUB], 0)
 
 
-async def test_the_end_does_not_wait_for_the_hub() -> None:
-    """Cancelled while the hub hangs: it ends at once, and an answer that comes later is for nobody."""
+async def test_shutdown_does_not_wait_for_the_hub() -> None:
+    """Cancelling while the hub hangs ends the loader at once; a later answer is ignored."""
     go, done = threading.Event(), threading.Event()
 
     def hangs(source: str, chats: Chats) -> Model:
@@ -91,9 +91,9 @@ async def test_the_end_does_not_wait_for_the_hub() -> None:
         done.set()
         return MODEL
 
-    made = Tokenizer(Settings(model=HUB), hangs, patience=0.01)
-    assert made.first() is None
-    task = asyncio.create_task(made.run(lambda _model: None))
+    loader = ModelLoader(Settings(model=HUB), hangs, wait_seconds=0.01)
+    assert loader.load_initial() is None
+    task = asyncio.create_task(loader.run(lambda _model: None))
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait((task,), timeout=5)
@@ -110,34 +110,34 @@ async def test_the_end_does_not_wait_for_the_hub() -> None:
         (Settings(model=HUB), ZeroDivisionError()),
         (Settings(model=HUB, chat_template="/nowhere.jinja"), ModelFilesError("never asked")),
     ],
-    ids=["folder", "required", "our fault", "template"],
+    ids=["folder", "required", "defect", "template"],
 )
-def test_some_failures_end_the_start(settings: Settings, answer: Exception) -> None:
-    """A folder does not mend itself; somebody may want it so; and a fault of ours is not hidden."""
+def test_some_failures_end_startup(settings: Settings, answer: Exception) -> None:
+    """A missing folder or template, a required model and a defect of the picker are errors at once."""
     with pytest.raises(type(answer)):
-        Tokenizer(settings, Source(answer)).first()
+        ModelLoader(settings, Source(answer)).load_initial()
 
 
 @pytest.mark.parametrize("model", ["/folder", HUB])
-async def test_one_that_is_there_is_not_asked_for_again(model: str) -> None:
-    """The usual case: it is given at the start, and nothing more happens."""
+async def test_a_loaded_model_is_not_loaded_again(model: str) -> None:
+    """A model loaded at startup is returned, and the loader does nothing more."""
     source = Source(MODEL)
-    made = Tokenizer(Settings(model=model), source)
-    assert made.first() is MODEL
-    await nothing_comes(made.run)
-    assert (made.problem, source.asked) == ("", [model])
+    loader = ModelLoader(Settings(model=model), source)
+    assert loader.load_initial() is MODEL
+    await nothing_is_activated(loader.run)
+    assert (loader.problem, source.asked) == ("", [model])
 
 
-async def test_without_a_model_nobody_is_asked() -> None:
-    """Approximate mode was asked for: there is nothing to warn of."""
-    made = Tokenizer(Settings(), Source())
-    assert made.first() is None
-    await nothing_comes(made.run)
-    assert made.problem == ""
+async def test_nothing_is_loaded_without_a_model() -> None:
+    """Approximate mode by configuration is not a problem to report."""
+    loader = ModelLoader(Settings(), Source())
+    assert loader.load_initial() is None
+    await nothing_is_activated(loader.run)
+    assert loader.problem == ""
 
 
-async def nothing_comes(run: Callable[[Callable[[Model], None]], object]) -> None:
-    """It waits for ever, and tells nothing."""
+async def nothing_is_activated(run: Callable[[Callable[[Model], None]], object]) -> None:
+    """Check that ``run`` keeps waiting and activates nothing."""
     came: list[Model] = []
     task = asyncio.ensure_future(run(came.append))  # type: ignore[call-overload]
     for _ in range(5):

@@ -1,9 +1,9 @@
-"""When the picker may be asked, and what it says until then."""
+"""Tests of readiness: when the picker becomes ready, and the reason it gives until then."""
 
 import pytest
 from tests.epp.parts import make
 
-from kvist_epp.app.readiness import Gate
+from kvist_epp.app.readiness import Readiness
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.http2.grpc_health import Health
@@ -13,12 +13,12 @@ ONE = EndpointSet((Endpoint(name="e", namespace="t", address="10.0.0.1", port=80
 
 
 class Cold(EndpointRegistry):
-    """Whose index lags behind as long as it is told to."""
+    """Registry of which a test sets the endpoints with an index that has not caught up."""
 
     behind: tuple[str, ...] = ()
 
     def cold(self) -> list[str]:
-        """Which endpoints are."""
+        """Return the names that the test has set."""
         return list(self.behind)
 
 
@@ -30,42 +30,50 @@ async def registry() -> Cold:
 
 
 @pytest.mark.parametrize("fleet", [EndpointSet(()), ONE], ids=["empty", "one"])
-async def test_it_opens_when_the_fleet_is_listed(registry: Cold, fleet: EndpointSet) -> None:
-    """A listed fleet is enough, also an empty one; until then it says that it waits, and why it must."""
+async def test_it_is_ready_when_the_endpoints_are_listed(registry: Cold, fleet: EndpointSet) -> None:
+    """An empty list of endpoints is enough; until then the reason says what is waited for and why."""
     health = Health()
-    gate = Gate(registry, health, 20)
-    gate.look()
+    readiness = Readiness(registry, health, 20)
+    readiness.update()
     assert not health.ready
-    assert gate.not_ready("") == "the fleet is not listed yet"
-    assert gate.not_ready("no such file") == "the fleet is not listed yet: no such file"
+    assert readiness.not_ready_reason("") == "the endpoints are not listed yet"
+    assert readiness.not_ready_reason("no such file") == "the endpoints are not listed yet: no such file"
 
     registry.follow(fleet)
-    gate.look()
-    assert (health.ready, gate.why_shut, gate.not_ready("gone again")) == (True, "", "")
+    readiness.update()
+    assert (health.ready, readiness.not_ready_reason(), readiness.not_ready_reason("gone again")) == (
+        True,
+        "",
+        "",
+    )
 
 
-async def test_it_waits_for_the_index_but_not_for_ever(registry: Cold) -> None:
-    """What lags behind is named; when patience is over it opens all the same."""
+async def test_it_waits_for_the_index_until_the_timeout(registry: Cold) -> None:
+    """The reason names what has not caught up; after the time-out the picker is ready all the same."""
     health, clock = Health(), registry.clock
-    gate = Gate(registry, health, 20, conditions=[lambda: "peers"])
+    readiness = Readiness(registry, health, 20, conditions=[lambda: "peers"])
     registry.behind = ("t/e",)
     registry.follow(ONE)
-    gate.look()
-    assert gate.why_shut == "events of t/e are not caught up with, peers"
+    readiness.update()
+    assert readiness.not_ready_reason() == "the index has not caught up with the KV events of t/e, peers"
     clock.now += 20  # type: ignore[attr-defined]
-    gate.look()
-    assert (health.ready, gate.why_shut) == (True, "")
+    readiness.update()
+    assert (health.ready, readiness.not_ready_reason()) == (True, "")
 
 
-@pytest.mark.parametrize("opened", [True, False])
-async def test_once_shut_it_stays_shut(registry: Cold, opened: bool) -> None:
-    """A picker that ends never becomes ready again, and says that it drains, whatever else is wrong."""
+@pytest.mark.parametrize("reached", [True, False])
+async def test_once_stopped_it_is_never_ready_again(registry: Cold, reached: bool) -> None:
+    """A draining picker never becomes ready again, and its reason is the drain whatever else is wrong."""
     health = Health()
-    gate = Gate(registry, health, 20)
-    if opened:
+    readiness = Readiness(registry, health, 20)
+    if reached:
         registry.follow(ONE)
-        gate.look()
-    gate.shut("draining")
+        readiness.update()
+    readiness.stop("draining")
     registry.follow(EndpointSet(()))
-    gate.look()
-    assert (health.ready, gate.why_shut, gate.not_ready("no file")) == (False, "draining", "draining")
+    readiness.update()
+    assert (health.ready, readiness.not_ready_reason(), readiness.not_ready_reason("no file")) == (
+        False,
+        "draining",
+        "draining",
+    )

@@ -1,4 +1,4 @@
-"""How a picker comes to its end: signals, parts that fail, drains that are cut short."""
+"""Tests of the shutdown: signals, parts that fail, drains that are cut short."""
 
 import asyncio
 import os
@@ -8,15 +8,15 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from kvist_epp.app.shutdown import Ending
-from kvist_epp.errors import UncleanEnd
+from kvist_epp.app.shutdown import Shutdown
+from kvist_epp.errors import UncleanShutdownError
 
 
 @pytest.fixture
-async def ending() -> AsyncIterator[Ending]:
-    """One that heeds signals, which are put back as they were."""
-    made = Ending()
-    made.heed_signals()
+async def shutdown() -> AsyncIterator[Shutdown]:
+    """Return a shutdown that handles signals, and remove its handlers afterwards."""
+    made = Shutdown()
+    made.handle_signals()
     yield made
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().remove_signal_handler(number)
@@ -26,24 +26,26 @@ async def _until(event: asyncio.Event) -> None:
     await asyncio.wait_for(event.wait(), 10)
 
 
-@pytest.mark.parametrize(("number", "watched"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
-async def test_a_signal_begins_a_clean_end(ending: Ending, number: signal.Signals, watched: bool) -> None:
-    """After one signal the drain runs to its end, and all is well; SIGINT is somebody at a terminal."""
+@pytest.mark.parametrize(("number", "interactive"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
+async def test_a_signal_begins_a_clean_shutdown(
+    shutdown: Shutdown, number: signal.Signals, interactive: bool
+) -> None:
+    """After one signal the drain completes and the shutdown is clean; SIGINT marks it as interactive."""
     drained = asyncio.Event()
 
     async def drain() -> None:
         drained.set()
 
     os.kill(os.getpid(), number)
-    await asyncio.wait_for(ending.begun(), 10)
-    await ending.unless_cut(drain())
+    await asyncio.wait_for(shutdown.wait(), 10)
+    await shutdown.run_drain(drain())
 
-    ending.check()
-    assert (drained.is_set(), ending.watched) == (True, watched)
+    shutdown.raise_if_unclean()
+    assert (drained.is_set(), shutdown.interactive) == (True, interactive)
 
 
-async def test_a_second_signal_cuts_the_drain_short(ending: Ending) -> None:
-    """The drain is cancelled at once and the end is not a clean one."""
+async def test_a_second_signal_cuts_the_drain_short(shutdown: Shutdown) -> None:
+    """A second signal cancels the drain at once, and the shutdown is not a clean one."""
     running, cancelled = asyncio.Event(), asyncio.Event()
 
     async def drain() -> None:
@@ -54,50 +56,50 @@ async def test_a_second_signal_cuts_the_drain_short(ending: Ending) -> None:
             cancelled.set()
 
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(ending.begun(), 10)
-    cut = asyncio.ensure_future(ending.unless_cut(drain()))
+    await asyncio.wait_for(shutdown.wait(), 10)
+    cut = asyncio.ensure_future(shutdown.run_drain(drain()))
     await _until(running)
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(cut, 10)
 
     assert cancelled.is_set()
-    with pytest.raises(UncleanEnd, match="a second signal"):
-        ending.check()
+    with pytest.raises(UncleanShutdownError, match="a second signal"):
+        shutdown.raise_if_unclean()
 
 
-async def test_a_drain_that_fails_is_not_hidden(ending: Ending) -> None:
-    """Its exception ends the process."""
+async def test_a_drain_that_fails_is_not_hidden(shutdown: Shutdown) -> None:
+    """An exception of the drain ends the process."""
 
     async def drain() -> None:
         raise ValueError("a bug")
 
     with pytest.raises(ValueError, match="a bug"):
-        await ending.unless_cut(drain())
+        await shutdown.run_drain(drain())
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), None], ids=["raises", "returns"])
-async def test_a_part_that_ends_begins_an_unclean_end(
+async def test_a_part_that_ends_begins_an_unclean_shutdown(
     error: Exception | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Parts live as long as the picker: one that fails, or just returns, is named."""
-    ending = Ending()
+    """A part that fails or returns early begins the shutdown and is named."""
+    shutdown = Shutdown()
 
     async def part() -> None:
         if error is not None:
             raise error
 
     async with AsyncExitStack() as stack:
-        ending.keep(stack, part(), "some part")
-        await asyncio.wait_for(ending.begun(), 10)
+        shutdown.start_task(stack, part(), "some part")
+        await asyncio.wait_for(shutdown.wait(), 10)
 
     assert "some part ended" in caplog.text
-    with pytest.raises(UncleanEnd, match="some part"):
-        ending.check()
+    with pytest.raises(UncleanShutdownError, match="some part"):
+        shutdown.raise_if_unclean()
 
 
 async def test_parts_are_stopped_with_the_picker() -> None:
-    """On the way out a part is cancelled and waited for, and that is a clean end."""
-    ending, running, stopped = Ending(), asyncio.Event(), asyncio.Event()
+    """Parts are cancelled and awaited on exit, and the shutdown is clean."""
+    shutdown, running, stopped = Shutdown(), asyncio.Event(), asyncio.Event()
 
     async def part() -> None:
         running.set()
@@ -108,15 +110,15 @@ async def test_parts_are_stopped_with_the_picker() -> None:
             stopped.set()
 
     async with AsyncExitStack() as stack:
-        ending.keep(stack, part(), "some part")
+        shutdown.start_task(stack, part(), "some part")
         await _until(running)
 
     assert stopped.is_set()
-    ending.check()
+    shutdown.raise_if_unclean()
 
 
-async def test_a_drain_that_is_cancelled_is_waited_for(ending: Ending) -> None:
-    """Whoever is cancelled while it drains leaves nothing behind."""
+async def test_a_drain_that_is_cancelled_is_waited_for(shutdown: Shutdown) -> None:
+    """Cancelling the caller of a drain cancels the drain and waits for it."""
     running, stopped = asyncio.Event(), asyncio.Event()
 
     async def drain() -> None:
@@ -126,7 +128,7 @@ async def test_a_drain_that_is_cancelled_is_waited_for(ending: Ending) -> None:
         finally:
             stopped.set()
 
-    outer = asyncio.ensure_future(ending.unless_cut(drain()))
+    outer = asyncio.ensure_future(shutdown.run_drain(drain()))
     await _until(running)
     outer.cancel()
     with pytest.raises(asyncio.CancelledError):
