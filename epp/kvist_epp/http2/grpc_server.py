@@ -53,7 +53,11 @@ async def serve_grpc(
         server.add_generic_rpc_handlers([_handler(path, method, kept)])
     await _check_free(host, port)
     try:
-        bound = _bind(server, f"{host}:{port}", tls)
+        address = f"{host}:{port}"
+        if tls is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, _credentials(tls))
     except RuntimeError as error:
         raise OSError(f"cannot listen on {host}:{port}") from error
     await server.start()
@@ -66,12 +70,6 @@ async def _check_free(host: str, port: int) -> None:
         loop = asyncio.get_running_loop()
         probe = await loop.create_server(asyncio.Protocol, host.strip("[]"), port, start_serving=False)
         probe.close()
-
-
-def _bind(server: grpc.aio.Server, address: str, tls: Certificates | None) -> int:
-    if tls is None:
-        return server.add_insecure_port(address)
-    return server.add_secure_port(address, _credentials(tls))
 
 
 def _credentials(tls: Certificates) -> grpc.ServerCredentials:

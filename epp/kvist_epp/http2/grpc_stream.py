@@ -138,7 +138,10 @@ class GrpcStream:
         if self._expected is not None and not self._as_announced(stop - start):
             return
         if self.call is None:
-            self._discard(stop - start)
+            # Content that is not used: of a request that is not gRPC, or of a call already answered.
+            self._discarded += stop - start
+            if self._discarded > self._table.limits.message_bytes:
+                self._table.reset(self, frames.ENHANCE_YOUR_CALM, "message-bytes")
             return
         if self._missing:
             start = self._continue(chunk, start, stop)
@@ -152,7 +155,9 @@ class GrpcStream:
                 self._unacceptable(flag)
                 return
             if stop - start < size:
-                self._begin(chunk, start, stop, size)
+                self._fraction = b""
+                self._missing = size
+                self._keep(chunk[start:stop])
                 return
             self._deliver(chunk[start : start + size])
             start += size
@@ -198,17 +203,6 @@ class GrpcStream:
             return True
         self._table.reset(self, frames.PROTOCOL_ERROR)
         return False
-
-    def _discard(self, size: int) -> None:
-        """Count content that is not used: of a request that is not gRPC, or of a call already answered."""
-        self._discarded += size
-        if self._discarded > self._table.limits.message_bytes:
-            self._table.reset(self, frames.ENHANCE_YOUR_CALM, "message-bytes")
-
-    def _begin(self, chunk: bytes, start: int, stop: int, size: int) -> None:
-        self._fraction = b""
-        self._missing = size
-        self._keep(chunk[start:stop])
 
     def _continue(self, chunk: bytes, start: int, stop: int) -> int:
         """Add to the message begun; return the position of the next message."""

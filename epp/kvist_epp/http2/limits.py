@@ -187,8 +187,11 @@ class StallDetector:
             mark = self._marks.get(stream.number)
             if mark is None or mark.state != state or self._progresses(stream, mark, now):
                 mark = _Mark(state, now, stream.received, stream.emitted, stream.window)
-            elif now - mark.since > self._seconds(state):
-                late.append((stream, state))
+            else:
+                limits = self._limits
+                seconds = limits.stream_idle_seconds if state == SILENT else limits.stall_seconds
+                if now - mark.since > seconds:
+                    late.append((stream, state))
             marks[stream.number] = mark
         self._marks = marks
         return late
@@ -201,9 +204,6 @@ class StallDetector:
             RECEIVING: stream.received - mark.received,
         }.get(mark.state, -1)
         return moved >= self._limits.bytes_per_second * (now - mark.since)
-
-    def _seconds(self, state: str) -> float:
-        return self._limits.stream_idle_seconds if state == SILENT else self._limits.stall_seconds
 
 
 def _state(stream: "GrpcStream") -> str:

@@ -93,7 +93,10 @@ class Http2Server:
 
     async def close(self) -> None:
         """Close at once: open calls are cancelled."""
-        self._stop_listening()
+        # Not wait_closed(): on Python 3.12 it waits for the connections too.
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.wait((self._sweeper,))
@@ -157,12 +160,6 @@ class Http2Server:
             receiving_bytes=sum(transport.connection.memory.receiving for transport in transports),
             unsent_bytes=sum(transport.unsent_bytes for transport in transports),
         )
-
-    def _stop_listening(self) -> None:
-        # Not wait_closed(): on Python 3.12 it waits for the connections too.
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
 
     async def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Check each connection in turn, and let other work run in between."""

@@ -87,10 +87,10 @@ class Certificates:
         """Number of times that new material was put to use, without the first."""
         self.refused = 0
         """Number of times that new material was found unusable."""
-        self.material = self._first()
+        self.material = self._read()
+        self._shared = _CurrentContext(self._context(self.material))
         self.expires = _expiry(self.material.chain)
         """Expiry of the certificate in use; aware, UTC."""
-        self._shared = _CurrentContext(self._context(self.material))
 
     def __repr__(self) -> str:
         return f"<Certificates {self._source!r} until {self.expires:%Y-%m-%d}>"
@@ -135,14 +135,12 @@ class Certificates:
         except CertificateError as error:
             self._refuse(None, str(error))
 
-    def _first(self) -> TlsMaterial:
-        material = self._read()
-        self._context(material)
-        return material
-
     def _read(self) -> TlsMaterial:
         chain, key, ca = self._source.read()
-        return TlsMaterial(chain, key, ca, _bundle(self._clients) if self._clients else b"")
+        bundle = self._clients
+        if bundle is not None and bundle.is_dir():
+            bundle /= "ca.crt"
+        return TlsMaterial(chain, key, ca, _content(bundle) if bundle else b"")
 
     async def _is_stable(self, found: TlsMaterial) -> bool:
         await asyncio.sleep(SETTLE_SECONDS)
@@ -280,10 +278,6 @@ def _own_addresses() -> Iterator[str]:
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((destination, 9))
             yield probe.getsockname()[0]
-
-
-def _bundle(path: Path) -> bytes:
-    return _content(path / "ca.crt" if path.is_dir() else path)
 
 
 def _content(path: Path, absent: bytes | None = None) -> bytes:
