@@ -1,20 +1,40 @@
-"""kvist-epp, the endpoint picker: Envoy asks where a request should go, and it answers.
+"""kvist-epp, the endpoint picker: Envoy asks it over ext_proc where each request should go.
 
-The read path, one request::
+The path of one request::
 
-    wire.server → wire.http2 → wire.exchange → picker.decide
-        → prompt.request → prompt.model (template, vocab) → cache.index.match → schedule.cost → schedule.pick
-        → wire.reply
+    http2 → extproc → director → prompt → index → scheduling → extproc
 
-The learn path, all the time::
+The path of a KV event of an engine::
 
-    cache.subscriber → cache.fence → cache.events → cache.learner (vocab) → cache.index
+    kvevents → engines.vllm → index
 
-They meet in one object, the ``Index``; the fleet is an immutable snapshot that both read.
+The two paths meet in the index. Code that can be pure is pure: a transition returns the I/O to perform.
+Sockets are opened only by the servers, the subscriber, the scrapers and the clients of other replicas, and
+only the package ``app`` connects the parts. Prompt text never leaves the process. Import contracts enforce
+this.
 
-The law of the package: what can be pure is pure (a transition returns the I/O to do), sockets live in
-``wire.server``, ``wire.grpc_server``, ``cache.subscriber``, ``fleet`` and ``admin``, only ``picker`` knows
-every part, and prompt text never leaves the process. Import-linter holds the modules to it.
+- ``app``: the picker as a process: startup, ports, readiness, shutdown.
+- ``http2``: the HTTP/2 and gRPC server with TLS, independent of ext_proc.
+- ``extproc``: ext_proc sessions, bodies and replies; Envoy's access log.
+- ``director``: one request from its ext_proc message to its end; the registry of endpoints.
+- ``flowcontrol``: admission, queue, fairness, deadlines, capacity, priorities.
+- ``scheduling``: the routing policy: the cost of each endpoint, and the choice.
+- ``load``: requests in flight, backlog, prefill rate, TPOT admission of each endpoint.
+- ``endpoints``: discovery of endpoints, and their scraped metrics.
+- ``engines``: everything that is specific to one kind of inference engine.
+- ``index``: the tree over bytes of cached prefixes, lookup, accuracy, snapshots.
+- ``kvevents``: subscription to KV events, sequencing, replay, ingestion.
+- ``prefix_stats``: popularity and value of prefixes.
+- ``prompt``: parsing of requests, chat templates, vocabularies.
+- ``replicas``: exchange of load and index between replicas of the picker.
+- ``prewarm``: computation of hot prefixes where they will be needed.
+- ``telemetry``: metrics and logs.
+- ``admin``: pages of the metrics port.
+- ``settings``: every flag, to and from argv and the environment.
+- ``model_header``: the role of a filter that names the body's model in a header.
+- ``compat``: configuration of other routers, translated to the picker's settings.
+- ``names``: names on the wire and on Kubernetes objects.
+- ``errors``: exceptions of the picker.
 """
 
 from importlib.metadata import PackageNotFoundError, version
