@@ -85,7 +85,7 @@ class Call:
         if not right:
             self.wrong.append(wrong)
         if self.closed or self.gone:
-            self.wrong.append("told something after its end")
+            self.wrong.append("called after its end")
 
 
 class Conversation:

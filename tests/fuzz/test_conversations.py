@@ -129,7 +129,7 @@ class Anything(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0, LIMITS.stall_seconds) | st.just(LIMITS.stream_idle_seconds))
     def wait(self, seconds: float) -> None:
-        """Time passes."""
+        """Let time pass."""
         self.talk.wait(seconds)
 
     @rule(luck=st.integers(0, 5))

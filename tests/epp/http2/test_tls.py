@@ -60,7 +60,7 @@ class Client:
         return True
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self.writer.transport.abort()
         await asyncio.wait((asyncio.ensure_future(self.writer.wait_closed()),))
 
