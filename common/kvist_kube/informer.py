@@ -80,7 +80,7 @@ DEFAULT_TIMES: Final = InformerTimes()
 
 
 class Recovery(NamedTuple):
-    """What to do after a failure."""
+    """Reaction to a failure."""
 
     pause: float
     """Seconds to wait."""

@@ -1,4 +1,4 @@
-"""The cluster that is found, and requests to it."""
+"""Finding the cluster, and requests to its API server."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,20 +13,20 @@ from kvist_kube.errors import ApiError, ClusterNotFound
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
-    """A small API server with one pod."""
+    """Return a small API server with one pod."""
     async with api_server() as made:
         made.put(PODS, "a", **pod())
         yield made
 
 
 def test_without_a_cluster_the_remedies_are_named(tmp_path: Path) -> None:
-    """Outside of a cluster, and without a kubeconfig, the picker says what it looked for."""
+    """Without a cluster and a kubeconfig the error lists everything that was tried."""
     with pytest.raises(ClusterNotFound, match=r"KUBERNETES_SERVICE_HOST.*KUBECONFIG.*--endpoints-file"):
         find_cluster({}, home=tmp_path / "none")
 
 
 async def test_a_kubeconfig_that_is_none_is_a_problem(tmp_path: Path) -> None:
-    """A file that is missing or broken may be put right: it is an error of the request, not of the picker."""
+    """A missing or broken kubeconfig fails the request, not the program: it may be corrected later."""
     file = tmp_path / "kubeconfig"
     for text in (None, "", "[]", "a: b", "{"):
         if text is not None:
@@ -46,14 +46,15 @@ async def test_a_kubeconfig_that_is_none_is_a_problem(tmp_path: Path) -> None:
     ],
 )
 def test_the_namespace_is_our_own(tmp_path: Path, environment: dict[str, str], expected: str) -> None:
-    """POD_NAMESPACE, llm-d's NAMESPACE, the service account's, in this order; ``default`` without any."""
+    """The namespace is POD_NAMESPACE, llm-d's NAMESPACE, the service account's, else ``default``, in this
+    order."""
     (tmp_path / "namespace").write_text("c\n")
     assert own_namespace(environment, account=tmp_path) == expected
     assert own_namespace({}, account=tmp_path / "none") == "default"
 
 
 async def test_a_token_that_is_no_header(server: ApiServer, tmp_path: Path) -> None:
-    """A token file that ends in a newline is a problem, not the end."""
+    """A token that is not a valid header fails the request with a message."""
     api = Connection(find_cluster({"KUBECONFIG": str(server.kubeconfig(tmp_path, token="t\n"))}))
     with pytest.raises(ApiError, match="ValueError"):
         await api.get(PODS, [])

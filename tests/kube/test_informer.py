@@ -1,4 +1,4 @@
-"""List and watch against an API server that refuses, stalls, lies and dies."""
+"""Lists and watches against an API server that refuses, stalls, sends nonsense and dies."""
 
 import asyncio
 import json
@@ -17,14 +17,14 @@ from kvist_kube.informer import DEFAULT_TIMES, Informer, InformerTimes, Resource
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
-    """A small API server with one pod."""
+    """Return a small API server with one pod."""
     async with api_server() as made:
         made.put(PODS, "a", **pod())
         yield made
 
 
 class Watching:
-    """An informer that runs, and a way to wait."""
+    """A running informer, and a way to wait for it."""
 
     def __init__(self, connection: Connection, times: InformerTimes, *, optional: bool = False) -> None:
         self.told = 0
@@ -40,16 +40,16 @@ class Watching:
         )
 
     def changed(self) -> None:
-        """Count it."""
+        """Count the call."""
         self.told += 1
 
     @property
     def names(self) -> list[str]:
-        """Of the pods known."""
+        """Names of the known pods."""
         return sorted(self.informer.objects)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for it; the test's time limit bounds it."""
+        """Wait until the condition holds; the test's time limit bounds it."""
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -72,7 +72,7 @@ async def watching(
 
 
 async def test_a_list_and_then_every_change(server: ApiServer, tmp_path: Path) -> None:
-    """The watch begins at the list's version, and additions, changes and deletions arrive in order."""
+    """A watch begins at the list's version, and additions, changes and deletions arrive in order."""
     async with watching(server, tmp_path) as seen:
         await seen.until(lambda: seen.informer.watching)
         assert (seen.names, server.watches) == (["a"], [str(server.version)])
@@ -87,7 +87,7 @@ async def test_a_list_and_then_every_change(server: ApiServer, tmp_path: Path) -
 
 
 async def test_a_list_in_pages(server: ApiServer, tmp_path: Path) -> None:
-    """A big list is read page by page, and counts once it is whole."""
+    """A long list is read page by page and replaces the objects when complete."""
     for number in range(600):
         server.put(PODS, f"p{number}", **pod(f"p{number}"))
     async with watching(server, tmp_path) as seen:
@@ -96,7 +96,7 @@ async def test_a_list_in_pages(server: ApiServer, tmp_path: Path) -> None:
 
 
 async def test_a_next_page_that_is_too_late(server: ApiServer, tmp_path: Path) -> None:
-    """When the rest of a list is gone, all of it is asked for at once."""
+    """When the next page of a list has expired, the whole list is requested in one page."""
     for number in range(300):
         server.put(PODS, f"p{number}", **pod(f"p{number}"))
     server.expired_pages = 1
@@ -108,8 +108,8 @@ async def test_a_next_page_that_is_too_late(server: ApiServer, tmp_path: Path) -
 
 @pytest.mark.parametrize("told", ["status", "event"])
 async def test_gone_means_a_new_list(server: ApiServer, tmp_path: Path, told: str) -> None:
-    """410, as an answer or as the last event of a watch, is followed by a list at once; what was deleted in
-    the meantime is gone."""
+    """A 410, as an answer or as the last event of a watch, leads to a list at once, which removes deleted
+    objects."""
     async with watching(server, tmp_path) as seen:
         await seen.until(lambda: seen.informer.watching)
         server.put(PODS, "b", silently=True, **pod("b"))
@@ -130,7 +130,7 @@ async def test_gone_means_a_new_list(server: ApiServer, tmp_path: Path, told: st
     "line", [b"{\n", b'{"type":"MODIFIED","object":7}\n', b'{"type":"ADDED"}\n', b"\xff\xfe\n"]
 )
 async def test_a_line_that_is_no_event(server: ApiServer, tmp_path: Path, line: bytes) -> None:
-    """Garbage on a watch ends the trust in it, not the fleet: everything is listed again."""
+    """A line that is not an event ends the watch and leads to a list; the objects stay."""
     async with watching(server, tmp_path) as seen:
         await seen.until(lambda: seen.informer.watching)
         server.say(line)
@@ -145,7 +145,7 @@ async def test_a_line_that_is_no_event(server: ApiServer, tmp_path: Path, line: 
 async def test_a_list_that_is_none_takes_nothing_away(
     server: ApiServer, tmp_path: Path, status: int, body: str
 ) -> None:
-    """Whatever comes instead of a list when one is due, the objects stay, and the next one counts."""
+    """An invalid answer to a list changes no object, and the next valid one counts."""
     async with watching(server, tmp_path) as seen:
         await seen.until(lambda: seen.informer.watching)
         server.answers.extend([(status, body)] * 2)
@@ -158,7 +158,7 @@ async def test_a_list_that_is_none_takes_nothing_away(
 
 
 async def test_an_empty_list_is_the_truth(server: ApiServer, tmp_path: Path) -> None:
-    """A pool scaled to nothing is empty because the API says so."""
+    """An empty list removes all objects."""
     async with watching(server, tmp_path) as seen:
         await seen.until(lambda: seen.informer.watching)
         server.delete(PODS, "a")
@@ -166,8 +166,7 @@ async def test_an_empty_list_is_the_truth(server: ApiServer, tmp_path: Path) -> 
 
 
 async def test_a_silent_watch_is_opened_again(server: ApiServer, tmp_path: Path) -> None:
-    """A watch that tells nothing, not even a bookmark, is taken for dead; the next goes on from its
-    version."""
+    """A watch without any message, even a bookmark, is closed; the next one continues from its version."""
     async with watching(server, tmp_path, InformerTimes(silence=0.2)) as seen:
         await seen.until(lambda: seen.informer.watching)
         server.mute = True
@@ -180,7 +179,7 @@ async def test_a_silent_watch_is_opened_again(server: ApiServer, tmp_path: Path)
 
 
 async def test_bookmarks_move_the_version_on(server: ApiServer, tmp_path: Path) -> None:
-    """After a bookmark the next watch begins there, and nothing was changed by it."""
+    """After a bookmark the next watch begins at its version, and no object has changed."""
     async with watching(server, tmp_path) as seen:
         await seen.until(lambda: seen.informer.watching)
         server.bookmark()
@@ -191,7 +190,7 @@ async def test_bookmarks_move_the_version_on(server: ApiServer, tmp_path: Path) 
 
 
 async def test_a_watch_that_ends_at_once_is_not_hammered(server: ApiServer, tmp_path: Path) -> None:
-    """Something in between that ends every watch costs pauses that grow, not thousands of requests."""
+    """A proxy that ends every watch at once leads to growing pauses, not to thousands of requests."""
     async with watching(server, tmp_path) as seen:
         for _ in range(3):
             await seen.until(lambda: seen.informer.watching)
@@ -203,7 +202,7 @@ async def test_a_watch_that_ends_at_once_is_not_hammered(server: ApiServer, tmp_
 
 
 async def test_the_server_dies_and_comes_back(server: ApiServer, tmp_path: Path) -> None:
-    """Nobody listening is a problem that is told once; objects stay, and the watch goes on when it can."""
+    """An absent server is reported once; objects stay, and the watch continues when it is back."""
     async with watching(server, tmp_path) as seen:
         await seen.until(lambda: seen.informer.watching)
         await server.stop()
@@ -217,7 +216,7 @@ async def test_the_server_dies_and_comes_back(server: ApiServer, tmp_path: Path)
 
 
 async def test_a_list_is_due_now_and_then(server: ApiServer, tmp_path: Path) -> None:
-    """What a watch lost without a word is found by the next list."""
+    """A change that a watch did not report is found by the next periodic list."""
     async with watching(server, tmp_path, InformerTimes(resync=1.0, watch=0.1)) as seen:
         await seen.until(lambda: seen.informer.watching)
         server.put(PODS, "b", silently=True, **pod("b"))
@@ -230,7 +229,7 @@ async def test_a_list_is_due_now_and_then(server: ApiServer, tmp_path: Path) -> 
 async def test_what_is_refused_is_said_once(
     server: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A refusal that repeats is counted each time, and warned of once, with the rule that is missing."""
+    """A repeated refusal is counted each time and logged once, with the rule that is missing."""
     server.answers.extend([(403, json.dumps({"code": 403, "message": "pods is forbidden"}))] * 3)
     async with watching(server, tmp_path) as seen:
         await seen.until(lambda: seen.informer.errors == {"403": 3})
@@ -242,7 +241,7 @@ async def test_what_is_refused_is_said_once(
 
 @pytest.mark.parametrize("status", [403, 404])
 async def test_what_is_optional_is_left_alone(server: ApiServer, tmp_path: Path, status: int) -> None:
-    """An API that is not there, or not ours to read, is asked for again at the next resync, not before."""
+    """An optional API that is absent or forbidden is tried again at the next resync, not before."""
     server.answers.extend([(status, "")] * 2)
     async with watching(server, tmp_path, InformerTimes(resync=0.3), optional=True) as seen:
         await seen.until(lambda: seen.informer.listed)
@@ -250,7 +249,7 @@ async def test_what_is_optional_is_left_alone(server: ApiServer, tmp_path: Path,
 
 
 async def test_unknown_tokens_are_read_again_at_once(server: ApiServer, tmp_path: Path) -> None:
-    """After a 401 the credentials are loaded anew before the next request, without a pause."""
+    """After a 401 the credentials are loaded again before the next request, without a pause."""
     server.answers.append((401, "Unauthorized"))
     async with watching(server, tmp_path) as seen:
         await seen.until(lambda: seen.informer.watching)
@@ -258,7 +257,7 @@ async def test_unknown_tokens_are_read_again_at_once(server: ApiServer, tmp_path
 
 
 async def test_a_line_without_end(server: ApiServer, tmp_path: Path) -> None:
-    """A line that no object could need is given up, and the objects stay."""
+    """A line longer than any object ends the watch, and the objects stay."""
     async with watching(server, tmp_path) as seen:
         await seen.until(lambda: seen.informer.watching)
         server.say(b"x" * (5 << 20))
@@ -268,7 +267,7 @@ async def test_a_line_without_end(server: ApiServer, tmp_path: Path) -> None:
 
 
 async def test_it_can_be_cancelled_wherever_it_is(server: ApiServer, tmp_path: Path) -> None:
-    """Cancelled before, in or after a list or a watch, nothing is left open."""
+    """Cancelling at any point of a list or a watch leaves nothing open."""
     for turns in range(0, 60, 3):
         api = Connection(find_cluster({"KUBECONFIG": str(server.kubeconfig(tmp_path))}))
         task = asyncio.create_task(Watching(api, DEFAULT_TIMES).informer.run())

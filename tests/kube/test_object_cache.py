@@ -1,4 +1,4 @@
-"""Lists and watches into objects."""
+"""Objects after lists and watch events."""
 
 import json
 from typing import Any
@@ -15,19 +15,19 @@ from kvist_kube.object_cache import ListPage, ObjectCache, decode
 
 
 def page(version: int, *documents: dict[str, Any], token: str = "") -> ListPage:
-    """A page of a list."""
+    """Return a page of a list."""
     meta = {"resourceVersion": str(version), "continue": token}
     return decode(json.dumps({"metadata": meta, "items": documents}).encode(), ListPage)
 
 
 def event(kind: str, document: dict[str, Any], version: int) -> bytes:
-    """A line of a watch."""
+    """Return a line of a watch."""
     head = document.get("metadata", {}) | {"resourceVersion": str(version)}
     return json.dumps({"type": kind, "object": document | {"metadata": head}}).encode()
 
 
 def addresses(cache: ObjectCache[Pod]) -> dict[str, str]:
-    """What it holds."""
+    """Return the address of each object."""
     return {name: found.status.pod_ip for name, found in cache.objects.items()}
 
 
@@ -40,8 +40,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_any_history_ends_as_the_cluster_is(steps: list[tuple[str, str, int]]) -> None:
-    """However changes, lists and bookmarks follow each other, the cache holds what the cluster has, and
-    goes on from its version."""
+    """After any sequence of changes, lists and bookmarks the cache equals the cluster, at its version."""
     cluster: dict[str, dict[str, Any]] = {}
     cache = ObjectCache(Pod)
     cache.replace([page(0)])
@@ -62,7 +61,7 @@ def test_any_history_ends_as_the_cluster_is(steps: list[tuple[str, str, int]]) -
 
 
 def test_unchanged_objects_stay_the_same_ones() -> None:
-    """A list that says what was known already makes no new objects."""
+    """A list with an unchanged object keeps the same Python object."""
     cache = ObjectCache(Pod)
     cache.replace([page(1, pod("a"), pod("b"))])
     first = dict(cache.objects)
@@ -73,7 +72,7 @@ def test_unchanged_objects_stay_the_same_ones() -> None:
 
 
 def test_an_object_that_cannot_be_read_keeps_what_was_known() -> None:
-    """A pod of a strange shape is named and does not take away the one that was known, nor the others."""
+    """An unreadable pod is named and keeps its last state; other pods are not affected."""
     cache = ObjectCache(Pod)
     cache.replace([page(1, pod("a"), pod("b"))])
     strange = pod("a") | {"status": {"phase": 7}}
@@ -92,7 +91,7 @@ def test_an_object_that_cannot_be_read_keeps_what_was_known() -> None:
 
 
 def test_the_end_of_a_watch_is_told_apart() -> None:
-    """An ERROR carries the status that ends the watch, and changes nothing."""
+    """An ERROR event returns the status that ends the watch, and changes nothing."""
     cache = ObjectCache(Pod)
     cache.replace([page(1, pod("a"))])
     gone = {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
@@ -106,7 +105,7 @@ def test_the_end_of_a_watch_is_told_apart() -> None:
     "line", [b"", b"{", b"[]", b'{"type":"ADDED"}', b'{"type":"ADDED","object":[]}', b"\xff"]
 )
 def test_garbage_is_no_event(line: bytes) -> None:
-    """What is no event raises, and the cache stays as it was."""
+    """A line that is not an event raises ValueError, and the cache stays as it was."""
     cache = ObjectCache(Pod)
     cache.replace([page(1, pod("a"))])
     with pytest.raises(ValueError, match="not a"):
@@ -115,7 +114,7 @@ def test_garbage_is_no_event(line: bytes) -> None:
 
 
 def test_a_list_counts_whole_or_not_at_all() -> None:
-    """One item that is no object at all spoils the list, not the cache."""
+    """An item that is not an object invalidates the whole list, and the cache stays as it was."""
     cache = ObjectCache(Pod)
     cache.replace([page(1, pod("a"))])
     with pytest.raises(ValueError, match="not a"):
@@ -138,14 +137,14 @@ def test_a_list_counts_whole_or_not_at_all() -> None:
     ],
 )
 def test_what_to_do_about_a_failure(status: int, failures: int, *, at_once: bool, relist: bool) -> None:
-    """A 401 and a 410 are answered at once, but not twice in a row; only refusals make a version useless."""
+    """The first 401 or 410 is retried at once, a second one is not; only refusals invalidate the version."""
     todo = recovery(ApiError("x", status), failures, lambda: 0.0)
     assert (todo.pause == 0.0, todo.relist) == (at_once, relist)
 
 
 @given(st.integers(1, 10_000), st.floats(0, 1), st.floats(0, 60))
 def test_pauses_grow_and_end(failures: int, chance: float, wanted: float) -> None:
-    """A pause is between a tenth of a second and ten, but never less than the server asks for."""
+    """A pause is between 0.1 and 10 seconds, but never shorter than the server asks for."""
     pause = recovery(ApiError("x", 503, retry_after=wanted), failures, lambda: chance).pause
     assert pause == wanted if wanted > 10.0 else 0.1 <= pause <= 10.0
     assert pause >= wanted

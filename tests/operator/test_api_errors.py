@@ -1,4 +1,4 @@
-"""What answers of the API server mean."""
+"""Meaning of the API server's failures."""
 
 import json
 
@@ -46,7 +46,8 @@ ENDING = 'deployments.apps "t" is forbidden: unable to create new content in nam
 def test_each_answer_is_an_error_of_its_kind_with_the_servers_words(
     status: int, words: str, kind: type[ClusterError]
 ) -> None:
-    """Quotas, admission and missing rights share a status; the words tell them apart, and are told on."""
+    """Quotas, admission and missing rights share a status; the server's message distinguishes them and is
+    kept."""
     body = json.dumps({"kind": "Status", "message": words}).encode()
     found = error_of(Answer(status, body, 0.0), doing="patch x", kind=DEPLOYMENT, verb="patch")
 
@@ -57,7 +58,7 @@ def test_each_answer_is_an_error_of_its_kind_with_the_servers_words(
 
 
 def test_a_missing_right_is_told_as_the_rule_that_is_missing() -> None:
-    """So that it can be pasted."""
+    """A missing right is reported as a rule that can be pasted into a role."""
     answer = Answer(403, json.dumps({"message": RIGHT}).encode(), 0.0)
     found = error_of(answer, doing="x", kind=DEPLOYMENT, verb="patch")
 
@@ -66,12 +67,12 @@ def test_a_missing_right_is_told_as_the_rule_that_is_missing() -> None:
 
 @pytest.mark.parametrize("body", [b"<html>bad gateway", b"[1]", b"\xff", b"", b'{"message": 5}'])
 def test_an_answer_that_is_no_status_is_no_reason_to_fall_over(body: bytes) -> None:
-    """Proxies answer, too."""
+    """An answer that is not a Status object, for example a proxy's, is a temporary error."""
     assert isinstance(error_of(Answer(502, body, 0.0), doing="x", kind=DEPLOYMENT, verb="get"), Unavailable)
 
 
 def test_only_what_may_pass_is_tried_again_and_not_for_ever() -> None:
-    """Doubled each time, never shorter than asked for, given up after some attempts."""
+    """Pauses double, are never shorter than asked for, and end after some attempts."""
     busy = Unavailable("x", 503)
     waits = [retry_pause(busy, attempt, lambda: 1.0) for attempt in range(1, ATTEMPTS + 1)]
 

@@ -1,4 +1,4 @@
-"""Pages of several pickers put together, and what follows from them."""
+"""Merging the answers of several pickers, and figures from them."""
 
 from contextlib import suppress
 from itertools import permutations
@@ -25,13 +25,13 @@ worths = st.integers(0, 1 << 40)
 
 
 def of(*pages: bytes) -> MergedReport:
-    """All pages together."""
+    """Merge all answers."""
     return merge_reports(map(parse_report, pages))
 
 
 def test_worth_adds_up_and_blocks_do_not() -> None:
-    """Each picker counts its own requests; what engines tell is the same in the eyes of both, so that of the
-    picker that has watched longest counts, whatever order they come in."""
+    """Saved tokens are added up over pickers; figures of engines come from the longest window, in any
+    order."""
     old = {"seconds": 600.0, "requests": 90.0, "preemptions": 3.0, "queries": 1000.0, "hits": 400.0}
     young = {"seconds": 20.0, "requests": 2.0, "preemptions": 0.0, "queries": 50.0, "hits": 0.0}
     pages = [
@@ -51,7 +51,7 @@ def test_worth_adds_up_and_blocks_do_not() -> None:
 
 @given(st.lists(st.lists(worths, min_size=4, max_size=4), min_size=1, max_size=4))
 def test_the_order_of_costs_is_that_of_worth(replicas: list[list[int]]) -> None:
-    """Costs fit an int32 and never turn the order round; every pod that is asked for has one."""
+    """Costs fit an int32 and keep their order; every given pod has one."""
     pages = [page(*(row(pod, worth=w) for pod, w in zip(PODS, each, strict=True))) for each in replicas]
     costs = deletion_costs(of(*pages), PODS)
     worth = {pod: sum(each[n] for each in replicas) for n, pod in enumerate(PODS)}
@@ -65,28 +65,27 @@ def test_the_order_of_costs_is_that_of_worth(replicas: list[list[int]]) -> None:
 
 
 def test_what_is_not_known_is_worth_nothing() -> None:
-    """A pod that no picker knows goes before one whose cache works; pods nobody asks for have no cost."""
+    """A pod that no picker knows has cost 0; pods that are not given have none."""
     found = of(page(row("p0", worth=9), row("gone", worth=9)))
     assert deletion_costs(found, ["p0", "p1"]) == {"p0": 9, "p1": 0}
 
 
 def test_without_an_answer_nothing_is_said() -> None:
-    """If no picker answered, what was said before stands."""
+    """Without an answer there are no costs."""
     assert deletion_costs(MergedReport(), PODS) == {}
     assert deletion_costs(of(page()), ["p0"]) == {"p0": 0}
     assert kv_tokens(MergedReport()) is None
 
 
 def test_blocks_decide_where_nothing_was_saved_yet() -> None:
-    """After pickers have begun anew nobody's worth is known: what only one pod holds stands for it."""
+    """While no cache has saved tokens, the number of exclusive blocks is the cost."""
     rows = (row("p0", exclusive_blocks=3), row("p1", exclusive_blocks=8))
     assert deletion_costs(of(page(*rows)), ["p0", "p1"]) == {"p0": 3, "p1": 8}
     assert deletion_costs(of(page(*rows, row("p2", worth=1))), PODS[:3]) == {"p0": 0, "p1": 0, "p2": 1}
 
 
 def test_ports_of_a_pod_are_one_replica() -> None:
-    """Worth and size of a pod's endpoints add up; the replica with the least cache is told of, and only
-    engines that are ready count."""
+    """Tokens and cache sizes of a pod's endpoints are added up; the smallest ready replica is reported."""
     found = of(
         page(
             row("p0", worth=1, kv_tokens=300),
@@ -121,14 +120,14 @@ BAD = {
 
 @pytest.mark.parametrize("body", BAD.values(), ids=BAD)
 def test_nonsense_is_refused(body: bytes) -> None:
-    """What is no page of a picker raises FleetError, nothing else."""
+    """An invalid answer raises FleetError and nothing else."""
     with pytest.raises(FleetError):
         parse_report(body)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists))
 def test_any_field_may_be_anything(value: Any) -> None:
-    """Whatever a field is, the page is read or refused."""
+    """Any value of any field is read or raises FleetError."""
     for name in row("p"):
         with suppress(FleetError):
             parse_report(page({**row("p"), name: value}))

@@ -1,4 +1,4 @@
-"""What only the cluster tells, and what of it must not change a pool that runs."""
+"""What the cluster offers, and which of its changes must not affect a running pool."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.count
 
 
 def planned(product: str, source: str, verdict: str = "fits", **more: Any) -> dict[str, Any]:
-    """A status with a plan."""
+    """Return a status with a plan."""
     choices = [{"field": "accelerator", "value": product, "source": source, "reason": ""}]
     choices += [{"field": key, "value": str(value), "source": source} for key, value in more.items()]
     plan = {"verdict": verdict, "accelerator": {"product": product, "perNode": 1}, "choices": choices}
@@ -27,12 +27,12 @@ def planned(product: str, source: str, verdict: str = "fits", **more: Any) -> di
 
 
 def names(found: list[Any]) -> list[tuple[str, int]]:
-    """Accelerators and how many of them a node has."""
+    """Return accelerators and their number per node."""
     return [(facts.accelerator.name, facts.per_node) for facts in found]
 
 
 def test_what_was_planned_by_node_labels_stays_first() -> None:
-    """Whatever the majority of nodes is today, and with no nodes at all."""
+    """The planned accelerator stays first, whatever nodes there are, or none."""
     status = planned("NVIDIA-L4", "node labels", perNode=4)
     assert names(with_planned_first(of_nodes([H100, H100, L4]), status)) == [("L4", 4), ("H100-80GB", 8)]
     assert names(with_planned_first(of_nodes([H100]), status)) == [("L4", 4), ("H100-80GB", 8)]
@@ -40,7 +40,7 @@ def test_what_was_planned_by_node_labels_stays_first() -> None:
 
 
 def test_what_the_spec_said_or_did_not_fit_is_planned_anew() -> None:
-    """There is nothing to keep."""
+    """A plan by the spec, or one that was refused, keeps no accelerator."""
     assert with_planned_first([], planned("NVIDIA-L4", "spec.accelerator.product")) == []
     assert names(with_planned_first(of_nodes([H100]), planned("NVIDIA-L4", "node labels", "refused"))) == [
         ("H100-80GB", 8)
@@ -49,7 +49,7 @@ def test_what_the_spec_said_or_did_not_fit_is_planned_anew() -> None:
 
 
 def test_labels_that_pods_already_ask_for_are_remembered() -> None:
-    """From either kind of workload; other rules of the affinity are not ours."""
+    """Required labels are read from either kind of workload; other affinity rules are ignored."""
     rules = [
         {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-L4"]},
         {"key": "zone", "operator": "In", "values": ["a"]},
@@ -63,12 +63,12 @@ def test_labels_that_pods_already_ask_for_are_remembered() -> None:
 
 
 def test_only_labels_that_tell_are_kept() -> None:
-    """A node has a hundred others, which change by the minute."""
+    """Only labels that identify accelerators are kept; the others of a node change by the minute."""
     assert accelerator_labels({**L4, "kubernetes.io/hostname": "a"}) == L4
 
 
 async def test_a_look_sees_apis_and_nodes_each_kind_once() -> None:
-    """Two looks at the same cluster are equal, so that nothing is looked at again for them."""
+    """Two discoveries of an unchanged cluster are equal."""
     cluster = Memory()
     cluster.absent = {kind for kind in CHILDREN if kind.kind == "HTTPRoute"}
     for name, labels in (("a", L4), ("b", L4), ("c", {"x": "y"})):
@@ -83,7 +83,7 @@ async def test_a_look_sees_apis_and_nodes_each_kind_once() -> None:
 
 
 async def test_claims_are_asked_for_once_they_are_there() -> None:
-    """Access modes never change; a claim that is not there yet is not held against it for ever."""
+    """Access modes are kept; an absent claim is looked up again later."""
     cluster = Memory()
     meta = {"name": "twig", "namespace": "forest"}
     body = {"apiVersion": "kvist.dev/v1alpha1", "kind": "InferencePool", "metadata": meta}

@@ -1,4 +1,4 @@
-"""Facts of models are looked up beside the loop, once, and kept."""
+"""Looking up facts of models in the background, once, and keeping them."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ POOL = pools.pool("hf://a/b")
 
 
 class Hub:
-    """Answers when it is let, and counts who asked."""
+    """A hub that answers when allowed, and counts lookups."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -22,7 +22,7 @@ class Hub:
         self.error: Exception | None = None
 
     def __call__(self, _wish: ModelQuery) -> ModelFacts:
-        """One look."""
+        """Look up once."""
         self.asked += 1
         self.open.wait(30)
         if self.error:
@@ -32,7 +32,7 @@ class Hub:
 
 @pytest.fixture
 def hub() -> Hub:
-    """That does not answer yet."""
+    """Return a hub that does not answer yet."""
     return Hub()
 
 
@@ -45,7 +45,7 @@ async def settled(library: ModelCache, pool: Pool) -> ModelFacts:
 
 
 async def test_a_slow_hub_holds_nobody_up(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None until the answer is there, and word when it is; all who ask meanwhile are one question."""
+    """A lookup in progress gives None and calls back when it ends; pools of one model share it."""
     monkeypatch.setattr("kvist_operator.reconcile.model_cache.WAIT_SECONDS", 0.01)
     told = asyncio.Event()
     library = ModelCache(told.set, hub)
@@ -63,8 +63,7 @@ async def test_a_slow_hub_holds_nobody_up(hub: Hub, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("error", [ModelNotFound("spec.model.source: nothing"), ValueError("broken client")])
 async def test_a_refusal_is_an_error_that_is_kept_for_a_while(hub: Hub, error: Exception) -> None:
-    """Every pool of the model hears it, and the hub is not asked each time; a client that breaks is a hub
-    that gives nothing."""
+    """A failure is reported for every pool of the model and kept for a while; so is a client that breaks."""
     hub.error = error
     hub.open.set()
     library = ModelCache(lambda: None, hub)
@@ -78,7 +77,7 @@ async def test_a_refusal_is_an_error_that_is_kept_for_a_while(hub: Hub, error: E
 async def test_what_was_known_stands_when_the_hub_fails_later(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Facts that have grown old are looked up again; no answer to that takes nothing away."""
+    """Old facts are looked up again; a failure of that does not remove them."""
     monkeypatch.setattr("kvist_operator.reconcile.model_cache.VALID_SECONDS", 0.0)
     hub.open.set()
     library = ModelCache(lambda: None, hub)
@@ -92,7 +91,7 @@ async def test_what_was_known_stands_when_the_hub_fails_later(
 
 
 async def test_it_ends_while_the_hub_does_not_answer(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread is left alone: it is the end of the process that ends it."""
+    """Closing does not wait for a thread that waits for the hub."""
     monkeypatch.setattr("kvist_operator.reconcile.model_cache.WAIT_SECONDS", 0.01)
     library = ModelCache(lambda: None, hub)
     assert await library.of(POOL) is None

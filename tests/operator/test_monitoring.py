@@ -1,4 +1,4 @@
-"""Log lines have the keys of the picker's."""
+"""Log lines have the keys of the picker's log."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ from kvist_operator.process import monitoring as logs
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """The root logger is everybody's."""
+    """Restore the root logger."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -20,7 +20,7 @@ def _as_before() -> Iterator[None]:
 
 
 def test_a_line_is_json_with_the_keys_of_the_picker() -> None:
-    """An error comes with its traceback, in one line."""
+    """An error is logged with its traceback in one line."""
     told = (ValueError, ValueError("of what"), None)
     record = logging.LogRecord("a.b", logging.ERROR, "", 0, "said %s", ("so",), told)
     found = json.loads(logs.JsonFormatter().format(record))
@@ -35,7 +35,7 @@ def test_a_line_is_json_with_the_keys_of_the_picker() -> None:
 
 
 def test_a_level_hides_what_is_below_it() -> None:
-    """And libraries speak up only when something is wrong."""
+    """Libraries log only warnings."""
     logs.configure_logging("warning", "json")
 
     assert not logging.getLogger("kvist_operator").isEnabledFor(logging.INFO)

@@ -1,4 +1,4 @@
-"""The rules of the operator's roles: enough for all that it does, and no more."""
+"""The rules of the operator's roles: all that it needs, and no more."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "operator.md"
 
 
 def test_every_object_of_every_pool_can_be_made_and_taken_away() -> None:
-    """Each kind that is rendered has a rule with all the verbs that apply and deletion need."""
+    """Each rendered kind has a rule with all verbs for apply and deletion."""
     held = set(single_rights(namespaced()))
     for case in CASES:
         for made in rendered(case).objects:
@@ -27,7 +27,7 @@ def test_every_object_of_every_pool_can_be_made_and_taken_away() -> None:
 
 
 def test_whatever_a_picker_may_do_the_operator_may() -> None:
-    """Else the API server would refuse the pickers' Roles as an escalation."""
+    """The operator has all rights of pickers; otherwise their Roles would be refused as an escalation."""
     held = set(single_rights(namespaced()))
     roles = [made for case in CASES for made in rendered(case).objects if made["kind"] == "Role"]
     assert roles
@@ -36,7 +36,7 @@ def test_whatever_a_picker_may_do_the_operator_may() -> None:
 
 
 def test_there_is_nothing_that_lets_it_do_more() -> None:
-    """No wildcard, no Secrets by list, no spec of a pool, no pods made, no roles beyond its own."""
+    """There is no wildcard, no list of Secrets, no write to a pool's spec, and no pod is created."""
     found = [*single_rights(everywhere()), *single_rights(namespaced())]
     assert not any("*" in (right.group, right.resource, right.verb) for right in found)
     assert {r.verb for r in found if r.resource == "secrets"} == {"get", "create", "patch", "delete"}
@@ -51,21 +51,21 @@ def test_there_is_nothing_that_lets_it_do_more() -> None:
 
 
 def test_a_role_of_a_namespace_knows_no_nodes() -> None:
-    """They are of no namespace; all else is the same."""
+    """Only the ClusterRole has nodes; all other rules are the same."""
     nodes = {right for right in single_rights(everywhere()) if right.resource == "nodes"}
     assert {right.verb for right in nodes} == {"list"}
     assert set(single_rights(namespaced())) == set(single_rights(everywhere())) - nodes
 
 
 def test_a_missing_optional_api_does_not_keep_it_from_starting() -> None:
-    """What is asked for at the start are the rights without which nothing goes."""
+    """The rights checked at the start are those without which the operator cannot work."""
     resources = {(right.group, right.resource) for right in required_rights(True)}
     assert ("", SECRET.plural) in resources
     assert not any("gateway" in group or "monitoring" in group for group, _ in resources)
 
 
 def test_a_review_asks_for_exactly_one_right() -> None:
-    """With the subresource apart, and a namespace only where there is one."""
+    """A review has the subresource apart, and a namespace only where there is one."""
     made: dict[str, Any] = review(Right("kvist.dev", "inferencepools/status", "patch"), "")
     assert made["spec"]["resourceAttributes"] == {
         "group": "kvist.dev",
@@ -76,13 +76,13 @@ def test_a_review_asks_for_exactly_one_right() -> None:
 
 
 def test_the_guide_has_exactly_these_rules() -> None:
-    """What somebody installs by hand is what the operator needs."""
+    """The rules in the guide are those of the code."""
     [text] = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     assert yaml.safe_load(text) == everywhere()
 
 
 def test_the_guide_names_every_metric() -> None:
-    """And none that does not exist."""
+    """The guide lists all exported metrics and no others."""
     exported = {
         line.split()[2] for line in Metrics().text().decode().splitlines() if line.startswith("# TYPE")
     }

@@ -1,4 +1,4 @@
-"""Asking pickers, over real sockets; a cluster that only keeps what is written on it."""
+"""Polling pickers over real sockets, with a cluster that only stores annotations."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -27,7 +27,7 @@ HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3")
 
 @dataclass
 class Annotations:
-    """What is written on pods."""
+    """A cluster that stores annotations of pods."""
 
     written: dict[str, str | None] = field(default_factory=dict)
     writes: int = 0
@@ -35,7 +35,7 @@ class Annotations:
     """The pod that cannot be written to."""
 
     async def annotate(self, target: Target, annotations: Mapping[str, str | None]) -> None:
-        """Keep it."""
+        """Store the annotation."""
         self.writes += 1
         if target.name == self.fails:
             raise Unavailable("busy", 503)
@@ -43,13 +43,13 @@ class Annotations:
 
 
 async def says(body: bytes) -> web.Response:
-    """An answer."""
+    """Return an answer."""
     return web.Response(body=body)
 
 
 @asynccontextmanager
 async def pickers(*answers: Answer) -> AsyncIterator[int]:
-    """Servers, one on each host; their port."""
+    """Run a server on each host; yield their port."""
     port, runners = 0, []
     for host, answer in zip(HOSTS, answers, strict=False):
         app = web.Application()
@@ -72,14 +72,14 @@ async def pickers(*answers: Answer) -> AsyncIterator[int]:
 
 @dataclass
 class World:
-    """A pool of three engines, and so many pickers."""
+    """A pool of three engines with a number of pickers."""
 
     cluster: Annotations = field(default_factory=Annotations)
     cache: PoolCache = field(default_factory=PoolCache)
     changed: list[PoolKey] = field(default_factory=list)
 
     def tell(self, count: int = 1, **engine: Any) -> list[dict[str, Any]]:
-        """All pods are there."""
+        """Add all pods to the cache."""
         made = [pod(f"e{n}", "engine", namespace="forest", **engine) for n in range(3)]
         made += [
             pod(f"epp{n}", "picker", namespace="forest", address=host) for n, host in enumerate(HOSTS[:count])
@@ -90,12 +90,12 @@ class World:
         return made
 
     def asking(self, port: int) -> PickerClient:
-        """The thing that is tested."""
+        """Return the client under test."""
         return PickerClient(self.cluster, self.cache, self.changed.append, port)
 
 
 def pool_object() -> dict[str, Any]:
-    """The pool, as far as it matters here."""
+    """Return the pool with the fields that matter here."""
     return {"apiVersion": "kvist.dev/v1alpha1", "kind": "InferencePool"}
 
 
@@ -103,8 +103,8 @@ ROWS = [row("e0", worth=30), row("e1", worth=10, kv_tokens=900), row("e2", worth
 
 
 async def test_each_pod_gets_the_worth_of_its_cache() -> None:
-    """Before replicas are lowered every ready engine is priced, over all pickers; a picker that does not
-    answer, or nonsense, spoils nothing."""
+    """Before replicas are lowered every ready engine gets a cost from all pickers; failing pickers do not
+    matter."""
     world = World()
     world.tell(3)
     answers = [lambda: says(page(*ROWS)), lambda: says(b"{"), lambda: says(page(*ROWS))]
@@ -123,7 +123,7 @@ async def test_each_pod_gets_the_worth_of_its_cache() -> None:
 
 @pytest.mark.parametrize("replicas", [0, 3, 4])
 async def test_nobody_is_asked_where_there_is_no_choice(replicas: int) -> None:
-    """If all pods go, or none, it does not matter which."""
+    """Pickers are not asked when all pods stay or all go."""
     world = World()
     world.tell()
     async with world.asking(9) as asking:
@@ -137,7 +137,7 @@ async def test_nobody_is_asked_where_there_is_no_choice(replicas: int) -> None:
     ids=["not-ready", "group", "leaving"],
 )
 async def test_other_pods_are_the_controllers_business(engine: dict[str, Any]) -> None:
-    """Pods that are not ready go first anyway; those of groups go by number; those that leave have gone."""
+    """Pods that are not ready, in groups, or terminating get no cost: Kubernetes orders them itself."""
     world = World()
     world.tell(**engine)
     async with pickers(lambda: says(page(*ROWS))) as port, world.asking(port) as asking:
@@ -146,7 +146,7 @@ async def test_other_pods_are_the_controllers_business(engine: dict[str, Any]) -
 
 
 async def test_replicas_are_lowered_all_the_same() -> None:
-    """With no answer nothing is written; a pod that cannot be written to leaves the others their cost."""
+    """Without an answer nothing is written; a pod that cannot be annotated does not affect the others."""
     world = World()
     world.tell()
     async with world.asking(9) as asking:
@@ -160,8 +160,8 @@ async def test_replicas_are_lowered_all_the_same() -> None:
 
 
 async def test_a_look_tells_of_what_is_new() -> None:
-    """A pool is reconciled when something else is known of it, and not otherwise; what was known stays while
-    pickers are silent, and goes with the pool."""
+    """A pool is reconciled when its figures change; figures stay while pickers are silent and go with the
+    pool."""
     world = World()
     world.tell()
     rows = list(ROWS)
@@ -182,7 +182,7 @@ async def test_a_look_tells_of_what_is_new() -> None:
 
 
 async def test_advice_stands_until_something_is_known() -> None:
-    """After a restart of the operator its own words stay, others' do not become its own."""
+    """After a restart the operator's earlier advice stands until figures arrive."""
     world = World()
     world.tell()
     known = plan("Qwen/Qwen3-8B", "H100-80GB")
@@ -197,7 +197,7 @@ async def test_advice_stands_until_something_is_known() -> None:
 
 
 async def test_asking_goes_on_and_ends_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asks at once and again and again; cancelled while it waits, it leaves nothing behind."""
+    """Polling repeats at the interval; cancelling it leaves nothing behind."""
     asked, hang = asyncio.Event(), asyncio.Event()
     count = 0
 
@@ -229,7 +229,7 @@ async def test_asking_goes_on_and_ends_when_told(monkeypatch: pytest.MonkeyPatch
 async def test_answers_are_bounded(
     monkeypatch: pytest.MonkeyPatch, limit: str, value: float, words: str
 ) -> None:
-    """An answer that takes too long, or is too long, counts as none."""
+    """An answer that is too slow or too large counts as none."""
     monkeypatch.setattr(picker_client, limit, value)
     hang = asyncio.Event()
 
@@ -248,7 +248,7 @@ async def test_answers_are_bounded(
 
 
 async def test_redirects_and_errors_are_no_answers() -> None:
-    """Whoever sends us elsewhere, or fails, has not answered; the message names where and what."""
+    """Redirects and errors are failures whose message names the URL and the cause."""
 
     async def elsewhere() -> web.StreamResponse:
         raise web.HTTPFound("http://127.0.0.1:9/fleet")
@@ -266,7 +266,7 @@ async def test_redirects_and_errors_are_no_answers() -> None:
 
 
 def test_only_pickers_that_run_are_asked() -> None:
-    """By their address, IPv6 in brackets; not engines, nor what has no address or is on its way out."""
+    """Only running pickers with an address are asked; IPv6 addresses are in brackets."""
     assert fleet_url(pod("p", "picker", address="10.0.0.1")) == "http://10.0.0.1:9090/fleet"
     assert fleet_url(pod("p", "picker", address="fd00::1"), 80) == "http://[fd00::1]:80/fleet"
     for other in (

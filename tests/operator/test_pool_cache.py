@@ -1,4 +1,4 @@
-"""What is known of the cluster, in whatever order it is told."""
+"""The cache of pools, children and pods, whatever the order of updates."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ KEY = PoolKey("forest", "twig")
 
 
 def thing(version: int, uid: str = "u", name: str = "twig", **more: Any) -> dict[str, Any]:
-    """A Service of the pool."""
+    """Return a Service of the pool."""
     labels = {"app.kubernetes.io/instance": "twig"}
     meta = {
         "namespace": "forest",
@@ -26,7 +26,7 @@ def thing(version: int, uid: str = "u", name: str = "twig", **more: Any) -> dict
 
 @given(st.permutations(range(1, 8)))
 def test_the_newest_version_stands_in_any_order(versions: list[int]) -> None:
-    """Lists, watches and answers of writes race; what is known in the end is the newest."""
+    """Lists, watches and answers to writes race; the newest version stands."""
     cache = PoolCache()
     for version in versions:
         cache.update(thing(version, spec={"n": version}))
@@ -35,7 +35,7 @@ def test_the_newest_version_stands_in_any_order(versions: list[int]) -> None:
 
 
 def test_only_news_matters_to_the_pool() -> None:
-    """The echo of our own write is no event; another's write is."""
+    """An update with a known or older version affects no pool; a newer one does."""
     cache = PoolCache()
     assert cache.update(thing(5)) == KEY
     assert cache.update(thing(5)) is None
@@ -44,7 +44,7 @@ def test_only_news_matters_to_the_pool() -> None:
 
 
 def test_a_deletion_is_of_the_one_that_was_meant() -> None:
-    """The end of an object of the same name before it is none of this one's."""
+    """A deletion with another uid does not remove an object of the same name."""
     cache = PoolCache()
     cache.update(thing(5, uid="new"))
     assert cache.remove(target_of(thing(0)), "old") is None
@@ -55,7 +55,7 @@ def test_a_deletion_is_of_the_one_that_was_meant() -> None:
 
 
 def test_pools_and_pods_are_no_children() -> None:
-    """Each has its place; of a pod only what happens to it is kept, of a Service no status."""
+    """Pools, pods and children are returned separately, with the fields that are read."""
     cache = PoolCache()
     meta = {"namespace": "forest", "name": "twig", "resourceVersion": "1"}
     pool = {"apiVersion": "kvist.dev/v1alpha1", "kind": "InferencePool", "metadata": meta, "spec": {}}

@@ -1,4 +1,4 @@
-"""The loops around a look at a pool, on a cluster in memory."""
+"""The operator's loops on a cluster in memory."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -23,7 +23,7 @@ SETTINGS = Settings(fleet_interval=0.0, resync=3600.0, discovery_interval=3600.0
 
 
 class Ears:
-    """What hears: told by the test, and ended by it."""
+    """A watch that the test feeds and ends."""
 
     def __init__(self) -> None:
         self.kinds: list[frozenset[Kind]] = []
@@ -31,7 +31,7 @@ class Ears:
         self.end = asyncio.Event()
 
     async def __call__(self, kinds: Iterable[Kind], heard: Callable[[str | None, Json], None]) -> None:
-        """Follow, until the test ends it."""
+        """Follow until the test ends it."""
         self.kinds.append(frozenset(kinds))
         self.heard = heard
         await self.end.wait()
@@ -39,7 +39,7 @@ class Ears:
         raise Unavailable("watching ended: 403")
 
     async def tell(self, verb: str | None, found: Json) -> None:
-        """An event."""
+        """Send an event."""
         while self.heard is None:
             await asyncio.sleep(0)
         self.heard(verb, found)
@@ -47,7 +47,7 @@ class Ears:
 
 @pytest.fixture
 def cluster() -> Memory:
-    """Without optional APIs."""
+    """Return a cluster without optional APIs."""
     made = Memory()
     made.absent = set(OPTIONAL)
     return made
@@ -55,7 +55,7 @@ def cluster() -> Memory:
 
 @asynccontextmanager
 async def running(cluster: Memory, settings: Settings = SETTINGS) -> AsyncIterator[tuple[Operator, Ears]]:
-    """All loops."""
+    """Run all loops."""
     ears = Ears()
     operator = Operator(settings, cluster, ears)
     task = asyncio.create_task(operator.run())
@@ -68,7 +68,7 @@ async def running(cluster: Memory, settings: Settings = SETTINGS) -> AsyncIterat
 
 
 def pool(name: str = "twig", **spec: Any) -> Json:
-    """A pool of the catalogue."""
+    """Return a pool of the catalogue."""
     base = {"model": {"source": "hf://Qwen/Qwen3-8B"}, "accelerator": {"product": "L4"}, "replicas": 0}
     meta = {"name": name, "namespace": "forest"}
     return {
@@ -80,7 +80,7 @@ def pool(name: str = "twig", **spec: Any) -> Json:
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Wait for it; the test's time limit bounds it."""
+    """Wait until the condition holds; the test's time limit bounds it."""
     while True:
         found = condition()
         if (await found) if isinstance(found, Awaitable) else found:
@@ -89,12 +89,12 @@ async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
 
 
 def engines(cluster: Memory) -> Json | None:
-    """Their Deployment."""
+    """Return the Deployment of the engines."""
     return cluster.objects.get(Target(DEPLOYMENT, "forest", "twig"))
 
 
 async def test_pools_that_are_there_and_pools_that_come_are_seen_to(cluster: Memory) -> None:
-    """The first from the list, the second from what is heard; and the echo of its own writes is no event."""
+    """Listed and created pools are reconciled; echoes of the operator's own writes are not events."""
     cluster.put(pool("first"))
     async with running(cluster) as (operator, ears):
         await until(lambda: Target(DEPLOYMENT, "forest", "first") in cluster.objects)
@@ -109,7 +109,7 @@ async def test_pools_that_are_there_and_pools_that_come_are_seen_to(cluster: Mem
 
 
 async def test_drift_that_is_heard_is_undone(cluster: Memory) -> None:
-    """Somebody deletes the engines' Deployment: it is made again."""
+    """A deleted Deployment of engines is created again."""
     cluster.put(pool())
     async with running(cluster) as (_, ears):
         await until(lambda: engines(cluster) is not None)
@@ -119,7 +119,8 @@ async def test_drift_that_is_heard_is_undone(cluster: Memory) -> None:
 
 
 async def test_hearing_that_ends_is_begun_again_and_told(cluster: Memory) -> None:
-    """Not ready while nothing is heard; pools are looked at all the same."""
+    """While watching has failed the operator is not ready; watching starts again, and pools are
+    reconciled."""
     cluster.put(pool())
     async with running(cluster) as (operator, ears):
         await until(lambda: len(ears.kinds) == 1)
@@ -132,7 +133,7 @@ async def test_hearing_that_ends_is_begun_again_and_told(cluster: Memory) -> Non
 
 
 async def test_an_api_that_comes_is_followed_within_the_interval(cluster: Memory) -> None:
-    """What hears is begun again with the new kind, and pools use it."""
+    """A new optional API is watched and used within the discovery interval."""
     cluster.put(pool(monitoring={"podMonitor": "Auto"}))
     monitors = next(kind for kind in OPTIONAL if kind.kind == "PodMonitor")
     settings = Settings(fleet_interval=0.0, resync=3600.0, discovery_interval=1.0)
@@ -145,7 +146,7 @@ async def test_an_api_that_comes_is_followed_within_the_interval(cluster: Memory
 
 
 async def test_a_pool_that_fails_waits_and_others_go_on(cluster: Memory) -> None:
-    """One pool's objects are refused by a server that is busy; its turn comes later, the other's at once."""
+    """A pool whose objects are refused is retried later; other pools continue."""
     cluster.refuse = lambda _verb, target: (
         Unavailable("busy", 503) if target.name.startswith("twig") else None
     )
@@ -160,7 +161,7 @@ async def test_a_pool_that_fails_waits_and_others_go_on(cluster: Memory) -> None
 
 
 async def test_a_fault_in_a_look_ends_no_worker(cluster: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is counted and logged, and the pool's turn comes again."""
+    """An internal error is counted and logged, and the pool is retried."""
     cluster.put(pool())
     monkeypatch.setattr("kvist_operator.reconcile.reconciler.children_of", lambda *_: 1 / 0)
     async with running(cluster) as (operator, _):
@@ -170,7 +171,7 @@ async def test_a_fault_in_a_look_ends_no_worker(cluster: Memory, monkeypatch: py
 
 
 async def test_a_look_at_everything_finds_what_nobody_told(cluster: Memory) -> None:
-    """Gone, new and changed objects, by their metadata alone; kinds that are no longer served are dropped."""
+    """A resync finds deleted, new and changed objects by metadata; kinds no longer served are dropped."""
     changed: list[PoolKey] = []
     cache = PoolCache()
     informer = PoolInformer(cluster, cache, (), changed.append)
@@ -191,27 +192,27 @@ async def test_a_look_at_everything_finds_what_nobody_told(cluster: Memory) -> N
 
 
 def service(name: str, **more: Any) -> Json:
-    """A child of the pool."""
+    """Return a child of the pool."""
     labels = {"app.kubernetes.io/managed-by": "kvist-operator", "app.kubernetes.io/instance": "twig"}
     meta = {"name": name, "namespace": "forest", "labels": labels}
     return {"apiVersion": "v1", "kind": "Service", "metadata": meta, **more}
 
 
 class Rights:
-    """Who may do all but some things."""
+    """A reviewer that grants all but some rights."""
 
     def __init__(self, *missing: str) -> None:
         self.missing = missing
         self.asked: list[tuple[str, str]] = []
 
     async def may(self, right: Right, namespace: str) -> bool:
-        """Unless it is missing."""
+        """Grant the right unless it is missing."""
         self.asked.append((str(right), namespace))
         return str(right) not in self.missing
 
 
 async def test_it_starts_only_with_its_crd_and_its_rights(cluster: Memory) -> None:
-    """Each missing right is named with where it is missing; without the CRD nothing else is asked."""
+    """Each missing right is named with its namespace; without the CRD nothing else is checked."""
     await check(cluster, Rights(), ())
     lacking = Rights("patch deployments.apps", "get secrets")
     with pytest.raises(StartError, match=r"may not get secrets in a, patch deployments\.apps in a, get sec"):

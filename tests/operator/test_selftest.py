@@ -1,4 +1,4 @@
-"""`kvist-operator trial` says what does not work."""
+"""`kvist-operator check` reports what does not work."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +14,7 @@ from kvist_operator.spec import read_pool
 
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
-    """Of an operator that is ready when it is asked for the second time."""
+    """Run an operator that is ready at the second request."""
     asked: list[str] = []
 
     async def page(request: web.Request) -> web.Response:
@@ -31,12 +31,12 @@ async def address() -> AsyncIterator[str]:
 
 
 async def test_an_operator_that_starts_is_waited_for(address: str) -> None:
-    """Not ready once is no failure."""
+    """An operator that becomes ready passes."""
     await selftest.wait_until_ready(f"{address}/readyz")
 
 
 async def test_an_operator_that_is_not_ready_is_quoted(address: str) -> None:
-    """With its address and its own words."""
+    """An operator that is not ready fails with its address and its answer."""
     with pytest.raises(StartError, match=r"/readyz: not ready within 0 s: the cluster has not been read yet"):
         await selftest.wait_until_ready(f"{address}/readyz", seconds=0.0)
 
@@ -53,7 +53,7 @@ def test_the_sample_pool_is_valid() -> None:
 def test_without_a_cluster_it_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One line, and exit code 1."""
+    """Without a cluster both names of the command print one line and exit with 1."""
     for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

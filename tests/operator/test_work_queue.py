@@ -1,4 +1,4 @@
-"""Which pool is looked at next: one worker for each, nothing lost, the earliest time counts."""
+"""The work queue: one worker for each key, no key lost, the earliest time counts."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +7,7 @@ from kvist_operator.reconcile.work_queue import FIRST_SECONDS, LONGEST_SECONDS, 
 
 
 def test_a_key_is_given_once_however_often_it_was_asked_for() -> None:
-    """Three events of one pool are one look at it, at the earliest of their times."""
+    """Three additions of a key are one, at the earliest of their times."""
     made: WorkQueue[str] = WorkQueue()
     for at in (3.0, 1.0, 2.0):
         made.add("a", at)
@@ -18,7 +18,7 @@ def test_a_key_is_given_once_however_often_it_was_asked_for() -> None:
 
 
 def test_what_is_asked_for_while_it_is_looked_at_comes_again_afterwards() -> None:
-    """Nobody else gets it meanwhile, and it is not forgotten."""
+    """A key that is added while it is processed is returned afterwards, to one worker."""
     made: WorkQueue[str] = WorkQueue()
     made.add("a", 0.0)
     assert made.pop(0.0) == "a"
@@ -33,7 +33,7 @@ def test_what_is_asked_for_while_it_is_looked_at_comes_again_afterwards() -> Non
 
 
 def test_failures_wait_longer_each_time_and_success_forgets_them() -> None:
-    """Doubled up to five minutes; after one that went well, a second again."""
+    """Pauses double up to five minutes; after a success they start again at one second."""
     made: WorkQueue[str] = WorkQueue()
     waits = [made.failed("a") for _ in range(12)]
 
@@ -45,8 +45,7 @@ def test_failures_wait_longer_each_time_and_success_forgets_them() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 20), st.booleans()), max_size=60))
 def test_nothing_is_lost_and_nothing_comes_early(asked: list[tuple[str, int, bool]]) -> None:
-    """However keys are asked for and taken, all that was asked for after the last time it was taken is given
-    in the end, never before its time and never to two workers at once."""
+    """After any additions and removals every added key is returned, never early and never to two workers."""
     made: WorkQueue[str] = WorkQueue()
     due: dict[str, int] = {}
     busy: list[str] = []

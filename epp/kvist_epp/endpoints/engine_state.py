@@ -109,7 +109,7 @@ class ScrapeState(Enum):
 
 @dataclass(slots=True, eq=False)
 class EngineState:
-    """What is known of one engine by its scrapes; modified by the ``Scraper`` only."""
+    """State of one engine as its scrapes show it; modified by the ``Scraper`` only."""
 
     endpoint: Endpoint
     state: ScrapeState = ScrapeState.NEW

@@ -46,7 +46,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation."""
+    """One operation on one object."""
 
     verb: Verb
     key: Key

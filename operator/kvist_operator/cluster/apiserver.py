@@ -67,7 +67,7 @@ class ApiServer:
         await self.connection.close()
 
     async def get(self, target: Target) -> Json | None:
-        """Implement ``Cluster``."""
+        """Implement ``Cluster`` by an HTTP request."""
         try:
             return _slim(await self._answer(_Request("get", target.kind, "GET", target.path)))
         except NotServed:
@@ -76,7 +76,7 @@ class ApiServer:
     async def find(
         self, kind: Kind, namespace: str = "", *, labels: str = "", bare: bool = False
     ) -> list[Json]:
-        """Implement ``Cluster``."""
+        """Implement ``Cluster`` by an HTTP request."""
         selected: Query = [("labelSelector", labels)] if labels else []
         found: list[Json] = []
         token = ""
@@ -98,7 +98,7 @@ class ApiServer:
                 return found
 
     async def served(self, kinds: Iterable[Kind]) -> frozenset[Kind]:
-        """Implement ``Cluster``."""
+        """Implement ``Cluster`` by an HTTP request."""
         by_root: dict[str, list[Kind]] = {}
         for kind in kinds:
             by_root.setdefault(kind.root, []).append(kind)
@@ -113,14 +113,14 @@ class ApiServer:
         return frozenset(found)
 
     async def apply(self, made: Json) -> Json:
-        """Implement ``Cluster``."""
+        """Implement ``Cluster`` by an HTTP request."""
         target = target_of(made)
         query = [("fieldManager", MANAGER), ("force", "true"), ("fieldValidation", "Strict")]
         request = _Request("patch", target.kind, "PATCH", target.path, query, made, APPLY)
         return _slim(await self._written("apply", target, request))
 
     async def delete(self, target: Target, uid: str) -> None:
-        """Implement ``Cluster``."""
+        """Implement ``Cluster`` by an HTTP request."""
         body = {"propagationPolicy": "Foreground", "preconditions": {"uid": uid}}
         request = _Request("delete", target.kind, "DELETE", target.path, body=body)
         try:
@@ -129,7 +129,7 @@ class ApiServer:
             return  # absent, or already replaced by another object
 
     async def patch_status(self, found: Json, status: Json) -> Json:
-        """Implement ``Cluster``."""
+        """Implement ``Cluster`` by an HTTP request."""
         target, meta = target_of(found), found["metadata"]
         body = [
             {"op": "replace", "path": "/metadata/uid", "value": meta["uid"]},
@@ -142,7 +142,7 @@ class ApiServer:
         return _slim(await self._written("status", target, request))
 
     async def annotate(self, target: Target, annotations: Mapping[str, str | None]) -> None:
-        """Implement ``Cluster``."""
+        """Implement ``Cluster`` by an HTTP request."""
         body = {"metadata": {"annotations": dict(annotations)}}
         query = [("fieldManager", MANAGER)]
         request = _Request("patch", target.kind, "PATCH", target.path, query, body, MERGE_PATCH)

@@ -37,7 +37,7 @@ class _NoStorage(kopf.DiffBaseStorage):
         """Return no earlier copy."""
 
     def store(self, **_: Any) -> None:
-        """Store nothing."""
+        """Store no copy."""
 
 
 async def follow(

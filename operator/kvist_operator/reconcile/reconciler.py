@@ -56,8 +56,7 @@ class PickerFigures(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What a pool should be: plan and objects, as far as they could be made, and the error that prevented
-    more."""
+    """Plan and objects of a pool, as far as they could be made, and the error that prevented more."""
 
     pool: Pool | None = None
     plan: Plan | None = None

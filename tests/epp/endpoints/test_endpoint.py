@@ -1,4 +1,4 @@
-"""The fleet snapshot: names, addresses, where ranks publish, what changed."""
+"""Endpoints and endpoint sets: names, addresses, event sources, differences."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def endpoint(name: str = "a", address: str = "10.0.0.1", **more: object) -> Endp
 
 
 def test_hostport_brackets_ipv6() -> None:
-    """An IPv6 endpoint is answered as ``[v6]:port``, as Envoy wants it."""
+    """An IPv6 endpoint has the form ``[v6]:port`` that Envoy expects."""
     assert [endpoint().hostport, endpoint(address="fd00::1").hostport] == ["10.0.0.1:8000", "[fd00::1]:8000"]
 
 
@@ -32,12 +32,12 @@ def test_each_rank_publishes_on_its_own_ports() -> None:
 
 
 def test_a_pod_uid_names_the_publisher() -> None:
-    """A pod that comes back under its old name with another uid is another publisher."""
+    """A new pod of an old name has another uid and is another publisher."""
     assert endpoint(kv_events="tcp://h:1", uid="u1").sources == (KvEventSource("u1/0", 0, "tcp://h:1", None),)
 
 
 def test_a_port_of_one_rank_publishes_at_its_rank() -> None:
-    """A pod with a port per rank has an endpoint for each, and no two of them publish under one name."""
+    """A pod with a port for each rank has an endpoint for each, and no two share a publisher name."""
     first, second = (endpoint(kv_events="tcp://h:10", uid="u", first_rank=n) for n in (0, 1))
 
     assert first.sources == (KvEventSource("u/0", 0, "tcp://h:10", None),)
@@ -45,7 +45,7 @@ def test_a_port_of_one_rank_publishes_at_its_rank() -> None:
 
 
 def test_an_engine_stays_the_same_whatever_it_may_be_picked_for() -> None:
-    """Labels and objections change nothing about what is known of an engine; another uid does."""
+    """Changed labels and refusals keep the same engine; another uid does not."""
     one = endpoint(uid="u1")
 
     assert same_engine(one, endpoint(uid="u1", labels={"a": "b"}, refusal="not ready"))
@@ -57,7 +57,7 @@ def test_an_engine_stays_the_same_whatever_it_may_be_picked_for() -> None:
 
 
 def test_no_events_no_sources() -> None:
-    """An engine without events has nothing to subscribe to."""
+    """An engine without events has no event sources."""
     assert endpoint(kv_replay="tcp://h:1").sources == ()
 
 
@@ -66,20 +66,19 @@ def test_no_events_no_sources() -> None:
     [({}, None), ({"kvist.dev/max-num-seqs": "64"}, 64), ({"kvist.dev/max-num-seqs": "many"}, None)],
 )
 def test_batch_size_comes_from_the_label(labels: dict[str, str], expected: int | None) -> None:
-    """``kvist.dev/max-num-seqs`` tells the batch size; nonsense counts as absent."""
+    """``kvist.dev/max-num-seqs`` sets the batch size; nonsense counts as absent."""
     assert endpoint(labels=labels).max_num_seqs == expected
 
 
 def test_role_comes_from_the_first_known_label() -> None:
-    """Our own role label wins over llm-d's; without one a pod does both."""
+    """Our own role label takes precedence over llm-d's; without one the role is ``both``."""
     ours = {"kvist.dev/role": "decode", "llm-d.ai/role": "prefill"}
 
     assert [endpoint(labels=ours).role, endpoint().role] == ["decode", "both"]
 
 
 def test_lookups_and_changes() -> None:
-    """A snapshot finds endpoints by address and by name, and tells what left and what joined since
-    another."""
+    """A set finds endpoints by address and by name, and returns what left and joined since another set."""
     a, b, moved = endpoint("a"), endpoint("b", "10.0.0.2"), endpoint("a", "10.0.0.9")
     old, new = EndpointSet((a, b)), EndpointSet((moved, b))
 
@@ -92,11 +91,11 @@ def test_lookups_and_changes() -> None:
 
 @pytest.mark.parametrize("text", ["host", "10.0.0", "[10.0.0.1]", "fe80::1%eth0", "", "[::1"])
 def test_only_addresses_are_addresses(text: str) -> None:
-    """Names, zones and bracketed IPv4 are refused: a proxy could not connect to them."""
+    """Host names, zones and bracketed IPv4 are rejected: a proxy could not connect to them."""
     with pytest.raises(ValueError, match=r"zone|not appear"):
         canonical_ip(text)
 
 
 def test_ipv6_text_is_canonical() -> None:
-    """Spellings of one IPv6 address become one."""
+    """Different notations of one IPv6 address become one."""
     assert [canonical_ip("[0:0::1]"), canonical_ip("FD00:0:0::A")] == ["::1", "fd00::a"]

@@ -1,4 +1,4 @@
-"""The endpoints file: every field, every refusal."""
+"""The endpoints file: every field and every error."""
 
 import json
 
@@ -28,7 +28,7 @@ endpoints:
 
 
 def test_every_field_and_every_default() -> None:
-    """What the file says becomes the fleet; absent event addresses are the engine's standard ports."""
+    """All fields are read; absent event addresses are the engine's standard ports."""
     assert parse_endpoints(FULL) == EndpointSet(
         (
             Endpoint(
@@ -49,12 +49,12 @@ def test_every_field_and_every_default() -> None:
 
 
 def test_json_is_read_as_well() -> None:
-    """The same document as JSON gives the same fleet."""
+    """The same document as JSON gives the same endpoints."""
     assert parse_endpoints(json.dumps(yaml.safe_load(FULL)).encode()) == parse_endpoints(FULL)
 
 
 def test_an_empty_list_is_an_empty_fleet() -> None:
-    """Scaled to zero is a fleet; it is said in so many words."""
+    """An explicit empty list is valid: the pool is scaled to zero."""
     assert parse_endpoints(b"endpoints: []") == EndpointSet()
 
 
@@ -103,7 +103,7 @@ ENTRY = "name: a, address: 10.0.0.1, port: 8000"
     ],
 )
 def test_refusals_name_the_entry_and_the_field(text: str, message: str) -> None:
-    """Each mistake is refused with where it is and what is expected."""
+    """Each error names its place and what is expected."""
     with pytest.raises(EndpointsFileError) as caught:
         parse_endpoints(text.encode())
 
@@ -111,13 +111,13 @@ def test_refusals_name_the_entry_and_the_field(text: str, message: str) -> None:
 
 
 def test_several_problems_are_told_at_once() -> None:
-    """The first five problems are shown and the others counted: one edit can mend them all."""
+    """The first five errors are shown and the others counted, so that one edit can correct them all."""
     with pytest.raises(EndpointsFileError, match=r"endpoints\[4\].*; and 2 more$"):
         parse_endpoints(b"endpoints: [1, 2, 3, 4, 5, 6, 7]")
 
 
 def test_bytes_that_are_no_text() -> None:
-    """A file in another encoding is refused with the place."""
+    """A file in another encoding is rejected with the position."""
     with pytest.raises(EndpointsFileError, match="not UTF-8 at byte 1"):
         parse_endpoints(b"a\xff")
 
@@ -140,13 +140,13 @@ def accepted(text: bytes) -> bool:
 
 @given(documents)
 def test_any_yaml_is_a_fleet_or_a_refusal(document: object) -> None:
-    """Whatever YAML is written, the answer is a fleet or EndpointsFileError, never another exception."""
+    """Any YAML gives endpoints or an EndpointsFileError, never another exception."""
     assert accepted(yaml.safe_dump(document).encode()) in (True, False)
 
 
 @given(st.text(alphabet="{}[]:,-!&*<>|'\"#%@`abc019 \n\t\0é\ud7ff", max_size=60) | st.binary(max_size=60))
 def test_any_bytes_are_a_fleet_or_a_refusal(text: str | bytes) -> None:
-    """Whatever bytes the file holds, nothing but EndpointsFileError comes out."""
+    """Any bytes give endpoints or an EndpointsFileError, never another exception."""
     assert accepted(text.encode() if isinstance(text, str) else text) in (True, False)
 
 
@@ -155,5 +155,5 @@ def test_any_bytes_are_a_fleet_or_a_refusal(text: str | bytes) -> None:
     st.text(max_size=8),
 )
 def test_lying_tags_are_refused(tag: str, text: str) -> None:
-    """A scalar that is not what its tag says does not get through as an odd exception."""
+    """A scalar that does not fit its tag raises an EndpointsFileError."""
     assert accepted(f"endpoints: !!{tag} {json.dumps(text)}".encode()) in (True, False)

@@ -29,7 +29,7 @@ def status(path: Path) -> os.stat_result:
 
 
 class Seen:
-    """What a watch told."""
+    """Callbacks of a watcher."""
 
     def __init__(self, path: Path) -> None:
         self.fleets: list[list[str]] = []
@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> Path:
 
 
 async def test_a_change_is_told_once(path: Path) -> None:
-    """Each new content gives one fleet; looking again at the same one gives nothing."""
+    """Each new content is published once; polling again publishes nothing."""
     seen = Seen(path)
     put(path, text("a"))
     await seen.watch.poll()
@@ -60,7 +60,7 @@ async def test_a_change_is_told_once(path: Path) -> None:
 
 
 async def test_a_change_of_equal_size_within_a_clock_tick_is_seen(path: Path) -> None:
-    """A file whose stat is unchanged but fresh is read again: coarse file clocks hide nothing."""
+    """A fresh file with an unchanged stat is read again, because file systems have coarse clocks."""
     seen = Seen(path)
     put(path, text("a"))
     before = status(path)
@@ -73,7 +73,7 @@ async def test_a_change_of_equal_size_within_a_clock_tick_is_seen(path: Path) ->
 
 
 async def test_a_bad_file_keeps_the_fleet_and_says_why_once(path: Path) -> None:
-    """A file that cannot be used leaves the old fleet, is told and counted once, and a good one heals it."""
+    """A bad file keeps the old endpoints and is reported and counted once; a good file clears the problem."""
     seen = Seen(path)
     put(path, text("a"))
     await seen.watch.poll()
@@ -93,7 +93,7 @@ async def test_a_bad_file_keeps_the_fleet_and_says_why_once(path: Path) -> None:
 
 
 async def test_an_absent_file_is_waited_for(path: Path) -> None:
-    """Before there is a file the fleet is None and the problem says so; the file's arrival is enough."""
+    """Before the file exists the endpoints are None and the problem says so; creating the file is enough."""
     seen = Seen(path)
     await seen.watch.poll()
 
@@ -106,7 +106,7 @@ async def test_an_absent_file_is_waited_for(path: Path) -> None:
 
 
 async def test_a_file_that_goes_keeps_the_fleet_until_it_is_back(path: Path) -> None:
-    """A deleted file is a problem, not an empty fleet."""
+    """A deleted file is a problem, not an empty set of endpoints."""
     seen = Seen(path)
     put(path, text("a"))
     await seen.watch.poll()
@@ -134,7 +134,7 @@ def swap(tmp_path: Path) -> None:
 
 
 async def test_a_configmap_swap_is_seen(tmp_path: Path) -> None:
-    """Kubernetes swaps a symlink of a symlink; the new content is taken."""
+    """A swap of Kubernetes' nested symlinks is seen."""
     seen = Seen(configmap(tmp_path))
     await seen.watch.poll()
     swap(tmp_path)
@@ -144,7 +144,7 @@ async def test_a_configmap_swap_is_seen(tmp_path: Path) -> None:
 
 
 async def test_a_half_written_file_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A valid beginning of a longer file is not taken for the fleet while the writer goes on."""
+    """A file that is still being written is not used, even if its first half is valid."""
     seen = Seen(path)
     put(path, text("a"))
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -160,7 +160,7 @@ async def test_a_half_written_file_is_waited_for(path: Path, monkeypatch: pytest
 
 
 async def test_run_follows_the_file(path: Path) -> None:
-    """The running watch tells a change by itself."""
+    """The running watcher publishes a change by itself."""
     told = asyncio.Event()
     watch = EndpointsFileWatcher(path, lambda _: told.set(), interval=0.01)
     running = asyncio.create_task(watch.run())

@@ -1,4 +1,4 @@
-"""The scraper against real HTTP servers that answer, lie, hang and vanish."""
+"""Scraping real HTTP servers that answer, send nonsense, hang and disappear."""
 
 import asyncio
 import dataclasses
@@ -16,7 +16,7 @@ MODELS = {"data": [{"id": "m", "max_model_len": 100}, {"id": "lora", "parent": "
 
 
 class Engine:
-    """A server with the two pages; every answer can be changed."""
+    """Return a server with both pages; each answer can be changed."""
 
     def __init__(self) -> None:
         self.page = 'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 1.0\n'
@@ -49,7 +49,7 @@ async def engine() -> AsyncIterator[Engine]:
 
 
 class Told:
-    """What the scraper told, and a way to wait for it."""
+    """Callbacks of the scraper, and a way to wait for them."""
 
     def __init__(self) -> None:
         self.changes: list[tuple[str, ScrapeState]] = []
@@ -82,7 +82,7 @@ def scraper(told: Told, **more: float) -> Scraper:
 
 
 async def test_an_engine_that_answers_is_ready(engine: Engine) -> None:
-    """The first answer makes it ready and tells what runs and what is served; models are not asked each
+    """The first answer makes an endpoint ready and fills in load and models; models are not requested each
     time."""
     told, endpoint = Told(), await engine.start()
     async with scraper(told) as scrapes:
@@ -99,7 +99,8 @@ async def test_an_engine_that_answers_is_ready(engine: Engine) -> None:
 
 
 async def test_an_engine_that_fails_three_times_is_unreachable_until_it_answers(engine: Engine) -> None:
-    """Failures in a row make it unreachable with a reason; one answer brings it back, models asked anew."""
+    """Failures in a row make an engine unreachable with a reason; one answer restores it, and models are
+    requested anew."""
     told, endpoint = Told(), await engine.start()
     async with scraper(told) as scrapes:
         scrapes.follow(EndpointSet((endpoint,)))
@@ -123,7 +124,7 @@ async def test_an_engine_that_fails_three_times_is_unreachable_until_it_answers(
 
 
 async def test_an_api_key_on_models_does_not_matter(engine: Engine) -> None:
-    """An engine that guards /v1 is ready; that its models are not known is said."""
+    """An engine that guards /v1 is ready, and its unknown models are reported as a problem."""
     engine.models_status = 401
     told, endpoint = Told(), await engine.start()
     async with scraper(told) as scrapes:
@@ -147,7 +148,7 @@ async def test_another_server_is_no_engine(engine: Engine) -> None:
 
 
 async def test_an_engine_that_hangs_times_out() -> None:
-    """A connection that is taken and never answered counts as a failure."""
+    """A connection that is accepted but never answered counts as a failure."""
 
     async def read_only(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(-1)
@@ -166,7 +167,7 @@ async def test_an_engine_that_hangs_times_out() -> None:
 
 
 async def test_following_another_fleet(engine: Engine) -> None:
-    """Who left is no longer asked, who stays keeps its state, who changed starts anew."""
+    """Removed endpoints are not scraped, unchanged ones keep their state, and changed engines start anew."""
     told, endpoint = Told(), await engine.start()
     async with scraper(told) as scrapes:
         scrapes.follow(EndpointSet((endpoint,)))
@@ -182,7 +183,7 @@ async def test_following_another_fleet(engine: Engine) -> None:
 
 
 async def test_an_objection_comes_and_goes(engine: Engine) -> None:
-    """An engine that is not to be picked stays known; once it may be picked it is asked at once."""
+    """A refused endpoint stays known; once it is accepted it is scraped at once."""
     told, endpoint = Told(), await engine.start()
     engine.status = 503
     refused = dataclasses.replace(endpoint, refusal="not ready")
@@ -209,7 +210,7 @@ async def test_an_objection_comes_and_goes(engine: Engine) -> None:
 
 
 async def test_without_scraping_all_are_ready() -> None:
-    """An interval of 0 turns scraping off."""
+    """An interval of 0 disables scraping."""
     told = Told()
     async with scraper(told, interval=0) as scrapes:
         scrapes.follow(EndpointSet((Endpoint("a", "ns", "127.0.0.1", 1),)))
@@ -232,7 +233,8 @@ async def test_without_scraping_all_are_ready() -> None:
 def test_slots(
     label: str | None, guess: int | None, running: int, waiting: int, usage: float, expected: int | None
 ) -> None:
-    """A label tells the batch size, else the guess unless more run; a full KV cache does not change it."""
+    """The label gives the batch size, else the guess unless more sequences run; a full KV cache does not
+    change it."""
     labels = {"kvist.dev/max-num-seqs": label} if label else {}
     state = EngineState(Endpoint("a", "ns", "10.0.0.1", 1, labels))
     state.sample = EngineSample(running=running, waiting=waiting, cache_usage=usage)
@@ -246,14 +248,14 @@ def test_slots(
     [(20, 3, 0.99, 20), (0, 1, 1.0, 1), (20, 0, 0.99, None), (20, 3, 0.9, None)],
 )
 def test_crowd(running: int, waiting: int, usage: float, expected: int | None) -> None:
-    """Requests that wait while over 95 % of the KV cache is in use: no more than run now."""
+    """While requests wait and over 95 % of the KV cache is used, the running sequences are the capacity."""
     state = EngineState(Endpoint("a", "ns", "10.0.0.1", 1))
     state.sample = EngineSample(running=running, waiting=waiting, cache_usage=usage)
     assert state.crowd == expected
 
 
 def test_every_rank_has_its_own_batch() -> None:
-    """Behind one address of several data-parallel ranks, label and guess count for each."""
+    """With several data-parallel ranks behind one address, label and guess count for each rank."""
     labelled = Endpoint("a", "ns", "10.0.0.1", 1, {"kvist.dev/max-num-seqs": "8"}, ranks=4)
 
     assert EngineState(labelled).slots(256) == 32

@@ -70,7 +70,7 @@ class PodStatus(msgspec.Struct, frozen=True):
 
 
 class Pod(KubeObject, frozen=True):
-    """A pod."""
+    """A pod with the fields that are read."""
 
     metadata: PodMeta
     status: PodStatus = PodStatus()

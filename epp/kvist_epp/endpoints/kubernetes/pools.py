@@ -71,7 +71,7 @@ class ObjectiveSpec(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Objective(KubeObject, frozen=True):
-    """An ``InferenceObjective``."""
+    """An ``InferenceObjective`` with the fields that are read."""
 
     spec: ObjectiveSpec = ObjectiveSpec()
 

@@ -13,7 +13,7 @@ PODS = "/api/v1/namespaces/ns/pods"
 def pod(
     name: str = "a", address: str = "10.0.0.1", *, ready: bool = True, phase: str = "Running", **meta: Any
 ) -> dict[str, Any]:
-    """A pod's document."""
+    """Return the document of a pod."""
     conditions = [{"type": "Initialized", "status": "True"}, {"type": "Ready", "status": str(ready)}]
     status: dict[str, Any] = {"phase": phase, "conditions": conditions}
     if address:
@@ -28,5 +28,5 @@ def pod(
 
 
 def parsed(document: dict[str, Any]) -> Pod:
-    """As the picker reads it."""
+    """Decode a document as the picker does."""
     return decode(msgspec.json.encode(document), Pod)

@@ -1,4 +1,4 @@
-"""Pool, pods and objectives put together; which source the flags mean."""
+"""Discovery by pool, pods and objectives, and the source that flags select."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -22,12 +22,12 @@ OBJECTIVES = "/apis/llm-d.ai/v1alpha2/namespaces/ns/inferenceobjectives"
 
 
 def pool(*ports: int, **labels: str) -> dict[str, Any]:
-    """The spec of a pool."""
+    """Return the spec of a pool."""
     return {"spec": {"selector": {"matchLabels": labels}, "targetPorts": [{"number": p} for p in ports]}}
 
 
 class Seen:
-    """What discovery told."""
+    """Callbacks of a discovery."""
 
     def __init__(self) -> None:
         self.fleets: list[EndpointSet] = []
@@ -35,18 +35,18 @@ class Seen:
 
     @property
     def hostports(self) -> list[list[str]]:
-        """Of every fleet so far."""
+        """Addresses of every endpoint set so far."""
         return [[e.hostport for e in fleet] for fleet in self.fleets]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for it; the test's time limit bounds it."""
+        """Wait until the condition holds; the test's time limit bounds it."""
         while not condition():
             await asyncio.sleep(0.005)
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
-    """A small API server with one pod."""
+    """Return a small API server with one pod."""
     async with api_server() as made:
         made.put(PODS, "a", **pod())
         yield made
@@ -56,7 +56,7 @@ async def server() -> AsyncIterator[ApiServer]:
 async def following(
     server: ApiServer, folder: Path, **flags: Any
 ) -> AsyncIterator[tuple[Seen, PodDiscovery]]:
-    """What ``open_discovery`` opens for these flags, running."""
+    """Run what ``open_discovery`` returns for these flags."""
     seen = Seen()
     discovery = open_discovery(
         Settings(pool_namespace="ns", **flags),
@@ -75,7 +75,7 @@ async def following(
 
 
 async def test_until_the_new_pods_are_listed_the_old_fleet_stays(server: ApiServer, tmp_path: Path) -> None:
-    """A pool that selects other pods changes nothing before those are known."""
+    """A pool with a new selector changes nothing before the newly selected pods are listed."""
     server.put(POOLS, "p", **pool(8000, app="x"))
     async with following(server, tmp_path, pool_name="p") as (seen, discovery):
         await seen.until(lambda: seen.hostports == [["10.0.0.1:8000"]])
@@ -92,7 +92,8 @@ async def test_until_the_new_pods_are_listed_the_old_fleet_stays(server: ApiServ
 
 
 async def test_changes_are_told_together(server: ApiServer, tmp_path: Path) -> None:
-    """A hundred changes at once are few fleets, the last one right; one that changes nothing is none."""
+    """A hundred changes at once are published in a few sets, the last one complete; an irrelevant change in
+    none."""
     selector = {"endpoint_selector": "app=x", "endpoint_target_ports": "8000"}
     async with following(server, tmp_path, **selector) as (seen, discovery):
         await seen.until(lambda: len(seen.fleets) == 1)
@@ -106,7 +107,7 @@ async def test_changes_are_told_together(server: ApiServer, tmp_path: Path) -> N
 
 
 async def test_priorities_are_told_when_they_change(server: ApiServer, tmp_path: Path) -> None:
-    """Names and priorities of the pool's objectives; a change that is none is not told."""
+    """Priorities of the pool's objectives are published by name; an irrelevant change is not."""
     server.put(POOLS, "p", **pool(8000, app="x"))
     async with following(server, tmp_path, pool_name="p") as (seen, _):
         reference = {"poolRef": {"name": "p"}}
@@ -119,8 +120,7 @@ async def test_priorities_are_told_when_they_change(server: ApiServer, tmp_path:
 
 
 async def test_what_it_shows(server: ApiServer, tmp_path: Path) -> None:
-    """/debug/fleet tells source, selection, complaints and every watch; the metrics tell watches and
-    errors."""
+    """/debug/fleet shows source, selection, complaints and every watch; metrics show watches and errors."""
     server.put(PODS, "odd", **pod("odd", "10.0.0.2", annotations={"kvist.dev/kv-events-port": "x"}))
     selector = {"endpoint_selector": "app=x", "endpoint_target_ports": "8000,8001"}
     async with following(server, tmp_path, **selector) as (seen, discovery):
@@ -146,7 +146,7 @@ async def test_what_it_shows(server: ApiServer, tmp_path: Path) -> None:
 
 
 def test_a_file_is_no_business_of_kubernetes(tmp_path: Path) -> None:
-    """With --endpoints-file no cluster is looked for."""
+    """With --endpoints-file no cluster is needed."""
     file = str(tmp_path / "endpoints.yaml")
     found = open_discovery(Settings(endpoints_file=file), lambda _: None, {})
 

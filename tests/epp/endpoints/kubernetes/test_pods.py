@@ -1,4 +1,4 @@
-"""Pods into endpoints: what counts, what is refused, where events come from."""
+"""Endpoints of pods: which pods count, refusals, event addresses."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from kvist_epp.endpoints.kubernetes import pods
 
 
 def made(document: dict[str, Any], *ports: int) -> list[Endpoint]:
-    """Its endpoints; nothing to complain about."""
+    """Return the endpoints of a pod without complaints."""
     complaints: list[str] = []
     found = pods.endpoints_of(parsed(document), ports or (8000,), complaints.append)
     assert complaints == []
@@ -20,7 +20,7 @@ def made(document: dict[str, Any], *ports: int) -> list[Endpoint]:
 
 
 def test_a_ready_pod_is_an_endpoint() -> None:
-    """Everything the picker needs to know of a pod, whole."""
+    """All fields of an endpoint are read from its pod."""
     labels = {"app": "vllm", "kvist.dev/role": "decode"}
     assert made(pod(labels=labels)) == [
         Endpoint(
@@ -41,7 +41,7 @@ def test_a_ready_pod_is_an_endpoint() -> None:
     [pod(phase="Pending"), pod(phase="Failed"), pod(phase="Succeeded"), pod(address=""), pod(address="host")],
 )
 def test_what_does_not_run_is_not_there(document: dict[str, Any]) -> None:
-    """A pod that is not running, or has no usable address, is no endpoint."""
+    """A pod that is not running, or has no usable address, is not an endpoint."""
     assert made(document) == []
 
 
@@ -56,13 +56,13 @@ def test_what_does_not_run_is_not_there(document: dict[str, Any]) -> None:
     ],
 )
 def test_objections(document: dict[str, Any], refusal: str) -> None:
-    """Only a pod whose Ready condition is true, and that is not on its way out, may be picked."""
+    """Only a pod with a true Ready condition that is not terminating has no refusal."""
     [endpoint] = made(document)
     assert endpoint.refusal == refusal
 
 
 def test_several_ports_are_several_endpoints() -> None:
-    """Each port has a name, a rank and event ports of its own, and no two share a publisher."""
+    """Each port has its own name, rank and event ports, and no two share a publisher."""
     found = made(pod(address="fd00::1"), 8000, 8001)
 
     assert [e.name for e in found] == ["a-rank-0", "a-rank-1"]
@@ -76,7 +76,7 @@ def test_several_ports_are_several_endpoints() -> None:
 
 
 def test_annotations_win_over_labels() -> None:
-    """A pod may say in either where its events are; its annotations count more."""
+    """Event ports come from labels or annotations; annotations take precedence."""
     labels = {"kvist.dev/kv-events-port": "7000", "kvist.dev/data-parallel-size": "2"}
     annotations = {"kvist.dev/kv-events-port": "6000", "kvist.dev/kv-replay-port": "none", "other": "x"}
     [endpoint] = made(pod(labels=labels, annotations=annotations))
@@ -85,7 +85,7 @@ def test_annotations_win_over_labels() -> None:
 
 
 def test_an_engine_without_events() -> None:
-    """A pod may say that its engine publishes none."""
+    """A pod can declare that its engine publishes no events."""
     [endpoint] = made(pod(annotations={"kvist.dev/kv-events": "false"}))
     assert endpoint.sources == ()
 
@@ -102,7 +102,7 @@ def test_an_engine_without_events() -> None:
     ],
 )
 def test_nonsense_is_named_and_passed_over(name: str, text: str) -> None:
-    """A setting that cannot be read is complained of by pod, name and text, and its default is taken."""
+    """An unreadable setting is reported by pod, name and text, and its default is used."""
     complaints: list[str] = []
     document = pod(annotations={f"kvist.dev/{name}": text})
     found = pods.endpoints_of(parsed(document), (8000,), complaints.append)
@@ -113,20 +113,20 @@ def test_nonsense_is_named_and_passed_over(name: str, text: str) -> None:
 
 
 def test_a_second_family_is_of_no_account() -> None:
-    """Of a dual-stack pod the first address counts, as for gateways; podIPs do where podIP is missing."""
+    """The first address of a dual-stack pod counts, as for gateways; podIPs where podIP is missing."""
     status = {"phase": "Running", "podIPs": [{"ip": "FD00::0:1"}, {"ip": "10.0.0.1"}]}
     [endpoint] = made(pod() | {"status": status})
     assert endpoint.address == "fd00::1"
 
 
 def fleet_of(*documents: dict[str, Any]) -> EndpointSet:
-    """The fleet of these pods."""
+    """Return the endpoint set of these pods."""
     found = [parsed(document) for document in documents]
     return pods.endpoint_set((pods.pod_age(one), pods.endpoints_of(one, (8000,), print)) for one in found)
 
 
 def test_two_pods_at_one_address() -> None:
-    """A pod that was left behind by a lost node does not hide the one that has its address now."""
+    """A pod left behind by a lost node does not hide the pod that has its address now."""
     left = pod("old", creationTimestamp="2026-01-01T00:00:00Z", deletionTimestamp="2026-01-02T00:00:00Z")
     now = pod("new", creationTimestamp="2026-01-03T00:00:00Z")
     assert [e.name for e in fleet_of(left, now)] == ["new"]
@@ -150,7 +150,7 @@ PODS = st.lists(
 
 @given(PODS)
 def test_a_fleet_has_each_address_once(documents: list[dict[str, Any]]) -> None:
-    """Whatever the pods: one endpoint an address, a ready one where there is any, in order of names."""
+    """Any pods give one endpoint for each address, a ready one if there is any, sorted by name."""
     fleet = fleet_of(*documents)
     addresses = {d["status"]["podIP"] for d in documents if "podIP" in d["status"]}
     ready = {e.address for d in documents for e in made(d) if not e.refusal}

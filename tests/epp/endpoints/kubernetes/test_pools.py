@@ -1,4 +1,4 @@
-"""Pools into selections, objectives into priorities."""
+"""Selections of pools and priorities of objectives."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ from kvist_kube.object_cache import decode
 
 
 def pool(spec: dict[str, Any]) -> GatewayPool:
-    """A pool of the Gateway API Inference Extension."""
+    """Return a pool of the Gateway API Inference Extension."""
     return decode(msgspec.json.encode({"metadata": {"name": "p"}, "spec": spec}), GatewayPool)
 
 
 def test_a_pool_selects_by_labels_and_ports() -> None:
-    """matchLabels become a label selector, in a fixed order; a port named twice counts once."""
+    """matchLabels become a label selector in a fixed order; a port listed twice counts once."""
     labels = {"b": "2", "a": "1"}
     ports = [{"number": 8000}, {"number": 8001}, {"number": 8000}]
     found = selection_of(pool({"selector": {"matchLabels": labels}, "targetPorts": ports}))
@@ -41,7 +41,8 @@ def test_a_pool_selects_by_labels_and_ports() -> None:
 def test_a_pool_that_selects_nothing_usable_is_refused(
     labels: dict[str, str], ports: list[int], field: str
 ) -> None:
-    """No labels would mean every pod, no ports none: both are refused by the field's name."""
+    """A pool without labels, which would select every pod, or without ports is rejected by the field's
+    name."""
     spec = {"selector": {"matchLabels": labels}, "targetPorts": [{"number": port} for port in ports]}
     with pytest.raises(ValueError, match=field):
         selection_of(pool(spec))
@@ -49,19 +50,20 @@ def test_a_pool_that_selects_nothing_usable_is_refused(
 
 @pytest.mark.parametrize(("status", "ports"), [({}, (8000,)), ({"targetPorts": [{"number": 9000}]}, (9000,))])
 def test_our_own_pool_labels_its_pods(status: dict[str, Any], ports: tuple[int, ...]) -> None:
-    """Pods of our own pool carry its name; ports are in its status once the operator wrote it."""
+    """Pods of our own pool are selected by its name; ports come from its status once the operator has written
+    it."""
     own = decode(msgspec.json.encode({"metadata": {"name": "qwen"}, "status": status}), OwnPool)
     assert selection_of(own) == PodSelection("kvist.dev/pool=qwen", ports)
 
 
 def objective(name: str, pool: str, **spec: Any) -> Objective:
-    """An InferenceObjective."""
+    """Return an InferenceObjective."""
     document = {"metadata": {"name": name}, "spec": {"poolRef": {"name": pool}, **spec}}
     return decode(msgspec.json.encode(document), Objective)
 
 
 def test_objectives_of_this_pool_give_priorities() -> None:
-    """Other pools' objectives do not count, no priority means 0, and the newer API wins."""
+    """Objectives of other pools are ignored, an absent priority is 0, and the newer API takes precedence."""
     old = [objective("a", "p", priority=1), objective("b", "p", priority=-1)]
     new = [objective("a", "p", priority=2), objective("c", "q", priority=3), objective("d", "p")]
 
