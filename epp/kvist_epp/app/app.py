@@ -17,6 +17,7 @@ from kvist_epp.app.listeners import listen, open_certificates
 from kvist_epp.app.model_loader import ModelActivator, ModelLoader
 from kvist_epp.app.readiness import Readiness
 from kvist_epp.app.shutdown import Shutdown, freeze_startup_objects, run_process
+from kvist_epp.director.assembly import make_director
 from kvist_epp.director.completion import CompletionHandler
 from kvist_epp.director.director import Director
 from kvist_epp.director.endpoint_registry import EndpointRegistry
@@ -24,16 +25,10 @@ from kvist_epp.endpoints.discovery import Discovery, open_discovery
 from kvist_epp.extproc.pick_request import DeferredResult, PickRequest, PickResult
 from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.flowcontrol.driver import FlowDriver
-from kvist_epp.flowcontrol.flow_controller import FlowLimits, QueuedRequest
-from kvist_epp.flowcontrol.priorities import Priorities, named_priorities
+from kvist_epp.flowcontrol.flow_controller import QueuedRequest
 from kvist_epp.http2.call import Server
 from kvist_epp.http2.grpc_health import Health, health_methods
 from kvist_epp.http2.tls import Certificates
-from kvist_epp.index.byte_index import Index
-from kvist_epp.index.lookup import Lookup
-from kvist_epp.index.routing_history import History
-from kvist_epp.load.tracker import LoadTracker
-from kvist_epp.prefix_stats.hot_prefixes import Hot
 from kvist_epp.prewarm.prewarmer import open_prewarmer
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry import request_log as log
@@ -137,32 +132,12 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
 
 
 def _director(settings: Settings, logs: log.Logs, driver: FlowDriver) -> Director:
-    index, history = Index(), History()
-    director = Director(
-        index=index,
-        history=history,
-        lookup=Lookup(index, history),
-        tracker=LoadTracker(
-            default_rate=settings.prefill_tokens_per_second,
-            expire_seconds=settings.request_seconds,
-            tpot_seconds=settings.tpot_target,
-            on_capacity=driver.wake,
-        ),
+    director = make_director(
+        settings,
         metrics=PickerMetrics(version=kvist_epp.__version__),
         log=logs.requests,
         now=time.monotonic(),
-        limits=FlowLimits(
-            max_backlog=settings.max_owed_seconds,
-            requests=settings.queue_requests,
-            size=settings.queue_bytes,
-            capacity_seconds=settings.queue_seconds,
-            empty_seconds=settings.empty_pool_seconds,
-        ),
-        on_due=driver.wake,
-        priorities=Priorities(named_priorities(settings.priorities)),
-        engine_priorities=settings.scheduling_policy == "priority",
-        max_endpoints=settings.max_endpoints,
-        hot=Hot() if settings.hand_over_tokens else None,
+        wake=driver.wake,
     )
     assert director.flow is not None, "it has limits"
     driver.start(director.flow)

@@ -1,5 +1,6 @@
 """One request from its ext_proc message to its answer and its end, and the registry of endpoints.
 
+- ``assembly``: makes a director with its parts by the settings.
 - ``director``: answers or queues each request, and remembers what was decided.
 - ``request_context``: one request on its way: what it asks, and what of it is cached where.
 - ``request_progress``: what engines report of a request after the pick, and its end.

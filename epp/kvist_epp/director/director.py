@@ -305,6 +305,8 @@ class Director(Dispatcher):
         line.matched_bytes = best.matched_bytes
         line.matched_tokens = best.matched_tokens
         line.predicted_ttft_ms = round(best.predicted_ttft_seconds * 1000, 3)
+        if self.log.enabled:
+            line.cost = {name: round(seconds, 6) for name, seconds in best.terms.items()}
         line.candidates = len(self.candidates)
         self._log(context, match.prompts[0] if match.prompts else b"")
         return picked

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -109,6 +109,8 @@ class RequestLine(msgspec.Struct, kw_only=True):
     matched_bytes: int = 0
     matched_tokens: int = 0
     predicted_ttft_ms: float | None = None
+    cost: Mapping[str, float] = {}
+    """Seconds by term of the cost of the endpoint answered first; empty without one."""
     candidates: int = 0
     """Number of endpoints considered."""
     priority: int = 0

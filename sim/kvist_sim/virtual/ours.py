@@ -6,25 +6,24 @@ blocks (text decodes and encodes without a loss).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Final
 
+from kvist_epp.director.assembly import make_director
 from kvist_epp.director.completion import CompletionHandler
-from kvist_epp.director.director import Director
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.director.request_context import PromptMatch, RequestContext
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pick_request import Decision, PickResult
 from kvist_epp.flowcontrol.driver import SLICE_SECONDS
-from kvist_epp.flowcontrol.flow_controller import FlowLimits, QueuedRequest
+from kvist_epp.flowcontrol.flow_controller import QueuedRequest
 from kvist_epp.index.byte_index import Index, Root
-from kvist_epp.index.lookup import Lookup, Member
-from kvist_epp.index.routing_history import History
+from kvist_epp.index.lookup import Member
 from kvist_epp.kvevents.observed import Observed
 from kvist_epp.load.in_flight import Attempt
-from kvist_epp.load.tracker import LoadTracker, RequestListener
+from kvist_epp.load.tracker import RequestListener
 from kvist_epp.names import LABEL_MAX_NUM_SEQS, REQUEST_ID_HEADER, SESSION_HEADER
 from kvist_epp.prefix_stats.hot_prefixes import Hot
 from kvist_epp.replicas.load_server import FollowerCall, LoadServer
@@ -39,20 +38,13 @@ from kvist_epp.telemetry.picker_metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import LogWriter, RequestLine, RequestLog
 from kvist_sim.virtual.jobs import Call, block_text
 from kvist_sim.virtual.passage import BLOCK
-from kvist_sim.virtual.policy import BYTES_PER_TOKEN, Context, Pod, Request, Spec
+from kvist_sim.virtual.policy import Context, Pod, Request, Spec
 
 ROOT: Final[Root] = (None, None)
-SETTINGS: Final = Settings()
-"""The product's defaults."""
+SETTINGS: Final = Settings(max_endpoints=1, queue_bytes=1 << 40)
+"""The product's defaults; time counts here, not memory, and nothing fails over."""
 TICK_SECONDS: Final = 0.25
 """``kvist_epp.app.app.TICK_SECONDS``; that module starts sockets."""
-LIMITS: Final = FlowLimits(
-    max_backlog=SETTINGS.max_owed_seconds,
-    requests=SETTINGS.queue_requests,
-    size=1 << 40,  # time counts here, not memory
-    capacity_seconds=SETTINGS.queue_seconds,
-    empty_seconds=SETTINGS.empty_pool_seconds,
-)
 KEPT_HEADERS: Final = (REQUEST_ID_HEADER, SESSION_HEADER)
 
 
@@ -132,28 +124,24 @@ class Kvist(RequestListener):
         self.context = context
         self._feed = context.feed
         self._feed.routers.append(self)
-        index, history = self._feed.index, History()
-        tracker = LoadTracker(
-            default_rate=context.prefill_rate,
-            expire_seconds=SETTINGS.request_seconds,
-            tpot_seconds=context.tpot_seconds,
-            on_capacity=self._wake,
+        self.settings = replace(
+            SETTINGS,
+            prefill_tokens_per_second=context.prefill_rate,
+            tpot_target=context.tpot_seconds,
+            max_num_seqs=context.max_num_seqs,
         )
-        self.director = Director(
-            index=index,
-            history=history,
-            lookup=Lookup(index, history, bytes_per_token=BYTES_PER_TOKEN),
-            tracker=tracker,
+        self.director = make_director(
+            self.settings,
             metrics=PickerMetrics(),
             log=RequestLog(LogWriter(2), enabled=False),
             now=0.0,
-            limits=LIMITS,
-            on_due=self._wake,
-            max_endpoints=1,
+            wake=self._wake,
+            index=self._feed.index,
             hot=self.hot,
             replica=f"replica-{context.replica}",
         )
-        self.registry = EndpointRegistry(SETTINGS, self.director, self.now, scrape=False)
+        tracker = self.director.tracker
+        self.registry = EndpointRegistry(self.settings, self.director, self.now, scrape=False)
         self._completion = CompletionHandler(self.director, self.now, self._forward_end)
         self._pods: dict[str, Pod] = {}
         """By ``ip:port``."""

@@ -29,6 +29,7 @@ def line(**more: object) -> RequestLine:
         "matched_bytes": 640,
         "matched_tokens": 160,
         "predicted_ttft_ms": 35.5,
+        "cost": {"wait": 0.25, "work": 0.5},
         "candidates": 4,
         "us": {"parse": 12, "match": 30},
     }
@@ -83,6 +84,7 @@ def test_a_request_is_one_line_with_every_field(tmp_path: Path) -> None:
         "matched_bytes": 640,
         "matched_tokens": 160,
         "predicted_ttft_ms": 35.5,
+        "cost": {"wait": 0.25, "work": 0.5},
         "candidates": 4,
         "priority": 0,
         "waited_ms": 0.0,

@@ -1,0 +1,63 @@
+"""A director with its parts, by the settings: the same for the running picker and for virtual time."""
+
+from collections.abc import Callable
+
+from kvist_epp.director.director import Director
+from kvist_epp.flowcontrol.flow_controller import FlowLimits
+from kvist_epp.flowcontrol.priorities import Priorities, named_priorities
+from kvist_epp.index.byte_index import Index
+from kvist_epp.index.lookup import Lookup
+from kvist_epp.index.routing_history import History
+from kvist_epp.load.tracker import LoadTracker
+from kvist_epp.prefix_stats.hot_prefixes import Hot
+from kvist_epp.settings.settings import Settings
+from kvist_epp.telemetry.picker_metrics import PickerMetrics
+from kvist_epp.telemetry.request_log import RequestLog
+
+
+def make_director(
+    settings: Settings,
+    *,
+    metrics: PickerMetrics,
+    log: RequestLog,
+    now: float,
+    wake: Callable[[], None],
+    index: Index | None = None,
+    hot: Hot | None = None,
+    replica: str = "",
+) -> Director:
+    """Return a director without endpoints and without a model.
+
+    ``wake`` is called when ``flow.poll`` should be. ``index`` and ``replica``: its own by default. ``hot``: by
+    default there is one if the settings ask for prewarming.
+    """
+    index, history = Index() if index is None else index, History()
+    if hot is None and settings.hand_over_tokens:
+        hot = Hot()
+    return Director(
+        index=index,
+        history=history,
+        lookup=Lookup(index, history),
+        tracker=LoadTracker(
+            default_rate=settings.prefill_tokens_per_second,
+            expire_seconds=settings.request_seconds,
+            tpot_seconds=settings.tpot_target,
+            on_capacity=wake,
+        ),
+        metrics=metrics,
+        log=log,
+        now=now,
+        limits=FlowLimits(
+            max_backlog=settings.max_owed_seconds,
+            requests=settings.queue_requests,
+            size=settings.queue_bytes,
+            capacity_seconds=settings.queue_seconds,
+            empty_seconds=settings.empty_pool_seconds,
+        ),
+        on_due=wake,
+        priorities=Priorities(named_priorities(settings.priorities)),
+        engine_priorities=settings.scheduling_policy == "priority",
+        max_endpoints=settings.max_endpoints,
+        hot=hot,
+        replica=replica,
+    )
