@@ -28,8 +28,8 @@ def make_director(
 ) -> Director:
     """Return a director without endpoints and without a model.
 
-    ``wake`` is called when ``flow.poll`` should be. ``index`` and ``replica``: its own by default. ``hot``: by
-    default there is one if the settings ask for prewarming.
+    ``wake`` is called when ``flow.poll`` should be. ``index`` and ``replica``: its own by default. ``hot``:
+    by default there is one if the settings ask for prewarming.
     """
     index, history = Index() if index is None else index, History()
     if hot is None and settings.hand_over_tokens:
