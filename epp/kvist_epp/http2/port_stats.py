@@ -63,8 +63,10 @@ OTHER: Final = "other"
 
 HUNG_UP: Final = "the client hung up"
 
-_PLAINTEXT: Final = "it speaks plaintext; give the gateway TLS, or the picker --secure-serving=false"
-_DISTRUST: Final = "it does not trust our certificate; give it /ca.crt of the metrics port, or --cert-path"
+_PLAINTEXT: Final = "the client speaks plaintext; use TLS in the gateway, or --secure-serving=false here"
+_DISTRUST: Final = (
+    "the client does not trust our certificate; give it /ca.crt of the metrics port, or set --cert-path"
+)
 REMEDIES: Final = {
     "http request": _PLAINTEXT,
     "wrong version number": _PLAINTEXT,
@@ -72,11 +74,11 @@ REMEDIES: Final = {
     "tlsv1 alert unknown ca": _DISTRUST,
     "sslv3 alert bad certificate": _DISTRUST,
     "sslv3 alert certificate unknown": _DISTRUST,
-    HUNG_UP: _DISTRUST.replace("it does", "perhaps it does"),
-    "peer did not return a certificate": "it shows no certificate, and an authority for clients is set",
-    "certificate verify failed": "its certificate is not of the authority for clients, or has expired",
-    "unsupported protocol": "its TLS is older than --tls-min-version",
-    "the client did not offer h2 by alpn": "HTTP/2 must be agreed: gRPC clients and Envoy's http2 do so",
+    HUNG_UP: _DISTRUST.replace("the client does", "perhaps the client does"),
+    "peer did not return a certificate": "the client has no certificate, and --client-ca-path is set",
+    "certificate verify failed": "the client's certificate is not signed by --client-ca-path, or has expired",
+    "unsupported protocol": "the client's TLS is older than --tls-min-version",
+    "the client did not offer h2 by alpn": "HTTP/2 must be negotiated; gRPC clients and Envoy do so",
 }
 
 

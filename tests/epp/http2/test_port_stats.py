@@ -57,7 +57,7 @@ def test_reasons_are_bounded() -> None:
         ("plaintext", "http request", "--secure-serving=false"),
         ("http2", "wrong version number", "--secure-serving=false"),
         ("distrust", "unknown ca", "/ca.crt"),
-        ("silent distrust", "hung up", "perhaps it does not trust"),
+        ("silent distrust", "hung up", "perhaps the client does not trust"),
         ("alpn", "the client did not offer h2", "HTTP/2"),
     ],
 )
