@@ -1,5 +1,5 @@
 # ruff: noqa: INP001 - a script, no package
-"""What the release workflow does besides calling tools. Python alone is needed, 3.11 or newer.
+"""Steps of the release workflow that no other tool does. Needs only Python 3.11 or newer.
 
 ``release.py version [--tag vX.Y.Z]`` prints the version of pyproject.toml, and fails for a tag of another.
 ``release.py chart --registry R --to FOLDER`` copies the chart with the registry of the images in it.
@@ -33,7 +33,7 @@ def chart(registry: str, folder: Path) -> None:
 
 
 def main(argv: list[str]) -> str:
-    """What is to be printed. Raises ValueError."""
+    """Run a command and return the text to print. Raises ValueError."""
     parser = argparse.ArgumentParser(description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("version").add_argument("--tag", default="")

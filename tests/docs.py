@@ -1,5 +1,5 @@
-"""``python -m tests.docs``: writes what docs/ and examples/ take from the code; ``test_docs.py`` and
-``test_examples.py`` hold them to that."""
+"""``python -m tests.docs`` writes the parts of docs/ and examples/ that come from the code; ``test_docs.py``
+and ``test_examples.py`` check that they are up to date."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ RENDERED: Final = "# Written by `make docs`: what the operator's own Envoys run 
 
 
 def envoy(**choices: Any) -> Json:
-    """The configuration of the guide: two engines, the picker beside Envoy, clients on port 8080."""
+    """Return the configuration of the guide: two engines, the picker beside Envoy, clients on port 8080."""
     gateway = Gateway(
         endpoints=["10.0.0.1:8000", "10.0.0.2:8000"],
         picker="127.0.0.1:9002",
@@ -40,12 +40,12 @@ def envoy(**choices: Any) -> Json:
 
 
 def original_dst() -> Json:
-    """The same without a list of engines."""
+    """Return the guide's configuration without a list of engines."""
     return envoy(selection="original_dst", failure_mode_allow=False)
 
 
 def several_pools(**choices: Any) -> Json:
-    """The configuration of the guide on several pools; ``choices``: other fields of its `Pools`."""
+    """Return the configuration of the guide on several pools; ``choices`` override fields of `Pools`."""
     return pools_config(Pools(**(SEVERAL | choices)))
 
 
@@ -65,11 +65,11 @@ SEVERAL: Final[dict[str, Any]] = {
     "port": 8080,
     "gateway": {"trusts_clients": False},
 }
-"""Two models, an adapter of the larger one (a route by its base), and a canary for that."""
+"""Two models, an adapter of the larger one (routed by its base model), and a canary of the larger one."""
 
 
 def edge() -> Json:
-    """The ConfigMap of examples/03-plain-envoy."""
+    """Return the ConfigMap of examples/03-plain-envoy."""
     pool = read_pool(yaml.safe_load((EDGE.parent / "pool.yaml").read_text()))
     whole = bootstrap(pool) | {"node": {"id": "edge", "cluster": "edge"}}
     data = {"envoy.yaml": _yaml(whole), SDS_FILE: json.dumps(authority(pool), indent=1)}
@@ -77,7 +77,7 @@ def edge() -> Json:
 
 
 def two_models() -> Json:
-    """The ConfigMap of examples/05-two-models."""
+    """Return the ConfigMap of examples/05-two-models."""
     names = ("small", "large")
     found = {name: read_pool(yaml.safe_load((MODELS.parent / f"{name}.yaml").read_text())) for name in names}
     each = {name: _own_authority(bootstrap(pool), name) for name, pool in found.items()}
@@ -91,14 +91,14 @@ def two_models() -> Json:
 
 
 def _own_authority(made: Json, pool: str) -> Json:
-    """Each pool's pickers have an authority of their own: another file, in another folder."""
+    """Give each pool its own file and folder, because its pickers have their own authority."""
     text = json.dumps(made).replace(f"/{SDS_FILE}", f"/{pool}-{SDS_FILE}")
     found: Json = json.loads(text.replace(AUTHORITY_FOLDER, f"{AUTHORITY_FOLDER}/{pool}"))
     return found
 
 
 def _model_header(like: Json) -> Json:
-    """The filter's replicas by the name of their Service, with certificates that nobody can verify."""
+    """Return the cluster of the filter: its Service, with certificates that Envoy does not verify."""
     made = copy.deepcopy(like)
     [picker] = [cluster for cluster in made["static_resources"]["clusters"] if cluster["name"] == "picker"]
     [[end]] = [each["lb_endpoints"] for each in picker["load_assignment"]["endpoints"]]
@@ -108,7 +108,7 @@ def _model_header(like: Json) -> Json:
 
 
 class _Text(yaml.SafeDumper):
-    """Long texts as blocks."""
+    """Dumps long texts as blocks."""
 
 
 def _block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -124,7 +124,7 @@ def _yaml(document: Json) -> str:
 
 
 def write() -> None:
-    """All of them again."""
+    """Write all generated files."""
     for path, head, made in (
         (ENVOY, SIMULATED, envoy()),
         (ORIGINAL_DST, SIMULATED, original_dst()),

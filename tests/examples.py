@@ -52,7 +52,7 @@ def pools() -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    """``04-httproute/gateway``."""
+    """Return a name such as ``04-httproute/gateway``."""
     return str(path.relative_to(EXAMPLES).with_suffix(""))
 
 

@@ -1,4 +1,4 @@
-"""The index as it should be, too slow to use: a dictionary of sets. The twin of ``Index`` in the tests."""
+"""A reference implementation of the index for tests: a dictionary of sets, simple and too slow to use."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from kvist_epp.index.tree.segment import GPU, Root
 
 @dataclass
 class _Block:
-    """What one publisher holds under one hash."""
+    """A block that one publisher caches under one hash."""
 
     chain: tuple[bytes, ...] | None
     """The texts from the root to this block; None: opaque."""

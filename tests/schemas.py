@@ -20,7 +20,7 @@ _EITHER: Final = "x-kubernetes-int-or-string"
 
 
 def complaints(value: Any, schema: Schema, path: str = "") -> Iterator[str]:
-    """What is wrong, each with its place; nothing for a good document."""
+    """Return the errors of a document, each with its place."""
     kind = schema.get("type", "")
     if schema.get(_EITHER):
         if not isinstance(value, int | str) or isinstance(value, bool):

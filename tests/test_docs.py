@@ -1,4 +1,4 @@
-"""What the documents say is so."""
+"""The documents agree with the code."""
 
 import ast
 import re
@@ -17,13 +17,13 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 
 def test_the_envoy_guide_has_the_configurations_that_are_tested() -> None:
-    """Both files are what kvist_sim.envoy writes; the data-plane suite runs them (test_attach.py)."""
+    """Both files are written by kvist_sim.envoy; the data-plane suite runs them (test_attach.py)."""
     assert yaml.safe_load(docs.ENVOY.read_text()) == docs.envoy()
     assert yaml.safe_load(docs.ORIGINAL_DST.read_text()) == docs.original_dst()
 
 
 def test_every_link_leads_somewhere() -> None:
-    """Files and headings that documents link to are there."""
+    """Files and headings that documents link to exist."""
     wrong = [
         f"{file.name}: {link}"
         for file in [*documents(), *sorted(DOCS.glob("*.md"))]
@@ -40,13 +40,13 @@ def _leads(file: Path, link: str) -> bool:
 
 
 def _headings(file: Path) -> set[str]:
-    """As they are in links."""
+    """Return the headings in the form that links use."""
     titles = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_the_metrics_guide_names_real_metrics() -> None:
-    """Every kvist_epp_ name in the guide is one that the picker exports."""
+    """Every kvist_epp_ name in the guide is exported by the picker."""
     page, _ = PickerMetrics(version="x").snapshot().format("")
     exported = {
         line.split()[2] for line in page.decode().splitlines() if line.startswith("# TYPE kvist_epp_")
@@ -76,7 +76,7 @@ def test_the_protocol_names_every_limit_and_its_default() -> None:
 
 
 def _limits() -> list[str]:
-    """The settings that ``Limits.of`` reads."""
+    """Return the settings that ``Limits.of`` reads."""
 
     class Read:
         def __init__(self) -> None:

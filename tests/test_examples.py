@@ -1,4 +1,4 @@
-"""What examples/ has is accepted: by the CRD's schema, the planner, the renderer, and every Kubernetes."""
+"""The files of examples/ are accepted by the CRD's schema, planner, renderer, and every Kubernetes."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def rendered(path: Path, capsys: pytest.CaptureFixture[str]) -> list[Json]:
 
 
 def test_there_are_the_ten() -> None:
-    """Each folder has a README that says what happens and how to see it, and the index names it."""
+    """Each folder has a README that says what happens and how to try it, and the index links it."""
     index = (EXAMPLES / "README.md").read_text()
     assert sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir()) == list(NAMES)
     for name in NAMES:
@@ -54,7 +54,7 @@ def test_every_object_has_the_shape_of_its_kind(path: Path) -> None:
 
 @EACH_POOL
 def test_every_pool_is_planned_as_fitting(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`kvist plan` has a plan for it, and vouches for that."""
+    """`kvist plan` has a verified plan for every pool."""
     code, out, said = command(capsys, "plan", "-f", str(path), *gpu_of(path), "-o", "json")
     assert (code, said) == (0, "")
     assert json.loads(out)["verdict"] == "fits"
@@ -64,7 +64,7 @@ def test_every_pool_is_planned_as_fitting(path: Path, capsys: pytest.CaptureFixt
 def test_every_rendered_object_is_valid_for_every_kubernetes(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What `kvist render` makes of it, for 1.30 to 1.37, others' kinds by their shape."""
+    """The output of `kvist render` is valid for 1.30 to 1.37, other projects' kinds by their shape."""
     made = rendered(path, capsys)
     assert len(made) > 10
     assert [fault for each in made for version in VERSIONS for fault in faults(each, version)] == []
@@ -72,7 +72,7 @@ def test_every_rendered_object_is_valid_for_every_kubernetes(
 
 @EACH_POOL
 def test_every_pool_has_precise_pickers(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is missed that would make picks approximate, and the picker takes its arguments."""
+    """No pool lacks a requirement of precise picks, and the picker accepts its arguments."""
     code, out, said = command(
         capsys, "render", "-f", str(path), *gpu_of(path), "--claim", "models=ReadWriteMany"
     )
@@ -87,13 +87,13 @@ def test_every_pool_has_precise_pickers(path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_the_envoy_of_the_third_is_the_operator_s() -> None:
-    """Its configuration is what pools with an Envoy of their own run, which real Envoys have run in tests."""
+    """The configuration equals that of pools with an Envoy of their own, which real Envoys run in tests."""
     assert yaml.safe_load(docs.EDGE.read_text()) == docs.edge()
 
 
 def test_the_envoy_of_the_fifth_is_the_operator_s() -> None:
-    """Its configuration is that of both pools' own Envoys, joined as the tests of several pools join theirs;
-    what it mounts is where it is read, and its Services find the pools' engines."""
+    """The configuration is that of both pools' own Envoys, joined as in the tests of several pools;
+    files are mounted where they are read, and the Services select the pools' engines."""
     assert yaml.safe_load(docs.MODELS.read_text()) == docs.two_models()
     text = docs.MODELS.read_text()
     made = documents(EXAMPLES / "05-two-models" / "edge.yaml")

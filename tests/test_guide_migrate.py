@@ -23,21 +23,21 @@ POOLS = [one for one in DOCUMENTS if one.get("apiVersion") == "kvist.dev/v1alpha
 
 
 def rows(part: str) -> dict[str, str]:
-    """First and second cell of the tables of a part."""
+    """Return first and second cell of the tables of a section."""
     text = GUIDE.partition(f"\n## {part}")[2].partition("\n## ")[0]
     cells = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     return {first.strip(): second.strip() for first, second in cells}
 
 
 def flags_of(plan: Plan) -> dict[str, str]:
-    """Of a command line, each with the word after it."""
+    """Return each flag of a command line with the word after it."""
     words = list(plan.argv)
     return {word: words[at + 1] for at, word in enumerate(words[:-1]) if word.startswith("--")}
 
 
 @pytest.mark.parametrize("pool", POOLS, ids=lambda pool: pool["metadata"]["name"])
 def test_every_pool_is_taken_and_fits(pool: dict[str, Any]) -> None:
-    """By the schema of the CRD and by the planner."""
+    """Every pool of the guide is valid by the CRD and fits by the plan."""
     assert faults(pool, VERSIONS[0]) == []
     assert planned(pool).verdict is Verdict.FITS
 
@@ -67,7 +67,7 @@ def test_the_other_pool_runs_what_production_stack_ran() -> None:
 
 
 def test_every_flag_of_llm_d_has_its_place() -> None:
-    """Those that are translated or named, and the main ones that are the same."""
+    """The guide lists every translated or reported flag, and the main ones that are the same."""
     told = {
         word.removeprefix("--")
         for cell in rows("From llm-d's router")
@@ -87,7 +87,7 @@ def test_flags_that_the_guide_calls_silent_give_no_note() -> None:
 
 
 def test_every_plugin_that_the_guide_names_is_known() -> None:
-    """To the reader of the file."""
+    """The reader of the configuration file knows every plugin that the guide names."""
     named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", " ".join(rows("From llm-d's router"))))
     known = {*config.COST, *config.OTHERWISE, *config.PICKERS, "file-discovery"}
     assert named - known == set()

@@ -1,4 +1,4 @@
-"""Promises of the release: one version everywhere, and workflows that nobody else can change."""
+"""A release has one version everywhere, and its workflows only run pinned actions."""
 
 import re
 import subprocess
@@ -53,7 +53,7 @@ def test_a_published_chart_has_its_registry(tmp_path: Path) -> None:
 
 
 def test_workflows_are_sound() -> None:
-    """zizmor finds nothing, in its most pedantic mood: pinned actions, least rights, no injection."""
+    """The workflows pass zizmor in pedantic mode: pinned actions, least privileges, no injection."""
     zizmor = str(Path(sys.executable).with_name("zizmor"))
     command = [zizmor, "--offline", "--persona=pedantic", *map(str, WORKFLOWS)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -17,11 +17,11 @@ def helm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def helm4(tmp_path_factory: pytest.TempPathFactory) -> Helm:
-    """For what does not depend on helm."""
+    """Return helm 4, for tests that do not depend on helm's version."""
     return Helm(4, tmp_path_factory.mktemp("helm"))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of one test."""
+    """Return the folder of one test."""
     return tmp_path

@@ -58,7 +58,7 @@ class Value:
     text: str
 
     def row(self) -> str:
-        """Of the table."""
+        """Return the value's row of the table."""
         shown = json.dumps(self.default, ensure_ascii=False)
         return f"| `{self.path}` | `{shown}` | {self.text} |\n"
 

@@ -26,13 +26,13 @@ MODEL_HEADER: Final = "model-header"
 
 
 class HelmError(AssertionError):
-    """What helm says; a test that does not expect it fails."""
+    """An error of helm; fails a test that does not expect it."""
 
 
 def printed(
     command: Sequence[str], environment: Mapping[str, str], seconds: float, error: type[AssertionError]
 ) -> str:
-    """What a command prints. Raises ``error`` with all it said when it fails, TimeoutExpired."""
+    """Return the output of a command. Raises ``error`` with the whole output if it fails, TimeoutExpired."""
     done = subprocess.run(
         command,
         env=environment,
@@ -59,7 +59,7 @@ class Helm:
     """Command that runs it, such as ``nsenter``."""
 
     def run(self, *words: str) -> str:
-        """What it prints. Raises HelmError."""
+        """Return the output of a helm command. Raises HelmError."""
         environment = binaries.environment(self.home)
         if self.kubeconfig:
             environment["KUBECONFIG"] = str(self.kubeconfig)
@@ -75,12 +75,12 @@ class Helm:
 
 
 def documents(text: str) -> list[Json]:
-    """Of a stream of YAML; none is empty."""
+    """Return the documents of a YAML stream, without empty ones."""
     return [one for one in yaml.safe_load_all(text) if one]
 
 
 def of_kind(objects: Sequence[Json], kind: str) -> list[Json]:
-    """Those of a kind."""
+    """Return the objects of a kind."""
     return [one for one in objects if one["kind"] == kind]
 
 

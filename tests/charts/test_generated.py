@@ -1,4 +1,4 @@
-"""What the chart takes from elsewhere is what is there."""
+"""The generated parts of the chart are up to date."""
 
 import json
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_the_chart_and_the_operator_mean_the_same_envoy() -> None:
 
 
 def test_the_example_in_the_chart_is_a_pool() -> None:
-    """What Artifact Hub shows as an example can be read by the operator."""
+    """The operator can read the example that Artifact Hub shows."""
     from kvist_operator.spec import read_pool
 
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())

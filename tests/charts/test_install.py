@@ -45,7 +45,7 @@ class Release:
         return None if answer.get("code") == 404 else answer
 
     async def crd(self) -> Json | None:
-        """As it is."""
+        """Return the object in its present state."""
         answer = await self.space.client.ask("GET", f"{CRDS}/{NAME}", expect=(200, 404))
         return None if answer.get("code") == 404 else answer
 
@@ -59,7 +59,7 @@ class Release:
 
 @pytest.fixture
 async def release(helm: Helm, plane: ControlPlane, space: Namespace, admin: Client) -> AsyncIterator[Release]:
-    """Not there yet; its namespace admits restricted pods alone. What it leaves is taken away."""
+    """Yield a release, not installed yet, in a namespace with Pod Security *restricted*; uninstall it at the end."""
     await admin.ask("PATCH", f"/api/v1/namespaces/{space.name}", RESTRICTED, headers=MERGE)
     made = Release(helm, plane, space)
     yield made
@@ -126,7 +126,7 @@ async def test_a_release_comes_changes_and_goes(release: Release, helm: Helm) ->
 
 
 def operation(helm: Helm) -> str:
-    """How it writes: server-side apply since helm 4."""
+    """Return how helm writes: server-side apply since helm 4."""
     return "Apply" if helm.major == 4 else "Update"
 
 

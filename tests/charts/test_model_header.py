@@ -28,7 +28,7 @@ def pod_of(objects: list[Json]) -> Json:
 
 
 def flags_of(objects: list[Json]) -> Settings:
-    """As the program reads them."""
+    """Return the settings as the program reads them."""
     [container] = pod_of(objects)["containers"]
     assert container["command"] == ["kvist-epp"]
     return Settings.from_args(container["args"]).check()
@@ -146,7 +146,7 @@ def test_what_is_wrong_is_refused_by_its_name(helm: Helm, values: Json, said: st
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_notes_name_it(helm4: Helm, enabled: bool) -> None:
-    """Where gateways ask, and how."""
+    """The notes name the address for gateways, and the protocol."""
     words = ("--dry-run=client", "--namespace=filters", *settings(modelHeader__enabled=enabled))
     notes = helm4.run("install", "kvist", str(CHART), *words)
     assert (f"{NAME}.filters.svc:9002, over TLS" in notes) is enabled

@@ -23,7 +23,7 @@ NO_CRD = settings(crds__enabled=False)
 
 
 def rendered(helm: Helm, values: Path, **more: Any) -> list[Json]:
-    """Of a value file."""
+    """Return the objects for a file of values."""
     return helm.template("--values", str(values), **more)
 
 
@@ -102,7 +102,7 @@ def test_every_pod_is_restricted(helm4: Helm, values: Path) -> None:
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda file: file.stem)
 def test_the_operator_understands_its_flags(helm4: Helm, values: Path) -> None:
-    """They are those of kvist_operator.process.settings, and say what the values say."""
+    """The flags are those of kvist_operator.process.settings, and agree with the values."""
     chart, told = (
         yaml.safe_load((CHART / "values.yaml").read_text()),
         yaml.safe_load(values.read_text()) or {},
@@ -129,18 +129,18 @@ def test_images_are_of_the_chart_s_version(helm4: Helm) -> None:
 
 
 def images(helm: Helm, *words: str) -> list[str]:
-    """Of all pods, each once."""
+    """Return the images of all pods, each once."""
     return sorted({c["image"] for _, pod in pods(helm.template(*words)) for c in pod["containers"]})
 
 
 def pickers(helm: Helm, *words: str) -> list[str]:
-    """What the operator is told to take for pickers."""
+    """Return the image that the operator uses for pickers."""
     [container] = one(helm.template(*words), "Deployment")["spec"]["template"]["spec"]["containers"]
     return [Settings.from_args(container["args"]).picker_image]
 
 
 def rights(made: Json) -> list[Right]:
-    """Of a role."""
+    """Return the rights of a role."""
     return single_rights(made["rules"])
 
 
@@ -199,7 +199,7 @@ def test_selectors_find_the_operator_alone(helm4: Helm) -> None:
 
 
 def test_a_narrow_policy_still_lets_the_test_in(helm4: Helm) -> None:
-    """Whoever names who may scrape does not break `helm test`."""
+    """Restricting the clients that may scrape does not break `helm test`."""
     peers = [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]
     made = helm4.template(*settings(networkPolicy__from=peers))
     [rule] = one(made, "NetworkPolicy")["spec"]["ingress"]
@@ -261,7 +261,7 @@ def test_what_is_wrong_is_refused_by_its_name(helm: Helm, values: Json, said: st
 
 @pytest.mark.parametrize("values", [{}, {"watchNamespaces": ["serving"]}], ids=["everywhere", "namespaced"])
 def test_the_notes_tell_the_next_command(helm4: Helm, values: Json) -> None:
-    """How to test the release, how to make a pool that the operator understands, and what is missing."""
+    """The notes say how to test the release and create a valid pool, and what is missing."""
     words = ("--dry-run=client", "--namespace", NAMESPACE, *settings(**values))
     notes = helm4.run("install", "kvist", str(CHART), *words).partition("NOTES:")[2]
     assert f"helm test kvist --namespace {NAMESPACE}" in notes

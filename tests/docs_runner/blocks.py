@@ -1,14 +1,14 @@
-"""The commands of the documents: fenced blocks, and the tag that says where each is run, or why it is not.
+"""The commands of the documents: fenced blocks, and the tag that says which tier runs each, or why none does.
 
 A tag is a comment on the line before the fence::
 
     <!-- run: data-plane -->                   the data-plane tier runs it; e2e: on a cluster;
-                                               make test-all: its verbs are a part of that, as CI runs it
-    <!-- run by: test_something -->            this test does, with other addresses
-    <!-- not run: needs a GPU -->              nobody does, for one of the reasons of ``REASONS``
+                                               make test-all: its targets are a part of that
+    <!-- run by: test_something -->            this test runs it, with other addresses
+    <!-- not run: needs a GPU -->              no test runs it, for one of the reasons in ``REASONS``
 
-Without one the unit tier runs it. ``console``: after ``$`` a command, then what it prints, ``…`` for any
-lines; without printed lines only the exit code counts. ``bash``: a script.
+Without a tag the unit tier runs the block. ``console``: a command after ``$``, then its output, with ``…``
+for any lines; without output only the exit code counts. ``bash``: a script.
 """
 
 import re
@@ -21,7 +21,7 @@ from tests.shapes import ROOT
 
 COMMANDS: Final = ("bash", "console")
 LANGUAGES: Final = (*COMMANDS, "json", "text", "yaml")
-"""Every fence says which; ``text`` is for what is none of these."""
+"""Every fence names one; ``text`` is for content that is none of the others."""
 TIERS: Final = ("unit", "data-plane", "e2e", "make test-all")
 REASONS: Final = ("needs a GPU", "needs a cloud", "needs a published release")
 _FENCE: Final = re.compile(r"^ *```(.*)$")
@@ -32,13 +32,13 @@ _ANYTHING: Final = "…"
 
 @dataclass(frozen=True)
 class Step:
-    """A command, and the lines that it prints."""
+    """A command and the lines that it prints."""
 
     command: str
     printed: tuple[str, ...] = ()
 
     def agrees(self, output: str) -> bool:
-        """Whether it printed what the document says."""
+        """Return whether the output is the one in the document."""
         if not self.printed:
             return True
         any_lines = r"(?:.*\n)*?"
@@ -49,33 +49,33 @@ class Step:
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block."""
+    """One fenced block of a document."""
 
     file: Path
     line: int
-    """Of the fence."""
+    """Line number of the fence."""
     language: str
     text: str
     tag: str = ""
-    """The comment before it, whole."""
+    """The whole comment before the fence."""
 
     @property
     def name(self) -> str:
-        """For messages and test ids."""
+        """Return file and line, for messages and test ids."""
         return f"{self.file.relative_to(ROOT)}:{self.line}"
 
     @property
     def where(self) -> tuple[str, str]:
-        """("run", tier), ("run by", test) or ("not run", reason)."""
+        """Return ("run", tier), ("run by", test) or ("not run", reason)."""
         found = _TAG.match(self.tag)
         return (found[1], found[2]) if found else ("run", "unit")
 
     def steps(self) -> list[Step]:
-        """A script is one."""
+        """Return the commands of the block; a script is one command."""
         return [Step(self.text)] if self.language == "bash" else list(_steps(self.text))
 
     def faults(self) -> Iterator[str]:
-        """What is wrong with its language or its tag."""
+        """Yield the errors in the language and the tag."""
         if self.language not in LANGUAGES:
             yield f"{self.name}: ```{self.language} is none of {', '.join(LANGUAGES)}"
         if self.tag and self.language in COMMANDS and not _TAG.match(self.tag):
@@ -106,7 +106,7 @@ def _steps(text: str) -> Iterator[Step]:
 
 
 def documents() -> list[Path]:
-    """Those whose commands people copy."""
+    """Return the documents from which people copy commands."""
     return [
         ROOT / "README.md",
         ROOT / "charts" / "kvist" / "README.md",
@@ -116,7 +116,7 @@ def documents() -> list[Path]:
 
 
 def blocks(file: Path) -> Iterator[Block]:
-    """Every fenced block of a document."""
+    """Yield every fenced block of a document."""
     opened: tuple[int, str, str] | None = None
     before = ""
     body: list[str] = []
@@ -133,10 +133,10 @@ def blocks(file: Path) -> Iterator[Block]:
 
 
 def all_blocks() -> list[Block]:
-    """Of all documents."""
+    """Return the blocks of all documents."""
     return [block for file in documents() for block in blocks(file)]
 
 
 def commands(tier: str) -> list[Block]:
-    """Those that a tier runs."""
+    """Return the blocks that a tier runs."""
     return [b for b in all_blocks() if b.language in COMMANDS and b.where == ("run", tier)]

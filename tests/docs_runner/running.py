@@ -1,4 +1,4 @@
-"""Runs the commands of a document, as a reader would in a checkout whose programs are on the path."""
+"""Runs the commands of a document as a reader would, in a checkout with the programs on the path."""
 
 import os
 import subprocess
@@ -13,17 +13,17 @@ SECONDS: Final = 100
 SEEN: Final = ("charts", "crds", "docs", "examples")
 """Folders of the repository that commands name."""
 POOL: Final = ROOT / "examples" / "02-tuned" / "pool.yaml"
-"""What guides call pool.yaml."""
+"""The file that guides call pool.yaml."""
 
 
 class WrongError(AssertionError):
-    """A command did not do what the document says."""
+    """A command fails, or its output differs from the document."""
 
 
 def run(block: Block, folder: Path, path: str = "") -> None:
-    """Every command of a block in this empty folder. Raises WrongError.
+    """Run every command of a block in this empty folder. Raises WrongError.
 
-    ``path``: more folders with programs, before those of the system.
+    ``path``: additional folders with programs, before those of the system.
     """
     for name in SEEN:
         (folder / name).symlink_to(ROOT / name)

@@ -1,4 +1,4 @@
-"""Every command of README, guides and examples is run, or says why not."""
+"""Every command of README, guides and examples is run, or states why not."""
 
 import ast
 import re
@@ -17,17 +17,17 @@ from kvist_operator.process.settings import Settings as OperatorSettings
 
 @pytest.mark.parametrize("block", commands("unit"), ids=lambda block: block.name)
 def test_a_quick_block_does_what_it_says(block: Block, tmp_path: Path) -> None:
-    """Each command ends well and prints what the document shows."""
+    """Each command succeeds and prints the output that the document shows."""
     run(block, tmp_path)
 
 
 def test_every_block_says_its_language_and_its_place() -> None:
-    """No command hides in a fence without a language, and no tag is made up."""
+    """No fence lacks a language, and every tag is a known one."""
     assert [fault for block in all_blocks() for fault in block.faults()] == []
 
 
 def test_there_are_commands_of_every_kind() -> None:
-    """The search finds them: run here, run with servers, run by a test, and not run."""
+    """The search finds blocks of each kind: run here, run with servers, run by a test, and not run."""
     found = [block.where for block in all_blocks() if block.language in COMMANDS]
     assert found.count(("run", "unit")) > 10
     assert {kind for kind, _ in found} == {"run", "run by", "not run"}
@@ -36,7 +36,7 @@ def test_there_are_commands_of_every_kind() -> None:
 
 
 def test_verbs_that_ci_is_said_to_run_are_a_part_of_what_it_runs() -> None:
-    """``make test-all`` needs each of them, and CI runs that."""
+    """Each of these targets is a prerequisite of ``make test-all``, which CI runs."""
     [needed] = re.findall(r"^test-all: (.*?) *##", (ROOT / "Makefile").read_text(), re.MULTILINE)
     scripts = [block.text for block in commands("make test-all")]
     verbs = [line.split("#")[0].split() for text in scripts for line in text.splitlines()]
@@ -47,7 +47,7 @@ def test_verbs_that_ci_is_said_to_run_are_a_part_of_what_it_runs() -> None:
 
 
 def test_a_test_that_runs_a_block_exists() -> None:
-    """What a tag names is a test of this suite."""
+    """Every test that a tag names is a test of this suite."""
     there = {
         node.name
         for file in (ROOT / "tests").rglob("test_*.py")
@@ -59,7 +59,7 @@ def test_a_test_that_runs_a_block_exists() -> None:
 
 
 def told() -> Iterator[tuple[str, list[str]]]:
-    """Every simple command of every block, run or not, split into words."""
+    """Yield every simple command of every block, run or not, split into words."""
     for block in all_blocks():
         if block.language in COMMANDS:
             for step in block.steps():
@@ -69,7 +69,7 @@ def told() -> Iterator[tuple[str, list[str]]]:
 
 
 def test_commands_that_are_not_run_have_flags_that_are() -> None:
-    """Pickers and operators would start with them."""
+    """Pickers and operators accept the flags of all commands."""
     for _, words in told():
         if words[:1] == ["kvist-epp"] and "--config-file" not in " ".join(words):
             Settings.from_args(words[1:]).check()
@@ -78,7 +78,7 @@ def test_commands_that_are_not_run_have_flags_that_are() -> None:
 
 
 def test_files_that_are_applied_are_there() -> None:
-    """Also where no cluster takes them."""
+    """Every file that a command names exists, even if no cluster runs the command."""
     named = [
         (name, words[at + 1])
         for name, words in told()
@@ -113,7 +113,7 @@ four
 
 
 def test_blocks_are_read(tmp_path: Path) -> None:
-    """Commands over several lines, what they print, tags, and what is wrong with either."""
+    """Blocks have commands over several lines, their output, tags, and errors in language or tag."""
     file = ROOT / "sample.md"
     path = tmp_path / "sample.md"
     path.write_text(SAMPLE)
@@ -141,13 +141,13 @@ def test_blocks_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_output_is_held_to_what_is_shown(printed: tuple[str, ...], output: str, agrees: bool) -> None:
-    """Line by line; ``…`` stands for any lines, also none."""
+    """Output is compared line by line; ``…`` stands for any number of lines."""
     assert Step("x", printed).agrees(output) is agrees
 
 
 @pytest.mark.parametrize("command", ["false", "echo other"])
 def test_a_block_that_is_wrong_is_told(command: str, tmp_path: Path) -> None:
-    """By file, line and command, with what was printed."""
+    """The error names file, line and command, and has the output."""
     block = Block(ROOT / "README.md", 7, "console", f"$ {command}\nthis\n")
     with pytest.raises(WrongError, match=f"README.md:7: {command}"):
         run(block, tmp_path)
