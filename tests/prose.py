@@ -1,8 +1,8 @@
 """Lint of prose: documents, docstrings and the strings that users read (``python -m tests.prose [--full]``).
 
 Rules of house style that no other linter has: a list of words, the first words of a docstring, and its
-length. Text between backquotes and in fenced blocks is exempt, because it holds names of flags, metrics,
-JSON keys and fields.
+length. Text between backquotes, in fenced blocks and in the targets of links is exempt, because it holds
+names of flags, metrics, JSON keys, fields and files.
 """
 
 import ast
@@ -35,9 +35,9 @@ DOCUMENTS: Final = (
     "charts/kvist/values.yaml",
     "crds/*.yaml",
 )
-ALLOWED: Final = {"documents": 96, "sources": 1029, "tests": 1001}
-"""Findings that are left in each part. These numbers may only fall."""
-_CODE: Final = re.compile(r"``.*?``|`[^`]*`")
+ALLOWED: Final = {"documents": 0, "sources": 642, "tests": 759}
+"""Findings that are left in each part. Lower these numbers as they fall; never raise them."""
+_CODE: Final = re.compile(r"``.*?``|`[^`]*`|\]\([^)]*\)")
 
 
 def tracked(*patterns: str) -> list[Path]:

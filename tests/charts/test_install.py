@@ -59,7 +59,7 @@ class Release:
 
 @pytest.fixture
 async def release(helm: Helm, plane: ControlPlane, space: Namespace, admin: Client) -> AsyncIterator[Release]:
-    """Yield a release, not installed yet, in a namespace with Pod Security *restricted*; uninstall it at the end."""
+    """Yield a release, not installed yet, in a namespace with Pod Security *restricted*; remove it later."""
     await admin.ask("PATCH", f"/api/v1/namespaces/{space.name}", RESTRICTED, headers=MERGE)
     made = Release(helm, plane, space)
     yield made
