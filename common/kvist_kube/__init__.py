@@ -1,7 +1,7 @@
 """The Kubernetes layer of the picker and the operator.
 
 Both programs find their cluster, authenticate and send requests through ``connection``. The picker follows
-pods, pools and objectives with ``informer`` and ``object_cache``; the operator is told of changes by kopf and
+pods, pools and objectives with ``informer`` and ``object_cache``; the operator learns of changes by kopf and
 keeps its own cache (docs/decisions/0019-one-kubernetes-layer.md has the reasons). The package knows neither
 program.
 

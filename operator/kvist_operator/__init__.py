@@ -1,15 +1,21 @@
-"""The operator: spec → facts → memory → plan → manifests → apply → status.
+"""The operator: turns an InferencePool into tuned vLLM Deployments, an endpoint picker and the route to them.
 
-``spec`` reads the custom resource into a frozen ``Pool``. ``models`` turns a model's config.json into a
-``ModelShape``, ``hardware`` a product name or node labels into an ``Accelerator``. ``memory`` says how
-many bytes the two cost at a given parallelism, the way vLLM would count them. ``plan`` chooses, and gives
-a reason for each choice. ``engine`` is the only place that spells vLLM's flags. ``manifests`` turns a plan
-into objects, ``apply`` says what to do about those that are there, ``status`` what to tell the user.
+A pool passes ``spec`` → ``models`` → ``memory`` → ``plan`` → ``manifests`` → ``apply`` → ``status``. All of
+that is pure, except that ``models.source`` reads folders and asks the hub. ``cluster``, ``reconcile`` and
+``process`` do the rest. The operator knows the picker's settings, names and errors, and nothing else of the
+picker.
 
-``cluster`` is the seam to the API server and what is known of it, ``reconcile`` the loop over pools,
-``process`` what runs it.
-
-The law: everything is pure but ``models.source`` (folders and the hub) and what in those last three asks
-or listens. Of the picker the operator knows settings, names, how a command line is read, the way to an
-API server and how certificates are signed; nothing else.
+- ``spec``: reads the custom resource into a frozen ``Pool``.
+- ``models``: turns a model's ``config.json`` into a ``ModelShape``.
+- ``hardware``: turns a product name or node labels into an ``Accelerator``.
+- ``memory``: bytes that a model needs on an accelerator at a given parallelism, counted as vLLM does.
+- ``plan``: chooses, with a reason for each choice.
+- ``engine``: spells vLLM's flags; no other module does.
+- ``manifests``: turns a plan into objects.
+- ``apply``: compares desired with observed objects and decides on the steps.
+- ``status``: what the user reads: status and conditions.
+- ``cluster``: the API server, and what is known of the cluster.
+- ``reconcile``: reconciles one pool.
+- ``process``: the operator as a process.
+- ``errors``: all exceptions.
 """

@@ -1,39 +1,40 @@
-"""Every exception of the operator; each message names the field and the remedy.
+"""All exceptions of the operator; each message names the field and the remedy.
 
 ::
 
     OperatorError
-    ├── SpecError        a field of the pool that cannot be used
+    ├── SpecError        a field of the pool that has an invalid value
     ├── ModelError       a model whose facts cannot be used: no config.json, GGUF, an unknown layout
     │   └── ModelNotFound    no source has the facts
     ├── HardwareError    an accelerator that is not known, or nothing says which one
     ├── RenderError      a plan that cannot become objects on this cluster
     ├── ClusterError     the API server refused, or could not be reached
     │   ├── Conflict         409: the object has changed, or is another one
-    │   ├── Forbidden        401, 403: a right of ours is missing
+    │   ├── Forbidden        401, 403: the operator lacks a right
     │   ├── QuotaExceeded    403 of a ResourceQuota
-    │   ├── Refused          400, 403, 413, 422: the object, by validation or by somebody's admission
+    │   ├── Refused          400, 403, 413, 422: the object was rejected by validation or admission
     │   ├── NotServed        404 for a whole API, or for a namespace that has gone
-    │   └── Unavailable      429, 5xx, no answer: worth another try
-    ├── FleetError       a picker does not answer for its fleet, or not as it should
-    ├── InternalError    a fault of the operator's own
+    │   └── Unavailable      429, 5xx, no answer: to be tried again
+    ├── FleetError       a picker does not answer GET /fleet, or not correctly
+    ├── InternalError    a defect of the operator
     ├── StartError       the operator cannot start: no cluster, no CRD, rights that are missing
     └── SettingsError    flags that do not go together
 
-A plan that does not fit is no exception but a verdict: see ``plan.outcome``.
+A plan that does not fit is a verdict, not an exception: see ``plan.outcome``.
 """
 
 from typing import ClassVar
 
 
 class OperatorError(Exception):
-    """Base of all; ``reason`` is the CamelCase reason of the condition it becomes."""
+    """Base class; ``reason`` is the reason of the condition that the error becomes."""
 
     reason: ClassVar[str] = "Error"
 
 
 class SpecError(OperatorError):
-    """``field`` is the path, ``spec.engine.maxModelLen``; the message starts with it."""
+    """An invalid field; ``field`` is its path, such as ``spec.engine.maxModelLen``, with which the message
+    begins."""
 
     reason = "InvalidSpec"
 
@@ -43,31 +44,32 @@ class SpecError(OperatorError):
 
 
 class ModelError(OperatorError):
-    """Names the model and what about it cannot be used."""
+    """A model that cannot be used; the message names the model and the cause."""
 
     reason = "ModelUnusable"
 
 
 class ModelNotFound(ModelError):
-    """No source has the facts of the model; says where they can be given."""
+    """A model whose facts no source has; the message says where they can be given."""
 
     reason = "ModelNotFound"
 
 
 class HardwareError(OperatorError):
-    """Names the product that is not known, or the field that would tell."""
+    """An unknown accelerator; the message names the product, or the field to set."""
 
     reason = "AcceleratorUnknown"
 
 
 class RenderError(OperatorError):
-    """Names the API that is missing and what to do."""
+    """A missing API; the message names it and the remedy."""
 
     reason = "ApiMissing"
 
 
 class ClusterError(OperatorError):
-    """``status`` of the answer, 0 without one; the message has the API server's own."""
+    """A failed request; ``status`` is that of the answer, 0 without one. The message has the API server's
+    own."""
 
     reason = "ApiError"
 
@@ -75,64 +77,64 @@ class ClusterError(OperatorError):
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
-        """Seconds that the API server asks to wait for; 0 where it does not say."""
+        """Seconds that the API server asks to wait; 0 when it does not ask."""
 
 
 class Conflict(ClusterError):
-    """To be read again."""
+    """An object that has changed and has to be read again."""
 
     reason = "Conflict"
 
 
 class Forbidden(ClusterError):
-    """Names the right that is missing."""
+    """A missing right, named by the message."""
 
     reason = "Forbidden"
 
 
 class QuotaExceeded(ClusterError):
-    """Names the quota."""
+    """An exceeded quota, named by the message."""
 
     reason = "QuotaExceeded"
 
 
 class Refused(ClusterError):
-    """What is wrong with the object, or who does not want it."""
+    """A rejected object; the message has the cause."""
 
     reason = "ObjectRefused"
 
 
 class NotServed(ClusterError):
-    """Names the API."""
+    """An absent API, named by the message."""
 
     reason = "ApiMissing"
 
 
 class Unavailable(ClusterError):
-    """Comes again by itself."""
+    """A temporary failure; the request will be repeated."""
 
     reason = "ApiUnavailable"
 
 
 class FleetError(OperatorError):
-    """Says what is wrong with the answer; the others' still count."""
+    """A missing or invalid answer of one picker; other pickers' answers still count."""
 
     reason = "PickerSilent"
 
 
 class InternalError(OperatorError):
-    """What Python says; the log has the rest."""
+    """A defect of the operator; the log has the traceback."""
 
     reason = "InternalError"
 
 
 class StartError(OperatorError):
-    """What has to be there first, and how it gets there."""
+    """A missing precondition of the start; the message has the remedy."""
 
     reason = "CannotStart"
 
 
 class SettingsError(OperatorError):
-    """Names the flag."""
+    """An invalid flag, named by the message."""
 
     reason = "InvalidSettings"

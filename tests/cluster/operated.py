@@ -18,7 +18,7 @@ from tests.golang import cache
 from kvist_kube.connection import find_cluster
 from kvist_operator.cluster.apiserver import ApiServer
 from kvist_operator.cluster.cluster_api import Hook, Json
-from kvist_operator.cluster.kinds import CHILDREN, POOL, Kind, Target
+from kvist_operator.cluster.kinds import CHILDREN, POOL, ObjectKind, Target
 from kvist_operator.cluster.rights import everywhere, namespaced
 from kvist_operator.manifests.names import OURS
 from kvist_sim.http1 import answers, get
@@ -165,7 +165,7 @@ async def until_condition(
         await asyncio.sleep(0.05)
 
 
-async def children(server: ApiServer, space: str, *more: Kind) -> dict[tuple[str, str], Json]:
+async def children(server: ApiServer, space: str, *more: ObjectKind) -> dict[tuple[str, str], Json]:
     """Every object of ours in a namespace, by kind and name."""
     kinds = [kind for kind in (*CHILDREN, *more) if kind.optional is None]
     found = [each for kind in kinds for each in await server.find(kind, space, labels=OURS)]

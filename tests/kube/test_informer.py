@@ -10,7 +10,7 @@ import pytest
 from tests.epp.endpoints.kubernetes.documents import PODS, pod
 from tests.fakes.apiserver import ApiServer, api_server
 
-from kvist_epp.endpoints.kubernetes.pods import Pod
+from kvist_epp.endpoints.kubernetes.pod_endpoints import Pod
 from kvist_kube.connection import Connection, find_cluster
 from kvist_kube.informer import DEFAULT_TIMES, Informer, InformerTimes, Resource
 

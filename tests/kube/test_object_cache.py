@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.epp.endpoints.kubernetes.documents import pod
 
-from kvist_epp.endpoints.kubernetes.pods import Pod
+from kvist_epp.endpoints.kubernetes.pod_endpoints import Pod
 from kvist_kube.errors import ApiError
 from kvist_kube.informer import recovery
 from kvist_kube.object_cache import ListPage, ObjectCache, decode

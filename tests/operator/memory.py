@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kvist_operator.cluster.cluster_api import Json
-from kvist_operator.cluster.kinds import Kind, Target, target_of
+from kvist_operator.cluster.kinds import ObjectKind, Target, target_of
 from kvist_operator.errors import ClusterError, Conflict, NotServed
 
 _KEPT = ("uid", "resourceVersion", "creationTimestamp", "generation")
@@ -17,7 +17,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.objects: dict[Target, Json] = {}
-        self.absent: set[Kind] = set()
+        self.absent: set[ObjectKind] = set()
         """Kinds whose API is not there."""
         self.writes: list[str] = []
         self.refuse: Callable[[str, Target], ClusterError | None] = lambda _verb, _target: None
@@ -44,7 +44,7 @@ class Memory:
         return self._shown(target) if target in self.objects else None
 
     async def find(
-        self, kind: Kind, namespace: str = "", *, labels: str = "", bare: bool = False
+        self, kind: ObjectKind, namespace: str = "", *, labels: str = "", bare: bool = False
     ) -> list[Json]:
         """See ``Cluster``."""
         if kind in self.absent:
@@ -53,7 +53,7 @@ class Memory:
         shown = [self._shown(target) for target in sorted(found) if _matches(self.objects[target], labels)]
         return [{k: v for k, v in each.items() if not bare or k in _BARE} for each in shown]
 
-    async def served(self, kinds: Iterable[Kind]) -> frozenset[Kind]:
+    async def served(self, kinds: Iterable[ObjectKind]) -> frozenset[ObjectKind]:
         """See ``Cluster``."""
         return frozenset(kinds) - self.absent
 

@@ -7,7 +7,7 @@ from tests.operator.memory import Memory
 
 from kvist_operator.cluster.capabilities import Capabilities
 from kvist_operator.cluster.cluster_api import Json
-from kvist_operator.cluster.kinds import CHILDREN, CONFIG_MAP, DEPLOYMENT, NODE, SECRET, Kind, Target
+from kvist_operator.cluster.kinds import CHILDREN, CONFIG_MAP, DEPLOYMENT, NODE, SECRET, ObjectKind, Target
 from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.cluster.pool_informer import PoolInformer
 from kvist_operator.errors import Forbidden, OperatorError, Refused, Unavailable
@@ -19,7 +19,7 @@ from kvist_operator.spec.pool import Pool
 from kvist_operator.status.advice import standing
 
 KEY = PoolKey("forest", "twig")
-SERVICE = Kind("", "v1", "Service", "services")
+SERVICE = ObjectKind("", "v1", "Service", "services")
 L4 = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.count": "4"}
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.count": "8"}
 

@@ -10,7 +10,7 @@ from tests.operator.memory import Memory
 
 from kvist_operator.cluster.capabilities import check
 from kvist_operator.cluster.cluster_api import Json
-from kvist_operator.cluster.kinds import CHILDREN, DEPLOYMENT, POD, POOL, SECRET, Kind, Target, kind_of
+from kvist_operator.cluster.kinds import CHILDREN, DEPLOYMENT, POD, POOL, SECRET, ObjectKind, Target, kind_of
 from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.cluster.pool_informer import PoolInformer
 from kvist_operator.cluster.rights import Right
@@ -26,11 +26,11 @@ class Ears:
     """A watch that the test feeds and ends."""
 
     def __init__(self) -> None:
-        self.kinds: list[frozenset[Kind]] = []
+        self.kinds: list[frozenset[ObjectKind]] = []
         self.heard: Callable[[str | None, Json], None] | None = None
         self.end = asyncio.Event()
 
-    async def __call__(self, kinds: Iterable[Kind], heard: Callable[[str | None, Json], None]) -> None:
+    async def __call__(self, kinds: Iterable[ObjectKind], heard: Callable[[str | None, Json], None]) -> None:
         """Follow until the test ends it."""
         self.kinds.append(frozenset(kinds))
         self.heard = heard

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.engine_state import EngineState
-from kvist_epp.endpoints.kubernetes.pods import TERMINATING
+from kvist_epp.endpoints.kubernetes.pod_endpoints import TERMINATING
 from kvist_epp.prefix_stats.cache_value import Worth
 from kvist_epp.prefix_stats.window import WINDOW_SECONDS
 

@@ -20,7 +20,7 @@ from kvist_operator.errors import (
     Unavailable,
 )
 
-from .kinds import Kind
+from .kinds import ObjectKind
 
 UNAUTHORIZED: Final = 401
 NOT_FOUND: Final = 404
@@ -30,10 +30,10 @@ ATTEMPTS: Final = 5
 """Attempts of one request; then its pool is retried later, and others continue."""
 MAX_MESSAGE: Final = 1500
 _RIGHTS: Final = (" cannot ", "attempting to grant RBAC permissions not currently held")
-"""Texts by which the authorizer's 403 is told from that of quotas and admission."""
+"""Texts that distinguish the authorizer's 403 from that of quotas and admission."""
 
 
-def error_of(answer: Answer, *, doing: str, kind: Kind, verb: str) -> ClusterError:
+def error_of(answer: Answer, *, doing: str, kind: ObjectKind, verb: str) -> ClusterError:
     """Return the error of an answer whose status is not 200 to 299."""
     status = answer.status
     message = status_message(answer.body) or f"status {status}"
@@ -52,7 +52,7 @@ def status_message(body: bytes) -> str:
     return str(message or "")[:MAX_MESSAGE]
 
 
-def _classify(status: int, message: str, kind: Kind, verb: str) -> tuple[type[ClusterError], str]:
+def _classify(status: int, message: str, kind: ObjectKind, verb: str) -> tuple[type[ClusterError], str]:
     if status == 403 and "exceeded quota" in message:
         return QuotaExceeded, "raise the ResourceQuota of the namespace, or let the pool request less"
     if status == UNAUTHORIZED:
@@ -68,7 +68,7 @@ def _classify(status: int, message: str, kind: Kind, verb: str) -> tuple[type[Cl
     return Unavailable, ""
 
 
-def _grant(kind: Kind, verb: str) -> str:
+def _grant(kind: ObjectKind, verb: str) -> str:
     rule = f'apiGroups: ["{kind.group}"], resources: ["{kind.plural}"], verbs: ["{verb}"]'
     return f"the operator's service account needs a rule with {rule} (docs/guides/operator.md)"
 

@@ -18,7 +18,7 @@ from kvist_operator.manifests.names import MANAGER
 from .api_errors import UNAUTHORIZED, error_of, retry_pause
 from .capabilities import review
 from .cluster_api import Hook, Json, Moment, Write
-from .kinds import Kind, Target, target_of
+from .kinds import ObjectKind, Target, target_of
 from .rights import Right
 
 PAGE: Final = 500
@@ -27,7 +27,7 @@ APPLY: Final = "application/apply-patch+yaml"
 JSON_PATCH: Final = "application/json-patch+json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 BARE: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-REVIEW: Final = Kind(
+REVIEW: Final = ObjectKind(
     "authorization.k8s.io", "v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False
 )
 _GONE: Final = 410
@@ -43,7 +43,7 @@ class _Request:
 
     verb: str
     """Verb of the RBAC rule."""
-    kind: Kind
+    kind: ObjectKind
     method: str
     path: str
     query: Query = ()
@@ -74,7 +74,7 @@ class ApiServer:
             return None
 
     async def find(
-        self, kind: Kind, namespace: str = "", *, labels: str = "", bare: bool = False
+        self, kind: ObjectKind, namespace: str = "", *, labels: str = "", bare: bool = False
     ) -> list[Json]:
         """Implement ``Cluster`` by an HTTP request."""
         selected: Query = [("labelSelector", labels)] if labels else []
@@ -97,12 +97,12 @@ class ApiServer:
             if not token:
                 return found
 
-    async def served(self, kinds: Iterable[Kind]) -> frozenset[Kind]:
+    async def served(self, kinds: Iterable[ObjectKind]) -> frozenset[ObjectKind]:
         """Implement ``Cluster`` by an HTTP request."""
-        by_root: dict[str, list[Kind]] = {}
+        by_root: dict[str, list[ObjectKind]] = {}
         for kind in kinds:
             by_root.setdefault(kind.root, []).append(kind)
-        found: set[Kind] = set()
+        found: set[ObjectKind] = set()
         for root, of_root in by_root.items():
             try:
                 page = await self._answer(_Request("get", of_root[0], "GET", root))
@@ -199,7 +199,7 @@ class ApiServer:
         return found
 
 
-def _typed(kind: Kind, item: Json) -> Json:
+def _typed(kind: ObjectKind, item: Json) -> Json:
     """Return an item with its kind and version, which items of lists lack."""
     return _slim({**item, "apiVersion": kind.api_version, "kind": kind.kind})
 

@@ -19,7 +19,7 @@ from kvist_operator.plan.seat import NODE_LABELS
 from kvist_operator.spec.pool import Pool, Source
 
 from .cluster_api import Cluster
-from .kinds import CHILDREN, CLAIM, NODE, POOL, Kind, Target
+from .kinds import CHILDREN, CLAIM, NODE, POOL, ObjectKind, Target
 from .rights import Right, everywhere, namespaced, single_rights
 
 CLAIM_SECONDS: Final = 60.0
@@ -37,7 +37,7 @@ Labels = Mapping[str, str]
 class CapabilitySnapshot:
     """Result of one discovery."""
 
-    kinds: frozenset[Kind] = frozenset()
+    kinds: frozenset[ObjectKind] = frozenset()
     """Optional kinds that are served."""
     accelerators: tuple[NodeFacts, ...] = ()
     """Kinds of accelerators, the most numerous first."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from .kinds import Kind, Target
+from .kinds import ObjectKind, Target
 
 Json = dict[str, Any]
 
@@ -45,7 +45,7 @@ class Cluster(Protocol):
         """Return the object; None when it, or its API, does not exist."""
 
     async def find(
-        self, kind: Kind, namespace: str = "", *, labels: str = "", bare: bool = False
+        self, kind: ObjectKind, namespace: str = "", *, labels: str = "", bare: bool = False
     ) -> list[Json]:
         """Return the objects of a kind that match ``labels``, a selector; with an empty namespace of all
         namespaces. ``bare``: only their metadata.
@@ -53,7 +53,7 @@ class Cluster(Protocol):
         Raises NotServed when the API does not exist.
         """
 
-    async def served(self, kinds: Iterable[Kind]) -> frozenset[Kind]:
+    async def served(self, kinds: Iterable[ObjectKind]) -> frozenset[ObjectKind]:
         """Return those of the kinds whose API exists, by discovery."""
 
     async def apply(self, made: Json) -> Json:

@@ -9,7 +9,7 @@ from kvist_operator.manifests.nouns import Api
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Kind:
+class ObjectKind:
     """A kind of object in one API version."""
 
     group: str
@@ -52,7 +52,7 @@ class Kind:
 class Target:
     """Kind, namespace and name of one object."""
 
-    kind: Kind
+    kind: ObjectKind
     namespace: str
     name: str
 
@@ -71,46 +71,46 @@ _ENVOY_GATEWAY: Final = "gateway.envoyproxy.io"
 _GATEWAY: Final = "gateway.networking.k8s.io"
 _RBAC: Final = "rbac.authorization.k8s.io"
 
-POOL: Final = Kind(OWN_GROUP, "v1alpha1", "InferencePool", "inferencepools")
-POD: Final = Kind("", "v1", "Pod", "pods")
-EVENT: Final = Kind("", "v1", "Event", "events")
-SECRET: Final = Kind("", "v1", "Secret", "secrets")
-CONFIG_MAP: Final = Kind("", "v1", "ConfigMap", "configmaps")
-CLAIM: Final = Kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
-NODE: Final = Kind("", "v1", "Node", "nodes", namespaced=False)
-DEPLOYMENT: Final = Kind("apps", "v1", "Deployment", "deployments")
-LEADER_WORKER_SET: Final = Kind("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets")
+POOL: Final = ObjectKind(OWN_GROUP, "v1alpha1", "InferencePool", "inferencepools")
+POD: Final = ObjectKind("", "v1", "Pod", "pods")
+EVENT: Final = ObjectKind("", "v1", "Event", "events")
+SECRET: Final = ObjectKind("", "v1", "Secret", "secrets")
+CONFIG_MAP: Final = ObjectKind("", "v1", "ConfigMap", "configmaps")
+CLAIM: Final = ObjectKind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+NODE: Final = ObjectKind("", "v1", "Node", "nodes", namespaced=False)
+DEPLOYMENT: Final = ObjectKind("apps", "v1", "Deployment", "deployments")
+LEADER_WORKER_SET: Final = ObjectKind("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets")
 
 CHILDREN: Final = (
-    Kind("", "v1", "ServiceAccount", "serviceaccounts"),
-    Kind(_RBAC, "v1", "Role", "roles"),
-    Kind(_RBAC, "v1", "RoleBinding", "rolebindings"),
+    ObjectKind("", "v1", "ServiceAccount", "serviceaccounts"),
+    ObjectKind(_RBAC, "v1", "Role", "roles"),
+    ObjectKind(_RBAC, "v1", "RoleBinding", "rolebindings"),
     CONFIG_MAP,
     SECRET,
-    Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),
-    Kind("", "v1", "Service", "services"),
-    Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+    ObjectKind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),
+    ObjectKind("", "v1", "Service", "services"),
+    ObjectKind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     DEPLOYMENT,
     LEADER_WORKER_SET,
-    Kind(_GATEWAY, "v1", "BackendTLSPolicy", "backendtlspolicies"),
-    Kind(_ENVOY_GATEWAY, "v1alpha1", "BackendTrafficPolicy", "backendtrafficpolicies"),
-    Kind(_ENVOY_GATEWAY, "v1alpha1", "EnvoyExtensionPolicy", "envoyextensionpolicies"),
-    Kind(POOL_GROUP, "v1", "InferencePool", "inferencepools"),
-    Kind(_GATEWAY, "v1", "HTTPRoute", "httproutes"),
-    Kind("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors"),
+    ObjectKind(_GATEWAY, "v1", "BackendTLSPolicy", "backendtlspolicies"),
+    ObjectKind(_ENVOY_GATEWAY, "v1alpha1", "BackendTrafficPolicy", "backendtrafficpolicies"),
+    ObjectKind(_ENVOY_GATEWAY, "v1alpha1", "EnvoyExtensionPolicy", "envoyextensionpolicies"),
+    ObjectKind(POOL_GROUP, "v1", "InferencePool", "inferencepools"),
+    ObjectKind(_GATEWAY, "v1", "HTTPRoute", "httproutes"),
+    ObjectKind("monitoring.coreos.com", "v1", "PodMonitor", "podmonitors"),
 )
 """Kinds of objects that pools consist of."""
 
 _BY_NAME: Final = {(kind.group, kind.kind): kind for kind in (*CHILDREN, POOL, POD, EVENT, CLAIM, NODE)}
 
 
-def kind_of(made: Mapping[str, Any]) -> Kind:
+def kind_of(made: Mapping[str, Any]) -> ObjectKind:
     """Return the kind of an object, by ``apiVersion`` and ``kind``. Raises KeyError for unknown kinds."""
     group, slash, _ = str(made["apiVersion"]).partition("/")
     return kind_named(group if slash else "", str(made["kind"]))
 
 
-def kind_named(group: str, kind: str) -> Kind:
+def kind_named(group: str, kind: str) -> ObjectKind:
     """Return the kind with this group and name. Raises KeyError for unknown kinds."""
     return _BY_NAME[group, kind]
 

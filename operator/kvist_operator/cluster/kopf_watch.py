@@ -18,7 +18,7 @@ from kvist_operator.errors import Unavailable
 from kvist_operator.manifests.names import OURS
 
 from .cluster_api import Json
-from .kinds import POOL, Kind
+from .kinds import POOL, ObjectKind
 
 OnEvent = Callable[[str | None, Json], None]
 """Called with the type of a watch event (None for an object of the initial list) and the object."""
@@ -42,7 +42,7 @@ class _NoStorage(kopf.DiffBaseStorage):
 
 async def follow(
     load: LoadConfiguration,
-    kinds: Iterable[Kind],
+    kinds: Iterable[ObjectKind],
     namespaces: Sequence[str],
     on_event: OnEvent,
     on_spawned: Callable[[], None] = lambda: None,
@@ -78,7 +78,9 @@ async def _stop(tasks: Collection["asyncio.Task[Any]"]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def registry(load: LoadConfiguration, kinds: Iterable[Kind], on_event: OnEvent) -> kopf.OperatorRegistry:
+def registry(
+    load: LoadConfiguration, kinds: Iterable[ObjectKind], on_event: OnEvent
+) -> kopf.OperatorRegistry:
     """Return the handlers that kopf calls: one for credentials, one for the events of each kind."""
     made = kopf.OperatorRegistry()
 
@@ -96,7 +98,7 @@ def registry(load: LoadConfiguration, kinds: Iterable[Kind], on_event: OnEvent) 
     return made
 
 
-def settings(kinds: Iterable[Kind]) -> kopf.OperatorSettings:
+def settings(kinds: Iterable[ObjectKind]) -> kopf.OperatorSettings:
     """Return settings with finite timeouts, by which kopf writes nothing anywhere."""
     made = kopf.OperatorSettings()
     made.posting.enabled = False

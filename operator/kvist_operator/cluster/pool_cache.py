@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from kvist_operator.manifests.names import INSTANCE
 
 from .cluster_api import Json
-from .kinds import POD, POOL, Kind, Target, target_of
+from .kinds import POD, POOL, ObjectKind, Target, target_of
 
 _WITH_STATUS: Final = ("Deployment", "LeaderWorkerSet", "HTTPRoute", "InferencePool", "Pod")
 """Kinds whose status is read."""
@@ -104,7 +104,7 @@ class PoolCache:
         """Return the keys of all our pools, sorted."""
         return sorted(PoolKey(t.namespace, t.name) for t in self._objects if t.kind == POOL)
 
-    def versions(self, kind: Kind) -> dict[Target, str]:
+    def versions(self, kind: ObjectKind) -> dict[Target, str]:
         """Return the resource version of each object of a kind."""
         return {target: known.version for target, known in self._objects.items() if target.kind == kind}
 
@@ -121,7 +121,7 @@ def pool_of(target: Target, found: Mapping[str, Any]) -> PoolKey | None:
     return PoolKey(target.namespace, name) if name else None
 
 
-def slimmed(kind: Kind, found: Mapping[str, Any]) -> Json:
+def slimmed(kind: ObjectKind, found: Mapping[str, Any]) -> Json:
     """Return the parts of an object that are read: few fields of a pod's spec, and a status only of kinds
     whose status is read."""
     meta = {key: value for key, value in found["metadata"].items() if key != "managedFields"}

@@ -13,7 +13,7 @@ from kvist_operator.errors import NotServed
 from kvist_operator.manifests.names import OURS
 
 from .cluster_api import Cluster, Json
-from .kinds import CHILDREN, POD, POOL, SECRET, Kind, Target, target_of
+from .kinds import CHILDREN, POD, POOL, SECRET, ObjectKind, Target, target_of
 from .pool_cache import PoolCache, PoolKey
 
 logger = logging.getLogger(__name__)
@@ -30,11 +30,11 @@ class PoolInformer:
     cache: PoolCache
     namespaces: Sequence[str]
     on_change: Callable[[PoolKey], None]
-    kinds: frozenset[Kind] = frozenset()
+    kinds: frozenset[ObjectKind] = frozenset()
     """Kinds that are followed at present."""
-    loaded: set[Kind] = field(default_factory=set)
+    loaded: set[ObjectKind] = field(default_factory=set)
 
-    async def follow(self, optional: Iterable[Kind]) -> bool:
+    async def follow(self, optional: Iterable[ObjectKind]) -> bool:
         """Follow these optional kinds and those that every cluster has; return whether the set has changed.
 
         New kinds are listed, and the objects of kinds that have gone are removed. Raises ClusterError.
@@ -75,7 +75,7 @@ class PoolInformer:
         found = await self.cluster.get(target)
         self._notify(self.cache.remove(target) if found is None else self.cache.update(found))
 
-    async def _list(self, kind: Kind, *, bare: bool = False) -> list[Json]:
+    async def _list(self, kind: ObjectKind, *, bare: bool = False) -> list[Json]:
         labels = "" if kind == POOL else OURS
         try:
             spaces = self.namespaces or ("",)

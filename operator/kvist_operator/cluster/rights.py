@@ -12,7 +12,7 @@ from typing import Any, Final
 from kvist_operator.manifests.picker import rules as picker_rules
 
 from . import kinds
-from .kinds import CHILDREN, Kind
+from .kinds import CHILDREN, ObjectKind
 
 Rule = dict[str, Any]
 READ: Final = ("get", "list", "watch")
@@ -79,6 +79,6 @@ def merged(rules: Iterable[Rule]) -> list[Rule]:
     ]
 
 
-def _rule(kind: Kind, verbs: Sequence[str], part: str = "") -> Rule:
+def _rule(kind: ObjectKind, verbs: Sequence[str], part: str = "") -> Rule:
     resource = f"{kind.plural}/{part}" if part else kind.plural
     return {"apiGroups": [kind.group], "resources": [resource], "verbs": list(verbs)}

@@ -2,6 +2,6 @@
 
 - ``settings``: the flags, to and from a command line.
 - ``runtime``: starts all parts, runs their loops, and stops them at a signal.
-- ``monitoring``: log lines, metrics, and the port with ``/metrics``, ``/healthz`` and ``/readyz``.
+- ``observability``: log lines, metrics, and the port with ``/metrics``, ``/healthz`` and ``/readyz``.
 - ``selftest``: ``kvist-operator check``, which ``helm test`` runs.
 """

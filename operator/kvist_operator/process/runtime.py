@@ -23,7 +23,7 @@ from kvist_operator.cluster import kopf_watch
 from kvist_operator.cluster.apiserver import ApiServer
 from kvist_operator.cluster.capabilities import Capabilities, check
 from kvist_operator.cluster.cluster_api import Cluster, Json
-from kvist_operator.cluster.kinds import Kind
+from kvist_operator.cluster.kinds import ObjectKind
 from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.cluster.pool_informer import PoolInformer
 from kvist_operator.errors import ClusterError, OperatorError, StartError
@@ -33,7 +33,7 @@ from kvist_operator.reconcile.picker_client import PickerClient
 from kvist_operator.reconcile.reconciler import Reconciler
 from kvist_operator.reconcile.work_queue import WorkQueue
 
-from .monitoring import Metrics, configure_logging, monitoring_port
+from .observability import Metrics, configure_logging, monitoring_port
 from .settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ STUCK_SECONDS: Final = 600.0
 """A reconciliation that takes longer than this will not end by itself."""
 
 OnEvent = Callable[[str | None, Json], None]
-Follow = Callable[[Iterable[Kind], OnEvent], Awaitable[None]]
+Follow = Callable[[Iterable[ObjectKind], OnEvent], Awaitable[None]]
 """Watches these kinds until cancelled; raises Unavailable when it ends by itself."""
 
 
@@ -86,7 +86,7 @@ async def serve(settings: Settings, environment: Mapping[str, str]) -> None:
 async def _run(
     settings: Settings, server: ApiServer, load: LoadConfiguration, handle_signals: Callable[[], None]
 ) -> None:
-    async def follow(kinds: Iterable[Kind], on_event: OnEvent) -> None:
+    async def follow(kinds: Iterable[ObjectKind], on_event: OnEvent) -> None:
         await kopf_watch.follow(load, kinds, settings.watched, on_event, handle_signals)
 
     operator = Operator(settings, server, follow)

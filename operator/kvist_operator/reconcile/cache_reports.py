@@ -151,9 +151,9 @@ def deletion_costs(found: MergedReport, pods: Iterable[str]) -> dict[str, int]:
         return {}
     names = list(pods)
     saved = _by_pod(found, names, lambda engine: engine.worth_tokens)
-    worth = saved if any(saved.values()) else _by_pod(found, names, lambda engine: engine.exclusive_blocks)
-    most = max(worth.values(), default=0)
-    return worth if most <= MOST_COST else {pod: cost * MOST_COST // most for pod, cost in worth.items()}
+    costs = saved if any(saved.values()) else _by_pod(found, names, lambda engine: engine.exclusive_blocks)
+    most = max(costs.values(), default=0)
+    return costs if most <= MOST_COST else {pod: cost * MOST_COST // most for pod, cost in costs.items()}
 
 
 def _by_pod(found: MergedReport, pods: Iterable[str], what: Callable[[EngineReport], int]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from kvist_operator import status as statuses
 from kvist_operator.cluster.capabilities import Capabilities, with_planned_first, with_required_labels
 from kvist_operator.cluster.cluster_api import Cluster, Json
-from kvist_operator.cluster.kinds import DEPLOYMENT, Kind, kind_of
+from kvist_operator.cluster.kinds import DEPLOYMENT, ObjectKind, kind_of
 from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.errors import ClusterError, Conflict, InternalError, NotServed, OperatorError, Unavailable
 from kvist_operator.manifests import Rendered, Site, render
@@ -291,5 +291,5 @@ def children_of(pool: str, children: Iterable[Json]) -> Observed:
     )
 
 
-def _other(by_name: dict[tuple[Kind, str], Json], kinds: tuple[str, ...], name: str) -> Json | None:
+def _other(by_name: dict[tuple[ObjectKind, str], Json], kinds: tuple[str, ...], name: str) -> Json | None:
     return next((made for (kind, of), made in by_name.items() if kind.kind in kinds and of == name), None)

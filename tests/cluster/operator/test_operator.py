@@ -26,12 +26,12 @@ from tests.crd.cases import cases
 
 from kvist_operator.cluster.apiserver import ApiServer
 from kvist_operator.cluster.cluster_api import Json
-from kvist_operator.cluster.kinds import DEPLOYMENT, POOL, Kind, Target
+from kvist_operator.cluster.kinds import DEPLOYMENT, POOL, ObjectKind, Target
 from kvist_sim.processes import Children
 
 pytestmark = pytest.mark.timeout(300)
 MERGE = {"Content-Type": "application/merge-patch+json"}
-SERVICE = Kind("", "v1", "Service", "services")
+SERVICE = ObjectKind("", "v1", "Service", "services")
 
 
 @dataclass
@@ -57,16 +57,16 @@ class Ground:
         found = await until_condition(self.server, name, self.name, kind, **expected)
         return str(found["message"])
 
-    async def get(self, kind: Kind, name: str) -> Json | None:
+    async def get(self, kind: ObjectKind, name: str) -> Json | None:
         """An object of the namespace."""
         return await self.server.get(Target(kind, self.name, name))
 
-    async def gone(self, kind: Kind, name: str) -> None:
+    async def gone(self, kind: ObjectKind, name: str) -> None:
         """Wait until there is no such object."""
         while await self.get(kind, name) is not None:
             await asyncio.sleep(0.05)
 
-    async def there(self, kind: Kind, name: str) -> Json:
+    async def there(self, kind: ObjectKind, name: str) -> Json:
         """Wait for an object."""
         while True:
             found = await self.get(kind, name)

@@ -21,13 +21,13 @@ from tests.cluster.operated import (
 )
 
 from kvist_operator.cluster.apiserver import ApiServer
-from kvist_operator.cluster.kinds import CHILDREN, DEPLOYMENT, Kind, Target
+from kvist_operator.cluster.kinds import CHILDREN, DEPLOYMENT, ObjectKind, Target
 from kvist_sim.relays import TcpRelay
 
 pytestmark = pytest.mark.timeout(300)
 GAIE = "inferencepools.inference.networking.k8s.io"
 ROUTES = "httproutes.gateway.networking.k8s.io"
-SERVICE = Kind("", "v1", "Service", "services")
+SERVICE = ObjectKind("", "v1", "Service", "services")
 GATEWAY = {"mode": "Route", "parentRefs": [{"name": "front"}]}
 
 

@@ -9,7 +9,7 @@ from tests.epp.parts import MODEL, Parts, ask, chat, make
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.endpoints.engine_state import ScrapeState
-from kvist_epp.endpoints.kubernetes import pods
+from kvist_epp.endpoints.kubernetes import pod_endpoints as pods
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
 from kvist_epp.engines.vllm.kv_events import Batch, Cleared
 from kvist_epp.errors import NoEndpoints

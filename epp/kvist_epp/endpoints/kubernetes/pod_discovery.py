@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from kvist_epp.endpoints.discovery import OnEndpoints, OnPriorities
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
-from kvist_epp.endpoints.kubernetes.pods import Pod, endpoint_set, endpoints_of, pod_age
+from kvist_epp.endpoints.kubernetes.pod_endpoints import Pod, endpoint_set, endpoints_of, pod_age
 from kvist_epp.endpoints.kubernetes.pools import (
     GatewayPool,
     Objective,

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from kvist_epp.endpoints.kubernetes.pods import Pod
+from kvist_epp.endpoints.kubernetes.pod_endpoints import Pod
 from kvist_kube.object_cache import decode
 
 PODS = "/api/v1/namespaces/ns/pods"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.epp.endpoints.kubernetes.documents import parsed, pod
 
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
-from kvist_epp.endpoints.kubernetes import pods
+from kvist_epp.endpoints.kubernetes import pod_endpoints as pods
 
 
 def made(document: dict[str, Any], *ports: int) -> list[Endpoint]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvist_operator.process import monitoring as logs
+from kvist_operator.process import observability as logs
 
 
 @pytest.fixture(autouse=True)
