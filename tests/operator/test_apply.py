@@ -1,5 +1,4 @@
-"""Promises of the steps: they lead to what is wanted from anywhere, touch nobody else's, and never let two
-generations of engines claim the same accelerators."""
+"""Steps lead to the desired objects from any state, modify only owned objects, and keep generations apart."""
 
 import copy
 from collections.abc import Iterable
@@ -25,18 +24,18 @@ GPU_CASES = st.sampled_from(sorted(CASES))
 
 
 class World:
-    """A cluster of plain objects: applies, deletes, and a controller that makes workloads ready."""
+    """A cluster of plain objects, with applies, deletions, and a controller that makes workloads ready."""
 
     def __init__(self, objects: Iterable[Json] = ()) -> None:
         self.objects = {key_of(o): copy.deepcopy(o) for o in objects}
         self.most_workloads = 0
 
     def look(self, pool: Pool, wanted: Rendered) -> Changes:
-        """What is to be done now."""
+        """Return what to do now."""
         return changes(pool, wanted, copy.deepcopy(list(self.objects.values())))
 
     def do(self, found: Changes, upto: int | None = None) -> None:
-        """Carry out the first so many steps."""
+        """Run the first steps."""
         for step in found.steps[:upto]:
             if step.verb is Verb.DELETE:
                 self.objects[step.key]["metadata"]["deletionTimestamp"] = "now"
@@ -54,7 +53,7 @@ class World:
         return made
 
     def settle(self) -> None:
-        """Deletions end, workloads get ready."""
+        """Complete deletions and make workloads ready."""
         for key, found in list(self.objects.items()):
             if "deletionTimestamp" in found["metadata"]:
                 del self.objects[key]
@@ -67,7 +66,7 @@ class World:
                 }
 
     def reach(self, pool: Pool, wanted: Rendered) -> int:
-        """Rounds until there is nothing left to do."""
+        """Return the number of rounds until nothing is left to do."""
         for number in range(6):
             found = self.look(pool, wanted)
             if not found.steps and not found.waits:
@@ -83,8 +82,8 @@ WORKLOADS = ("Deployment", "LeaderWorkerSet")
 @settings(max_examples=60)
 @given(GPU_CASES, GPU_CASES, st.booleans(), st.lists(st.integers(0, 20), max_size=4))
 def test_from_anywhere_to_what_is_wanted(before: str, after: str, surge: bool, crashes: list[int]) -> None:
-    """Through crashes after any number of steps the end is the same: exactly the wanted objects, as intended;
-    then nothing is left to do. ReplaceFirst never has two workloads of engines."""
+    """After crashes at any step the end is the same objects, as intended; ReplaceFirst never has two engine
+    workloads."""
     pool = SURGE if surge else POOL
     world = World()
     world.reach(pool, RENDERED[before])
@@ -99,7 +98,7 @@ def test_from_anywhere_to_what_is_wanted(before: str, after: str, surge: bool, c
 
 
 def test_at_rest_nothing_is_written() -> None:
-    """Defaults of the API server, status and other managers' fields are no reason to write."""
+    """Defaults of the API server, status and fields of other managers cause no write."""
     world = World()
     world.reach(POOL, RENDERED["agents"])
     for found in world.objects.values():
@@ -112,19 +111,19 @@ def test_at_rest_nothing_is_written() -> None:
 
 
 def deployment(world: World) -> Json:
-    """The engines'."""
+    """Return the Deployment of the engines."""
     return world.objects[Key("apps", "Deployment", "twig")]
 
 
 def pod(world: World) -> Json:
-    """Of the engines."""
+    """Return the container of the engines."""
     found: Json = deployment(world)["spec"]["template"]["spec"]
     return found
 
 
 @pytest.mark.parametrize("what", ["field", "item", "annotation"])
 def test_drift_is_mended(what: str) -> None:
-    """A field that somebody changed, an item somebody took out, an intent that is not ours."""
+    """A changed field, a removed item and a foreign intent are each repaired."""
     world = World()
     world.reach(POOL, RENDERED["minimal"])
     if what == "field":
@@ -139,7 +138,7 @@ def test_drift_is_mended(what: str) -> None:
 
 
 def test_quantities_in_another_spelling_are_the_same() -> None:
-    """The API server writes 2048Mi as 2Gi and 1000m as 1; only where quantities are."""
+    """Quantities in another notation (2048Mi as 2Gi, 1000m as 1) are equal, other fields are not."""
     world = World()
     world.reach(POOL, RENDERED["minimal"])
     amounts = world.objects[Key("apps", "Deployment", "twig-epp")]["spec"]["template"]["spec"]["containers"][
@@ -153,9 +152,8 @@ def test_quantities_in_another_spelling_are_the_same() -> None:
     assert len(world.look(POOL, RENDERED["minimal"]).steps) == 1
 
 
-def test_what_is_somebody_else_s_is_left_alone() -> None:
-    """An object without our owner reference, or with that of a pool of the same name before: a conflict, no
-    step; the rest goes on."""
+def test_objects_of_other_owners_are_not_modified() -> None:
+    """An object without our owner reference, or with an earlier pool's, is a conflict and is not modified."""
     for owners in ([], [{"uid": "another", "controller": True}], [{"uid": UID, "controller": False}]):
         theirs = copy.deepcopy(RENDERED["minimal"].objects[-1])
         theirs["metadata"]["ownerReferences"] = owners
@@ -168,7 +166,7 @@ def test_what_is_somebody_else_s_is_left_alone() -> None:
 
 
 def test_only_ours_is_pruned() -> None:
-    """Not what others own, not what carries no label of ours, not what the operator makes besides."""
+    """Objects of other owners, without our labels, or made elsewhere by the operator are not deleted."""
     kept = [
         made("Secret", "twig-epp-tls"),
         made("ConfigMap", "theirs", uid="another"),
@@ -183,7 +181,7 @@ def test_only_ours_is_pruned() -> None:
 
 
 def made(kind: str, name: str, *, uid: str = UID, labels: Json | None = None) -> Json:
-    """A small object."""
+    """Return a small object."""
     managed = {"app.kubernetes.io/managed-by": "kvist-operator"}
     meta = {
         "name": name,
@@ -194,7 +192,7 @@ def made(kind: str, name: str, *, uid: str = UID, labels: Json | None = None) ->
 
 
 def test_replace_first_gives_accelerators_back_before_it_takes_others() -> None:
-    """From one node to two: the Deployment goes, and only when it is gone the LeaderWorkerSet comes."""
+    """From one node to two, the LeaderWorkerSet is created only when the Deployment has gone."""
     world = World()
     world.reach(POOL, RENDERED["minimal"])
     old, new = Key("apps", "Deployment", "twig"), Key("leaderworkerset.x-k8s.io", "LeaderWorkerSet", "twig")
@@ -211,7 +209,7 @@ def test_replace_first_gives_accelerators_back_before_it_takes_others() -> None:
 
 
 def test_surge_first_keeps_the_old_until_the_new_serves() -> None:
-    """The Deployment stays until the LeaderWorkerSet has all its replicas ready."""
+    """With SurgeFirst the Deployment stays until the LeaderWorkerSet has all replicas ready."""
     world = World()
     world.reach(SURGE, RENDERED["minimal"])
     old, new = Key("apps", "Deployment", "twig"), Key("leaderworkerset.x-k8s.io", "LeaderWorkerSet", "twig")
@@ -225,7 +223,8 @@ def test_surge_first_keeps_the_old_until_the_new_serves() -> None:
 
 
 def test_the_way_in_comes_last_and_goes_first() -> None:
-    """Accounts and rights before pods, pods before routes; backwards when they go."""
+    """Accounts and rights are created before pods, and pods before routes; deletion is the other way
+    round."""
     kinds = [step.key.kind for step in World().look(POOL, RENDERED["route"]).steps]
     assert kinds.index("ServiceAccount") < kinds.index("Deployment") < kinds.index("HTTPRoute")
 
@@ -236,7 +235,7 @@ def test_the_way_in_comes_last_and_goes_first() -> None:
 
 
 def test_what_is_being_deleted_is_waited_for() -> None:
-    """Somebody deletes a child by hand: it is made anew once it is gone."""
+    """A child that is being deleted by hand is created again once it has gone."""
     world = World()
     world.reach(POOL, RENDERED["minimal"])
     deployment(world)["metadata"]["deletionTimestamp"] = "now"
@@ -249,7 +248,7 @@ def test_what_is_being_deleted_is_waited_for() -> None:
 
 
 def test_the_stamp_is_of_the_intent() -> None:
-    """The same for the same intent, also when it is stamped already; another for another."""
+    """The stamp is the same for the same intent, stamped or not, and another for another intent."""
     one, other = RENDERED["minimal"].objects[:2]
 
     assert as_intended(stamped(one), stamped(one))

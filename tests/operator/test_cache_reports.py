@@ -29,7 +29,7 @@ def of(*pages: bytes) -> MergedReport:
     return merge_reports(map(parse_report, pages))
 
 
-def test_worth_adds_up_and_blocks_do_not() -> None:
+def test_saved_tokens_add_up_and_blocks_do_not() -> None:
     """Saved tokens are added up over pickers; figures of engines come from the longest window, in any
     order."""
     old = {"seconds": 600.0, "requests": 90.0, "preemptions": 3.0, "queries": 1000.0, "hits": 400.0}
@@ -50,7 +50,7 @@ def test_worth_adds_up_and_blocks_do_not() -> None:
 
 
 @given(st.lists(st.lists(worths, min_size=4, max_size=4), min_size=1, max_size=4))
-def test_the_order_of_costs_is_that_of_worth(replicas: list[list[int]]) -> None:
+def test_costs_keep_the_order_of_saved_tokens(replicas: list[list[int]]) -> None:
     """Costs fit an int32 and keep their order; every given pod has one."""
     pages = [page(*(row(pod, worth=w) for pod, w in zip(PODS, each, strict=True))) for each in replicas]
     costs = deletion_costs(of(*pages), PODS)
@@ -64,13 +64,13 @@ def test_the_order_of_costs_is_that_of_worth(replicas: list[list[int]]) -> None:
         assert costs == worth
 
 
-def test_what_is_not_known_is_worth_nothing() -> None:
+def test_unknown_pods_cost_nothing() -> None:
     """A pod that no picker knows has cost 0; pods that are not given have none."""
     found = of(page(row("p0", worth=9), row("gone", worth=9)))
     assert deletion_costs(found, ["p0", "p1"]) == {"p0": 9, "p1": 0}
 
 
-def test_without_an_answer_nothing_is_said() -> None:
+def test_without_an_answer_there_are_no_costs() -> None:
     """Without an answer there are no costs."""
     assert deletion_costs(MergedReport(), PODS) == {}
     assert deletion_costs(of(page()), ["p0"]) == {"p0": 0}

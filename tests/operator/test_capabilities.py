@@ -48,7 +48,7 @@ def test_what_the_spec_said_or_did_not_fit_is_planned_anew() -> None:
     assert with_planned_first([], {}) == []
 
 
-def test_labels_that_pods_already_ask_for_are_remembered() -> None:
+def test_labels_that_pods_already_require_are_kept() -> None:
     """Required labels are read from either kind of workload; other affinity rules are ignored."""
     rules = [
         {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["NVIDIA-L4"]},
@@ -62,12 +62,12 @@ def test_labels_that_pods_already_ask_for_are_remembered() -> None:
     assert with_required_labels([H100], None) == (H100,)
 
 
-def test_only_labels_that_tell_are_kept() -> None:
+def test_only_accelerator_labels_are_kept() -> None:
     """Only labels that identify accelerators are kept; the others of a node change by the minute."""
     assert accelerator_labels({**L4, "kubernetes.io/hostname": "a"}) == L4
 
 
-async def test_a_look_sees_apis_and_nodes_each_kind_once() -> None:
+async def test_a_discovery_finds_apis_and_nodes_each_kind_once() -> None:
     """Two discoveries of an unchanged cluster are equal."""
     cluster = Memory()
     cluster.absent = {kind for kind in CHILDREN if kind.kind == "HTTPRoute"}

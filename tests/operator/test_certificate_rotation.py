@@ -1,4 +1,4 @@
-"""Promises of the pickers' certificate: whoever has to verify it can, at any moment of a renewal."""
+"""The pickers' certificate can be verified by its peers at any moment of a renewal."""
 
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ DAY = timedelta(days=1)
 
 
 def context(side: int, data: Data, authorities: bytes) -> ssl.SSLContext:
-    """One side of mutual TLS, as strict as OpenSSL can be."""
+    """Return one side of mutual TLS, as strict as OpenSSL can be."""
     made = ssl.SSLContext(side)
     made.verify_flags |= ssl.VERIFY_X509_STRICT
     made.verify_mode = ssl.CERT_REQUIRED
@@ -44,7 +44,7 @@ def context(side: int, data: Data, authorities: bytes) -> ssl.SSLContext:
 
 
 def shake(server: ssl.SSLObject, client: ssl.SSLObject, wires: Sequence[ssl.MemoryBIO]) -> None:
-    """A handshake in memory. Raises ssl.SSLError."""
+    """Run a handshake in memory. Raises ssl.SSLError."""
     to_server, from_server, to_client, from_client = wires
     for _ in range(4):
         for end in (client, server):
@@ -60,7 +60,7 @@ def shake(server: ssl.SSLObject, client: ssl.SSLObject, wires: Sequence[ssl.Memo
 
 
 def meet(server: Data, client: Data, name: str = PEERS, authorities: bytes = b"") -> None:
-    """The client, who has these files, asks the server, who has those. Raises ssl.SSLError."""
+    """Connect a client with these files to a server with those. Raises ssl.SSLError."""
     wires = [ssl.MemoryBIO() for _ in range(4)]
     listens = context(ssl.PROTOCOL_TLS_SERVER, server, server["ca.crt"])
     asks = context(ssl.PROTOCOL_TLS_CLIENT, client, authorities or client["ca.crt"])
@@ -72,7 +72,7 @@ def meet(server: Data, client: Data, name: str = PEERS, authorities: bytes = b""
 
 
 def acted(times: Sequence[datetime]) -> Iterator[tuple[datetime, CertificateBundle]]:
-    """What an operator has written that looked at these times."""
+    """Return what an operator has written that reconciled at these times."""
     data: Mapping[str, bytes] | None = None
     for moment in times:
         if due(data, NAMES, moment):
@@ -82,7 +82,7 @@ def acted(times: Sequence[datetime]) -> Iterator[tuple[datetime, CertificateBund
 
 
 def lately(written: Sequence[tuple[datetime, CertificateBundle]], since: datetime) -> list[CertificateBundle]:
-    """What a pod may have that gets its files this late."""
+    """Return the files that a pod may have which receives them this late."""
     newer = [bundle for moment, bundle in written if moment > since]
     older = [bundle for moment, bundle in written if moment <= since]
     return [*older[-1:], *newer]
@@ -101,7 +101,7 @@ GAPS = st.lists(
 @settings(max_examples=25, deadline=None)
 @given(GAPS)
 def test_pods_with_files_of_any_day_verify_each_other(gaps: list[timedelta]) -> None:
-    """Whenever the operator looked: old and new pickers let each other in, and Envoys know both."""
+    """Old and new pickers accept each other, and Envoy knows both, whenever the operator reconciled."""
     times = [NOW - sum(gaps[i:], timedelta()) for i in range(len(gaps))]
     known = lately(list(acted([*times, NOW])), NOW - OVERLAP)
 
@@ -112,7 +112,7 @@ def test_pods_with_files_of_any_day_verify_each_other(gaps: list[timedelta]) -> 
 
 
 def history() -> list[CertificateBundle]:
-    """Made, announced, promoted: the last of it now."""
+    """Return the three contents: made, announced, and promoted now."""
     spent = NOW - OVERLAP
     found = [bundle for _, bundle in acted([spent - LIFE * 2 / 3, spent, NOW])]
     assert len(found) == 3
@@ -120,7 +120,7 @@ def history() -> list[CertificateBundle]:
 
 
 def test_a_renewal_is_announced_before_it_is_shown() -> None:
-    """The next certificate waits a day while its authority gets around; then it takes the old one's place."""
+    """The next certificate is announced for a day, then it replaces the old one."""
     first, second, third = history()
 
     assert second.secret["tls.crt"] == first.secret["tls.crt"]
@@ -134,7 +134,7 @@ def test_a_renewal_is_announced_before_it_is_shown() -> None:
 
 
 def test_skipping_the_announcement_would_break_what_runs() -> None:
-    """A picker with the first files does not know the third ones' authority: hence the two steps."""
+    """A picker with the first files does not know the third certificate's authority: hence the two steps."""
     first, _, third = history()
 
     with pytest.raises(ssl.SSLError):
@@ -142,7 +142,7 @@ def test_skipping_the_announcement_would_break_what_runs() -> None:
 
 
 def test_nothing_is_due_in_between() -> None:
-    """Looking again writes nothing, and asking anyway gives what is there."""
+    """When nothing is due, issuing again returns the unchanged content."""
     [first] = [bundle for _, bundle in acted([NOW])]
 
     assert due(first.secret, NAMES, NOW + LIFE / 2) == ""
@@ -152,7 +152,7 @@ def test_nothing_is_due_in_between() -> None:
 
 
 def other() -> Data:
-    """Another pool's files."""
+    """Return the files of another pool."""
     return issued(("oak-epp.forest.svc",), NOW).secret
 
 
@@ -169,7 +169,7 @@ def other() -> Data:
     ],
 )
 def test_what_cannot_be_used_is_replaced_at_once(changes: Data, why: str) -> None:
-    """Damage is found whatever it is, said, and mended in one step."""
+    """Any damage is detected, named and repaired in one step."""
     damaged = {**issued(NAMES, NOW).secret, **changes}
 
     assert why in due(damaged, NAMES, NOW)
@@ -180,7 +180,7 @@ def test_what_cannot_be_used_is_replaced_at_once(changes: Data, why: str) -> Non
 
 @pytest.mark.parametrize("missing", ["tls.crt", "tls.key"])
 def test_a_missing_key_of_the_secret_is_named(missing: str) -> None:
-    """So that a log tells what somebody took away."""
+    """Each missing key is named."""
     data = {name: value for name, value in issued(NAMES, NOW).secret.items() if name != missing}
 
     assert due(data, NAMES, NOW) == f"{missing} is missing"
@@ -188,7 +188,7 @@ def test_a_missing_key_of_the_secret_is_named(missing: str) -> None:
 
 
 def test_an_expired_certificate_makes_way_at_once() -> None:
-    """For the one that was announced, where there is one; a clock that went back is no catastrophe either."""
+    """A broken certificate is replaced by the announced one if there is one; a clock set back is harmless."""
     _, announced, _ = history()
     late = NOW + LIFE / 2
     assert "tls.crt expired" in due(announced.secret, NAMES, late)
@@ -202,7 +202,7 @@ def test_an_expired_certificate_makes_way_at_once() -> None:
 
 
 def test_a_damaged_successor_is_made_again() -> None:
-    """What runs is not touched by it."""
+    """A broken announced certificate is replaced without a change of the current one."""
     _, announced, _ = history()
     damaged = {**announced.secret, "next.key": b"nothing"}
 
@@ -214,7 +214,7 @@ def test_a_damaged_successor_is_made_again() -> None:
 
 
 def test_a_secret_that_is_damaged_for_ever_does_not_grow() -> None:
-    """The newest authorities are kept, and few of them."""
+    """Only a few authorities are kept, the newest ones."""
     data = issued(NAMES, NOW).secret
     for _ in range(12):
         data = issued(NAMES, NOW, {**data, "tls.key": b""}).secret
@@ -224,7 +224,7 @@ def test_a_secret_that_is_damaged_for_ever_does_not_grow() -> None:
 
 
 def test_no_authority_can_be_made_use_of_again() -> None:
-    """No key but those of certificates is in the Secret, and those can sign nothing."""
+    """The Secret has no authority's key, and the keys that it has can sign no certificate."""
     _, announced, _ = history()
     leaves = [x509.load_pem_x509_certificate(announced.secret[name]) for name in ("tls.crt", "next.crt")]
 
@@ -237,7 +237,7 @@ def test_no_authority_can_be_made_use_of_again() -> None:
 
 
 def test_the_names_are_those_that_pods_look_for() -> None:
-    """Peers find each other, and Envoy its picker, by names the certificate is good for."""
+    """The certificate has the names by which replicas and Envoy address pickers."""
     picker = one(rendered("agents"), "Deployment", "twig-epp")["spec"]["template"]["spec"]["containers"][0]
     [peers] = [word for word in picker["args"] if word.startswith("--peers=")]
     envoy = one(rendered("agents"), "ConfigMap", "twig-envoy")["data"]["authority.json"]

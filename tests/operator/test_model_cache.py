@@ -44,7 +44,7 @@ async def settled(library: ModelCache, pool: Pool) -> ModelFacts:
             return found
 
 
-async def test_a_slow_hub_holds_nobody_up(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_hub_delays_no_pool(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lookup in progress gives None and calls back when it ends; pools of one model share it."""
     monkeypatch.setattr("kvist_operator.reconcile.model_cache.WAIT_SECONDS", 0.01)
     told = asyncio.Event()

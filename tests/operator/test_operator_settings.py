@@ -1,4 +1,4 @@
-"""The operator's flags: there and back, and what they refuse."""
+"""The operator's flags: round trip, environment, errors."""
 
 import pytest
 from hypothesis import given
@@ -25,12 +25,13 @@ SECONDS = st.floats(1, 1e6)
     )
 )
 def test_a_command_line_gives_the_settings_it_was_made_from(made: Settings) -> None:
-    """As with the picker, since a chart writes the one and reads the other."""
+    """Settings survive the round trip through a command line, since a chart writes it and the operator reads
+    it."""
     assert Settings.from_args(made.to_args()) == made
 
 
 def test_an_environment_variable_stands_for_a_flag() -> None:
-    """And the command line wins."""
+    """An environment variable sets a flag, and the command line takes precedence."""
     environment = {"KVIST_OPERATOR_NAMESPACES": "a,b", "KVIST_OPERATOR_WORKERS": "3"}
     found = Settings.from_args(["--workers=5"], environment)
 
@@ -52,7 +53,7 @@ def test_an_environment_variable_stands_for_a_flag() -> None:
 def test_what_cannot_be_is_refused_by_its_flag(
     argument: str, flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The message names the flag, be it ours or argparse's."""
+    """The message names the flag, whether it comes from the settings or from argparse."""
     with pytest.raises((SettingsError, SystemExit)) as refused:
         Settings.from_args([argument])
     assert flag in f"{refused.value} {capsys.readouterr().err}"

@@ -102,7 +102,7 @@ def pool_object() -> dict[str, Any]:
 ROWS = [row("e0", worth=30), row("e1", worth=10, kv_tokens=900), row("e2", worth=20)]
 
 
-async def test_each_pod_gets_the_worth_of_its_cache() -> None:
+async def test_each_pod_gets_its_deletion_cost() -> None:
     """Before replicas are lowered every ready engine gets a cost from all pickers; failing pickers do not
     matter."""
     world = World()
@@ -122,7 +122,7 @@ async def test_each_pod_gets_the_worth_of_its_cache() -> None:
 
 
 @pytest.mark.parametrize("replicas", [0, 3, 4])
-async def test_nobody_is_asked_where_there_is_no_choice(replicas: int) -> None:
+async def test_pickers_are_not_asked_where_there_is_no_choice(replicas: int) -> None:
     """Pickers are not asked when all pods stay or all go."""
     world = World()
     world.tell()
@@ -159,7 +159,7 @@ async def test_replicas_are_lowered_all_the_same() -> None:
     assert world.cluster.written == {"e1": "10", "e2": "20"}
 
 
-async def test_a_look_tells_of_what_is_new() -> None:
+async def test_changed_figures_reconcile_the_pool() -> None:
     """A pool is reconciled when its figures change; figures stay while pickers are silent and go with the
     pool."""
     world = World()
@@ -196,7 +196,7 @@ async def test_advice_stands_until_something_is_known() -> None:
     assert line.startswith("Preemptions: 50 %")
 
 
-async def test_asking_goes_on_and_ends_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_polling_repeats_until_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Polling repeats at the interval; cancelling it leaves nothing behind."""
     asked, hang = asyncio.Event(), asyncio.Event()
     count = 0

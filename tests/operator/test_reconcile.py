@@ -1,4 +1,4 @@
-"""One look at a pool, on a cluster in memory: what is written, and what is said."""
+"""One reconciliation of a pool on a cluster in memory: writes and conditions."""
 
 from typing import Any
 
@@ -25,27 +25,27 @@ H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.count
 
 
 class Quiet:
-    """A fleet that says what the test lets it."""
+    """Picker figures that the test sets."""
 
     def __init__(self) -> None:
         self.priced: list[tuple[int, int]] = []
         self.tokens: int | None = None
 
     async def set_deletion_costs(self, pool: Pool, pods: list[Json], replicas: int) -> None:
-        """Remember that it was asked, and for which replicas."""
+        """Record the call and the number of replicas."""
         self.priced.append((len(pods), replicas))
 
     def kv_tokens(self, key: PoolKey) -> int | None:
-        """What the test says."""
+        """Return the size that the test sets."""
         return self.tokens
 
     def advice(self, key: PoolKey, pool: Pool, plan: Plan, before: list[str]) -> tuple[str, ...]:
-        """What was said before."""
+        """Return the earlier advice."""
         return standing(before)
 
 
 class Ground:
-    """One pool in one cluster, and an operator that can be made anew."""
+    """One pool in one cluster, and an operator that can be restarted."""
 
     def __init__(self) -> None:
         self.cluster = Memory()
@@ -54,7 +54,7 @@ class Ground:
         self.restart()
 
     def restart(self) -> None:
-        """An operator that knows nothing."""
+        """Make an operator with an empty cache."""
         self.cache = PoolCache()
         self.capabilities = Capabilities(self.cluster, nodes_allowed=True)
         self.informer = PoolInformer(self.cluster, self.cache, (), lambda _key: None)
@@ -68,7 +68,7 @@ class Ground:
         )
 
     def put(self, **spec: Any) -> None:
-        """The pool, new or changed."""
+        """Create or change the pool."""
         base = {
             "model": {"source": "hf://Qwen/Qwen3-8B"},
             "accelerator": {"product": "L4"},
@@ -79,26 +79,26 @@ class Ground:
         self.cluster.put({**body, "spec": {**base, **spec}})
 
     async def look(self) -> float | None:
-        """See all there is, and look at the pool once; what was written is counted from here."""
+        """Resync and reconcile once; writes are counted from here."""
         await self.informer.follow((await self.capabilities.discover()).kinds)
         await self.informer.resync()
         self.cluster.writes.clear()
         return await self.reconciler.reconcile(KEY)
 
     async def said(self, kind: str) -> Json:
-        """A condition."""
+        """Return a condition."""
         conditions = (await self.status())["conditions"]
         return next((c for c in conditions if c["type"] == kind), {})
 
     async def status(self) -> Json:
-        """Of the pool."""
+        """Return the pool's status."""
         found = await self.cluster.get(KEY.target)
         assert found is not None
         status: Json = found["status"]
         return status
 
     async def engines(self) -> Json:
-        """Their Deployment."""
+        """Return the Deployment of the engines."""
         found = await self.cluster.get(Target(DEPLOYMENT, "forest", "twig"))
         assert found is not None
         return found
@@ -106,14 +106,14 @@ class Ground:
 
 @pytest.fixture
 def ground() -> Ground:
-    """With a pool that asks for nothing special."""
+    """Return a ground with a simple pool."""
     made = Ground()
     made.put()
     return made
 
 
 async def test_a_pool_is_made_and_then_left_alone(ground: Ground) -> None:
-    """Objects first, the status last; a second look writes nothing, nor does a new operator's first."""
+    """Objects are written first, the status last; reconciling again, also after a restart, writes nothing."""
     await ground.look()
     assert ground.cluster.writes[-1] == "status InferencePool twig"
     assert "apply Deployment twig" in ground.cluster.writes
@@ -126,8 +126,8 @@ async def test_a_pool_is_made_and_then_left_alone(ground: Ground) -> None:
     assert ground.cluster.writes == []
 
 
-async def test_a_bad_spec_is_a_condition_and_what_runs_runs_on(ground: Ground) -> None:
-    """The old generation's objects are not touched; when the spec is mended, all goes on."""
+async def test_an_invalid_spec_is_a_condition_and_engines_keep_running(ground: Ground) -> None:
+    """An invalid spec leaves the running objects unchanged; a corrected one continues."""
     await ground.look()
     before = await ground.engines()
     ground.put(engine={"extraArgs": ["--port=1"]})
@@ -143,15 +143,15 @@ async def test_a_bad_spec_is_a_condition_and_what_runs_runs_on(ground: Ground) -
 
 
 async def test_a_model_that_does_not_fit_is_a_condition(ground: Ground) -> None:
-    """Nothing is made for it."""
+    """A refused plan creates no object."""
     ground.put(model={"source": "hf://deepseek-ai/DeepSeek-V3.2"}, accelerator={"product": "L4", "count": 1})
     await ground.look()
     assert ground.cluster.writes == ["status InferencePool twig"]
     assert (await ground.said("Accepted"))["reason"] == "DoesNotFit"
 
 
-async def test_what_the_api_server_refuses_is_said_and_the_rest_is_done(ground: Ground) -> None:
-    """All refusals in one condition; the call fails, so that the pool's turn comes again."""
+async def test_refused_objects_are_a_condition_and_the_rest_is_written(ground: Ground) -> None:
+    """All refused objects are in one condition; the call fails, so that the pool is retried."""
     refused = {
         "NetworkPolicy": Refused("apply NetworkPolicy twig: denied by a webhook", 403),
         "Role": Forbidden("apply Role twig-epp: may not", 403),
@@ -171,7 +171,7 @@ async def test_what_the_api_server_refuses_is_said_and_the_rest_is_done(ground: 
 
 
 async def test_a_busy_api_server_is_no_condition(ground: Ground) -> None:
-    """It is tried again; nothing is said that would change back in a second."""
+    """A temporary error is raised and changes no condition."""
     ground.cluster.refuse = lambda _verb, target: (
         Unavailable("busy", 503) if target.kind == DEPLOYMENT else None
     )
@@ -181,7 +181,7 @@ async def test_a_busy_api_server_is_no_condition(ground: Ground) -> None:
 
 
 async def test_a_name_that_is_taken_is_left_to_its_owner(ground: Ground) -> None:
-    """Also when only a look at the name shows it, since it has none of our labels; also a Secret."""
+    """A name in use is a conflict, also where only a read by name reveals it, and also for the Secret."""
     for kind, name in (("Service", "twig"), ("Secret", "twig-epp-tls")):
         meta = {"name": name, "namespace": "forest"}
         ground.cluster.put({"apiVersion": "v1", "kind": kind, "metadata": meta, "spec": {"x": 1}})
@@ -195,7 +195,7 @@ async def test_a_name_that_is_taken_is_left_to_its_owner(ground: Ground) -> None
 
 
 async def test_an_object_of_ours_whose_labels_were_taken_is_taken_back(ground: Ground) -> None:
-    """It is in no list, but it is ours by its owner."""
+    """An owned object whose labels were removed is in no list, and gets its labels back."""
     await ground.look()
     found = await ground.cluster.get(Target(SERVICE, "forest", "twig"))
     assert found is not None
@@ -207,7 +207,7 @@ async def test_an_object_of_ours_whose_labels_were_taken_is_taken_back(ground: G
 
 
 async def test_certificates_come_and_go_with_the_pickers(ground: Ground) -> None:
-    """And nobody looks at the Secret again and again."""
+    """A Secret in order is not read again at each reconciliation."""
     await ground.look()
     secret = Target(SECRET, "forest", "twig-epp-tls")
     made = await ground.cluster.get(secret)
@@ -222,8 +222,8 @@ async def test_certificates_come_and_go_with_the_pickers(ground: Ground) -> None
     assert await ground.cluster.get(Target(CONFIG_MAP, "forest", "twig-epp-ca")) is None
 
 
-async def test_caches_are_priced_before_replicas_are_lowered_and_only_then(ground: Ground) -> None:
-    """Raising asks nobody; lowering asks with the number that is to stay."""
+async def test_deletion_costs_are_set_before_replicas_are_lowered_and_only_then(ground: Ground) -> None:
+    """Raising replicas asks no picker; lowering sets deletion costs for the number that stays."""
     for replicas in (1, 4, 2, 2):
         ground.put(replicas=replicas)
         await ground.look()
@@ -232,7 +232,7 @@ async def test_caches_are_priced_before_replicas_are_lowered_and_only_then(groun
 
 
 async def test_an_api_that_comes_later_is_used_and_one_that_goes_is_a_condition(ground: Ground) -> None:
-    """PodMonitors, asked for: a condition first, objects when their API is there, a condition again."""
+    """PodMonitors give a condition without their API, objects with it, and a condition again."""
     monitors = next(kind for kind in CHILDREN if kind.kind == "PodMonitor")
     ground.put(monitoring={"podMonitor": "Enabled"})
     await ground.look()
@@ -247,8 +247,8 @@ async def test_an_api_that_comes_later_is_used_and_one_that_goes_is_a_condition(
 
 
 async def test_nodes_that_go_change_nothing_that_was_planned(ground: Ground) -> None:
-    """An autoscaler takes the only nodes away, and brings others: neither the accelerator nor the pods'
-    affinity changes under engines that are there."""
+    """When an autoscaler replaces nodes, accelerator and pods' affinity stay the same under running
+    engines."""
     ground.put(accelerator={}, replicas=1)
     ground.cluster.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a", "labels": L4}})
     await ground.look()
@@ -264,7 +264,7 @@ async def test_nodes_that_go_change_nothing_that_was_planned(ground: Ground) -> 
 
 
 async def test_reported_tokens_stand_until_others_are_reported(ground: Ground) -> None:
-    """A new operator that has not asked yet does not take them away."""
+    """Reported sizes stand after a restart until figures arrive."""
     ground.pickers.tokens = 1234
     await ground.look()
     assert (await ground.status())["reportedKvTokens"] == 1234
@@ -275,7 +275,7 @@ async def test_reported_tokens_stand_until_others_are_reported(ground: Ground) -
 
 
 async def test_a_pool_that_is_gone_or_going_is_left_to_the_garbage_collector(ground: Ground) -> None:
-    """Nothing is written for it."""
+    """A pool that is being deleted is not written."""
     await ground.look()
     found = ground.cluster.objects[KEY.target]
     found["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "99999"}
@@ -286,8 +286,8 @@ async def test_a_pool_that_is_gone_or_going_is_left_to_the_garbage_collector(gro
     assert ground.cluster.writes == []
 
 
-async def test_a_fault_of_our_own_is_a_condition_too(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody thought of ends in a condition that says what to report, not in a loop of crashes."""
+async def test_an_internal_error_is_a_condition_too(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unexpected error ends in a condition that asks for a report, not in a crash loop."""
 
     def broken(*_: object) -> Any:
         raise ZeroDivisionError("of what")
@@ -301,7 +301,7 @@ async def test_a_fault_of_our_own_is_a_condition_too(ground: Ground, monkeypatch
 
 
 async def test_a_change_of_the_pool_meanwhile_is_read_again(ground: Ground) -> None:
-    """The status of a version that is no longer is not written; the look is to be repeated at once."""
+    """A status for an outdated version is not written, and the pool is reconciled again at once."""
     await ground.look()
     ground.put(replicas=3)
     await ground.informer.resync()

@@ -93,7 +93,7 @@ def engines(cluster: Memory) -> Json | None:
     return cluster.objects.get(Target(DEPLOYMENT, "forest", "twig"))
 
 
-async def test_pools_that_are_there_and_pools_that_come_are_seen_to(cluster: Memory) -> None:
+async def test_listed_and_created_pools_are_reconciled(cluster: Memory) -> None:
     """Listed and created pools are reconciled; echoes of the operator's own writes are not events."""
     cluster.put(pool("first"))
     async with running(cluster) as (operator, ears):
@@ -108,7 +108,7 @@ async def test_pools_that_are_there_and_pools_that_come_are_seen_to(cluster: Mem
         assert operator.ready() == operator.alive() == ""
 
 
-async def test_drift_that_is_heard_is_undone(cluster: Memory) -> None:
+async def test_reported_drift_is_undone(cluster: Memory) -> None:
     """A deleted Deployment of engines is created again."""
     cluster.put(pool())
     async with running(cluster) as (_, ears):
@@ -118,7 +118,7 @@ async def test_drift_that_is_heard_is_undone(cluster: Memory) -> None:
         await until(lambda: engines(cluster) is not None)
 
 
-async def test_hearing_that_ends_is_begun_again_and_told(cluster: Memory) -> None:
+async def test_a_failed_watch_is_started_again_and_reported(cluster: Memory) -> None:
     """While watching has failed the operator is not ready; watching starts again, and pools are
     reconciled."""
     cluster.put(pool())
@@ -132,7 +132,7 @@ async def test_hearing_that_ends_is_begun_again_and_told(cluster: Memory) -> Non
         assert operator.ready() == ""
 
 
-async def test_an_api_that_comes_is_followed_within_the_interval(cluster: Memory) -> None:
+async def test_a_new_api_is_watched_within_the_interval(cluster: Memory) -> None:
     """A new optional API is watched and used within the discovery interval."""
     cluster.put(pool(monitoring={"podMonitor": "Auto"}))
     monitors = next(kind for kind in OPTIONAL if kind.kind == "PodMonitor")
@@ -160,7 +160,7 @@ async def test_a_pool_that_fails_waits_and_others_go_on(cluster: Memory) -> None
         await until(lambda: engines(cluster) is not None)
 
 
-async def test_a_fault_in_a_look_ends_no_worker(cluster: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_internal_error_ends_no_worker(cluster: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """An internal error is counted and logged, and the pool is retried."""
     cluster.put(pool())
     monkeypatch.setattr("kvist_operator.reconcile.reconciler.children_of", lambda *_: 1 / 0)
@@ -170,7 +170,7 @@ async def test_a_fault_in_a_look_ends_no_worker(cluster: Memory, monkeypatch: py
         await until(lambda: engines(cluster) is not None)
 
 
-async def test_a_look_at_everything_finds_what_nobody_told(cluster: Memory) -> None:
+async def test_a_resync_finds_what_was_not_reported(cluster: Memory) -> None:
     """A resync finds deleted, new and changed objects by metadata; kinds no longer served are dropped."""
     changed: list[PoolKey] = []
     cache = PoolCache()

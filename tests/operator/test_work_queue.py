@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from kvist_operator.reconcile.work_queue import FIRST_SECONDS, LONGEST_SECONDS, WorkQueue
 
 
-def test_a_key_is_given_once_however_often_it_was_asked_for() -> None:
+def test_a_key_added_several_times_is_returned_once() -> None:
     """Three additions of a key are one, at the earliest of their times."""
     made: WorkQueue[str] = WorkQueue()
     for at in (3.0, 1.0, 2.0):
@@ -17,7 +17,7 @@ def test_a_key_is_given_once_however_often_it_was_asked_for() -> None:
     assert made.pop(9.0) is None
 
 
-def test_what_is_asked_for_while_it_is_looked_at_comes_again_afterwards() -> None:
+def test_a_key_added_while_processed_comes_again() -> None:
     """A key that is added while it is processed is returned afterwards, to one worker."""
     made: WorkQueue[str] = WorkQueue()
     made.add("a", 0.0)
