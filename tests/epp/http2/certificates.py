@@ -39,6 +39,19 @@ def verifying(ca: bytes, *alpn: str) -> ssl.SSLContext:
     return context
 
 
+CA_KEY_USAGE = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+
+
 class Pki:
     """An authority that is not the picker's: makes pairs for servers and clients."""
 
@@ -73,7 +86,13 @@ class Pki:
             .not_valid_before(min(NOW, expires) - DAY)
             .not_valid_after(expires)
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), False)
         )
+        if ca:  # Python 3.13 verifies strictly: RFC 5280 requires key usage and both identifiers
+            builder = builder.add_extension(CA_KEY_USAGE, True)
+        else:
+            identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+            builder = builder.add_extension(identifier, False)
         if names:
             alternatives = x509.SubjectAlternativeName([x509.DNSName(name) for name in names])
             builder = builder.add_extension(alternatives, False).add_extension(purposes, False)
