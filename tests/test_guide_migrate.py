@@ -73,7 +73,7 @@ def test_every_flag_of_llm_d_has_its_place() -> None:
         for cell in rows("From llm-d's router")
         for word in re.findall(r"`(--[a-z-]+|--v)`", cell)
     }
-    ours = {field.name.replace("_", "-") for field in fields(Settings)}
+    ours = {field.metadata["flag"].removeprefix("--") for field in fields(Settings)}
     assert told - set(FLAGS) - ours == {"config-file", "config-text"}
     assert set(FLAGS) - told == set()
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from kvist_epp.model_header.labeller import OUTCOMES, HeaderMetrics
-from kvist_epp.settings.roles import MODEL_HEADER
 from kvist_epp.settings.settings import Settings
+from kvist_epp.settings.validation import MODEL_HEADER
 from tests import docs
 from tests.shapes import VERSIONS, faults
 

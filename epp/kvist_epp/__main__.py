@@ -8,8 +8,8 @@ from types import ModuleType
 
 from kvist_epp.compat.llmd import translated
 from kvist_epp.errors import KvistError
-from kvist_epp.settings.roles import MODEL_HEADER
 from kvist_epp.settings.settings import Settings
+from kvist_epp.settings.validation import MODEL_HEADER
 
 
 def main(argv: Sequence[str] | None = None) -> int:

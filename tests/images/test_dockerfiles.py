@@ -67,7 +67,7 @@ def test_images_start_the_commands_that_pods_name() -> None:
     """And say which ports they listen on."""
     operator, picker = stages("operator")[-1], stages("picker")[-1]
     told = PickerSettings()
-    ports = (told.grpc_port, told.grpc_health_port, told.peer_port, told.metrics_port)
+    ports = (told.grpc_port, told.grpc_health_port, told.replica_port, told.metrics_port)
     assert (operator.entrypoint, operator.ports) == (("kvist-operator",), (OperatorSettings().metrics_port,))
     assert (picker.entrypoint, picker.ports) == (("kvist-epp",), ports)
 

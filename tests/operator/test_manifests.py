@@ -225,8 +225,8 @@ def test_the_picker_starts_with_these_arguments(case: str) -> None:
     settings = Settings.from_args(container["args"]).check()
 
     assert (settings.pool_name, settings.pool_group) == ("twig", "kvist.dev")
-    assert settings.peers == "twig-epp-peers.forest.svc:9004"
-    assert settings.cert_path == settings.peer_cert_path == "/etc/kvist/tls"
+    assert settings.replicas == "twig-epp-peers.forest.svc:9004"
+    assert settings.cert_path == settings.replica_cert_path == "/etc/kvist/tls"
     assert settings.to_args() == container["args"]
     grace = dict(pods(case))["twig-epp"]["spec"]["terminationGracePeriodSeconds"]
     assert grace > settings.drain_timeout

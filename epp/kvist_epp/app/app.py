@@ -111,7 +111,7 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
         if replication is not None:
             await replication.start(shutdown, stack)
         conditions = () if replication is None else (replication.waiting,)
-        readiness = Readiness(registry, health, settings.warm_seconds, conditions=conditions)
+        readiness = Readiness(registry, health, settings.warmup_timeout, conditions=conditions)
         if replication is not None:
             replication.ready = lambda: readiness.is_ready
         problems = (lambda: loader.problem, lambda: "" if certificates is None else certificates.problem)
@@ -123,7 +123,7 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
             shutdown.start_task(stack, certificates.run(), "certificates")
         shutdown.start_task(stack, loader.run(activator.activate_while_serving), "tokenizer")
         shutdown.start_task(stack, discovery.run(), "discovery")
-        if settings.hand_over_tokens:
+        if settings.prewarm_tokens:
             prewarmer = await stack.enter_async_context(open_prewarmer(settings, registry))
             shutdown.start_task(stack, prewarmer.run(), "prewarming")
         shutdown.start_task(stack, _tick(registry, readiness), "tick")
@@ -172,7 +172,7 @@ def _discovery(settings: Settings, director: Director, registry: EndpointRegistr
 
 
 def _replication(settings: Settings, registry: EndpointRegistry) -> "Replication | None":
-    if not settings.peers:
+    if not settings.replicas:
         return None
     from kvist_epp.replicas.replication import Replication  # imports grpc: slow, and 20 MB
 

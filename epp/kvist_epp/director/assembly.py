@@ -32,7 +32,7 @@ def make_director(
     by default there is one if the settings ask for prewarming.
     """
     index, history = Index() if index is None else index, History()
-    if hot is None and settings.hand_over_tokens:
+    if hot is None and settings.prewarm_tokens:
         hot = Hot()
     return Director(
         index=index,
@@ -48,7 +48,7 @@ def make_director(
         log=log,
         now=now,
         limits=FlowLimits(
-            max_backlog=settings.max_owed_seconds,
+            max_backlog=settings.max_backlog_seconds,
             requests=settings.queue_requests,
             size=settings.queue_bytes,
             capacity_seconds=settings.queue_seconds,

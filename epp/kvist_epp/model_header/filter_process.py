@@ -15,8 +15,8 @@ from kvist_epp.http2.call import Server
 from kvist_epp.http2.grpc_health import Health, health_methods
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.model_header.labeller import LABELS, HeaderMetrics, Labeller
-from kvist_epp.settings.roles import base_models_of
 from kvist_epp.settings.settings import Settings
+from kvist_epp.settings.validation import parse_base_models
 from kvist_epp.telemetry import request_log as log
 
 
@@ -59,7 +59,7 @@ async def open_filter(settings: Settings, shutdown: Shutdown) -> AsyncIterator[F
             certificate=dict if certificates is None else certificates.counters,
             log_dropped=lambda: logs.writer.dropped,
         )
-        labeller = Labeller(base_models_of(settings.base_models), metrics, logs.requests)
+        labeller = Labeller(parse_base_models(settings.base_models), metrics, logs.requests)
         health = Health()
         grpc, grpc_health = await _servers(settings, labeller, metrics, health, certificates, stack)
         pages = await _pages(settings, metrics, health, certificates, stack)

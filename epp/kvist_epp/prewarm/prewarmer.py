@@ -111,7 +111,7 @@ class Prewarmer:
                 self.denied = True
                 logger.warning(
                     "prewarming stops: %s requires an API key, or another one. Provide it with "
-                    "--engine-key-file, or set --hand-over-tokens=0",
+                    "--engine-key-file, or set --prewarm-tokens=0",
                     step.endpoint.key,
                 )
             self._answered.set()
@@ -126,10 +126,10 @@ async def open_prewarmer(settings: Settings, registry: EndpointRegistry) -> Asyn
     planner = PrewarmPlanner(
         director,
         director.hot,
-        PrewarmLimits(tokens=settings.hand_over_tokens, step_tokens=settings.hand_over_step_tokens),
+        PrewarmLimits(tokens=settings.prewarm_tokens, step_tokens=settings.prewarm_step_tokens),
         stats=stats,
         name=f"{director.replica}.prewarm",
-        start=random.random() if settings.peers else 0.0,
+        start=random.random() if settings.replicas else 0.0,
         cache_tokens=lambda key: cache_tokens_of(registry, key),
         on_selected=log.on_selected,
     )

@@ -1,6 +1,6 @@
 """Find the other replicas and follow the load of each.
 
-The names of ``--peers`` are resolved again and again, and each address gets one connection. A connection
+The names of ``--replicas`` are resolved again and again, and each address gets one connection. A connection
 dials its address, applies the updates it receives, and dials again when the stream breaks.
 """
 
@@ -21,7 +21,7 @@ from kvist_epp.replicas.messages import Handshake, LoadUpdate, decode_update, en
 from kvist_epp.replicas.remote_load import SILENCE_SECONDS, RemoteLoad
 from kvist_epp.replicas.replication_stats import ReplicationStats
 from kvist_epp.replicas.rpc_client import ReplicaAddress, RpcStream, open_stream
-from kvist_epp.settings.replica_flags import HostPort
+from kvist_epp.settings.validation import HostPort
 from kvist_kube.backoff import backoff_seconds
 
 CONNECT_SECONDS: Final = 2.0
@@ -206,7 +206,7 @@ class ReplicaDirectory:
                 problems.append(f"{host}: {error.strerror or error}")
         problem = "; ".join(problems)
         if problem and problem != self.problem:
-            logger.warning("--peers: cannot resolve %s", problem)
+            logger.warning("--replicas: cannot resolve %s", problem)
         self.problem = problem
         self.update(found, keep=bool(problem))
         self._resolved.set()

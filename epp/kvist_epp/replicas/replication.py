@@ -1,6 +1,6 @@
 """Connect the exchange between replicas with the picker, and start and stop it.
 
-The app opens it when ``--peers`` is given. Its only connections are the director's (events and ended requests
+The app opens it with ``--replicas``. Its only connections are the director's (events and ended requests
 that were not routed here), the ledger's and the look-up's.
 """
 
@@ -39,8 +39,8 @@ from kvist_epp.replicas.replica_connection import (
 from kvist_epp.replicas.replication_stats import ReplicationReport, ReplicationStats
 from kvist_epp.replicas.snapshot_client import SnapshotClient, SnapshotSource
 from kvist_epp.replicas.snapshot_server import SnapshotServer
-from kvist_epp.settings.replica_flags import is_loopback_only, parse_replica_names
 from kvist_epp.settings.settings import Settings
+from kvist_epp.settings.validation import is_loopback_only, parse_replica_names
 
 POLL_SECONDS: Final = 0.5
 """Interval in which silent replicas and old requests are looked for."""
@@ -90,7 +90,7 @@ class Replication(RequestListener):
             followed={},
         )
         self.directory = ReplicaDirectory(
-            parse_replica_names(settings.peers), lambda address: ReplicaConnection(address, context)
+            parse_replica_names(settings.replicas), lambda address: ReplicaConnection(address, context)
         )
         self._snapshot_server: SnapshotServer | None = None
         self._snapshot_client: SnapshotClient | None = None
@@ -203,18 +203,18 @@ class Replication(RequestListener):
             self.load_server.tick(leaving=True)
 
     async def start(self, shutdown: Shutdown, stack: AsyncExitStack) -> None:
-        """Listen on ``--peer-port`` and follow the other replicas until ``stack`` is closed.
+        """Listen on ``--replica-port`` and follow the other replicas until ``stack`` is closed.
 
         Raises SettingsError.
         """
         settings, director = self._settings, self._director
-        plaintext = not (settings.peer_cert_path or settings.peer_insecure)
-        loopback = plaintext and is_loopback_only(settings.peers, settings.host, os.environ)
+        plaintext = not (settings.replica_cert_path or settings.replica_insecure)
+        loopback = plaintext and is_loopback_only(settings.replicas, settings.host, os.environ)
         server = await listen(
             replace(settings, host=settings.host or ("localhost" if loopback else "")),
             self.methods(),
-            settings.peer_port,
-            "--peer-port",
+            settings.replica_port,
+            "--replica-port",
             self._certificates,
             port_stats=director.metrics.ports,
         )
@@ -271,15 +271,15 @@ async def _stop_copying(task: asyncio.Task[None]) -> None:
 
 
 def _certificates(settings: Settings) -> Certificates | None:
-    path = settings.peer_cert_path
+    path = settings.replica_cert_path
     if not path:
         return None
     try:
         found = Certificates(cert_path=path, client_ca_path=path)
     except CertificateError as error:
-        raise SettingsError(f"--peer-cert-path: {error}") from error
+        raise SettingsError(f"--replica-cert-path: {error}") from error
     if not found.ca_pem():
-        raise SettingsError(f"--peer-cert-path: no ca.crt in {path}")
+        raise SettingsError(f"--replica-cert-path: no ca.crt in {path}")
     return found
 
 

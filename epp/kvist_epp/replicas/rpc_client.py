@@ -109,6 +109,6 @@ async def open_stream(
 
 def _reason(code: grpc.StatusCode, details: str | None) -> str:
     if details == "Internal error from Core":  # a failed write has replaced the real reason
-        return "the other side ended the call during a write: is this the --peer-port of a replica?"
+        return "the other side ended the call during a write: is this the --replica-port of a replica?"
     reason = (details or "no reason given").removeprefix("failed to connect to all addresses; last error: ")
     return f"{code.name.lower().replace('_', ' ')}: {reason[:300]}"

@@ -2,389 +2,482 @@
 
 Standard library only, because the operator renders the picker's arguments from it:
 ``Settings.from_args(s.to_args()) == s`` for every ``s``. Each flag can also be given as an environment
-variable ``KVIST_EPP_<FLAG>`` (dashes as underscores); the command line wins, an empty one is none.
+variable ``KVIST_EPP_<FLAG>`` (dashes as underscores); the command line wins, an empty variable is ignored.
 """
 
 import dataclasses
-import json
-import math
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import Final, Self
 
-from kvist_epp.errors import SettingsError
-from kvist_epp.flowcontrol.priorities import named_priorities
 from kvist_epp.names import POOL_GROUP, POOL_GROUPS
-from kvist_epp.settings import arguments, roles
-from kvist_epp.settings.arguments import dashed
-from kvist_epp.settings.replica_flags import check_replica_flags, parse_replica_names
+from kvist_epp.settings import arguments, validation
+from kvist_epp.settings.arguments import Program, flag
 
 TRANSPORTS: Final = ("fast", "grpc")
 POLICIES: Final = ("fcfs", "priority")
 TLS_VERSIONS: Final = ("1.2", "1.3")
-CONTENT_FORMATS: Final = ("auto", "string", "openai")
 LOG_FORMATS: Final = ("auto", "json", "text")
-_LIMITS: Final = (
-    "_per_second",
-    "handshake_timeout",
-    "stall_timeout",
-    "idle_timeout",
-    "keepalive_time",
-    "keepalive_timeout",
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+
+PROGRAM: Final = Program(
+    "kvist-epp",
+    "Endpoint picker for Envoy: routes each request to the vLLM endpoint that already caches its prefix.",
+    """\
+examples:
+  # two endpoints from a file, model files from a folder, no TLS
+  kvist-epp --endpoints-file endpoints.yaml --model ./qwen3 --secure-serving=false
+
+  # the pods of an InferencePool, in a pod of its namespace (docs/guides/kubernetes.md has the Role)
+  kvist-epp --pool-name qwen3-32b --model hf://Qwen/Qwen3-32B
+
+  # pods by label, with two ports each (one data-parallel rank behind each)
+  kvist-epp --endpoint-selector app=vllm,role!=prefill --endpoint-target-ports 8000,8001 \\
+      --pool-namespace serving --model ./qwen3
+
+  # tokenizer files from the Hugging Face hub at a revision, JSON logs even on a terminal
+  kvist-epp --endpoints-file endpoints.yaml --model hf://Qwen/Qwen3-32B@main \\
+      --secure-serving=false --log-format json
+
+  # the model-header filter, which runs before the pickers of several pools (docs/guides/several-pools.md)
+  kvist-epp --role=model-header --base-models sql-lora=qwen3-32b
+
+  # instead of llm-d's router, with its flags and its configuration file (docs/guides/migrate.md)
+  kvist-epp --pool-name qwen3-32b --config-file /etc/epp/config.yaml --zap-encoder=json --v=4
+
+  # ask a running picker where a request would go, and why
+  curl -s localhost:9090/debug/pick -H 'x-kvist-path: /v1/chat/completions' -d @request.json
+
+Each flag is also read from an environment variable: --grpc-port from KVIST_EPP_GRPC_PORT.
+SECONDS accepts durations such as 1m30s.
+""",
 )
-"""How the names of rates and times end that must be above zero."""
-
-
-def _flag(default: Any, text: str, *, choices: tuple[str, ...] | None = None, unit: str = "") -> Any:
-    return field(default=default, metadata={"help": text, "choices": choices, "unit": unit})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that can be chosen. Field ``a_b`` is the flag ``--a-b``."""
+    """Every setting of the picker, each with its flag, default and help."""
 
-    role: str = _flag(
-        roles.PICKER,
-        "model-header = no picker, but a filter before pickers: it sets x-gateway-model-name to the body's "
-        "model, for routes to choose the pool by; it needs none of the flags of engines and models",
-        choices=roles.ROLES,
+    role: str = flag(
+        "--role",
+        validation.PICKER,
+        "model-header: instead of picking endpoints, set the header x-gateway-model-name to the model in the"
+        " body, so that routes can choose the pool by it; needs no endpoints and no model",
+        choices=validation.ROLES,
     )
-    base_models: str = _flag(
+    base_models: str = flag(
+        "--base-models",
         "",
-        "with --role=model-header: adapters and the models under them; these go to x-gateway-base-model-name",
+        "with --role=model-header: LoRA adapters and their base models; the base model is set as x-gateway-"
+        "base-model-name",
         unit="ADAPTER=BASE,…",
     )
-    endpoints_file: str = _flag("", "YAML or JSON list of the engines; reread when it changes", unit="FILE")
-    endpoint_selector: str = _flag(
-        "", "or: Kubernetes label selector of the engines' pods, such as app=vllm,env=prod", unit="SELECTOR"
+    endpoints_file: str = flag(
+        "--endpoints-file", "", "YAML or JSON list of the endpoints; read again when it changes", unit="FILE"
     )
-    endpoint_target_ports: str = _flag(
+    endpoint_selector: str = flag(
+        "--endpoint-selector",
         "",
-        "with it: 1 to 8 ports of each pod, separated by commas; port n has data-parallel rank n",
+        "instead of --endpoints-file: Kubernetes label selector of the pods, such as app=vllm,env=prod",
+        unit="SELECTOR",
+    )
+    endpoint_target_ports: str = flag(
+        "--endpoint-target-ports",
+        "",
+        "with --endpoint-selector: 1 to 8 comma-separated ports of each pod; the n-th port serves data-"
+        "parallel rank n",
         unit="PORTS",
     )
-    pool_name: str = _flag("", "or: InferencePool that tells pods and ports", unit="NAME")
-    pool_namespace: str = _flag(
+    pool_name: str = flag(
+        "--pool-name",
         "",
-        "namespace of pool and pods (default: POD_NAMESPACE, NAMESPACE, the service account's, or default)",
+        "instead of --endpoints-file: InferencePool whose pods and ports are the endpoints",
         unit="NAME",
     )
-    pool_group: str = _flag(
+    pool_namespace: str = flag(
+        "--pool-namespace",
+        "",
+        "namespace of the pool and its pods (default: POD_NAMESPACE, NAMESPACE, the service account's, or "
+        "default)",
+        unit="NAME",
+    )
+    pool_group: str = flag(
+        "--pool-group",
         POOL_GROUP,
-        "API group of the pool: of the Gateway API Inference Extension, or ours",
+        "API group of the pool: the Gateway API Inference Extension's or kvist's",
         choices=POOL_GROUPS,
     )
-    resync_interval: float = _flag(
-        600.0, "time between two complete lists of what is watched in Kubernetes", unit="SECONDS"
+    resync_interval: float = flag(
+        "--resync-interval",
+        600.0,
+        "time between two complete lists of the watched Kubernetes objects",
+        unit="SECONDS",
     )
-    model: str = _flag(
+    model: str = flag(
+        "--model",
         "",
-        "folder or hf://repo[@revision] with the tokenizer files; without: approximate mode",
+        "folder or hf://repo[@revision] with the tokenizer files; without it the picker runs in approximate "
+        "mode",
         unit="SOURCE",
     )
-    model_required: bool = _flag(
-        False, "end when the hub does not give them; without: approximate mode until it does"
+    model_required: bool = flag(
+        "--model-required",
+        False,
+        "exit if the tokenizer cannot be downloaded; otherwise start in approximate mode and keep retrying",
     )
-    chat_template: str = _flag(
+    chat_template: str = flag(
+        "--chat-template",
         "",
-        "the engines' --chat-template, where they have one: a file, or the template itself",
+        "value of the engines' --chat-template, if they have one: a file, or the template itself",
         unit="TEMPLATE",
     )
-    chat_template_content_format: str = _flag(
-        "auto", "the engines' --chat-template-content-format", choices=CONTENT_FORMATS
+    chat_template_content_format: str = flag(
+        "--chat-template-content-format",
+        "auto",
+        "value of the engines' --chat-template-content-format",
+        choices=validation.CONTENT_FORMATS,
     )
-    default_chat_template_kwargs: str = _flag(
-        "", "the engines' --default-chat-template-kwargs, a JSON object", unit="JSON"
-    )
-    host: str = _flag("", "address to listen on (default: every address, IPv4 and IPv6)", unit="ADDRESS")
-    grpc_port: int = _flag(9002, "ext_proc, access log and health", unit="PORT")
-    grpc_health_port: int = _flag(9003, "gRPC health alone", unit="PORT")
-    metrics_port: int = _flag(9090, "/metrics, /healthz, /debug/…", unit="PORT")
-    secure_serving: bool = _flag(True, "TLS on the ext_proc port; health and metrics stay plaintext")
-    cert_path: str = _flag(
+    default_chat_template_kwargs: str = flag(
+        "--default-chat-template-kwargs",
         "",
-        "folder with tls.crt, tls.key and perhaps ca.crt, reread when they change (default: self-made)",
+        "value of the engines' --default-chat-template-kwargs, a JSON object",
+        unit="JSON",
+    )
+    host: str = flag(
+        "--host", "", "address to listen on (default: every address, IPv4 and IPv6)", unit="ADDRESS"
+    )
+    grpc_port: int = flag(
+        "--grpc-port",
+        9002,
+        "port for ext_proc, the access log service and gRPC health; 0: any free port",
+        unit="PORT",
+    )
+    grpc_health_port: int = flag(
+        "--grpc-health-port",
+        9003,
+        "port for gRPC health alone, always in plaintext; 0: any free port",
+        unit="PORT",
+    )
+    metrics_port: int = flag(
+        "--metrics-port",
+        9090,
+        "port for /metrics, /healthz and the /debug pages; 0: any free port",
+        unit="PORT",
+    )
+    secure_serving: bool = flag(
+        "--secure-serving",
+        True,
+        "serve TLS on the ext_proc port; the health and metrics ports always use plaintext",
+    )
+    cert_path: str = flag(
+        "--cert-path",
+        "",
+        "folder with tls.crt, tls.key and optionally ca.crt, read again when they change (default: a self-"
+        "issued certificate)",
         unit="FOLDER",
     )
-    client_ca_path: str = _flag(
+    client_ca_path: str = flag(
+        "--client-ca-path",
         "",
-        "PEM file, or folder with ca.crt: gateways must show a certificate of one of these authorities",
+        "PEM file, or folder with ca.crt: gateways must present a certificate of one of these authorities",
         unit="PATH",
     )
-    tls_names: str = _flag(
+    tls_names: str = flag(
+        "--tls-names",
         "",
-        "comma list of DNS names and addresses that the self-made certificate is good for, besides this "
-        "host's; a Service's name is enough where POD_NAMESPACE is set",
+        "comma-separated DNS names and addresses in the self-issued certificate, besides those of this host;"
+        " the name of a Service is enough if POD_NAMESPACE is set",
         unit="NAMES",
     )
-    tls_min_version: str = _flag("1.2", "oldest TLS version taken", choices=TLS_VERSIONS)
-    transport: str = _flag(
-        "fast", "fast = our own HTTP/2; grpc = grpc.aio, the slower twin and fallback", choices=TRANSPORTS
+    tls_min_version: str = flag(
+        "--tls-min-version", "1.2", "oldest TLS version that is accepted", choices=TLS_VERSIONS
     )
-    observe_responses: bool = _flag(
-        False, "see responses: count usage, write names back; a picker that dies then cuts what it observes"
+    transport: str = flag(
+        "--transport",
+        "fast",
+        "fast: kvist's own HTTP/2 server; grpc: the slower server of grpc.aio, as a fallback",
+        choices=TRANSPORTS,
     )
-    drain_timeout: float = _flag(30.0, "from SIGTERM to the end, at most", unit="SECONDS")
-    drain_delay: float = _flag(
+    observe_responses: bool = flag(
+        "--observe-responses",
+        False,
+        "process responses too: count token usage and restore model names; if such a picker is killed, the "
+        "responses it observes are cut off",
+    )
+    drain_timeout: float = flag("--drain-timeout", 30.0, "longest time from SIGTERM to exit", unit="SECONDS")
+    drain_delay: float = flag(
+        "--drain-delay",
         5.0,
-        "part of it, at most half, in which connections are still taken: until gateways have noticed",
+        "part of --drain-timeout, at most half of it, in which new connections are still accepted until "
+        "gateways notice the drain",
         unit="SECONDS",
     )
-    max_message_bytes: int = _flag(
-        33 << 20, "largest gRPC message taken: a request body of 32 MiB and what is around it", unit="BYTES"
-    )
-    max_connections: int = _flag(512, "open connections of each gRPC port", unit="N")
-    max_streams: int = _flag(4096, "requests a connection may have open at once", unit="N")
-    max_held_bytes: int = _flag(
-        1 << 30,
-        "memory of each gRPC port: requests half received or not answered yet, and answers not yet read",
+    max_message_bytes: int = flag(
+        "--max-message-bytes",
+        33 << 20,
+        "largest gRPC message that is accepted; the default allows a request body of 32 MiB",
         unit="BYTES",
     )
-    max_header_bytes: int = _flag(16 << 10, "largest gRPC metadata taken", unit="BYTES")
-    handshake_timeout: float = _flag(
-        10.0, "from a connection's begin to the end of its TLS handshake and HTTP/2 preface", unit="SECONDS"
+    max_connections: int = flag(
+        "--max-connections", 512, "largest number of open connections of each gRPC port", unit="N"
     )
-    stall_timeout: float = _flag(
+    max_streams: int = flag(
+        "--max-streams", 4096, "largest number of concurrent requests of a connection", unit="N"
+    )
+    max_held_bytes: int = flag(
+        "--max-held-bytes",
+        1 << 30,
+        "memory of each gRPC port for requests that are incomplete or unanswered and for answers that are "
+        "not yet read",
+        unit="BYTES",
+    )
+    max_header_bytes: int = flag(
+        "--max-header-bytes", 16 << 10, "largest gRPC metadata that is accepted", unit="BYTES"
+    )
+    handshake_timeout: float = flag(
+        "--handshake-timeout",
+        10.0,
+        "longest time from accepting a connection to the end of its TLS handshake and HTTP/2 preface",
+        unit="SECONDS",
+    )
+    stall_timeout: float = flag(
+        "--stall-timeout",
         30.0,
-        "a gateway that reads nothing, or less than 1 KiB/s of a message begun goes to or fro: cut off",
+        "time after which a connection is closed that reads nothing, or transfers less than 1 KiB/s of a "
+        "message",
         unit="SECONDS",
     )
-    stream_idle_timeout: float = _flag(
+    stream_idle_timeout: float = flag(
+        "--stream-idle-timeout",
         600.0,
-        "a request on which neither side says a word for so long is ended; longer than any answer takes",
+        "time after which a request without any message in either direction is ended; must exceed the "
+        "duration of every response",
         unit="SECONDS",
     )
-    idle_timeout: float = _flag(3600.0, "a connection without requests is told to go away", unit="SECONDS")
-    keepalive_time: float = _flag(60.0, "a silent connection is asked for a sign of life", unit="SECONDS")
-    keepalive_timeout: float = _flag(20.0, "and closed when it gives none", unit="SECONDS")
-    max_resets_per_second: float = _flag(
+    idle_timeout: float = flag(
+        "--idle-timeout",
+        3600.0,
+        "time after which a connection without requests is closed gracefully",
+        unit="SECONDS",
+    )
+    keepalive_time: float = flag(
+        "--keepalive-time",
+        60.0,
+        "time without received data after which a connection is probed with a PING",
+        unit="SECONDS",
+    )
+    keepalive_timeout: float = flag(
+        "--keepalive-timeout",
+        20.0,
+        "time without an answer to that PING after which the connection is closed",
+        unit="SECONDS",
+    )
+    max_resets_per_second: float = flag(
+        "--max-resets-per-second",
         1000.0,
-        "requests a connection may give up; as for the next four, ten seconds' worth at once",
+        "rate at which a connection may cancel requests; like the next four, a burst of ten seconds is "
+        "allowed",
         unit="RATE",
     )
-    max_pings_per_second: float = _flag(
-        50.0, "PING frames of a connection, besides one for 32 bytes of answers", unit="RATE"
-    )
-    max_settings_per_second: float = _flag(10.0, "SETTINGS frames of a connection", unit="RATE")
-    max_empty_frames_per_second: float = _flag(100.0, "empty DATA frames of a connection", unit="RATE")
-    max_control_frames_per_second: float = _flag(
-        1000.0,
-        "WINDOW_UPDATE, PRIORITY and unknown frames of a connection, besides one for 32 bytes of answers",
+    max_pings_per_second: float = flag(
+        "--max-pings-per-second",
+        50.0,
+        "rate of PING frames of a connection, not counting one per 32 bytes of answers",
         unit="RATE",
     )
-    scrape_interval: float = _flag(2.0, "time between two reads of each engine's /metrics", unit="SECONDS")
-    scrape_timeout: float = _flag(2.0, "time one read of an engine's /metrics may take", unit="SECONDS")
-    kv_events: bool = _flag(True, "follow the engines' KV events; false = approximate mode for all")
-    kv_events_bind: str = _flag(
-        "", "ZMQ address to bind for engines that connect, instead of connecting to each", unit="ADDRESS"
+    max_settings_per_second: float = flag(
+        "--max-settings-per-second", 10.0, "rate of SETTINGS frames of a connection", unit="RATE"
     )
-    warm_seconds: float = _flag(
-        20.0, "longest wait for the index to fill (replay) before the picker says it is ready", unit="SECONDS"
+    max_empty_frames_per_second: float = flag(
+        "--max-empty-frames-per-second", 100.0, "rate of empty DATA frames of a connection", unit="RATE"
     )
-    peers: str = _flag(
+    max_control_frames_per_second: float = flag(
+        "--max-control-frames-per-second",
+        1000.0,
+        "rate of WINDOW_UPDATE, PRIORITY and unknown frames of a connection, not counting one per 32 bytes "
+        "of answers",
+        unit="RATE",
+    )
+    scrape_interval: float = flag(
+        "--scrape-interval", 2.0, "time between two scrapes of an endpoint's /metrics", unit="SECONDS"
+    )
+    scrape_timeout: float = flag(
+        "--scrape-timeout", 2.0, "longest time of one scrape of an endpoint's /metrics", unit="SECONDS"
+    )
+    kv_events: bool = flag(
+        "--kv-events", True, "subscribe to the engines' KV events; false: approximate mode for every endpoint"
+    )
+    kv_events_bind: str = flag(
+        "--kv-events-bind",
         "",
-        "other replicas, with which load and index are shared: name:port of a headless Service, or a "
+        "ZMQ address to bind for engines that connect to the picker, instead of connecting to each engine",
+        unit="ADDRESS",
+    )
+    warmup_timeout: float = flag(
+        "--warmup-timeout",
+        20.0,
+        "longest wait for the index to be filled by replays before the picker reports that it is ready",
+        old_name="--warm-seconds",
+        unit="SECONDS",
+    )
+    replicas: str = flag(
+        "--replicas",
+        "",
+        "other replicas of the picker, which share load and index: name:port of a headless Service, or a "
         "comma-separated list of host:port",
+        old_name="--peers",
         unit="LIST",
     )
-    peer_port: int = _flag(
-        9004, "port for other replicas, which get load and index there; open only with --peers", unit="PORT"
+    replica_port: int = flag(
+        "--replica-port",
+        9004,
+        "port for the other replicas; open only with --replicas",
+        old_name="--peer-port",
+        unit="PORT",
     )
-    peer_cert_path: str = _flag(
+    replica_cert_path: str = flag(
+        "--replica-cert-path",
         "",
-        "folder with tls.crt, tls.key and ca.crt: replicas present and require certificates of its authority",
+        "folder with tls.crt, tls.key and ca.crt: replicas present and require certificates of that "
+        "authority",
+        old_name="--peer-cert-path",
         unit="FOLDER",
     )
-    peer_insecure: bool = _flag(False, "replicas exchange plaintext, even in a cluster")
-    gossip_interval: float = _flag(
-        0.1, "interval in which each replica receives an update of the load", unit="SECONDS"
+    replica_insecure: bool = flag(
+        "--replica-insecure",
+        False,
+        "let replicas exchange plaintext, even in a cluster",
+        old_name="--peer-insecure",
     )
-    prefill_tokens_per_second: float = _flag(
-        15_928.0, "prefill rate of an engine until its own is learned (Qwen3-32B on an H100)", unit="RATE"
-    )
-    max_num_seqs: int = _flag(
-        256, "sequences an engine runs at once, where no kvist.dev/max-num-seqs label tells", unit="N"
-    )
-    max_owed_seconds: float = _flag(
-        30.0, "an endpoint that owes more prefill than this is full", unit="SECONDS"
-    )
-    tpot_target: float = _flag(
-        0.0,
-        "time per output token to keep to: prompts wait in the picker, newest first, when an endpoint's "
-        "sequences would become slower; 0: they go there all the same",
+    gossip_interval: float = flag(
+        "--gossip-interval",
+        0.1,
+        "time between two updates of the load that are sent to each replica",
         unit="SECONDS",
     )
-    queue_requests: int = _flag(
-        10_000,
-        "requests that may wait while every endpoint is full; 0: they go there all the same, sheddable ones "
-        "are refused",
+    prefill_tokens_per_second: float = flag(
+        "--prefill-tokens-per-second",
+        15_928.0,
+        "prefill rate of an endpoint until its own rate is measured; the default is Qwen3-32B on an H100",
+        unit="RATE",
+    )
+    max_num_seqs: int = flag(
+        "--max-num-seqs",
+        256,
+        "sequences that an engine runs concurrently, if the endpoint has no label kvist.dev/max-num-seqs",
         unit="N",
     )
-    queue_bytes: int = _flag(512 << 20, "memory that requests may hold while they wait", unit="BYTES")
-    queue_seconds: float = _flag(
-        60.0, "longest wait for room; the gateway's message timeout must be longer", unit="SECONDS"
+    max_backlog_seconds: float = flag(
+        "--max-backlog-seconds",
+        30.0,
+        "prefill backlog above which an endpoint counts as full",
+        old_name="--max-owed-seconds",
+        unit="SECONDS",
     )
-    empty_pool_seconds: float = _flag(
-        180.0, "longest wait while there is no endpoint at all; on top of --queue-seconds", unit="SECONDS"
+    tpot_target: float = flag(
+        "--tpot-target",
+        0.0,
+        "time per output token to maintain: requests are queued, newest first, while their prefill would "
+        "slow an endpoint's sequences below it; 0: no target",
+        unit="SECONDS",
     )
-    priorities: str = _flag(
-        "", "priorities by name of objective, such as interactive=10,batch=-1", unit="NAME=N,…"
+    queue_requests: int = flag(
+        "--queue-requests",
+        10_000,
+        "largest number of requests that are queued while every endpoint is full; 0: nothing is queued, "
+        "sheddable requests are rejected and all others dispatched",
+        unit="N",
     )
-    scheduling_policy: str = _flag(
-        "fcfs", "the engines' own; priority = tell them each request's priority", choices=POLICIES
+    queue_bytes: int = flag("--queue-bytes", 512 << 20, "memory for queued requests", unit="BYTES")
+    queue_seconds: float = flag(
+        "--queue-seconds",
+        60.0,
+        "longest time a request is queued for capacity; the gateway's message timeout must be longer",
+        unit="SECONDS",
     )
-    max_endpoints: int = _flag(3, "endpoints named per answer: the pick, then those for retries", unit="N")
-    request_seconds: float = _flag(
-        600.0, "a request that shows no sign of life for this long is taken off the books", unit="SECONDS"
+    empty_pool_seconds: float = flag(
+        "--empty-pool-seconds",
+        180.0,
+        "longest time a request is queued while the pool has no endpoint, in addition to --queue-seconds",
+        unit="SECONDS",
     )
-    hand_over_tokens: int = _flag(
+    priorities: str = flag(
+        "--priorities",
+        "",
+        "priorities by name of the objective, such as interactive=10,batch=-1",
+        unit="NAME=N,…",
+    )
+    scheduling_policy: str = flag(
+        "--scheduling-policy",
+        "fcfs",
+        "value of the engines' --scheduling-policy; priority: send each request's priority to the engine",
+        choices=POLICIES,
+    )
+    max_endpoints: int = flag(
+        "--max-endpoints",
+        3,
+        "number of endpoints in an answer: the picked one, then those for retries",
+        unit="N",
+    )
+    request_seconds: float = flag(
+        "--request-seconds",
+        600.0,
+        "time without any progress after which a request counts as ended",
+        unit="SECONDS",
+    )
+    prewarm_tokens: int = flag(
+        "--prewarm-tokens",
         131_072,
-        "prompt tokens to prewarm on an endpoint that joins, and of those that leaving endpoints held: "
-        "prefixes that several tenants request most; 0: none",
+        "prompt tokens to prewarm on an endpoint that joins, and of those that leaving endpoints cached: the"
+        " prefixes that most tenants request; 0: none",
+        old_name="--hand-over-tokens",
         unit="TOKENS",
     )
-    hand_over_step_tokens: int = _flag(
-        256, "prompt tokens of a prefix to prewarm that are requested from an engine at once", unit="TOKENS"
+    prewarm_step_tokens: int = flag(
+        "--prewarm-step-tokens",
+        256,
+        "prompt tokens of a prefix that prewarming requests from an engine at once",
+        old_name="--hand-over-step-tokens",
+        unit="TOKENS",
     )
-    engine_key_file: str = _flag(
-        "", "file with the engines' API key, which prewarming needs if they require one", unit="FILE"
+    engine_key_file: str = flag(
+        "--engine-key-file",
+        "",
+        "file with the engines' API key, which prewarming needs if they require one",
+        unit="FILE",
     )
-    approximate_cache_tokens: int = _flag(
-        250_000, "cache of an engine in approximate mode until it reports its own size", unit="TOKENS"
+    approximate_cache_tokens: int = flag(
+        "--approximate-cache-tokens",
+        250_000,
+        "KV cache size of an endpoint in approximate mode until its engine reports the size",
+        unit="TOKENS",
     )
-    log_format: str = _flag("auto", "auto = text on a terminal, else JSON", choices=LOG_FORMATS)
-    log_level: str = _flag(
-        "info", "least severe level that is logged", choices=("debug", "info", "warning", "error")
+    log_format: str = flag(
+        "--log-format", "auto", "auto: text on a terminal, otherwise JSON", choices=LOG_FORMATS
     )
-    log_requests: bool = _flag(True, "one line per request")
-    debug_text: bool = _flag(False, "let prompt text into logs and debug pages")
+    log_level: str = flag("--log-level", "info", "lowest level that is logged", choices=LOG_LEVELS)
+    log_requests: bool = flag("--log-requests", True, "log one line per request")
+    debug_text: bool = flag("--debug-text", False, "show prompt text in logs and on debug pages")
 
     def __post_init__(self) -> None:
-        for port in ("grpc_port", "grpc_health_port", "metrics_port", "peer_port"):
-            if not 0 <= getattr(self, port) <= 65_535:
-                raise SettingsError(f"--{dashed(port)}: {getattr(self, port)} is not a port (0 to 65535)")
-        for f in dataclasses.fields(self):
-            if isinstance(f.default, float) and not math.isfinite(getattr(self, f.name)):
-                raise SettingsError(f"--{dashed(f.name)}: {getattr(self, f.name)} is no time or rate")
-        _ports(self.endpoint_target_ports)
-        for name in (
-            "resync_interval",
-            "scrape_interval",
-            "scrape_timeout",
-            "prefill_tokens_per_second",
-            "request_seconds",
-            "max_owed_seconds",
-            "gossip_interval",
-        ):
-            if getattr(self, name) <= 0:
-                raise SettingsError(f"--{dashed(name)}: must be above zero")
-        whole = ("max_num_seqs", "max_endpoints", "max_message_bytes", "approximate_cache_tokens")
-        for name in (*whole, "hand_over_step_tokens"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"--{dashed(name)}: must be at least 1")
-        queue = ("tpot_target", "queue_requests", "queue_bytes", "queue_seconds", "empty_pool_seconds")
-        for name in ("drain_timeout", "drain_delay", "warm_seconds", "hand_over_tokens", *queue):
-            if getattr(self, name) < 0:
-                raise SettingsError(f"--{dashed(name)}: must not be negative")
-        self._check_chats()
-        named_priorities(self.priorities)
-        parse_replica_names(self.peers)
-        roles.base_models_of(self.base_models)
-        if self.gossip_interval > 1:
-            raise SettingsError(
-                "--gossip-interval: at most 1 s, because a replica that is silent for 3 s counts as gone"
-            )
-        self._check_limits()
-
-    def _check_chats(self) -> None:
-        if self.chat_template_content_format not in CONTENT_FORMATS:
-            raise SettingsError(f"--chat-template-content-format: one of {', '.join(CONTENT_FORMATS)}")
-        try:
-            found = json.loads(self.default_chat_template_kwargs or "{}")
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise SettingsError('--default-chat-template-kwargs: must be a JSON object, such as {"a": true}')
-
-    def _check_limits(self) -> None:
-        for f in dataclasses.fields(self):
-            if f.name.endswith(_LIMITS) and getattr(self, f.name) <= 0:
-                raise SettingsError(f"--{dashed(f.name)}: must be above zero")
-        if not 1 <= self.max_streams < 1 << 31:
-            raise SettingsError("--max-streams: must be from 1 to 2147483647")
-        if self.max_connections < 1:
-            raise SettingsError("--max-connections: must be at least 1")
-        if self.max_header_bytes < 1024:
-            raise SettingsError("--max-header-bytes: under 1024 hardly a gRPC client gets through")
-        if self.max_held_bytes < self.max_message_bytes:
-            raise SettingsError("--max-held-bytes: must not be less than --max-message-bytes")
+        validation.check_values(self)
 
     def check(self) -> Self:
-        """What only matters when the picker is really started. Raises SettingsError."""
-        self._check_tls()
-        roles.check_role(self.role, self._given())
-        if self.role == roles.MODEL_HEADER:
-            return self
-        self._check_discovery()
-        insecure = self.peer_insecure
-        check_replica_flags(self.peers, self.peer_cert_path, os.environ, insecure=insecure, host=self.host)
-        if self.queue_seconds + self.empty_pool_seconds >= self.stream_idle_timeout:
-            raise SettingsError("--queue-seconds, --empty-pool-seconds: not below --stream-idle-timeout")
-        if self.queue_bytes > self.max_held_bytes:
-            raise SettingsError(
-                "--queue-bytes: must not exceed --max-held-bytes, which holds the same requests"
-            )
+        """Return these settings if the picker can start with them. Raises SettingsError."""
+        validation.check_startup(self)
         return self
 
     @property
     def target_ports(self) -> tuple[int, ...]:
-        """``--endpoint-target-ports`` as numbers, each once."""
-        return _ports(self.endpoint_target_ports)
-
-    def _check_discovery(self) -> None:
-        sources = ("endpoints_file", "endpoint_selector", "pool_name")
-        given = [f"--{dashed(name)}" for name in sources if getattr(self, name)]
-        if not given:
-            raise SettingsError(
-                "--endpoints-file, --endpoint-selector or --pool-name: one must say where the engines are"
-            )
-        if len(given) > 1:
-            raise SettingsError(f"{' and '.join(given)}: only one of them can say where the engines are")
-        if bool(self.endpoint_selector) != bool(self.endpoint_target_ports):
-            raise SettingsError("--endpoint-selector and --endpoint-target-ports: each needs the other")
-        if self.pool_namespace and self.endpoints_file:
-            raise SettingsError("--pool-namespace: of no use with --endpoints-file")
-        if self.pool_group != POOL_GROUP and not self.pool_name:
-            raise SettingsError("--pool-group: of no use without --pool-name")
-
-    def _check_tls(self) -> None:
-        for name in ("cert_path", "client_ca_path", "tls_names"):
-            if getattr(self, name) and not self.secure_serving:
-                raise SettingsError(f"--{dashed(name)}: of no use with --secure-serving=false")
-        if self.cert_path and self.tls_names:
-            raise SettingsError("--tls-names: for the self-made certificate only, and --cert-path is given")
-        if self.tls_min_version != "1.2" and self.transport == "grpc":
-            raise SettingsError("--tls-min-version: --transport=grpc takes 1.2 and later; use fast")
+        """Return ``--endpoint-target-ports`` as numbers, each once."""
+        return validation.parse_target_ports(self.endpoint_target_ports)
 
     def to_args(self) -> list[str]:
-        """The shortest command line that gives these settings."""
-        return [f"--{dashed(name)}={arguments.written(getattr(self, name))}" for name in self._given()]
-
-    def _given(self) -> list[str]:
-        """The fields that are not at their default."""
-        return [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
+        """Return the shortest command line that gives these settings."""
+        return arguments.to_args(self)
 
     @classmethod
     def from_args(cls, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Self:
-        """Settings of a command line; argparse exits 2 on what it cannot read. Raises SettingsError."""
-        return cls(**arguments.parse(dataclasses.fields(cls), argv, environment or {}))
-
-
-def _ports(text: str) -> tuple[int, ...]:
-    """``8000,8001`` → (8000, 8001); () for nothing."""
-    words = text.split(",") if text else []
-    ports = [int(word) if word.isascii() and word.isdigit() and len(word) < 6 else 0 for word in words]
-    if len(ports) > 8 or not all(1 <= port <= 65_535 for port in ports):
-        raise SettingsError(f"--endpoint-target-ports: {text!r} is not 1 to 8 ports, such as 8000,8001")
-    return tuple(dict.fromkeys(ports))
+        """Return the settings of a command line; argparse exits with 2 on what it cannot read. Raises
+        SettingsError."""
+        return cls(**arguments.parse(dataclasses.fields(cls), argv, environment or {}, PROGRAM))

@@ -103,7 +103,7 @@ def prewarm_families(stats: PrewarmStats) -> Iterable[Metric]:
 
 
 def replication_families(report: ReplicationReport) -> Iterable[Metric]:
-    """Return the metrics of the exchange between replicas; all are empty or zero without ``--peers``."""
+    """Return the metrics of the exchange between replicas; all are empty or zero without ``--replicas``."""
     stats = report.stats
     yield gauge("peers", "Number of other replicas, by state.", report.states, "state")
     text = "Number of open requests that other replicas routed."

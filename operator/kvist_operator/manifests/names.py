@@ -35,7 +35,7 @@ ENGINE_PORT: Final = PORT
 GRPC_PORT: Final = _PICKER_PORTS.grpc_port
 HEALTH_PORT: Final = _PICKER_PORTS.grpc_health_port
 METRICS_PORT: Final = _PICKER_PORTS.metrics_port
-PEER_PORT: Final = _PICKER_PORTS.peer_port
+PEER_PORT: Final = _PICKER_PORTS.replica_port
 HTTP_PORT: Final = 8080
 """Where Envoy takes requests."""
 STATUS_PORT: Final = 8081

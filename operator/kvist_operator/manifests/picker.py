@@ -55,8 +55,8 @@ def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
         model=found.model,
         cert_path=CERTIFICATES,
         kv_events=events_on(pool) and bool(found.model),
-        peers=f"{names.host(names.peers)}:{child.PEER_PORT}",
-        peer_cert_path=CERTIFICATES,
+        replicas=f"{names.host(names.peers)}:{child.PEER_PORT}",
+        replica_cert_path=CERTIFICATES,
         priorities=",".join(f"{p.name}={p.value}" for p in pool.picker.priorities),
         scheduling_policy="priority" if by_priority(pool) else "fcfs",
         max_num_seqs=plan.run.sequences,
@@ -191,7 +191,7 @@ def _probes(told: Settings) -> Json:
     def asks(service: str) -> Json:
         return {"grpc": {"port": child.HEALTH_PORT, "service": service}, "timeoutSeconds": 3}
 
-    starting = 12 + math.ceil(told.warm_seconds / 5)
+    starting = 12 + math.ceil(told.warmup_timeout / 5)
     return {
         "startupProbe": {**asks(LIVENESS), "periodSeconds": 5, "failureThreshold": starting},
         "readinessProbe": {**asks(READINESS), "periodSeconds": 2, "failureThreshold": 2},

@@ -8,12 +8,12 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import Final, Self
 
 from kvist_epp.errors import SettingsError as ArgumentError
 from kvist_epp.settings import arguments
-from kvist_epp.settings.arguments import dashed
+from kvist_epp.settings.arguments import flag
 from kvist_operator.errors import SettingsError
 from kvist_operator.manifests.nouns import ENVOY_IMAGE, PICKER_IMAGE
 
@@ -33,37 +33,53 @@ examples:
 _NAMESPACE: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
 
-def _flag(default: Any, text: str, *, choices: tuple[str, ...] | None = None, unit: str = "") -> Any:
-    return field(default=default, metadata={"help": text, "choices": choices, "unit": unit})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings. Field ``a_b`` is the flag ``--a-b``."""
+    """All settings. Each field has its flag, default and help."""
 
-    namespaces: str = _flag(
+    namespaces: str = flag(
+        "--namespaces",
         "",
         "comma-separated namespaces whose pools are managed, with a Role in each; empty: all, with a "
         "ClusterRole. Node labels are read only with a ClusterRole; without one, set spec.accelerator",
         unit="NAMES",
     )
-    picker_image: str = _flag(PICKER_IMAGE, "image of pickers, unless a pool sets its own", unit="IMAGE")
-    envoy_image: str = _flag(ENVOY_IMAGE, "image of Envoy, for spec.gateway.mode: Envoy", unit="IMAGE")
-    workers: int = _flag(8, "pools that are reconciled at the same time", unit="N")
-    resync: float = _flag(
-        600.0, "time between two complete resyncs with the cluster, even without events", unit="SECONDS"
+    picker_image: str = flag(
+        "--picker-image", PICKER_IMAGE, "image of pickers, unless a pool sets its own", unit="IMAGE"
     )
-    discovery_interval: float = _flag(
-        30.0, "time between two discoveries of optional APIs and node labels", unit="SECONDS"
+    envoy_image: str = flag(
+        "--envoy-image", ENVOY_IMAGE, "image of Envoy, for spec.gateway.mode: Envoy", unit="IMAGE"
     )
-    fleet_interval: float = _flag(
-        60.0, "time between two polls of the pickers of a pool; 0 = pickers are not polled", unit="SECONDS"
+    workers: int = flag("--workers", 8, "pools that are reconciled at the same time", unit="N")
+    resync: float = flag(
+        "--resync",
+        600.0,
+        "time between two complete resyncs with the cluster, even without events",
+        unit="SECONDS",
     )
-    metrics_host: str = _flag("", "address of the metrics port (default: every address)", unit="ADDRESS")
-    metrics_port: int = _flag(9095, "/metrics, /healthz, /readyz; 0 = any free port", unit="PORT")
-    log_format: str = _flag("auto", "auto = text on a terminal, else JSON", choices=LOG_FORMATS)
-    log_level: str = _flag(
-        "info", "lowest level that is logged", choices=("debug", "info", "warning", "error")
+    discovery_interval: float = flag(
+        "--discovery-interval",
+        30.0,
+        "time between two discoveries of optional APIs and node labels",
+        unit="SECONDS",
+    )
+    fleet_interval: float = flag(
+        "--fleet-interval",
+        60.0,
+        "time between two polls of the pickers of a pool; 0 = pickers are not polled",
+        unit="SECONDS",
+    )
+    metrics_host: str = flag(
+        "--metrics-host", "", "address of the metrics port (default: every address)", unit="ADDRESS"
+    )
+    metrics_port: int = flag(
+        "--metrics-port", 9095, "/metrics, /healthz, /readyz; 0 = any free port", unit="PORT"
+    )
+    log_format: str = flag(
+        "--log-format", "auto", "auto = text on a terminal, else JSON", choices=LOG_FORMATS
+    )
+    log_level: str = flag(
+        "--log-level", "info", "lowest level that is logged", choices=("debug", "info", "warning", "error")
     )
 
     def __post_init__(self) -> None:
@@ -81,7 +97,7 @@ class Settings:
         value = getattr(self, name)
         least = 0.0 if name == "fleet_interval" else 1.0
         if not math.isfinite(value) or value < least:
-            raise SettingsError(f"--{dashed(name)}: must be at least {least:g} s")
+            raise SettingsError(f"{arguments.flags_of(type(self))[name]}: must be at least {least:g} s")
 
     @property
     def watched(self) -> tuple[str, ...]:
@@ -90,11 +106,7 @@ class Settings:
 
     def to_args(self) -> list[str]:
         """Return the shortest command line that gives these settings."""
-        return [
-            f"--{dashed(f.name)}={arguments.written(getattr(self, f.name))}"
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) != f.default
-        ]
+        return arguments.to_args(self)
 
     @classmethod
     def from_args(cls, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Self:

@@ -113,7 +113,7 @@ async def test_the_planner_learns_of_an_endpoint_that_leaves_before_it_is_forgot
 
 async def test_an_open_prewarmer_records_heat_and_has_metrics(registry: EndpointRegistry) -> None:
     """Heat is recorded from then on, and the metrics page has the counters."""
-    settings = Settings(hand_over_tokens=1_000)
+    settings = Settings(prewarm_tokens=1_000)
     async with open_prewarmer(settings, registry) as prewarmer:
         task = asyncio.create_task(prewarmer.run())
         await asyncio.sleep(0)

@@ -197,7 +197,7 @@ async def test_a_port_without_the_service_is_not_a_replica() -> None:
         connection = b.follow(server.port)
         await until(lambda: connection.state is ConnectionState.BROKEN)
 
-        assert "unimplemented" in connection.problem or "--peer-port" in connection.problem
+        assert "unimplemented" in connection.problem or "--replica-port" in connection.problem
     await server.close()
 
 

@@ -15,7 +15,7 @@ from kvist_epp.replicas.messages import LoadUpdate, RemoteRequest
 from kvist_epp.replicas.replication import Replication, fingerprint
 from kvist_epp.settings.settings import Settings
 
-SETTINGS = Settings(endpoints_file="x", peers="127.0.0.1:9004", host="127.0.0.1")
+SETTINGS = Settings(endpoints_file="x", replicas="127.0.0.1:9004", host="127.0.0.1")
 
 
 def joined(parts: Parts) -> Replication:

@@ -1,3 +1,5 @@
+"""Tests of the picker's settings: flags, environment variables, bounds and flags that exclude each other."""
+
 import dataclasses
 
 import pytest
@@ -5,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvist_epp.errors import SettingsError
-from kvist_epp.settings.roles import base_models_of
 from kvist_epp.settings.settings import TRANSPORTS, Settings
+from kvist_epp.settings.validation import parse_base_models
 
 SETTINGS = st.builds(
     Settings,
@@ -129,7 +131,7 @@ def test_one_source_says_where_the_engines_are(flags: dict[str, str], named: lis
     ],
 )
 def test_each_source_alone_will_do(flags: dict[str, str]) -> None:
-    """A file, a selector with ports, or a pool: each is enough, and survives the command line."""
+    """A file, a selector with ports, or a pool is enough alone, and survives the command line."""
     settings = Settings(secure_serving=False, **flags)  # type: ignore[arg-type]
     assert settings.check() == Settings.from_args(settings.to_args())
 
@@ -142,7 +144,7 @@ def test_target_ports_are_ports(text: str) -> None:
 
 
 def test_a_target_port_counts_once() -> None:
-    """A port that is named twice is one port, in the place of its first."""
+    """A repeated port is kept once, at its first position."""
     assert Settings(endpoint_target_ports="8001,8000,8001").target_ports == (8001, 8000)
 
 
@@ -152,7 +154,7 @@ def test_every_setting_has_a_help_text() -> None:
 
 
 def test_a_flag_on_the_command_line_hides_its_variable() -> None:
-    """A variable does no harm where the command line wins anyway, and an empty one is none."""
+    """An invalid variable is ignored if the command line gives the flag, and so is an empty one."""
     environment = {"KVIST_EPP_GRPC_PORT": "many", "KVIST_EPP_METRICS_PORT": ""}
     assert Settings.from_args(["--grpc-port=1"], environment) == Settings(grpc_port=1)
 
@@ -167,7 +169,7 @@ def test_times_are_numbers(text: str) -> None:
 @pytest.mark.parametrize(
     ("flag", "match"),
     [
-        ("--max-owed-seconds=0", "--max-owed-seconds"),
+        ("--max-backlog-seconds=0", "--max-backlog-seconds"),
         ("--queue-requests=-1", "--queue-requests"),
         ("--queue-bytes=-1", "--queue-bytes"),
         ("--queue-seconds=-1s", "--queue-seconds"),
@@ -176,14 +178,14 @@ def test_times_are_numbers(text: str) -> None:
     ],
 )
 def test_bounds_of_the_queue_are_checked(flag: str, match: str) -> None:
-    """Each is refused by its name; 0 requests, bytes or seconds mean none."""
+    """An invalid bound is refused with the name of its flag; 0 requests, bytes or seconds are valid."""
     with pytest.raises(SettingsError, match=match):
         Settings.from_args([flag])
     Settings(queue_requests=0, queue_bytes=0, queue_seconds=0, empty_pool_seconds=0)
 
 
-def test_nobody_waits_longer_than_a_stream_may_be_silent() -> None:
-    """Together the waits stay below --stream-idle-timeout, which would cut them."""
+def test_queue_times_stay_below_the_stream_idle_timeout() -> None:
+    """The sum of both queue times must be less than --stream-idle-timeout, which would end the requests."""
     source = {"secure_serving": False, "endpoints_file": "x"}
     with pytest.raises(SettingsError, match="--stream-idle-timeout"):
         Settings(**source, queue_seconds=420, empty_pool_seconds=180).check()  # type: ignore[arg-type]
@@ -193,14 +195,17 @@ def test_nobody_waits_longer_than_a_stream_may_be_silent() -> None:
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        (["--role=model-header", "--model=m"], "--model: of no use with --role=model-header"),
+        (["--role=model-header", "--model=m"], "--model: no effect with --role=model-header"),
         (
             ["--role=model-header", "--pool-name=p", "--queue-seconds=1"],
-            "--pool-name, --queue-seconds: of no use",
+            "--pool-name, --queue-seconds: no effect",
         ),
-        (["--endpoints-file=f", "--base-models=a=b"], "--base-models: of no use with --role=picker"),
-        (["--role=model-header", "--base-models=a"], "--base-models: 'a' is no adapter=base"),
-        (["--role=model-header", "--base-models=a=b,a=c"], "--base-models: 'a' is there twice"),
+        (["--endpoints-file=f", "--base-models=a=b"], "--base-models: no effect with --role=picker"),
+        (["--role=model-header", "--base-models=a"], "--base-models: 'a' is not ADAPTER=BASE"),
+        (
+            ["--role=model-header", "--base-models=a=b,a=c"],
+            "--base-models: 'a' has two different base models",
+        ),
         (["--role=model-header", "--secure-serving=false", "--cert-path=f"], "--cert-path: "),
     ],
 )
@@ -215,4 +220,55 @@ def test_the_role_needs_no_engines() -> None:
     flags = ["--role=model-header", "--base-models= a=b, c=b,", "--transport=grpc", "--max-streams=7"]
     settings = Settings.from_args(flags).check()
     assert Settings.from_args(settings.to_args()) == settings
-    assert base_models_of(settings.base_models) == {"a": "b", "c": "b"}
+    assert parse_base_models(settings.base_models) == {"a": "b", "c": "b"}
+
+
+OLD_NAMES = [
+    ("--peers=a:1", "--replicas=a:1", "KVIST_EPP_PEERS", "KVIST_EPP_REPLICAS", "a:1"),
+    (
+        "--hand-over-tokens=7",
+        "--prewarm-tokens=7",
+        "KVIST_EPP_HAND_OVER_TOKENS",
+        "KVIST_EPP_PREWARM_TOKENS",
+        "7",
+    ),
+    (
+        "--max-owed-seconds=1m",
+        "--max-backlog-seconds=1m",
+        "KVIST_EPP_MAX_OWED_SECONDS",
+        "KVIST_EPP_MAX_BACKLOG_SECONDS",
+        "1m",
+    ),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "old_variable", "new_variable", "value"), OLD_NAMES)
+def test_old_names_of_flags_still_work(
+    old: str, new: str, old_variable: str, new_variable: str, value: str
+) -> None:
+    """The old and the new name of a flag set the same field, and so do their environment variables."""
+    expected = Settings.from_args([new])
+    assert expected != Settings()
+    assert Settings.from_args([old]) == expected
+    assert Settings.from_args([], {old_variable: value}) == expected
+    assert Settings.from_args([], {new_variable: value, old_variable: "ignored"}) == expected
+    assert Settings.from_args([old], {new_variable: "ignored"}) == expected
+    assert Settings.from_args([new], {old_variable: "ignored"}) == expected
+
+
+def test_arguments_are_written_for_older_pickers() -> None:
+    """``to_args`` writes the old names, because pickers of earlier releases know no others."""
+    settings = Settings(replicas="a:1", replica_insecure=True, prewarm_tokens=0, max_backlog_seconds=1)
+    written = {word.partition("=")[0] for word in settings.to_args()}
+    assert written == {"--peers", "--peer-insecure", "--hand-over-tokens", "--max-owed-seconds"}
+    assert Settings.from_args(settings.to_args()) == settings
+
+
+def test_old_names_of_flags_are_hidden(capsys: pytest.CaptureFixture[str]) -> None:
+    """The help shows each flag by its present name only."""
+    with pytest.raises(SystemExit):
+        Settings.from_args(["--help"])
+    text = capsys.readouterr().out
+    fields = dataclasses.fields(Settings)
+    assert [f.name for f in fields if f"{f.metadata['flag']} " not in text] == []
+    assert [f.name for f in fields if (old := f.metadata["old_flag"]) and f"{old} " in text] == []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvist_epp.errors import SettingsError
-from kvist_epp.settings.durations import seconds
+from kvist_epp.settings.arguments import parse_seconds
 from kvist_kube.quantity import parse_bytes
 
 Json = Mapping[str, Any]
@@ -150,8 +150,8 @@ def byte_amount(text: str) -> int:
 _QUEUE: Final[Mapping[str, tuple[str, Callable[[str], float]]]] = {
     "maxRequests": ("--queue-requests", byte_amount),
     "maxBytes": ("--queue-bytes", byte_amount),
-    "defaultRequestTTL": ("--queue-seconds", seconds),
-    "noEndpointRequestTTL": ("--empty-pool-seconds", seconds),
+    "defaultRequestTTL": ("--queue-seconds", parse_seconds),
+    "noEndpointRequestTTL": ("--empty-pool-seconds", parse_seconds),
 }
 
 
@@ -190,12 +190,12 @@ def _missed(whole: Json) -> Iterator[str]:
         yield f"flowControl.{key}: levels have no bounds of their own; tenants of a level take turns"
     for key in ("usageLimitPolicyPluginRef", "saturationDetector", "enableEviction"):
         if flow.get(key):
-            yield f"flowControl.{key}: an endpoint is full by what it runs and owes (--max-owed-seconds)"
+            yield f"flowControl.{key}: capacity is set by --max-backlog-seconds and --max-num-seqs"
     if whole.get("saturationDetector"):
-        yield "saturationDetector: an endpoint is full by what it runs and owes (--max-owed-seconds)"
+        yield "saturationDetector: capacity is set by --max-backlog-seconds and --max-num-seqs"
     if len(_list(whole.get("schedulingProfiles"))) > 1:
         yield "schedulingProfiles: there is one way to pick, for all requests"
     layer = _fields(whole.get("dataLayer"))
     for key in ("peerDiscovery", "crossReplicaSyncerPluginRef"):
         if layer.get(key):
-            yield f"dataLayer.{key}: replicas find each other by --peers"
+            yield f"dataLayer.{key}: replicas find each other by --replicas"

@@ -60,7 +60,7 @@ FLAGS: Final[dict[str, _Flag]] = {
     "enable-pprof": _switch("there is no profiler"),
     "grpc-max-recv-msg-size": _Flag(ours=lambda text: f"--max-message-bytes={byte_amount(text)}"),
     "grpc-max-send-msg-size": _Flag("answers are as large as what was asked"),
-    "ha-enable-leader-election": _switch("all replicas serve; --peers lets them know of each other"),
+    "ha-enable-leader-election": _switch("all replicas serve; --replicas lets them know of each other"),
     "health-checking": _switch(),
     "kv-cache-usage-percentage-metric": _METRIC_NAMES,
     "lora-info-metric": _METRIC_NAMES,

@@ -66,7 +66,7 @@ def test_what_is_not_done_is_named() -> None:
     """Each flag and each part of the file that has no counterpart, with what happens instead; no more."""
     said = notes(*CHART).splitlines()
     expected = (
-        ("--ha-enable-leader-election:", "--peers"),
+        ("--ha-enable-leader-election:", "--replicas"),
         ("--kv-cache-usage-percentage-metric:", "vLLM's own names"),
         (
             "one cost in seconds does the work of token-producer, endpoint-notification-source",
@@ -181,7 +181,7 @@ def test_the_process_says_what_it_does_not_do(capsys: pytest.CaptureFixture[str]
     """Notes are on stderr before anything starts."""
     assert main(["--enable-pprof", f"--config-file={FILE}"]) == 2
     said = capsys.readouterr().err
-    assert "one must say where the engines are" in said
+    assert "set one of them to locate the endpoints" in said
     text = f"--config-text={HEAD}plugins: []"
     assert main([text, "--pool-name=a", "--endpoints-file=b"]) == 2
     assert "only one of them" in capsys.readouterr().err

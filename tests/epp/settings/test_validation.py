@@ -3,8 +3,8 @@
 import pytest
 
 from kvist_epp.errors import SettingsError
-from kvist_epp.settings.replica_flags import check_replica_flags, parse_replica_names
 from kvist_epp.settings.settings import Settings
+from kvist_epp.settings.validation import check_replica_flags, parse_replica_names
 
 IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 CERTIFICATES = "a folder"
@@ -25,8 +25,8 @@ def test_peers_are_names_with_ports() -> None:
 )
 def test_an_invalid_list_of_replicas_is_refused(text: str) -> None:
     """The error names the flag and shows what it should look like."""
-    with pytest.raises(SettingsError, match="--peers"):
-        Settings(peers=text)
+    with pytest.raises(SettingsError, match="--replicas"):
+        Settings(replicas=text)
 
 
 @pytest.mark.parametrize(
@@ -34,13 +34,13 @@ def test_an_invalid_list_of_replicas_is_refused(text: str) -> None:
     [
         ("", "", False, "", IN_CLUSTER, ""),
         ("127.0.0.1:1,[::1]:2,localhost:3", "", False, "", {}, ""),
-        ("127.0.0.1:1", "", False, "", IN_CLUSTER, "--peer-cert-path"),
-        ("127.0.0.1:1", "", False, "10.0.0.1", {}, "--peer-cert-path"),
-        ("peers.ns.svc:1", "", False, "", {}, "--peer-cert-path"),
+        ("127.0.0.1:1", "", False, "", IN_CLUSTER, "--replica-cert-path"),
+        ("127.0.0.1:1", "", False, "10.0.0.1", {}, "--replica-cert-path"),
+        ("peers.ns.svc:1", "", False, "", {}, "--replica-cert-path"),
         ("peers.ns.svc:1", "", True, "", IN_CLUSTER, ""),
         ("peers.ns.svc:1", CERTIFICATES, False, "", IN_CLUSTER, ""),
         ("peers.ns.svc:1", CERTIFICATES, True, "", IN_CLUSTER, "only one"),
-        ("", CERTIFICATES, False, "", {}, "of no use without --peers"),
+        ("", CERTIFICATES, False, "", {}, "no effect without --replicas"),
     ],
 )
 def test_plaintext_between_replicas_must_be_requested(
