@@ -7,7 +7,7 @@ import yaml
 from tests.charts.generate import CHART
 from tests.charts.helm import MODEL_HEADER, Helm, HelmError, Json, of_kind, one, settings
 
-from kvist_epp.settings import roles
+from kvist_epp.settings import validation
 from kvist_epp.settings.settings import Settings
 from kvist_operator.manifests.nouns import PICKER_IMAGE
 
@@ -82,8 +82,8 @@ def test_the_filter_understands_its_flags(
     values = {"modelHeader__tls": tls, "modelHeader__baseModels": {"sql.v2": "org/qwen", "poems": "org/qwen"}}
     made = made_with(helm4, **values, modelHeader__extraArgs=["--drain-delay=7"], log__level="debug")
     flags, pod = flags_of(made), pod_of(made)
-    assert flags.role == roles.MODEL_HEADER
-    assert roles.base_models_of(flags.base_models) == {"sql.v2": "org/qwen", "poems": "org/qwen"}
+    assert flags.role == validation.MODEL_HEADER
+    assert validation.parse_base_models(flags.base_models) == {"sql.v2": "org/qwen", "poems": "org/qwen"}
     assert (flags.secure_serving, flags.cert_path, flags.tls_names) == (secure, path, names)
     assert (flags.drain_delay, flags.log_level) == (7, "debug")
     assert flags.drain_timeout < pod["terminationGracePeriodSeconds"]
@@ -95,7 +95,7 @@ def test_the_filter_understands_its_flags(
 
 
 def test_its_image_is_the_picker_s(helm4: Helm) -> None:
-    """One image has both roles."""
+    """One image has both validation."""
     [container] = pod_of(made_with(helm4))["containers"]
     assert container["image"] == PICKER_IMAGE
 
