@@ -11,7 +11,6 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from http.client import responses
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.request import getproxies
@@ -126,8 +125,10 @@ class Connection:
     Tokens and certificate authorities rotate: after a 401, or when the server's certificate cannot be
     verified, address and credentials are loaded again for the next request."""
 
-    def __init__(self, load: LoadConfiguration, *, answer_seconds: float = 60.0) -> None:
-        """``answer_seconds``: time limit of a complete answer; streams have none."""
+    def __init__(self, load: LoadConfiguration, *, answer_seconds: float = 60.0, netrc: bool = True) -> None:
+        """``answer_seconds``: time limit of a complete answer; streams have none. Without ``netrc`` aiohttp does
+        not look for ``~/.netrc`` at each request, in a thread."""
+        self._netrc = netrc
         self._load = load
         self._answer_timeout = aiohttp.ClientTimeout(total=answer_seconds, connect=CONNECT_SECONDS)
         self._client: ApiClient | None = None
@@ -157,10 +158,10 @@ class Connection:
 
     async def get(self, path: str, query: Query) -> bytes:
         """Return the body of a GET. Raises ``ApiError`` when it is not answered with 200."""
-        answer = await self.request("GET", path, query)
-        if answer.status != 200:
-            raise _failure(answer.status, answer.body[:MAX_FAILURE_BYTES], answer.retry_after)
-        return answer.body
+        async with self._send("GET", path, query, None, {"Accept": JSON}, self._answer_timeout) as response:
+            if response.status != 200:
+                raise await _failure(response)
+            return await response.read()
 
     @asynccontextmanager
     async def stream_lines(
@@ -174,8 +175,7 @@ class Connection:
         timeout = aiohttp.ClientTimeout(connect=CONNECT_SECONDS, sock_read=silence_seconds)
         async with self._send("GET", path, query, None, {"Accept": JSON}, timeout) as response:
             if response.status != 200:
-                body = (await response.content.read(MAX_FAILURE_BYTES))[:MAX_FAILURE_BYTES]
-                raise _failure(response.status, body, _retry_after(response))
+                raise await _failure(response)
             yield _Lines(response.content)
 
     async def close(self) -> None:
@@ -226,8 +226,8 @@ class Connection:
         async with self._loading:
             if self._client is None:
                 configuration = await self._load()
-                # aiohttp would otherwise look for ~/.netrc at each request, in a thread
-                configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
+                if not self._netrc:
+                    configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
                 self._client = ApiClient(configuration)
             return self._client
 
@@ -284,15 +284,17 @@ class _Lines:
         return line
 
 
-def _failure(status: int, body: bytes, retry_after: float) -> ApiError:
+async def _failure(response: aiohttp.ClientResponse) -> ApiError:
     """Return the error of an answer other than 200, with the message of its ``Status`` object."""
+    status = response.status
+    body = (await response.content.read(MAX_FAILURE_BYTES))[:MAX_FAILURE_BYTES]
     try:
         document = json.loads(body)
         message = str(document.get("message") or "") if isinstance(document, dict) else ""
     except ValueError:
         message = body.decode(errors="replace").strip()
-    reason = responses.get(status, "")
-    return ApiError(f"{status}: {message[:MAX_MESSAGE] or reason}", status, retry_after=retry_after)
+    text = f"{status}: {message[:MAX_MESSAGE] or response.reason}"
+    return ApiError(text, status, retry_after=_retry_after(response))
 
 
 def _retry_after(response: aiohttp.ClientResponse) -> float:

@@ -59,7 +59,7 @@ class ApiServer:
     """A ``Cluster`` by HTTP. ``hook`` is called before and after each write."""
 
     def __init__(self, load: LoadConfiguration, *, hook: Hook = _no_hook) -> None:
-        self.connection = Connection(load, answer_seconds=ANSWER_SECONDS)
+        self.connection = Connection(load, answer_seconds=ANSWER_SECONDS, netrc=False)
         self._hook = hook
 
     async def close(self) -> None:
