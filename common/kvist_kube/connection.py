@@ -126,8 +126,8 @@ class Connection:
     verified, address and credentials are loaded again for the next request."""
 
     def __init__(self, load: LoadConfiguration, *, answer_seconds: float = 60.0, netrc: bool = True) -> None:
-        """``answer_seconds``: time limit of a complete answer; streams have none. Without ``netrc`` aiohttp does
-        not look for ``~/.netrc`` at each request, in a thread."""
+        """``answer_seconds``: time limit of a complete answer; streams have none. Without ``netrc`` aiohttp
+        does not look for ``~/.netrc`` at each request, in a thread."""
         self._netrc = netrc
         self._load = load
         self._answer_timeout = aiohttp.ClientTimeout(total=answer_seconds, connect=CONNECT_SECONDS)
