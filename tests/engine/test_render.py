@@ -14,7 +14,7 @@ from tests.engine.shapes import APIS
 from tests.engine.vllm import RenderServers, render
 from tests.models.folders import SHAPES
 
-from kvist_epp.prompt.chat import functions
+from kvist_epp.prompt.chat import template_tools
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import Chat, parse
 from kvist_epp.prompt.template import Template
@@ -108,5 +108,5 @@ async def test_messages_reach_the_template_as_the_engine_hands_them_over(
     async with aiohttp.ClientSession() as client:
         ids = await render(client, running.urls["chatml"], CHAT, body)
     model = loaded(home / "chatml")
-    ours = Template(loop + DUMP, {"eos_token": "<|im_end|>"}).render(Chat(PARTS, functions(tools)))
+    ours = Template(loop + DUMP, {"eos_token": "<|im_end|>"}).render(Chat(PARTS, template_tools(tools)))
     assert [ours.encode()] == [model.vocabulary.join(one) for one in ids]

@@ -23,8 +23,7 @@ from kvist_epp.errors import ModelFilesError, SettingsError
 from kvist_epp.kvevents.ingestion import Learner
 from kvist_epp.kvevents.observed import Observed
 from kvist_epp.kvevents.subscriber import Subscriber
-from kvist_epp.prompt.model import Chats, Model
-from kvist_epp.prompt.source import HUB
+from kvist_epp.prompt.model import HUB, Chats, Model
 from kvist_epp.settings.settings import Settings
 
 logger = logging.getLogger(__name__)

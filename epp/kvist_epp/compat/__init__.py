@@ -1,1 +1,4 @@
-"""Other routers' configuration, translated to the settings of this picker."""
+"""Configuration of other routers, translated to the settings of this picker.
+
+- ``llmd``: llm-d's flags and configuration file.
+"""

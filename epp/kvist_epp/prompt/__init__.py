@@ -1,0 +1,13 @@
+"""From a request body to the bytes of its prompt, as the engine will tokenize it.
+
+``request.parse`` reads the body, ``model.Model.prompts`` renders it with template and vocabulary.
+A request that cannot be rendered exactly as the engine does is routed by load alone.
+
+- ``request``: parses a request by its path; the OpenAI chat and completion APIs, and vLLM's generate API.
+- ``api_formats``: parses the OpenAI Responses and Anthropic Messages APIs as chats.
+- ``request_types``: the parsed request and the checks that all parsers share.
+- ``chat``: messages and tools as vLLM passes them to a chat template.
+- ``template``: a compiled chat template, with bounded work, and the content format that it expects.
+- ``vocab``: the bytes of each token of a tokenizer.
+- ``model``: a model's files: where they come from, its template and its vocabulary.
+"""

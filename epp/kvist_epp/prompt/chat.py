@@ -1,4 +1,4 @@
-"""Messages and tools as vLLM hands them to a chat template.
+"""Messages and tools as vLLM passes them to a chat template.
 
 vLLM validates the messages (its types put fields in their own order), then flattens or wraps contents by
 the template's style, and parses tool call arguments. The result decides bytes as soon as a template prints
@@ -12,32 +12,32 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from kvist_epp.prompt.forms import BILLING_HEADER
+from kvist_epp.prompt.request_types import BILLING_HEADER
 
-Style = Literal["string", "openai"]
-"""What a template takes as content: one text, or a list of parts."""
+ContentFormat = Literal["string", "openai"]
+"""The content that a template expects: one text, or a list of parts."""
 
 MEDIA_MARK: Final = "KVIST-MEDIA-FROM-HERE"
-"""Stands where the engine puts a placeholder we do not know; the prompt is cut at it."""
+"""Mark for a media placeholder of the engine, which is unknown here; the prompt is cut at the mark."""
 
 
-class Unrenderable(Exception):
-    """The prompt of this chat is not ours to know; the argument is a fixed word, never text of a request."""
+class UnrenderableError(Exception):
+    """A prompt that cannot be rendered here; the argument is a fixed word, never text of a request."""
 
 
-def conversation(
-    messages: list[dict[str, Any]], style: Style, *, reorder_calls: bool = True
+def template_messages(
+    messages: list[dict[str, Any]], style: ContentFormat, *, reorder_calls: bool = True
 ) -> list[dict[str, Any]]:
-    """The messages a template of this style sees.
+    """Return the messages as a template of this content format sees them.
 
     Raises:
-        Unrenderable: a shape that the engine would refuse or that we do not know.
+        UnrenderableError: a shape that the engine would reject or that is unknown here.
     """
     return [_message(message, style, reorder_calls) for message in messages]
 
 
-def without_developer(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For templates that do not know the role: they become system messages, all systems joined in front."""
+def merge_developer_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Turn developer messages into system messages, joined in front, for templates without the role."""
     if all(message["role"] != "developer" for message in messages):
         return messages
     renamed = [_as_system(message) for message in messages]
@@ -50,7 +50,7 @@ def without_developer(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class Tool(dict[str, Any]):
-    """A tool as a template sees it, which remembers its JSON: agents send the same ones each turn."""
+    """A tool as a template sees it, with its cached JSON: agents send the same tools each turn."""
 
     __slots__ = ("shown",)
 
@@ -59,24 +59,24 @@ class Tool(dict[str, Any]):
         self.shown: dict[tuple[Any, ...], str] = {}
 
 
-def functions(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tools a template sees: known fields only, absent descriptions and parameters as null.
+def template_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the tools as a template sees them: known fields, absent descriptions and parameters as null.
 
     Raises:
-        Unrenderable: something that is no function, or no tool at all, which the engine refuses.
+        UnrenderableError: a tool that is not a function, or an empty list, which the engine rejects.
     """
     if not tools:
-        raise Unrenderable("tools")
+        raise UnrenderableError("tools")
     return [Tool(_tool(tool)) for tool in tools]
 
 
-def sent_tools(raw: msgspec.Raw) -> list[dict[str, Any]] | None:
-    """``functions`` of the tools of a chat body, kept for the next turn while they are not too large.
+def parse_tools(raw: msgspec.Raw) -> list[dict[str, Any]] | None:
+    """Return ``template_tools`` of a chat body's tools; up to ``KEPT_BYTES`` are cached.
 
-    None for none: absent or null.
+    Returns None if the tools are absent or null.
 
     Raises:
-        Unrenderable: as ``functions``.
+        UnrenderableError: as ``template_tools``.
         msgspec.DecodeError: not a list of objects.
     """
     data = bytes(raw) or b"null"
@@ -84,7 +84,7 @@ def sent_tools(raw: msgspec.Raw) -> list[dict[str, Any]] | None:
 
 
 KEPT_BYTES: Final = 65_536
-"""Largest set of tools that is kept; 64 of them are, some 30 MB at worst."""
+"""Largest set of tools that is cached; 64 sets are, at most about 30 MB."""
 
 
 @lru_cache(maxsize=64)
@@ -94,16 +94,16 @@ def _kept(data: bytes) -> list[dict[str, Any]] | None:
 
 def _decoded(data: bytes) -> list[dict[str, Any]] | None:
     tools = _tools_decoder.decode(data)
-    return None if tools is None else functions(tools)
+    return None if tools is None else template_tools(tools)
 
 
 _tools_decoder: Final = msgspec.json.Decoder(list[dict[str, Any]] | None)
 
 
-def _message(message: dict[str, Any], style: Style, reorder_calls: bool) -> dict[str, Any]:
+def _message(message: dict[str, Any], style: ContentFormat, reorder_calls: bool) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if type(role) is not str:
-        raise Unrenderable("shape")
+        raise UnrenderableError("shape")
     if style == "string" and type(content) is str and role != "system":
         seen: dict[str, Any] = {"role": role, "content": content}
     else:
@@ -145,11 +145,11 @@ def _call(call: dict[str, Any], reorder: bool) -> dict[str, Any]:
         function = {"arguments": function["arguments"], "name": function["name"]} | function
         return {"id": call["id"], "function": function, "type": call["type"]} | call | {"function": function}
     except (KeyError, TypeError):
-        raise Unrenderable("tool-call") from None
+        raise UnrenderableError("tool-call") from None
 
 
 def _arguments(arguments: str) -> dict[str, Any]:
-    """A JSON object; empty when it is none, as the engine does so that a conversation can go on."""
+    """Return a JSON object; empty for invalid arguments, as in vLLM, so that a chat can go on."""
     try:
         parsed = json.loads(arguments) if arguments else {}
     except (ValueError, RecursionError):
@@ -157,7 +157,7 @@ def _arguments(arguments: str) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def _content(role: str, content: Any, style: Style) -> str | list[dict[str, Any]]:
+def _content(role: str, content: Any, style: ContentFormat) -> str | list[dict[str, Any]]:
     parts = _parts(content)
     if role == "system":
         parts = _without_billing(parts)
@@ -176,7 +176,7 @@ def _parts(content: Any) -> list[Any]:
         return [content]
     if content is None:
         return []
-    raise Unrenderable("content")
+    raise UnrenderableError("content")
 
 
 def _without_billing(parts: list[Any]) -> list[Any]:
@@ -193,14 +193,14 @@ def _without_billing(parts: list[Any]) -> list[Any]:
 
 
 def _flat(parts: list[Any]) -> str:
-    """Texts joined by newlines; media come first, as the engine puts their placeholders."""
+    """Join texts by newlines, after the media, whose placeholders the engine puts first."""
     texts = [text for part in parts if (text := _text(part)) is not None]
     marks = [MEDIA_MARK for part in parts if _kind(part) in _MODALITY]
     return "\n".join((*marks, *texts))
 
 
 def _wrapped(part: Any) -> dict[str, Any] | None:
-    """A part as a template sees it; None for a text part without a text."""
+    """Return a part as a template sees it, or None for a text part without a text."""
     kind = _kind(part)
     if kind in _MODALITY:
         return {"type": _MODALITY[kind], **_extra(part)}
@@ -219,18 +219,18 @@ def _text(part: Any) -> str | None:
     text = part if type(part) is str else part.get(_TEXT_FIELD[kind])
     if type(text) is str or (text is None and kind in ("text", "refusal")):
         return text
-    raise Unrenderable("content")
+    raise UnrenderableError("content")
 
 
 def _kind(part: Any) -> str:
-    """The type of a content part; a plain string is a text."""
+    """Return the type of a content part; a plain string is a text."""
     if type(part) is str:
         return "text"
     kind = part.get("type") if type(part) is dict else None
     if kind is None and type(part) is dict:
         kind = next((name for name in _MODALITY if name in part), None)
     if type(kind) is not str or (kind not in _TEXT_FIELD and kind not in _MODALITY):
-        raise Unrenderable("content")
+        raise UnrenderableError("content")
     return kind
 
 
@@ -253,7 +253,7 @@ def _joined(content: Any) -> str:
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     function = tool.get("function")
     if type(function) is not dict or tool.get("type", "function") != "function":
-        raise Unrenderable("tool")
+        raise UnrenderableError("tool")
     seen = {name: function.get(name) for name in ("name", "description", "parameters")}
     defer = tool.get("defer_loading")
     inner = function.get("defer_loading")

@@ -1,4 +1,4 @@
-"""One model's files, ready to use: its chat template and its vocabulary."""
+"""A model's files: where they come from, its chat templates and its vocabulary."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,14 +10,26 @@ import jinja2
 from tokenizers import AddedToken, Tokenizer
 
 from kvist_epp.errors import ModelFilesError
-from kvist_epp.prompt import source as sources
-from kvist_epp.prompt.chat import Style, Unrenderable
-from kvist_epp.prompt.forms import Request
+from kvist_epp.prompt.chat import ContentFormat, UnrenderableError
+from kvist_epp.prompt.request_types import Request
 from kvist_epp.prompt.template import Template
 from kvist_epp.prompt.vocab import Vocabulary
 
+HUB: Final = "hf://"
+HUB_FILES: Final = (
+    "config.json",
+    "tekken.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+)
+"""Files that are fetched from the hub: never weights, never pickles, never code."""
+
 SPECIALS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Special tokens a template may name, as transformers hands them over."""
+"""Special tokens that transformers passes to a template."""
 
 CODED_CHATS: Final = frozenset(
     (
@@ -36,20 +48,20 @@ CODED_CHATS: Final = frozenset(
 
 
 def _ignore(why: str) -> None:
-    """For callers who do not count failures."""
+    """Ignore the failure: the default for callers that do not count failures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chats:
-    """What engines may be told of their chats, by the flags of the same names; it goes before the files."""
+    """Chat settings of the engines, from the flags of the same names; they take precedence over the files."""
 
     template: str = ""
-    """A file, or the template itself, told apart as vLLM does: a path has no brace and no line end."""
-    style: Style | None = None
+    """A file, or the template itself; as in vLLM, a path has no brace and no line end."""
+    style: ContentFormat | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def templates(self) -> dict[str, str]:
-        """By name; none where none was given. Raises ModelFilesError: the file cannot be read."""
+        """Return the templates by name, if one is set. Raises ModelFilesError if the file cannot be read."""
         if not self.template:
             return {}
         try:
@@ -63,7 +75,7 @@ class Chats:
             ) from error
 
 
-_UNTOLD: Final = Chats()
+_NO_CHAT_SETTINGS: Final = Chats()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +86,18 @@ class Model:
     """The source it was loaded from."""
     vocabulary: Vocabulary = field(repr=False)
     template: Template | None = field(repr=False)
-    """None when the files hold none, or the engine does not use it: chats are routed by load."""
+    """None if the files hold no template or the engine does not use it: chats are routed by load."""
     tool_template: Template | None = field(repr=False)
-    """The template for requests with tools, where the model has one of its own."""
+    """The template for requests with tools, if the model has a separate one."""
 
     @classmethod
-    def load(cls, source: str, chats: Chats = _UNTOLD) -> Self:
-        """Reads a folder or ``hf://repo[@revision]``; ``chats``: what the engines were told of theirs.
+    def load(cls, source: str, chats: Chats = _NO_CHAT_SETTINGS) -> Self:
+        """Load a folder or ``hf://repo[@revision]``; ``chats``: the chat settings of the engines.
 
         Raises:
             ModelFilesError: a file is absent or cannot be used; names it and the remedy.
         """
-        home = sources.folder(source)
+        home = model_folder(source)
         settings = _json(home / "tokenizer_config.json") if (home / "tokenizer_config.json").exists() else {}
         specials = _specials(home, settings)
         templates = {} if _chats_are_coded(home) else chats.templates() or _templates(home, settings)
@@ -100,38 +112,38 @@ class Model:
 
     @property
     def faithful(self) -> bool:
-        """Whether bytes can be trusted; otherwise approximate mode."""
+        """Return whether tokens map to bytes exactly; otherwise approximate mode is used."""
         return not self.vocabulary.why_not
 
     @property
     def why_not(self) -> str:
-        """Why bytes cannot be trusted; empty when they can."""
+        """Return why tokens do not map to bytes exactly; empty if they do."""
         return self.vocabulary.why_not
 
     @property
     def pieces(self) -> list[bytes]:
-        """The bytes of each token id; ``b""`` for ids in ``absent``."""
+        """Return the bytes of each token id; ``b""`` for ids in ``absent``."""
         return self.vocabulary.pieces
 
     @property
     def absent(self) -> frozenset[int]:
-        """Ids within ``pieces`` that stand for no token."""
+        """Return the ids within ``pieces`` that have no token."""
         return self.vocabulary.absent
 
     def encode(self, text: str) -> list[int]:
-        """The real tokenizer: specials recognised in the text, none added. Microseconds per token."""
+        """Tokenize a text; special tokens in it are recognised, none is added. Takes µs per token."""
         return self.vocabulary.encode(text)
 
     def prompts(self, request: Request, failed: Callable[[str], None] = _ignore) -> list[bytes]:
-        """The bytes of each prompt the engine will tokenise; empty when it is to be routed by load.
+        """Return the bytes of each prompt as the engine tokenizes it; empty: route by load.
 
-        ``failed`` is then told a fixed word that says why, for a counter.
+        ``failed`` is then called with the reason, a fixed word for a counter.
         """
         try:
             if request.chat is not None:
                 return [self._chat(request)]
             found = [self._completion(prompt, request) for prompt in request.prompts]
-        except Unrenderable as reason:
+        except UnrenderableError as reason:
             failed(str(reason))
             return []
         except UnicodeEncodeError:
@@ -147,7 +159,7 @@ class Model:
         tools = self.tool_template if chat.tools is not None else None
         template = tools or self.template
         if template is None:
-            raise Unrenderable("no-template")
+            raise UnrenderableError("no-template")
         text = template.render(chat, request.size)
         return self.vocabulary.prompt(text, add_special_tokens=request.add_special_tokens)
 
@@ -155,7 +167,7 @@ class Model:
         if isinstance(prompt, str):
             return self.vocabulary.prompt(prompt, add_special_tokens=request.add_special_tokens)
         if min(prompt) < 0 or max(prompt) >= len(self.pieces):
-            raise Unrenderable("token-ids")
+            raise UnrenderableError("token-ids")
         return self.vocabulary.join(prompt)
 
 
@@ -186,7 +198,7 @@ def _tokenizer(home: Path, settings: dict[str, Any], specials: dict[str, str]) -
 
 
 def _add_missing(tokenizer: Tokenizer, settings: dict[str, Any], specials: dict[str, str]) -> None:
-    """Tokens only the configuration knows, in the order transformers adds them."""
+    """Add the tokens that only the configuration lists, in the order of transformers."""
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     listed = settings.get("added_tokens_decoder") or {}
     described = [listed[key] for key in sorted(listed, key=int)]
@@ -200,7 +212,7 @@ def _add_missing(tokenizer: Tokenizer, settings: dict[str, Any], specials: dict[
 
 
 def _specials(home: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """The named special tokens; the older file speaks only where the configuration describes no tokens."""
+    """Return the named special tokens; the older file counts only if no tokens are configured."""
     found = {name: settings.get(name) for name in SPECIALS}
     older = home / "special_tokens_map.json"
     if "added_tokens_decoder" not in settings and older.exists():
@@ -211,7 +223,7 @@ def _specials(home: Path, settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _templates(home: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """Templates by name: files win over the configuration, ``chat_template.json`` is a processor's."""
+    """Return templates by name: files take precedence; ``chat_template.json`` belongs to a processor."""
     files = {
         path.stem: path.read_text(encoding="utf-8") for path in home.glob("additional_chat_templates/*.jinja")
     }
@@ -228,7 +240,7 @@ def _templates(home: Path, settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _chats_are_coded(home: Path) -> bool:
-    """The engine renders chats without a template: by architecture, or where mistral-common has its files."""
+    """Return whether the engine renders chats in code: by architecture, or with mistral-common's files."""
     if (home / "tekken.json").exists() or any(home.glob("tokenizer.model.v*")):
         return True
     described = _json(home / "config.json") if (home / "config.json").exists() else {}
@@ -248,3 +260,46 @@ def _compiled(source: str, template: str, specials: dict[str, str], chats: Chats
         return Template(template, specials, chats.style, chats.defaults)
     except jinja2.TemplateError as error:
         raise ModelFilesError(f"the chat template of {source} does not compile: {error}") from error
+
+
+def model_folder(source: str) -> Path:
+    """Return the folder with a model's files: ``source`` itself, or a snapshot of ``hf://repo[@revision]``.
+
+    Raises:
+        ModelFilesError: the folder is absent or the download failed; names the remedy.
+    """
+    if source.startswith(HUB):
+        return _snapshot(source[len(HUB) :])
+    found = Path(source)
+    if not found.is_dir():
+        raise ModelFilesError(
+            f"no folder {source}: give a folder with tokenizer.json, or hf://repo[@revision]"
+        )
+    return found
+
+
+def _snapshot(name: str) -> Path:
+    import huggingface_hub
+
+    repo, _, revision = name.partition("@")
+    try:
+        found = huggingface_hub.snapshot_download(
+            repo, revision=revision or None, allow_patterns=list(HUB_FILES)
+        )
+    except Exception as error:
+        raise ModelFilesError(
+            f"cannot fetch {HUB}{name} ({type(error).__name__}): {_remedy(error)}"
+        ) from error
+    return Path(found)
+
+
+def _remedy(error: Exception) -> str:
+    from huggingface_hub import errors
+
+    if isinstance(error, (errors.GatedRepoError, errors.RepositoryNotFoundError)):
+        return "check the name, and set HF_TOKEN to a token that may read it"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "check the revision after the @"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return "not in the cache: unset HF_HUB_OFFLINE, let the picker reach HF_ENDPOINT, or mount the folder"
+    return "let the picker reach the hub (HF_ENDPOINT, HF_TOKEN), or give a folder"

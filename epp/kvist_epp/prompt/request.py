@@ -1,8 +1,8 @@
-"""From path and body to what routing needs, parsed once.
+"""Parse the path and body of a request into what routing needs, once.
 
 Only the fields that decide the prompt, the root of the index or the cost are decoded; everything else is
 skipped. A value of an unexpected type never refuses a request that the engine might accept: it is routed by
-load. What is refused is what the engine refuses as well: a body that is no JSON, or names no model.
+load. Only requests that the engine would reject too are rejected: a body that is not JSON or names no model.
 
 The shapes are vLLM 0.32's (``vllm.entrypoints.openai``, ``.anthropic``, ``.scale_out``).
 """
@@ -14,9 +14,18 @@ from typing import Any, Final
 import msgspec
 
 from kvist_epp.errors import BadRequest
-from kvist_epp.prompt import dialects
-from kvist_epp.prompt.chat import Unrenderable, sent_tools
-from kvist_epp.prompt.forms import Chat, Kind, Request, by_load, checked, count, text_or_none, variables
+from kvist_epp.prompt import api_formats
+from kvist_epp.prompt.chat import UnrenderableError, parse_tools
+from kvist_epp.prompt.request_types import (
+    Chat,
+    Kind,
+    Request,
+    by_load,
+    checked,
+    count,
+    text_or_none,
+    variables,
+)
 
 __all__ = ["Chat", "Kind", "Request", "parse"]
 
@@ -62,7 +71,7 @@ class CompletionBody(msgspec.Struct):
 
 
 class GenerateBody(msgspec.Struct):
-    """``POST /inference/v1/generate``: token ids in, and a model only if the client likes."""
+    """``POST /inference/v1/generate``: token ids, and optionally a model."""
 
     token_ids: list[int]
     model: str | None = None
@@ -73,7 +82,7 @@ class GenerateBody(msgspec.Struct):
 
 
 def parse(path: str, body: bytes, *, method: str = "POST") -> Request:
-    """What one request asks for.
+    """Parse one request.
 
     ``path`` is without the query; anything before ``/v1/`` is a gateway's prefix and ignored.
 
@@ -91,7 +100,7 @@ def parse(path: str, body: bytes, *, method: str = "POST") -> Request:
 
 
 def _by_load(kind: Kind, body: bytes) -> Request:
-    """The second look at a body the strict decoder did not take: the engine's own parser is laxer."""
+    """Parse a body that the strict decoder rejected; the engine's own parser is more tolerant."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
@@ -108,8 +117,8 @@ def _chat(body: bytes) -> Request:
     sent = _chat_decoder.decode(body)
     why = _chat_refusal(sent)
     try:
-        tools = sent_tools(sent.tools)
-    except Unrenderable as reason:
+        tools = parse_tools(sent.tools)
+    except UnrenderableError as reason:
         why = str(reason)
     if why:
         return by_load(Kind.CHAT, sent.model, body, why, salt=sent.cache_salt)
@@ -137,7 +146,7 @@ def _chat(body: bytes) -> Request:
 
 
 def _chat_refusal(sent: ChatBody) -> str:
-    """Why the prompt of this chat is not ours to know; empty when it is."""
+    """Return why the prompt of this chat cannot be rendered here, or an empty string."""
     given = sent.chat_template_kwargs
     if sent.chat_template is not None or (given and not given.keys().isdisjoint(_RESERVED)):
         return "request-template"
@@ -182,7 +191,7 @@ def _completion_refusal(sent: CompletionBody) -> str:
 
 
 def _prompts(prompt: str | list[Any] | None) -> tuple[str | list[int], ...]:
-    """One text, several texts, one list of token ids or several; empty for anything else."""
+    """Return one text, several texts, or one or several lists of token ids; empty for anything else."""
     if type(prompt) is str:
         return (prompt,)
     if not prompt:
@@ -219,7 +228,7 @@ def _generate(body: bytes) -> Request:
 _RESERVED: Final = frozenset(
     ("chat_template", "conversation", "messages", "tools", "documents", "tokenize", "continue_final_message")
 )
-"""Template variables that replace the prompt's own parts: the engine refuses them, or trusts few clients."""
+"""Template variables that replace the prompt's own parts: the engine rejects or distrusts them."""
 
 _chat_decoder: Final = msgspec.json.Decoder(ChatBody)
 _completion_decoder: Final = msgspec.json.Decoder(CompletionBody)
@@ -229,7 +238,7 @@ _generate_decoder: Final = msgspec.json.Decoder(GenerateBody)
 _READERS: Final[dict[str, tuple[Kind, Callable[[bytes], Request]]]] = {
     "/v1/chat/completions": (Kind.CHAT, _chat),
     "/v1/completions": (Kind.COMPLETION, _completion),
-    "/v1/responses": (Kind.RESPONSES, dialects.responses),
-    "/v1/messages": (Kind.MESSAGES, dialects.messages),
+    "/v1/responses": (Kind.RESPONSES, api_formats.parse_responses),
+    "/v1/messages": (Kind.MESSAGES, api_formats.parse_messages),
     "/v1/generate": (Kind.COMPLETION, _generate),
 }

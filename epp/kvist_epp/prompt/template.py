@@ -14,43 +14,46 @@ author.
 
 import datetime as dt
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import jinja2
 from jinja2 import ext, meta, nodes, parser, runtime, sandbox, utils
 
 from kvist_epp.prompt import chat as chats
-from kvist_epp.prompt.chat import MEDIA_MARK, Style, Tool, Unrenderable
-from kvist_epp.prompt.forms import Chat
-from kvist_epp.prompt.style import content_style
+from kvist_epp.prompt.chat import MEDIA_MARK, ContentFormat, Tool, UnrenderableError
+from kvist_epp.prompt.request_types import Chat
 
 LOOP_LIMIT: Final = 50_000
 """Loop iterations of one render: 100 ms at worst."""
 
 COPY_LIMIT: Final = 4_000_000_000
-"""Messages times bytes of the body: half a second of copying for the worst template."""
+"""Bound on messages times bytes of the body: half a second of copying for the worst template."""
 
 REPEAT_LIMIT: Final = 1_000_000
-"""Characters or items that ``*`` may make."""
+"""Maximum number of characters or items that ``*`` may create."""
 
 GROWTH_LIMIT: Final = 16
-"""Times the request's size, and a megabyte on top: tools written out with indents grow three- to fivefold."""
+"""Maximum ratio of prompt to request size, plus a megabyte: indented tools grow three- to fivefold."""
 
 Variables = Mapping[str, Any]
 NONE: Final[Variables] = {}
 
 _CONTINUE: Final = "KVIST-CONTINUES-HERE "
-"""Marks the end of the message to be continued; its blank shows whether the template trims."""
+"""Mark at the end of the message to continue; its blank shows whether the template trims."""
 
 
 class Template:
-    """One compiled chat template with the special tokens it may name."""
+    """A compiled chat template with the special tokens it may use."""
 
     def __init__(
-        self, source: str, specials: Mapping[str, str], style: Style | None = None, defaults: Variables = NONE
+        self,
+        source: str,
+        specials: Mapping[str, str],
+        style: ContentFormat | None = None,
+        defaults: Variables = NONE,
     ) -> None:
-        """Compiles; ``specials`` are the template's variables such as ``bos_token``, ``defaults`` those that
+        """Compile the source; ``specials`` are variables such as ``bos_token``, ``defaults`` those that
         requests may override. ``style``: how contents are handed over; None: as the template shows.
 
         Raises:
@@ -65,27 +68,27 @@ class Template:
         self._has_content = "content" in source
         self._knows_developer = '"developer"' in source or "'developer'" in source
         self._defaults = {name: defaults[name] for name in defaults if name in self._variables}
-        self.style = style or content_style(tree)
+        self.style = style or detect_content_format(tree)
         """``string`` or ``openai``: how contents are handed over."""
 
     def render(self, chat: Chat, size: int = 0) -> str:
-        """The prompt, up to the first media item; ``size`` is that of the request in bytes.
+        """Return the prompt up to the first media item; ``size`` is that of the request in bytes.
 
         Raises:
-            Unrenderable: the template refuses, fails or works too long, or a message is of no known shape.
+            UnrenderableError: the template fails or works too long, or a message has an unknown shape.
         """
         if len(chat.messages) * size > COPY_LIMIT:
-            raise Unrenderable("work")
-        messages = chats.conversation(chat.messages, self.style, reorder_calls=chat.reorder_calls)
+            raise UnrenderableError("work")
+        messages = chats.template_messages(chat.messages, self.style, reorder_calls=chat.reorder_calls)
         if not self._knows_developer:
-            messages = chats.without_developer(messages)
+            messages = chats.merge_developer_messages(messages)
         if not messages:
-            raise Unrenderable("empty")
+            raise UnrenderableError("empty")
         if chat.continue_final_message:
             return self._continued(chat, messages)
         rendered = _until_media(self._run(chat, messages))
         if len(rendered) > GROWTH_LIMIT * size + 1_000_000:
-            raise Unrenderable("work")
+            raise UnrenderableError("work")
         return rendered
 
     def _run(self, chat: Chat, messages: list[dict[str, Any]]) -> str:
@@ -99,19 +102,19 @@ class Template:
         try:
             return self._template.render(variables)
         except _TooMuchWork:
-            raise Unrenderable("work") from None
-        except Exception:  # noqa: BLE001 a template may raise anything; it must never take a request down
-            raise Unrenderable("template") from None
+            raise UnrenderableError("work") from None
+        except Exception:  # noqa: BLE001 a template may raise anything; it must never fail a request
+            raise UnrenderableError("template") from None
 
     def _continued(self, chat: Chat, messages: list[dict[str, Any]]) -> str:
-        """The prompt up to the end of the last message's text, which the model is to continue."""
+        """Return the prompt up to the end of the last message's text, which the model is to continue."""
         if chat.add_generation_prompt or not self._has_content:
-            raise Unrenderable("continue")
+            raise UnrenderableError("continue")
         last, text = _marked(messages[-1])
         rendered = _until_media(self._run(chat, [*messages[:-1], last]))
         at = rendered.rfind(_CONTINUE.strip())
         if at < 0 or text.strip() not in rendered:
-            raise Unrenderable("continue")
+            raise UnrenderableError("continue")
         trimmed = not rendered.startswith(_CONTINUE, at)
         return rendered[:at].rstrip() if trimmed else rendered[:at]
 
@@ -122,13 +125,13 @@ def _until_media(rendered: str) -> str:
 
 
 def _marked(message: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The message with a mark behind its last text, and that text."""
+    """Return the message with a mark after its last text, and that text."""
     content = message["content"]
     if isinstance(content, str):
         return {**message, "content": content + _CONTINUE}, content
     at = next((i for i in reversed(range(len(content))) if "text" in content[i]), None)
     if at is None:
-        raise Unrenderable("continue")
+        raise UnrenderableError("continue")
     text = content[at]["text"]
     parts = [*content[:at], {**content[at], "text": text + _CONTINUE}, *content[at + 1 :]]
     return {**message, "content": parts}, text
@@ -153,7 +156,7 @@ class _Generation(ext.Extension):
 
 
 class _Environment(sandbox.ImmutableSandboxedEnvironment):
-    """transformers' environment, with a budget on loops and a short way to the keys of plain dicts."""
+    """The environment of transformers, with a budget for loops and fast access to the keys of plain dicts."""
 
     left = LOOP_LIMIT
     intercepted_binops = frozenset(("*", "**"))
@@ -177,7 +180,7 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         return super()._generate(source, name, filename, defer_init)
 
     def call_binop(self, context: runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """``*`` and ``**``: refused where the result would be huge."""
+        """Evaluate ``*`` and ``**``, unless the result would be huge."""
         sizes = [len(side) for side in (left, right) if hasattr(side, "__len__")]
         counts = [abs(side) for side in (left, right) if isinstance(side, int)]
         if operator == "**" and max(counts, default=0) > 64:
@@ -190,7 +193,7 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         self._charge(1)
 
     def _charged(self, items: Any) -> Any:
-        """What a loop runs over, its length taken off the budget; loops cut short are charged whole."""
+        """Charge the length of the items of a loop and return them; a loop that breaks is charged in full."""
         if not hasattr(items, "__len__"):
             return self._counted(items)
         self._charge(len(items))
@@ -207,7 +210,7 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
             raise _TooMuchWork
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """``message.role``, ``loop.last``: as jinja2 finds them, without exceptions and checks on the way."""
+        """Look up ``message.role`` or ``loop.last`` as jinja2 does, without its exceptions and checks."""
         kind = type(obj)
         if kind is dict and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
@@ -247,4 +250,96 @@ def _now(pattern: str) -> str:
 
 _DICT_ATTRIBUTES: Final = frozenset(dir(dict))
 _OWN: Final = (runtime.LoopContext, utils.Namespace)
-"""jinja2's own objects: whatever public they have is safe to read."""
+"""Objects of jinja2 whose public attributes are safe to read."""
+
+
+# A template that loops over a message's content takes a list of parts (``openai``), any other one text
+# (``string``). vLLM decides so for ``--chat-template-content-format auto``, a wrong decision changes every
+# prompt. The rules for what counts as such a loop are those of ``vllm.renderers.hf``.
+
+
+def detect_content_format(tree: nodes.Template) -> ContentFormat:
+    """Return ``openai`` if a loop runs over a message's content, else ``string``."""
+    try:
+        message_names = {loop.target.name for loop in _message_loops(tree)}  # type: ignore[attr-defined]
+    except AttributeError:  # the loop unpacks its messages: vLLM gives up the analysis as well
+        return "string"
+    inner = {id(loop) for macro in tree.find_all(nodes.Macro) for loop in macro.find_all(nodes.For)}
+    loops = list(tree.find_all(nodes.For))
+    if any(_reads(loop.iter, name, "content") for loop in loops for name in message_names):
+        return "openai"
+    named = [loop for loop in loops if isinstance(loop.iter, nodes.Name)]
+    if any(_variable_name(loop.iter) == "content" and id(loop) not in inner for loop in named):
+        return "openai"
+    return "openai" if _macro_loops(tree, message_names) else "string"
+
+
+def _message_loops(tree: nodes.Template) -> Iterator[nodes.For]:
+    names = _aliases(tree, "messages")
+    return (loop for loop in tree.find_all(nodes.For) if any(_reads(loop.iter, name) for name in names))
+
+
+def _aliases(tree: nodes.Template, name: str) -> set[str]:
+    """Return the name and every variable that is set to it, to a slice of it or to a filter of it."""
+    known = {name}
+    assigns = [node for node in tree.find_all(nodes.Assign) if isinstance(node.target, nodes.Name)]
+    while True:
+        found = {
+            _variable_name(node.target)
+            for node in assigns
+            if any(_reads(node.node, alias) for alias in known)
+        }
+        if found <= known:
+            return known
+        known |= found
+
+
+def _macro_loops(tree: nodes.Template, message_names: set[str]) -> bool:
+    """Return whether a macro loops over a parameter that receives a message's content."""
+    for macro in tree.find_all(nodes.Macro):
+        given = _content_parameters(tree, macro, message_names)
+        loops = (loop.iter for loop in macro.find_all(nodes.For))
+        if any(isinstance(over, nodes.Name) and over.name in given for over in loops):
+            return True
+    return False
+
+
+def _content_parameters(tree: nodes.Template, macro: nodes.Macro, message_names: set[str]) -> set[str]:
+    names = [argument.name for argument in macro.args]
+    calls = [call for call in tree.find_all(nodes.Call) if _variable_name(call.node) == macro.name]
+    given = [pair for call in calls for pair in zip(names, call.args, strict=False)]
+    given += [(item.key, item.value) for call in calls for item in call.kwargs]
+    return {
+        name
+        for name, value in given
+        if name in names and any(_reads(value, m, "content") for m in message_names)
+    }
+
+
+def _reads(node: nodes.Node, name: str, key: str | None = None) -> bool:
+    """Return whether a node reads the variable (or its ``key``), also filtered, tested or sliced."""
+    node = _bare(node)
+    if key is None:
+        return _variable_name(node) == name
+    if isinstance(node, nodes.Getitem):
+        return (
+            _variable_name(node.node) == name and isinstance(node.arg, nodes.Const) and node.arg.value == key
+        )
+    return isinstance(node, nodes.Getattr) and _variable_name(node.node) == name and node.attr == key
+
+
+def _bare(node: nodes.Node) -> nodes.Node:
+    while isinstance(node, (nodes.Filter, nodes.Test)) or _is_slice(node):
+        inner = node.node  # type: ignore[attr-defined]
+        if inner is None:
+            return node
+        node = inner
+    return node
+
+
+def _is_slice(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+
+
+def _variable_name(node: nodes.Node) -> str:
+    return node.name if isinstance(node, nodes.Name) else ""

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from kvist_epp.errors import BadRequest
-from kvist_epp.prompt.model import Model
+from kvist_epp.prompt.model import Model, model_folder
 from kvist_epp.prompt.request import Request
-from kvist_epp.prompt.source import folder
 
 REMEMBERED: Final = 20_000
 """Pieces; of a few hundred bytes each."""
@@ -24,7 +23,7 @@ class Prompts:
     """Tokenizer and template of one model. Raises errors.ModelFilesError when they cannot be loaded."""
 
     def __init__(self, source: str) -> None:
-        home = folder(source)
+        home = model_folder(source)
         self._model = Model.load(str(home))
         self._pieces = self._model.pieces
         self._special = _special(home)

@@ -7,12 +7,12 @@ import pytest
 
 from kvist_epp.prompt.chat import (
     MEDIA_MARK,
-    Style,
-    Unrenderable,
-    conversation,
-    functions,
-    sent_tools,
-    without_developer,
+    ContentFormat,
+    UnrenderableError,
+    merge_developer_messages,
+    parse_tools,
+    template_messages,
+    template_tools,
 )
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -35,16 +35,16 @@ def call(arguments: Any) -> dict[str, Any]:
         ("openai", [{"type": "image"}, {"type": "text", "text": "what is it?"}]),
     ],
 )
-def test_media_stand_where_the_engine_puts_them(style: Style, content: Any) -> None:
+def test_media_stand_where_the_engine_puts_them(style: ContentFormat, content: Any) -> None:
     """In front of the message's text, or as a part of their own."""
-    assert conversation([{"role": "user", "content": [IMAGE, TEXT]}], style) == [
+    assert template_messages([{"role": "user", "content": [IMAGE, TEXT]}], style) == [
         {"role": "user", "content": content}
     ]
 
 
 def test_tool_calls_have_the_validated_order_and_parsed_arguments() -> None:
     """Fields as the chat API's types order them, unknown ones behind."""
-    [message] = conversation([call('{"b": 1, "a": 2}')], "string")
+    [message] = template_messages([call('{"b": 1, "a": 2}')], "string")
     [seen] = message["tool_calls"]
     assert (list(seen), list(seen["function"].items())) == (
         ["id", "function", "type", "index"],
@@ -55,7 +55,7 @@ def test_tool_calls_have_the_validated_order_and_parsed_arguments() -> None:
 @pytest.mark.parametrize("arguments", ["", "nonsense", "[1]", "5", "null", "[" * 100_000])
 def test_arguments_that_are_no_object_become_an_empty_one(arguments: str) -> None:
     """A conversation goes on after a model's malformed call."""
-    [message] = conversation([call(arguments)], "string")
+    [message] = template_messages([call(arguments)], "string")
     assert message["tool_calls"][0]["function"]["arguments"] == {}
 
 
@@ -73,10 +73,10 @@ def test_arguments_that_are_no_object_become_an_empty_one(arguments: str) -> Non
     ],
 )
 @pytest.mark.parametrize("style", ["string", "openai"])
-def test_shapes_the_engine_refuses_are_not_rendered(message: dict[str, Any], style: Style) -> None:
+def test_shapes_the_engine_refuses_are_not_rendered(message: dict[str, Any], style: ContentFormat) -> None:
     """They are routed by load."""
-    with pytest.raises(Unrenderable):
-        conversation([message], style)
+    with pytest.raises(UnrenderableError):
+        template_messages([message], style)
 
 
 def test_developer_messages_join_the_system_in_front() -> None:
@@ -86,7 +86,7 @@ def test_developer_messages_join_the_system_in_front() -> None:
         {"role": "developer", "content": "d", "tools": None},
         {"role": "system", "content": [{"type": "text", "text": "s"}, {"type": "text", "text": "t"}]},
     ]
-    assert without_developer(before) == [
+    assert merge_developer_messages(before) == [
         {"role": "system", "content": "d\n\ns\nt"},
         {"role": "user", "content": "u"},
     ]
@@ -95,7 +95,7 @@ def test_developer_messages_join_the_system_in_front() -> None:
 def test_the_same_tools_are_the_same_objects() -> None:
     """An agent's tools are decoded once, so that their JSON is remembered."""
     raw = b'[{"type":"function","function":{"name":"f"}}]'
-    first, second = sent_tools(msgspec.Raw(raw)), sent_tools(msgspec.Raw(raw))
+    first, second = parse_tools(msgspec.Raw(raw)), parse_tools(msgspec.Raw(raw))
     assert first is not None
     assert first is second
 
@@ -103,5 +103,5 @@ def test_the_same_tools_are_the_same_objects() -> None:
 @pytest.mark.parametrize("tools", [[], [{}], [{"type": "web"}], [{"function": 5}]])
 def test_what_is_no_function_is_not_rendered(tools: list[dict[str, Any]]) -> None:
     """The engine refuses it, or knows better."""
-    with pytest.raises(Unrenderable):
-        functions(tools)
+    with pytest.raises(UnrenderableError):
+        template_tools(tools)

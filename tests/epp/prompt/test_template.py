@@ -8,8 +8,8 @@ import pytest
 from tests.models.folders import SHAPES, TEMPLATES
 
 from kvist_epp.prompt import template as templates
-from kvist_epp.prompt.chat import Unrenderable, functions
-from kvist_epp.prompt.forms import Chat
+from kvist_epp.prompt.chat import UnrenderableError, template_tools
+from kvist_epp.prompt.request_types import Chat
 from kvist_epp.prompt.template import Template
 
 USER = {"role": "user", "content": "hi"}
@@ -71,7 +71,7 @@ def test_variables_reach_a_template_that_names_them_only() -> None:
 )
 def test_a_template_that_fails_is_routed_by_load(source: str) -> None:
     """Refusals, mistakes, breakouts and recursion end in one exception, without text of the request."""
-    with pytest.raises(Unrenderable, match=r"^template$"):
+    with pytest.raises(UnrenderableError, match=r"^template$"):
         render(source)
 
 
@@ -85,7 +85,7 @@ def test_a_template_that_fails_is_routed_by_load(source: str) -> None:
 )
 def test_a_template_that_loops_too_long_is_stopped(source: str) -> None:
     """Loops are charged what they run over, also those that write nothing."""
-    with pytest.raises(Unrenderable, match=r"^work$"):
+    with pytest.raises(UnrenderableError, match=r"^work$"):
         render(source)
 
 
@@ -97,7 +97,7 @@ def test_the_budget_is_that_of_one_render() -> None:
 
 def test_many_messages_of_a_large_body_are_not_joined() -> None:
     """Templates join texts in loops: copying is bounded before it starts."""
-    with pytest.raises(Unrenderable, match=r"^work$"):
+    with pytest.raises(UnrenderableError, match=r"^work$"):
         render(EACH, *[USER] * 1000, size=templates.COPY_LIMIT // 999)
 
 
@@ -136,19 +136,19 @@ def test_the_last_message_is_left_open_to_be_continued(content: str, source: str
 def test_a_message_that_cannot_be_continued_is_routed_by_load(source: str, options: dict[str, Any]) -> None:
     """The engine refuses these as well."""
     fields = {"add_generation_prompt": False, "continue_final_message": True, **options}
-    with pytest.raises(Unrenderable):
+    with pytest.raises(UnrenderableError):
         render(source, USER, **fields)
 
 
 def test_no_message_is_no_prompt() -> None:
     """The engine refuses an empty conversation."""
-    with pytest.raises(Unrenderable, match="empty"):
+    with pytest.raises(UnrenderableError, match="empty"):
         Template(EACH, {}).render(Chat([]))
 
 
 def test_a_tools_json_is_written_once() -> None:
     """And is the same the second time, with each set of options."""
-    tools = functions([{"type": "function", "function": {"name": "f", "parameters": {"å": 1}}}])
+    tools = template_tools([{"type": "function", "function": {"name": "f", "parameters": {"å": 1}}}])
     template = Template("{{ tools[0] | tojson }}{{ tools[0] | tojson(indent=2) }}", {})
     first, second = (template.render(Chat([USER], tools)) for _ in range(2))
     assert (first == second, first.count('"f"'), "å" in first) == (True, 2, True)
@@ -192,7 +192,7 @@ FOREVER = "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}
 )
 def test_templates_that_would_work_for_ever_are_stopped(source: str) -> None:
     """Recursion, repetition and growth are bounded like loops: such a prompt is not rendered."""
-    with pytest.raises(Unrenderable):
+    with pytest.raises(UnrenderableError):
         render(source)
 
 

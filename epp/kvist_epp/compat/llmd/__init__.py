@@ -1,8 +1,11 @@
-"""The picker in place of llm-d's router: its command line and its configuration file, told as our flags.
+"""Accept llm-d's command line and configuration file, translated to kvist-epp's flags.
 
-What has a counterpart is translated, what has none is named with what happens instead, and what nobody knows
-stays where it is, for our own reader to refuse. Flags: llm-d-router v0.10 (``pkg/epp/server/options.go``);
-the file: ``EndpointPickerConfig`` of ``llm-d.ai/v1alpha1``. `translated` is the only verb.
+A setting with a counterpart is translated; one without is named with what happens instead; an unknown one is
+kept for the flag parser to reject. Sources: llm-d-router v0.10 (``pkg/epp/server/options.go``) and
+``EndpointPickerConfig`` of ``llm-d.ai/v1alpha1``. ``translated`` is the only entry point.
+
+- ``flags``: translates llm-d's flags.
+- ``config``: translates llm-d's configuration file.
 """
 
 from .flags import Translated, translated

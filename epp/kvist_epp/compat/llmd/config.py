@@ -1,4 +1,4 @@
-"""llm-d's ``EndpointPickerConfig``: what of it our flags can say, and what becomes of the rest.
+"""Translate llm-d's ``EndpointPickerConfig`` to flags, and note what is not translated.
 
 Scorers, filters and producers of load and prefixes have no counterpart one by one: one cost in seconds takes
 the place of all of them and of their weights.
@@ -48,11 +48,11 @@ COST: Final = frozenset(
 PICKERS: Final = ("max-score-picker", "random-picker", "weighted-random-picker")
 """Plugins of which the number of endpoints is read."""
 _PARSERS: Final = ("anthropic-parser", "openai-parser", "passthrough-parser", "vllmhttp-parser")
-_SPLIT: Final = "prefill and decode are not split: the engine that is picked computes the whole prompt"
-_LABELS: Final = "pods that it kept away are picked too: say it in the pool's selector"
+_SPLIT: Final = "prefill and decode are not disaggregated: the picked endpoint computes the whole prompt"
+_LABELS: Final = "pods that it excluded are picked too: exclude them in the pool's selector"
 _SESSIONS: Final = "a session follows its cached prefix by itself"
 _TARGETS: Final = (
-    "latency targets of single requests are not read; the soonest first token is what is looked for"
+    "latency targets of single requests are ignored; the picker minimizes the time to first token"
 )
 OTHERWISE: Final[Mapping[str, str]] = {
     "by-label": _LABELS,
@@ -87,7 +87,7 @@ class Understood:
 
 
 def read(text: str, where: str) -> Understood:
-    """What the file says. Raises SettingsError for what is no such file."""
+    """Translate the text of a file. Raises SettingsError if the text is not such a file."""
     whole = _document(text, where)
     plugins = [each for each in _list(whole.get("plugins")) if isinstance(each, Mapping)]
     argv = [word for each in plugins for word in _told(each, where)]
@@ -104,9 +104,9 @@ def _document(text: str, where: str) -> Json:
     try:
         whole = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:
-        raise SettingsError(f"{where}: is no YAML: {error}") from error
+        raise SettingsError(f"{where}: is not YAML: {error}") from error
     if not isinstance(whole, Mapping) or whole.get("kind") != KIND:
-        raise SettingsError(f"{where}: is no {KIND} of llm-d; our own settings are flags (--help)")
+        raise SettingsError(f"{where}: is not a {KIND} of llm-d; kvist's own settings are flags (--help)")
     if not str(whole.get("apiVersion", "")).startswith(GROUPS):
         raise SettingsError(f"{where}: apiVersion {whole.get('apiVersion')!r} is not llm-d's")
     return whole
@@ -172,12 +172,12 @@ def _instead(plugins: list[Json]) -> Iterator[str]:
     """What happens in place of each plugin, all that the cost does in one line."""
     kinds = list(dict.fromkeys(str(each.get("type")) for each in plugins))
     if done := [kind for kind in kinds if kind in COST]:
-        yield f"one cost in seconds does the work of {', '.join(done)}; weights and parameters are not used"
+        yield f"one cost in seconds replaces {', '.join(done)}; weights and parameters are not used"
     for kind in kinds:
         if kind in OTHERWISE:
             yield f"plugin {kind}: {OTHERWISE[kind]}"
         elif kind not in (*COST, *PICKERS, *_PARSERS, "file-discovery"):
-            yield f"plugin {kind}: left out; nothing here does this"
+            yield f"plugin {kind}: ignored; kvist has no equivalent"
 
 
 def _missed(whole: Json) -> Iterator[str]:
@@ -187,14 +187,14 @@ def _missed(whole: Json) -> Iterator[str]:
         key for key in ("priorityBands", "defaultPriorityBand", "defaultNegativePriorityBand") if key in flow
     ]
     for key in bands:
-        yield f"flowControl.{key}: levels have no bounds of their own; tenants of a level take turns"
+        yield f"flowControl.{key}: levels have no bounds; tenants of a level take turns"
     for key in ("usageLimitPolicyPluginRef", "saturationDetector", "enableEviction"):
         if flow.get(key):
             yield f"flowControl.{key}: capacity is set by --max-backlog-seconds and --max-num-seqs"
     if whole.get("saturationDetector"):
         yield "saturationDetector: capacity is set by --max-backlog-seconds and --max-num-seqs"
     if len(_list(whole.get("schedulingProfiles"))) > 1:
-        yield "schedulingProfiles: there is one way to pick, for all requests"
+        yield "schedulingProfiles: all requests are scheduled the same way"
     layer = _fields(whole.get("dataLayer"))
     for key in ("peerDiscovery", "crossReplicaSyncerPluginRef"):
         if layer.get(key):

@@ -1,4 +1,4 @@
-"""llm-d's flags that are not ours by the same name."""
+"""Translate llm-d's flags that kvist-epp does not have under the same name."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ _TLS: Final = {"VersionTLS10": "1.2", "VersionTLS11": "1.2", "VersionTLS12": "1.
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """A command line of ours."""
+    """A command line of kvist-epp."""
 
     argv: list[str]
     notes: tuple[str, ...]
-    """What was asked for and is not done, each with its name and what happens instead."""
+    """What is not supported, each with its name and what happens instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +48,21 @@ def _switch(note: str = "") -> _Flag:
 
 
 _METRIC_NAMES: Final = _Flag("vLLM's own names are read")
-_PLAIN_METRICS: Final = "the metrics port is plaintext and asks nobody who he is: let a NetworkPolicy do that"
+_PLAIN_METRICS: Final = (
+    "the metrics port is plaintext without authentication: restrict it with a NetworkPolicy"
+)
 
 FLAGS: Final[dict[str, _Flag]] = {
     "allow-experimental-plugins": _switch(),
     "cache-info-metric": _METRIC_NAMES,
-    "disable-endpoint-subset-filter": _switch("what a gateway allows is always kept to"),
-    "emit-endpoint-scores": _switch("/debug/pick shows what each endpoint would cost"),
+    "disable-endpoint-subset-filter": _switch("the gateway's endpoint subset is always respected"),
+    "emit-endpoint-scores": _switch("/debug/pick shows the cost of each endpoint"),
     "enable-cert-reload": _switch(),
     "enable-grpc-stream-metrics": _switch(),
     "enable-pprof": _switch("there is no profiler"),
     "grpc-max-recv-msg-size": _Flag(ours=lambda text: f"--max-message-bytes={byte_amount(text)}"),
-    "grpc-max-send-msg-size": _Flag("answers are as large as what was asked"),
-    "ha-enable-leader-election": _switch("all replicas serve; --replicas lets them know of each other"),
+    "grpc-max-send-msg-size": _Flag("answers are about as large as requests"),
+    "ha-enable-leader-election": _switch("all replicas serve; --replicas lets them share their load"),
     "health-checking": _switch(),
     "kv-cache-usage-percentage-metric": _METRIC_NAMES,
     "lora-info-metric": _METRIC_NAMES,
@@ -69,7 +71,7 @@ FLAGS: Final[dict[str, _Flag]] = {
     "metrics-endpoint-auth": _switch(_PLAIN_METRICS),
     "metrics-staleness-threshold": _Flag("an engine whose metrics cannot be read is not picked"),
     "refresh-metrics-interval": _Flag(
-        "load is known without asking; --scrape-interval is for what corrects it"
+        "load is tracked without scraping; --scrape-interval sets how often it is corrected"
     ),
     "refresh-prometheus-metrics-interval": _Flag(),
     "tls-cipher-suites": _Flag("OpenSSL's own choice is used"),
@@ -88,7 +90,7 @@ _FILES: Final = {"config-file": _Flag(), "config-text": _Flag()}
 
 
 def translated(argv: Sequence[str]) -> Translated:
-    """A command line of ours; what the file says stands first, so that flags win. Raises SettingsError."""
+    """Return kvist-epp's command line: the file's values first, so that flags win. Raises SettingsError."""
     words, first, rest, notes = iter(argv), [], [], []
     for word in words:
         name, sign, text = word.lstrip("-").partition("=")

@@ -63,20 +63,20 @@ def test_pods_by_label_are_found_as_before() -> None:
 
 
 def test_what_is_not_done_is_named() -> None:
-    """Each flag and each part of the file that has no counterpart, with what happens instead; no more."""
+    """Each flag and part of the file without a counterpart is noted, with what happens instead."""
     said = notes(*CHART).splitlines()
     expected = (
         ("--ha-enable-leader-election:", "--replicas"),
         ("--kv-cache-usage-percentage-metric:", "vLLM's own names"),
         (
-            "one cost in seconds does the work of token-producer, endpoint-notification-source",
+            "one cost in seconds replaces token-producer, endpoint-notification-source",
             "token-load-scorer",
         ),
         ("plugin label-selector-filter:", "the pool's selector"),
-        ("plugin disagg-profile-handler:", "not split"),
-        ("plugin round-robin-fairness-policy:", "left out"),
-        ("flowControl.priorityBands:", "no bounds of their own"),
-        ("schedulingProfiles:", "one way to pick"),
+        ("plugin disagg-profile-handler:", "not disaggregated"),
+        ("plugin round-robin-fairness-policy:", "no equivalent"),
+        ("flowControl.priorityBands:", "no bounds"),
+        ("schedulingProfiles:", "the same way"),
     )
     assert [line for line in said if not any(a in line and b in line for a, b in expected)] == []
     assert len(said) == len(expected)

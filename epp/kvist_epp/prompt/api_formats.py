@@ -1,6 +1,6 @@
-"""The Responses and Anthropic Messages APIs, told as a chat, as vLLM 0.32 tells them.
+"""Parse the OpenAI Responses and Anthropic Messages APIs as chats, as vLLM 0.32 does.
 
-Only shapes that are proven equal against vLLM's render endpoints are marked exact; what is not understood is
+Only shapes that are proven equal against vLLM's render endpoints are marked exact; anything else is
 routed by load. Sources: ``vllm.entrypoints.openai.responses.utils``, ``vllm.entrypoints.anthropic.serving``.
 """
 
@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from kvist_epp.prompt.chat import Unrenderable, functions
-from kvist_epp.prompt.forms import (
+from kvist_epp.prompt.chat import UnrenderableError, template_tools
+from kvist_epp.prompt.request_types import (
     BILLING_HEADER,
     Chat,
     Kind,
@@ -59,15 +59,15 @@ class MessagesBody(msgspec.Struct):
     kv_transfer_params: dict[str, Any] | None = None
 
 
-def responses(body: bytes) -> Request:
-    """A Responses request; raises as ``request.parse`` does."""
+def parse_responses(body: bytes) -> Request:
+    """Parse a Responses request; raises as ``request.parse`` does."""
     sent = _responses_decoder.decode(body)
     stateful = sent.previous_response_id is not None or sent.prompt is not None
     if stateful or sent.truncation != "disabled" or sent.kv_transfer_params or _templated(sent):
         return by_load(Kind.RESPONSES, sent.model, body, "stateful", salt=sent.cache_salt)
     try:
         chat = _responses_chat(sent)
-    except (Unrenderable, LookupError, TypeError, AttributeError):
+    except (UnrenderableError, LookupError, TypeError, AttributeError):
         return by_load(Kind.RESPONSES, sent.model, body, "shape", salt=sent.cache_salt)
     return Request(
         kind=Kind.RESPONSES,
@@ -101,7 +101,7 @@ def _responses_chat(sent: ResponsesBody) -> Chat:
     open_ended = isinstance(sent.input, list) and _is_open(sent.input[-1:])
     return Chat(
         messages,
-        functions([_flat_function(tool) for tool in sent.tools]) if sent.tools else None,
+        template_tools([_flat_function(tool) for tool in sent.tools]) if sent.tools else None,
         variables=variables(sent.chat_template_kwargs, effort),
         add_generation_prompt=not open_ended,
         continue_final_message=open_ended,
@@ -110,7 +110,7 @@ def _responses_chat(sent: ResponsesBody) -> Chat:
 
 
 def _is_open(last: list[dict[str, Any]]) -> bool:
-    """A last assistant message that is to be continued."""
+    """Return whether the last assistant message is to be continued."""
     return bool(last) and last[0].get("status") in ("in_progress", "incomplete") and "role" in last[0]
 
 
@@ -124,7 +124,7 @@ def _add_item(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
     elif kind == "function_call_output" and isinstance(item["output"], str):
         messages.append({"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]})
     else:
-        raise Unrenderable("shape")
+        raise UnrenderableError("shape")
 
 
 def _add_message(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ def _add_message(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
 
 
 def _add_call(messages: list[dict[str, Any]], call: dict[str, Any]) -> None:
-    """Calls that follow an assistant's message belong to it."""
+    """Add a call to the assistant's message before it, or as a message of its own."""
     if messages and messages[-1]["role"] == "assistant":
         messages[-1].setdefault("tool_calls", []).append(call)
     else:
@@ -148,12 +148,12 @@ def _add_call(messages: list[dict[str, Any]], call: dict[str, Any]) -> None:
 
 def _flat_function(tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise Unrenderable("tool")
+        raise UnrenderableError("tool")
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
 
 
-def messages(body: bytes) -> Request:
-    """An Anthropic Messages request; raises as ``request.parse`` does."""
+def parse_messages(body: bytes) -> Request:
+    """Parse an Anthropic Messages request; raises as ``request.parse`` does."""
     sent = _messages_decoder.decode(body)
     inline = any(message.get("role") == "system" for message in sent.messages)
     if inline or sent.kv_transfer_params or _templated(sent):
@@ -162,7 +162,7 @@ def messages(body: bytes) -> Request:
         )
     try:
         chat = _messages_chat(sent)
-    except (Unrenderable, LookupError, TypeError, AttributeError):
+    except (UnrenderableError, LookupError, TypeError, AttributeError):
         return by_load(Kind.MESSAGES, sent.model, body, "shape", salt=sent.cache_salt)
     return Request(
         kind=Kind.MESSAGES,
@@ -185,7 +185,7 @@ def _messages_chat(sent: MessagesBody) -> Chat:
         chat.extend(_turn(message["role"], message["content"]))
     return Chat(
         chat,
-        functions([_schema_function(tool) for tool in sent.tools]) if sent.tools else None,
+        template_tools([_schema_function(tool) for tool in sent.tools]) if sent.tools else None,
         variables=variables(sent.chat_template_kwargs, _effort(sent)),
     )
 
@@ -198,7 +198,7 @@ def _system(system: str | list[dict[str, Any]] | None) -> str:
 
 
 def _turn(role: str, content: str | list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The chat messages of one turn: the results of tools first, then what was said."""
+    """Yield the chat messages of one turn: tool results first, then the other content."""
     if isinstance(content, str):
         yield {"role": role, "content": content}
         return
@@ -229,7 +229,7 @@ def _say(said: dict[str, Any], block: dict[str, Any]) -> None:
         call = {"id": block["id"], "type": "function", "function": function}
         said.setdefault("tool_calls", []).append(call)
     elif kind != "redacted_thinking":
-        raise Unrenderable("shape")
+        raise UnrenderableError("shape")
 
 
 def _result(block: dict[str, Any]) -> str:
@@ -237,7 +237,7 @@ def _result(block: dict[str, Any]) -> str:
     if isinstance(content, str) or not content:
         return content or ""
     if any(item["type"] != "text" for item in content):
-        raise Unrenderable("tool_result")
+        raise UnrenderableError("tool_result")
     return "\n".join(item["text"] for item in content)
 
 

@@ -1,4 +1,4 @@
-"""What a request becomes, and the small checks that the readers of all APIs share."""
+"""The parsed request, and the checks that the parsers of all APIs share."""
 
 import enum
 from typing import Any, Final
@@ -8,40 +8,41 @@ import msgspec
 from kvist_epp.errors import BadRequest
 
 BILLING_HEADER: Final = "x-anthropic-billing-header"
-"""How a system text begins that some clients send with a value that always changes; the engine drops it."""
+"""Prefix of a system text that some clients send with an ever-changing value; vLLM removes the text."""
 
 
 class Kind(enum.Enum):
-    """Which API a request speaks."""
+    """The API of a request."""
 
     CHAT = "chat"
     COMPLETION = "completion"
     RESPONSES = "responses"
     MESSAGES = "messages"
     OTHER = "other"
-    """Routed by load: an unknown path, or no POST."""
+    """An unknown path or method other than POST; routed by load."""
 
 
 class Chat(msgspec.Struct, frozen=True):
-    """What a chat template is rendered with."""
+    """The variables that a chat template is rendered with."""
 
     messages: list[dict[str, Any]]
-    """In the chat API's own shape, as sent."""
+    """Messages in the shape of the chat API, as sent."""
     tools: list[dict[str, Any]] | None = None
-    """As the template sees them (``chat.functions``)."""
+    """Tools as the template sees them (``chat.template_tools``)."""
     documents: Any = None
     variables: dict[str, Any] = {}
     """``chat_template_kwargs`` and what the engine derives from ``reasoning_effort``."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     reorder_calls: bool = True
-    """Tool calls pass the chat API's validation, which puts their fields in its own order."""
+    """True if tool calls pass the chat API's validation, which reorders their fields."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request, ready to be rendered and routed.
 
-    At most one of ``chat`` and ``prompts`` is set; neither means: by load, and ``why`` says for what reason.
+    At most one of ``chat`` and ``prompts`` is set; neither means routing by load,
+    for the reason ``why``.
     """
 
     kind: Kind
@@ -57,26 +58,26 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     """Bytes of the body."""
     exact: bool = False
-    """The rendering of this shape is proven equal to the engine's (``tests/engine/test_render.py``)."""
+    """True if the rendering of this shape is proven equal to vLLM's (``tests/engine/test_render.py``)."""
     chat: Chat | None = None
     prompts: tuple[str | list[int], ...] = ()
     """Texts, or token ids, of a completion."""
     add_special_tokens: bool = False
-    """The engine lets the tokenizer add its own tokens, such as BOS."""
+    """True if the engine lets the tokenizer add its special tokens, such as BOS."""
     why: str = ""
-    """Why it is routed by load: a short fixed word for a metric, never text of the request."""
+    """Reason for routing by load: a short fixed word for a metric, never text of the request."""
 
 
 def by_load(kind: Kind, model: Any, body: bytes, why: str, **known: Any) -> Request:
-    """A request whose prompt stays unknown."""
+    """Return a request whose prompt is unknown. Raises BadRequest as ``checked`` does."""
     return Request(kind=kind, model=checked(model), size=len(body), why=why, **known)
 
 
 def checked(model: Any) -> str:
-    """The model's name.
+    """Return the model's name.
 
     Raises:
-        BadRequest: absent, empty or no string.
+        BadRequest: the name is absent, empty or not a string.
     """
     if type(model) is not str or not model:
         raise BadRequest("field 'model' must be a non-empty string")
@@ -84,17 +85,17 @@ def checked(model: Any) -> str:
 
 
 def count(value: Any) -> int | None:
-    """A number of tokens or choices; None when the client gave something else."""
+    """Return a number of tokens or choices, or None for any other value."""
     return value if type(value) is int and value >= 0 else None
 
 
 def text_or_none(value: Any) -> str | None:
-    """A string; None for anything else."""
+    """Return a string, or None for any other value."""
     return value if type(value) is str else None
 
 
 def variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
-    """Template variables as vLLM merges them: null and ``"auto"`` mean unset; an effort implies thinking."""
+    """Merge template variables as vLLM does: null and ``"auto"`` are unset, an effort implies thinking."""
     if not given and effort is None:
         return {}
     merged = dict(given or {})
