@@ -1,6 +1,6 @@
-"""The ``kvist`` command: finds the command, hands over, and says in one line what is missing.
+"""The ``kvist`` command: find the subcommand, run it, and report a missing package in one line.
 
-Thin on purpose: parsers need the standard library only, so ``--help`` works without extras.
+Parsers need the standard library only, so ``--help`` works without extras.
 """
 
 import argparse
@@ -14,11 +14,11 @@ from .commands import COMMANDS, GROUPS, Command
 
 EPILOG: Final = """\
 examples:
-  kvist demo                        kvist beside round robin, on this machine, in two minutes
-  kvist plan -f pool.yaml           what would run for a pool, and why; no cluster needed
-  kvist sim engine --port 8000      an engine that looks like vLLM from outside
-  kvist bench epp --quick           what the picker costs behind a real Envoy
-  kvist COMMAND --help              options and examples of one command
+  kvist demo                        compare kvist with round robin on this machine, in two minutes
+  kvist plan -f pool.yaml           show what would run for a pool, and why; needs no cluster
+  kvist sim engine --port 8000      run a simulated engine with vLLM's API
+  kvist bench epp --quick           measure the picker behind a real Envoy
+  kvist COMMAND --help              show options and examples of a command
 """
 OUR_PACKAGES: Final = ("kvist", "kvist_sim", "kvist_operator", "kvist_epp")
 MISSING_EXTRA: Final = 2
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(words: list[str]) -> int:
-    """Find the command and call its function. Raises MissingExtraError."""
+    """Find the command and call its function; return the exit code. Raises MissingExtraError."""
     for command in COMMANDS:
         length = len(command.words)
         if command.options is None and tuple(words[:length]) == command.words:

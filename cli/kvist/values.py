@@ -1,10 +1,10 @@
-"""What options may be: numbers and lists, checked as they are read. Standard library only."""
+"""Parsers of option values, for argparse. Standard library only."""
 
 import argparse
 
 
 def positive(text: str) -> float:
-    """A number above zero. Raises ArgumentTypeError or ValueError, as all here."""
+    """Parse a number above zero. Raises ArgumentTypeError or ValueError, like the other parsers."""
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not above zero")
@@ -12,7 +12,7 @@ def positive(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """A whole number from 1 on."""
+    """Parse a whole number of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
@@ -20,12 +20,12 @@ def count(text: str) -> int:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Whole numbers, separated by commas."""
+    """Parse comma-separated whole numbers of at least 1."""
     return tuple(count(part) for part in text.split(","))
 
 
 def delay(text: str) -> float:
-    """A number from zero on."""
+    """Parse a number of at least zero."""
     value = float(text)
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is below zero")
@@ -33,10 +33,10 @@ def delay(text: str) -> float:
 
 
 def loads(text: str) -> tuple[float, ...]:
-    """Numbers above zero, separated by commas."""
+    """Parse comma-separated numbers above zero."""
     return tuple(positive(part) for part in text.split(","))
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Words, separated by commas; none of them is empty."""
+    """Parse comma-separated words; empty ones are dropped."""
     return tuple(part.strip() for part in text.split(",") if part.strip())

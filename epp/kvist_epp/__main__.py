@@ -1,4 +1,4 @@
-"""argv → Settings → run until SIGTERM, then drain."""
+"""The ``kvist-epp`` command: read the settings, run the role until SIGTERM, then drain."""
 
 import os
 import sys
@@ -13,13 +13,13 @@ from kvist_epp.settings.validation import MODEL_HEADER
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The ``kvist-epp`` command; 2 for settings that do not work, 1 when it could not start."""
+    """Run ``kvist-epp``; return 2 for invalid settings, 1 if the process failed, otherwise 0."""
     try:
-        told = translated(sys.argv[1:] if argv is None else argv)
-        settings = Settings.from_args(told.argv, os.environ).check()
+        translation = translated(sys.argv[1:] if argv is None else argv)
+        settings = Settings.from_args(translation.argv, os.environ).check()
     except KvistError as error:
         return _complain(error, 2)
-    for note in told.notes:
+    for note in translation.notes:
         _complain(note, 0)
     try:
         serving = _serving(settings.role)
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serving(role: str) -> ModuleType:
-    """The role's process; the small one loads nothing of the other."""
+    """Import the module of the role; the filter loads nothing of the picker."""
     return import_module(
         "kvist_epp.model_header.filter_process" if role == MODEL_HEADER else "kvist_epp.app.app"
     )

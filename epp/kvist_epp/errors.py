@@ -1,4 +1,4 @@
-"""Every exception of the picker. Only the texts of ``PickError`` reach clients.
+"""All exceptions of the picker. Only the texts of ``PickError`` reach clients.
 
 ::
 
@@ -7,7 +7,7 @@
     │   ├── BadRequest       400
     │   ├── NoEndpoints      503
     │   ├── ShuttingDown     503
-    │   ├── Cancelled        nobody hears it: the client has given up
+    │   ├── Cancelled        logged only: the client has cancelled
     │   └── Shed             429 with Retry-After
     ├── ProtocolError        a peer broke HTTP/2, gRPC or ext_proc; ends a stream or a connection
     ├── EventError           an engine's event message that cannot be understood
@@ -24,7 +24,7 @@ from typing import ClassVar
 
 
 class KvistError(Exception):
-    """Base of all; never raised itself."""
+    """Base class of all exceptions of the picker; never raised itself."""
 
 
 class PickError(KvistError):
@@ -46,7 +46,7 @@ class PickError(KvistError):
 
 
 class BadRequest(PickError):
-    """What cannot be parsed as JSON where JSON is due, or lacks a model where one is due."""
+    """A body that is not JSON, or has no model, on a path that requires them."""
 
     status = 400
     kind = "invalid_request_error"
@@ -54,7 +54,7 @@ class BadRequest(PickError):
 
 
 class NoEndpoints(PickError):
-    """Nothing is eligible: subset, roles, readiness."""
+    """No endpoint is eligible, by subset, role or readiness."""
 
     status = 503
     kind = "service_unavailable"
@@ -62,7 +62,7 @@ class NoEndpoints(PickError):
 
 
 class ShuttingDown(PickError):
-    """It waited, and this picker's time is over: another one may have room."""
+    """The picker shuts down while the request is queued; another replica may have capacity."""
 
     status = 503
     kind = "service_unavailable"
@@ -70,7 +70,7 @@ class ShuttingDown(PickError):
 
 
 class Cancelled(PickError):
-    """The client gave up while its request waited: for the log and the metrics only."""
+    """The client cancelled its queued request; used for the log and the metrics only."""
 
     status = 499
     kind = "cancelled"
@@ -78,7 +78,7 @@ class Cancelled(PickError):
 
 
 class Shed(PickError):
-    """Dropped under load, or waited too long."""
+    """The request was rejected under load, or was queued too long."""
 
     status = 429
     kind = "rate_limit_error"
@@ -98,11 +98,11 @@ class ProtocolError(KvistError):
 
 
 class EventError(KvistError):
-    """An event message that is no msgpack, of a wrong shape, or with fields of a wrong type."""
+    """An event message that is not msgpack, has a wrong shape, or has fields of a wrong type."""
 
 
 class ModelFilesError(KvistError):
-    """Names the file and the remedy."""
+    """Model files that are absent or unusable; the text names the file and the remedy."""
 
 
 class SnapshotError(KvistError):
@@ -114,16 +114,16 @@ class ReplicaError(KvistError):
 
 
 class EndpointsFileError(KvistError):
-    """Names the entry and the field."""
+    """An unusable endpoints file; the text names the entry and the field."""
 
 
 class CertificateError(KvistError):
-    """Names the file and what is wrong with it; never the content."""
+    """An unusable certificate, key or authority; the text names the file and the fault, never the content."""
 
 
 class UncleanShutdownError(KvistError):
-    """Why the process ends with a non-zero exit code although it was running."""
+    """The reason why a running process exits with a non-zero code."""
 
 
 class SettingsError(KvistError):
-    """Names the flag and the remedy."""
+    """Invalid flags, or flags that exclude each other; the text names the flag and the remedy."""

@@ -106,7 +106,7 @@ def _document(text: str, where: str) -> Json:
     except (yaml.YAMLError, RecursionError) as error:
         raise SettingsError(f"{where}: is not YAML: {error}") from error
     if not isinstance(whole, Mapping) or whole.get("kind") != KIND:
-        raise SettingsError(f"{where}: is not a {KIND} of llm-d; kvist's own settings are flags (--help)")
+        raise SettingsError(f"{where}: is not an {KIND} of llm-d; kvist's own settings are flags (--help)")
     if not str(whole.get("apiVersion", "")).startswith(GROUPS):
         raise SettingsError(f"{where}: apiVersion {whole.get('apiVersion')!r} is not llm-d's")
     return whole

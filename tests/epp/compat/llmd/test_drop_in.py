@@ -146,8 +146,8 @@ def test_an_odd_file_is_read_or_refused(whole: dict[str, object]) -> None:
     [
         (["--config-file"], "--config-file: needs a value"),
         (["--config-file=/nowhere"], "--config-file: cannot be read: "),
-        (["--config-text=a: ["], "--config-text: is no YAML: "),
-        (["--config-text=kind: Pod"], "--config-text: is no EndpointPickerConfig of llm-d"),
+        (["--config-text=a: ["], "--config-text: is not YAML: "),
+        (["--config-text=kind: Pod"], "--config-text: is not an EndpointPickerConfig of llm-d"),
         (["--config-text=kind: EndpointPickerConfig\napiVersion: v1"], "apiVersion 'v1' is not llm-d's"),
         (
             [f"--config-text={HEAD}flowControl: {{maxBytes: lots}}"],
