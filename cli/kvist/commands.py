@@ -18,7 +18,7 @@ SHAPES: Final = ("completion", "chat-2", "chat-40")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command."""
+    """A command of ``kvist``: its words, help, options and function."""
 
     words: tuple[str, ...]
     """As typed: ``("bench", "epp")``."""

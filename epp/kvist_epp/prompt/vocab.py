@@ -62,7 +62,7 @@ class Vocabulary:
         return ids
 
     def _ends(self) -> tuple[bytes, bytes]:
-        """What the post-processor puts before and behind a text."""
+        """Return the tokens that the post-processor puts before and after a text."""
         bare = self.encode("a")
         full = self._tokenizer.encode("a").ids
         at = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
@@ -122,7 +122,7 @@ def _steps(part: dict[str, Any] | None, kind: str | None = None) -> list[dict[st
 
 
 def _unsupported(spec: dict[str, Any]) -> str:
-    """What is known not to keep bytes; other surprises show in the samples."""
+    """Return known components that do not keep bytes; unknown ones show in the samples."""
     kind = spec["model"]["type"]
     if kind not in ("BPE", "Unigram"):
         return f"{kind} vocabularies do not keep a text's bytes"
@@ -132,7 +132,7 @@ def _unsupported(spec: dict[str, Any]) -> str:
 
 
 def _text_transform(tokenizer: Tokenizer, spec: dict[str, Any]) -> Transform:
-    """What becomes of a text before it is cut: in one go where that is the same as between added tokens."""
+    """Return the text transform before splitting, in one pass where that equals the one between added tokens."""
     normalise = _normaliser(tokenizer, spec)
     prefix = _prefix(spec)
     stripping = any(token["lstrip"] or token["rstrip"] for token in spec["added_tokens"])

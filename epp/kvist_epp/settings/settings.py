@@ -58,406 +58,183 @@ SECONDS accepts durations such as 1m30s.
 class Settings:
     """Every setting of the picker, each with its flag, default and help."""
 
-    role: str = flag(
-        "--role",
-        validation.PICKER,
-        "model-header: instead of picking endpoints, set the header x-gateway-model-name to the model in the"
-        " body, so that routes can choose the pool by it; needs no endpoints and no model",
-        choices=validation.ROLES,
-    )
-    base_models: str = flag(
-        "--base-models",
-        "",
+    # fmt: off
+    role: str = flag("--role", validation.PICKER,
+        "model-header: instead of picking endpoints, set the header x-gateway-"
+        "model-name to the model in the body, so that routes can choose the pool "
+        "by it; needs no endpoints and no model", choices=validation.ROLES)
+    base_models: str = flag("--base-models", "",
         "with --role=model-header: LoRA adapters and their base models; the base model is set as x-gateway-"
-        "base-model-name",
-        unit="ADAPTER=BASE,…",
-    )
-    endpoints_file: str = flag(
-        "--endpoints-file", "", "YAML or JSON list of the endpoints; read again when it changes", unit="FILE"
-    )
-    endpoint_selector: str = flag(
-        "--endpoint-selector",
-        "",
-        "instead of --endpoints-file: Kubernetes label selector of the pods, such as app=vllm,env=prod",
-        unit="SELECTOR",
-    )
-    endpoint_target_ports: str = flag(
-        "--endpoint-target-ports",
-        "",
+        "base-model-name", unit="ADAPTER=BASE,…")
+    endpoints_file: str = flag("--endpoints-file", "",
+        "YAML or JSON list of the endpoints; read again when it changes", unit="FILE")
+    endpoint_selector: str = flag("--endpoint-selector", "",
+        "instead of --endpoints-file: Kubernetes label selector of the pods, such as "
+        "app=vllm,env=prod", unit="SELECTOR")
+    endpoint_target_ports: str = flag("--endpoint-target-ports", "",
         "with --endpoint-selector: 1 to 8 comma-separated ports of each pod; the n-th port serves data-"
-        "parallel rank n",
-        unit="PORTS",
-    )
-    pool_name: str = flag(
-        "--pool-name",
-        "",
-        "instead of --endpoints-file: InferencePool whose pods and ports are the endpoints",
-        unit="NAME",
-    )
-    pool_namespace: str = flag(
-        "--pool-namespace",
-        "",
+        "parallel rank n", unit="PORTS")
+    pool_name: str = flag("--pool-name", "",
+        "instead of --endpoints-file: InferencePool whose pods and ports are the endpoints", unit="NAME")
+    pool_namespace: str = flag("--pool-namespace", "",
         "namespace of the pool and its pods (default: POD_NAMESPACE, NAMESPACE, the service account's, or "
-        "default)",
-        unit="NAME",
-    )
-    pool_group: str = flag(
-        "--pool-group",
-        POOL_GROUP,
-        "API group of the pool: the Gateway API Inference Extension's or kvist's",
-        choices=POOL_GROUPS,
-    )
-    resync_interval: float = flag(
-        "--resync-interval",
-        600.0,
-        "time between two complete lists of the watched Kubernetes objects",
-        unit="SECONDS",
-    )
-    model: str = flag(
-        "--model",
-        "",
-        "folder or hf://repo[@revision] with the tokenizer files; without it the picker runs in approximate "
-        "mode",
-        unit="SOURCE",
-    )
-    model_required: bool = flag(
-        "--model-required",
-        False,
-        "exit if the tokenizer cannot be downloaded; otherwise start in approximate mode and keep retrying",
-    )
-    chat_template: str = flag(
-        "--chat-template",
-        "",
-        "value of the engines' --chat-template, if they have one: a file, or the template itself",
-        unit="TEMPLATE",
-    )
-    chat_template_content_format: str = flag(
-        "--chat-template-content-format",
-        "auto",
-        "value of the engines' --chat-template-content-format",
-        choices=validation.CONTENT_FORMATS,
-    )
-    default_chat_template_kwargs: str = flag(
-        "--default-chat-template-kwargs",
-        "",
-        "value of the engines' --default-chat-template-kwargs, a JSON object",
-        unit="JSON",
-    )
-    host: str = flag(
-        "--host", "", "address to listen on (default: every address, IPv4 and IPv6)", unit="ADDRESS"
-    )
-    grpc_port: int = flag(
-        "--grpc-port",
-        9002,
-        "port for ext_proc, the access log service and gRPC health; 0: any free port",
-        unit="PORT",
-    )
-    grpc_health_port: int = flag(
-        "--grpc-health-port",
-        9003,
-        "port for gRPC health alone, always in plaintext; 0: any free port",
-        unit="PORT",
-    )
-    metrics_port: int = flag(
-        "--metrics-port",
-        9090,
-        "port for /metrics, /healthz and the /debug pages; 0: any free port",
-        unit="PORT",
-    )
-    secure_serving: bool = flag(
-        "--secure-serving",
-        True,
-        "serve TLS on the ext_proc port; the health and metrics ports always use plaintext",
-    )
-    cert_path: str = flag(
-        "--cert-path",
-        "",
+        "default)", unit="NAME")
+    pool_group: str = flag("--pool-group", POOL_GROUP,
+        "API group of the pool: the Gateway API Inference Extension's or kvist's", choices=POOL_GROUPS)
+    resync_interval: float = flag("--resync-interval", 600.0,
+        "time between two complete lists of the watched Kubernetes objects", unit="SECONDS")
+    model: str = flag("--model", "",
+        "folder or hf://repo[@revision] with the tokenizer files; without it the picker runs in approximate"
+        " mode", unit="SOURCE")
+    model_required: bool = flag("--model-required", False,
+        "exit if the tokenizer cannot be downloaded; otherwise start in approximate mode and keep retrying")
+    chat_template: str = flag("--chat-template", "",
+        "value of the engines' --chat-template, if they have one: a file, or the template "
+        "itself", unit="TEMPLATE")
+    chat_template_content_format: str = flag("--chat-template-content-format", "auto",
+        "value of the engines' --chat-template-content-format", choices=validation.CONTENT_FORMATS)
+    default_chat_template_kwargs: str = flag("--default-chat-template-kwargs", "",
+        "value of the engines' --default-chat-template-kwargs, a JSON object", unit="JSON")
+    host: str = flag("--host", "",
+        "address to listen on (default: every address, IPv4 and IPv6)", unit="ADDRESS")
+    grpc_port: int = flag("--grpc-port", 9002,
+        "port for ext_proc, the access log service and gRPC health; 0: any free port", unit="PORT")
+    grpc_health_port: int = flag("--grpc-health-port", 9003,
+        "port for gRPC health alone, always in plaintext; 0: any free port", unit="PORT")
+    metrics_port: int = flag("--metrics-port", 9090,
+        "port for /metrics, /healthz and the /debug pages; 0: any free port", unit="PORT")
+    secure_serving: bool = flag("--secure-serving", True,
+        "serve TLS on the ext_proc port; the health and metrics ports always use plaintext")
+    cert_path: str = flag("--cert-path", "",
         "folder with tls.crt, tls.key and optionally ca.crt, read again when they change (default: a self-"
-        "issued certificate)",
-        unit="FOLDER",
-    )
-    client_ca_path: str = flag(
-        "--client-ca-path",
-        "",
-        "PEM file, or folder with ca.crt: gateways must present a certificate of one of these authorities",
-        unit="PATH",
-    )
-    tls_names: str = flag(
-        "--tls-names",
-        "",
-        "comma-separated DNS names and addresses in the self-issued certificate, besides those of this host;"
-        " the name of a Service is enough if POD_NAMESPACE is set",
-        unit="NAMES",
-    )
-    tls_min_version: str = flag(
-        "--tls-min-version", "1.2", "oldest TLS version that is accepted", choices=TLS_VERSIONS
-    )
-    transport: str = flag(
-        "--transport",
-        "fast",
-        "fast: kvist's own HTTP/2 server; grpc: the slower server of grpc.aio, as a fallback",
-        choices=TRANSPORTS,
-    )
-    observe_responses: bool = flag(
-        "--observe-responses",
-        False,
+        "issued certificate)", unit="FOLDER")
+    client_ca_path: str = flag("--client-ca-path", "",
+        "PEM file, or folder with ca.crt: gateways must present a certificate of one of these "
+        "authorities", unit="PATH")
+    tls_names: str = flag("--tls-names", "",
+        "comma-separated DNS names and addresses in the self-issued certificate, besides those of this "
+        "host; the name of a Service is enough if POD_NAMESPACE is set", unit="NAMES")
+    tls_min_version: str = flag("--tls-min-version", "1.2",
+        "oldest TLS version that is accepted", choices=TLS_VERSIONS)
+    transport: str = flag("--transport", "fast",
+        "fast: kvist's own HTTP/2 server; grpc: the slower server of grpc.aio, as a "
+        "fallback", choices=TRANSPORTS)
+    observe_responses: bool = flag("--observe-responses", False,
         "process responses too: count token usage and restore model names; if such a picker is killed, the "
-        "responses it observes are cut off",
-    )
+        "responses it observes are cut off")
     drain_timeout: float = flag("--drain-timeout", 30.0, "longest time from SIGTERM to exit", unit="SECONDS")
-    drain_delay: float = flag(
-        "--drain-delay",
-        5.0,
+    drain_delay: float = flag("--drain-delay", 5.0,
         "part of --drain-timeout, at most half of it, in which new connections are still accepted until "
-        "gateways notice the drain",
-        unit="SECONDS",
-    )
-    max_message_bytes: int = flag(
-        "--max-message-bytes",
-        33 << 20,
-        "largest gRPC message that is accepted; the default allows a request body of 32 MiB",
-        unit="BYTES",
-    )
-    max_connections: int = flag(
-        "--max-connections", 512, "largest number of open connections of each gRPC port", unit="N"
-    )
-    max_streams: int = flag(
-        "--max-streams", 4096, "largest number of concurrent requests of a connection", unit="N"
-    )
-    max_held_bytes: int = flag(
-        "--max-held-bytes",
-        1 << 30,
+        "gateways notice the drain", unit="SECONDS")
+    max_message_bytes: int = flag("--max-message-bytes", 33 << 20,
+        "largest gRPC message that is accepted; the default allows a request body of 32 MiB", unit="BYTES")
+    max_connections: int = flag("--max-connections", 512,
+        "largest number of open connections of each gRPC port", unit="N")
+    max_streams: int = flag("--max-streams", 4096,
+        "largest number of concurrent requests of a connection", unit="N")
+    max_held_bytes: int = flag("--max-held-bytes", 1 << 30,
         "memory of each gRPC port for requests that are incomplete or unanswered and for answers that are "
-        "not yet read",
-        unit="BYTES",
-    )
-    max_header_bytes: int = flag(
-        "--max-header-bytes", 16 << 10, "largest gRPC metadata that is accepted", unit="BYTES"
-    )
-    handshake_timeout: float = flag(
-        "--handshake-timeout",
-        10.0,
-        "longest time from accepting a connection to the end of its TLS handshake and HTTP/2 preface",
-        unit="SECONDS",
-    )
-    stall_timeout: float = flag(
-        "--stall-timeout",
-        30.0,
+        "not yet read", unit="BYTES")
+    max_header_bytes: int = flag("--max-header-bytes", 16 << 10,
+        "largest gRPC metadata that is accepted", unit="BYTES")
+    handshake_timeout: float = flag("--handshake-timeout", 10.0,
+        "longest time from accepting a connection to the end of its TLS handshake and "
+        "HTTP/2 preface", unit="SECONDS")
+    stall_timeout: float = flag("--stall-timeout", 30.0,
         "time after which a connection is closed that reads nothing, or transfers less than 1 KiB/s of a "
-        "message",
-        unit="SECONDS",
-    )
-    stream_idle_timeout: float = flag(
-        "--stream-idle-timeout",
-        600.0,
+        "message", unit="SECONDS")
+    stream_idle_timeout: float = flag("--stream-idle-timeout", 600.0,
         "time after which a request without any message in either direction is ended; must exceed the "
-        "duration of every response",
-        unit="SECONDS",
-    )
-    idle_timeout: float = flag(
-        "--idle-timeout",
-        3600.0,
-        "time after which a connection without requests is closed gracefully",
-        unit="SECONDS",
-    )
-    keepalive_time: float = flag(
-        "--keepalive-time",
-        60.0,
-        "time without received data after which a connection is probed with a PING",
-        unit="SECONDS",
-    )
-    keepalive_timeout: float = flag(
-        "--keepalive-timeout",
-        20.0,
-        "time without an answer to that PING after which the connection is closed",
-        unit="SECONDS",
-    )
-    max_resets_per_second: float = flag(
-        "--max-resets-per-second",
-        1000.0,
+        "duration of every response", unit="SECONDS")
+    idle_timeout: float = flag("--idle-timeout", 3600.0,
+        "time after which a connection without requests is closed gracefully", unit="SECONDS")
+    keepalive_time: float = flag("--keepalive-time", 60.0,
+        "time without received data after which a connection is probed with a PING", unit="SECONDS")
+    keepalive_timeout: float = flag("--keepalive-timeout", 20.0,
+        "time without an answer to that PING after which the connection is closed", unit="SECONDS")
+    max_resets_per_second: float = flag("--max-resets-per-second", 1000.0,
         "rate at which a connection may cancel requests; like the next four, a burst of ten seconds is "
-        "allowed",
-        unit="RATE",
-    )
-    max_pings_per_second: float = flag(
-        "--max-pings-per-second",
-        50.0,
-        "rate of PING frames of a connection, not counting one per 32 bytes of answers",
-        unit="RATE",
-    )
-    max_settings_per_second: float = flag(
-        "--max-settings-per-second", 10.0, "rate of SETTINGS frames of a connection", unit="RATE"
-    )
-    max_empty_frames_per_second: float = flag(
-        "--max-empty-frames-per-second", 100.0, "rate of empty DATA frames of a connection", unit="RATE"
-    )
-    max_control_frames_per_second: float = flag(
-        "--max-control-frames-per-second",
-        1000.0,
+        "allowed", unit="RATE")
+    max_pings_per_second: float = flag("--max-pings-per-second", 50.0,
+        "rate of PING frames of a connection, not counting one per 32 bytes of answers", unit="RATE")
+    max_settings_per_second: float = flag("--max-settings-per-second", 10.0,
+        "rate of SETTINGS frames of a connection", unit="RATE")
+    max_empty_frames_per_second: float = flag("--max-empty-frames-per-second", 100.0,
+        "rate of empty DATA frames of a connection", unit="RATE")
+    max_control_frames_per_second: float = flag("--max-control-frames-per-second", 1000.0,
         "rate of WINDOW_UPDATE, PRIORITY and unknown frames of a connection, not counting one per 32 bytes "
-        "of answers",
-        unit="RATE",
-    )
-    scrape_interval: float = flag(
-        "--scrape-interval", 2.0, "time between two scrapes of an endpoint's /metrics", unit="SECONDS"
-    )
-    scrape_timeout: float = flag(
-        "--scrape-timeout", 2.0, "longest time of one scrape of an endpoint's /metrics", unit="SECONDS"
-    )
-    kv_events: bool = flag(
-        "--kv-events", True, "subscribe to the engines' KV events; false: approximate mode for every endpoint"
-    )
-    kv_events_bind: str = flag(
-        "--kv-events-bind",
-        "",
-        "ZMQ address to bind for engines that connect to the picker, instead of connecting to each engine",
-        unit="ADDRESS",
-    )
-    warmup_timeout: float = flag(
-        "--warmup-timeout",
-        20.0,
-        "longest wait for the index to be filled by replays before the picker reports that it is ready",
-        old_name="--warm-seconds",
-        unit="SECONDS",
-    )
-    replicas: str = flag(
-        "--replicas",
-        "",
+        "of answers", unit="RATE")
+    scrape_interval: float = flag("--scrape-interval", 2.0,
+        "time between two scrapes of an endpoint's /metrics", unit="SECONDS")
+    scrape_timeout: float = flag("--scrape-timeout", 2.0,
+        "longest time of one scrape of an endpoint's /metrics", unit="SECONDS")
+    kv_events: bool = flag("--kv-events", True,
+        "subscribe to the engines' KV events; false: approximate mode for every endpoint")
+    kv_events_bind: str = flag("--kv-events-bind", "",
+        "ZMQ address to bind for engines that connect to the picker, instead of connecting "
+        "to each engine", unit="ADDRESS")
+    warmup_timeout: float = flag("--warmup-timeout", 20.0,
+        "longest wait for the index to be filled by replays "
+        "before the picker reports that it is ready", old_name="--warm-seconds", unit="SECONDS")
+    replicas: str = flag("--replicas", "",
         "other replicas of the picker, which share load and index: name:port of a headless Service, or a "
-        "comma-separated list of host:port",
-        old_name="--peers",
-        unit="LIST",
-    )
-    replica_port: int = flag(
-        "--replica-port",
-        9004,
-        "port for the other replicas; open only with --replicas",
-        old_name="--peer-port",
-        unit="PORT",
-    )
-    replica_cert_path: str = flag(
-        "--replica-cert-path",
-        "",
+        "comma-separated list of host:port", old_name="--peers", unit="LIST")
+    replica_port: int = flag("--replica-port", 9004,
+        "port for the other replicas; open only with --replicas", old_name="--peer-port", unit="PORT")
+    replica_cert_path: str = flag("--replica-cert-path", "",
         "folder with tls.crt, tls.key and ca.crt: replicas present and require certificates of that "
-        "authority",
-        old_name="--peer-cert-path",
-        unit="FOLDER",
-    )
-    replica_insecure: bool = flag(
-        "--replica-insecure",
-        False,
-        "let replicas exchange plaintext, even in a cluster",
-        old_name="--peer-insecure",
-    )
-    gossip_interval: float = flag(
-        "--gossip-interval",
-        0.1,
-        "time between two updates of the load that are sent to each replica",
-        unit="SECONDS",
-    )
-    prefill_tokens_per_second: float = flag(
-        "--prefill-tokens-per-second",
-        15_928.0,
-        "prefill rate of an endpoint until its own rate is measured; the default is Qwen3-32B on an H100",
-        unit="RATE",
-    )
-    max_num_seqs: int = flag(
-        "--max-num-seqs",
-        256,
-        "sequences that an engine runs concurrently, if the endpoint has no label kvist.dev/max-num-seqs",
-        unit="N",
-    )
-    max_backlog_seconds: float = flag(
-        "--max-backlog-seconds",
-        30.0,
-        "prefill backlog above which an endpoint counts as full",
-        old_name="--max-owed-seconds",
-        unit="SECONDS",
-    )
-    tpot_target: float = flag(
-        "--tpot-target",
-        0.0,
+        "authority", old_name="--peer-cert-path", unit="FOLDER")
+    replica_insecure: bool = flag("--replica-insecure", False,
+        "let replicas exchange plaintext, even in a cluster", old_name="--peer-insecure")
+    gossip_interval: float = flag("--gossip-interval", 0.1,
+        "time between two updates of the load that are sent to each replica", unit="SECONDS")
+    prefill_tokens_per_second: float = flag("--prefill-tokens-per-second", 15_928.0,
+        "prefill rate of an endpoint until its own rate is measured; the default is Qwen3-32B "
+        "on an H100", unit="RATE")
+    max_num_seqs: int = flag("--max-num-seqs", 256,
+        "sequences that an engine runs concurrently, if the endpoint has no label kvist.dev/max-"
+        "num-seqs", unit="N")
+    max_backlog_seconds: float = flag("--max-backlog-seconds", 30.0,
+        "prefill backlog above which an endpoint counts as "
+        "full", old_name="--max-owed-seconds", unit="SECONDS")
+    tpot_target: float = flag("--tpot-target", 0.0,
         "time per output token to maintain: requests are queued, newest first, while their prefill would "
-        "slow an endpoint's sequences below it; 0: no target",
-        unit="SECONDS",
-    )
-    queue_requests: int = flag(
-        "--queue-requests",
-        10_000,
+        "slow an endpoint's sequences below it; 0: no target", unit="SECONDS")
+    queue_requests: int = flag("--queue-requests", 10_000,
         "largest number of requests that are queued while every endpoint is full; 0: nothing is queued, "
-        "sheddable requests are rejected and all others dispatched",
-        unit="N",
-    )
+        "sheddable requests are rejected and all others dispatched", unit="N")
     queue_bytes: int = flag("--queue-bytes", 512 << 20, "memory for queued requests", unit="BYTES")
-    queue_seconds: float = flag(
-        "--queue-seconds",
-        60.0,
-        "longest time a request is queued for capacity; the gateway's message timeout must be longer",
-        unit="SECONDS",
-    )
-    empty_pool_seconds: float = flag(
-        "--empty-pool-seconds",
-        180.0,
-        "longest time a request is queued while the pool has no endpoint, in addition to --queue-seconds",
-        unit="SECONDS",
-    )
-    priorities: str = flag(
-        "--priorities",
-        "",
-        "priorities by name of the objective, such as interactive=10,batch=-1",
-        unit="NAME=N,…",
-    )
-    scheduling_policy: str = flag(
-        "--scheduling-policy",
-        "fcfs",
-        "value of the engines' --scheduling-policy; priority: send each request's priority to the engine",
-        choices=POLICIES,
-    )
-    max_endpoints: int = flag(
-        "--max-endpoints",
-        3,
-        "number of endpoints in an answer: the picked one, then those for retries",
-        unit="N",
-    )
-    request_seconds: float = flag(
-        "--request-seconds",
-        600.0,
-        "time without any progress after which a request counts as ended",
-        unit="SECONDS",
-    )
-    prewarm_tokens: int = flag(
-        "--prewarm-tokens",
-        131_072,
-        "prompt tokens to prewarm on an endpoint that joins, and of those that leaving endpoints cached: the"
-        " prefixes that most tenants request; 0: none",
-        old_name="--hand-over-tokens",
-        unit="TOKENS",
-    )
-    prewarm_step_tokens: int = flag(
-        "--prewarm-step-tokens",
-        256,
-        "prompt tokens of a prefix that prewarming requests from an engine at once",
-        old_name="--hand-over-step-tokens",
-        unit="TOKENS",
-    )
-    engine_key_file: str = flag(
-        "--engine-key-file",
-        "",
-        "file with the engines' API key, which prewarming needs if they require one",
-        unit="FILE",
-    )
-    approximate_cache_tokens: int = flag(
-        "--approximate-cache-tokens",
-        250_000,
-        "KV cache size of an endpoint in approximate mode until its engine reports the size",
-        unit="TOKENS",
-    )
-    log_format: str = flag(
-        "--log-format", "auto", "auto: text on a terminal, otherwise JSON", choices=LOG_FORMATS
-    )
+    queue_seconds: float = flag("--queue-seconds", 60.0,
+        "longest time a request is queued for capacity; the gateway's message timeout must "
+        "be longer", unit="SECONDS")
+    empty_pool_seconds: float = flag("--empty-pool-seconds", 180.0,
+        "longest time a request is queued while the pool has no endpoint, in addition to "
+        "--queue-seconds", unit="SECONDS")
+    priorities: str = flag("--priorities", "",
+        "priorities by name of the objective, such as interactive=10,batch=-1", unit="NAME=N,…")
+    scheduling_policy: str = flag("--scheduling-policy", "fcfs",
+        "value of the engines' --scheduling-policy; priority: send each request's "
+        "priority to the engine", choices=POLICIES)
+    max_endpoints: int = flag("--max-endpoints", 3,
+        "number of endpoints in an answer: the picked one, then those for retries", unit="N")
+    request_seconds: float = flag("--request-seconds", 600.0,
+        "time without any progress after which a request counts as ended", unit="SECONDS")
+    prewarm_tokens: int = flag("--prewarm-tokens", 131_072,
+        "prompt tokens to prewarm on an endpoint that joins, and of those that leaving endpoints cached: "
+        "the prefixes that most tenants request; 0: none", old_name="--hand-over-tokens", unit="TOKENS")
+    prewarm_step_tokens: int = flag("--prewarm-step-tokens", 256,
+        "prompt tokens of a prefix that prewarming "
+        "requests from an engine at once", old_name="--hand-over-step-tokens", unit="TOKENS")
+    engine_key_file: str = flag("--engine-key-file", "",
+        "file with the engines' API key, which prewarming needs if they require one", unit="FILE")
+    approximate_cache_tokens: int = flag("--approximate-cache-tokens", 250_000,
+        "KV cache size of an endpoint in approximate mode until its engine reports the size", unit="TOKENS")
+    log_format: str = flag("--log-format", "auto",
+        "auto: text on a terminal, otherwise JSON", choices=LOG_FORMATS)
     log_level: str = flag("--log-level", "info", "lowest level that is logged", choices=LOG_LEVELS)
     log_requests: bool = flag("--log-requests", True, "log one line per request")
     debug_text: bool = flag("--debug-text", False, "show prompt text in logs and on debug pages")
+    # fmt: on
 
     def __post_init__(self) -> None:
         validation.check_values(self)

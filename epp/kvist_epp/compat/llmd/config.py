@@ -169,7 +169,7 @@ def _amount(value: object, where: str, convert: Callable[[str], float] = byte_am
 
 
 def _instead(plugins: list[Json]) -> Iterator[str]:
-    """What happens in place of each plugin, all that the cost does in one line."""
+    """Yield what happens instead of each plugin; those that the cost replaces share one line."""
     kinds = list(dict.fromkeys(str(each.get("type")) for each in plugins))
     if done := [kind for kind in kinds if kind in COST]:
         yield f"one cost in seconds replaces {', '.join(done)}; weights and parameters are not used"
