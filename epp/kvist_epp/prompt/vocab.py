@@ -132,7 +132,7 @@ def _unsupported(spec: dict[str, Any]) -> str:
 
 
 def _text_transform(tokenizer: Tokenizer, spec: dict[str, Any]) -> Transform:
-    """Return the text transform before splitting, in one pass where that equals the one between added tokens."""
+    """Return the transform of a text before splitting; one pass where added tokens make no difference."""
     normalise = _normaliser(tokenizer, spec)
     prefix = _prefix(spec)
     stripping = any(token["lstrip"] or token["rstrip"] for token in spec["added_tokens"])
