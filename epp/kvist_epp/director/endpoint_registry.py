@@ -34,9 +34,9 @@ class EndpointRegistry(RequestListener):
         director: Director,
         clock: Callable[[], float],
         *,
-        scrape: bool = True,
+        scrape_interval: float | None = None,
     ) -> None:
-        """``scrape`` False: the owner calls ``scraper.on_answer``, and all endpoints count as ready."""
+        """``scrape_interval``: by default the settings'; see ``Scraper``."""
         self.settings = settings
         self.director = director
         self.clock = clock
@@ -44,7 +44,7 @@ class EndpointRegistry(RequestListener):
         self.scraper = Scraper(
             on_scrape=self.on_scrape,
             on_change=self.on_state_change,
-            interval=settings.scrape_interval if scrape else 0.0,
+            interval=settings.scrape_interval if scrape_interval is None else scrape_interval,
             timeout=settings.scrape_timeout,
         )
         self.learner: Learner | None = None

@@ -10,6 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Final
 
 import aiohttp
@@ -53,7 +54,8 @@ class Scraper:
     ) -> None:
         """``on_scrape`` is called after each answered scrape, ``on_change`` when an engine became ready or
         unreachable, or serves other models. ``interval``: seconds between scrapes of one engine; with 0 there
-        are none and all engines count as ready. ``failures`` in a row make an engine unreachable."""
+        are none and all engines count as ready; when infinite there are none and the owner calls
+        ``on_answer``. ``failures`` in a row make an engine unreachable."""
         self.states: dict[str, EngineState] = {}
         """States by endpoint key. Entries are only replaced, so that a copy is a consistent view."""
         self._on_scrape = on_scrape
@@ -110,6 +112,8 @@ class Scraper:
             self._on_change(state)
 
     def _start_task(self, state: EngineState) -> None:
+        if self._interval == inf:
+            return
         key = state.endpoint.key
         self._tasks[key] = asyncio.create_task(self._scrape_forever(state), name=f"scrape {key}")
 

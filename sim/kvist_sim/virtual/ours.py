@@ -119,12 +119,24 @@ class Kvist(RequestListener):
 
     hot: Hot | None = None
 
-    def __init__(self, context: Context) -> None:
+    def __init__(
+        self,
+        context: Context,
+        settings: Settings | None = None,
+        *,
+        log: RequestLog | None = None,
+        replica: str = "",
+        scrape_interval: float = 0.0,
+    ) -> None:
+        """``settings``: by default the product's, with what the context says. ``log`` gets the request log.
+
+        ``scrape_interval``: see ``EndpointRegistry``.
+        """
         assert isinstance(context.feed, IndexFeed), "this policy is made with its own feed"
         self.context = context
         self._feed = context.feed
         self._feed.routers.append(self)
-        self.settings = replace(
+        self.settings = settings or replace(
             SETTINGS,
             prefill_tokens_per_second=context.prefill_rate,
             tpot_target=context.tpot_seconds,
@@ -133,16 +145,18 @@ class Kvist(RequestListener):
         self.director = make_director(
             self.settings,
             metrics=PickerMetrics(),
-            log=RequestLog(LogWriter(2), enabled=False),
+            log=log or RequestLog(LogWriter(2), enabled=False),
             now=0.0,
             wake=self._wake,
             index=self._feed.index,
             hot=self.hot,
-            replica=f"replica-{context.replica}",
+            replica=replica or f"replica-{context.replica}",
         )
         tracker = self.director.tracker
-        self.registry = EndpointRegistry(self.settings, self.director, self.now, scrape=False)
-        self._completion = CompletionHandler(self.director, self.now, self._forward_end)
+        self.registry = EndpointRegistry(
+            self.settings, self.director, self.now, scrape_interval=scrape_interval
+        )
+        self.completion = CompletionHandler(self.director, self.now, self._forward_end)
         self._pods: dict[str, Pod] = {}
         """By ``ip:port``."""
         self.endpoints: dict[Pod, Endpoint] = {}
@@ -153,7 +167,7 @@ class Kvist(RequestListener):
         self.remote_load = RemoteLoad(
             self.director.replica, tracker, self.director.lookup.members.__contains__
         )
-        self._load_server = LoadServer(
+        self.load_server = LoadServer(
             lambda: Handshake(self.director.replica, b"", False),
             tracker,
             self.remote_load,
@@ -243,7 +257,7 @@ class Kvist(RequestListener):
         )
 
     def _on_access_log(self, entry: AccessLogEntry) -> None:
-        self._completion.on_access_log([entry])
+        self.completion.on_access_log([entry])
 
     def _forward_end(self, entry: AccessLogEntry) -> None:
         """Each request's end is reported to the replica that routed it; after expiry to none."""
@@ -312,7 +326,7 @@ class Kvist(RequestListener):
         self.director.set_other_replicas(len(others))
         self.director.lookup.elsewhere = self.remote_load.prefixes.match
         self.director.tracker.add_listener(self)
-        self.director.tracker.add_listener(self._load_server)
+        self.director.tracker.add_listener(self.load_server)
         for other in others:
             sink = FollowerSink(self, other.director.replica)
             self.remote_load.on_connected(other.director.replica, self.now())
@@ -321,7 +335,7 @@ class Kvist(RequestListener):
 
     def follow(self, sink: FollowerSink, replica: str) -> FollowerCall:
         """Another replica follows this one."""
-        call = sink.call = self._load_server.start(sink)
+        call = sink.call = self.load_server.start(sink)
         call.message(encode_ack(Handshake(replica, b"", False)))
         return call
 
@@ -343,7 +357,7 @@ class Kvist(RequestListener):
         if due != self._exchange_at:
             return
         self._exchange_at = inf
-        self._load_server.tick()
+        self.load_server.tick()
         if (now := self.now()) >= self._poll_at:
             self.remote_load.poll(now)
             self._poll_at = now + POLL_SECONDS

@@ -27,7 +27,7 @@ async def parts() -> Parts:
 @pytest.fixture
 async def registry(parts: Parts) -> EndpointRegistry:
     """Return a registry of two engines that are ready and precise."""
-    made = EndpointRegistry(Settings(), parts.director, parts.clock, scrape=False)
+    made = EndpointRegistry(Settings(), parts.director, parts.clock, scrape_interval=0.0)
     director = parts.director
     parts.endpoints = [
         Endpoint(name=f"e{n}", namespace="t", address=f"10.0.0.{n}", port=80, uid=f"u{n}") for n in (0, 1)

@@ -26,7 +26,7 @@ class Cold(EndpointRegistry):
 async def registry() -> Cold:
     """Return the registry of a picker without I/O."""
     parts = make(0)
-    return Cold(Settings(), parts.director, parts.clock, scrape=False)
+    return Cold(Settings(), parts.director, parts.clock, scrape_interval=0.0)
 
 
 @pytest.mark.parametrize("fleet", [EndpointSet(()), ONE], ids=["empty", "one"])

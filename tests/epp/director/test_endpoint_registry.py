@@ -37,7 +37,7 @@ async def parts() -> Parts:
 @pytest.fixture
 async def registry(parts: Parts) -> EndpointRegistry:
     """Follows no events and scrapes no engine: every engine counts as ready."""
-    return EndpointRegistry(Settings(max_num_seqs=7), parts.director, parts.clock, scrape=False)
+    return EndpointRegistry(Settings(max_num_seqs=7), parts.director, parts.clock, scrape_interval=0.0)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ LONG = "A shared beginning of prompts that many tenants have in common. " * 20
 async def registry() -> EndpointRegistry:
     """Return a registry without scrapes, in which every engine counts as ready."""
     parts = make(0, hot=Hot())
-    return EndpointRegistry(Settings(), parts.director, parts.clock, scrape=False)
+    return EndpointRegistry(Settings(), parts.director, parts.clock, scrape_interval=0.0)
 
 
 def endpoint(number: int) -> Endpoint:

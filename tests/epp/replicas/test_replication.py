@@ -20,7 +20,7 @@ SETTINGS = Settings(endpoints_file="x", replicas="127.0.0.1:9004", host="127.0.0
 
 def joined(parts: Parts) -> Replication:
     """Give the picker a replica, called ``other``, that has just connected."""
-    registry = EndpointRegistry(SETTINGS, parts.director, parts.clock, scrape=False)
+    registry = EndpointRegistry(SETTINGS, parts.director, parts.clock, scrape_interval=0.0)
     replication = Replication(SETTINGS, registry)
     replication.attach()
     replication.remote_load.on_connected("other", parts.clock.now)
