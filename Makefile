@@ -16,7 +16,7 @@ again = $(1) || { echo "make: running again, one by one, the files in which a te
 TIERS  := data_plane engine cluster http2 charts images e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit coverage reruns test-data-plane test-engine test-cluster test-charts test-e2e test-http2 fuzz bench-fuzz test-all check fmt lint prose types imports proto check-proto docs models bench-epp bench-index bench-chaos bench-soak bench-queue bench-handover bench-routers bench-operator golden lock build clean
+.PHONY: help setup demo test test-unit coverage reruns test-data-plane test-engine test-cluster test-charts test-e2e test-http2 fuzz bench-fuzz test-all check fmt lint prose types imports proto check-proto docs models bench-epp bench-index bench-chaos bench-soak bench-queue bench-prewarm bench-handover bench-routers bench-operator golden lock build clean
 
 help:  ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -152,8 +152,10 @@ bench-soak: $(READY)  ## memory during and after a long load (about 21 minutes)
 bench-queue: $(READY)  ## 50,000 requests queued in one picker: memory, fairness, limits (about 3 minutes)
 	$(BIN)/kvist bench queue
 
-bench-handover: $(READY)  ## a rolling update with and without prewarming, in virtual time and over sockets (about 40 minutes)
-	$(BIN)/kvist bench handover
+bench-prewarm: $(READY)  ## a rolling update with and without prewarming, in virtual time and over sockets (about 40 minutes)
+	$(BIN)/kvist bench prewarm
+
+bench-handover: bench-prewarm
 
 bench-routers: $(READY)  ## the same traffic through other projects' routers (downloaded once, about 10 minutes)
 	$(BIN)/kvist bench routers

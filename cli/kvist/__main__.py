@@ -87,7 +87,11 @@ _Subparsers = Any  # argparse has no public name for what add_subparsers returns
 
 
 def _group(top: _Subparsers, name: str, text: str) -> _Subparsers:
-    lines = [f"  kvist {' '.join(c.words):<12} {c.summary}" for c in COMMANDS if c.words[0] == name]
+    lines = [
+        f"  kvist {' '.join(c.words):<12} {c.summary}"
+        for c in COMMANDS
+        if c.words[0] == name and not c.hidden
+    ]
     parser = top.add_parser(name, help=text, description=text, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "\n".join(["examples:", *lines])
@@ -97,7 +101,7 @@ def _group(top: _Subparsers, name: str, text: str) -> _Subparsers:
 def _add(parent: _Subparsers, command: Command) -> None:
     parser = parent.add_parser(
         command.words[-1],
-        help=command.summary,
+        **({} if command.hidden else {"help": command.summary}),
         description=command.summary,
         epilog=f"examples:\n{command.examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,

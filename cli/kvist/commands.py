@@ -32,6 +32,8 @@ class Command:
     """Adds the options; None = the words after the command go on unread, ``--help`` too."""
     extra: str = "demo"
     """The extra of the distribution that it needs."""
+    hidden: bool = False
+    """Accepted, but left out of the lists of ``--help``: an older name."""
 
 
 GROUPS: Final[Mapping[str, str]] = MappingProxyType(
@@ -131,7 +133,7 @@ def _bench_queue(parser: argparse.ArgumentParser) -> None:
     _results(parser)
 
 
-def _bench_handover(parser: argparse.ArgumentParser) -> None:
+def _bench_prewarm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--part", choices=("virtual", "sockets"), help="only this one (default: both)")
     parser.add_argument("--seeds", type=count, default=8, metavar="N", help="virtual triples (default: 8)")
     parser.add_argument("--first-seed", type=int, default=3000, metavar="N", help="(default: 3000)")
@@ -317,7 +319,7 @@ COMMANDS: Final = (
     Command(
         words=("bench", "epp"),
         summary="what the picker costs, behind a real Envoy: both transports, both modes",
-        function="kvist_sim.bench.epp:main",
+        function="kvist_sim.bench.epp.command:main",
         options=_bench_epp,
         examples="""\
   kvist bench epp --quick
@@ -328,7 +330,7 @@ COMMANDS: Final = (
     Command(
         words=("bench", "index"),
         summary="the prefix index: ingest, match, memory, picks during ingest",
-        function="kvist_sim.bench.index:main",
+        function="kvist_sim.bench.index.command:main",
         examples="""\
   kvist bench index
   kvist bench index --help""",
@@ -336,7 +338,7 @@ COMMANDS: Final = (
     Command(
         words=("bench", "chaos"),
         summary="steady load while engines, pickers, events, links and certificates fail, one at a time",
-        function="kvist_sim.bench.chaos:main",
+        function="kvist_sim.bench.chaos.command:main",
         options=_bench_chaos,
         examples="""\
   kvist bench chaos
@@ -346,7 +348,7 @@ COMMANDS: Final = (
     Command(
         words=("bench", "soak"),
         summary="load for a long time: memory each second, and what is left when it stops",
-        function="kvist_sim.bench.soak:main",
+        function="kvist_sim.bench.soak.command:main",
         options=_bench_soak,
         examples="""\
   kvist bench soak
@@ -356,7 +358,7 @@ COMMANDS: Final = (
     Command(
         words=("bench", "queue"),
         summary="tens of thousands wait in one picker: memory, fair shares, priorities, limits",
-        function="kvist_sim.bench.queueing:main",
+        function="kvist_sim.bench.queue.command:main",
         options=_bench_queue,
         examples="""\
   kvist bench queue
@@ -364,20 +366,28 @@ COMMANDS: Final = (
   kvist bench queue --json queue.json --write-docs docs/benchmarks.md""",
     ),
     Command(
-        words=("bench", "handover"),
-        summary="a rolling update, with and without warm hand-over: time to the first token",
-        function="kvist_sim.bench.handover:main",
-        options=_bench_handover,
+        words=("bench", "prewarm"),
+        summary="a rolling update, with and without prewarming: time to the first token",
+        function="kvist_sim.bench.prewarm.command:main",
+        options=_bench_prewarm,
         examples="""\
-  kvist bench handover
-  kvist bench handover --part virtual --seeds 2
-  kvist bench handover --part sockets --slot-seconds 12
-  kvist bench handover --json handover.json --write-docs docs/benchmarks.md""",
+  kvist bench prewarm
+  kvist bench prewarm --part virtual --seeds 2
+  kvist bench prewarm --part sockets --slot-seconds 12
+  kvist bench prewarm --json prewarm.json --write-docs docs/benchmarks.md""",
+    ),
+    Command(
+        words=("bench", "handover"),
+        summary="older name of kvist bench prewarm",
+        function="kvist_sim.bench.prewarm.command:main",
+        options=_bench_prewarm,
+        examples="  kvist bench handover",
+        hidden=True,
     ),
     Command(
         words=("bench", "routers"),
         summary="the same traffic through other projects' routers, on the same simulated engines",
-        function="kvist_sim.bench.routers:main",
+        function="kvist_sim.bench.routers.command:main",
         options=_bench_routers,
         examples="""\
   kvist bench routers
@@ -387,7 +397,7 @@ COMMANDS: Final = (
     Command(
         words=("bench", "route"),
         summary="routing policies against each other, in virtual time: no sockets, exact for a seed",
-        function="kvist_sim.virtual.command:main",
+        function="kvist_sim.bench.route.command:main",
         options=_bench_route,
         examples="""\
   kvist bench route --workload chat,groups --load 0.8,1 --requests 2000 --engines 8 --seeds 3

@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 import kvist_sim.model
-from kvist_sim.bench.direct import Answer, Direct
+from kvist_sim.bench.harness.direct import Answer, Direct
 from kvist_sim.http1 import answers, get
 from kvist_sim.launch import (
     HOST,

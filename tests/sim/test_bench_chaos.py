@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kvist_sim.bench.chaos import scenes
-from kvist_sim.bench.chaos_judge import (
+from kvist_sim.bench.chaos.command import scenes
+from kvist_sim.bench.chaos.judge import (
     WINDOW,
     Error,
     Evidence,
@@ -22,13 +22,13 @@ from kvist_sim.bench.chaos_judge import (
     healthy,
     judge,
 )
-from kvist_sim.bench.chaos_report import Report, document, table
-from kvist_sim.bench.chaos_secrets import NAME, Secrets
-from kvist_sim.bench.chaos_stack import Setup
-from kvist_sim.bench.picklog import PickLog
-from kvist_sim.bench.proof import stamped
-from kvist_sim.bench.publish import folder
-from kvist_sim.bench.records import Record
+from kvist_sim.bench.chaos.report import Report, document, table
+from kvist_sim.bench.harness.certificates import NAME, Secrets
+from kvist_sim.bench.harness.picklog import PickLog
+from kvist_sim.bench.harness.proof import stamped
+from kvist_sim.bench.harness.publish import folder
+from kvist_sim.bench.harness.records import Record
+from kvist_sim.bench.harness.stack import Setup
 
 A, B = "10.0.0.1:8000", "10.0.0.2:8000"
 PHASE = Phase("engine killed", begin=10.0, fault=15.0, end=70.0)

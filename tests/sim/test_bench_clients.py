@@ -17,10 +17,10 @@ from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.limits import Limits
 from kvist_epp.http2.server import serve_http2
 from kvist_epp.names import SESSION_HEADER
-from kvist_sim.bench.asker import Asker, Settler
-from kvist_sim.bench.direct import LONGEST_BODY, NO_ANSWER, PICKED, Answer, Direct
-from kvist_sim.bench.records import ATTEMPTS, UPSTREAM, Recorder, telling, usage
-from kvist_sim.bench.records import PICKED as PICKED_HEADER
+from kvist_sim.bench.harness.asker import Asker, Settler
+from kvist_sim.bench.harness.direct import LONGEST_BODY, NO_ANSWER, PICKED, Answer, Direct
+from kvist_sim.bench.harness.records import ATTEMPTS, UPSTREAM, Recorder, telling, usage
+from kvist_sim.bench.harness.records import PICKED as PICKED_HEADER
 from kvist_sim.envoy import Gateway, config
 from kvist_sim.workloads import Arrival
 

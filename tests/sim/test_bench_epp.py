@@ -18,9 +18,9 @@ from kvist_epp.engines.vllm.kv_events import Stored
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import parse
 from kvist_sim import model as model_files
-from kvist_sim.bench.epp_client import Sample, window
-from kvist_sim.bench.epp_profile import Sampler, page
-from kvist_sim.bench.epp_prompts import (
+from kvist_sim.bench.epp.client import Sample, window
+from kvist_sim.bench.epp.profiler import Sampler, page
+from kvist_sim.bench.epp.prompts import (
     MODEL_NAME,
     VARIANTS,
     WARM_VARIANTS,
@@ -30,8 +30,8 @@ from kvist_sim.bench.epp_prompts import (
     requests,
     warm,
 )
-from kvist_sim.bench.epp_publisher import BLOCK_SIZE, batches, chains
-from kvist_sim.bench.epp_report import (
+from kvist_sim.bench.epp.publisher import BLOCK_SIZE, batches, chains
+from kvist_sim.bench.epp.report import (
     Cell,
     Report,
     Way,
@@ -43,8 +43,8 @@ from kvist_sim.bench.epp_report import (
     rise,
     tables,
 )
-from kvist_sim.bench.epp_revision import RevisionError, older
-from kvist_sim.bench.epp_upstream import ANSWER, METRICS, Upstream
+from kvist_sim.bench.epp.revision import RevisionError, older
+from kvist_sim.bench.harness.upstream import ANSWER, METRICS, Upstream
 from kvist_sim.http1 import get
 
 KINDS = [Kind(size, shape) for shape in Shape for size in (1, 8)]

@@ -4,9 +4,9 @@ import pytest
 
 from kvist_epp.engines.vllm.kv_events import Removed, Stored, decode
 from kvist_epp.index.byte_index import Index
-from kvist_sim.bench import index
-from kvist_sim.bench.index_data import EVENT_BLOCKS, ROOT, chain
-from kvist_sim.bench.index_publisher import payloads
+from kvist_sim.bench.index import command as index
+from kvist_sim.bench.index.data import EVENT_BLOCKS, ROOT, chain
+from kvist_sim.bench.index.publisher import payloads
 
 
 def test_chains_are_stored_as_prefill_announces_them() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvist_sim.bench.pick import main
+from kvist_sim.bench.index.pick import main
 
 
 def test_a_row_for_each_number_of_endpoints(capsys: pytest.CaptureFixture[str]) -> None:

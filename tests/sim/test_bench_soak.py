@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from kvist_sim.bench import queue_report, soak_report
-from kvist_sim.bench.publish import placed
-from kvist_sim.bench.queue_judge import Wanted, late, out_of_order, shares
-from kvist_sim.bench.queue_relief import Relieved
-from kvist_sim.bench.queueing import BODY_BYTES, MIX, body, crowd
-from kvist_sim.bench.soak_judge import Figures, Memory, left
+from kvist_sim.bench.harness.publish import placed
+from kvist_sim.bench.queue import report as queue_report
+from kvist_sim.bench.queue.command import BODY_BYTES, MIX, body, crowd
+from kvist_sim.bench.queue.judge import Wanted, late, out_of_order, shares
+from kvist_sim.bench.queue.relief import Relieved
+from kvist_sim.bench.soak import report as soak_report
+from kvist_sim.bench.soak.judge import Figures, Memory, left
 
 EMPTY = {"tasks": {"run": 3}, "streams": {"grpc": 0}, "ledger": 0, "flights": 0}
 FLAT = Memory([(at, 100_000_000) for at in range(600)], 600.0)

@@ -7,8 +7,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from kvist_sim.bench import route_docs, route_pictures
-from kvist_sim.bench.pictures import DARK, LIGHT, Curve, Panel, Picture, drawn, write
+from kvist_sim.bench.harness.plots import DARK, LIGHT, Curve, Panel, Picture, drawn, write
+from kvist_sim.bench.route import page as route_docs
+from kvist_sim.bench.route import pictures as route_pictures
 
 PAGE = "# Benchmarks\n\n<!-- route -->\nold\n<!-- /route -->\nthe rest\n"
 

@@ -11,7 +11,7 @@ from kvist_epp.prefix_stats.hot_prefixes import Beginning, Hot, Place
 
 ROUND_SECONDS: Final = 15.0
 """Time in which each hot prefix is due once: caches near their capacity keep what is not requested about
-three times as long (``groups`` of ``kvist bench handover``)."""
+three times as long (``groups`` of ``kvist bench prewarm``)."""
 
 
 class RefreshSchedule:

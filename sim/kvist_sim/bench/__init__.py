@@ -1,1 +1,13 @@
-"""Measurements: ``epp`` (the picker behind a real Envoy) and ``index`` (the prefix index by itself)."""
+"""Benchmarks of the picker, its index and its policy. Each command of ``kvist bench`` is one package.
+
+- ``epp``: CPU and latency of the picker behind a real Envoy; older revisions side by side.
+- ``index``: the prefix index by itself: ingestion, matching, memory, cost of a pick.
+- ``chaos``: steady load while engines, pickers, events, links and certificates fail.
+- ``soak``: long load, memory each second, and what is left when the load stops.
+- ``queue``: 50,000 requests queued in one picker: memory, fairness, limits.
+- ``prewarm``: a rolling update with and without prewarming.
+- ``routers``: the same traffic through other projects' routers.
+- ``route``: routing policies in virtual time.
+- ``replicas``: what picker replicas cost each other.
+- ``harness``: clients, stacks, records and output that several benchmarks share.
+"""

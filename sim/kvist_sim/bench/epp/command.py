@@ -1,0 +1,297 @@
+"""``kvist bench epp``: what the picker costs behind a real Envoy.
+
+::
+
+    this process: client (uvloop)  ->  Envoy, one per way of asking  ->  upstream process, 20 ports
+                                         |  ext_proc, access log
+                                       picker, one per transport     <-  publisher process, KV events over ZMQ
+
+Every cell is measured in several short windows, all ways next to each other in each round, so that the
+machine's noise hits all alike, and the middle one of the rounds counts. A picker's CPU is read from the
+kernel's clock of its process, a moment after each window, when the access log has come in.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import json
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import uvloop
+from rich.console import Console
+
+from kvist_sim import envoy, launch
+from kvist_sim import model as model_files
+from kvist_sim.bench.epp.client import window
+from kvist_sim.bench.epp.profiler import begin, profiled, profiles
+from kvist_sim.bench.epp.prompts import Kind, Shape, requests
+from kvist_sim.bench.epp.report import (
+    RISE_BOUND,
+    Cell,
+    Figures,
+    Report,
+    Way,
+    changes,
+    changes_table,
+    document,
+    figures,
+    middle,
+    rise,
+    tables,
+)
+from kvist_sim.bench.epp.revision import RevisionError, older
+from kvist_sim.bench.harness.publish import write
+from kvist_sim.envoy_tls import PickerTls
+from kvist_sim.processes import Child, ChildFailedError, Children, Stopped, run
+
+ENDPOINTS: Final = 20
+INDEX_BLOCKS: Final = 100_000
+BLOCKS_METRIC: Final = "kvist_epp_index_blocks"
+CONCURRENCIES: Final = (1, 16)
+SIZES: Final = (1, 8, 40, 160, 450)
+QUICK_SIZES: Final = (1, 450)
+QUICK_SHAPES: Final = (Shape.COMPLETION, Shape.CHAT_2)
+ROUNDS: Final = 3
+SECONDS: Final = 2.4
+QUICK_SECONDS: Final = 0.9
+SETTLE_SECONDS: Final = 0.15
+"""Envoy sends its access log every 0.1 s; taking it in belongs to the requests before."""
+WARM_SECONDS: Final = 90.0
+WIDTH: Final = 100
+FAILED: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is measured."""
+
+    transports: tuple[str, ...]
+    modes: tuple[envoy.Mode, ...]
+    kinds: tuple[Kind, ...]
+    seconds: float
+    """Of each cell, over all rounds."""
+    profile: bool = False
+    tls: bool = True
+    """One more column: the first way, with TLS between Envoy and the picker."""
+    revision: str = ""
+    """An older one to compare with; then only the first way is measured, of both."""
+
+    @property
+    def ways(self) -> list[Way]:
+        """The base line first."""
+        asked = [Way(transport, mode) for transport in self.transports for mode in self.modes]
+        if self.revision:
+            asked = [dataclasses.replace(asked[0], revision=self.revision), asked[0]]
+        if self.tls:
+            asked.append(dataclasses.replace(asked[-1] if self.revision else asked[0], tls=True))
+        return [Way(None, None), *asked]
+
+    @property
+    def asked(self) -> list[Way]:
+        """One way of each picker."""
+        return list({way.picker: way for way in self.ways if way.transport}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What runs."""
+
+    ports: Mapping[Way, int]
+    """Envoy's port for each way."""
+    pickers: Mapping[str, Child]
+    """By `Way.picker`."""
+    blocks: int
+    """Blocks in each picker's index."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Measure, show the tables, write the JSON; not 0 when a component or a request failed."""
+    say = Console(stderr=True, width=WIDTH, highlight=False)
+    try:
+        report = run(bench(_plan(options), say), loop_factory=uvloop.new_event_loop)
+    except Stopped as stopped:
+        say.print("stopped")
+        return stopped.exit_code
+    except (ChildFailedError, envoy.EnvoyMissingError, RevisionError) as failure:
+        say.print(f"bench failed: {failure}", style="red", markup=False)
+        return FAILED
+    return _publish(report, options, say)
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    sizes = options.sizes or (QUICK_SIZES if options.quick else SIZES)
+    shapes = QUICK_SHAPES if options.quick else tuple(Shape)
+    if options.shape:
+        shapes = (Shape[options.shape.upper().replace("-", "_")],)
+    return Plan(
+        transports=(options.transport,) if options.transport else ("fast", "grpc"),
+        modes=(options.mode,) if options.mode else ("buffered", "duplex"),
+        kinds=tuple(Kind(size, shape) for shape in shapes for size in sizes),
+        seconds=options.seconds or (QUICK_SECONDS if options.quick else SECONDS),
+        profile=options.profile,
+        revision=options.baseline or "",
+    )
+
+
+def _publish(report: Report, options: argparse.Namespace, say: Console) -> int:
+    file = options.json
+    text = json.dumps(document(report), indent=2)
+    if file == "-":
+        sys.stdout.write(text + "\n")
+    else:
+        Console(width=WIDTH).print(tables(report))
+        if file:
+            Path(file).write_text(text + "\n")
+    found = changes(report)
+    if found and options.write_docs:
+        write(Path(options.write_docs), "epp-baseline", document(report), changes_table(found))
+    if errors := report.errors():
+        say.print(f"bench failed: {errors} requests were not answered with 200", style="red")
+        return FAILED
+    return FAILED if found and rise(found) > RISE_BOUND else 0
+
+
+async def bench(plan: Plan, say: Console) -> Report:
+    """Start everything, measure every cell, stop everything. Raises ChildFailedError."""
+    with tempfile.TemporaryDirectory(prefix="kvist-bench-") as name:
+        folder = Path(name)
+        async with _running(plan, folder, say) as running:
+            cells = await _measure(plan, running, say)
+        if plan.profile:
+            for text in profiles(folder, [way.picker for way in plan.asked]):
+                say.print(text, markup=False)
+    setting = {
+        "endpoints": ENDPOINTS,
+        "index_blocks": running.blocks,
+        "seconds_per_cell": plan.seconds,
+        "rounds": ROUNDS,
+        "profiled": plan.profile,
+    }
+    return Report(cells, plan.ways, plan.kinds, CONCURRENCIES, setting)
+
+
+@contextlib.asynccontextmanager
+async def _running(plan: Plan, folder: Path, say: Console) -> AsyncIterator[Bench]:
+    engines = launch.engine_ports(ENDPOINTS)
+    async with contextlib.AsyncExitStack() as stack:
+        children = await stack.enter_async_context(Children(folder, grace_seconds=10))
+        upstream = [sys.executable, "-m", "kvist_sim.bench.harness.upstream", *(str(e.http) for e in engines)]
+        children.start("upstream", upstream)
+        await _start_publisher(children, plan, engines, folder)
+        say.print(f"upstream with {ENDPOINTS} ports and event publisher ready")
+        pickers = await _start_pickers(children, plan, engines, folder)
+        blocks = [await _warm(picker) for picker in pickers.values()]
+        say.print(f"pickers ready: {', '.join(pickers)}; {min(blocks):,} blocks in the index")
+        if plan.profile:
+            for picker in pickers.values():
+                begin(picker.child.pid)
+        ports = {way: await _envoy(stack, way, engines, pickers) for way in plan.ways}
+        yield Bench(ports, {name: picker.child for name, picker in pickers.items()}, min(blocks))
+
+
+async def _start_publisher(
+    children: Children, plan: Plan, engines: Sequence[launch.EnginePorts], folder: Path
+) -> None:
+    """The publisher writes a file when all its sockets are bound and all events are in their rings."""
+    ready = folder / "published"
+    spec = folder / "publisher.json"
+    spec.write_text(
+        json.dumps(
+            {
+                "kinds": [(kind.kilobytes, kind.shape.name) for kind in plan.kinds],
+                "blocks": INDEX_BLOCKS,
+                "sockets": [(e.events, e.replay) for e in engines],
+                "ready": str(ready),
+            }
+        )
+    )
+    command = [sys.executable, "-m", "kvist_sim.bench.epp.publisher", str(spec)]
+    child = children.start("publisher", command)
+    await children.ready(child, lambda: asyncio.sleep(0, ready.exists()), WARM_SECONDS)
+
+
+async def _start_pickers(
+    children: Children, plan: Plan, engines: Sequence[launch.EnginePorts], folder: Path
+) -> dict[str, launch.Picker]:
+    file = folder / "endpoints.json"
+    file.write_text(json.dumps(launch.endpoints_file(engines)))
+    started = {}
+    for way in plan.asked:
+        started[way.picker] = await launch.start_picker(
+            children,
+            file,
+            str(model_files.folder()),
+            name=f"picker {way.picker}",
+            arguments=[f"--transport={way.transport}"],
+            secure=way.tls,
+            program=_program(plan, way, folder),
+        )
+    return started
+
+
+def _program(plan: Plan, way: Way, folder: Path) -> Sequence[str]:
+    if way.revision:
+        return older(way.revision, folder)
+    return profiled(folder, way.picker) if plan.profile else launch.PICKER
+
+
+async def _warm(picker: launch.Picker) -> int:
+    """Wait for all events; the number of blocks in the index."""
+    deadline = asyncio.get_running_loop().time() + WARM_SECONDS
+    while (blocks := int(await launch.metric(picker, BLOCKS_METRIC))) < INDEX_BLOCKS:
+        picker.child.check()
+        if asyncio.get_running_loop().time() > deadline:
+            what = f"{blocks:,} of {INDEX_BLOCKS:,} blocks in the index after {WARM_SECONDS:.0f} s"
+            raise ChildFailedError(picker.child.name, what, picker.child.tail())
+        await asyncio.sleep(0.2)
+    return blocks
+
+
+async def _envoy(
+    stack: contextlib.AsyncExitStack,
+    way: Way,
+    engines: Sequence[launch.EnginePorts],
+    pickers: Mapping[str, launch.Picker],
+) -> int:
+    options: dict[str, Any] = {}
+    if way.transport is not None:
+        options = {"picker": pickers[way.picker].address, "mode": way.mode}
+        options["picker_tls"] = PickerTls() if way.tls else None
+    gateway = envoy.Gateway(endpoints=[engine.hostport for engine in engines], **options)
+    proxy = await stack.enter_async_context(envoy.Envoy(envoy.config(gateway)))
+    return proxy.port
+
+
+async def _measure(plan: Plan, running: Bench, say: Console) -> dict[Cell, Figures]:
+    cells = [
+        Cell(way, kind, concurrency)
+        for concurrency in CONCURRENCIES
+        for kind in plan.kinds
+        for way in plan.ways
+    ]
+    windows: dict[Cell, list[Figures]] = {cell: [] for cell in cells}
+    for number in range(ROUNDS):
+        with say.status(f"round {number + 1} of {ROUNDS}, {len(cells)} cells"):
+            for cell in cells:
+                windows[cell].append(await _window(cell, running, plan.seconds / ROUNDS))
+        say.print(f"round {number + 1} of {ROUNDS} done")
+    return {cell: middle(found) for cell, found in windows.items()}
+
+
+async def _window(cell: Cell, running: Bench, seconds: float) -> Figures:
+    picker = running.pickers.get(cell.way.picker)
+    before = picker.cpu_seconds() if picker else 0.0
+    sample = await window(
+        running.ports[cell.way], requests(cell.kind), concurrency=cell.concurrency, seconds=seconds
+    )
+    await asyncio.sleep(SETTLE_SECONDS)
+    if picker is None:
+        return figures(sample, None)
+    picker.check()
+    return figures(sample, picker.cpu_seconds() - before)

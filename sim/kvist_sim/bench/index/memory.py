@@ -1,0 +1,50 @@
+"""How much memory the index takes: a fresh process that fills one and reads its own resident set.
+
+``python -m kvist_sim.bench.index.memory BLOCKS PUBLISHERS shared|foreign``. Resident memory is what the
+operating system charges for, allocator waste included; a traced heap would leave that out.
+"""
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from kvist_epp.index.byte_index import Index
+from kvist_sim.bench.index.data import chain
+
+CHAIN_BLOCKS: Final = 128
+"""As a prefill step of 2,048 tokens; longer chains cost less, shorter ones more."""
+
+
+def resident() -> int:
+    """Bytes of this process in memory (``/proc/self/statm``, second field)."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def fill(blocks: int, publishers: int, *, foreign: bool) -> int:
+    """Bytes by which the process grows when so many publishers hold the same so many distinct blocks.
+
+    ``foreign``: each gives the blocks other hashes, as engines with own seeds do. Before that as many
+    other blocks are stored: they take up the heap that imports left behind.
+    """
+    index = Index()
+    numbers = [index.publisher(f"engine-{number}/0") for number in range(publishers)]
+    chains = blocks // CHAIN_BLOCKS
+    _store(index, numbers, range(chains), foreign=foreign)
+    before = resident()
+    _store(index, numbers, range(chains, 2 * chains), foreign=foreign)
+    return resident() - before
+
+
+def _store(index: Index, numbers: list[int], chains: range, *, foreign: bool) -> None:
+    for at in chains:
+        for number in numbers:
+            chain(at, CHAIN_BLOCKS, names=number if foreign else "").store(index, number)
+    gc.collect()
+
+
+if __name__ == "__main__":
+    grown = fill(int(sys.argv[1]), int(sys.argv[2]), foreign=sys.argv[3] == "foreign")
+    sys.stdout.write(json.dumps({"bytes": grown}))

@@ -1,0 +1,8 @@
+"""``kvist bench queue``: tens of thousands of requests queued in one picker.
+
+- ``command``: runs the three parts: held, drained, bounded.
+- ``engines``: process that answers ``/metrics`` for engines of a given load.
+- ``judge``: checks fair shares, priorities and deadlines.
+- ``relief``: time from the end of a request to the next pick.
+- ``report``: figures as a table and as JSON.
+"""

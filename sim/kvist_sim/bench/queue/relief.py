@@ -1,0 +1,97 @@
+"""How soon a request that waits leaves once there is room: one request ends, the pick that follows is timed.
+
+From the access log's entry on its way to the picker until the pick is with the client, both on the client's
+clock: reading, choosing and writing are in it, and the client's own share.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvist_sim.bench.harness.direct import Answer, Direct
+from kvist_sim.load import percentile
+
+SAMPLES: Final = 500
+PAUSE_SECONDS: Final = 0.005
+PATIENCE_SECONDS: Final = 0.1
+"""After which an end has made no room: its engine had been given more than it takes."""
+BOUND_SECONDS: Final = 0.010
+
+
+@dataclass(frozen=True, slots=True)
+class Relieved:
+    """What was timed; seconds."""
+
+    waiting: int
+    """Requests behind the one that leaves, at first."""
+    seconds: Sequence[float]
+    absorbed: int
+    """Ends that made no room."""
+
+    @property
+    def p50(self) -> float:
+        """Median."""
+        return percentile(self.seconds, 0.5)
+
+    @property
+    def p99(self) -> float:
+        """What the bound is for."""
+        return percentile(self.seconds, 0.99)
+
+    def broken(self) -> list[str]:
+        """Bounds that do not hold, in words."""
+        if not self.seconds:
+            return ["no end made room"]
+        over = self.p99 > BOUND_SECONDS
+        return [f"p99 {self.p99 * 1e3:.1f} of {BOUND_SECONDS * 1e3:g} ms after the end that made room"] * over
+
+
+@dataclass(slots=True)
+class Ends:
+    """Picks of which none has ended yet."""
+
+    clock: Callable[[], float]
+    open: deque[Answer] = field(default_factory=deque)
+    seen: asyncio.Event = field(default_factory=asyncio.Event)
+    at: float = 0.0
+    """When the last one came."""
+
+    def picked(self, answer: Answer) -> None:
+        """A request was picked just now."""
+        self.at = self.clock()
+        self.open.append(answer)
+        self.seen.set()
+
+    async def taken(self, count: int) -> None:
+        """Wait for so many picks."""
+        while len(self.open) < count:
+            self.seen.clear()
+            await self.seen.wait()
+
+    async def relief(self, log: Direct) -> float | None:
+        """End the oldest; seconds until the next pick, or None when there was none."""
+        self.seen.clear()
+        begin = self.clock()
+        log.ended([self.open.popleft()])
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await self.seen.wait()
+        except TimeoutError:
+            return None
+        return self.at - begin
+
+
+async def relieved(ends: Ends, log: Direct, waiting: int) -> Relieved:
+    """One end after the other."""
+    found: list[float] = []
+    absorbed = 0
+    for _ in range(SAMPLES):
+        seconds = await ends.relief(log)
+        if seconds is None:
+            absorbed += 1
+        else:
+            found.append(seconds)
+        await asyncio.sleep(PAUSE_SECONDS)
+    return Relieved(waiting, found, absorbed)

@@ -1,0 +1,6 @@
+"""``kvist bench route``: routing policies against each other, in virtual time.
+
+- ``command``: runs the cells that the options ask for and prints the table.
+- ``page``: the section of docs/benchmarks.md.
+- ``pictures``: which curves the pictures of that section show.
+"""

@@ -1,0 +1,140 @@
+"""Puts what ``kvist bench route`` found into a page: pictures, and a row for each workload and load.
+
+``python -m kvist_sim.bench.route.page route.json docs/benchmarks.md`` does it again from a kept result.
+"""
+
+import datetime as dt
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from kvist_sim.bench.epp.report import machine_facts, versions
+from kvist_sim.bench.harness.publish import placed
+
+NAME: Final = "route"
+"""Of the page's place: ``<!-- route -->``."""
+PICTURES: Final = "pictures"
+"""Folder beside the page."""
+OURS: Final = "kvist"
+PODS_CASE: Final = "hot-prefix"
+STAR: Final = " \\*"
+"""After the goodput of who did not go on."""
+HEAD: Final = (
+    "| workload | load | kvist | best other | ours ahead | TTFT p90, s | other's | hits | other's |\n"
+    "|---|---|---|---|---|---|---|---|---|\n"
+)
+
+
+def write(page: Path, found: Mapping[str, Any]) -> None:
+    """``found``: the ``stamped`` document. Raises SystemExit when the page has no place for it."""
+    try:
+        from kvist_sim.bench.harness import plots as pictures
+        from kvist_sim.bench.route import pictures as route_pictures
+    except ModuleNotFoundError as missing:
+        raise SystemExit(f"--write-docs needs {missing.name}: pip install 'kvist[plots]'") from missing
+    drawn = route_pictures.pictures(found["rows"])
+    if loads := pod_loads(found["runs"], route_pictures.NAMED):
+        drawn.append(route_pictures.pod_loads(loads))
+    shown = [pictures.write(picture, page.parent / PICTURES) for picture in drawn]
+    text = "\n".join([stamp(found), workloads(found), *shown, table(found), everybody(found)])
+    page.write_text(placed(page.read_text(), NAME, text))
+
+
+def stamp(found: Mapping[str, Any]) -> str:
+    """When, where and with what."""
+    machine, versions, about = found["machine"], found["versions"], found["about"]
+    asked = ", ".join(f"{name} {about[name]}" for name in ("engines", "requests", "seeds") if name in about)
+    return (
+        f"Measured {found['date'][:10]} on {machine['cores']} cores of {machine['cpu']}, "
+        f"Python {versions['python']}, kvist {versions['kvist']}; {asked}. "
+        f"100 % load: {about['capacity']}.\n"
+    )
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Ours beside the best of the others, lost rows marked as lost."""
+    rows = {(row["case"], row["load"], row["policy"]): row for row in found["rows"]}
+    return HEAD + "".join(_line(one, rows) for one in found["standing"])
+
+
+def _line(one: Mapping[str, Any], rows: Mapping[tuple[str, float, str], Mapping[str, Any]]) -> str:
+    case, load = one["case"], one["load"]
+    ours, other = rows[case, load, OURS], rows[case, load, one["best"]]
+    ahead = f"{_share(other['ahead'])}{' **lost**' if one['lost'] else ''}"
+    if one["harmed"]:
+        ahead += f" **worse than {one['harmed']}**"
+    cells = [
+        *(case, f"{load:.0%}", _share(ours["goodput"])),
+        *(f"{_share(other['goodput'])} {one['best']}", ahead),
+        *(f"{row['ttft_p90']:.2f}" for row in (ours, other)),
+        *(f"{row['hit_ratio']:.0%}" for row in (ours, other)),
+    ]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def workloads(found: Mapping[str, Any]) -> str:
+    """What was offered, and what counts as good."""
+    lines = [
+        f"| {one['name']}{' †' if one['held_out'] else ''} | {one['summary']} | {one['ttft']:g} s, "
+        f"{1000 * one['tpot']:g} ms | {one['capacity']:.1f} |\n"
+        for one in found["workloads"]
+    ]
+    head = "| workload | what comes | good: TTFT, TPOT | 100 % load, requests/s |\n|---|---|---|---|\n"
+    note = "\n† Not looked at while the policy was made.\n" if "†" in "".join(lines) else ""
+    return head + "".join(lines) + note
+
+
+def everybody(found: Mapping[str, Any]) -> str:
+    """Goodput of every policy, the best on the left by its mean over all rows."""
+    shares: dict[tuple[str, float], dict[str, Mapping[str, Any]]] = {}
+    for row in found["rows"]:
+        shares.setdefault((row["case"], row["load"]), {})[row["policy"]] = row
+    names = sorted({row["policy"] for row in found["rows"]}, key=lambda name: _standing(name, shares))
+    most = max((row["seeds"] for row in found["rows"]), default=0)
+    lines = [
+        f"| {case} | {load:.0%} | {' | '.join(_cell(policies.get(name), most) for name in names)} |\n"
+        for (case, load), policies in shares.items()
+    ]
+    head = f"| goodput, % | load | {' | '.join(names)} |\n{'|---' * (len(names) + 2)}|\n"
+    note = (
+        f"\n{STAR.strip()} Fewer than {most} seeds: too far behind the best after the first ones to go on.\n"
+    )
+    return f"\n{head}{''.join(lines)}{note if '*' in ''.join(lines) else ''}"
+
+
+def _standing(name: str, shares: Mapping[Any, Mapping[str, Mapping[str, Any]]]) -> tuple[bool, float]:
+    means = [policies[name]["goodput"]["mean"] for policies in shares.values() if name in policies]
+    return name == "ideal", -sum(means) / len(means)
+
+
+def _cell(row: Mapping[str, Any] | None, most: int) -> str:
+    if row is None:
+        return ""
+    star = "" if row["seeds"] == most else STAR
+    return f"{100 * row['goodput']['mean']:.1f}{star}"
+
+
+def _share(found: Mapping[str, float | None]) -> str:
+    half = found["half"]
+    mean = found["mean"] or 0.0
+    return f"{mean:.1%}" if half is None or half > 1 else f"{mean:.1%} ± {half:.1%}"
+
+
+def pod_loads(runs: Sequence[Mapping[str, Any]], named: Sequence[str]) -> dict[str, Any]:
+    """Of these policies, with the hot prefix, at the highest load up to capacity that was run."""
+    kept = [run for run in runs if run["loads"] and run["cell"]["case"] == PODS_CASE]
+    load = max((run["cell"]["load"] for run in kept if run["cell"]["load"] <= 1), default=None)
+    found = {run["cell"]["policy"]: run["loads"] for run in kept if run["cell"]["load"] == load}
+    return {policy: found[policy] for policy in named if policy in found}
+
+
+def stamped(found: Mapping[str, Any]) -> dict[str, Any]:
+    """With when, where and with what it was measured."""
+    date = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    return {"date": date, "machine": machine_facts(), "versions": versions(), **found}
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[2]), json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,98 @@
+"""The hand-over benchmark's arithmetic, and who is in the pool when."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from kvist_sim import launch
+from kvist_sim.bench.harness.records import Record
+from kvist_sim.bench.prewarm.report import Report, gone, gone_of
+from kvist_sim.bench.prewarm.sockets import Rollout, Run, judged
+from kvist_sim.bench.prewarm.virtual import ENGINES, HANDED, ROLLOUT, STEADY, Cell, Workload
+from kvist_sim.load import OK
+from kvist_sim.virtual.judge import Verdict
+
+
+def verdict(p90: float) -> Verdict:
+    """Of which only the p90 matters."""
+    return Verdict(
+        requests=1,
+        goodput=1.0,
+        good_per_second=1.0,
+        ttft_p50=0.1,
+        ttft_p90=p90,
+        ttft_p99=1.0,
+        tpot_p50=0.0,
+        tpot_p90=0.0,
+        hit_ratio=0.8,
+        tokens_per_second=1.0,
+        lost=0,
+        preemptions=0,
+        spread=1.0,
+    )
+
+
+def workload(*p90s: tuple[float, float, float]) -> Workload:
+    """By seed: without a rollout, with one, with hand-over; told in no order."""
+    cells = [
+        Cell(kind, seed, verdict(p90))
+        for seed, three in enumerate(p90s)
+        for kind, p90 in zip((STEADY, ROLLOUT, HANDED), three, strict=True)
+    ]
+    return Workload("some", 10.0, cells[::-1])
+
+
+def run(kind: str, p90: float, failed: int = 0) -> Run:
+    """Of which only the p90 and failures matter."""
+    return Run(kind, 100, failed, 0.1, p90, 1.0, 1000, 800)
+
+
+def test_what_is_gone_is_a_share_of_what_was_added() -> None:
+    """Pairs have one seed; the share is of the means, so that a seed with nothing added does no harm."""
+    found = workload((0.1, 0.3, 0.2), (0.2, 0.4, 0.25), (0.2, 0.2, 0.2))
+    assert found.added(ROLLOUT) == pytest.approx([0.2, 0.2, 0.0])
+    assert found.added(HANDED) == pytest.approx([0.1, 0.05, 0.0])
+    assert gone(found) == pytest.approx(1 - 0.15 / 0.4)
+    assert gone_of([run(STEADY, 1.0), run(ROLLOUT, 2.0), run(HANDED, 1.2)]) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(("p90", "failed", "broken"), [(1.5, 0, 0), (1.51, 0, 1), (1.2, 1, 1)])
+def test_bounds(p90: float, failed: int, broken: int) -> None:
+    """At least half is gone, and no request fails."""
+    runs = [run(STEADY, 1.0), run(ROLLOUT, 2.0), run(HANDED, p90, failed)]
+    good = workload((0.1, 0.3, 0.19))
+    bad = workload((0.1, 0.3, 0.21))
+    assert len(Report([good], runs, {}).broken()) == broken
+    assert len(Report([bad], runs, {}).broken()) == broken + 1
+
+
+def test_only_answers_count_for_times() -> None:
+    """What failed is counted as failed."""
+    good = Record("a", 1.0, token=1.5, status=OK, whole=True, prompt=100, cached=80)
+    cut = Record("b", 1.0, token=9.0, status=OK)
+    found = judged(HANDED, [good, cut], 7)
+    assert (found.requests, found.failed, found.p90, found.prompt, found.cached) == (2, 1, 0.5, 100, 80)
+
+
+async def test_pods_are_replaced_one_by_one(tmp_path: Path) -> None:
+    """Seven or eight are in the file at any time; in the end all are new."""
+    file = tmp_path / "endpoints.json"
+    engines = [launch.EnginePorts(number, number, number) for number in range(1, 2 * ENGINES + 1)]
+    rollout, seen = Rollout(file, engines), list[frozenset[str]]()
+
+    async def watch() -> None:
+        while True:
+            names = frozenset(one["name"] for one in json.loads(file.read_text())["endpoints"])
+            if not seen or seen[-1] != names:
+                seen.append(names)
+            await asyncio.sleep(0.002)
+
+    task = asyncio.create_task(watch())
+    await rollout.run(0.02, 0.05)
+    await asyncio.sleep(0.02)
+    task.cancel()
+    assert [len(names) for names in seen] == [8] + [7, 8] * ENGINES
+    assert seen[0] == {f"engine-{number}" for number in range(ENGINES)}
+    assert seen[-1] == {f"engine-{number}" for number in range(ENGINES, 2 * ENGINES)}
