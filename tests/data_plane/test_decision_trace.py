@@ -15,7 +15,7 @@ import pytest
 from tests.data_plane.pickers import CHAT, MODEL
 
 from kvist_epp.names import PRIORITY_HEADER, TENANT_HEADERS
-from kvist_sim.bench.direct import Answer, Direct
+from kvist_sim.bench.harness.direct import Answer, Direct
 from kvist_sim.launch import (
     HOST,
     Picker,
