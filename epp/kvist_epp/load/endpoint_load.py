@@ -74,7 +74,10 @@ class EndpointLoad:
 
         Attempts that the last scrape did not show are left out: the access log reports ends late.
         """
-        return self._runs(self.slots) or self.backlog_tokens > max_backlog_seconds * self.rate
+        slots = self.slots
+        if slots is not None and len(self.attempts) + self.untracked_requests - self.unseen_requests >= slots:
+            return True
+        return self.backlog_tokens > max_backlog_seconds * self.rate
 
     def closed(self, max_backlog_seconds: float) -> bool:
         """True if no queued request may be sent there: it is full, or its KV cache is."""
@@ -106,12 +109,15 @@ class EndpointLoad:
 
         Returns the backlog in tokens.
         """
+        queue = self.prefill_queue
+        if not queue:
+            self.at = max(self.at, now)
+            return self.backlog_tokens
         reported_until = self.last_event_at + QUIET_SECONDS + STEP_TOKENS / self.rate
         budget = (now - max(self.at, reported_until)) * self.rate
         self.at = max(self.at, now)
         if budget <= 0:
             return self.backlog_tokens
-        queue = self.prefill_queue
         while queue and budget > 0:
             head = next(iter(queue))
             done = min(head.backlog, budget)

@@ -116,7 +116,7 @@ COPY_SHARE: Final = 0.9
 """An endpoint that holds this share of the longest match has a copy."""
 
 
-class EndpointCost(msgspec.Struct):
+class EndpointCost(msgspec.Struct, gc=False):
     """One endpoint for one request: what the terms read."""
 
     load: EndpointLoad
@@ -198,23 +198,25 @@ def copy_share(uses: float, copies: int) -> float:
 def wait_term(rows: Sequence[EndpointCost], _pool: PoolCost, policy: Policy) -> list[float]:
     """Return the backlog at the endpoint's prefill rate, and a part of what is queued for it in the
     picker."""
-    share = policy.queued_share
-    return [
-        load.backlog_tokens / load.rate
-        if (tpot := (load := row.load).tpot) is None or not tpot.queued_tokens
-        else load.backlog_tokens / load.rate + share * tpot.queued_tokens / load.rate
-        for row in rows
-    ]
+    loads = [row.load for row in rows]
+    seconds = [load.backlog_tokens / load.rate for load in loads]
+    if loads[0].tpot is not None:  # of all endpoints, or of none
+        share = policy.queued_share
+        for at, load in enumerate(loads):
+            if load.tpot is not None and load.tpot.queued_tokens:
+                seconds[at] += share * load.tpot.queued_tokens / load.rate
+    return seconds
 
 
 def slot_term(rows: Sequence[EndpointCost], _pool: PoolCost, policy: Policy) -> list[float]:
     """Return the time until a sequence slot is free where the batch is full."""
-    return [
-        0.0
-        if (slots := row.load.slots) is None or row.running < slots
-        else slot_seconds(row.running, slots, row.load.decode_seconds or policy.decode_seconds)
-        for row in rows
-    ]
+    seconds = [0.0] * len(rows)
+    for at, row in enumerate(rows):
+        slots = row.load.slots
+        if slots is not None and row.running >= slots:
+            decode = row.load.decode_seconds or policy.decode_seconds
+            seconds[at] = slot_seconds(row.running, slots, decode)
+    return seconds
 
 
 def deferral_term(rows: Sequence[EndpointCost], _pool: PoolCost, policy: Policy) -> list[float]:
@@ -230,9 +232,7 @@ def work_term(rows: Sequence[EndpointCost], pool: PoolCost, _policy: Policy) -> 
     """
     price, least = pool.price, pool.least_uncached
     return [
-        price * (row.work * row.tightness)
-        if row.uncached == least
-        else price * (row.work * row.own / row.uncached * row.tightness)
+        price * ((row.work if row.uncached == least else row.work * row.own / row.uncached) * row.tightness)
         for row in rows
     ]
 
@@ -284,20 +284,25 @@ def terms(rows: Sequence[EndpointCost], uses: float, policy: Policy = DEFAULT) -
 def _pool_cost(rows: Sequence[EndpointCost], uses: float, policy: Policy) -> PoolCost:
     running = kv_full = 0
     rate = share = 0.0
-    least, most = rows[0].uncached, 0
     for row in rows:
+        load = row.load
         running += row.running
-        kv_full += row.load.kv_full_at is not None
-        rate += row.load.rate
+        rate += load.rate
         share += row.prefill_share
-        least, most = min(least, row.uncached), max(most, row.hit.tokens)
+        if load.kv_full_at is not None:
+            kv_full += 1
     count = len(rows)
-    copies = sum(row.hit.tokens >= COPY_SHARE * most for row in rows) if most else 0
-    part = copy_share(uses, copies) if most else 1.0
+    least = min([row.uncached for row in rows])
+    held = [row.hit.tokens for row in rows]
+    part = 1.0
+    if uses and (most := max(held)):
+        copied = COPY_SHARE * most
+        part = copy_share(uses, sum([tokens >= copied for tokens in held]))
     lean = policy.tight * (share / count)
     for row in rows:
         row.own = least + part * (row.uncached - least)
-        row.tightness = lean / row.prefill_share if row.prefill_share < lean else 1.0
+        if row.prefill_share < lean:
+            row.tightness = lean / row.prefill_share
     return PoolCost(
         price_of_work(running / count, kv_full / count, policy),
         rate / count,

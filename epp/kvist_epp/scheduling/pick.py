@@ -158,7 +158,7 @@ def _ranked(
     rows = _rows(candidates, demand, now, policy)
     full = [row.load.full(max_backlog) for row in rows]
     columns = terms(rows, demand.uses, policy)
-    costs = [sum(seconds) for seconds in zip(*columns, strict=True)]
+    costs = [sum(seconds) for seconds in zip(*columns, strict=False)]
     first = turn % len(rows)
     order = [*range(first, len(rows)), *range(first)]
     order.sort(key=costs.__getitem__)  # stable: equal costs stay in turn
@@ -174,16 +174,19 @@ def _ranked(
 
 
 def _rows(candidates: Sequence[Candidate], demand: Demand, now: float, policy: Policy) -> list[EndpointCost]:
-    hits, nothing = demand.hits, _uncached(demand, NO_MATCH)
+    hits, tokens = demand.hits, demand.tokens
+    least = min(tokens, 1)  # a prompt that is wholly cached still computes its last token
     rows = []
     for candidate in candidates:
         load = candidate.load
         load.drain(now)
-        hit = hits.get(candidate.endpoint.key)
-        uncached = nothing if hit is None else _uncached(demand, hit)
-        lower = hit.lower if hit else None
+        hit = hits.get(candidate.endpoint.key, NO_MATCH)
+        uncached = tokens - hit.tokens
+        if uncached < least:
+            uncached = least
+        lower = hit.lower
         work = work_seconds(uncached, load.rate, lower, policy) if lower else uncached / load.rate
-        row = EndpointCost(load, hit or NO_MATCH, uncached, work, load.running)
+        row = EndpointCost(load, hit, uncached, work, len(load.attempts) + load.untracked_requests)
         if (tpot := load.tpot) is not None:
             row.prefill_share = tpot.prefill_share
             row.deferred = not tpot.admits(load, uncached, now)
@@ -210,11 +213,6 @@ def _scored(
         cost,
         dict(zip(TERMS, seconds, strict=True)),
     )
-
-
-def _uncached(demand: Demand, hit: Hit) -> int:
-    """Tokens to prefill; a prompt wholly matched still computes its last token."""
-    return max(demand.tokens - hit.tokens, min(demand.tokens, 1))
 
 
 def allows(subset: tuple[str, ...], endpoint: Endpoint) -> bool:
