@@ -5,11 +5,9 @@ import io
 import itertools
 import json
 import re
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -43,7 +41,6 @@ from kvist_sim.bench.epp.report import (
     rise,
     tables,
 )
-from kvist_sim.bench.epp.revision import RevisionError, older
 from kvist_sim.bench.harness.upstream import ANSWER, METRICS, Upstream
 from kvist_sim.http1 import get
 
@@ -254,22 +251,6 @@ def test_the_comparison_fits_a_terminal_and_says_whether_the_bound_holds(now: fl
 
     assert max(len(line) for line in text.splitlines()) <= 100
     assert f"bound +15%: {verdict}" in text
-
-
-def test_an_older_revision_s_code_comes_from_the_repository(tmp_path: Path) -> None:
-    """Its epp folder goes before the installed package; a revision that is not there is named."""
-    repository = tmp_path / "repository"
-    (repository / "epp").mkdir(parents=True)
-    (repository / "epp" / "old.py").write_text("x = 1")
-    for words in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "x")):
-        identity = ("-c", "user.name=t", "-c", "user.email=t@example.com")
-        subprocess.run(["git", "-C", str(repository), *identity, *words], check=True)
-    command = older("HEAD", tmp_path, repository)
-
-    assert (tmp_path / "revision-HEAD" / "epp" / "old.py").read_text() == "x = 1"
-    assert command[1] == f"PYTHONPATH={tmp_path / 'revision-HEAD' / 'epp'}"
-    with pytest.raises(RevisionError, match="--baseline nowhere: "):
-        older("nowhere", tmp_path, repository)
 
 
 def test_the_document_names_machine_and_versions() -> None:

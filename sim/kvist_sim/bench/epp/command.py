@@ -45,7 +45,7 @@ from kvist_sim.bench.epp.report import (
     rise,
     tables,
 )
-from kvist_sim.bench.epp.revision import RevisionError, older
+from kvist_sim.bench.epp.revision import RevisionError, accepted_arguments, picker_of_revision
 from kvist_sim.bench.harness.publish import write
 from kvist_sim.envoy_tls import PickerTls
 from kvist_sim.processes import Child, ChildFailedError, Children, Stopped, run
@@ -223,21 +223,24 @@ async def _start_pickers(
     file.write_text(json.dumps(launch.endpoints_file(engines)))
     started = {}
     for way in plan.asked:
+        program, arguments = _program(plan, way, folder), [f"--transport={way.transport}"]
+        if way.revision:
+            arguments = accepted_arguments(way.revision, program, arguments)
         started[way.picker] = await launch.start_picker(
             children,
             file,
             str(model_files.folder()),
             name=f"picker {way.picker}",
-            arguments=[f"--transport={way.transport}"],
+            arguments=arguments,
             secure=way.tls,
-            program=_program(plan, way, folder),
+            program=program,
         )
     return started
 
 
 def _program(plan: Plan, way: Way, folder: Path) -> Sequence[str]:
     if way.revision:
-        return older(way.revision, folder)
+        return picker_of_revision(way.revision, folder)
     return profiled(folder, way.picker) if plan.profile else launch.PICKER
 
 

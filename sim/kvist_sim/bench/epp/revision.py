@@ -1,44 +1,82 @@
-"""A picker of an older revision beside today's, in one run: a shared machine's speed changes by the hour.
+"""Run the picker of an older git revision beside today's: the speed of a shared machine changes by the hour.
 
-Its code comes from the repository's history, its packages are today's.
+The code comes from the repository's history. Third-party packages are those that are installed.
 """
 
+import dataclasses
 import io
+import re
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import kvist_epp
+from kvist_epp.settings.settings import Settings
 
-PACKAGES: Final = ("epp", "common")
-"""Folders that a picker is made of; older revisions have no ``common``."""
+PACKAGES: Final = ("epp", "common", "operator")
+"""Folders that a picker may import from. A revision before ``common`` or ``operator`` is run without."""
 REPOSITORY = Path(kvist_epp.__file__).parents[2]
+HELP_SECONDS: Final = 30.0
 
 
 class RevisionError(Exception):
-    """There is no such revision, or no repository."""
+    """The revision is not in the repository's history, or its picker cannot be run."""
 
     def __init__(self, revision: str, why: str) -> None:
         super().__init__(f"--baseline {revision}: {why}")
 
 
-def older(revision: str, folder: Path, repository: Path = REPOSITORY) -> list[str]:
-    """The command that runs the picker of a revision, up to its arguments. Raises RevisionError."""
+def picker_of_revision(revision: str, folder: Path, repository: Path = REPOSITORY) -> list[str]:
+    """Extract a revision below ``folder`` and return the command that runs its picker, without arguments.
+
+    Raises RevisionError.
+    """
     place = folder / f"revision-{revision.replace('/', '-')}"
-    git = ["git", "-C", str(repository)]
+    listing = _git(revision, repository, "ls-tree", "--name-only", f"{revision}^{{commit}}")
+    packages = [name for name in PACKAGES if name in listing.decode().split()]
+    archive = _git(revision, repository, "archive", "--format=tar", revision, *packages)
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(place, filter="data")
+    # PYTHONPATH comes before the installed packages, which are found through a .pth file
+    path = ":".join(str(place / name) for name in packages)
+    return ["env", f"PYTHONPATH={path}", sys.executable, "-m", "kvist_epp"]
+
+
+def accepted_arguments(revision: str, command: Sequence[str], arguments: Sequence[str]) -> list[str]:
+    """Return ``--flag=value`` arguments with the flags' names in that revision's picker.
+
+    Raises RevisionError for a flag that it has under neither its present nor its old name.
+    """
+    shown = subprocess.run([*command, "--help"], capture_output=True, check=False, timeout=HELP_SECONDS)
+    known = set(re.findall(r"--[a-z][a-z-]*", shown.stdout.decode()))
+    other_names: dict[str, str] = {}
+    for field in dataclasses.fields(Settings):
+        names = field.metadata["flag"], field.metadata["old_flag"]
+        if all(names):
+            other_names |= {names[0]: names[1], names[1]: names[0]}
+    found = []
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        name = flag if flag in known else other_names.get(flag, flag)
+        if name not in known:
+            why = shown.stderr.decode(errors="replace").strip() or f"its picker has no flag {flag}"
+            raise RevisionError(revision, why)
+        found.append(f"{name}{equals}{value}")
+    return found
+
+
+def _git(revision: str, repository: Path, *words: str) -> bytes:
     try:
-        listing = subprocess.run([*git, "ls-tree", "--name-only", revision], capture_output=True, check=True)
-        packages = [name for name in PACKAGES if name in listing.stdout.decode().split()]
-        command = [*git, "archive", "--format=tar", revision, *packages]
-        archive = subprocess.run(command, capture_output=True, check=True).stdout
+        return subprocess.run(["git", "-C", str(repository), *words], capture_output=True, check=True).stdout
     except OSError as error:
         raise RevisionError(revision, f"git cannot be run: {error}") from error
     except subprocess.CalledProcessError as error:
-        raise RevisionError(revision, error.stderr.decode(errors="replace").strip()) from error
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(place, filter="data")
-    # before the installed package, which is found through a .pth file
-    path = ":".join(str(place / name) for name in packages)
-    return ["env", f"PYTHONPATH={path}", sys.executable, "-m", "kvist_epp"]
+        why = error.stderr.decode(errors="replace").strip()
+        raise RevisionError(
+            revision,
+            f"{why}\nIf this clone lacks the revision, get it: git fetch --unshallow (a shallow clone), or "
+            f"git fetch origin {revision}",
+        ) from error
