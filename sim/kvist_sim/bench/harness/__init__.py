@@ -11,5 +11,4 @@
 - ``watch``: memory, CPU time and state of a running picker.
 - ``proof``: a benchmark with bounds, from start to exit code.
 - ``publish``: results as a table, as JSON and in a section of the documentation.
-- ``plots``: pictures for the documentation.
 """

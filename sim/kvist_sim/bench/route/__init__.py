@@ -3,4 +3,6 @@
 - ``command``: runs the cells that the options ask for and prints the table.
 - ``page``: the section of docs/benchmarks.md.
 - ``pictures``: which curves the pictures of that section show.
+- ``plots``: draws a picture with matplotlib.
+- ``svg``: compact SVG, one file for light and dark pages.
 """

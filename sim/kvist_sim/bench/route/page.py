@@ -30,14 +30,13 @@ HEAD: Final = (
 def write(page: Path, found: Mapping[str, Any]) -> None:
     """``found``: the ``stamped`` document. Raises SystemExit when the page has no place for it."""
     try:
-        from kvist_sim.bench.harness import plots as pictures
-        from kvist_sim.bench.route import pictures as route_pictures
+        from kvist_sim.bench.route import pictures, plots
     except ModuleNotFoundError as missing:
         raise SystemExit(f"--write-docs needs {missing.name}: pip install 'kvist[plots]'") from missing
-    drawn = route_pictures.pictures(found["rows"])
-    if loads := pod_loads(found["runs"], route_pictures.NAMED):
-        drawn.append(route_pictures.pod_loads(loads))
-    shown = [pictures.write(picture, page.parent / PICTURES) for picture in drawn]
+    drawn = pictures.pictures(found["rows"])
+    if loads := pod_loads(found["runs"], pictures.NAMED):
+        drawn.append(pictures.pod_loads(loads))
+    shown = [plots.write(picture, page.parent / PICTURES) for picture in drawn]
     text = "\n".join([stamp(found), workloads(found), *shown, table(found), everybody(found)])
     page.write_text(placed(page.read_text(), NAME, text))
 

@@ -1,26 +1,28 @@
-"""What ``kvist bench route`` found, as pictures: goodput, time to the first token and hits against load; and
-how many requests each pod has while one prefix is hot."""
+"""Pictures of the results of ``kvist bench route``.
+
+Goodput, TTFT and cache hits against load, and the requests on each pod while one prefix is hot.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from kvist_sim.bench.harness.plots import Curve, Panel, Picture
+from kvist_sim.bench.route.plots import Curve, Panel, Picture
 
 OURS: Final = "kvist"
 NAMED: Final = (OURS, "llm-d-weighted", "llm-d-affinity", "dynamo", "lmetric", "round-robin")
-"""Told apart by colour; the other policies are faint."""
+"""Policies with a colour of their own; the others are faint."""
 LOAD: Final = "offered load, by the capacity of an ideal pool with one shared cache"
 
 Row = Mapping[str, Any]
 """A row of the document: one policy in one case at one load."""
 Value = Callable[[Row], tuple[float, float]]
-"""A figure and its interval's half width."""
+"""Returns a figure of a row and the half width of its interval."""
 Loads = Mapping[str, Sequence[tuple[float, Sequence[int]]]]
-"""By policy: (seconds, requests on each pod)."""
+"""By policy: pairs of seconds and requests on each pod."""
 
 
 def pictures(rows: Sequence[Row]) -> list[Picture]:
-    """Those that the rows can fill: a curve needs two loads."""
+    """Return the pictures that the rows can fill; a curve needs two loads."""
     first = "seconds to the first token"
     found = [
         _picture("goodput", rows, _goodput, "goodput", percent=True),
@@ -32,7 +34,7 @@ def pictures(rows: Sequence[Row]) -> list[Picture]:
 
 
 def pod_loads(loads: Loads) -> Picture:
-    """A panel a policy, a curve a pod."""
+    """Return a picture with a panel for each policy and a curve for each pod."""
     return Picture(
         name="route-pods",
         caption="Requests on each pod over time, by routing policy; 70 % of the requests share a prefix",
