@@ -88,8 +88,9 @@ def write(picture: Picture, folder: Path) -> str:
 
 def draw(picture: Picture) -> str:
     """Return the SVG of a picture."""
-    options = {"svg.hashsalt": picture.name, "svg.fonttype": "none", "font.size": 8, "axes.titlesize": 9}
-    with mpl.rc_context(options):
+    with mpl.rc_context(
+        {"svg.hashsalt": picture.name, "svg.fonttype": "none", "font.size": 8, "axes.titlesize": 9}
+    ):
         out = io.BytesIO()
         _figure(picture).savefig(out, format="svg", transparent=True, metadata={"Date": None})
     return compact(out.getvalue(), DARK)
