@@ -45,7 +45,7 @@ in mode "duplex" even a request that waits in a killed picker is not lost; in mo
 since its headers have been answered."""
 _PICKER_BACK_OFF: Final = {"base_interval": "0.01s", "max_interval": "0.05s"}
 _OTHER_HOSTS: Final = 10
-"""How often a retry may choose anew when it gets an endpoint that was tried already."""
+"""Number of times a retry may choose again when it gets an endpoint that was tried already."""
 _PICKER: Final = "picker"
 _POOL: Final = "pool"
 _LB_NAMESPACE: Final = {"untyped": [DESTINATION_NAMESPACE]}
@@ -91,7 +91,6 @@ def _connections(gateway: Gateway) -> Json:
 
 
 def _cleaning() -> Json:
-    """What only gateways and pickers may say is taken from clients before any filter sees it."""
     settings = {
         "@type": f"{_TYPE}extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
         "mutations": [{"remove": name} for name in (DESTINATION_HEADER, *GATEWAY_OWNED)],
@@ -314,11 +313,11 @@ class Envoy:
         self._child: Child | None = None
         self._admin = ""
         self.port = 0
-        """Where it listens, 127.0.0.1."""
+        """Port on 127.0.0.1."""
 
     @property
     def url(self) -> str:
-        """Where requests go."""
+        """Base URL for requests."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
@@ -328,7 +327,7 @@ class Envoy:
         return self._child
 
     async def stats(self, names: str = "") -> dict[str, int]:
-        """Its counters and gauges whose name matches the regular expression."""
+        """Return counters and gauges whose names match the regular expression."""
         async with aiohttp.ClientSession() as session:
             url = f"{self._admin}/stats"
             async with session.get(url, params={"format": "json", "filter": names}) as response:

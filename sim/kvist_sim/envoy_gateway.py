@@ -1,4 +1,4 @@
-"""What one Envoy does, as a few plain choices; ``envoy`` makes its configuration from them."""
+"""Choices for one Envoy, from which ``envoy`` makes its configuration."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _BODIES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """What one Envoy does."""
+    """Settings of one Envoy."""
 
     endpoints: Sequence[str]
     """The pool: "ip:port" or "[v6]:port" each."""
@@ -37,18 +37,18 @@ class Gateway:
     picker_tls: PickerTls | None = None
     """TLS to the pickers; ``None`` = plaintext."""
     mode: Mode = "buffered"
-    """How the picker gets request bodies.
+    """Mode in which the picker gets request bodies.
 
     "streamed" does not wait for the answer to the headers: Envoy's other way shows the picker no body.
     It never tells that trailers end a body, so such a request waits for ``message_timeout_seconds``."""
     responses: Responses | None = None
-    """What the picker gets of responses; ``None`` = all of them in mode "duplex", nothing in the others.
+    """Parts of responses sent to the picker; ``None`` = all of them in mode "duplex", nothing in the others.
 
     More than "skip" also tells it which endpoint served, and is only of use to ``--observe-responses``."""
     filter: bool = True
     """Call the picker for requests; without it Envoy balances by ``fallback`` alone (a base line)."""
     access_log: bool = True
-    """Tell the picker how requests ended."""
+    """Send the access log to the picker, so that it learns how requests end."""
     failure_mode_allow: bool = True
     """A dead picker means ``fallback``; otherwise requests fail.
 
@@ -57,19 +57,21 @@ class Gateway:
     """Ask the picker's health service every second: it must serve there, and say that it is ready."""
     fallback: Literal["round_robin", "least_request"] = "round_robin"
     selection: Selection = "override_host"
-    """How the endpoint that the picker names is found: among ``endpoints``, with ``fallback`` for what is not
+    """Way in which the named endpoint is found: among ``endpoints``, with ``fallback`` for what is not
     there; or "original_dst": whatever address it is. Then ``endpoints`` is of no use, the picker must name
     one endpoint alone (``--max-endpoints=1``), and without a pick there is no answer but 503."""
     trusts_clients: bool = True
     """Leave clients' requests the headers that only pickers and gateways may use. Never with "original_dst",
     which goes wherever such a header says."""
     message_timeout_seconds: float = 1000
-    """How long the picker may take for one answer; requests may wait in its queue."""
+    """Longest time for one answer of the picker; requests may wait in its queue."""
     body_limit_bytes: int = BODY_LIMIT_BYTES
     retries: int = 2
-    """When an endpoint dies before it answered, the next of the picker's list is tried, this often.
+    """Number of retries with the next endpoint of the picker's list, when an endpoint dies before it
+    answered.
 
-    With a retry policy Envoy 1.40 doubles a body that is followed by trailers in mode "duplex"."""
+    With a retry policy Envoy 1.40 doubles a body that is followed by trailers in mode "duplex".
+    """
     port: int = 0
     """To listen on, 127.0.0.1; 0 = the system chooses."""
 
@@ -94,7 +96,7 @@ class Gateway:
         return self.responses not in (None, "skip")
 
     def processing_mode(self) -> Json:
-        """What the filter sends to the picker.
+        """Return the parts of requests and responses that the filter sends to the picker.
 
         Trailers are sent where a pick can be answered to them, or where Envoy demands them."""
         shown = self.responses or ("duplex" if self.mode == "duplex" else "skip")

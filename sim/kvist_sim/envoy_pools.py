@@ -30,7 +30,7 @@ class Pool:
     """Engines that serve one model, and those who pick among them."""
 
     endpoints: Sequence[str]
-    """"ip:port" each."""
+    """Addresses as "ip:port"."""
     pickers: tuple[str, ...]
 
 
@@ -47,7 +47,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pools:
-    """What one Envoy does."""
+    """Pools behind one Envoy."""
 
     pools: Mapping[str, Pool]
     routes: Sequence[Route]

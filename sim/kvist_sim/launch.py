@@ -20,7 +20,7 @@ START_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class EnginePorts:
-    """Where one engine listens."""
+    """Ports of one engine."""
 
     http: int
     events: int
@@ -42,13 +42,13 @@ class Picker:
 
     @property
     def address(self) -> str:
-        """For Envoy."""
+        """Address of the picker for Envoy."""
         return f"{HOST}:{self.grpc_port}"
 
 
 @dataclass(frozen=True, slots=True)
 class PickerPorts:
-    """Where one picker listens; the same again after a restart."""
+    """Ports of one picker, used again after a restart."""
 
     grpc: int
     health: int
@@ -94,7 +94,7 @@ async def start_engines(
 
 
 def endpoints_file(engines: Sequence[EnginePorts]) -> dict[str, Any]:
-    """What the picker reads, as JSON (which is YAML too)."""
+    """Return the content of the picker's endpoints file, as JSON (which is YAML too)."""
     return {
         "endpoints": [
             {

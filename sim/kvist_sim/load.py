@@ -24,7 +24,7 @@ _USAGE_TAIL: Final = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one request went; times in seconds."""
+    """Result of one request; times in seconds."""
 
     started: float
     """After the load began."""
@@ -63,7 +63,7 @@ class Summary:
     """Answered, from the beginning of the load to the end of the window: with a window of its own, a backlog
     from before it would add to a slow policy's figure, and one left behind it would take away."""
     output_tokens_per_second: float
-    """Of the same answers."""
+    """Output tokens per second of the same answers."""
     ttft_p50: float
     ttft_p90: float
     ttft_p99: float
@@ -237,7 +237,7 @@ async def _one(target: Target, body: bytes, zero: float, progress: Progress) -> 
 
 
 class _Answer:
-    """What is kept of an answer while it streams: the moment of its first byte, and its end."""
+    """State of an answer while it streams: the time of its first byte, and its end."""
 
     __slots__ = ("_clock", "_tail", "first")
 

@@ -1,7 +1,7 @@
-"""Ports for children: chosen here, bound by a process that starts a moment later.
+"""Free ports for child processes, which bind them a moment later.
 
 Several test workers and benchmarks choose at the same time, so each process takes a slice of its own and
-gives its ports out in turn: between choice and use nobody else can be given the same one.
+gives its ports out in turn: no other process gets the same port between choice and use.
 """
 
 import fcntl
@@ -43,7 +43,7 @@ class _Slice:
 
 
 def free_ports(count: int) -> list[int]:
-    """Distinct TCP ports of the loopback that nobody listens on and no other process is given.
+    """Return distinct TCP ports of the loopback that are unused and not given to another process.
 
     Raises OSError when there are none.
     """

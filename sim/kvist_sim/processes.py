@@ -2,7 +2,7 @@
 
 No way of ending the parent leaves a child behind: an ordinary end, an exception, Ctrl-C and SIGTERM
 stop them in order; when the parent itself is killed with SIGKILL the kernel kills them
-(``PR_SET_PDEATHSIG``). Everything goes by the pid of what was started here, never by name.
+(``PR_SET_PDEATHSIG``). Processes are signalled by pid, never by name.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Child:
     name: str
     process: subprocess.Popen[bytes]
     log: Path
-    """Its stdout and stderr."""
+    """File with the child's stdout and stderr."""
 
     @property
     def pid(self) -> int:
@@ -177,7 +177,7 @@ class Children:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop all."""
+        """Stop all children."""
         await self.stop()
 
 
@@ -190,7 +190,7 @@ class Stopped(Exception):
 
     @property
     def exit_code(self) -> int:
-        """What a shell would report."""
+        """Return the exit code that a shell would report."""
         return STOPPED_BY_SIGNAL + self.number
 
 

@@ -49,7 +49,7 @@ class Publisher:
         self.replays: list[int] = []
         """First numbers asked for, in order."""
         self.endpoint = ""
-        """Where subscribers connect (a port 0 is resolved)."""
+        """Address for subscribers (a port 0 is resolved)."""
         self.replay_endpoint: str | None = None
         self._open(rank)
 
@@ -68,7 +68,7 @@ class Publisher:
         return seq
 
     def lose(self, batch: Batch, *, kept: bool = True) -> int:
-        """A batch that takes a number and does not reach anybody."""
+        """Give a batch a sequence number without sending it to any subscriber."""
         return self.publish_raw(encode(batch, self._config.form), sent=False, kept=kept)
 
     def send(self, seq: int, payload: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Relays that misbehave when told to: reality drops messages and parts networks, but not on demand.
+"""Relays that drop, reorder and interrupt on command: real networks do so, but not on demand.
 
 `EventRelay` stands between an engine's KV events and the pickers, `TcpRelay` between two processes.
 """
@@ -16,7 +16,7 @@ Message = list[bytes]
 
 
 class Mischief:
-    """What happens to messages on their way; pure. Nothing, until told."""
+    """Faults that are applied to messages; pure. Without ``begin``, every message passes."""
 
     def __init__(self, seed: int = 0) -> None:
         self._rng = random.Random(seed)
@@ -24,20 +24,21 @@ class Mischief:
         self._burst = 0
         self._held: Message | None = None
         self.dropped = 0
-        """So far."""
+        """Number of messages dropped so far."""
         self.swapped = 0
         """Messages that were overtaken by the next one."""
 
     def begin(self, *, drop: float, swap: float, burst: int = 0) -> None:
-        """From now on: shares of messages dropped and swapped with the next; the first ``burst`` all go."""
+        """Start faults: shares of messages dropped and swapped with the next; the first ``burst`` are
+        all dropped."""
         self._drop, self._swap, self._burst = drop, swap, burst
 
     def end(self) -> None:
-        """From now on every message passes, in order."""
+        """End the faults: every message passes, in order."""
         self.begin(drop=0.0, swap=0.0)
 
     def through(self, message: Message) -> list[Message]:
-        """What is sent on when this one has come."""
+        """Return the messages to send after this one arrived."""
         if self._burst or self._rng.random() < self._drop:
             self._burst = max(0, self._burst - 1)
             self.dropped += 1
@@ -108,7 +109,7 @@ class TcpRelay:
         self.healed = asyncio.Event()
         self.healed.set()
         self.port = 0
-        """Where it listens."""
+        """Port on which the relay listens."""
         self.connections = 0
         """Taken so far."""
 
@@ -155,7 +156,7 @@ class TcpRelay:
             end.pause()
 
     def left(self, end: "_End") -> None:
-        """It is closed."""
+        """Remove an end that is closed."""
         self._ends.discard(end)
 
 

@@ -38,7 +38,7 @@ SENTENCE_WORDS: Final = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the traffic looks like; sizes in words."""
+    """Parameters of the traffic; sizes in words."""
 
     groups: int
     """System prompts in use, one per application or tenant."""

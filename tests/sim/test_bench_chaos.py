@@ -1,4 +1,4 @@
-"""How a chaos run is judged: what counts as lost, cut, wrong and healed, and how it is told."""
+"""Tests of the judgement of a chaos run: lost, cut, wrong and healed requests, and the report."""
 
 import io
 import json
@@ -64,7 +64,7 @@ def answered(number: int, began: float, *, upstream: str = A, cached: int = 100)
 
 
 def told(records: Sequence[Record], *, off: int = 0) -> dict[str, Prediction]:
-    """What pickers said of them: right, or ``off`` tokens too many."""
+    """Return correct predictions for records, or predictions that are ``off`` tokens too high."""
     return {record.id: Prediction(record.upstream, record.cached + off) for record in records}
 
 
@@ -133,7 +133,7 @@ def test_health_begins_and_ends_with_the_life() -> None:
 def test_a_cut_is_a_picker_s_unless_that_engine_died_then(
     upstream: str, killed: float, by_engine: int
 ) -> None:
-    """Only the death of the engine that was answering, while it was answering, explains a cut."""
+    """A cut counts as the engine's only if that engine was killed while it was answering."""
     cut = replace(answered(1, 20.0, upstream=upstream), whole=False)
     found = judged([cut], lives=[Life(A, 0.0, killed=killed), Life(B, 0.0)])
 
@@ -142,7 +142,7 @@ def test_a_cut_is_a_picker_s_unless_that_engine_died_then(
 
 
 def test_the_error_is_of_the_hundred_that_begin_half_a_minute_after_the_fault() -> None:
-    """What was off before that does not count there; what is off in it does."""
+    """The error covers the hundred requests that begin half a minute after the fault, and no earlier ones."""
     records = steady()
     early = told([r for r in records if r.began < 45.0], off=50) | told(
         [r for r in records if r.began >= 45.0]
@@ -231,7 +231,7 @@ def test_logs_of_two_runs_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_a_picker_s_log_is_read_in_order_and_only_whole_lines(tmp_path: Path) -> None:
-    """What a killed picker left half written is passed over; reading goes on where it ended."""
+    """A line that a killed picker left incomplete is skipped; reading continues where it ended."""
     file = tmp_path / "picker.log"
     line = '{"ts":"t","level":"info","event":"request","id":"%s","endpoint":"e","matched_tokens":%d}\n'
     file.write_text(line % ("a", 1) + '{"event":"listening"}\n' + (line % ("b", 2))[:40])
@@ -246,7 +246,7 @@ def test_a_picker_s_log_is_read_in_order_and_only_whole_lines(tmp_path: Path) ->
 
 
 def test_a_rotated_certificate_replaces_all_files_at_once(tmp_path: Path) -> None:
-    """As a Secret that is mounted: one link changes, and certificate and key still belong together."""
+    """One link changes, as in a mounted Secret, so that certificate and key always belong together."""
     secrets = Secrets(tmp_path, ["picker-0"])
     folder = secrets.folder("picker-0")
     before = (folder / "tls.crt").read_bytes()

@@ -92,7 +92,7 @@ async def test_records_tell_what_a_client_saw_and_which_way_it_went() -> None:
 
 
 async def test_a_load_that_is_stopped_sends_nothing_more() -> None:
-    """What is under way gets its answer."""
+    """Requests in flight still get their answers."""
     async with http(answer) as port:
         recorder = Recorder("127.0.0.1", port)
         running = asyncio.create_task(recorder.run(Arrival(at, 0, 0, b"whole") for at in (0.0, 0.05, 3600.0)))
@@ -179,7 +179,7 @@ async def test_the_direct_client_asks_as_envoy_does() -> None:
 
 
 async def test_more_than_a_window_of_requests_passes() -> None:
-    """What the connection's window does not take yet is sent later, in order."""
+    """Data beyond the connection's window is sent later, in order."""
     sizes: list[int] = []
 
     def decide(ask: PickRequest) -> Decision:
@@ -194,7 +194,8 @@ async def test_more_than_a_window_of_requests_passes() -> None:
 
 
 async def test_a_broken_connection_answers_everybody() -> None:
-    """Nobody waits for a picker that is gone; too long a body is refused before it is sent."""
+    """Every waiting request gets an answer when the picker is gone; a body that is too long is refused
+    before it is sent."""
 
     def never(_: PickRequest) -> DeferredResult:
         return AwaitedResult(asyncio.get_running_loop().create_future())
@@ -213,7 +214,7 @@ async def test_a_broken_connection_answers_everybody() -> None:
 
 
 async def test_the_asker_settles_every_pick() -> None:
-    """As many ends as picks, none of them twice, and nothing waits when it returns."""
+    """Every pick is settled exactly once, and none is pending when the asker returns."""
     picks = 0
 
     def decide(_: PickRequest) -> Decision:
@@ -234,7 +235,7 @@ async def test_the_asker_settles_every_pick() -> None:
 
 
 async def test_a_settler_waits_as_long_as_an_engine_would() -> None:
-    """Only what was picked long enough ago is told, unless all of it is asked for."""
+    """A settler reports picks that are old enough are settled, unless all are requested."""
     ended: list[AccessLogEntry] = []
     async with picker(lambda _: PickResult(("10.0.0.1:8000",)), ended) as direct:
         settler = Settler(direct, seconds=3600)

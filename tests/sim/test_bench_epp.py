@@ -144,7 +144,8 @@ async def test_client_and_upstream_agree() -> None:
 
 @pytest.mark.parametrize("step", [1, 7, 1_000])
 def test_the_upstream_answers_once_a_body_is_whole(step: int) -> None:
-    """Each request gets one answer, with its length told or in chunks, however the bytes are cut."""
+    """Each request gets one answer, with its length in the header or in chunks, however the bytes are
+    split."""
     chunked = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunked += b"5\r\n{\r\n\r\n\r\nA\r\n0123456789\r\n0\r\n\r\n"
     wire = b"".join(requests(KINDS[0])) + chunked + b"GET /metrics HTTP/1.1\r\n\r\n" + chunked
@@ -254,7 +255,7 @@ def test_the_comparison_fits_a_terminal_and_says_whether_the_bound_holds(now: fl
 
 
 def test_the_document_names_machine_and_versions() -> None:
-    """Figures without their machine are worth nothing."""
+    """The document of a report names the machine and the versions."""
     found = json.loads(json.dumps(document(report(0.0001))))
 
     assert found["machine"]["cores"] >= 1

@@ -39,7 +39,7 @@ def test_the_publisher_evicts_as_much_as_it_stores() -> None:
 
 @pytest.mark.parametrize("publishers", [1, 3])
 def test_memory_is_measured_in_a_process_of_its_own(publishers: int) -> None:
-    """What other tests use does not count; the text alone is 64 bytes a block."""
+    """Memory of other tests does not count; the text alone takes 64 bytes a block."""
     figures = index.measure_memory(100_000, publishers)
 
     assert 64 < figures["bytes_per_distinct_block"] < 400

@@ -16,7 +16,7 @@ from kvist_sim.virtual.judge import Verdict
 
 
 def verdict(p90: float) -> Verdict:
-    """Of which only the p90 matters."""
+    """Return a verdict with this p90."""
     return Verdict(
         requests=1,
         goodput=1.0,
@@ -35,7 +35,7 @@ def verdict(p90: float) -> Verdict:
 
 
 def workload(*p90s: tuple[float, float, float]) -> Workload:
-    """By seed: without a rollout, with one, with hand-over; told in no order."""
+    """Return a workload from the p90s by seed: without a rollout, with one, with prewarming; in any order."""
     cells = [
         Cell(kind, seed, verdict(p90))
         for seed, three in enumerate(p90s)
@@ -45,7 +45,7 @@ def workload(*p90s: tuple[float, float, float]) -> Workload:
 
 
 def run(kind: str, p90: float, failed: int = 0) -> Run:
-    """Of which only the p90 and failures matter."""
+    """Return a run with this p90 and number of failures."""
     return Run(kind, 100, failed, 0.1, p90, 1.0, 1000, 800)
 
 
@@ -69,7 +69,7 @@ def test_bounds(p90: float, failed: int, broken: int) -> None:
 
 
 def test_only_answers_count_for_times() -> None:
-    """What failed is counted as failed."""
+    """Failed requests count as failed and not in the times."""
     good = Record("a", 1.0, token=1.5, status=OK, whole=True, prompt=100, cached=80)
     cut = Record("b", 1.0, token=9.0, status=OK)
     found = judged(HANDED, [good, cut], 7)

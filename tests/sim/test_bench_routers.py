@@ -1,4 +1,4 @@
-"""The bench of other projects' routers: how it is told, and how Dynamo's selection is followed."""
+"""Tests of the bench of other projects' routers: its report, and the client of Dynamo's selection service."""
 
 import asyncio
 import contextlib
@@ -94,7 +94,7 @@ async def test_a_request_goes_where_the_service_says_and_it_hears_of_it(tmp_path
 
 
 async def test_a_service_that_refuses_is_a_failed_component() -> None:
-    """Its words are told."""
+    """The error of a service that refuses is reported."""
     async with _service([]) as service:
         with pytest.raises(ChildFailedError, match="no such thing"):
             await service.ask({"unheard of": 1})
@@ -102,7 +102,7 @@ async def test_a_service_that_refuses_is_a_failed_component() -> None:
 
 @contextlib.asynccontextmanager
 async def _service(heard: list[dict[str, object]]) -> AsyncIterator[Service]:
-    """Selects worker 1 and remembers what it was told."""
+    """Start a service that selects worker 1 and remembers the questions."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async for line in reader:

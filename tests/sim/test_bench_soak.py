@@ -1,4 +1,4 @@
-"""How soaks and queues are judged, and how their figures are told."""
+"""Tests of the judgement of soak and queue runs, and of their reports."""
 
 import io
 import json
@@ -36,7 +36,8 @@ FIGURES = Figures(
 
 
 def test_growth_is_last_minute_over_second() -> None:
-    """What a picker takes to get warm does not count, what it still takes at the end does."""
+    """Growth is counted from the second minute to the last, so warm-up does not count and late growth
+    does."""
     warm = [(at, 50 if at < 60 else 100) for at in range(540)]
     samples = [*warm, *((at, 107) for at in range(540, 600))]
 
@@ -197,7 +198,7 @@ def test_a_section_of_a_document_is_replaced_and_nothing_else() -> None:
 
 
 def _shown(renderable: object) -> str:
-    """As on a terminal of 110 columns; nothing may be cut."""
+    """Return the text on a terminal of 110 columns; nothing may be cut."""
     console = Console(file=io.StringIO(), width=110)
     console.print(renderable)
     text: str = console.file.getvalue()  # type: ignore[attr-defined]

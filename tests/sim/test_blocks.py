@@ -1,4 +1,4 @@
-"""The block pool against a naive twin, and its events against its content."""
+"""Tests of the block pool against a naive model, and of its events against its content."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ def chain(tokens: list[int]) -> list[Digest]:
 
 @dataclass
 class Held:
-    """Blocks somebody holds."""
+    """Blocks held by a sequence."""
 
     blocks: list[int]
 
@@ -48,7 +48,7 @@ class Pools(RuleBasedStateMachine):
 
     @rule(tokens=st.lists(st.integers(0, 2), min_size=1, max_size=9))
     def admit(self, tokens: list[int]) -> None:
-        """As the scheduler admits: hit, hold, allocate the rest, store what is full."""
+        """Admit a sequence as the scheduler does: hit, hold, allocate the rest, store full blocks."""
         digests = chain(tokens)
         hit = self.pool.hit(digests, len(tokens))
         assert self.naive.hit(digests, len(tokens)) == hit
@@ -79,7 +79,7 @@ class Pools(RuleBasedStateMachine):
 
     @rule()
     def reset(self) -> None:
-        """Only an idle pool can forget."""
+        """Reset the pool, which must be idle."""
         done = self.pool.reset()
         assert done == (not self.holders)
         if done:
@@ -96,7 +96,8 @@ class Pools(RuleBasedStateMachine):
 
 
 def test_pool_behaves_as_its_twin() -> None:
-    """Any history of prompts gives the twin's content, free blocks and hits, and events that tell them."""
+    """Any history of prompts gives the content, free blocks and hits of the naive model, and matching
+    events."""
     run_state_machine_as_test(
         Pools, settings=settings(max_examples=60, stateful_step_count=40, deadline=None)
     )
@@ -170,7 +171,7 @@ def test_stored_event_says_all() -> None:
 
 
 def test_reset_needs_an_idle_pool() -> None:
-    """AllBlocksCleared comes only when nobody holds a block."""
+    """AllBlocksCleared is published only when no block is held."""
     pool = BlockPool(4, SIZE)
     blocks = stored(pool, [1, 2, 3])
     pool.take_events()

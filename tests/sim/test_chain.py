@@ -23,7 +23,7 @@ def hashes(
 
 @pytest.mark.parametrize("algorithm", VECTORS)
 def test_hashes_are_vllms(algorithm: str) -> None:
-    """The same tokens, salt and adapter give the hashes a real vLLM publishes."""
+    """Tokens, salt and adapter give the hashes that a real vLLM publishes."""
     hasher = Hasher(16, algorithm)
     first, second, salted, adapted = VECTORS[algorithm]
 

@@ -112,7 +112,7 @@ def test_the_picker_is_told_every_engine() -> None:
 
 
 def test_live_figures_are_of_the_latest_answers() -> None:
-    """What the bar says beside itself."""
+    """The live figures cover the latest answers."""
     outcomes = [load.Outcome(0.0, 0.25, 1.0, 200, prompt_tokens=10, cached_tokens=5)] * 3
     bad = load.Outcome(0.0, None, 1.0, 503, error="HTTP 503")
     state = load.Progress(outcomes=[*outcomes, bad], sent=6, running=2)

@@ -38,7 +38,7 @@ CHOICES = [(row.names[0], choice) for row in flags.table() for choice in row.cho
 
 
 def test_every_choice_is_accepted() -> None:
-    """What the table lists as a value of a flag can be given."""
+    """Every value that the table lists for a flag is accepted."""
     parser = flags.parser()
     found = [getattr(parser.read([name, value]), name[2:].replace("-", "_")) for name, value in CHOICES]
 
@@ -159,7 +159,8 @@ def test_adapters() -> None:
 
 
 def test_defaults_are_an_h100s() -> None:
-    """What vLLM derives from a device of 80 GB, and a cache that half the bytes per token doubles."""
+    """The derived defaults are those of vLLM for a device of 80 GB; half the bytes per token double the
+    cache."""
     plain, narrow = read("m"), read("m", "--kv-cache-dtype", "fp8", "--performance-mode", "throughput")
 
     assert (plain.max_num_seqs, plain.max_num_batched_tokens, plain.block_size, plain.blocks) == (

@@ -68,7 +68,7 @@ async def stream(_: bytes, writer: asyncio.StreamWriter) -> None:
 
 
 async def refuse(_: bytes, writer: asyncio.StreamWriter) -> None:
-    """Answers 503."""
+    """Answer with status 503."""
     writer.write(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 2\r\n\r\n{}")
     await writer.drain()
 
@@ -109,10 +109,10 @@ class _Sink(asyncio.Transport):
     """A transport that takes everything."""
 
     def write(self, data: object) -> None:
-        """Nothing."""
+        """Ignore the data."""
 
     def is_closing(self) -> bool:
-        """Never."""
+        """Return False: it stays open."""
         return False
 
 
@@ -152,7 +152,7 @@ async def test_a_stream_gives_ttft_and_the_usage_of_its_last_chunk() -> None:
 
 @pytest.mark.parametrize(("handler", "error"), [(refuse, "HTTP 503"), (cut, "HttpError: connection lost")])
 async def test_a_refused_or_cut_answer_is_an_error(handler: Handler, error: str) -> None:
-    """What is not a whole 200 counts as an error and says why."""
+    """An answer that is not a complete 200 counts as an error and names the cause."""
     async with server(handler) as port:
         target = Target("127.0.0.1", port)
         (outcome,) = await open_loop(target, [Arrival(0.0, 0, 0, b"{}")], seconds=1, drain_seconds=5)

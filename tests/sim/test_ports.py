@@ -13,13 +13,13 @@ ANOTHER = "from kvist_sim.ports import free_ports; print(*free_ports(5)); input(
 
 
 def test_ports_are_distinct_and_free() -> None:
-    """Ports given out in a row never collide, though nobody has bound them yet."""
+    """Ports given out in a row never collide, although none is bound yet."""
     ports = free_ports(30) + free_ports(30)
     assert len(set(ports)) == 60
 
 
 def test_ports_given_out_together_are_not_neighbours() -> None:
-    """Whoever binds the next one too, for a second rank, meets nobody."""
+    """A process that also binds the next port, for a second rank, meets no conflict."""
     ports = sorted(free_ports(20))
     assert min(second - first for first, second in pairwise(ports)) > 1
 
@@ -37,7 +37,7 @@ def test_another_process_is_given_others() -> None:
 
 
 def test_a_port_in_use_is_passed_over() -> None:
-    """What somebody listens on is not given out."""
+    """A port on which a process listens is not given out."""
     (taken,) = free_ports(1)
     with socket.create_server(("127.0.0.1", taken)):
         assert taken not in [port for _ in range(SLICE) for port in free_ports(1)]

@@ -78,7 +78,7 @@ async def test_leaving_the_block_stops_all_even_the_stubborn(tmp_path: Path) -> 
 
 
 async def test_a_child_is_ended_on_purpose_and_another_takes_its_place(tmp_path: Path) -> None:
-    """Its status says how; it does not count as one that has died, and the log goes on."""
+    """The status names the cause, the end does not count as a failure, and the log continues."""
     async with Children(tmp_path) as children:
         first, other = children.start("picker", SLEEP), children.start("other", SLEEP)
         status = await children.end(first, signal.SIGKILL, 10)

@@ -1,4 +1,4 @@
-"""Relays lose, reorder and part what they are told to, and nothing else."""
+"""Tests of the relays: they lose, reorder and interrupt exactly as requested."""
 
 import asyncio
 import itertools
@@ -19,7 +19,7 @@ SECONDS = 10
 def test_mischief_loses_what_it_says_and_duplicates_nothing(
     count: int, drop: float, swap: float, burst: int, seed: int
 ) -> None:
-    """What comes out is what went in without the dropped ones; when it ends, all pass in order."""
+    """The output is the input without the dropped messages; after the end, all pass in order."""
     mischief = Mischief(seed)
     mischief.begin(drop=drop, swap=swap, burst=burst)
     out = [message for n in range(count) for message in mischief.through([b"%d" % n])]
@@ -34,7 +34,7 @@ def test_mischief_loses_what_it_says_and_duplicates_nothing(
 
 
 def test_without_orders_everything_passes() -> None:
-    """A relay that was told nothing is a wire."""
+    """A relay without faults passes every message unchanged."""
     mischief = Mischief()
 
     assert [mischief.through([b"a"]), mischief.through([b"b"])] == [[[b"a"]], [[b"b"]]]
@@ -97,7 +97,7 @@ async def echo() -> AsyncIterator[int]:
 
 
 async def test_a_parted_link_passes_nothing_and_heals_without_loss() -> None:
-    """As packets that are dropped and sent again: the connection stays, its bytes come later."""
+    """The connection stays, and its bytes arrive later, as with packets that are dropped and sent again."""
     async with echo() as port, TcpRelay(port) as relay:
         reader, writer = await asyncio.open_connection("127.0.0.1", relay.port)
         writer.write(b"before")
@@ -122,7 +122,7 @@ async def test_a_parted_link_passes_nothing_and_heals_without_loss() -> None:
 
 
 async def test_a_link_to_nobody_closes() -> None:
-    """When the other side is not there, the connection ends as it would without a relay."""
+    """Without the other side the connection ends, as it would without a relay."""
     (port,) = free_ports(1)
     async with TcpRelay(port) as relay:
         reader, writer = await asyncio.open_connection("127.0.0.1", relay.port)

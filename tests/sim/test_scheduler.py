@@ -132,8 +132,8 @@ def test_batch_is_full() -> None:
 
 
 def test_preemption_recomputes_the_youngest() -> None:
-    """When blocks run out the last one admitted gives its blocks back, waits at the front, and loses
-    nothing."""
+    """Without free blocks, the sequence admitted last frees its blocks, waits at the front, and loses
+    no token."""
     engine = scheduler(blocks=7)  # six usable
     old, young = sequence([1] * 8, 9), sequence([2] * 8, 9)
     engine.add(old)

@@ -68,8 +68,7 @@ async def test_stream_interval() -> None:
 
 
 async def test_next_turn_hits_the_answer() -> None:
-    """What was generated is canonical: sent back as history, it is found in the cache, up to the last
-    block."""
+    """Generated text is canonical: sent back as history, it is found in the cache, up to the last block."""
     async with engine() as client:
         _, first = await client.post(CHAT, HELLO | {"max_tokens": 100})
         said = first["choices"][0]["message"]["content"]

@@ -1,4 +1,4 @@
-"""What the engine says: plausible, repeatable, canonical unless asked otherwise."""
+"""Tests of the generated text: plausible, repeatable, and canonical unless requested otherwise."""
 
 from itertools import islice
 

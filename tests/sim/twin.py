@@ -80,5 +80,5 @@ class Subscriber:
                 self.held.clear()
 
     def content(self) -> dict[int, int]:
-        """What it believes to be cached."""
+        """Return the expected content of the cache."""
         return {name: count for name, count in self.held.items() if count}

@@ -4,7 +4,7 @@ Run as ``python -m kvist_sim.bench.replicas [--blocks N] [--rate N] [--seconds S
 
 Part one: a picker learns a large index from the engines' rings; another one starts beside it and takes its
 snapshot, while the first is asked at a steady rate. Part two: three pickers are asked together, and one of
-them is told how all requests end; once as strangers, once as replicas.
+them gets the access log of all requests; once as independent pickers, once as replicas.
 """
 
 import argparse
@@ -45,7 +45,7 @@ WARM: Final = "--warm-seconds=300"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured."""
+    """Sizes and rates of the measurement."""
 
     blocks: int
     """Distinct blocks in the index."""
@@ -77,7 +77,7 @@ class Bench:
         return picker, time.perf_counter() - began
 
     async def stop(self, *pickers: launch.Picker) -> None:
-        """End pickers."""
+        """Stop the given pickers."""
         for picker in pickers:
             picker.child.process.kill()
             await asyncio.to_thread(picker.child.process.wait)
@@ -106,7 +106,7 @@ async def bench(folder: Path, blocks: int) -> AsyncIterator[Bench]:
 
 
 async def snapshot(plan: Plan) -> None:
-    """Part one."""
+    """Measure the snapshot: part one."""
     with tempfile.TemporaryDirectory() as folder:
         async with bench(Path(folder), plan.blocks) as running:
             first, replayed = await running.start(0, peers=True)
@@ -127,7 +127,7 @@ async def snapshot(plan: Plan) -> None:
 
 
 async def gossip(plan: Plan) -> None:
-    """Part two."""
+    """Measure the exchange of load: part two."""
     with tempfile.TemporaryDirectory() as folder:
         async with bench(Path(folder), 10_000) as running:
             for peers in (False, True):
@@ -144,7 +144,6 @@ async def gossip(plan: Plan) -> None:
 
 
 async def _cost(pickers: Sequence[launch.Picker], plan: Plan, to_one: bool) -> str:
-    """CPU per request, and how long picks took; the ends are told ``to_one`` of them, or each its own."""
     groups = [pickers] if to_one else [[picker] for picker in pickers]
     rate = plan.rate / len(groups)
     await asyncio.gather(*(_asked(group, rate, 3.0) for group in groups))
@@ -237,7 +236,7 @@ def batches(rng: random.Random, ids: Sequence[int], blocks: int) -> Iterator[Bat
 
 
 def main() -> None:
-    """Both parts."""
+    """Run both parts."""
     import uvloop
 
     parser = argparse.ArgumentParser(prog="kvist_sim.bench.replicas", description=__doc__)

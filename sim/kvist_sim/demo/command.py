@@ -1,4 +1,4 @@
-"""What ``kvist demo`` does with its options: run, show, and an exit code that says how it went."""
+"""Run ``kvist demo`` with its options, show the result, and return the exit code."""
 
 import argparse
 import json
@@ -55,7 +55,6 @@ def _print(report: Report, *, as_json: bool) -> None:
 
 
 def _console(*, stderr: bool) -> Console:
-    """As wide as the terminal, but no wider than reads well; elsewhere a fixed width."""
     console = Console(stderr=stderr)
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     return console

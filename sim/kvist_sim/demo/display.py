@@ -1,4 +1,4 @@
-"""What a demo shows while it runs: on a terminal live lines, elsewhere one plain line per step."""
+"""Progress of a demo: live lines on a terminal, elsewhere one plain line for each step."""
 
 import time
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class Display:
         )
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Print one line."""
         self._console.print(text, highlight=False)
 
     @contextmanager

@@ -20,7 +20,7 @@ BLOCKS_PER_ENGINE: Final = 6_600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is run; times in seconds."""
+    """Settings of a run; times in seconds."""
 
     seconds: float = 25.0
     """Measured part of each of the two runs."""
@@ -35,7 +35,7 @@ class Plan:
 
     @property
     def shape(self) -> Shape:
-        """The traffic."""
+        """Return the traffic."""
         return Shape(groups=GROUPS_PER_ENGINE * self.engines, system_words=SYSTEM_WORDS)
 
     @property

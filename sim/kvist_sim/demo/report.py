@@ -48,7 +48,7 @@ class _Row:
     value: Callable[[Summary], float]
     shown: Callable[[float], str]
     verdict: str
-    """How a ratio in kvist's favour is worded."""
+    """Words for a ratio in kvist's favour."""
     opposite: str = ""
     less_is_better: bool = False
 
@@ -73,7 +73,7 @@ ROWS: Final = (
 
 
 def explanation(plan: Plan) -> str:
-    """What is compared, in one sentence, and with what."""
+    """Return one sentence that says which systems are compared."""
     shape = plan.shape
     return (
         f"The same {plan.seconds:g} s of chat traffic through the same Envoy, twice: "
@@ -107,7 +107,7 @@ def _verdict(row: _Row, kvist: float, robin: float) -> str:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """The same for programs: plain JSON values, times in seconds."""
+    """Return the report as plain JSON values; times in seconds."""
     runs = {"kvist": report.kvist, "round_robin": report.round_robin}
     return {
         "plan": {**dataclasses.asdict(report.plan), "shape": dataclasses.asdict(report.plan.shape)},

@@ -25,9 +25,9 @@ PICKS_METRIC: Final = "kvist_epp_requests_total"
 METRICS_SECONDS: Final = 3.0
 """Longest wait for the picker's counters, which it does not bring up to date with every request."""
 PICKER_ARGUMENTS: Final = ("--log-requests=false", "--log-format=text")
-"""So that the tail of its log says what went wrong, not what went well."""
+"""Flags with which the tail of the picker's log shows errors only."""
 PICKED_SHARE: Final = 0.95
-"""Of the requests sent; some may have been given up on their way."""
+"""Smallest acceptable share of picks among the requests sent; some may have been cancelled on the way."""
 
 
 async def demo(plan: Plan, display: Display) -> Report:
@@ -47,10 +47,10 @@ async def _run(plan: Plan, policy: str, display: Display) -> load.Summary:
 
 @dataclass(frozen=True, slots=True)
 class _Gateway:
-    """What runs."""
+    """Envoy's port and the picker."""
 
     port: int
-    """Envoy's."""
+    """Port of Envoy."""
     children: Children
     picker: launch.Picker | None
 

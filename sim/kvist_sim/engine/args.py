@@ -51,7 +51,7 @@ class Settings:
     """One engine process."""
 
     model: str
-    """As given on the command line: a folder, an hf:// address, or only a name."""
+    """Value of the command line: a folder, an hf:// address, or only a name."""
     served: tuple[str, ...]
     """Names clients may use; metrics carry the first."""
     host: str | None
@@ -266,7 +266,6 @@ def _events(made: flags.Parser, given: Mapping[str, Any] | None) -> KvEvents:
 
 
 def _problem(defaults: Mapping[str, Any], name: str, value: Any) -> str:
-    """What is wrong with one field; empty when nothing is."""
     if name not in defaults:
         return "Unexpected keyword argument"
     optional = defaults[name] is None

@@ -1,7 +1,7 @@
-"""The pool of KV blocks, with vLLM's semantics (``vllm/v1/core/block_pool.py``). Pure.
+"""Pool of KV cache blocks with vLLM's semantics (``vllm/v1/core/block_pool.py``). Pure.
 
 Only full blocks are cached. A freed block stays cached until it is allocated again (lazy eviction), least
-recently freed first; whoever frees a chain passes it tail first, so that the tail is evicted first. Two
+recently freed first; a chain is freed tail first, so that the tail is evicted first. Two
 blocks may hold the same hash: nothing is merged. Every change of what is cached is an event.
 """
 
@@ -13,7 +13,7 @@ from kvist_epp.engines.vllm.kv_events import Cleared, Event, Removed, Stored
 from kvist_sim.engine.chain import Digest, short
 
 Name = TypeVar("Name", bound=Hashable)
-"""What a cached block is looked up by: vLLM's digest, or in virtual time a number."""
+"""Key of a cached block: vLLM's digest, or in virtual time a number."""
 
 
 class Blocks(Generic[Name]):
@@ -42,12 +42,12 @@ class Blocks(Generic[Name]):
 
     @property
     def free_blocks(self) -> int:
-        """Blocks nobody holds, cached or not."""
+        """Number of blocks that no sequence holds, cached or not."""
         return len(self._free)
 
     @property
     def usage(self) -> float:
-        """Share of blocks held, 0..1; cached blocks nobody holds count as free."""
+        """Share of blocks held by sequences, 0 to 1; cached blocks that no sequence holds count as free."""
         return 1.0 - len(self._free) / self.capacity if self.capacity else 0.0
 
     def hit(self, digests: Sequence[Name], tokens: int) -> list[int]:
@@ -62,7 +62,7 @@ class Blocks(Generic[Name]):
         return [blocks[0] for blocks in found if blocks]
 
     def evictable(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` count as free, and would not after ``hold``."""
+        """Return how many of ``blocks`` count as free, and would not after ``hold``."""
         held = self._held
         return [held[block] for block in blocks].count(0)
 
@@ -186,6 +186,6 @@ class BlockPool(Blocks[Digest]):
         return True
 
     def take_events(self) -> list[Event]:
-        """What happened since the last call."""
+        """Return the events since the last call."""
         taken, self._events = self._events, []
         return taken

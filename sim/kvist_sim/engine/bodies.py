@@ -1,4 +1,4 @@
-"""What aiohttp has to do with it: bodies in, answers out, and writing a stream from outside its task."""
+"""Request bodies, answers, and streams written from outside aiohttp's task."""
 
 from collections.abc import Callable
 from typing import Any

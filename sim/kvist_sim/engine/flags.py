@@ -34,8 +34,8 @@ class Flag:
 
     names: tuple[str, ...]
     kind: str
-    """How its value is read: a key of ``_READERS`` with ``optional-`` before or ``-list`` after, or bool,
-    switch, append, lora, maybe-str."""
+    """Name of the parser for the value: a key of ``_READERS`` with ``optional-`` before or ``-list`` after,
+    or bool, switch, append, lora, maybe-str."""
     default: Any
     choices: tuple[str, ...]
     since: str
@@ -70,7 +70,7 @@ def human(value: str) -> int:
 
 
 def human_or_auto(value: str) -> int:
-    """As ``human``; ``auto`` and -1 are -1. Raises ValueError."""
+    """Parse like ``human``; ``auto`` and -1 give -1. Raises ValueError."""
     return -1 if value.strip().lower() in {"-1", "auto"} else human(value)
 
 

@@ -18,14 +18,14 @@ LATE: float = 0.1
 
 
 class Sink(Protocol):
-    """Whoever waits for a sequence."""
+    """Receiver of a sequence's tokens."""
 
     def advanced(self, sequence: Sequence) -> None:
-        """It has a new token, or has ended (``finish``)."""
+        """Called when the sequence has a new token, or has ended (``finish``)."""
 
 
 class Publisher(Protocol):
-    """Where KV events go."""
+    """Receiver of KV events."""
 
     def publish(self, batch: Batch) -> int:
         """Takes it without waiting; returns its number."""
@@ -35,7 +35,7 @@ class WallClock:
     """The machine's own."""
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Return monotonic seconds."""
         return time.monotonic()
 
     async def sleep_until(self, when: float) -> None:
@@ -77,17 +77,20 @@ class Engine:
         self._work.set()
 
     def end(self, sequence: Sequence, reason: str = "abort") -> None:
-        """Ends it now; its sink is told unless that was the one who asked (it forgets it first)."""
+        """End a sequence now.
+
+        Its sink is notified unless the sink itself asked for it (and removed itself before).
+        """
         self.scheduler.end(sequence, reason)
         self._finished(sequence, self._clock.now())
 
     def abort_all(self) -> None:
-        """Ends everything."""
+        """End all sequences."""
         for sequence in list(self._sinks):
             self.end(sequence)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         due = self._clock.now()
         while True:
             if self.scheduler.idle:

@@ -95,7 +95,7 @@ _BY_LABEL: Final = {
 
 
 class Metrics:
-    """One process; ranks are told apart by the label ``engine``."""
+    """Metrics of one process; the label ``engine`` distinguishes ranks."""
 
     def __init__(self, model: str, max_model_len: int, cache_info: Mapping[str, str]) -> None:
         """`cache_info` are the labels of ``vllm:cache_config_info``, the same for all ranks."""
@@ -176,7 +176,7 @@ class Metrics:
 
 
 class RankMetrics:
-    """What one rank reports; told after each step."""
+    """Metrics of one rank, updated after each step."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class RankMetrics:
             observe(gap)
 
     def first_token(self, sequence: scheduler.Sequence) -> None:
-        """Its prefill is done."""
+        """Record that the prefill of a sequence is done."""
         cached, total = sequence.cached or 0, len(sequence.prompt)
         self._counters["prompt_tokens"].inc(total)
         self._counters["prompt_tokens_cached"].inc(cached)
@@ -226,7 +226,7 @@ class RankMetrics:
         self._observe("time_to_first_token_seconds", (sequence.first_token or 0.0) - sequence.arrived)
 
     def finished(self, sequence: scheduler.Sequence, now: float) -> None:
-        """It ended, by itself or not."""
+        """Record the end of a sequence, whether complete or aborted."""
         self._labelled["request_success"][sequence.finish or "error"].inc()
         self._observe("e2e_request_latency_seconds", now - sequence.arrived)
         self._observe("request_prompt_tokens", len(sequence.prompt))

@@ -39,14 +39,14 @@ class ApiError(Exception):
 
 
 class StreamOptions(msgspec.Struct):
-    """``stream_options``."""
+    """Options of a streamed answer (``stream_options``)."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
 
 class Body(msgspec.Struct):
-    """What of a chat or completion request concerns the engine and not the prompt."""
+    """Fields of a chat or completion request that concern the engine and not the prompt."""
 
     model: str | None = None
     stream: bool | None = False

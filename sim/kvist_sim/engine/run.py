@@ -73,7 +73,7 @@ async def started(settings: Settings) -> AsyncIterator["Running"]:
 
 
 class Running:
-    """What can be asked of a started engine."""
+    """Interfaces of a started engine."""
 
     def __init__(self, engines: dict[int, Engine], runner: web.AppRunner, site: web.TCPSite) -> None:
         self.engines = engines

@@ -1,8 +1,8 @@
 """Continuous batching with chunked prefill, step by step (``vllm/v1/core/sched/scheduler.py``). Pure.
 
-A step is two calls: ``schedule`` decides who computes how many tokens and takes the blocks, ``complete``
-lets the finished computations yield a token each. What passes in between is time, and somebody else's
-business. As in vLLM, a block is cached when its computation is scheduled, not when it is done.
+A step is two calls: ``schedule`` decides how many tokens each sequence computes and takes the blocks,
+``complete`` lets the finished computations yield a token each. The caller decides how much time passes in
+between. As in vLLM, a block is cached when its computation is scheduled, not when it is done.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from kvist_sim.engine.chain import Digest, Hasher
 
 
 class State(Enum):
-    """Where a sequence is."""
+    """State of a sequence."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -29,7 +29,7 @@ class Sequence:
     id: str
     prompt: list[int]
     output: Iterator[int | None]
-    """What the model would say, token by token; None or the end is where it would stop."""
+    """Tokens that the model would generate; None or the end of the iterator is where it would stop."""
     max_tokens: int
     arrived: float
     adapter: tuple[str, str] | None = None
@@ -89,10 +89,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one step computes."""
+    """Work of one step."""
 
     work: tuple[tuple[Sequence, int], ...] = ()
-    """(sequence, tokens)."""
+    """Pairs of sequence and number of tokens."""
     prefill_tokens: int = 0
     decoding: int = 0
     """Sequences that compute one token after their prompt."""
@@ -155,8 +155,10 @@ class Scheduler:
         return _plan(work)
 
     def _continue(self, work: dict[Sequence, int]) -> tuple[int, bool]:
-        """Returns the budget left, and whether somebody was preempted: then nobody is admitted in this
-        step."""
+        """Schedule running sequences.
+
+        Return the remaining budget, and whether a sequence was preempted: then none is admitted in this step.
+        """
         budget = self.limits.max_num_batched_tokens
         preempted = False
         position = 0
@@ -186,7 +188,8 @@ class Scheduler:
         return victims, True
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Its blocks are free (and still cached): what is lost of them is computed again."""
+        """Free a sequence's blocks, which stay cached until they are evicted; lost tokens are computed
+        again."""
         self.pool.release(reversed(sequence.blocks))
         sequence.blocks = []
         sequence.computed = sequence.stored = 0

@@ -53,7 +53,8 @@ class Answer:
             self.stopped = True
 
     def news(self) -> str:
-        """What may be shown now and has not been: a beginning of a stop text is held back."""
+        """Return text that may be shown now and has not been; a possible start of a stop text is held
+        back."""
         end = len(self.text) if self.finish or self.stopped else max(self.shown, len(self.text) - self._held)
         new = self.text[self.shown : end]
         self.shown = end

@@ -1,8 +1,8 @@
-"""What the engine says: words of the corpus, one after another as they follow each other there. Pure.
+"""Text that the engine generates: words of the corpus, in the order of the corpus. Pure.
 
 A *unit* is a space and what follows up to the next space. Tokenizers of today split before a space, so that
-the tokens of the units, joined, are the tokens of the text: what is generated is canonical, and the next
-turn of a chat, which sends it back as text, finds it in the cache.
+the tokens of the units, joined, are the tokens of the text: what is generated is canonical, and the next turn
+of a chat, which sends it back as text, finds it in the cache.
 """
 
 import random

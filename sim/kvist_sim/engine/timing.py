@@ -1,4 +1,4 @@
-"""How long a step takes, and what time it is. Every constant of the simulated hardware is here."""
+"""Durations of engine steps. Every constant of the simulated hardware is here."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -33,7 +33,7 @@ class Timing:
         return max(self.step_seconds, compute) + self.sequence_seconds * decoding
 
     def scaled(self, factor: float) -> "Timing":
-        """The same hardware `factor` times as fast, in every respect."""
+        """Return the same hardware, faster by ``factor`` in every respect."""
         return replace(
             self,
             prefill_tokens_per_second=self.prefill_tokens_per_second * factor,

@@ -13,5 +13,6 @@ NAME: Final = "kvist-sim"
 
 
 def folder() -> Path:
-    """Where ``tokenizer.json``, ``tokenizer_config.json``, ``config.json`` and ``corpus.txt`` lie."""
+    """Return the folder with ``tokenizer.json``, ``tokenizer_config.json``, ``config.json`` and
+    ``corpus.txt``."""
     return Path(str(files(__name__)))

@@ -81,7 +81,8 @@ class VirtualEngine:
         """Decoding sequences by the step, modulo the block size, that needs a new block."""
         self._ends: dict[int, list[Job]] = {}
         self._refused: tuple[Job | None, int, int] = (None, 0, 0)
-        """Who found no room last, the free blocks it needs, and the pool's ``changes`` then."""
+        """The job that found no capacity last, the free blocks it needs, and the pool's ``changes`` at
+        that time."""
 
     @property
     def idle(self) -> bool:
@@ -89,7 +90,7 @@ class VirtualEngine:
         return not self.running and not self.waiting
 
     def add(self, job: Job) -> None:
-        """It waits for its turn. All its blocks together must fit in the pool."""
+        """Queue a job. All its blocks together must fit in the pool."""
         self.waiting.append(job)
 
     def plan(self, now: float) -> float:
@@ -129,11 +130,11 @@ class VirtualEngine:
         return first, finished
 
     def abandon(self) -> list[Job]:
-        """The engine is gone; whoever was on it."""
+        """Stop the engine and return the jobs it had."""
         return [*self.running, *self.waiting]
 
     def sample(self) -> EngineSample:
-        """What ``/metrics`` would say now."""
+        """Return the values that ``/metrics`` would report now."""
         totals = self.totals
         return EngineSample(
             running=len(self.running),
@@ -158,7 +159,10 @@ class VirtualEngine:
     # Decoding
 
     def _decode(self) -> bool:
-        """Blocks for those that need one, credit for those that fill one; whether somebody was preempted."""
+        """Take blocks for jobs that need one, credit jobs that fill one.
+
+        Return whether a job was preempted.
+        """
         step, size = self._step, self.hardware.block_size
         need, fill = self._phases[step % size], self._phases[(step + 1) % size]
         if len(need) <= self.pool.free_blocks:
@@ -206,8 +210,8 @@ class VirtualEngine:
         self.waiting.appendleft(job)
 
     def _tell_answer(self, job: Job) -> None:
-        """Blocks that it filled while it decoded. An engine tells of each at once; but before the answer has
-        ended nobody can ask for them, and one note costs a tenth of fifteen."""
+        """Announce the blocks filled during decode. An engine announces each at once; but before the answer
+        has ended no request can use them, and one note costs a tenth of fifteen."""
         if job.since >= 0 and job.stored > (first := job.computed // self.hardware.block_size):
             self.pool.note(job, first, job.stored)
 
@@ -298,7 +302,6 @@ class VirtualEngine:
         return count
 
     def _still_refused(self) -> bool:
-        """What it needs never gets less by itself: only by prompts that are taken up or computed."""
         _, need, changes = self._refused
         return changes == self.pool.changes and need > self.pool.free_blocks
 

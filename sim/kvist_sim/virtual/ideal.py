@@ -1,4 +1,4 @@
-"""What a pool could do at best: one cache for all engines, and a router that sees their true state.
+"""Best possible pool: one cache for all engines, and a router that sees their true state.
 
 Its goodput defines capacity: 100 % load is the highest rate at which the ideal pool still serves 95 % of the
 requests within the SLO.
@@ -53,26 +53,21 @@ class Ideal(Quiet):
         self._uncached: dict[Request, int] = {}
 
     def joined(self, pod: Pod, now: float) -> None:  # noqa: ARG002
-        """See ``policy.Policy``."""
         self._owed[pod] = self._running[pod] = 0
 
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:  # noqa: ARG002
-        """See ``policy.Policy``."""
         held = self._pool(pods[0]).held_prefix(request.blocks, request.tokens) * pods[0].block_size
         self._uncached[request] = request.tokens - held
         return min(range(len(pods)), key=lambda at: self._cost(pods[at], request.tokens - held))
 
     def routed(self, request: Request, pod: Pod, now: float) -> None:  # noqa: ARG002
-        """See ``policy.Policy``."""
         self._owed[pod] += self._uncached[request]
         self._running[pod] += 1
 
     def first_token(self, request: Request, pod: Pod, now: float) -> None:  # noqa: ARG002
-        """See ``policy.Policy``."""
         self._owed[pod] -= self._uncached.pop(request)
 
     def finished(self, request: Request, pod: Pod, now: float) -> None:  # noqa: ARG002
-        """See ``policy.Policy``."""
         self._running[pod] -= 1
 
     def _cost(self, pod: Pod, uncached: int) -> float:
@@ -80,7 +75,7 @@ class Ideal(Quiet):
 
 
 def ideal_world(shape: Shape, fleet: Fleet, *, rate: float, requests: int, seed: int) -> World:
-    """The same traffic on the ideal pool of the same hardware, which nobody leaves."""
+    """Return a world with the same traffic on the ideal pool of the same hardware, which no pod leaves."""
     world: World
 
     def make(_context: Context) -> Ideal:

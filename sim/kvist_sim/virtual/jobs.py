@@ -9,11 +9,11 @@ from kvist_sim.virtual.passage import BLOCK_BYTES, NOTHING, Passage
 
 
 class Fate(Enum):
-    """How a request ended."""
+    """Way in which a request ended."""
 
     DONE = "done"
     LOST = "lost"
-    """Its pod went away."""
+    """The pod was removed before the answer was complete."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,9 +28,9 @@ class Call:
     max_tokens: int
     arrived: float
     measured: bool = True
-    """It counts: it is no warm-up."""
+    """True if the request counts; False during the warm-up."""
     turns: Iterator[Any] | None = None
-    """How its session goes on."""
+    """Further turns of the session."""
     cached: int = 0
     """Prompt tokens its engine had."""
     first_token: float | None = None
@@ -38,7 +38,7 @@ class Call:
     fate: Fate | None = None
     """None: under way."""
     tokens: int = field(init=False)
-    """Of the prompt."""
+    """Number of prompt tokens."""
     output: int = field(init=False)
     """Tokens of the answer."""
 
@@ -53,11 +53,11 @@ class Call:
 
     @property
     def text(self) -> bytes:
-        """The prompt."""
+        """Return the text of the prompt."""
         return self.prompt.text
 
     def forget(self) -> None:
-        """What was said is not needed any more."""
+        """Drop the prompt, which is not needed any more."""
         self.prompt = self.whole = NOTHING
 
 
@@ -70,7 +70,7 @@ class Job:
     total: int
     """Tokens when it ends."""
     hashes: list[int]
-    """Of all full blocks it will ever have, the answer's included."""
+    """Hashes of all full blocks that the job will ever have, including those of the answer."""
     length: int
     """Tokens so far: prompt and answer."""
     computed: int = 0
@@ -79,7 +79,7 @@ class Job:
     stored: int = 0
     """Blocks of it that are cached."""
     order: int = 0
-    """Of admission."""
+    """Number in the order of admission."""
     since: int = -1
     """First step in which it decodes; -1: it does not."""
     last: int = -1
@@ -89,7 +89,7 @@ class Job:
 
     @classmethod
     def of(cls, call: Call) -> "Job":
-        """It comes to an engine."""
+        """Create the job of a call that arrives at an engine."""
         whole = call.whole
         return cls(call, call.tokens, whole.tokens, whole.blocks, call.tokens)
 

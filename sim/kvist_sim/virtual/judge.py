@@ -18,7 +18,7 @@ STUDENT_MANY: Final = 2.09
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Of the requests that began after the warm-up. Seconds; shares 0..1."""
+    """Figures of the requests that began after the warm-up. Times in seconds; shares 0 to 1."""
 
     requests: int
     goodput: float
@@ -32,7 +32,7 @@ class Verdict(msgspec.Struct, frozen=True):
     hit_ratio: float
     """Prompt tokens found in the engine's cache."""
     tokens_per_second: float
-    """Of answers that ended between the warm-up and the last beginning."""
+    """Output tokens per second of answers that ended between the warm-up and the last arrival."""
     lost: int
     preemptions: int
     spread: float
@@ -99,7 +99,7 @@ class Interval(msgspec.Struct, frozen=True):
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Of differences between pairs, or of values; a single one has no interval (infinite)."""
+    """Return mean and half width of a 95 % interval; for a single value the half width is infinite."""
     if len(values) < 2:
         return Interval(values[0] if values else 0.0, float("inf"))
     freedom = len(values) - 1

@@ -25,11 +25,11 @@ class BlockOverlaps:
         self._live |= 1 << pod.number
 
     def left(self, pod: Pod) -> None:
-        """Its bit is never used again; what it held goes when others evict it."""
+        """Retire the pod's bit; its blocks disappear when other pods evict them."""
         self._live &= ~(1 << pod.number)
 
     def told(self, pod: Pod, notes: list[Any], now: float) -> None:  # noqa: ARG002  # part of the protocol
-        """What a step changed."""
+        """Apply the changes of one step."""
         bit = 1 << pod.number
         if not self._live & bit:
             return
@@ -41,7 +41,7 @@ class BlockOverlaps:
                 self._stored(bit, job.hashes[first:end])
 
     def match(self, blocks: Sequence[int], pods: Sequence[Pod]) -> list[int]:
-        """How many first blocks each pod holds."""
+        """Return the number of leading blocks that each pod holds."""
         get, reached = self._holders.get, self._live
         depth: list[tuple[int, int]] = []
         for number, name in enumerate(blocks):

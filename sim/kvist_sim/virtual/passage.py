@@ -28,7 +28,7 @@ class Passage:
     text: bytes
 
     def on(self, tokens: int, random: Random) -> "Passage":
-        """It goes on with so many new tokens. The block in which it ended is a new one, too."""
+        """Return the passage extended by new tokens. The block in which it ended is a new one, too."""
         if tokens <= 0:
             return self
         total = self.tokens + tokens

@@ -37,7 +37,7 @@ class NotingPool(Blocks[int]):
         self.note(job, first, end)
 
     def note(self, job: Job, first: int, end: int) -> None:
-        """These blocks are cached, and it is told."""
+        """Mark these blocks as cached and record the event."""
         if self._noting:
             self._notes.append((job, first, end))
 
@@ -46,10 +46,10 @@ class NotingPool(Blocks[int]):
             self._notes.append(digest)
 
     def held_prefix(self, hashes: Sequence[int], tokens: int) -> int:
-        """How many first blocks are cached; ``hit`` without the blocks."""
+        """Return the number of leading blocks that are cached; ``hit`` without taking the blocks."""
         return len(self.hit(hashes, tokens))
 
     def take_notes(self) -> list[Note]:
-        """What happened since the last call."""
+        """Return the events since the last call."""
         taken, self._notes = self._notes, []
         return taken

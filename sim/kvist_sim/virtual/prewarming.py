@@ -20,15 +20,15 @@ SESSION: Final = "hand-over"
 
 
 class NamedHot(Hot):
-    """Remembers the names of the blocks of what it told: engines in virtual time know no text."""
+    """Popularity that also keeps the block names of each prefix: engines in virtual time have no text."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: dict[bytes, list[int]] = {}
-        """By text."""
+        """Block names by text."""
 
     def beginning(self, place: Place, matches: int) -> Beginning:
-        """As ``Hot``."""
+        """Return a prefix, and keep the names of its blocks."""
         told = super().beginning(place, matches)
         segment, blocks = place
         names = list(segment.hashes[:blocks])
@@ -68,7 +68,6 @@ class WarmKvist(Kvist):
         self._look()
 
     def left(self, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
         super().left(pod, now)
         self._look()
 
@@ -107,10 +106,9 @@ class WarmKvist(Kvist):
 
 
 class WarmWorld(World):
-    """Its routers may ask engines for beginnings; nobody waits for the answer."""
+    """World whose routers may send prewarm requests of their own."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
-        """As ``World``."""
         super().__init__(*given, **named)
         for router in self._routers:
             if isinstance(router, WarmKvist):

@@ -12,7 +12,7 @@ from kvist_sim.virtual.runner import Result
 
 OURS: Final = "kvist"
 Key = tuple[str, float]
-"""(case, load)"""
+"""Workload and load."""
 
 WITHIN: Final = 0.02
 """Goodput this close to the best is as good."""
@@ -23,7 +23,7 @@ CONTENDS_SHARE: Final = 0.25
 CONTENDERS: Final = 2
 """Others that stay in it at most: far below capacity nearly all are as good."""
 BLIND: Final = ("round-robin", "least-requests")
-"""Nobody may ever be better off with these."""
+"""Policies than which ours may never be worse."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Judgement(msgspec.Struct, frozen=True):
-    """How we stand in one case at one load."""
+    """Comparison of our policy with the others in one workload at one load."""
 
     case: str
     load: float
@@ -73,7 +73,7 @@ def rows(results: Sequence[Result]) -> list[Row]:
 
 
 def judgements(results: Sequence[Result]) -> list[Judgement]:
-    """Of every case and load in which we and somebody else ran."""
+    """Return the comparison for every workload and load in which our policy and another one ran."""
     made = []
     for (case, load), policies in _grouped(results).items():
         others = {name: runs for name, runs in policies.items() if name not in {OURS, "ideal"}}
@@ -83,7 +83,8 @@ def judgements(results: Sequence[Result]) -> list[Judgement]:
 
 
 def contenders(results: Sequence[Result]) -> set[tuple[str, float, str]]:
-    """(case, load, policy) that may still turn out the best beside ours, or that nobody may be worse than."""
+    """Return (workload, load, policy) of the policies that may still turn out best, and of those that
+    ours may not be worse than."""
     found = set()
     for (case, load), policies in _grouped(results).items():
         means = {name: fmean(r.verdict.goodput for r in runs.values()) for name, runs in policies.items()}
@@ -180,7 +181,8 @@ def _share(found: Interval) -> str:
 
 
 def sentences(results: Sequence[Result]) -> list[str]:
-    """Where we are not the best, in words; one sentence when we always are."""
+    """Return sentences that name the rows in which our policy is not the best; one sentence if there
+    are none."""
     made = []
     for one in judgements(results):
         where = f"{one.case} at {one.load:.0%}"

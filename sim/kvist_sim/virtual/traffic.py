@@ -1,4 +1,5 @@
-"""What clients do, whoever routes: sessions that begin at given times, and turns that follow each other.
+"""Clients' behaviour, independent of routing: sessions that begin at given times, and turns that follow each
+other.
 
 A session is an iterator of turns. The first is asked when the session begins, each further one ``pause``
 seconds after the answer to the one before: a closed loop within an open one. Everything random in a session
@@ -53,7 +54,7 @@ class Shape:
     ttft: float = 2.0
     """Seconds to the first token that users of this kind accept."""
     tpot: float = 0.060
-    """Seconds a token after the first: 16 tokens a second, faster than anybody reads."""
+    """Seconds per token after the first: 16 tokens a second, faster than people read."""
 
 
 def answer(prompt: Passage, tokens: int, random: Random, *, max_tokens: int = 0, pause: float = 0.0) -> Turn:

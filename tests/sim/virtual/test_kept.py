@@ -19,7 +19,7 @@ def result(policy: str, goodput: float = 0.5, *, seed: int = 1) -> Result:
 
 
 def test_a_run_is_there_again(tmp_path: Path) -> None:
-    """What was added by one process is found by the next, whole; other cells are not."""
+    """Results added by one process are found by the next, complete; other cells are not."""
     Kept(tmp_path / "runs", JOB).add(result("kvist"))
     again = Kept(tmp_path / "runs", JOB)
 
@@ -65,7 +65,7 @@ def test_a_line_that_is_none_is_named(tmp_path: Path) -> None:
 
 
 def test_only_those_near_the_best_go_on() -> None:
-    """Ours always does, and those that nobody may be worse than while they are near ours."""
+    """Our policy always goes on, and those that it may not be worse than while they are close to it."""
     goodputs = {
         "kvist": 0.2,
         "round-robin": 0.11,
@@ -97,7 +97,7 @@ def test_the_best_other_goes_on_however_far_ahead_ours_is() -> None:
 
 
 def test_beyond_capacity_those_near_the_best_are_fewer() -> None:
-    """Where the best serves a fifth, ten points behind it is nearly nothing."""
+    """If the best policy serves a fifth, one that is ten points behind serves nearly nothing."""
     goodputs = {"kvist": 0.0, "lmetric": 0.20, "dynamo": 0.16, "random": 0.14}
     found = contenders([result(policy, goodput) for policy, goodput in goodputs.items()])
 

@@ -31,8 +31,8 @@ def with_budget(tokens: int) -> Spec:
 
 
 def test_everybody_is_answered_and_the_budget_is_kept() -> None:
-    """What the picker asks for stands in nobody's way for ever, and is no more than twice the budget: once
-    for the pod that goes, once for the one that comes."""
+    """Every request is answered, and prewarming takes no more than twice the budget: once for the pod
+    that leaves, once for the one that joins."""
     ran = world(SHARED, with_budget(4_000))
     outcome = ran.run()
     assert {call.fate for call in outcome.calls} == {Fate.DONE}

@@ -1,4 +1,4 @@
-"""What replicas of our picker hear of each other in virtual time."""
+"""Tests of the exchange between replicas of our picker in virtual time."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ class Ear(Kvist):
 
 
 def heard(tokens: int) -> list[tuple[float, float]]:
-    """What two replicas hear of each other's prompts of so many tokens."""
+    """Return the load that two replicas report for each other's prompts of so many tokens."""
     Ear.heard = []
     spec, setting = replace(KVIST, make=Ear), Setting(replicas=2, gossip=INTERVAL)
     run(spec, fixed(tokens, 200), rate=1.0, requests=60, setting=setting)
@@ -53,7 +53,7 @@ def test_what_is_computed_by_the_time_it_is_told_is_not_owed() -> None:
 
 
 def test_a_long_new_prompt_is_told_at_once() -> None:
-    """Others hear of it before the next update would be due, and that its tokens are owed."""
+    """Other replicas learn of a long new prompt, and its backlog, before the next update would be due."""
     told = heard(3 * URGENT_TOKENS)
 
     assert len(told) >= 60
@@ -62,6 +62,6 @@ def test_a_long_new_prompt_is_told_at_once() -> None:
 
 
 def test_a_pool_that_is_never_full_has_no_capacity() -> None:
-    """So few requests are all served, however fast they come: that is said, not searched for ever."""
+    """A few requests are all served, however fast they arrive: the search ends with an error."""
     with pytest.raises(TooFewRequestsError, match="3 requests"):
         capacity(fixed(100, 2), Fleet((Hardware(),) * 4), requests=3)

@@ -28,7 +28,7 @@ asks = st.lists(st.tuples(st.integers(0, 6), texts, texts), min_size=1, max_size
 
 
 def real_story(asked: Sequence[Ask], blocks: int, limits: tuple[int, int]) -> tuple[Story, list[object]]:
-    """What the simulator's scheduler does, and what is left in its cache."""
+    """Return the steps of the simulator's scheduler, and the content of its cache."""
     pool = BlockPool(blocks, SIZE)
     scheduler = Scheduler(pool, HASHER, Limits(*limits, max_model_len=10_000))
     sequences = {
@@ -51,7 +51,7 @@ def real_story(asked: Sequence[Ask], blocks: int, limits: tuple[int, int]) -> tu
 
 
 def call(number: int, prompt: list[int], answer: list[int]) -> Call:
-    """The same request in virtual time: its hashes are what vLLM would compute."""
+    """Return the request in virtual time, with the hashes that vLLM would compute."""
     digests: list[bytes] = []
     HASHER.extend(digests, prompt + answer, None, None)
     hashes = list(map(short, digests))
@@ -60,7 +60,7 @@ def call(number: int, prompt: list[int], answer: list[int]) -> Call:
 
 
 def virtual_story(asked: Sequence[Ask], blocks: int, limits: tuple[int, int]) -> tuple[Story, list[object]]:
-    """What the engine of virtual time does."""
+    """Return the steps of the engine in virtual time, and the content of its cache."""
     pool = NotingPool(blocks, SIZE)
     engine = VirtualEngine(Hardware(Timing(), blocks, SIZE, *limits), pool)
     story: Story = []

@@ -53,7 +53,8 @@ def test_every_request_ends_once(name: str) -> None:
 
 
 def test_users_do_not_depend_on_the_router() -> None:
-    """Sessions, words, lengths and pauses are those of the seed, whoever routes: pairs are pairs."""
+    """Sessions, words, lengths and pauses depend on the seed alone, so runs of two policies are
+    comparable."""
     said = [
         {(c.session, c.tokens, c.output) for c in run(SPECS[name], rate=2.0).calls}
         for name in ("kvist", "random", "dynamo")
@@ -104,7 +105,7 @@ def test_replicas_share_the_requests(pickers: int) -> None:
 
 
 def test_a_policy_that_asks_for_no_events_gets_none() -> None:
-    """What a policy sees follows from what it declares: without ``events`` the indexer refuses."""
+    """A policy without ``events`` gets none, and its indexer refuses look-ups."""
     nosy = Spec("nosy", "", SPECS["dynamo"].make)
 
     with pytest.raises(LookupError, match="events"):

@@ -35,7 +35,7 @@ DRAIN_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is run."""
+    """Phases, rate, length and output of a run."""
 
     scenes: tuple[Scene, ...]
     setup: Setup

@@ -19,7 +19,7 @@ Say = Callable[[str], None]
 Fault = Callable[[Stack, Say], Awaitable[None]]
 
 DOWN_SECONDS: Final = 4.0
-"""How long what was killed stays away."""
+"""Seconds for which a killed process stays down."""
 MISCHIEF_SECONDS: Final = 10.0
 DROP_SHARE: Final = 0.05
 SWAP_SHARE: Final = 0.05
@@ -27,7 +27,7 @@ BURST: Final = 100
 """Messages in a row that one engine's subscribers lose, besides."""
 PARTITION_SECONDS: Final = 15.0
 HEARING_SECONDS: Final = 5.0
-"""After it, until it is told who hears whom."""
+"""Seconds after the fault until the replicas' view of each other is read."""
 HEARD: Final = 'state="heard"'
 ROTATION_SECONDS: Final = 12.0
 """Longest wait for a rotated certificate to be served."""
@@ -58,7 +58,7 @@ async def picker_killed(stack: Stack, say: Say) -> None:
 
 
 async def picker_ended(stack: Stack, say: Say) -> None:
-    """One picker of three is told to end, as a rollout does, and started again."""
+    """Send SIGTERM to one picker of three, as a rollout does, and start it again."""
     await _rolled(stack, 1, say)
 
 

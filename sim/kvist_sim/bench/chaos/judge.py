@@ -1,4 +1,4 @@
-"""What a chaos run came to: records of the client, log lines of the pickers, and what was done, put together.
+"""Judge a chaos run from the client's records, the pickers' logs and the list of faults.
 
 Pure. The words, exactly:
 
@@ -28,7 +28,7 @@ from kvist_sim.load import OK, percentile
 WINDOW: Final = 100
 """Requests over which the prediction is judged."""
 JUDGED_SHARE: Final = 0.9
-"""Of a window: so many must have been picked and reported, or the error says nothing."""
+"""Share of a window that must have been picked and reported; with fewer, no error is computed."""
 ERROR_BOUND: Final = 0.01
 SETTLE_SECONDS: Final = 30.0
 """After a fault began."""
@@ -38,11 +38,10 @@ EXAMPLES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a picker's log says of one request."""
+    """A picker's log entry for one request."""
 
     endpoint: str
     cached: int
-    """Tokens."""
 
 
 @dataclass(slots=True)
@@ -51,7 +50,7 @@ class Life:
 
     engine: str
     since: float
-    """It answered its health check."""
+    """Time at which the engine answered its health check."""
     killed: float | None = None
 
 
@@ -62,10 +61,10 @@ class Phase:
     name: str
     begin: float
     fault: float
-    """When the fault began; of a quiet phase the moment it would have."""
+    """Time at which the fault began; in a quiet phase, the time at which it would have begun."""
     end: float
     steps: list[tuple[float, str]] = field(default_factory=list)
-    """What was done and seen, and when."""
+    """Actions and observations with their times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class Figures:
     cut_by_engine: int
     cut_by_picker: int
     no_pod: int
-    """Failed while no pod was healthy: nobody's fault."""
+    """Requests that failed while no pod was healthy; these are not counted as lost."""
     retried: int
     unpicked: int
     """Answered without a pick: Envoy's own balancing stepped in."""
@@ -189,13 +188,12 @@ def died_under(record: Record, lives: Iterable[Life]) -> bool:
 
 
 def error(records: Sequence[Record], predictions: Mapping[str, Prediction]) -> Error:
-    """Predicted against reported, over those of ``records`` that can be told."""
+    """Return predicted against reported cached tokens, over the records that have both."""
     pairs = [pair for record in records if (pair := _pair(record, predictions)) is not None]
     return Error(sum(p for p, _ in pairs), sum(r for _, r in pairs), len(pairs), len(records))
 
 
 def _pair(record: Record, predictions: Mapping[str, Prediction]) -> tuple[int, int] | None:
-    """Predicted and reported tokens; None where another engine answered, or nobody predicted."""
     predicted = predictions.get(record.id)
     if predicted is None or not record.good or record.retried or predicted.endpoint != record.upstream:
         return None

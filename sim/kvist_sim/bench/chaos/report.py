@@ -1,4 +1,4 @@
-"""What ``kvist bench chaos`` found, as a table for people and as JSON for programs."""
+"""Results of ``kvist bench chaos`` as a table and as JSON."""
 
 import dataclasses
 import math
@@ -96,7 +96,7 @@ def _steps(report: Report) -> str:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """The same for programs; times in seconds."""
+    """Return the report as plain JSON values; times in seconds."""
     return {
         "setting": dict(report.setting),
         "phases": [_record(figures) for figures in report.phases],

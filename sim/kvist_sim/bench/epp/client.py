@@ -16,11 +16,11 @@ HOST = "127.0.0.1"
 
 @dataclass(slots=True)
 class Sample:
-    """What a window saw."""
+    """Latencies, errors and duration of one window."""
 
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
-    """Of each good answer, in seconds."""
+    """Seconds of each correct answer."""
     errors: int = 0
     """Answers other than 200, and connections lost."""
     uncounted: int = 0
@@ -35,7 +35,7 @@ class Sample:
 
 
 class _Client(asyncio.Protocol):
-    """One connection: sends its next request as soon as an answer is whole, until told to stop."""
+    """One connection that sends its next request as soon as an answer is complete, until it is stopped."""
 
     def __init__(self, requests: Iterator[bytes]) -> None:
         self._requests = requests
@@ -85,7 +85,6 @@ class _Client(asyncio.Protocol):
             self._answered()
 
     def _length(self, head: bytes) -> int:
-        """Of the body. The upstream always says it: an answer that does not has been tampered with."""
         _, _, rest = head.partition(b"\r\ncontent-length: ")
         if not rest:
             self._transport.abort()
@@ -106,9 +105,9 @@ class _Client(asyncio.Protocol):
 
 
 async def window(port: int, requests: Sequence[bytes], *, concurrency: int, seconds: float) -> Sample:
-    """Keep ``concurrency`` requests under way for ``seconds``, after an uncounted one on each connection.
+    """Keep ``concurrency`` requests in flight for ``seconds``, after an uncounted one on each connection.
 
-    Raises OSError when nobody listens.
+    Raises OSError when the port is closed.
     """
     loop = asyncio.get_running_loop()
     endless = itertools.cycle(requests)

@@ -69,13 +69,13 @@ FAILED: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is measured."""
+    """Cells to measure."""
 
     transports: tuple[str, ...]
     modes: tuple[envoy.Mode, ...]
     kinds: tuple[Kind, ...]
     seconds: float
-    """Of each cell, over all rounds."""
+    """Seconds for each cell, over all rounds."""
     profile: bool = False
     tls: bool = True
     """One more column: the first way, with TLS between Envoy and the picker."""
@@ -100,12 +100,12 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What runs."""
+    """Ports and processes of the running stack."""
 
     ports: Mapping[Way, int]
     """Envoy's port for each way."""
     pickers: Mapping[str, Child]
-    """By `Way.picker`."""
+    """Processes by ``Way.picker``."""
     blocks: int
     """Blocks in each picker's index."""
 

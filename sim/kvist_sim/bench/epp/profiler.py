@@ -1,4 +1,4 @@
-"""Where a picker's time goes: samples by CPU time, so that neither waiting nor the profiler counts.
+"""Sample a picker's CPU time, so that neither waiting nor the profiler itself is counted.
 
 ``python -m kvist_sim.bench.epp.profiler FILE ARGUMENT…`` is a picker that samples itself from SIGUSR1 on and
 writes what it saw when it ends. (cProfile counts waiting as work and makes small functions look large.)
@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Final
 
 INTERVAL_SECONDS: Final = 0.001
-"""Of CPU time; the kernel rounds it up to its tick."""
+"""CPU time between samples; the kernel rounds it up to its tick."""
 TOP: Final = 25
 PLUMBING_SHARE: Final = 0.95
 """A function with more than this under it is the way to the work, not the work."""

@@ -19,16 +19,16 @@ MODEL_NAME: Final = "kvist-bench"
 VARIANTS: Final = 4
 """Different bodies of each size and shape, so that no one of them is all that stays in the CPU's caches."""
 WARM_VARIANTS: Final = 2
-"""How many of them share a cached prefix."""
+"""Number of variants that share a cached prefix."""
 WARM_SHARE: Final = 0.75
-"""How much of a warm prompt is cached."""
+"""Share of a warm prompt that is cached."""
 _WORD_BYTES: Final = 5.0
 """Less than an average word and its blank, so that a text of size / this many words is long enough to cut."""
 _CHAT_TURNS: Final = 40
 
 
 class Shape(Enum):
-    """What a body is; the value names it in tables and JSON."""
+    """Kind of request body; the value is its name in tables and JSON."""
 
     COMPLETION = "completion"
     CHAT_2 = "chat of 2"
@@ -36,7 +36,7 @@ class Shape(Enum):
 
     @property
     def path(self) -> str:
-        """Where it is posted."""
+        """Path to which the body is posted."""
         return "/v1/completions" if self is Shape.COMPLETION else "/v1/chat/completions"
 
 
@@ -50,7 +50,7 @@ class Kind:
 
     @property
     def name(self) -> str:
-        """As a table shows it."""
+        """Name in tables."""
         return f"{self.kilobytes} KB {self.shape.value}"
 
 

@@ -1,7 +1,7 @@
-"""Twenty engines' KV events: one process that holds what is cached, and replays it to whoever asks.
+"""Publish and replay the KV events of twenty engines from one process.
 
 ``python -m kvist_sim.bench.epp.publisher SPEC.json``. The blocks are of the benchmark's own prompts, as an
-engine would tokenise them, so that half of the requests really match; the rest is other people's text.
+engine would tokenise them, so that half of the requests really match; the rest is unrelated text.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from kvist_sim.workloads import text
 
 BLOCK_SIZE: Final = 16
 BLOCKS_PER_EVENT: Final = 128
-"""As an engine that prefills 2,048 tokens a step."""
+"""Blocks of a prefill step of 2,048 tokens."""
 _FILLER_WORDS: Final = 2_000
 
 

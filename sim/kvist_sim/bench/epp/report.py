@@ -1,4 +1,4 @@
-"""What ``kvist bench epp`` found, as tables for people and as JSON for programs."""
+"""Results of ``kvist bench epp`` as tables and as JSON."""
 
 import dataclasses
 import datetime as dt
@@ -48,14 +48,14 @@ PACKAGES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How Envoy asks: over which transport and in which mode; None in both is the base line."""
+    """Transport and body mode of a configuration; both are None for the baseline without the filter."""
 
     transport: str | None
     mode: str | None
     tls: bool = False
     """Between Envoy and the picker."""
     revision: str = ""
-    """Of the picker's code; empty: this one."""
+    """Git revision of the picker; empty for the working tree."""
 
     @property
     def picker(self) -> str:
@@ -65,7 +65,7 @@ class Way:
 
     @property
     def name(self) -> str:
-        """As a table shows it."""
+        """Name in tables."""
         return f"{self.picker} {self.mode}" if self.transport else BASELINE
 
 
@@ -80,7 +80,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a cell came to; times in seconds."""
+    """Figures of one cell; times in seconds."""
 
     requests: int
     errors: int
@@ -88,7 +88,7 @@ class Figures:
     p50: float
     p99: float
     cpu_per_request: float | None
-    """Of the picker's process, all its work in the window included; None for the base line."""
+    """CPU seconds of the picker's process, all work in the window included; None for the baseline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ def _aims_table(aims: Sequence[tuple[Kind, Way, float, float]]) -> RenderableTyp
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What one kind of request costs now, beside an older revision in the same run; CPU seconds."""
+    """CPU seconds of one kind of request now and in an older revision, measured in the same run."""
 
     kind: Kind
     before: float
@@ -283,7 +283,7 @@ def _change(report: Report, kind: Kind, older: Way) -> Change:
 
 
 def rise(found: Sequence[Change]) -> float:
-    """How much more a request costs now, over all kinds alike: geometric mean of the ratios, less one."""
+    """Return the relative rise over all kinds: geometric mean of the ratios, minus one."""
     return statistics.geometric_mean(change.ratio for change in found) - 1
 
 
@@ -309,7 +309,7 @@ def changes_table(found: Sequence[Change]) -> RenderableType:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """The same for programs; times in microseconds."""
+    """Return the report as plain JSON values; times in microseconds."""
     return {
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "machine": machine_facts(),
@@ -369,7 +369,7 @@ def _record(report: Report, cell: Cell, found: Figures) -> dict[str, Any]:
 
 
 def machine_facts() -> dict[str, Any]:
-    """What the figures depend on most."""
+    """Return CPU, cores and the speed of a Python loop, on which the figures depend most."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
@@ -389,5 +389,5 @@ def _loop() -> float:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of every package that matters."""
+    """Return the versions of Python and of the packages that influence the figures."""
     return {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}}

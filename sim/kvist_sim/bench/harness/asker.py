@@ -36,7 +36,7 @@ class Settler:
         self._served.append((self._clock(), answer))
 
     def settle(self, *, rest: bool = False) -> None:
-        """Tell of those whose time has come; with ``rest`` of all."""
+        """Report the end of requests whose time has come; with ``rest``, of all requests."""
         then = self._clock() - (0 if rest else self._seconds)
         due = []
         while self._served and self._served[0][0] <= then:

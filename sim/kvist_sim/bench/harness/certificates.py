@@ -36,7 +36,7 @@ class Secrets:
                 (self.folder(owner) / name).symlink_to(Path("..data") / name)
 
     def folder(self, owner: str) -> Path:
-        """What the owner is told as ``--cert-path``."""
+        """Return the folder for the owner's ``--cert-path``."""
         return self._folder / "secrets" / owner
 
     def gateway(self) -> PickerTls:

@@ -63,7 +63,7 @@ def body(number: int, question: str) -> bytes:
 
 
 def texts(model: Model) -> tuple[list[Text], list[Text]]:
-    """What is stored: beginnings of the prompts, and fillers."""
+    """Return the texts that are stored: prefixes of the prompts, and fillers."""
     rng = random.Random("soak hashes")
     warm = []
     for number in range(SYSTEMS):

@@ -36,15 +36,15 @@ _FRAME_BYTES: Final = frames.DEFAULT_FRAME_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the picker said to one request."""
+    """The picker's answer to one request."""
 
     id: str
     status: int
     """PICKED, the status of an immediate answer, or NO_ANSWER for a stream that broke."""
     endpoint: str = ""
-    """Picked first."""
+    """First endpoint of the answer."""
     session: str = ""
-    """As the access log will name it."""
+    """Session id for the access log."""
 
 
 Done = Callable[[Answer], None]
@@ -76,7 +76,7 @@ class Direct(asyncio.Protocol):
         self._drained = asyncio.Event()
         self._drained.set()
         self.max_streams = 2**31 - 1
-        """What the picker allows at once."""
+        """Number of concurrent streams that the picker allows."""
 
     @classmethod
     async def open(cls, host: str, port: int, *, ssl: tls.SSLContext | None = None) -> Self:
@@ -149,7 +149,6 @@ class Direct(asyncio.Protocol):
         self._drained.clear()
 
     def resume_writing(self) -> None:
-        """It is not any more."""
         self._drained.set()
 
     def data_received(self, data: bytes) -> None:

@@ -10,14 +10,15 @@ _MARK: Final = b'"event":"request"'
 
 
 class Line(msgspec.Struct):
-    """What the benchmarks read of a request line (``kvist_epp.telemetry.request_log.RequestLine``)."""
+    """Fields of a request log line (``kvist_epp.telemetry.request_log.RequestLine``) that the
+    benchmarks read."""
 
     id: str
     session: str = ""
     outcome: str = ""
     mode: str = ""
     endpoint: str | None = None
-    """Picked first."""
+    """First endpoint of the answer."""
     matched_tokens: int = 0
     waited_ms: float = 0.0
     """In the queue."""

@@ -18,7 +18,7 @@ WIDTH: Final = 110
 
 
 class Report(Protocol):
-    """What was found, and what of it should not be."""
+    """Result of a benchmark that has bounds."""
 
     def broken(self) -> list[str]:
         """Every bound that does not hold, in words."""
@@ -29,7 +29,7 @@ _R = TypeVar("_R", bound=Report)
 
 
 def console() -> Console:
-    """Where progress is told."""
+    """Return the console for progress messages."""
     return Console(stderr=True, width=WIDTH, highlight=False)
 
 

@@ -1,4 +1,4 @@
-"""Where a benchmark's result goes: a table for people, JSON for programs, a section of docs/benchmarks.md."""
+"""Write results: a table on the terminal, JSON, and a section of docs/benchmarks.md."""
 
 import argparse
 import contextlib
@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 
 @contextlib.contextmanager
 def folder(kept: str | None) -> Iterator[Path]:
-    """Where a run writes: an empty folder that is kept, or one that goes with the run.
+    """Yield the folder for a run's logs: an empty one that is kept, or a temporary one.
 
     Raises OSError, and SystemExit for one that is not empty: logs of two runs would be one.
     """

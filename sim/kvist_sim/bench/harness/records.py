@@ -1,7 +1,7 @@
-"""A load that keeps a record of every request: what the client saw, and which way Envoy says it went.
+"""Send a load and keep a record of every request: the client's view and Envoy's choice of endpoint.
 
-The way is told by response headers that `telling` adds to an Envoy configuration; nothing in the picker or
-the engines knows of them.
+Envoy reports its choice in response headers that `telling` adds to its configuration; the picker and the
+engines do not know of them.
 """
 
 import asyncio
@@ -34,12 +34,12 @@ class Record:
     """One request; times in seconds after the load began."""
 
     id: str
-    """Its ``x-request-id``."""
+    """Value of ``x-request-id``."""
     began: float
     first: float | None = None
-    """When the head of the answer was there; None: not one byte of it came."""
+    """Time at which the head of the answer arrived; None if no byte arrived."""
     token: float | None = None
-    """When the first data of the answer was there."""
+    """Time at which the first data of the answer arrived."""
     ended: float = 0.0
     status: int = NO_ANSWER
     whole: bool = False
@@ -53,7 +53,7 @@ class Record:
     """Engines that Envoy tried."""
     prompt: int = 0
     cached: int = 0
-    """As the engine reported."""
+    """Cached tokens reported by the engine."""
     error: str = ""
 
     @property
@@ -63,7 +63,7 @@ class Record:
 
     @property
     def retried(self) -> bool:
-        """It took more than one engine."""
+        """True if more than one engine was tried."""
         return self.attempts > 1
 
 
@@ -155,7 +155,7 @@ class Recorder:
 
 
 class _Answer:
-    """What is taken from an answer while it streams."""
+    """Facts taken from an answer while it streams."""
 
     __slots__ = ("_record", "_recorder", "tail")
 

@@ -1,4 +1,4 @@
-"""What a chaos run runs: engines, relays of their events, pickers, one Envoy; each can end and come back.
+"""Engines, relays of their events, pickers and one Envoy, each of which can be stopped and started again.
 
 ::
 
@@ -6,7 +6,8 @@
                              | ext_proc, access log (TLS)                               pickers <-> pickers
                              +-----------------------------------------------------------^   through relays
 
-Engine 0 has no relay: it is the one that is killed, and pickers then meet its events as they would in life.
+Engine 0 has no relay: it is the one that is killed, and pickers then get its events as in a real
+pool.
 """
 
 import asyncio
@@ -54,7 +55,7 @@ FIRST_ENGINE: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is started."""
+    """Numbers of engines and pickers, and their settings."""
 
     engines: int = 4
     pickers: int = 3
@@ -72,7 +73,7 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """As the log calls it."""
+        """Name in logs."""
         return f"engine-{self.number}"
 
 
@@ -87,7 +88,7 @@ class Replica:
 
     @property
     def name(self) -> str:
-        """As the log calls it."""
+        """Name in logs."""
         return f"picker-{self.number}"
 
 
@@ -103,13 +104,13 @@ class Stack:
     engines: list[Engine] = field(init=False)
     pickers: list[Replica] = field(init=False)
     relays: list[EventRelay] = field(default_factory=list)
-    """Of engines 1 and up."""
+    """Relays of engines 1 and up."""
     links: dict[tuple[int, int], TcpRelay] = field(default_factory=dict)
     """(from, to) → the relay that picker ``from`` reaches picker ``to`` through."""
     secrets: Secrets | None = None
     children: Children = field(init=False)
     port: int = 0
-    """Envoy's."""
+    """Port of Envoy."""
     gateway: envoy.Envoy = field(init=False)
     _exit: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
 
@@ -200,7 +201,7 @@ class Stack:
         self.lives.append(Life(engine.ports.hostport, self.clock()))
 
     async def kill_engine(self, number: int) -> None:
-        """SIGKILL."""
+        """Kill an engine with SIGKILL."""
         engine = self.engines[number]
         assert engine.child is not None
         life = next(one for one in reversed(self.lives) if one.engine == engine.ports.hostport)
@@ -245,7 +246,7 @@ class Stack:
             yield f"--peer-port={picker.peer_port}"
 
     def predictions(self) -> dict[str, Prediction]:
-        """What all pickers logged so far, by request id."""
+        """Return what the pickers have logged so far, by request id."""
         lines = (
             line for picker in self.pickers for line in PickLog(self.folder / f"{picker.name}.log").read()
         )

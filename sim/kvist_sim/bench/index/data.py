@@ -22,11 +22,11 @@ class Chain:
 
     @property
     def prompt(self) -> bytes:
-        """Its text and one byte more, so that the last block counts."""
+        """Return the text of the chain and one byte more, so that the last block counts."""
         return b"".join(self.blocks) + b"."
 
     def store(self, index: Index, publisher: int) -> None:
-        """As prefill announces it: event after event."""
+        """Store the chain event by event, as prefill announces it."""
         parent = None
         for at in range(0, len(self.hashes), EVENT_BLOCKS):
             names = self.hashes[at : at + EVENT_BLOCKS]

@@ -1,4 +1,4 @@
-"""How much memory the index takes: a fresh process that fills one and reads its own resident set.
+"""Measure the resident memory of one index in a fresh process.
 
 ``python -m kvist_sim.bench.index.memory BLOCKS PUBLISHERS shared|foreign``. Resident memory is what the
 operating system charges for, allocator waste included; a traced heap would leave that out.
@@ -15,7 +15,7 @@ from kvist_epp.index.byte_index import Index
 from kvist_sim.bench.index.data import chain
 
 CHAIN_BLOCKS: Final = 128
-"""As a prefill step of 2,048 tokens; longer chains cost less, shorter ones more."""
+"""Blocks of a prefill step of 2,048 tokens; longer chains cost less, shorter ones more."""
 
 
 def resident() -> int:

@@ -31,7 +31,7 @@ CALLS: Final = 100
 
 
 class Pool:
-    """So many endpoints, all warm and busy."""
+    """Endpoints that are all warm and busy."""
 
     def __init__(self, count: int, prompt: Chain, tpot_seconds: float) -> None:
         self._index, self._tracker = Index(), LoadTracker(tpot_seconds=tpot_seconds)
@@ -53,7 +53,7 @@ class Pool:
         return Candidate(endpoint, load)
 
     def look(self) -> Found:
-        """Who holds how much."""
+        """Return the blocks that each endpoint holds."""
         return self._lookup.look(ROOT, [self._prompt])
 
     def choose(self, found: Found, turn: int) -> None:

@@ -112,11 +112,11 @@ async def _learned(learner: Learner, sources: Sequence[str], blocks: int) -> Non
 
 
 async def _nothing() -> None:
-    """No picks."""
+    """Make no picks."""
 
 
 async def measure_ingest(blocks: int, *, evict: bool) -> dict[str, float]:
-    """How fast events are taken from sockets into the index, with nothing else to do."""
+    """Return the rate at which events are taken from sockets into the index, with nothing else to do."""
     messages = max(1, blocks // ENGINES // EVENT_BLOCKS)
     took = await _fed(Index(), messages, KEEP_MESSAGES if evict else 0, 0, _nothing)
     stored = messages * ENGINES * EVENT_BLOCKS

@@ -1,4 +1,4 @@
-"""What ``kvist bench prewarm`` found, as tables for people and as JSON for programs."""
+"""Results of ``kvist bench prewarm`` as tables and as JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +15,7 @@ from kvist_sim.bench.prewarm.virtual import ENGINES, HANDED, KINDS, ROLLOUT, STE
 from kvist_sim.virtual.judge import interval
 
 GONE_BOUND: Final = 0.5
-"""Of what a rollout adds to the TTFT p90."""
+"""Smallest acceptable share of the TTFT p90 added by a rollout that prewarming avoids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ def gone(workload: Workload) -> float:
 
 
 def gone_of(runs: Sequence[Run]) -> float:
-    """The same of the runs over sockets."""
+    """Return the avoided share for the runs over sockets."""
     by_kind = {run.kind: run.p90 for run in runs}
     added = by_kind[ROLLOUT] - by_kind[STEADY]
     return 1 - (by_kind[HANDED] - by_kind[STEADY]) / added if added > 0 else 1.0
 
 
 def table(report: Report) -> RenderableType:
-    """Both parts."""
+    """Return the tables of both parts."""
     setting = report.setting
     proof = "" if setting["full"] else "\nNot the full run: no proof."
     parts: list[RenderableType] = []
@@ -153,7 +153,7 @@ def _heads(words: Sequence[str], figures: Sequence[str]) -> Table:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """The same for programs; times in seconds."""
+    """Return the report as plain JSON values; times in seconds."""
     return {
         "setting": dict(report.setting),
         "virtual": [_record(one) for one in report.workloads],

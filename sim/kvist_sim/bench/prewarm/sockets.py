@@ -1,7 +1,7 @@
-"""The part of ``kvist bench prewarm`` over sockets: a rolling update behind the real picker and Envoy.
+"""Rolling update behind the real picker and Envoy: the sockets part of ``kvist bench prewarm``.
 
-All engines of a run are up from its beginning, the replacements too, so that nobody measures how long an
-interpreter takes to start; a pod goes and comes by the endpoints file.
+All engines of a run are up from its beginning, the replacements too, so that the start of an
+interpreter is not measured; pods leave and join by the endpoints file.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from kvist_sim.workloads import Arrival, Shape, arrivals, warm_up
 
 MODEL_NAME: Final = "kvist-prewarm"
 SPEED: Final = 0.4
-"""Of the usual engine (an H100's): 8 of these, and what asks them, are enough for two cores."""
+"""Speed relative to the usual engine (an H100); eight of these and their clients are enough for two cores."""
 BLOCK_SIZE: Final = 64
 BLOCKS: Final = 1_650
 """An engine holds 17 of the prompts below, all together hold each of them twice."""
@@ -44,7 +44,7 @@ DRAIN_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What was seen while pods were replaced, or would have been. Times in seconds."""
+    """Figures of one run, with or without a rollout. Times in seconds."""
 
     kind: str
     requests: int
@@ -53,9 +53,9 @@ class Run:
     p90: float
     p99: float
     prompt: int
-    """Tokens."""
+    """Number of prompt tokens."""
     cached: int
-    """Of them, by the engines' word."""
+    """Cached tokens, reported by the engines."""
     given: float = 0
     """Tokens that were handed over."""
     steps_failed: float = 0
@@ -126,7 +126,7 @@ def judged(kind: str, records: Sequence[Record], given: float = 0, steps_failed:
 
 
 class Rollout:
-    """Who is in the endpoints file."""
+    """Endpoints file of a pool whose pods are replaced one by one."""
 
     def __init__(self, file: Path, engines: Sequence[launch.EnginePorts]) -> None:
         """``engines``: the old ones, then as many new ones."""
@@ -181,4 +181,4 @@ async def _start_engines(children: Children, engines: Sequence[launch.EnginePort
 
 
 async def _never() -> None:
-    """Nobody goes."""
+    """Keep the pool as it is."""

@@ -19,7 +19,7 @@ from kvist_sim.virtual.world import World
 
 ENGINES: Final = 8
 LOAD: Final = 0.6
-"""Of what an ideal pool with one shared cache could do."""
+"""Share of the capacity of an ideal pool with one shared cache."""
 CAPACITY_REQUESTS: Final = 2_500
 NAMES: Final = ("system-prompts", "groups")
 STEADY, ROLLOUT, HANDED = "no rollout", "rollout", "hand-over"
@@ -27,18 +27,18 @@ KINDS: Final = (STEADY, ROLLOUT, HANDED)
 
 
 class Setting(NamedTuple):
-    """How much is run."""
+    """Seeds, length and processes."""
 
     seeds: Sequence[int]
     seconds: float
-    """Of virtual time; a slot is three fortieths of it."""
+    """Virtual seconds; a slot is three fortieths of them."""
     jobs: int
-    """Processes."""
+    """Number of worker processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run."""
+    """Result of one run."""
 
     kind: str
     seed: int
@@ -57,7 +57,7 @@ class Workload:
     cells: Sequence[Cell]
 
     def of(self, kind: str) -> list[Cell]:
-        """By seed."""
+        """Return the cells of a kind, sorted by seed."""
         return sorted((cell for cell in self.cells if cell.kind == kind), key=lambda cell: cell.seed)
 
     def added(self, kind: str) -> list[float]:
@@ -93,7 +93,7 @@ def rate_of(name: str) -> float:
 
 
 def cell(name: str, rate: float, kind: str, seed: int, seconds: float) -> Cell:
-    """One run."""
+    """Run one cell."""
     shape = case_named(name).shape(ENGINES)
     fleet = even(ENGINES) if kind == STEADY else rolling(ENGINES)
     make, spec = (WarmWorld, WARM) if kind == HANDED else (World, KVIST)

@@ -42,7 +42,7 @@ BODY_BYTES: Final = 2_000
 BOUND_BYTES: Final = 32 << 20
 """``--queue-bytes`` of the bounded run: less than half of what is sent."""
 BOUND_SECONDS: Final = 15.0
-"""Its ``--queue-seconds``."""
+"""Value of ``--queue-seconds``."""
 ENGINES: Final = 8
 SEQUENCES: Final = 64
 """Each engine's ``--max-num-seqs``."""
@@ -156,7 +156,8 @@ async def queue(requests: int, logs: str | None, say: Console) -> Report:
 
 
 def crowd(requests: int) -> list[Wanted]:
-    """Who waits, in the order of arrival: tenant by tenant, so that to serve in this order is unfair."""
+    """Return the queued requests in order of arrival: tenant by tenant, so that serving in this order
+    is unfair."""
     found: list[Wanted] = []
     for share, priority, tenant in MIX:
         count = round(share * requests)

@@ -1,7 +1,7 @@
-"""Engines that are as full as they are told: they answer ``/metrics``, and nothing else.
+"""Process that answers ``/metrics`` for engines of a given load, and nothing else.
 
-``python -m kvist_sim.bench.queue.engines FILE PORT…``. The file has the number of requests that each of them
-says it runs; it is read again for each scrape.
+``python -m kvist_sim.bench.queue.engines FILE PORT…``. The file has the number of running
+requests that each engine reports; it is read again for each scrape.
 """
 
 import asyncio

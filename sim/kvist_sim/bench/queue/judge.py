@@ -34,7 +34,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one tenant got while all of its level still waited."""
+    """Requests that one tenant was served while every tenant of its priority still had requests queued."""
 
     tenant: str
     sent: int
@@ -74,5 +74,5 @@ def out_of_order(order: Sequence[Wanted]) -> int:
 
 
 def late(waits: Sequence[float], limit: float) -> int:
-    """How many of these waits (seconds; infinite without an answer) went beyond the limit and the slack."""
+    """Return how many waits (seconds; infinite without an answer) exceed the limit plus the slack."""
     return sum(wait > limit + SLACK_SECONDS for wait in waits)

@@ -1,4 +1,4 @@
-"""How soon a request that waits leaves once there is room: one request ends, the pick that follows is timed.
+"""Time from the end of a request until a queued request is dispatched.
 
 From the access log's entry on its way to the picker until the pick is with the client, both on the client's
 clock: reading, choosing and writing are in it, and the client's own share.
@@ -22,7 +22,7 @@ BOUND_SECONDS: Final = 0.010
 
 @dataclass(frozen=True, slots=True)
 class Relieved:
-    """What was timed; seconds."""
+    """Times in seconds."""
 
     waiting: int
     """Requests behind the one that leaves, at first."""
@@ -32,12 +32,12 @@ class Relieved:
 
     @property
     def p50(self) -> float:
-        """Median."""
+        """Return the median."""
         return percentile(self.seconds, 0.5)
 
     @property
     def p99(self) -> float:
-        """What the bound is for."""
+        """Return the 99th percentile, to which the bound applies."""
         return percentile(self.seconds, 0.99)
 
     def broken(self) -> list[str]:
@@ -56,7 +56,7 @@ class Ends:
     open: deque[Answer] = field(default_factory=deque)
     seen: asyncio.Event = field(default_factory=asyncio.Event)
     at: float = 0.0
-    """When the last one came."""
+    """Time of the latest dispatch."""
 
     def picked(self, answer: Answer) -> None:
         """A request was picked just now."""

@@ -1,4 +1,4 @@
-"""What ``kvist bench queue`` found, as tables for people and as JSON for programs."""
+"""Results of ``kvist bench queue`` as tables and as JSON."""
 
 import dataclasses
 import math
@@ -77,7 +77,7 @@ class Bounded:
     resident_full: int
     statuses: Mapping[int, int]
     longest: float
-    """Wait in the queue, by the picker's log; infinite when somebody got no answer."""
+    """Longest wait in the queue, from the picker's log; infinite when a request got no answer."""
     longest_seen: float
     """From the client's first byte to its answer: what the picker took to read all of them is in it."""
     late: int
@@ -97,7 +97,7 @@ class Bounded:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All runs."""
+    """Results of all runs."""
 
     drained: Drained
     bounded: Bounded
@@ -185,7 +185,7 @@ def _table(first: str, *heads: str) -> Table:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """The same for programs; times in seconds, memory in bytes."""
+    """Return the report as plain JSON values; times in seconds, memory in bytes."""
     bounded = dataclasses.asdict(report.bounded)
     for name in ("longest", "longest_seen"):
         if math.isinf(bounded[name]):

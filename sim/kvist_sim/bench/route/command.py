@@ -113,7 +113,7 @@ def _workloads(options: argparse.Namespace) -> Sequence[str]:
 
 
 def _problem(options: argparse.Namespace) -> str:
-    """What is wrong with the options; empty when nothing is."""
+    """Return the first invalid option in words; empty if all are valid."""
     known = {"--workload": {case.name for case in CASES}, "--policy": {*SPECS, IDEAL}}
     for flag, given in (("--workload", options.workload), ("--policy", options.policy)):
         for name in given:

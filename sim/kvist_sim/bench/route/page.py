@@ -14,7 +14,7 @@ from kvist_sim.bench.epp.report import machine_facts, versions
 from kvist_sim.bench.harness.publish import placed
 
 NAME: Final = "route"
-"""Of the page's place: ``<!-- route -->``."""
+"""Name of the section in the page: ``<!-- route -->``."""
 PICTURES: Final = "pictures"
 """Folder beside the page."""
 OURS: Final = "kvist"
@@ -42,7 +42,7 @@ def write(page: Path, found: Mapping[str, Any]) -> None:
 
 
 def stamp(found: Mapping[str, Any]) -> str:
-    """When, where and with what."""
+    """Return a line with date, machine and versions."""
     machine, versions, about = found["machine"], found["versions"], found["about"]
     asked = ", ".join(f"{name} {about[name]}" for name in ("engines", "requests", "seeds") if name in about)
     return (
@@ -74,7 +74,7 @@ def _line(one: Mapping[str, Any], rows: Mapping[tuple[str, float, str], Mapping[
 
 
 def workloads(found: Mapping[str, Any]) -> str:
-    """What was offered, and what counts as good."""
+    """Return a table of the workloads and their service-level objectives."""
     lines = [
         f"| {one['name']}{' †' if one['held_out'] else ''} | {one['summary']} | {one['ttft']:g} s, "
         f"{1000 * one['tpot']:g} ms | {one['capacity']:.1f} |\n"
@@ -122,7 +122,7 @@ def _share(found: Mapping[str, float | None]) -> str:
 
 
 def pod_loads(runs: Sequence[Mapping[str, Any]], named: Sequence[str]) -> dict[str, Any]:
-    """Of these policies, with the hot prefix, at the highest load up to capacity that was run."""
+    """Return samples of these policies with the hot prefix, at the highest measured load up to capacity."""
     kept = [run for run in runs if run["loads"] and run["cell"]["case"] == PODS_CASE]
     load = max((run["cell"]["load"] for run in kept if run["cell"]["load"] <= 1), default=None)
     found = {run["cell"]["policy"]: run["loads"] for run in kept if run["cell"]["load"] == load}

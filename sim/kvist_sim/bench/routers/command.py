@@ -104,7 +104,7 @@ def _cpu(running: Running) -> dict[str, float]:
 
 
 async def added_seconds(straight: load.Target, through: load.Target) -> float:
-    """What the way through adds to the median time to the first byte of a short request."""
+    """Return the seconds that ``through`` adds to the median time to the first byte of a short request."""
     waits: dict[load.Target, list[float]] = {straight: [], through: []}
     for probe in range(PROBES):
         for target, seen in waits.items():

@@ -1,8 +1,8 @@
-"""Dynamo's selection service among the routers: it picks, and this side does what a frontend would.
+"""Client of Dynamo's selection service, which does what a Dynamo frontend would do.
 
-A frontend of Dynamo's renders and tokenises a request before it asks. That is done before the load begins, as
-two cores would not carry it besides, and told apart. The request goes straight to the engine selected; the
-service hears of its first token and of its end.
+A Dynamo frontend renders and tokenises a request before it asks the service. Here this is done before the
+load begins, since two cores cannot do it at the same time, and reported separately. The request goes straight
+to the engine selected; the service is notified of its first token and of its end.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class Service:
         return answer
 
     async def close(self) -> None:
-        """No more questions."""
+        """Close the connection."""
         self._writer.close()
         with contextlib.suppress(ConnectionError):
             await self._writer.wait_closed()
@@ -88,14 +88,14 @@ class SelectingTarget(load.Target):
             self._tell({"free": name})
 
     def close(self) -> None:
-        """Close the idle connections. What has not been told yet is not told any more."""
+        """Close the idle connections. Events that are not sent yet are dropped."""
         for engine in self._engines:
             engine.close()
         for task in self._later:
             task.cancel()
 
     def note(self) -> str:
-        """What a pick took, in words."""
+        """Return the duration of a selection in words."""
         pick, words = (statistics.median(found) * MILLISECONDS for found in (self.picks, self.tokenised))
         return (
             f"{PACKAGE}: a selection takes {pick:.2f} ms (median). Not in the row: {words:.1f} ms of CPU a "
@@ -103,7 +103,7 @@ class SelectingTarget(load.Target):
         )
 
     def prepare(self, body: bytes) -> list[int]:
-        """Its token ids."""
+        """Return the token ids of a body."""
         began = time.thread_time()
         [ids] = self._prompts.ids(parse(load.CHAT_PATH, body))
         self.tokenised.append(time.thread_time() - began)

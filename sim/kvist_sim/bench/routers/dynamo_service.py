@@ -39,7 +39,7 @@ async def serve(service: Any, reader: asyncio.StreamReader, writer: asyncio.Stre
 
 
 async def answered(service: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """What the service says."""
+    """Return the service's answer."""
     if "select" in asked:
         began = time.perf_counter()
         found = await service.select_and_reserve(asked["select"])

@@ -29,13 +29,13 @@ PICKER_ARGUMENTS: Final = ("--log-requests=false", "--log-format=text")
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What a router is started on."""
+    """Engines and model for which a router is started."""
 
     engines: Sequence[launch.EnginePorts]
     model: str
     """Folder of its files."""
     served: str
-    """Its name in requests."""
+    """Model name in requests."""
     block_size: int
     children: Children
     folder: Path
@@ -47,11 +47,11 @@ class Running:
 
     target: load.Target
     parts: Mapping[str, Child]
-    """Its processes, by what they do: their CPU is counted."""
+    """Processes by role; their CPU time is counted."""
     note: Callable[[], str] = str
-    """What else there is to say after the load."""
+    """Returns a remark for the report, after the load."""
     prepare: Callable[[bytes], object] = len
-    """Told of every body before the load."""
+    """Called with every body before the load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ async def kvist(pool: Pool) -> AsyncIterator[Running]:
 
 @contextlib.asynccontextmanager
 async def round_robin(pool: Pool) -> AsyncIterator[Running]:
-    """Envoy alone."""
+    """Start Envoy alone."""
     async with _envoy(pool, None) as proxy:
         yield Running(load.Target(launch.HOST, proxy.port), {"proxy": proxy.process})
 

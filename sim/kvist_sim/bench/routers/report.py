@@ -1,4 +1,4 @@
-"""What ``kvist bench routers`` found, as a table for people and as JSON for programs."""
+"""Results of ``kvist bench routers`` as a table and as JSON."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -115,6 +115,6 @@ def _row(router: Figures) -> list[str]:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """The same for programs; times in seconds."""
+    """Return the report as plain JSON values; times in seconds."""
     plan = dataclasses.asdict(report.plan) | {"shape": dataclasses.asdict(report.plan.shape)}
     return {"setting": plan, "routers": [dataclasses.asdict(router) for router in report.routers]}

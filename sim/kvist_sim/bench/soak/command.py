@@ -37,7 +37,7 @@ PICKS: Final = 1_000.0
 RATE: Final = 200.0
 DIRECT, STACK = "direct", "stack"
 ENGINES: Final = 8
-"""Of the direct part: ports that answer ``/metrics``, and events."""
+"""Engines of the direct part: ports that answer ``/metrics``, and their events."""
 BLOCKS_PER_SECOND: Final = 2_000
 CONNECTIONS: Final = 4
 START_SECONDS: Final = 60.0
@@ -47,7 +47,7 @@ EXAMPLES: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is run."""
+    """Parts, rates and lengths of a run."""
 
     parts: tuple[str, ...]
     setup: Setup
@@ -136,7 +136,7 @@ async def _asked(children: Children, name: Path) -> launch.Picker:
     await children.ready(child, lambda: asyncio.sleep(0, ready.exists()), START_SECONDS)
     file = name / "endpoints.json"
     file.write_text(json.dumps(launch.endpoints_file(engines)))
-    # 600,000 lines would be written to the disk and read by nobody; the other part logs requests
+    # 600,000 unread lines would be written to the disk; the other part logs requests
     return await launch.start_picker(
         children, file, str(model_files.folder()), arguments=["--log-requests=false"]
     )

@@ -27,7 +27,7 @@ class Memory:
     """Length of the run."""
 
     def mean(self, part: int) -> float:
-        """Of one of `PARTS` windows, from 0; 0.0 without a sample."""
+        """Return the mean of one of ``PARTS`` windows, counted from 0; 0.0 without a sample."""
         begin, end = (self.seconds * at / PARTS for at in (part, part + 1))
         found = [size for at, size in self.samples if begin <= at < end]
         return sum(found) / len(found) if found else 0.0
@@ -48,12 +48,12 @@ class Figures:
     seconds: float
     requests: int
     failed: int
-    """Not answered as they should be."""
+    """Requests without a correct answer."""
     p50: float
     p99: float
     memory: Memory
     left: Sequence[str]
-    """What a request left behind, in words."""
+    """State that requests left behind, in words."""
     cpu_per_second: float
     """CPU seconds of the picker, per second of the run."""
     why: Sequence[str] = ()
@@ -70,7 +70,7 @@ class Figures:
 
 
 def left(before: Mapping[str, Any], after: Mapping[str, Any], kept: Collection[str] = ()) -> list[str]:
-    """What is held now and should not be, given two ``/debug/held`` pages; counts of ``kept`` may stay."""
+    """Return the counts that should be zero, from two ``/debug/held`` pages; counts of ``kept`` may stay."""
     found = []
     for name, value in after.items():
         if name == "tasks":

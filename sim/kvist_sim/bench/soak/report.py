@@ -1,4 +1,4 @@
-"""What ``kvist bench soak`` found, as a table for people and as JSON for programs."""
+"""Results of ``kvist bench soak`` as a table and as JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ def _course(report: Report) -> str:
 
 
 def document(report: Report) -> dict[str, Any]:
-    """The same for programs; times in seconds, memory in bytes."""
+    """Return the report as plain JSON values; times in seconds, memory in bytes."""
     return {
         "setting": dict(report.setting),
         "parts": [_record(one) for one in report.figures],

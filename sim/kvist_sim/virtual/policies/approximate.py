@@ -2,7 +2,7 @@
 
 ``src/tree.rs`` of vllm-project/router, ``src/policies/tree.rs`` of SGLang's: one tree of all prompts
 routed, each node with the workers its text was sent to. A look-up follows the text as far as the tree knows
-it, whoever it went to, and answers with one worker of the last node: the one that made it, while it is still
+it, for any worker, and answers with one worker of the last node: the one that created it, while it is still
 there. Characters are counted per worker; an eviction takes least recently used leaves off those that have
 too many.
 
@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 
 class Found(NamedTuple):
-    """What a look-up says."""
+    """Result of a look-up."""
 
     worker: int | None
-    """None: the tree is empty, or nobody is left at its root."""
+    """Worker of the deepest match; None if the tree is empty, or no worker is left at its root."""
     blocks: int
-    """Of the prompt, that the tree knows."""
+    """Number of blocks of the prompt that the tree contains."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +34,7 @@ class Node:
     parent: "Node | None" = None
     children: dict[int, "Node"] = field(default_factory=dict)
     used: dict[int, int] = field(default_factory=dict)
-    """When each worker got a prompt that ended here (a count of look-ups and insertions; 0: none did)."""
+    """Count of look-ups and insertions at which each worker last got a prompt that ended here; 0: never."""
     maker: int | None = None
     """The worker whose prompt made the node."""
 
@@ -44,7 +44,7 @@ class Node:
 
 
 class Tree:
-    """What was routed where."""
+    """Tree of all routed prompts."""
 
     def __init__(self) -> None:
         self._root = Node()
@@ -113,7 +113,6 @@ class Tree:
             self._take(node, worker)
 
     def _take(self, node: Node, worker: int) -> Node | None:
-        """Its parent, when that is a leaf of the worker now and not the root."""
         del node.used[worker]
         self.sizes[worker] -= len(node.edge)
         parent = node.parent
@@ -137,7 +136,6 @@ class Tree:
 
 
 def _shared(edge: tuple[int, ...], blocks: Sequence[int], at: int) -> int:
-    """How many blocks of the edge come at this place; where two are equal, all before them are."""
     return bisect_left(range(min(len(edge), len(blocks) - at)), True, key=lambda i: edge[i] != blocks[at + i])
 
 

@@ -16,7 +16,6 @@ class ByLot(Quiet):
         self._random = context.random
 
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
-        """See ``Policy``."""
         return self._random.randrange(len(pods))
 
 
@@ -27,6 +26,5 @@ class RoundRobin(Quiet):
         self._turn = context.random.randrange(1 << 16)
 
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
-        """See ``Policy``."""
         self._turn += 1
         return self._turn % len(pods)

@@ -1,9 +1,9 @@
-"""SGLang's and vllm-router's ``cache_aware``.
+"""Policy ``cache_aware`` of SGLang's router and vllm-router.
 
 ``src/policies/cache_aware.rs`` of vllm-project/router and of SGLang's model gateway, load = requests in
 flight: the least loaded when max - min > 64 and max > 1.5 x min; else the worker of the best match in the
 approximate tree when more than 0.3 of the prompt matches; else the least loaded. Every request is added to
-the tree for whoever got it; every 120 s, least recently used leaves beyond 2^26 characters a worker go.
+the tree for the worker that got it; every 120 s, least recently used leaves beyond 2^26 characters a worker go.
 Defaults of both command lines. Older versions took the worker with the smallest tree when nothing matched
 (sglang#14305).
 """
@@ -20,7 +20,7 @@ from .counts import InFlight
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``CacheAwareConfig``."""
+    """Parameters with the names of ``CacheAwareConfig``."""
 
     cache_threshold: float = 0.3
     """Share of the prompt from which a match counts."""
@@ -45,7 +45,6 @@ class CacheAware(InFlight):
         self._evict_at = settings.eviction_interval_secs
 
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
-        """See ``Policy``."""
         self._evict(now)
         loads = [self.requests[pod] for pod in pods]
         if not imbalanced(loads, self._settings):
@@ -60,16 +59,13 @@ class CacheAware(InFlight):
             self._evict_at = now + self._settings.eviction_interval_secs
 
     def routed(self, request: Request, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
         super().routed(request, pod, now)
         self._tree.insert(request.blocks, pod.number)
 
     def joined(self, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
         self._tree.add(pod.number)
 
     def left(self, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
         super().left(pod, now)
         self._tree.remove(pod.number)
 

@@ -1,4 +1,4 @@
-"""What a router knows of the work it has sent out and has not seen end: base classes of policies."""
+"""Base classes of policies: counters of the work that a router has sent and not yet seen completed."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ class InFlight(Quiet):
         self.requests: Counter[Pod] = Counter()
 
     def routed(self, request: Request, pod: Pod, now: float) -> None:
-        """One more."""
+        """Count a request on its pod."""
         self.requests[pod] += 1
 
     def finished(self, request: Request, pod: Pod, now: float) -> None:
@@ -27,7 +27,7 @@ class InFlight(Quiet):
 
 
 class Prefill(InFlight):
-    """Also the prompt tokens each pod still has to compute: a request owes its uncached tokens, all of them,
+    """Count requests and the prompt tokens each pod still has to compute: all uncached tokens of a request,
     until its first token is seen.
 
     ``expect`` is called by ``choose``, as only it knows what is cached where.
@@ -40,28 +40,28 @@ class Prefill(InFlight):
         self._owed: dict[Request, int] = {}
 
     def expect(self, uncached: Sequence[int], position: int) -> int:
-        """``position``, which is chosen: there the request will owe its share of ``uncached``."""
+        """Record that the request adds its share of ``uncached`` at ``position`` to the backlog."""
         self._expected = uncached[position]
         return position
 
     def routed(self, request: Request, pod: Pod, now: float) -> None:
-        """It owes what was expected."""
+        """Add the expected tokens to the pod's backlog."""
         super().routed(request, pod, now)
         self._owed[request] = self._expected
         self.tokens[pod] += self._owed[request]
 
     def first_token(self, request: Request, pod: Pod, now: float) -> None:
-        """Its prompt is computed."""
+        """Remove the prompt from the backlog."""
         owed = self._owed.pop(request, 0)
         if pod in self.tokens:
             self.tokens[pod] -= owed
 
     def finished(self, request: Request, pod: Pod, now: float) -> None:
-        """Whatever it still owed goes with it."""
+        """Remove what remains of the request from the backlog."""
         self.first_token(request, pod, now)
         super().finished(request, pod, now)
 
     def left(self, pod: Pod, now: float) -> None:
-        """A pod that is gone owes nothing."""
+        """Drop the backlog of a removed pod."""
         super().left(pod, now)
         del self.tokens[pod]

@@ -32,7 +32,7 @@ class Weights:
     """``KvRouterConfig``, what of it counts here."""
 
     overlap_score_credit: float = 1.0
-    """Of a block held on the device."""
+    """Credit for a block held on the device."""
     prefill_load_scale: float = 1.0
     decode_active_request_weight: float = 0.0
     """Blocks a running request counts for besides its own."""
@@ -52,7 +52,6 @@ class Dynamo(Prefill):
         self._active: defaultdict[Pod, Counter[int]] = defaultdict(Counter)
 
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
-        """See ``Policy``."""
         held = self._context.overlaps.match(request.blocks, pods)
         costs = [self._cost(request, pod, blocks) for pod, blocks in zip(pods, held, strict=True)]
         uncached = [request.tokens - blocks * self._context.block_size for blocks in held]
@@ -65,12 +64,12 @@ class Dynamo(Prefill):
         return cost(raw, held, decode, self.requests[pod], self._weights)
 
     def routed(self, request: Request, pod: Pod, now: float) -> None:
-        """Its blocks are active from now on."""
+        """Count the request's blocks as active."""
         super().routed(request, pod, now)
         self._active[pod].update(request.blocks)
 
     def finished(self, request: Request, pod: Pod, now: float) -> None:
-        """Its blocks are active no longer, but for those that others share."""
+        """Stop counting the request's blocks, except those that other requests share."""
         super().finished(request, pod, now)
         active = self._active.get(pod, Counter())
         for block in request.blocks:
@@ -80,13 +79,12 @@ class Dynamo(Prefill):
                 del active[block]
 
     def left(self, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
         super().left(pod, now)
         self._active.pop(pod, None)
 
 
 def cost(raw_prefill: float, held: int, decode: int, requests: int, weights: Weights = DEFAULT) -> float:
-    """Of one pod, in blocks."""
+    """Return the cost of one pod, in blocks."""
     prefill = max(raw_prefill - weights.overlap_score_credit * held, 0.0)
     waiting = weights.prefill_load_scale * prefill
     return waiting + decode + weights.decode_active_request_weight * requests

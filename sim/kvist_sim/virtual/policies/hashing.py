@@ -23,7 +23,7 @@ from .counts import InFlight
 REPLICATION: Final = 256
 """Points of a pod on the ring."""
 PREFIX_BYTES: Final = 100
-"""Of the prompt, which are hashed."""
+"""Length of the prompt's prefix that is hashed."""
 LOAD_FACTOR: Final = 1.25
 """c: no pod has more than so many times the mean."""
 
@@ -46,7 +46,7 @@ class Ring:
             insort(self._points, (place(f"{pod.name}-{copy}".encode()), pod.number, pod), key=_at)
 
     def remove(self, pod: Pod) -> None:
-        """What it had goes to those behind it; the rest stays."""
+        """Remove a pod: its keys move to the next pods on the ring, the others stay."""
         self._points = [point for point in self._points if point[2] is not pod]
 
     def walk(self, key: bytes) -> Iterator[Pod]:
@@ -70,15 +70,12 @@ class SessionHash(Quiet):
         self._ring = Ring()
 
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
-        """See ``Policy``."""
         return pods.index(next(self._ring.walk(request.session.encode())))
 
     def joined(self, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
         self._ring.add(pod)
 
     def left(self, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
         self._ring.remove(pod)
 
 
@@ -91,17 +88,14 @@ class BoundedLoads(InFlight):
         self._ring = Ring()
 
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
-        """See ``Policy``."""
         bound = capacity(sum(self.requests[pod] for pod in pods), len(pods), self._factor)
         around = self._ring.walk(request.text[:PREFIX_BYTES])
         return pods.index(next(pod for pod in around if self.requests[pod] < bound))
 
     def joined(self, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
         self._ring.add(pod)
 
     def left(self, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
         super().left(pod, now)
         self._ring.remove(pod)
 

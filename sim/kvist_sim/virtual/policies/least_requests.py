@@ -20,5 +20,4 @@ class LeastRequests(InFlight):
         self._random = context.random
 
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
-        """See ``Policy``."""
         return least([self.requests[pod] for pod in pods], self._random)

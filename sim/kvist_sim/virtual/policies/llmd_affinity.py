@@ -26,7 +26,7 @@ class Affinity:
     threshold: float = 0.80
     """``affinityThreshold``: share of the prompt that makes a pod sticky."""
     max_penalty_seconds: float = 18.0
-    """``maxTTFTPenaltyMs``."""
+    """Value of ``maxTTFTPenaltyMs``, in seconds."""
 
 
 DEFAULT: Final = Affinity()
@@ -42,7 +42,6 @@ class Sticky(Prefill):
         self._index = Speculative(context.overlaps)
 
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
-        """See ``Policy``."""
         held = self._index.match(request.blocks, pods, now)
         uncached = [request.tokens - blocks * self._context.block_size for blocks in held]
         loads = [self.tokens[pod] for pod in pods]
@@ -52,12 +51,10 @@ class Sticky(Prefill):
         return self.expect(uncached, kept[most(scores, self._context.random)])
 
     def routed(self, request: Request, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
         super().routed(request, pod, now)
         self._index.routed(request.blocks, pod, now)
 
     def left(self, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
         super().left(pod, now)
         self._index.left(pod)
 

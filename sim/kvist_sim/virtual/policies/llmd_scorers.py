@@ -37,15 +37,16 @@ def token_load(tokens: Sequence[int], threshold: int = QUEUE_THRESHOLD_TOKENS) -
 
 
 class NoHitLru:
-    """``no-hit-lru-scorer``: requests that nobody has anything of go round the pods, so that caches grow
-    alike. Pods by number."""
+    """Scorer ``no-hit-lru-scorer``: requests without a cache hit anywhere rotate over the pods, so that
+    caches grow evenly. Pods by number."""
 
     def __init__(self, size: int = LRU_SIZE) -> None:
         self._size = size
         self._used: OrderedDict[int, None] = OrderedDict()
 
     def scores(self, pods: Sequence[int], *, cold: bool) -> list[float]:
-        """Never used first, in order, then least recently used; all neutral when somebody has a hit."""
+        """Prefer pods that were never used, in order, then the least recently used; neutral when a pod
+        has a hit."""
         if not cold:
             return [NEUTRAL] * len(pods)
         if len(pods) == 1:

@@ -17,12 +17,12 @@ from .speculative import Speculative
 from .ties import most
 
 SCRAPE_SECONDS: Final = 0.050
-"""``refresh-metrics-interval``."""
+"""Value of ``refresh-metrics-interval``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Of each scorer in the sum."""
+    """Weights of the scorers in the sum."""
 
     prefix: float = 3.0
     kv_cache_utilization: float = 2.0
@@ -44,20 +44,17 @@ class Weighted(Quiet):
         self._cold = False
 
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
-        """See ``Policy``."""
         held = self._index.match(request.blocks, pods, now)
         self._cold = not any(held)
         lru = self._lru.scores([pod.number for pod in pods], cold=self._cold)
         return most(blend(pods, prefix(held, len(request.blocks)), lru, self._weights), self._random)
 
     def routed(self, request: Request, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
         self._index.routed(request.blocks, pod, now)
         if self._cold:
             self._lru.routed(pod.number)
 
     def left(self, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
         self._index.left(pod)
 
 

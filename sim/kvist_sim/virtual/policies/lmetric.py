@@ -22,7 +22,6 @@ class LMetric(Prefill):
         self._context = context
 
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
-        """See ``Policy``."""
         context = self._context
         held = context.overlaps.match(request.blocks, pods)
         uncached = [request.tokens - blocks * context.block_size for blocks in held]

@@ -25,7 +25,7 @@ class Speculative:
         self._entries: deque[tuple[float, Pod, Sequence[int]]] = deque()
 
     def match(self, blocks: Sequence[int], pods: Sequence[Pod], now: float) -> list[int]:
-        """How many first blocks each pod holds or will hold."""
+        """Return the number of leading blocks that each pod holds or will hold."""
         self._forget(now)
         held = self._overlaps.match(blocks, pods)
         return [max(sure, depth(blocks, self._until[pod])) for sure, pod in zip(held, pods, strict=True)]

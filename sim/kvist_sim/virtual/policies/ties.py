@@ -18,5 +18,5 @@ def most(values: Sequence[float], random: Random) -> int:
 
 
 def depth(blocks: Sequence[int], held: Container[int]) -> int:
-    """How many first blocks are held, where whoever holds a block holds all before it."""
+    """Return the number of leading blocks held, given that a holder of a block holds all before it."""
     return bisect_left(blocks, True, key=lambda block: block not in held)

@@ -14,18 +14,18 @@ from kvist_sim.virtual.workloads import dialogues, prefixes
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A row."""
+    """Name, shape and pool of one workload."""
 
     name: str
     shape: Callable[[int], Shape]
     """For a pool of so many engines."""
     fleet: Callable[[int], Fleet]
     held_out: bool = False
-    """Not looked at while the policy was made: only its final figures count."""
+    """True if the workload was not used while the policy was developed: only its final figures count."""
 
 
 def even(engines: int) -> Fleet:
-    """All alike."""
+    """Return a pool of equal engines."""
     return Fleet((Hardware(),) * engines)
 
 

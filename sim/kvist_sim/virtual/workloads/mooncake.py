@@ -47,8 +47,8 @@ def read(path: Path) -> list[Line]:
 
 
 def trace(path: Path) -> Shape:
-    """Its requests one after the other, and again when it ends; the rate follows the load, the pattern of
-    the pauses is the trace's."""
+    """Return the requests of a trace in order, repeated when it ends; the rate follows the load, the pattern
+    of the pauses is the trace's."""
     lines = read(path)
 
     def bursts(_shared: Random) -> Iterator[Burst]:

@@ -23,7 +23,7 @@ class Asked:
 
 
 def asked(blocks: Sequence[int], *, tokens: int | None = None, session: str = "s") -> Asked:
-    """A prompt of these blocks; as many tokens as fill them unless told."""
+    """Return a prompt of these blocks, with as many tokens as fill them unless given."""
     count = len(blocks) * BLOCK_SIZE if tokens is None else tokens
     text = b"".join(block.to_bytes(8) for block in blocks).ljust(count * BYTES_PER_TOKEN, b".")
     return Asked(0, count, tuple(blocks), session, text)
@@ -50,7 +50,7 @@ def pods(count: int, *samples: Sample) -> list[Pod]:
 
 
 def context(overlaps: Overlaps | None = None, *, seed: int = 1, rate: float = 1_000.0) -> Context:
-    """What a policy is made with; `rate` in tokens/s."""
+    """Return the context for a policy; ``rate`` in tokens/s."""
     return Context(
         random=Random(seed),
         overlaps=overlaps or Held(),

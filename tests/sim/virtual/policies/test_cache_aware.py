@@ -30,7 +30,7 @@ def test_thresholds_by_hand() -> None:
 def test_a_look_up_finds_the_longest_prefix_ever_routed(
     routed: list[tuple[list[int], int]], wanted: list[int]
 ) -> None:
-    """The blocks known are those of the longest common prefix with any prompt, whoever got it."""
+    """The blocks found are those of the longest common prefix with any prompt, whichever worker got it."""
     tree = Tree()
     for word, worker in routed:
         tree.insert(chain(word), worker)
@@ -79,7 +79,7 @@ def test_a_worker_that_goes_leaves_nothing(routed: list[tuple[list[int], int]]) 
 
 
 def test_the_least_recently_used_leaf_goes_first() -> None:
-    """Of two prompts behind a shared one the older leaf is evicted, the shared part stays."""
+    """The least recently used leaf behind a shared prefix is evicted, and the shared prefix stays."""
     tree = Tree()
     for word in ([1, 1], [1, 2]):
         tree.insert(chain(word), 0)

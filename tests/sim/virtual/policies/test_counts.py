@@ -1,4 +1,4 @@
-"""What routers count, and least requests, which only counts."""
+"""Tests of the routers' counters, and of least requests, which uses only them."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ from kvist_sim.virtual.policies.ties import depth, least
 
 
 def test_a_prompt_is_owed_until_its_first_token() -> None:
-    """A request owes what was expected from routing to its first token, and counts until it ends."""
+    """A request's expected tokens count from routing to its first token, and the request until it ends."""
     counts, pod, request = Prefill(), pods(1)[0], asked([1, 2])
     counts.expect([320], 0)
     counts.routed(request, pod, 0.0)
@@ -22,7 +22,7 @@ def test_a_prompt_is_owed_until_its_first_token() -> None:
 
 
 def test_a_request_that_ends_before_its_first_token_owes_nothing() -> None:
-    """A broken request takes what it owed with it, also when its pod has left before."""
+    """An interrupted request removes its backlog, also when its pod left before."""
     counts, (kept, lost) = Prefill(), pods(2)
     for pod in (kept, lost):
         request = asked([1])
@@ -51,5 +51,5 @@ def test_equal_ones_are_chosen_by_lot() -> None:
 
 @given(st.lists(st.integers(0, 9), unique=True), st.integers(0, 12))
 def test_depth_is_the_number_of_first_blocks_held(blocks: list[int], held: int) -> None:
-    """For whoever holds the first blocks of a chain and nothing behind, depth counts them."""
+    """The depth counts the leading blocks held, given that no later block is held alone."""
     assert depth(blocks, set(blocks[:held])) == min(held, len(blocks))

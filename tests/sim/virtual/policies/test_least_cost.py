@@ -21,11 +21,11 @@ def test_ttft_by_hand() -> None:
 
 
 def test_greedy_leaves_a_holder_that_would_answer_later() -> None:
-    """It follows the prefix while the queue is shorter than what the prefix saves, and no longer."""
+    """The policy follows the prefix as long as the queue is shorter than the time that the prefix saves."""
     policy, fleet = Greedy(context(Held({0: 4}))), pods(2)
     prompt = range(5)
     sent = [send(policy, asked([*prompt]), fleet) for _ in range(6)]
-    # pod 0 owes 16 a request; at 64 owed (64 + 16) equals what an idle pod needs for all 80
+    # pod 0 has a backlog of 16 a request; at 64, 64 + 16 equals the 80 that an idle pod needs
     assert sent[:4] == [0, 0, 0, 0]
     assert sent.count(1) >= 1
 

@@ -100,7 +100,7 @@ def test_sticky_burns_a_holder_until_the_penalty_then_spreads() -> None:
 
 @pytest.mark.parametrize("now", [0.0, 1.9])
 def test_speculative_entries_hold_until_they_expire(now: float) -> None:
-    """What was routed at 0 counts at 1.9 s and no longer at 2 s."""
+    """An entry routed at 0 counts at 1.9 s and no longer at 2 s."""
     index, fleet = Speculative(Held({1: 1})), pods(2)
     index.routed([1, 2, 3], fleet[0], 0.0)
     assert index.match([1, 2, 3, 4], fleet, now) == [3, 1]

@@ -34,7 +34,7 @@ def test_pods_come_and_go(spec: Spec) -> None:
 
 @pytest.mark.parametrize("spec", MINE, ids=lambda spec: spec.name)
 def test_a_run_is_repeated_by_its_seed(spec: Spec) -> None:
-    """The same dice and the same traffic choose the same pods."""
+    """Equal seeds and traffic give equal choices."""
     runs = []
     for _ in range(2):
         policy, fleet = spec.make(context(Held({1: 2}), seed=9)), pods(3)
