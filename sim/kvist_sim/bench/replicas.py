@@ -39,7 +39,7 @@ BATCH_BLOCKS: Final = 64
 CHAIN_BLOCKS: Final = 640
 """A prompt of 10,000 tokens."""
 PICKS_PER_SECOND: Final = 100.0
-"""Asked of the replica that gives its snapshot."""
+"""Rate of requests to the replica that sends its snapshot."""
 WARM: Final = "--warm-seconds=300"
 
 
@@ -56,14 +56,14 @@ class Plan:
 
 @dataclass(slots=True)
 class Bench:
-    """Engines that are up, and pickers at fixed ports."""
+    """Engines that are running, and pickers at fixed ports."""
 
     children: Children
     file: Path
     peer_ports: Sequence[int]
 
     async def start(self, number: int, *, peers: bool) -> tuple[launch.Picker, float]:
-        """A picker, and the seconds until it was ready."""
+        """Start a picker; return it and the seconds until it was ready."""
         named = ",".join(f"{launch.HOST}:{port}" for port in self.peer_ports)
         together = [f"--peers={named}", f"--peer-port={self.peer_ports[number]}"] if peers else []
         began = time.perf_counter()
@@ -85,7 +85,7 @@ class Bench:
 
 @asynccontextmanager
 async def bench(folder: Path, blocks: int) -> AsyncIterator[Bench]:
-    """Sixteen engines that answer at once, and their KV events: so many blocks in their rings."""
+    """Start sixteen engines that answer at once, and their KV events: ``blocks`` blocks in their rings."""
     engines = launch.engine_ports(ENGINES)
     async with AsyncExitStack() as stack:
         children = await stack.enter_async_context(Children(folder))

@@ -20,7 +20,7 @@ FAILED: Final = 1
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run both policies and print the comparison; 0 only when every request counted was fair and answered."""
+    """Run both policies and print the comparison. Return 0 only when both runs are valid."""
     progress = _console(stderr=True)
     try:
         report = run(demo(_plan(options), Display(progress)))

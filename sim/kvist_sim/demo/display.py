@@ -12,12 +12,12 @@ from kvist_sim import load
 
 REFRESH_SECONDS: Final = 0.25
 RECENT: Final = 100
-"""Requests that the live figures are of."""
+"""Number of requests in the live figures."""
 _NAME_WIDTH: Final = 12
 
 
 class Display:
-    """Writes to one console, which must not be the one the result goes to when that is for programs."""
+    """Progress on one console, which must not be stdout when that carries JSON."""
 
     def __init__(self, console: Console) -> None:
         """``console`` usually is stderr."""
@@ -37,7 +37,7 @@ class Display:
 
     @contextmanager
     def start(self, policy: str, what: str) -> Iterator[None]:
-        """Something starts, which takes a moment; says how long when it has."""
+        """Show that a component starts, and how long it took."""
         began = time.monotonic()
         if self._console.is_terminal:
             with self._console.status(f"{policy}: starting {what} …"):
@@ -58,16 +58,16 @@ class Display:
 
 
 class LoadDisplay:
-    """The bar of one run."""
+    """Bar of one run."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         """Made by ``Display.load``."""
         self._progress, self._task = progress, task
         self.latest = ""
-        """The figures shown last."""
+        """Figures shown last."""
 
     def update(self, elapsed: float, state: load.Progress, phase: str) -> None:
-        """Show where the load is; ``phase`` says which part it is in."""
+        """Show the state of the load; ``phase`` names the part."""
         self.latest = figures(state)
         self._progress.update(self._task, completed=elapsed, figures=f"{self.latest} · {phase}")
 

@@ -1,4 +1,4 @@
-"""The sizes of a demo: a pool that is near its cache capacity, because that is where routing matters.
+"""Sizes of a demo: a pool close to its cache capacity, because there routing matters.
 
 All engines' caches together hold every system prompt with room to spare; one engine's alone does not.
 A policy that sends a prompt anywhere makes every engine cache every prompt, and all of them thrash.
@@ -40,7 +40,7 @@ class Plan:
 
     @property
     def warm_up_seconds(self) -> float:
-        """Each system prompt once, at half the rate that the traffic has."""
+        """Seconds to send each system prompt once, at half the rate of the traffic."""
         return self.shape.groups / self.warm_up_rate
 
     @property

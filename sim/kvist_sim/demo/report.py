@@ -1,4 +1,4 @@
-"""A demo's result, as a table for people and as JSON for programs."""
+"""Results of a demo as a table and as JSON."""
 
 import dataclasses
 import platform
@@ -19,9 +19,9 @@ from .plan import Plan
 KVIST: Final = "kvist"
 ROUND_ROBIN: Final = "round robin"
 TENFOLD: Final = 10
-"""From here on a ratio is shown without decimals."""
+"""Ratio from which on no decimals are shown."""
 TOLERATED_ERROR_SHARE: Final = 0.01
-"""A run with more failed requests than this has failed, however fast the rest was."""
+"""Largest share of failed requests in a valid run, however fast the rest was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Report:
     round_robin: Summary
 
     def failure(self) -> str | None:
-        """Why this is no result, if it is none."""
+        """Return the reason why the result does not count; None if it does."""
         for name, summary in ((KVIST, self.kvist), (ROUND_ROBIN, self.round_robin)):
             if summary.requests == summary.unfinished:
                 return f"{name}: none of {summary.requests} requests was answered"
@@ -85,7 +85,7 @@ def explanation(plan: Plan) -> str:
 
 
 def table(report: Report) -> RenderableType:
-    """The explanation and the figures side by side."""
+    """Return the explanation and the figures side by side."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     shown.add_column("")
     shown.add_column(KVIST, justify="right", style="bold green")

@@ -1,4 +1,4 @@
-"""Runs a demo: for each policy fresh engines, the same warm-up, the same traffic."""
+"""Run a demo: for each policy fresh engines, the same warm-up, the same traffic."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from .report import KVIST, ROUND_ROBIN, Report
 POLICIES: Final = (KVIST, ROUND_ROBIN)
 PICKS_METRIC: Final = "kvist_epp_requests_total"
 METRICS_SECONDS: Final = 3.0
-"""Longest wait for the picker's counters, which it does not bring up to date with every request."""
+"""Longest wait for the picker's counters, which it updates with a delay."""
 PICKER_ARGUMENTS: Final = ("--log-requests=false", "--log-format=text")
 """Flags with which the tail of the picker's log shows errors only."""
 PICKED_SHARE: Final = 0.95
@@ -31,7 +31,7 @@ PICKED_SHARE: Final = 0.95
 
 
 async def demo(plan: Plan, display: Display) -> Report:
-    """Both runs. Raises ChildFailedError when a component fails, EnvoyMissingError without an Envoy."""
+    """Run both policies. Raises ChildFailedError when a component fails, EnvoyMissingError without Envoy."""
     kvist, round_robin = [await _run(plan, policy, display) for policy in POLICIES]
     return Report(plan, kvist, round_robin)
 
@@ -123,7 +123,7 @@ async def _load(plan: Plan, gateway: _Gateway, shown: LoadDisplay) -> list[load.
 
 
 def traffic(plan: Plan) -> Iterator[Arrival]:
-    """Warm-up, then the traffic; the same for every policy."""
+    """Return the warm-up, then the traffic; equal for every policy."""
     shape, begin = plan.shape, plan.warm_up_seconds
     first = warm_up(shape, rate=plan.warm_up_rate, seed=plan.seed, model=MODEL_NAME)
     rest = arrivals(shape, rate=plan.rate, seed=plan.seed, model=MODEL_NAME)

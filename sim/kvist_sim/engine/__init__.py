@@ -1,4 +1,4 @@
-"""An engine that looks like vLLM from outside and computes nothing.
+"""Simulated engine: vLLM's command line, API, metrics and KV events, without computation.
 
 ::
 

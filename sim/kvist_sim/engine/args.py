@@ -1,4 +1,4 @@
-"""From a parsed command line to frozen settings: what the simulator uses of vLLM's flags, and its own.
+"""Settings of the simulator from a parsed command line: the vLLM flags it uses, and its own.
 
 What vLLM derives is derived the same way where the outside can see it (``vllm/engine/arg_utils.py``,
 ``vllm/config/{scheduler,kv_events}.py``); what only hardware could tell has a default of ours (``timing``).

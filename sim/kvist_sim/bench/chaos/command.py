@@ -1,4 +1,4 @@
-"""``kvist bench chaos``: steady load while things break, one at a time; every request is accounted for.
+"""Run ``kvist bench chaos``: steady load with one fault at a time; every request is accounted for.
 
 Warm-up, then one phase after the other without a pause of the load: `LEAD_SECONDS` of calm, the fault, and
 the rest of the phase to heal in. ``judge`` says what counts as lost, cut and healed.
@@ -47,24 +47,27 @@ class Plan:
 
     @property
     def settle(self) -> float:
-        """After a fault, until the prediction is judged; less in shorter runs, which are no proof."""
+        """Seconds from a fault until the prediction is judged; fewer in shorter runs, which prove nothing."""
         least = self.phase_seconds - LEAD_SECONDS - 3 * WINDOW / self.rate
         return min(SETTLE_SECONDS, max(0.0, least))
 
     @property
     def full(self) -> bool:
-        """Whether the run proves what it should: every phase, at full length and rate."""
+        """True if the run is complete: every phase, at full length and rate."""
         enough = self.rate >= RATE and self.phase_seconds >= PHASE_SECONDS
         return enough and len(self.scenes) == len(SCENES)
 
     @property
     def warm_seconds(self) -> float:
-        """Before the first phase."""
+        """Seconds before the first phase."""
         return SHAPE.groups / WARM_RATE + STEADY_SECONDS
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the phases, show the table; not 0 when a bound is broken or a component failed."""
+    """Run the phases and print the table.
+
+    Return a non-zero code when a bound is broken or a component failed.
+    """
     say = console()
     return prove("chaos", chaos(_plan(options), say), say, options, table=table, document=document)
 
@@ -82,7 +85,7 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 
 def scenes(only: Sequence[str], setup: Setup) -> tuple[Scene, ...]:
-    """The phases asked for (all, when none is named), in their order. Raises SystemExit for unknown names."""
+    """Return the named phases in order, or all if none is named. Raises SystemExit for unknown names."""
     possible = {scene.name: scene for scene in SCENES if scene.needs(setup)}
     if unknown := [name for name in only if name not in possible]:
         raise SystemExit(f"--only: no phase {', '.join(unknown)}; there are: {', '.join(possible)}")
@@ -90,7 +93,7 @@ def scenes(only: Sequence[str], setup: Setup) -> tuple[Scene, ...]:
 
 
 async def chaos(plan: Plan, say: Console) -> Report:
-    """All phases. Raises ChildFailedError, EnvoyMissingError."""
+    """Run all phases. Raises ChildFailedError, EnvoyMissingError."""
     with folder(plan.logs) as name:
         say.print(f"starting {plan.setup.engines} engines, {plan.setup.pickers} pickers, Envoy")
         async with Stack(plan.setup, name) as stack:
@@ -159,7 +162,7 @@ async def _sleep(seconds: float, load: asyncio.Task[None], stack: Stack) -> None
 
 
 def traffic(plan: Plan) -> Iterator[Arrival]:
-    """Every shared prompt once, then the rate, without end."""
+    """Yield every shared prompt once, then requests at the rate, without end."""
     begin = SHAPE.groups / WARM_RATE
     first = warm_up(SHAPE, rate=WARM_RATE, seed=plan.seed, model=MODEL_NAME)
     rest = arrivals(SHAPE, rate=plan.rate, seed=plan.seed, model=MODEL_NAME)

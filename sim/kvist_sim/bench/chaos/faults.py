@@ -1,4 +1,4 @@
-"""The faults of a chaos run, one function each: what is done to the stack, and what is seen of it.
+"""Faults of a chaos run, one function each: the action on the stack, and the observation.
 
 A fault begins when its function is called and is over, everything restored, when it returns; that must
 be well within the 30 seconds after which the prediction is judged.
@@ -15,7 +15,7 @@ from kvist_sim.bench.harness.stack import FIRST_ENGINE, Setup, Stack
 from kvist_sim.launch import HOST, metric
 
 Say = Callable[[str], None]
-"""Notes a step, with the time of now."""
+"""Records a step with the present time."""
 Fault = Callable[[Stack, Say], Awaitable[None]]
 
 DOWN_SECONDS: Final = 4.0
@@ -24,7 +24,7 @@ MISCHIEF_SECONDS: Final = 10.0
 DROP_SHARE: Final = 0.05
 SWAP_SHARE: Final = 0.05
 BURST: Final = 100
-"""Messages in a row that one engine's subscribers lose, besides."""
+"""Further messages in a row that the subscribers of one engine lose."""
 PARTITION_SECONDS: Final = 15.0
 HEARING_SECONDS: Final = 5.0
 """Seconds after the fault until the replicas' view of each other is read."""
@@ -34,12 +34,12 @@ ROTATION_SECONDS: Final = 12.0
 
 
 async def quiet(_: Stack, say: Say) -> None:
-    """No fault: the base line."""
+    """Apply no fault: the baseline."""
     say("nothing is done")
 
 
 async def engine_killed(stack: Stack, say: Say) -> None:
-    """One engine is killed and started again."""
+    """Kill one engine and start it again."""
     engine = stack.engines[FIRST_ENGINE]
     say(f"{engine.name} SIGKILL")
     await stack.kill_engine(engine.number)
@@ -49,7 +49,7 @@ async def engine_killed(stack: Stack, say: Say) -> None:
 
 
 async def picker_killed(stack: Stack, say: Say) -> None:
-    """One picker of three is killed and started again."""
+    """Kill one picker of three and start it again."""
     say("picker-0 SIGKILL")
     await stack.end_picker(0, signal.SIGKILL)
     await asyncio.sleep(DOWN_SECONDS)
@@ -63,7 +63,7 @@ async def picker_ended(stack: Stack, say: Say) -> None:
 
 
 async def all_pickers_rolled(stack: Stack, say: Say) -> None:
-    """A rollout: one picker after the other ends and comes back."""
+    """Restart one picker after the other, as a rollout does."""
     for picker in stack.pickers:
         await _rolled(stack, picker.number, say)
 
@@ -77,7 +77,7 @@ async def _rolled(stack: Stack, number: int, say: Say) -> None:
 
 
 async def events_lost(stack: Stack, say: Say) -> None:
-    """Event messages are dropped and reordered, for all pickers, of all engines but the first."""
+    """Drop and reorder event messages, for all pickers, of all engines but the first."""
     before = sum(relay.passed for relay in stack.relays)
     for relay in stack.relays:
         relay.mischief.begin(drop=DROP_SHARE, swap=SWAP_SHARE)
@@ -95,7 +95,7 @@ async def events_lost(stack: Stack, say: Say) -> None:
 
 
 async def pickers_parted(stack: Stack, say: Say) -> None:
-    """The first picker can neither reach the others nor be reached by them; engines and Envoy can."""
+    """Separate the first picker from the others; engines and Envoy still reach it."""
     cut = [relay for ends, relay in stack.links.items() if 0 in ends]
     for relay in cut:
         relay.part()
@@ -110,7 +110,7 @@ async def pickers_parted(stack: Stack, say: Say) -> None:
 
 
 async def certificates_rotated(stack: Stack, say: Say) -> None:
-    """Every picker gets a new certificate and key, as a mounted Secret changes."""
+    """Give every picker a new certificate and key, as a mounted Secret changes."""
     assert stack.secrets is not None
     fresh = {picker.number: stack.secrets.rotate(picker.name) for picker in stack.pickers}
     say(f"{len(fresh)} certificates replaced on disk")
@@ -146,7 +146,7 @@ async def _metrics(stack: Stack, name: str, label: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A phase to come."""
+    """One phase of the run: a name and a fault."""
 
     name: str
     fault: Fault
@@ -164,4 +164,4 @@ SCENES: Final = (
     Scene("certificates", certificates_rotated, lambda setup: setup.tls),
 )
 ELSEWHERE: Final = {"API watch cut": "make test-cluster: it needs a real Kubernetes API server"}
-"""Faults of the list that this command cannot make."""
+"""Faults that this command cannot make, with the command that does."""

@@ -31,7 +31,7 @@ JUDGED_SHARE: Final = 0.9
 """Share of a window that must have been picked and reported; with fewer, no error is computed."""
 ERROR_BOUND: Final = 0.01
 SETTLE_SECONDS: Final = 30.0
-"""After a fault began."""
+"""Seconds after the begin of a fault until the prediction is judged."""
 SLACK_SECONDS: Final = 0.5
 EXAMPLES: Final = 8
 
@@ -69,17 +69,17 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """A prediction held against the truth."""
+    """Predicted and reported cached tokens."""
 
     predicted: int
     reported: int
     judged: int
-    """Requests behind the sums."""
+    """Number of requests in the sums."""
     of: int
 
     @property
     def share(self) -> float:
-        """0.01 is one per cent; infinite when it says nothing."""
+        """Relative error, 0.01 for one per cent; infinite when too few requests were judged."""
         if self.judged < JUDGED_SHARE * self.of or not self.reported:
             return float("inf")
         return abs(self.predicted - self.reported) / self.reported
@@ -87,7 +87,7 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One phase; times in seconds."""
+    """Figures of one phase; times in seconds."""
 
     phase: Phase
     sent: int
@@ -99,7 +99,7 @@ class Figures:
     """Requests that failed while no pod was healthy; these are not counted as lost."""
     retried: int
     unpicked: int
-    """Answered without a pick: Envoy's own balancing stepped in."""
+    """Requests answered without a pick, by Envoy's own balancing."""
     ttft_p50: float
     ttft_p90: float
     before: Error
@@ -108,7 +108,7 @@ class Figures:
     """Over the `WINDOW` requests that begin `SETTLE_SECONDS` after the fault."""
     healed: float
     examples: Sequence[str] = ()
-    """A few of those that were lost or cut, in words."""
+    """Descriptions of a few lost or cut requests."""
 
     def broken(self) -> list[str]:
         """Bounds that do not hold, in words; empty is good."""
@@ -126,7 +126,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything a run left behind."""
+    """All records of a run."""
 
     records: Sequence[Record]
     predictions: Mapping[str, Prediction]
@@ -135,7 +135,7 @@ class Evidence:
 
 
 def judge(phase: Phase, evidence: Evidence, *, settle: float = SETTLE_SECONDS) -> Figures:
-    """Figures of the requests that began in the phase."""
+    """Return the figures of the requests that began in the phase."""
     begun = [r for r in evidence.records if phase.begin <= r.began < phase.end]
     failed = [r for r in begun if r.status != OK]
     lost = [r for r in failed if healthy(evidence.lives, r.began, r.ended)]
@@ -172,12 +172,12 @@ def _told(phase: Phase, record: Record) -> str:
 
 
 def healthy(lives: Iterable[Life], begin: float, end: float) -> bool:
-    """Whether one pod was healthy all the time from ``begin`` to ``end``."""
+    """Return whether one pod was healthy all the time from ``begin`` to ``end``."""
     return any(life.since <= begin and (life.killed is None or life.killed > end) for life in lives)
 
 
 def died_under(record: Record, lives: Iterable[Life]) -> bool:
-    """Whether the engine that was answering was killed while it did."""
+    """Return whether the engine that was answering was killed at that time."""
     begin = record.began if record.first is None else record.first
     return any(
         life.engine == record.upstream

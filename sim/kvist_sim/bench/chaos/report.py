@@ -16,12 +16,12 @@ from kvist_sim.bench.chaos.judge import ERROR_BOUND, WINDOW, Error, Figures
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole run."""
+    """Figures of all phases."""
 
     phases: Sequence[Figures]
     setting: Mapping[str, Any]
     elsewhere: Mapping[str, str]
-    """Faults that this command cannot make, and who does."""
+    """Faults that this command cannot make, with the command that does."""
 
     def broken(self) -> list[str]:
         """Every bound that does not hold, with its phase."""
@@ -29,7 +29,7 @@ class Report:
 
 
 def table(report: Report) -> RenderableType:
-    """One line per phase, and what was done in each."""
+    """Return one line per phase, and the steps of each."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("phase", no_wrap=True)
     for head in (

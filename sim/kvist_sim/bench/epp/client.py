@@ -1,4 +1,4 @@
-"""A closed-loop HTTP/1.1 client that does as little as can be: prebuilt bytes out, a status and a length in.
+"""Closed-loop HTTP/1.1 client with minimal cost: prebuilt bytes out, a status and a length in.
 
 Its own cost is part of every latency it measures, with and without the filter alike.
 """
@@ -24,10 +24,10 @@ class Sample:
     errors: int = 0
     """Answers other than 200, and connections lost."""
     uncounted: int = 0
-    """Requests that opened the connections: no latency of theirs counts, but the picker worked for them."""
+    """Requests that opened the connections: their latencies do not count, but the picker's CPU time does."""
 
     def add(self, other: "Sample") -> None:
-        """Take in another window of the same cell."""
+        """Add another window of the same cell."""
         self.seconds += other.seconds
         self.latencies += other.latencies
         self.errors += other.errors

@@ -1,4 +1,4 @@
-"""``kvist bench epp``: what the picker costs behind a real Envoy.
+"""Run ``kvist bench epp``: the cost of the picker behind a real Envoy.
 
 ::
 
@@ -78,13 +78,13 @@ class Plan:
     """Seconds for each cell, over all rounds."""
     profile: bool = False
     tls: bool = True
-    """One more column: the first way, with TLS between Envoy and the picker."""
+    """True for one more column: the first way, with TLS between Envoy and the picker."""
     revision: str = ""
-    """An older one to compare with; then only the first way is measured, of both."""
+    """Older revision to compare with; then only the first way is measured, for both."""
 
     @property
     def ways(self) -> list[Way]:
-        """The base line first."""
+        """Configurations to measure, the baseline first."""
         asked = [Way(transport, mode) for transport in self.transports for mode in self.modes]
         if self.revision:
             asked = [dataclasses.replace(asked[0], revision=self.revision), asked[0]]
@@ -94,7 +94,7 @@ class Plan:
 
     @property
     def asked(self) -> list[Way]:
-        """One way of each picker."""
+        """One configuration for each picker process."""
         return list({way.picker: way for way in self.ways if way.transport}.values())
 
 
@@ -111,7 +111,10 @@ class Bench:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Measure, show the tables, write the JSON; not 0 when a component or a request failed."""
+    """Measure, print the tables, write the JSON.
+
+    Return a non-zero code when a component or a request failed.
+    """
     say = Console(stderr=True, width=WIDTH, highlight=False)
     try:
         report = run(bench(_plan(options), say), loop_factory=uvloop.new_event_loop)

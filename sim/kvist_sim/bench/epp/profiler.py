@@ -18,7 +18,7 @@ INTERVAL_SECONDS: Final = 0.001
 """CPU time between samples; the kernel rounds it up to its tick."""
 TOP: Final = 25
 PLUMBING_SHARE: Final = 0.95
-"""A function with more than this under it is the way to the work, not the work."""
+"""Share of samples below a function above which it is left out as mere plumbing."""
 _OWN, _ALL = "own", "all"
 
 
@@ -57,24 +57,24 @@ def _name(frame: FrameType) -> str:
 
 
 def profiled(folder: Path, picker: str) -> list[str]:
-    """The command that runs a profiled picker of this name, up to its arguments."""
+    """Return the command that runs a profiled picker of this name, without its arguments."""
     return [sys.executable, "-m", "kvist_sim.bench.epp.profiler", str(_file(folder, picker))]
 
 
 def begin(pid: int) -> None:
-    """Make a profiled picker count from now on."""
+    """Start the sampling of a profiled picker."""
     os.kill(pid, signal.SIGUSR1)
 
 
 def profiles(folder: Path, pickers: Sequence[str]) -> Iterator[str]:
-    """A page per picker: the functions with most CPU time of their own."""
+    """Return a page per picker: the functions with most CPU time of their own."""
     for picker in pickers:
         found = json.loads(_file(folder, picker).read_text())
         yield f"picker {picker}: where its CPU time goes\n{page(found[_OWN], found[_ALL])}"
 
 
 def page(own: dict[str, int], every: dict[str, int]) -> str:
-    """Shares in per cent, of the function itself and with all it calls; sorted by each."""
+    """Return shares in per cent, of the function itself and with all it calls; sorted by each."""
     total = max(1, sum(own.values()))
     work = {name: count for name, count in every.items() if count <= PLUMBING_SHARE * total}
     lines = [f"{total} samples"]
@@ -93,7 +93,7 @@ def _file(folder: Path, picker: str) -> Path:
 
 
 def main(file: Path, arguments: Sequence[str]) -> int:
-    """Run a picker; its exit code."""
+    """Run a picker and return its exit code."""
     from kvist_epp.__main__ import main as picker
 
     sampler = Sampler()

@@ -17,7 +17,7 @@ from kvist_sim.workloads import text
 
 MODEL_NAME: Final = "kvist-bench"
 VARIANTS: Final = 4
-"""Different bodies of each size and shape, so that no one of them is all that stays in the CPU's caches."""
+"""Number of bodies of each size and shape, so that the CPU's caches do not hold just one of them."""
 WARM_VARIANTS: Final = 2
 """Number of variants that share a cached prefix."""
 WARM_SHARE: Final = 0.75
@@ -42,7 +42,7 @@ class Shape(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One sort of request."""
+    """Size and shape of a request."""
 
     kilobytes: int
     """Length of the prompt's text, all messages together, in units of 1,000 bytes."""
@@ -55,18 +55,18 @@ class Kind:
 
 
 def bodies(kind: Kind) -> list[bytes]:
-    """The variants, plain ASCII. The first ones are warm."""
+    """Return the variants, plain ASCII. The first ones are warm."""
     return [_body(kind, variant) for variant in range(VARIANTS)]
 
 
 @functools.cache
 def requests(kind: Kind) -> list[bytes]:
-    """The variants as whole HTTP requests."""
+    """Return the variants as complete HTTP requests."""
     return [request_bytes("POST", kind.shape.path, "bench", body) for body in bodies(kind)]
 
 
 def warm(kinds: list[Kind]) -> Iterator[tuple[str, bytes]]:
-    """Path and body of every request whose prefix an engine holds."""
+    """Yield path and body of every request whose prefix an engine caches."""
     for kind in kinds:
         for body in bodies(kind)[:WARM_VARIANTS]:
             yield kind.shape.path, body

@@ -28,10 +28,7 @@ _FILLER_WORDS: Final = 2_000
 
 
 def chains(model: Model, kinds: Sequence[Kind], blocks: int) -> Iterator[list[int]]:
-    """Token ids of what is cached, whole blocks, ``blocks`` of them in all.
-
-    First the beginning of each warm prompt, then filler.
-    """
+    """Return token ids of the cached chains: whole blocks, ``blocks`` of them in all."""
     left = blocks
     for tokens in itertools.chain(_warm_tokens(model, kinds), _filler(model)):
         whole = min(left, len(tokens) // BLOCK_SIZE)
@@ -42,7 +39,7 @@ def chains(model: Model, kinds: Sequence[Kind], blocks: int) -> Iterator[list[in
 
 
 def batches(tokens: Sequence[int], hashes: Iterator[int]) -> Iterator[Batch]:
-    """The events of one chain, as prefill sends them: each goes on where the last one ended."""
+    """Yield the events of one chain, as prefill sends them: each continues the one before."""
     parent: int | None = None
     step = BLOCKS_PER_EVENT * BLOCK_SIZE
     for begin in range(0, len(tokens), step):
@@ -67,7 +64,7 @@ def _filler(model: Model) -> Iterator[list[int]]:
 
 
 async def publish(spec: dict[str, Any], ready: Callable[[], object]) -> None:
-    """Bind all sockets, put all events in their rings, say so, and answer replays until cancelled."""
+    """Bind all sockets, put all events in their rings, call ``ready``, and answer replays until cancelled."""
     publishers = [
         Publisher(PublisherConfig(endpoint=f"tcp://*:{events}", replay_endpoint=f"tcp://*:{replay}"))
         for events, replay in spec["sockets"]

@@ -31,7 +31,7 @@ AIMS: Final = (
 )
 """Microseconds of the picker's CPU per request, all work included."""
 RISE_BOUND: Final = 0.15
-"""Over an older revision, without TLS."""
+"""Largest acceptable rise over an older revision, without TLS."""
 LOOPS: Final = 9
 PACKAGES: Final = (
     "kvist",
@@ -53,13 +53,13 @@ class Way:
     transport: str | None
     mode: str | None
     tls: bool = False
-    """Between Envoy and the picker."""
+    """True for TLS between Envoy and the picker."""
     revision: str = ""
     """Git revision of the picker; empty for the working tree."""
 
     @property
     def picker(self) -> str:
-        """Which picker is asked; those of equal name are one process."""
+        """Name of the picker process; equal names share one process."""
         parts = (self.revision, self.transport or "", "TLS" if self.tls else "")
         return " ".join(part for part in parts if part)
 
@@ -71,7 +71,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One way, one kind of request, one concurrency."""
+    """One configuration, one kind of request, one concurrency."""
 
     way: Way
     kind: Kind
@@ -93,27 +93,27 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole run."""
+    """Figures of all cells."""
 
     cells: Mapping[Cell, Figures]
     ways: Sequence[Way]
     kinds: Sequence[Kind]
     concurrencies: Sequence[int]
     setting: Mapping[str, Any]
-    """Endpoints, blocks in the index, seconds a cell."""
+    """Number of endpoints, blocks in the index, seconds per cell."""
 
     def added(self, cell: Cell, name: str) -> float:
-        """Latency percentile of a cell above the same without the filter, in seconds."""
+        """Return a cell's latency percentile minus that of the baseline, in seconds."""
         base = self.cells[Cell(Way(None, None), cell.kind, cell.concurrency)]
         return float(getattr(self.cells[cell], name) - getattr(base, name))
 
     def errors(self) -> int:
-        """Answers that were not 200, in all cells."""
+        """Return the number of answers other than 200, in all cells."""
         return sum(figures.errors for figures in self.cells.values())
 
 
 def figures(sample: Sample, cpu: float | None) -> Figures:
-    """Figures of one window; ``cpu`` is the picker's seconds in it."""
+    """Return the figures of one window; ``cpu`` is the picker's CPU seconds in it."""
     answered = len(sample.latencies) + sample.errors
     return Figures(
         requests=answered,
@@ -126,7 +126,8 @@ def figures(sample: Sample, cpu: float | None) -> Figures:
 
 
 def middle(windows: Sequence[Figures]) -> Figures:
-    """A cell's windows together: counts added up, of all else the median, so that one bad moment is out."""
+    """Return a cell's windows as one: counts are added, other figures are medians, which ignore one bad
+    window."""
     cpu = [found.cpu_per_request for found in windows if found.cpu_per_request is not None]
     return Figures(
         requests=sum(found.requests for found in windows),
@@ -139,7 +140,7 @@ def middle(windows: Sequence[Figures]) -> Figures:
 
 
 def tables(report: Report) -> RenderableType:
-    """Everything, for a console of 100 columns."""
+    """Return all tables, for a console of 100 columns."""
     parts: list[RenderableType] = [Text(_heading(report))]
     for concurrency in report.concurrencies:
         parts += [_work(report, concurrency), _latency(report, concurrency)]
@@ -263,12 +264,12 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """Now over then, without TLS."""
+        """CPU now divided by CPU then, without TLS."""
         return self.now / self.before
 
 
 def changes(report: Report) -> list[Change]:
-    """Kind by kind at the aims' concurrency; empty in a run without an older revision."""
+    """Return changes by kind at the aims' concurrency; empty in a run without an older revision."""
     older = next((way for way in report.ways if way.revision), None)
     return [_change(report, kind, older) for kind in report.kinds] if older else []
 
@@ -288,7 +289,7 @@ def rise(found: Sequence[Change]) -> float:
 
 
 def changes_table(found: Sequence[Change]) -> RenderableType:
-    """Then and now, kind by kind."""
+    """Return a table of the changes by kind."""
     table = _table(["before", "now", "", "with TLS", ""])
     for change in found:
         tls = change.tls or 0.0

@@ -1,4 +1,4 @@
-"""Direct requests at a steady rate, each settled by an access log entry a moment after its pick."""
+"""Send direct requests at a steady rate; each is settled by an access log entry a moment after its pick."""
 
 import asyncio
 import itertools
@@ -15,7 +15,7 @@ from kvist_sim.workloads import text
 
 TICK_SECONDS: Final = 0.01
 SERVED_SECONDS: Final = 0.2
-"""From a pick to the access log's entry, as if an engine had answered meanwhile."""
+"""Seconds from a pick to the access log's entry, in place of an engine's answer."""
 REST_SECONDS: Final = 10.0
 """Longest wait for the last answers."""
 QUESTIONS: Final = 997
@@ -32,7 +32,7 @@ class Settler:
         self._served: deque[tuple[float, Answer]] = deque()
 
     def picked(self, answer: Answer) -> None:
-        """A request was picked just now."""
+        """Queue a request that was picked just now."""
         self._served.append((self._clock(), answer))
 
     def settle(self, *, rest: bool = False) -> None:
@@ -46,7 +46,7 @@ class Settler:
 
 
 class Asker:
-    """Asks over some connections in turn."""
+    """Sends requests over several connections in turn."""
 
     def __init__(self, connections: Sequence[Direct], rate: float) -> None:
         self._connections = itertools.cycle(connections)
@@ -60,11 +60,12 @@ class Asker:
 
     @property
     def waiting(self) -> int:
-        """Without an answer."""
+        """Number of requests without an answer."""
         return self.sent - sum(self.statuses.values())
 
     async def run(self, seconds: float) -> None:
-        """Ask for so long, then wait for the rest (not for ever: see ``waiting``), and settle everything."""
+        """Send for ``seconds``, then wait a limited time for the rest (see ``waiting``), and settle
+        everything."""
         rng = random.Random("soak questions")
         questions = [text(rng, rng.randint(10, 80)) for _ in range(QUESTIONS)]
         begin = self._clock()

@@ -1,4 +1,4 @@
-"""Certificates of a chaos run: one authority, a folder for each picker as Kubernetes mounts a Secret.
+"""Certificates of a stack: one authority, a folder for each picker as Kubernetes mounts a Secret.
 
 ``folder/..data`` is a symbolic link to a folder with the files, ``tls.crt`` and the others are links through
 it; a rotation writes a new folder and swaps the one link (``AtomicWriter`` in Kubernetes' volume code).
@@ -40,7 +40,7 @@ class Secrets:
         return self._folder / "secrets" / owner
 
     def gateway(self) -> PickerTls:
-        """Envoy's side: it verifies authority and name."""
+        """TLS settings of Envoy, which verifies authority and name."""
         return PickerTls(ca_file=self._ca, name=NAME)
 
     def rotate(self, owner: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Engines that store and evict without end: KV events for a picker that is asked directly.
+"""Publish the KV events of engines that store and evict without end, for a picker that is asked directly.
 
 ``python -m kvist_sim.bench.harness.churn SPEC.json``. Each engine's cache is full from the beginning, so
 that the index has its size after a moment and keeps it. A fifth of what is stored is the beginning of the
@@ -28,24 +28,24 @@ BLOCK_SIZE: Final = 16
 SYSTEMS: Final = 64
 SYSTEM_WORDS: Final = 220
 FILLERS: Final = 512
-"""Other people's texts; hashes tell their copies apart."""
+"""Number of unrelated texts; hashes distinguish their copies."""
 KEPT: Final = 400
-"""Chains in each engine's cache."""
+"""Number of chains in each engine's cache."""
 WARM_SHARE: Final = 0.2
 TICK_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Whole blocks of one text."""
+    """Token blocks of one text."""
 
     tokens: list[int]
     hashes: list[int] | None
-    """None: new ones each time it is stored."""
+    """Hashes of the blocks; None for new ones each time the text is stored."""
 
 
 def system(number: int) -> str:
-    """One of `SYSTEMS` shared beginnings."""
+    """Return one of the ``SYSTEMS`` shared prefixes."""
     return text(random.Random(f"soak system {number}"), SYSTEM_WORDS)
 
 
@@ -53,7 +53,7 @@ SYSTEM_TEXTS: Final = tuple(map(system, range(SYSTEMS)))
 
 
 def body(number: int, question: str) -> bytes:
-    """A chat of two messages that begins with system prompt ``number``."""
+    """Return a chat of two messages that begins with system prompt ``number``."""
     messages = [
         {"role": "system", "content": SYSTEM_TEXTS[number % SYSTEMS]},
         {"role": "user", "content": question},
@@ -84,7 +84,7 @@ def _whole(model: Model, number: int) -> list[int]:
 
 
 def batches(warm: Sequence[Text], fillers: Sequence[Text], seed: int) -> Iterator[Batch]:
-    """One engine's events: a chain comes, and once the cache is full the oldest one goes."""
+    """Yield one engine's events: a chain is stored, and once the cache is full the oldest one is evicted."""
     rng = random.Random(seed)
     held: deque[list[int]] = deque()
     while True:
@@ -101,7 +101,7 @@ def batches(warm: Sequence[Text], fillers: Sequence[Text], seed: int) -> Iterato
 
 
 async def publish(spec: dict[str, Any], ready: Callable[[], object]) -> None:
-    """Fill every cache, say so, then store ``rate`` blocks per second in all until cancelled."""
+    """Fill every cache, call ``ready``, then store ``rate`` blocks per second in all until cancelled."""
     warm, fillers = texts(Model.load(str(model_files.folder())))
     publishers = [
         Publisher(PublisherConfig(endpoint=f"tcp://*:{events}", replay_endpoint=f"tcp://*:{replay}"))

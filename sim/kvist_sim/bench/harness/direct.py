@@ -1,4 +1,4 @@
-"""A gateway without a gateway: asks a picker over ext_proc directly, and tells it how requests ended.
+"""Client that asks a picker over ext_proc without a gateway, and sends the access log of the requests.
 
 One HTTP/2 connection with as many streams as wanted, in pure frames: a client library's objects for 50,000
 open streams would weigh more than what is measured. It behaves as Envoy does in the mode BUFFERED: headers
@@ -26,9 +26,9 @@ from kvist_epp.names import (
 )
 
 LONGEST_BODY: Final = 60_000
-"""Bytes: a stream's first window takes it whole."""
+"""Largest body in bytes: it fits in a stream's first window."""
 GIVEN_WINDOW: Final = 1 << 24
-"""Bytes we let the picker send per stream, and between two updates on the connection."""
+"""Window in bytes that the client gives the picker per stream, and between two updates on the connection."""
 PICKED: Final = 200
 NO_ANSWER: Final = 0
 _FRAME_BYTES: Final = frames.DEFAULT_FRAME_BYTES
@@ -89,20 +89,23 @@ class Direct(asyncio.Protocol):
 
     @property
     def waiting(self) -> int:
-        """Streams without an answer."""
+        """Number of streams without an answer."""
         return len(self._asked)
 
     @property
     def closed(self) -> bool:
-        """The picker, or we, have ended it."""
+        """True if either side has closed the connection."""
         return self._gone.is_set()
 
     async def drained(self) -> None:
-        """Wait until the socket takes more."""
+        """Wait until the socket accepts more data."""
         await self._drained.wait()
 
     def ask(self, name: str, headers: Mapping[str, str], body: bytes, done: Done) -> None:
-        """Send one request; ``done`` hears the answer, once. ``headers`` has ``:method`` and ``:path``."""
+        """Send one request; ``done`` is called once with the answer.
+
+        ``headers`` has ``:method`` and ``:path``.
+        """
         if len(body) > LONGEST_BODY:
             raise ValueError(f"a body of {len(body)} bytes; at most {LONGEST_BODY}")
         number = next(self._numbers)
@@ -112,7 +115,7 @@ class Direct(asyncio.Protocol):
         self._send(stream, _framed(_head(name, headers)) + _framed(_body(body)))
 
     def ended(self, answers: Iterable[Answer], status: int = 200) -> None:
-        """Tell the picker's access log that these requests ended."""
+        """Send access log entries for these requests."""
         if self._log is None:
             self._log = next(self._numbers).to_bytes(4, "big")
             self._write(frames.frame(frames.HEADERS, frames.END_HEADERS, self._log, _LOGGING))
@@ -129,14 +132,13 @@ class Direct(asyncio.Protocol):
     # -- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The protocol's own."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         pairs = {frames.SETTING_ENABLE_PUSH: 0, frames.SETTING_INITIAL_WINDOW_SIZE: GIVEN_WINDOW}
         window = frames.window_update(frames.CONNECTION, 2 * GIVEN_WINDOW)
         self._transport.write(frames.PREFACE + frames.settings(pairs) + window)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Every stream without an answer has none."""
+        """Answer every open stream with NO_ANSWER."""
         self._transport = None
         self._gone.set()
         self._settled.set()
@@ -145,14 +147,14 @@ class Direct(asyncio.Protocol):
             self._finish(number, broken=True)
 
     def pause_writing(self) -> None:
-        """The socket is full."""
+        """Stop writing: the socket is full."""
         self._drained.clear()
 
     def resume_writing(self) -> None:
         self._drained.set()
 
     def data_received(self, data: bytes) -> None:
-        """Take the frames apart."""
+        """Parse the frames."""
         data = self._buffer + data if self._buffer else data
         at, end = 0, len(data)
         while end - at >= 9:

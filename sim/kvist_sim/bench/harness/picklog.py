@@ -1,4 +1,4 @@
-"""The pickers' own request lines, read back: what was decided, in the order it was decided."""
+"""Read the pickers' request logs back: the decisions in their order."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,21 +21,21 @@ class Line(msgspec.Struct):
     """First endpoint of the answer."""
     matched_tokens: int = 0
     waited_ms: float = 0.0
-    """In the queue."""
+    """Milliseconds in the queue."""
 
 
 _DECODER: Final = msgspec.json.Decoder(Line)
 
 
 class PickLog:
-    """One picker's log in JSON; each `read` goes on where the last one ended."""
+    """One picker's JSON log; each ``read`` continues at the end of the one before."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._at = 0
 
     def read(self) -> Iterator[Line]:
-        """Request lines that have come since; what is not whole yet (or never will be) is left out."""
+        """Yield request lines written since the last call; an incomplete line is left out."""
         if not self._file.exists():
             return
         with self._file.open("rb") as file:

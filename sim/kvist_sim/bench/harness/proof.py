@@ -1,4 +1,4 @@
-"""A benchmark with bounds, from its first line to its exit code: chaos, soak and queue."""
+"""Run a benchmark with bounds, from its start to its exit code: chaos, soak, queue and prewarm."""
 
 import argparse
 import datetime as dt
@@ -21,7 +21,7 @@ class Report(Protocol):
     """Result of a benchmark that has bounds."""
 
     def broken(self) -> list[str]:
-        """Every bound that does not hold, in words."""
+        """Return every broken bound in words."""
         ...
 
 
@@ -42,7 +42,10 @@ def prove(
     table: Callable[[_R], RenderableType],
     document: Callable[[_R], dict[str, Any]],
 ) -> int:
-    """Run, show the table, write what is asked for; not 0 when a bound is broken or a component failed."""
+    """Run, print the table, write the results.
+
+    Return a non-zero code when a bound is broken or a component failed.
+    """
     try:
         report = run(work, loop_factory=uvloop.new_event_loop)
     except Stopped as stopped:
@@ -59,7 +62,7 @@ def prove(
 
 
 def stamped(found: dict[str, Any], report: Report) -> dict[str, Any]:
-    """A document with when, where and with what it was measured, and what is broken."""
+    """Return a document with date, machine, versions and the broken bounds."""
     return {
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "machine": machine_facts(),

@@ -53,7 +53,10 @@ def write(file: Path, name: str, found: dict[str, Any], shown: RenderableType) -
 
 
 def placed(document: str, name: str, section: str) -> str:
-    """The document with the text between the marks of ``name`` replaced. Raises SystemExit without marks."""
+    """Return the document with the text between the marks of ``name`` replaced.
+
+    Raises SystemExit without marks.
+    """
     begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
     head, found, rest = document.partition(begin)
     _, closed, tail = rest.partition(end)

@@ -43,14 +43,14 @@ class Record:
     ended: float = 0.0
     status: int = NO_ANSWER
     whole: bool = False
-    """The stream came to its end, ``[DONE]`` included."""
+    """True if the stream came to its end, ``[DONE]`` included."""
     upstream: str = ""
-    """The engine that answered."""
+    """Endpoint that answered."""
     picked: str = ""
-    """The picker's list; empty: Envoy went on without a pick."""
+    """The picker's endpoints; empty if Envoy continued without a pick."""
     session: str = ""
     attempts: int = 0
-    """Engines that Envoy tried."""
+    """Number of engines that Envoy tried."""
     prompt: int = 0
     cached: int = 0
     """Cached tokens reported by the engine."""
@@ -58,7 +58,7 @@ class Record:
 
     @property
     def good(self) -> bool:
-        """A whole answer."""
+        """True for a complete answer with status 200."""
         return self.status == OK and self.whole
 
     @property
@@ -68,7 +68,7 @@ class Record:
 
 
 def telling(config: dict[str, Any]) -> dict[str, Any]:
-    """An Envoy configuration (of ``kvist_sim.envoy.config``) whose answers tell which way they went."""
+    """Return an Envoy configuration (of ``kvist_sim.envoy.config``) whose answers name endpoint and picks."""
     told = [
         {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
         for key, value in _TOLD.items()
@@ -81,23 +81,23 @@ def telling(config: dict[str, Any]) -> dict[str, Any]:
 
 
 class Recorder:
-    """Sends requests to one address over HTTP/1.1 and writes down how they went."""
+    """Sends requests to one address over HTTP/1.1 and records the results."""
 
     def __init__(
         self, host: str, port: int, *, headers: Callable[[Arrival], Mapping[str, str]] = lambda _arrival: {}
     ) -> None:
-        """``headers``: what a request carries besides its id."""
+        """Use ``headers`` for further headers of a request besides its id."""
         self._host, self._port, self._headers = host, port, headers
         self._idle: list[Connection] = []
         self._clock = asyncio.get_running_loop().time
         self._zero = self._clock()
         self.records: list[Record] = []
-        """In the order they were sent."""
+        """Records in the order of sending."""
         self.running = 0
         self._stopped = False
 
     def stop(self) -> None:
-        """Send nothing more; `run` returns when the last answer is there."""
+        """Stop sending; ``run`` returns after the last answer."""
         self._stopped = True
 
     @property
@@ -106,7 +106,8 @@ class Recorder:
         return self._clock() - self._zero
 
     async def run(self, plan: Iterable[Arrival], *, prefix: str = "r") -> None:
-        """Send each arrival at its time, however slow answers are; to the plan's end or until stopped."""
+        """Send each arrival at its time, independent of answers, until the plan ends or ``stop`` is
+        called."""
         begin = self.now
         async with asyncio.TaskGroup() as group:
             async for number, arrival in self._on_time(plan, begin):
@@ -188,7 +189,7 @@ def _told(head: Head, name: str) -> str:
 
 
 def usage(tail: bytes) -> tuple[int, int]:
-    """Prompt tokens and cached tokens from the end of a streamed answer; zeros when it does not say."""
+    """Return prompt tokens and cached tokens from the end of a streamed answer; zeros without a usage."""
     at = tail.rfind(b'"usage":{')
     if at < 0:
         return 0, 0

@@ -36,9 +36,10 @@ from kvist_sim.workloads import Shape
 MODEL_NAME: Final = "kvist-chaos"
 BLOCK_SIZE: Final = 16
 BLOCKS: Final = 8_000
-"""Per engine: every shared prefix many times over, and full within the first phases, so that blocks go."""
+"""Blocks per engine: enough for every shared prefix many times; full within the first phases, so blocks
+are evicted."""
 ENGINE_FLAGS: Final = ("--sim-prefill-tokens-per-second", "80000", "--sim-step-seconds", "0.04")
-"""Fast prefill and few steps: two cores carry 200 requests a second, engines, pickers and load together."""
+"""Fast prefill and few steps, so that two cores carry 200 requests a second, with engines and pickers."""
 SHAPE: Final = Shape(
     groups=40,
     system_words=160,
@@ -49,7 +50,7 @@ SHAPE: Final = Shape(
 )
 DRAIN_SECONDS: Final = 20.0
 DRAIN_DELAY: Final = 2.0
-"""Envoy's health check looks every second."""
+"""Seconds of a picker's drain; Envoy's health check runs every second."""
 FIRST_ENGINE: Final = 0
 
 
@@ -65,7 +66,7 @@ class Setup:
 
 @dataclass(slots=True)
 class Engine:
-    """One engine's place: its ports stay, processes come and go."""
+    """Ports of one engine and its present process."""
 
     number: int
     ports: launch.EnginePorts
@@ -79,7 +80,7 @@ class Engine:
 
 @dataclass(slots=True)
 class Replica:
-    """One picker's place."""
+    """Ports of one picker and its present process."""
 
     number: int
     ports: launch.PickerPorts
@@ -94,19 +95,19 @@ class Replica:
 
 @dataclass(slots=True)
 class Stack:
-    """``async with Stack(setup, folder) as stack``: all of it started and ready, and ended on the way out."""
+    """All components; ``async with Stack(setup, folder) as stack`` starts them and stops them on exit."""
 
     setup: Setup
     folder: Path
     clock: Callable[[], float] = lambda: 0.0
-    """Seconds of the load, for `lives`; set when the load begins."""
+    """Seconds since the load began, for ``lives``; set when the load begins."""
     lives: list[Life] = field(default_factory=list)
     engines: list[Engine] = field(init=False)
     pickers: list[Replica] = field(init=False)
     relays: list[EventRelay] = field(default_factory=list)
     """Relays of engines 1 and up."""
     links: dict[tuple[int, int], TcpRelay] = field(default_factory=dict)
-    """(from, to) → the relay that picker ``from`` reaches picker ``to`` through."""
+    """Relays by (from, to): picker ``from`` reaches picker ``to`` through it."""
     secrets: Secrets | None = None
     children: Children = field(init=False)
     port: int = 0
@@ -178,7 +179,7 @@ class Stack:
         return envoy.Envoy(telling(envoy.config(gateway)))
 
     async def end_gateway(self) -> None:
-        """End Envoy: its access log and health checks are streams at the pickers, too."""
+        """Stop Envoy: its access log and health checks are streams at the pickers, too."""
         await self.gateway.__aexit__(None, None, None)
 
     # -- engines
@@ -209,7 +210,7 @@ class Stack:
         await self.children.end(engine.child, signal.SIGKILL, DRAIN_SECONDS)
 
     async def start_engine(self, number: int) -> None:
-        """Another process at the same ports; returns when it answers its health check."""
+        """Start another process at the same ports; returns when it answers its health check."""
         engine = self.engines[number]
         self._spawn(engine)
         await self._ready(engine)
@@ -217,13 +218,13 @@ class Stack:
     # -- pickers
 
     async def end_picker(self, number: int, how: signal.Signals) -> int:
-        """End one by a signal; returns its exit status when it is gone."""
+        """Stop one picker with a signal and return its exit status."""
         picker = self.pickers[number]
         assert picker.running is not None
         return await self.children.end(picker.running.child, how, DRAIN_SECONDS)
 
     async def start_picker(self, number: int) -> None:
-        """Start one at its place; returns when it says that it is ready."""
+        """Start one picker at its ports; returns when it is ready."""
         picker = self.pickers[number]
         picker.running = await launch.start_picker(
             self.children,

@@ -1,4 +1,4 @@
-"""Twenty engines that cost nothing: one process, many ports, the same answer to everything.
+"""Answer for twenty engines at almost no cost: one process, many ports, one answer to everything.
 
 ``python -m kvist_sim.bench.harness.upstream PORT…``. A benchmark of the picker must not measure its engines.
 """
@@ -47,11 +47,10 @@ class Upstream(asyncio.Protocol):
         self._chunked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The protocol's own."""
         self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
-        """Take what has come, piece by piece."""
+        """Parse the received bytes."""
         while data:
             if self._left:
                 data = self._skip(data)

@@ -1,4 +1,4 @@
-"""A picker under observation: its memory each second, its CPU time, what it holds."""
+"""Observe a picker: its memory each second, its CPU time, the state it holds."""
 
 import asyncio
 import json
@@ -16,17 +16,17 @@ from kvist_sim.processes import ChildFailedError
 SAMPLE_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.5
 EMPTY_SECONDS: Final = 40.0
-"""Longest wait for a picker to hold nothing; access logs, events and credits take their time."""
+"""Longest wait until a picker holds no state; access logs, events and credits take some time."""
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident(pid: int) -> int:
-    """Bytes in memory (``/proc/PID/statm``). Raises OSError when there is no such process."""
+    """Return the resident bytes (``/proc/PID/statm``). Raises OSError when there is no such process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
 
 
 async def held(picker: Picker) -> dict[str, Any]:
-    """``/debug/held``. Raises OSError, HttpError, ChildFailedError when it answers something else."""
+    """Return ``/debug/held``. Raises OSError, HttpError, and ChildFailedError for another answer than 200."""
     status, page = await get(HOST, picker.metrics_port, "/debug/held")
     if status != 200:
         raise ChildFailedError(picker.child.name, f"/debug/held answers {status}", picker.child.tail())
@@ -46,7 +46,7 @@ async def until_empty(picker: Picker, before: dict[str, Any], kept: Collection[s
 
 @asynccontextmanager
 async def sampled(pid: int, clock: Callable[[], float]) -> AsyncIterator[list[tuple[float, int]]]:
-    """Samples of a process's memory while the block runs: (clock's time, bytes)."""
+    """Yield samples of a process's memory while the block runs: (clock's time, bytes)."""
     samples: list[tuple[float, int]] = []
 
     async def sample() -> None:

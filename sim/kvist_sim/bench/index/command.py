@@ -1,4 +1,4 @@
-"""``kvist bench index``: how fast the prefix index is, how large, and what picks wait for while it learns."""
+"""Run ``kvist bench index``: speed and size of the prefix index, and delay of picks during ingestion."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The other side of the index's ZMQ benchmark: engines that publish, and a client that asks.
+"""Engines that publish, and a client that asks: the other side of the index's ZMQ benchmark.
 
 ``python -m kvist_sim.bench.index.publisher publish SPEC`` prints its ports, waits for subscribers, and sends.
 ``python -m kvist_sim.bench.index.publisher ask SECONDS`` writes the time (8 bytes, monotonic nanoseconds) to
@@ -25,10 +25,8 @@ ASK_SECONDS: Final = 0.004
 
 
 def payloads(seed: int, count: int, keep: int) -> Iterator[bytes]:
-    """Messages of one engine: each stores a new chain, and from the ``keep``-th on evicts the oldest.
-
-    As with vLLM, eviction is one event for each block, the last of a chain first. ``keep`` 0: none.
-    """
+    """Yield the messages of one engine: each stores a new chain, and from the ``keep``-th on evicts the
+    oldest."""
     source = random.Random(seed)
     bodies = [source.choices(range(TOKENS), k=EVENT_BLOCKS * BLOCK_SIZE) for _ in range(POOL)]
     held: list[list[int]] = []
@@ -46,7 +44,7 @@ def payloads(seed: int, count: int, keep: int) -> Iterator[bytes]:
 
 
 def publish(engines: int, messages: int, keep: int, rate: float) -> None:
-    """Sends so many messages for each engine, at ``rate`` blocks per second in all (0: at once)."""
+    """Send so many messages for each engine, at ``rate`` blocks per second in all (0: at once)."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sockets = [context.socket(zmq.XPUB) for _ in range(engines)]
     for socket in sockets:
@@ -68,7 +66,7 @@ def publish(engines: int, messages: int, keep: int, rate: float) -> None:
 
 
 def ask(seconds: float) -> None:
-    """Asks at random times, whatever the answers take."""
+    """Ask at random times, independent of the answers."""
     source, end = random.Random(0), time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(source.expovariate(1 / ASK_SECONDS))

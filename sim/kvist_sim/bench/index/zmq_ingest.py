@@ -1,4 +1,4 @@
-"""The index as the picker feeds it: ZMQ sockets, event messages, the learner, and picks in between.
+"""Feed the index as the picker does: ZMQ sockets, event messages, the learner, and picks in between.
 
 ``python -m kvist_sim.bench.index.zmq_ingest SPEC`` measures one thing and prints it as JSON.
 """
@@ -53,8 +53,8 @@ class Words:
         default_factory=lambda: [random.Random(token).randbytes(4) for token in range(TOKENS)]
     )
 
-    def encode(self, text: str) -> list[int]:  # noqa: ARG002  # nothing here is born in decode
-        """Never asked for."""
+    def encode(self, text: str) -> list[int]:  # noqa: ARG002  # no blocks from decode here
+        """Return no tokens: this benchmark has no blocks from decode."""
         return []
 
 

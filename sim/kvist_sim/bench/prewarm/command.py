@@ -1,4 +1,4 @@
-"""``kvist bench prewarm``: the time to the first token through a rolling update, with and without hand-over.
+"""Run ``kvist bench prewarm``: TTFT through a rolling update, with and without prewarming.
 
 Two parts. *virtual*: the picker's own parts in virtual time, paired seeds, two workloads. *sockets*: the
 picker as a process, real Envoy and simulated engines, the same requests three times: without a rollout, with
@@ -36,7 +36,7 @@ class Plan:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run, show the tables; not 0 when a bound is broken or a component failed."""
+    """Run and print the tables. Return a non-zero code when a bound is broken or a component failed."""
     say = console()
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     plan = Plan(
@@ -49,7 +49,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 async def measure(plan: Plan, say: Console) -> Report:
-    """Both parts. Raises ChildFailedError, EnvoyMissingError."""
+    """Run both parts. Raises ChildFailedError, EnvoyMissingError."""
     rows = await workloads(plan.virtual, say) if VIRTUAL in plan.parts else []
     before = os.getloadavg()[0]
     runs: list[Run] = []

@@ -20,7 +20,7 @@ GONE_BOUND: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole run."""
+    """Results of both parts."""
 
     workloads: Sequence[Workload]
     runs: Sequence[Run]
@@ -41,7 +41,7 @@ class Report:
 
 
 def gone(workload: Workload) -> float:
-    """Share of what rollouts add to the TTFT p90 that hand-over takes away, over all seeds."""
+    """Return the share of the TTFT p90 added by rollouts that prewarming avoids, over all seeds."""
     plain, handed = fmean(workload.added(ROLLOUT)), fmean(workload.added(HANDED))
     return 1 - handed / plain if plain > 0 else 1.0
 

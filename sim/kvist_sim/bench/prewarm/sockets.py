@@ -57,12 +57,15 @@ class Run:
     cached: int
     """Cached tokens, reported by the engines."""
     given: float = 0
-    """Tokens that were handed over."""
+    """Tokens of prewarm requests."""
     steps_failed: float = 0
 
 
 async def measured(slot_seconds: float, logs: str | None, say: Console) -> list[Run]:
-    """All kinds, one after the other, with the same requests. Raises ChildFailedError, EnvoyMissingError."""
+    """Run all kinds one after the other, with the same requests.
+
+    Raises ChildFailedError, EnvoyMissingError.
+    """
     found = []
     for kind in KINDS:
         say.print(f"sockets: {kind}, {RATE:g} requests/s, {ENGINES} slots of {slot_seconds:g} s")
@@ -92,7 +95,7 @@ async def _one(kind: str, slot_seconds: float, name: Path) -> Run:
 
 
 def plan(end: float) -> chain[Arrival]:
-    """Each shared prompt once, then traffic; the same for each kind."""
+    """Return each shared prompt once, then traffic; equal for each kind."""
     first = list(warm_up(SHAPE, rate=RATE, seed=0, model=MODEL_NAME))
     after = first[-1].at
     more = (
@@ -103,12 +106,12 @@ def plan(end: float) -> chain[Arrival]:
 
 
 def tenant(arrival: Arrival) -> dict[str, str]:
-    """Whose request it is: all tenants use all shared prompts."""
+    """Return the tenant's header: all tenants use all shared prompts."""
     return {TENANT_HEADERS[0]: f"tenant-{len(arrival.body) % TENANTS}"}
 
 
 def judged(kind: str, records: Sequence[Record], given: float = 0, steps_failed: float = 0) -> Run:
-    """Figures of these requests."""
+    """Return the figures of these requests."""
     good = [record for record in records if record.good and record.token is not None]
     waits = [(record.token or 0.0) - record.began for record in good]
     return Run(
@@ -129,12 +132,12 @@ class Rollout:
     """Endpoints file of a pool whose pods are replaced one by one."""
 
     def __init__(self, file: Path, engines: Sequence[launch.EnginePorts]) -> None:
-        """``engines``: the old ones, then as many new ones."""
+        """Use ``engines`` in order: the old ones, then as many new ones."""
         self._file, self._engines = file, engines
         self.write(range(ENGINES))
 
     async def run(self, begin: float, slot_seconds: float) -> None:
-        """One pod after the other goes, and half a slot later its successor comes."""
+        """Remove one pod after the other; its successor joins half a slot later."""
         clock = asyncio.get_running_loop().time
         zero = clock()
         for gone in range(ENGINES):
@@ -144,7 +147,7 @@ class Rollout:
                 self.write([*range(first, ENGINES), *new])
 
     def write(self, numbers: Sequence[int]) -> None:
-        """These are the pool."""
+        """Write these endpoints to the file."""
         every = launch.endpoints_file(self._engines)["endpoints"]
         listed = [every[number] | {"labels": {LABEL_MAX_NUM_SEQS: "256"}} for number in numbers]
         fresh = self._file.with_suffix(".fresh")

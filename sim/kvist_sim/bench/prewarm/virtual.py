@@ -1,4 +1,4 @@
-"""The part of ``kvist bench prewarm`` in virtual time."""
+"""Virtual-time part of ``kvist bench prewarm``."""
 
 import asyncio
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class Cell:
     seed: int
     verdict: Verdict
     given: int = 0
-    """Tokens that were handed over."""
+    """Tokens of prewarm requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Workload:
 
 
 async def workloads(setting: Setting, say: Console) -> list[Workload]:
-    """Every workload, kind and seed."""
+    """Run every workload, kind and seed."""
     pool = ProcessPoolExecutor(setting.jobs, mp_context=get_context("spawn"))
     try:
         return [await _workload(pool, name, setting, say) for name in NAMES]
@@ -87,7 +87,7 @@ async def _workload(pool: ProcessPoolExecutor, name: str, setting: Setting, say:
 
 
 def rate_of(name: str) -> float:
-    """Requests per second at the load."""
+    """Return requests per second at the load."""
     shape = case_named(name).shape(ENGINES)
     return LOAD * Remembered().capacity(shape, even(ENGINES), CAPACITY_REQUESTS)
 

@@ -1,4 +1,4 @@
-"""``kvist bench queue``: tens of thousands of requests wait in one picker, and then there is room.
+"""Run ``kvist bench queue``: tens of thousands of requests queue in one picker, until there is capacity.
 
 Three runs of a picker whose engines say that they are full. *held*: everything waits; memory is taken, then
 the engines have room, and the order of the picks is judged. *bounded*: the same load on a picker whose queue
@@ -73,7 +73,7 @@ MIX: Final = (
 
 @dataclass(slots=True)
 class Crowd:
-    """Requests that were sent at once, and what became of them."""
+    """Requests that were sent at once, and their results."""
 
     wanted: Sequence[Wanted]
     clock: Callable[[], float]
@@ -85,7 +85,7 @@ class Crowd:
     ends: Ends | None = None
 
     async def send(self, connections: Sequence[Direct]) -> None:
-        """All of them, as fast as the sockets take them."""
+        """Send all, as fast as the sockets accept them."""
         rng = random.Random("queue")
         for number, one in enumerate(self.wanted):
             connection = connections[number % len(connections)]
@@ -130,21 +130,21 @@ class Bench:
     """File with the number of requests that each engine says it runs."""
 
     def full(self, full: bool) -> None:
-        """From the next scrape on the engines have no room, or have."""
+        """Set whether the engines report, from the next scrape on, that they have no capacity."""
         fresh = self.running.with_suffix(".fresh")
         fresh.write_text(str(SEQUENCES if full else 0))
         fresh.replace(self.running)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run, show the tables; not 0 when a bound is broken or a component failed."""
+    """Run and print the tables. Return a non-zero code when a bound is broken or a component failed."""
     say = console()
     work = queue(options.requests, options.logs, say)
     return prove("queue", work, say, options, table=table, document=document)
 
 
 async def queue(requests: int, logs: str | None, say: Console) -> Report:
-    """All runs. Raises ChildFailedError, TimeoutError."""
+    """Run all parts. Raises ChildFailedError, TimeoutError."""
     with folder(logs) as name:
         for part in ("held", "bounded", "relieved"):
             (name / part).mkdir(exist_ok=True)
@@ -166,7 +166,7 @@ def crowd(requests: int) -> list[Wanted]:
 
 
 def body(rng: random.Random, size: int) -> bytes:
-    """A chat of exactly so many bytes, unlike any other."""
+    """Return a chat of exactly ``size`` bytes, unlike any other."""
     request = {"model": "queue", "max_tokens": 16, "messages": [{"role": "user", "content": ""}]}
     empty = len(json.dumps(request))
     request["messages"] = [{"role": "user", "content": text(rng, size // 4)[: size - empty]}]

@@ -1,4 +1,4 @@
-"""Whether those who waited got their turn as they should. Pure.
+"""Judge fair shares, priorities and deadlines of queued requests. Pure.
 
 *fair share*
     Among the tenants of one level, over the picks from the first one of that level until the first of these
@@ -18,7 +18,7 @@ from typing import Final
 
 SHARE_BOUND: Final = 0.10
 SLACK_SECONDS: Final = 1.0
-"""To refuse thousands at once takes its time."""
+"""Tolerance in seconds: refusing thousands of requests at once takes time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from kvist_sim.load import percentile
 SAMPLES: Final = 500
 PAUSE_SECONDS: Final = 0.005
 PATIENCE_SECONDS: Final = 0.1
-"""After which an end has made no room: its engine had been given more than it takes."""
+"""Seconds without a dispatch after which an end counts as absorbed: its engine had more than it takes."""
 BOUND_SECONDS: Final = 0.010
 
 
@@ -25,10 +25,10 @@ class Relieved:
     """Times in seconds."""
 
     waiting: int
-    """Requests behind the one that leaves, at first."""
+    """Number of queued requests at the start."""
     seconds: Sequence[float]
     absorbed: int
-    """Ends that made no room."""
+    """Number of ends that led to no dispatch."""
 
     @property
     def p50(self) -> float:
@@ -50,7 +50,7 @@ class Relieved:
 
 @dataclass(slots=True)
 class Ends:
-    """Picks of which none has ended yet."""
+    """Picks whose requests have not ended."""
 
     clock: Callable[[], float]
     open: deque[Answer] = field(default_factory=deque)
@@ -59,19 +59,19 @@ class Ends:
     """Time of the latest dispatch."""
 
     def picked(self, answer: Answer) -> None:
-        """A request was picked just now."""
+        """Add a request that was picked just now."""
         self.at = self.clock()
         self.open.append(answer)
         self.seen.set()
 
     async def taken(self, count: int) -> None:
-        """Wait for so many picks."""
+        """Wait for ``count`` picks."""
         while len(self.open) < count:
             self.seen.clear()
             await self.seen.wait()
 
     async def relief(self, log: Direct) -> float | None:
-        """End the oldest; seconds until the next pick, or None when there was none."""
+        """End the oldest request; return seconds until the next pick, or None without one."""
         self.seen.clear()
         begin = self.clock()
         log.ended([self.open.popleft()])
@@ -84,7 +84,7 @@ class Ends:
 
 
 async def relieved(ends: Ends, log: Direct, waiting: int) -> Relieved:
-    """One end after the other."""
+    """End one request after the other."""
     found: list[float] = []
     absorbed = 0
     for _ in range(SAMPLES):

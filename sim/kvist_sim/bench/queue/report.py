@@ -21,7 +21,10 @@ SHED: Final = 429
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """A run in which everything waited, and then there was room. Memory in bytes, times in seconds."""
+    """Figures of a run that queued all requests until there was capacity.
+
+    Memory in bytes, times in seconds.
+    """
 
     requests: int
     queued: int
@@ -64,7 +67,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """A run in which the queue could hold little and not for long."""
+    """Figures of a run with a small queue and a short deadline."""
 
     requests: int
     bound_bytes: int
@@ -72,7 +75,7 @@ class Bounded:
     queued: int
     queued_bytes: int
     refused: int
-    """At once, as the queue was full."""
+    """Requests refused at once because the queue was full."""
     resident_before: int
     resident_full: int
     statuses: Mapping[int, int]

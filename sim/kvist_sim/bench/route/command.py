@@ -1,4 +1,4 @@
-"""``kvist bench route``: cells from options, progress on stderr, the table on stdout."""
+"""Run ``kvist bench route``: cells from options, progress on stderr, the table on stdout."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ from kvist_sim.virtual.world import Setting
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 2 for a name that is none, or a trace that cannot be read."""
+    """Run the cells. Return exit code 2 for an unknown name, or a trace that cannot be read."""
     if problem := _problem(options):
         return _refused(problem)
     try:

@@ -1,4 +1,4 @@
-"""Puts what ``kvist bench route`` found into a page: pictures, and a row for each workload and load.
+"""Write the results of ``kvist bench route`` to a page: pictures, and a row for each workload and load.
 
 ``python -m kvist_sim.bench.route.page route.json docs/benchmarks.md`` does it again from a kept result.
 """
@@ -20,7 +20,7 @@ PICTURES: Final = "pictures"
 OURS: Final = "kvist"
 PODS_CASE: Final = "hot-prefix"
 STAR: Final = " \\*"
-"""After the goodput of who did not go on."""
+"""Mark for the goodput of a policy with fewer seeds."""
 HEAD: Final = (
     "| workload | load | kvist | best other | ours ahead | TTFT p90, s | other's | hits | other's |\n"
     "|---|---|---|---|---|---|---|---|---|\n"
@@ -28,7 +28,7 @@ HEAD: Final = (
 
 
 def write(page: Path, found: Mapping[str, Any]) -> None:
-    """``found``: the ``stamped`` document. Raises SystemExit when the page has no place for it."""
+    """Write ``found``, the ``stamped`` document, to its section. Raises SystemExit without such a section."""
     try:
         from kvist_sim.bench.route import pictures, plots
     except ModuleNotFoundError as missing:
@@ -53,7 +53,7 @@ def stamp(found: Mapping[str, Any]) -> str:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """Ours beside the best of the others, lost rows marked as lost."""
+    """Return a table of our policy beside the best of the others; lost rows are marked."""
     rows = {(row["case"], row["load"], row["policy"]): row for row in found["rows"]}
     return HEAD + "".join(_line(one, rows) for one in found["standing"])
 
@@ -86,7 +86,7 @@ def workloads(found: Mapping[str, Any]) -> str:
 
 
 def everybody(found: Mapping[str, Any]) -> str:
-    """Goodput of every policy, the best on the left by its mean over all rows."""
+    """Return the goodput of every policy, the best on the left by its mean over all rows."""
     shares: dict[tuple[str, float], dict[str, Mapping[str, Any]]] = {}
     for row in found["rows"]:
         shares.setdefault((row["case"], row["load"]), {})[row["policy"]] = row
@@ -130,7 +130,7 @@ def pod_loads(runs: Sequence[Mapping[str, Any]], named: Sequence[str]) -> dict[s
 
 
 def stamped(found: Mapping[str, Any]) -> dict[str, Any]:
-    """With when, where and with what it was measured."""
+    """Return the document with date, machine and versions."""
     date = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     return {"date": date, "machine": machine_facts(), "versions": versions(), **found}
 

@@ -1,4 +1,4 @@
-"""``kvist bench routers``: the same traffic to the same simulated engines through other projects' routers.
+"""Run ``kvist bench routers``: the same traffic to simulated engines through other projects' routers.
 
 For each router fresh engines, the demo's warm-up and chat traffic (``kvist_sim.demo.plan``), and before them
 short requests one at a time, by turns straight to an engine and through the router: the difference of the
@@ -36,7 +36,7 @@ PROBES: Final = 40
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run, show the table; not 0 when requests of ours failed."""
+    """Run and print the table. Return a non-zero code when requests through kvist failed."""
     say = console()
     plan = Plan(seconds=options.seconds, engines=options.engines, rate=options.engines * options.rate)
     chosen = [router for router in (*ROUTERS, DYNAMO) if not options.only or router.name in options.only]
@@ -45,7 +45,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 async def bench(plan: Plan, routers: Sequence[Router], logs: str | None, say: Console) -> Report:
-    """One run a router; what cannot be run is said in its row."""
+    """Run each router once; a router that cannot be run is reported in its row."""
     found: list[Figures | Absent] = []
     for router in routers:
         say.print(

@@ -72,7 +72,7 @@ class SelectingTarget(load.Target):
         self._known: dict[bytes, list[int]] = {}
 
     async def post(self, body: bytes, on_data: Callable[[bytes], None]) -> int:
-        """Select, send, tell. Raises OSError, HttpError, ChildFailedError."""
+        """Select an engine, send the request, report its end. Raises OSError, HttpError, ChildFailedError."""
         name = str(next(self._numbers))
         wanted = {
             "model_name": self._served,
@@ -124,7 +124,7 @@ class SelectingTarget(load.Target):
 
 @contextlib.asynccontextmanager
 async def selection(pool: Pool) -> AsyncIterator[Running]:
-    """The service in a process of its own."""
+    """Start the service in a process of its own."""
     [port] = free_ports(1)
     child = pool.children.start(PACKAGE, [str(python(PACKAGE)), str(SCRIPT), str(port)])
     await pool.children.ready(child, functools.partial(_listens, port), START_SECONDS)

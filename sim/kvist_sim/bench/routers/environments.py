@@ -1,4 +1,4 @@
-"""Other projects' routers, each in a virtual environment of its own in the cache folder: never beside ours.
+"""Install other projects' routers, each in a virtual environment of its own in the cache folder.
 
 ``$KVIST_CACHE`` or ``~/.cache/kvist``, as the tools of the tests. Seconds and some ten megabytes each, once.
 """
@@ -21,11 +21,14 @@ PYTHON: Final = "3.11"
 
 
 class RouterMissingError(Exception):
-    """A router cannot be had on this machine; says why."""
+    """A router cannot be installed on this machine; the text has the reason."""
 
 
 def python(package: str) -> Path:
-    """The interpreter of an environment with this package, made if need be. Raises RouterMissingError."""
+    """Return the interpreter of an environment with this package, made if needed.
+
+    Raises RouterMissingError.
+    """
     home = _cache() / "routers" / f"{package}-{VERSIONS[package]}"
     home.parent.mkdir(parents=True, exist_ok=True)
     with home.with_name(f"{home.name}.lock").open("w") as lock:

@@ -1,4 +1,4 @@
-"""The routers that stand side by side, each started on the same pool as its own documentation says.
+"""Routers of the comparison, each started on the same pool as its own documentation says.
 
 Each is asked by HTTP and passes the answer on, but for Dynamo's selection service (``dynamo``), which
 only picks.
@@ -56,19 +56,19 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """One of those compared."""
+    """One router of the comparison."""
 
     name: str
     version: str
     how: str
-    """In a few words: what it knows."""
+    """Short description of the router's knowledge."""
     start: Callable[[Pool], AbstractAsyncContextManager[Running]]
     """Raises ChildFailedError, EnvoyMissingError, RouterMissingError."""
 
 
 @contextlib.asynccontextmanager
 async def kvist(pool: Pool) -> AsyncIterator[Running]:
-    """The picker behind Envoy."""
+    """Start the picker behind Envoy."""
     file = pool.folder / "endpoints.json"
     file.write_text(json.dumps(launch.endpoints_file(pool.engines)))
     picker = await launch.start_picker(pool.children, file, pool.model, arguments=PICKER_ARGUMENTS)
@@ -90,7 +90,7 @@ def _envoy(pool: Pool, picker: str | None) -> envoy.Envoy:
 
 @contextlib.asynccontextmanager
 async def cache_aware(pool: Pool, *, package: str, said: str = "") -> AsyncIterator[Running]:
-    """``vllm-router`` or ``sglang-router`` with its default policy, ``cache_aware``."""
+    """Start ``vllm-router`` or ``sglang-router`` with its default policy, ``cache_aware``."""
     port, metrics = free_ports(2)
     module = package.replace("-", "_")
     command = [

@@ -20,7 +20,7 @@ TOLERATED: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One router that ran."""
+    """Figures of one router."""
 
     name: str
     version: str
@@ -35,7 +35,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """One that could not be run."""
+    """Reason why a router could not be run."""
 
     name: str
     version: str
@@ -44,13 +44,13 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All of them."""
+    """Results of all routers."""
 
     plan: Plan
     routers: Sequence[Figures | Absent]
 
     def broken(self) -> list[str]:
-        """Why this is no result for us; how others fare is shown, not judged."""
+        """Return the reasons why our result does not count; other routers are shown, not judged."""
         return [why for router in self.routers if router.name == KVIST for why in _broken(router)]
 
 
@@ -62,7 +62,7 @@ def _broken(router: Figures | Absent) -> list[str]:
 
 
 def table(report: Report) -> RenderableType:
-    """A row a router; under it, what could not be run, and why."""
+    """Return a row for each router; below, the routers that could not be run, and why."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("router", no_wrap=True)
     for head in (

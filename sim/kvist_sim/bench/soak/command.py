@@ -1,4 +1,4 @@
-"""``kvist bench soak``: load for a long time, memory each second, and nothing left when it stops.
+"""Run ``kvist bench soak``: load for a long time, memory each second, and the state left when it stops.
 
 Two parts, one after the other, since two cores do not carry both at full rate: ``direct`` asks one picker
 over ext_proc without a gateway while its engines store and evict; ``stack`` sends requests through Envoy to
@@ -58,7 +58,7 @@ class Plan:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run, show the table; not 0 when a bound is broken or a component failed."""
+    """Run and print the table. Return a non-zero code when a bound is broken or a component failed."""
     say = console()
     plan = Plan(
         parts=(options.part,) if options.part else (DIRECT, STACK),
@@ -72,7 +72,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 async def soak(plan: Plan, say: Console) -> Report:
-    """Both parts. Raises ChildFailedError, EnvoyMissingError."""
+    """Run both parts. Raises ChildFailedError, EnvoyMissingError."""
     figures: list[Figures] = []
     for part in plan.parts:
         with folder(plan.logs and f"{plan.logs}/{part}") as name:

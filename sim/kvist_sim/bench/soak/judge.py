@@ -1,4 +1,4 @@
-"""Whether a picker stays as it is under load, and is empty after it. Pure.
+"""Judge whether a picker's memory is stable under load, and its state empty after it. Pure.
 
 *second minute*, *last minute*
     The mean resident memory from a tenth to two tenths of the run, and over its last tenth (a full run
@@ -34,7 +34,7 @@ class Memory:
 
     @property
     def growth(self) -> float:
-        """Last window over the second, less one; infinite where either has no sample."""
+        """Relative growth from the second window to the last; infinite if either has no sample."""
         first, last = self.mean(1), self.mean(PARTS - 1)
         return last / first - 1 if first and last else float("inf")
 
@@ -57,10 +57,10 @@ class Figures:
     cpu_per_second: float
     """CPU seconds of the picker, per second of the run."""
     why: Sequence[str] = ()
-    """A few of those that failed, in words."""
+    """Descriptions of a few failed requests."""
 
     def broken(self) -> list[str]:
-        """Bounds that do not hold, in words."""
+        """Return every broken bound in words."""
         found = []
         if self.failed or not self.requests:
             found.append(f"{self.failed} of {self.requests} requests failed")

@@ -16,7 +16,7 @@ MB: Final = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole run."""
+    """Results of both parts."""
 
     figures: Sequence[Figures]
     setting: Mapping[str, Any]
@@ -27,7 +27,7 @@ class Report:
 
 
 def table(report: Report) -> RenderableType:
-    """One line per picker and part, and its memory over time."""
+    """Return one line per picker and part, and its memory over time."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for head in ("part", "picker"):
         shown.add_column(head, no_wrap=True)

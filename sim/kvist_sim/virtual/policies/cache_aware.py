@@ -3,7 +3,7 @@
 ``src/policies/cache_aware.rs`` of vllm-project/router and of SGLang's model gateway, load = requests in
 flight: the least loaded when max - min > 64 and max > 1.5 x min; else the worker of the best match in the
 approximate tree when more than 0.3 of the prompt matches; else the least loaded. Every request is added to
-the tree for the worker that got it; every 120 s, least recently used leaves beyond 2^26 characters a worker go.
+the tree for its worker; every 120 s, least recently used leaves beyond 2^26 characters a worker go.
 Defaults of both command lines. Older versions took the worker with the smallest tree when nothing matched
 (sglang#14305).
 """
