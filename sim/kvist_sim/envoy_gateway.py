@@ -29,9 +29,9 @@ class Gateway:
     """Settings of one Envoy."""
 
     endpoints: Sequence[str]
-    """The pool: "ip:port" or "[v6]:port" each."""
+    """Endpoints of the pool: "ip:port" or "[v6]:port" each."""
     picker: str | None = None
-    """The one picker's "ip:port"; shorthand for ``pickers``."""
+    """Address "ip:port" of the only picker; shorthand for ``pickers``."""
     pickers: tuple[str, ...] = ()
     """Replicas of the picker; with none there is no filter and no access log, only ``fallback``."""
     picker_tls: PickerTls | None = None
@@ -50,7 +50,7 @@ class Gateway:
     access_log: bool = True
     """Send the access log to the picker, so that it learns how requests end."""
     failure_mode_allow: bool = True
-    """A dead picker means ``fallback``; otherwise requests fail.
+    """Use ``fallback`` for a dead picker; otherwise requests fail.
 
     In mode "duplex" a request whose body has begun fails all the same, until ``health_check`` has noticed."""
     health_check: bool = True
@@ -73,26 +73,26 @@ class Gateway:
     With a retry policy Envoy 1.40 doubles a body that is followed by trailers in mode "duplex".
     """
     port: int = 0
-    """To listen on, 127.0.0.1; 0 = the system chooses."""
+    """Port on 127.0.0.1; 0 = the system chooses."""
 
     @property
     def all_pickers(self) -> tuple[str, ...]:
-        """``pickers``, or the one ``picker``."""
+        """Addresses of all pickers: ``pickers``, or the only ``picker``."""
         return self.pickers or (() if self.picker is None else (self.picker,))
 
     @property
     def asks(self) -> bool:
-        """Whether requests wait for a picker's answer."""
+        """True if requests wait for a picker's answer."""
         return self.filter and bool(self.all_pickers)
 
     @property
     def cleans(self) -> bool:
-        """Whether headers of pickers and gateways are taken from clients' requests."""
+        """True if headers of pickers and gateways are removed from clients' requests."""
         return not self.trusts_clients or self.selection == "original_dst"
 
     @property
     def tells_served(self) -> bool:
-        """Whether the picker hears on the response which endpoint gave it."""
+        """True if the picker learns from the response which endpoint served."""
         return self.responses not in (None, "skip")
 
     def processing_mode(self) -> Json:

@@ -1,4 +1,4 @@
-"""One Envoy before several pools: routes choose the pool by the body's model, the pool's picker the engine.
+"""One Envoy before several pools: routes choose the pool by the body's model, the pool's picker the endpoint.
 
 Two ext_proc filters in one chain: the first asks ``kvist-epp --role=model-header``, which sets the header and
 has the route chosen anew; the second asks the picker of the pool that the route names. Each pool's clusters
@@ -17,17 +17,17 @@ from kvist_sim.envoy_tls import PickerTls
 MODEL_FILTER: Final = "kvist.model-header"
 PICKER_FILTER: Final = "kvist.picker"
 MODEL_TIMEOUT: Final = "5s"
-"""The filter waits for nothing, so it needs no more; the picker may let requests wait."""
+"""Time-out of the model filter, which never queues; the picker may queue requests."""
 
 _TYPE: Final = "type.googleapis.com/envoy."
 _MODEL_CLUSTER: Final = "model-header"
 _OF_A_POOL: Final = ("pool", "picker")
-"""Clusters of which each pool has its own."""
+"""Clusters that each pool has of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Engines that serve one model, and those who pick among them."""
+    """Engines that serve one model, and their pickers."""
 
     endpoints: Sequence[str]
     """Addresses as "ip:port"."""
@@ -36,12 +36,12 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Which models go where."""
+    """Models and their pools."""
 
     models: tuple[str, ...]
     """Values of ``header``."""
     pools: Mapping[str, int]
-    """Pool → weight; one alone takes all."""
+    """Weights by pool; a single pool takes all."""
     header: str = MODEL_HEADER
 
 
@@ -52,21 +52,21 @@ class Pools:
     pools: Mapping[str, Pool]
     routes: Sequence[Route]
     default: str
-    """The pool of requests that no route takes: no model, an unknown one, or no filter to tell it."""
+    """Pool of requests without a route: no model, an unknown one, or no filter that reads it."""
     model_headers: tuple[str, ...]
     """Replicas of ``kvist-epp --role=model-header``: "ip:port" each."""
     tls: PickerTls | None = None
-    """To all of them; ``None`` = plaintext."""
+    """TLS to all pickers; ``None`` = plaintext."""
     mode: Mode = "buffered"
     model_failure_mode_allow: bool = True
-    """Without the filter every request goes to ``default``; otherwise it fails."""
+    """Send every request to ``default`` without the filter; otherwise requests fail."""
     port: int = 0
     gateway: Mapping[str, bool] = field(default_factory=dict)
-    """More fields of every pool's `Gateway`."""
+    """Further fields of every pool's ``Gateway``."""
 
 
 def pools_config(pools: Pools) -> Json:
-    """The bootstrap as a dict; its JSON is what ``envoy -c`` reads."""
+    """Return the bootstrap as a dict; its JSON is what ``envoy -c`` reads."""
     each = {name: _parts(pools, pool.endpoints, pool.pickers) for name, pool in pools.pools.items()}
     return joined(pools, each, _parts(pools, (), pools.model_headers))
 

@@ -1,4 +1,4 @@
-"""Envoy's side of TLS to the picker: what it verifies, what it shows, and how it follows rotated files.
+"""Envoy's side of TLS to the picker: verification, client certificate, and reload of rotated files.
 
 Type names and fields: Envoy's v3 API (1.40), ``UpstreamTlsContext`` and SDS from files.
 """
@@ -21,7 +21,7 @@ class PickerTls:
     """TLS from Envoy to its pickers; every field may be left out, which is what most gateways do today."""
 
     ca_file: Path | None = None
-    """PEM that the picker's certificate must lead to; ``None`` = any certificate is taken."""
+    """PEM file with the authority of the picker's certificate; ``None`` = any certificate is accepted."""
     name: str | None = None
     """DNS name or IP address the certificate must have, needs ``ca_file``; a DNS name is sent as SNI too."""
     certificate_file: Path | None = None
@@ -33,14 +33,14 @@ class PickerTls:
     It notices a file that is *moved* into place (``os.replace``), not one that is written over."""
 
     def transport_socket(self) -> Json:
-        """For a cluster that speaks HTTP/2."""
+        """Return the transport socket of a cluster that speaks HTTP/2."""
         context: Json = {"@type": f"{_TRANSPORT}.UpstreamTlsContext", "common_tls_context": self._common()}
         if self.name is not None and not _is_ip(self.name):
             context["sni"] = self.name
         return {"name": "envoy.transport_sockets.tls", "typed_config": context}
 
     def write_secrets(self) -> None:
-        """Write what Envoy reads from ``sds_folder``; before it starts. Raises OSError."""
+        """Write the files that Envoy reads from ``sds_folder``, before it starts. Raises OSError."""
         if self.sds_folder is None:
             return
         for name, secret in self._secrets().items():

@@ -1,4 +1,4 @@
-"""An HTTP/1.1 client that costs next to nothing, for load and benchmarks that share two cores with the rest.
+"""HTTP/1.1 client with minimal cost, for load and benchmarks that share two cores with the rest.
 
 One connection, one exchange at a time, keep-alive; the request is bytes made beforehand, the answer's
 body goes to a callback as it arrives. Only what the programs of this package speak: Content-Length and
@@ -12,13 +12,13 @@ from typing import Final, cast
 
 MAX_HEAD_BYTES: Final = 65_536
 OnData = Callable[[bytes], None]
-"""Takes body bytes as they arrive, chunk framing removed."""
+"""Called with body bytes as they arrive, chunk framing removed."""
 OnHead = Callable[["Head"], None]
-"""Takes status line and headers as soon as they are there."""
+"""Called with status line and headers as soon as they are complete."""
 
 
 class HttpError(Exception):
-    """The server closed early, or sent what is not HTTP/1.1."""
+    """The server closed early, or sent invalid HTTP/1.1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class Head:
 
     status: int
     headers: Mapping[str, str]
-    """Lower-case names; of a repeated header the last."""
+    """Headers by lower-case name; of a repeated header the last."""
 
 
 def request_bytes(
     method: str, path: str, host: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> bytes:
-    """A whole request. JSON is assumed when there is a body."""
+    """Return a whole request. A body is assumed to be JSON."""
     lines = [f"{method} {path} HTTP/1.1", f"host: {host}", f"content-length: {len(body)}"]
     if body:
         lines.append("content-type: application/json")
@@ -42,7 +42,7 @@ def request_bytes(
 
 
 class Connection(asyncio.Protocol):
-    """A connection to one server; reconnecting is the caller's affair."""
+    """Connection to one server; the caller reconnects."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -62,16 +62,13 @@ class Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """Open, and not in the middle of an exchange."""
+        """True if open, and not in the middle of an exchange."""
         return self._transport is not None and not self._transport.is_closing() and self._answer is None
 
     async def exchange(
         self, request: bytes, on_data: OnData | None = None, *, on_head: OnHead | None = None
     ) -> Head:
-        """Send a request and wait for the end of the answer. Raises HttpError when it does not come whole.
-
-        Cancelling it closes the connection, since the rest of the answer would be taken for the next one.
-        """
+        """Send a request and wait for the end of the answer. Raises HttpError for an incomplete one."""
         if self._transport is None or self._transport.is_closing():
             raise HttpError("connection is closed")
         self._answer = asyncio.get_running_loop().create_future()
@@ -86,21 +83,20 @@ class Connection(asyncio.Protocol):
             self._answer = None
 
     def close(self) -> None:
-        """Close at once; what is unsent is lost."""
+        """Close at once; unsent data is lost."""
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The protocol's own."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """Fails the exchange under way."""
+        """Fail the exchange in progress."""
         self._transport = None
         self._fail("connection lost before the answer ended")
 
     def data_received(self, data: bytes) -> None:
-        """Head first, then body bytes; a broken answer closes the connection."""
+        """Parse the head, then body bytes; an invalid answer closes the connection."""
         self._buffer = self._buffer + data if self._buffer else data
         try:
             if self._head is None and not self._read_head():
@@ -172,7 +168,7 @@ class Connection(asyncio.Protocol):
 
 
 async def get(host: str, port: int, path: str) -> tuple[int, bytes]:
-    """One GET on a connection of its own: status and body. Raises OSError or HttpError."""
+    """Return status and body of a GET on a new connection. Raises OSError or HttpError."""
     connection = await Connection.open(host, port)
     parts: list[bytes] = []
     try:
@@ -183,7 +179,7 @@ async def get(host: str, port: int, path: str) -> tuple[int, bytes]:
 
 
 async def answers(host: str, port: int, path: str) -> bool:
-    """Whether a GET is answered with 200: the probe for start-up."""
+    """Return whether a GET is answered with 200: the probe for start-up."""
     try:
         status, _ = await get(host, port, path)
     except (OSError, HttpError):

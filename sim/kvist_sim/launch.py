@@ -1,4 +1,4 @@
-"""Starts a picker on a pool of local engines; what the demo and the benchmarks have in common."""
+"""Start engines and pickers on this machine, for the demo and the benchmarks."""
 
 import functools
 import json
@@ -28,7 +28,7 @@ class EnginePorts:
 
     @property
     def hostport(self) -> str:
-        """For Envoy and the picker."""
+        """Address for Envoy and the picker."""
         return f"{HOST}:{self.http}"
 
 
@@ -56,12 +56,12 @@ class PickerPorts:
 
 
 def picker_ports() -> PickerPorts:
-    """Free ports for one picker."""
+    """Return free ports for one picker."""
     return PickerPorts(*free_ports(3))
 
 
 def engine_ports(count: int) -> list[EnginePorts]:
-    """Free ports for so many engines."""
+    """Return free ports for ``count`` engines."""
     ports = free_ports(3 * count)
     return [EnginePorts(*ports[at : at + 3]) for at in range(0, 3 * count, 3)]
 
@@ -69,7 +69,7 @@ def engine_ports(count: int) -> list[EnginePorts]:
 def engine_command(
     ports: EnginePorts, model: str, *, served: str, block_size: int, blocks: int, more: Sequence[str] = ()
 ) -> list[str]:
-    """The command line of a simulated engine that publishes KV events; ``more`` are further flags."""
+    """Return the command of a simulated engine that publishes KV events; ``more`` are further flags."""
     events = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
@@ -87,7 +87,7 @@ def engine_command(
 async def start_engines(
     children: Children, engines: Sequence[EnginePorts], command: Callable[[EnginePorts], list[str]]
 ) -> None:
-    """Start them all and wait until all answer. Raises ChildFailedError."""
+    """Start all engines and wait until all answer. Raises ChildFailedError."""
     started = [children.start(f"engine-{number}", command(ports)) for number, ports in enumerate(engines)]
     for child, ports in zip(started, engines, strict=True):
         await children.ready(child, functools.partial(answers, HOST, ports.http, "/health"), START_SECONDS)
@@ -138,7 +138,8 @@ async def start_picker(
 
 
 async def metric(picker: Picker, name: str, label: str = "") -> float:
-    """Sum of a picker's metric over its labels, or those with ``label`` in them; 0.0 when it is silent."""
+    """Return the sum of a picker's metric over its labels, or those with ``label`` in them; 0.0 without
+    an answer."""
     try:
         _, page = await get(HOST, picker.metrics_port, "/metrics")
     except (OSError, HttpError):

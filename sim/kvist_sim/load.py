@@ -1,4 +1,4 @@
-"""A load generator of OpenAI requests: open loop at given times, or closed loop at a given concurrency.
+"""Generate a load of OpenAI requests: open loop at given times, or closed loop at a given concurrency.
 
 An open loop sends at the planned moment however slow the answers are, as users do: a policy that falls
 behind shows it in its waiting times. A closed loop measures what a number of clients can get done.
@@ -16,7 +16,7 @@ from .workloads import Arrival
 
 CHAT_PATH: Final = "/v1/chat/completions"
 NO_ANSWER: Final = 0
-"""Status of a request that got no answer, or half of one."""
+"""Status of a request without a complete answer."""
 OK: Final = 200
 _USAGE_TAIL: Final = 4_096
 """Bytes kept of a stream's end; the usage chunk is its last but one."""
@@ -27,11 +27,11 @@ class Outcome:
     """Result of one request; times in seconds."""
 
     started: float
-    """After the load began."""
+    """Time of sending, after the load began."""
     ttft: float | None
-    """To the first data of the answer; None when none came."""
+    """Time to the first data of the answer; None without data."""
     latency: float
-    """To the end, or to the moment it was given up."""
+    """Time to the end, or until the request was cancelled."""
     status: int
     """HTTP status; NO_ANSWER for a broken or refused connection."""
     prompt_tokens: int = 0

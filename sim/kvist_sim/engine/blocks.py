@@ -17,11 +17,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class Blocks(Generic[Name]):
-    """`blocks` blocks, the first of which is vLLM's placeholder and never handed out.
-
-    A block is an int. It is *held* while its reference count is positive, else free; independent of that it
-    is *cached* while it has a digest.
-    """
+    """Pool of ``blocks`` blocks, the first of which is vLLM's placeholder and never allocated."""
 
     def __init__(self, blocks: int, block_size: int, *, caching: bool = True) -> None:
         self.block_size = block_size
@@ -37,7 +33,7 @@ class Blocks(Generic[Name]):
 
     @property
     def capacity(self) -> int:
-        """Blocks that can be handed out."""
+        """Number of blocks that can be allocated."""
         return len(self._held) - 1
 
     @property
@@ -51,10 +47,7 @@ class Blocks(Generic[Name]):
         return 1.0 - len(self._free) / self.capacity if self.capacity else 0.0
 
     def hit(self, digests: Sequence[Name], tokens: int) -> list[int]:
-        """Blocks of the longest cached prefix of a sequence of `tokens` tokens.
-
-        The last token is always computed again, so that a hit ends before it.
-        """
+        """Return the blocks of the longest cached prefix of a sequence of ``tokens`` tokens."""
         cached = self._cached
         found = list(map(cached.get, digests[: max(0, tokens - 1) // self.block_size]))
         if None in found:
@@ -67,7 +60,7 @@ class Blocks(Generic[Name]):
         return [held[block] for block in blocks].count(0)
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """One more holder for each."""
+        """Add one holder to each block."""
         held, free = self._held, self._free
         for block in blocks:
             if not held[block]:
@@ -75,7 +68,7 @@ class Blocks(Generic[Name]):
             held[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks held once, evicting what they cached. Raises KeyError when fewer are free."""
+        """Return ``count`` blocks held once, evicting their content. Raises KeyError when fewer are free."""
         take, held, digests = self._free.popitem, self._held, self._digests
         blocks = [take(last=False)[0] for _ in range(count)]
         for block in blocks:
@@ -86,7 +79,7 @@ class Blocks(Generic[Name]):
         return blocks
 
     def cache(self, blocks: Sequence[int], digests: Sequence[Name]) -> None:
-        """These full blocks can be found from now on."""
+        """Register full blocks under their digests."""
         known, cached = self._digests, self._cached
         for block, digest in zip(blocks, digests, strict=True):
             known[block] = digest
@@ -107,10 +100,7 @@ class Blocks(Generic[Name]):
         raise NotImplementedError
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One holder less for each, in the order in which they should be evicted.
-
-        What is cached joins the end of the queue; what is not can never be hit and is reused first.
-        """
+        """Remove one holder from each block, in the order in which they should be evicted."""
         held, free, digests = self._held, self._free, self._digests
         for block in blocks:
             held[block] -= 1
@@ -121,14 +111,14 @@ class Blocks(Generic[Name]):
 
 
 class BlockPool(Blocks[Digest]):
-    """The pool of an engine that publishes events."""
+    """Pool of an engine that publishes events."""
 
     def __init__(self, blocks: int, block_size: int, *, caching: bool = True) -> None:
         super().__init__(blocks, block_size, caching=caching)
         self._events: list[Event] = []
 
     def cached(self) -> dict[int, int]:
-        """Published hash to the number of blocks that hold it."""
+        """Number of blocks by published hash."""
         return {short(digest): len(blocks) for digest, blocks in self._cached.items()}
 
     def _evicted(self, digest: Digest) -> None:
@@ -145,7 +135,7 @@ class BlockPool(Blocks[Digest]):
         salt: str | None = None,
         session: str | None = None,
     ) -> None:
-        """Caches full blocks, in chain order after `parent`; `tokens` are theirs alone."""
+        """Cache full blocks, in chain order after ``parent``; ``tokens`` are those of the blocks alone."""
         if not self.caching or not blocks:
             return
         self.cache(blocks, digests)
@@ -161,7 +151,7 @@ class BlockPool(Blocks[Digest]):
         salt: str | None = None,
         session: str | None = None,
     ) -> None:
-        """The event of ``store`` without storing (vLLM's report mode "full" repeats what was hit)."""
+        """Publish the event of ``store`` without storing (vLLM's report mode "full" repeats cache hits)."""
         self._events.append(
             Stored(
                 hashes=list(map(short, digests)),
@@ -177,7 +167,7 @@ class BlockPool(Blocks[Digest]):
         )
 
     def reset(self) -> bool:
-        """Forgets all that is cached; False, and nothing changed, while any block is held."""
+        """Drop everything cached; return False, and change nothing, while any block is held."""
         if len(self._free) != self.capacity:
             return False
         self._cached.clear()

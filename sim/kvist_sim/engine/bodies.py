@@ -12,7 +12,7 @@ from kvist_sim.engine.openai import ApiError
 
 
 async def signed(_: web.Request, response: web.StreamResponse) -> None:
-    """The server header that vLLM's has."""
+    """Set the server header as vLLM does."""
     response.headers["Server"] = "uvicorn"
 
 
@@ -32,19 +32,19 @@ def writer(request: web.Request) -> Callable[[bytes], int]:
 
 
 def request_id(request: web.Request) -> str:
-    """The client's, or a new one at every call: vLLM's header and body do not share one either."""
+    """Return the client's request id, or a new one at every call: vLLM's header and body differ, too."""
     return request.headers.get(names.REQUEST_ID_HEADER) or uuid4().hex[:16]
 
 
 async def body_of(request: web.Request) -> bytes:
-    """The whole body. Raises ApiError 400 when it does not say that it is JSON (or nothing at all)."""
+    """Return the body. Raises ApiError 400 for a content type other than JSON."""
     if request.content_type not in {"application/json", "application/octet-stream"}:
         raise ApiError(400, "Unsupported Media Type: Only 'application/json' is allowed", "Bad Request")
     return await request.read()
 
 
 def document_of(raw: bytes) -> dict[str, Any]:
-    """A JSON object. Raises ApiError 400 for anything else."""
+    """Return the JSON object. Raises ApiError 400 for anything else."""
     try:
         found = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -55,10 +55,10 @@ def document_of(raw: bytes) -> dict[str, Any]:
 
 
 def answer(value: Any) -> web.Response:
-    """200 with JSON."""
+    """Return an answer with status 200 and JSON."""
     return web.Response(body=msgspec.json.encode(value), content_type="application/json")
 
 
 def refusal(problem: ApiError) -> web.Response:
-    """An error with its body."""
+    """Return an answer with an error body."""
     return web.Response(body=problem.body(), status=problem.status, content_type="application/json")

@@ -41,7 +41,8 @@ _ALGORITHMS: Final[dict[str, Hash]] = {
 
 
 def short(digest: Digest) -> int:
-    """The 64 bits that events carry: the last eight bytes, big-endian (``maybe_convert_block_hash``)."""
+    """Return the 64 bits that events carry: the last eight bytes, big-endian
+    (``maybe_convert_block_hash``)."""
     return int.from_bytes(digest[-8:], "big")
 
 
@@ -55,7 +56,7 @@ def _head(major: int, value: int) -> bytes:
 
 
 def cbor(value: Any) -> bytes:
-    """Canonical CBOR of None, unsigned ints, texts, bytes and (nested) sequences of them."""
+    """Return the canonical CBOR of None, unsigned ints, texts, bytes and (nested) sequences of them."""
     if value is None:
         return b"\xf6"
     if isinstance(value, int):
@@ -71,7 +72,7 @@ def cbor(value: Any) -> bytes:
 
 
 class Hasher:
-    """The hash of one engine."""
+    """Hash function of one engine."""
 
     __slots__ = ("_hash", "block_size", "root")
 
@@ -85,11 +86,7 @@ class Hasher:
     def extend(
         self, digests: list[Digest], tokens: Sequence[int], adapter: tuple[str, str] | None, salt: str | None
     ) -> None:
-        """Appends the digests of the full blocks of `tokens` that `digests` lacks.
-
-        `adapter` is (name, path): both are hashed, only the name is published. The salt counts in the first
-        block.
-        """
+        """Append the digests of the full blocks of ``tokens`` that ``digests`` lacks."""
         size = self.block_size
         lora: Keys = None if adapter is None else (("lora", *adapter),)
         parent = digests[-1] if digests else self.root

@@ -1,4 +1,4 @@
-"""vLLM's command line: the table of its flags, and a parser with its habits.
+"""vLLM's command line: the table of its flags, and a parser that follows its rules.
 
 Sources: ``vllm/engine/arg_utils.py``, ``vllm/entrypoints/launchers/cli_args.py`` and
 ``vllm/utils/argparse_utils.py`` of 0.32; flags new in 0.33 are marked. What vLLM refuses is refused in the
@@ -39,12 +39,12 @@ class Flag:
     default: Any
     choices: tuple[str, ...]
     since: str
-    """The vLLM release whose parser has it."""
+    """First vLLM release that has the flag."""
 
 
 @cache
 def table() -> tuple[Flag, ...]:
-    """Every flag of ``vllm serve``."""
+    """Return every flag of ``vllm serve``."""
     text = files("kvist_sim.engine").joinpath("flags.tsv").read_text(encoding="utf-8")
     return tuple(_row(line) for line in text.splitlines() if not line.startswith("#"))
 
@@ -61,7 +61,10 @@ def _row(line: str) -> Flag:
 
 
 def human(value: str) -> int:
-    """``64k`` is 64,000 and ``64K`` is 65,536; decimals go with lower case only. Raises ValueError."""
+    """Return a number: ``64k`` is 64,000, ``64K`` is 65,536; only lower case allows decimals.
+
+    Raises ValueError.
+    """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT])", value.strip())
     if found is None:
         return int(value)
@@ -113,7 +116,7 @@ def _optional(reader: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 class _Lora(argparse.Action):
-    """``name=path`` or a JSON object each."""
+    """Parser of ``name=path`` or a JSON object for each adapter."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, _: Any = None
@@ -173,7 +176,7 @@ class Parser(argparse.ArgumentParser):
         return [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
 
     def error(self, message: str) -> NoReturn:
-        """One line on stderr instead of three hundred flags."""
+        """Exit with one line on stderr instead of three hundred flags."""
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
@@ -227,7 +230,7 @@ def _merge(target: dict[str, Any], keys: list[str], leaf: Any) -> None:
 
 
 def parser(prog: str = "kvist sim engine") -> Parser:
-    """A parser of vLLM's flags; the caller may add its own."""
+    """Return a parser of vLLM's flags; the caller may add its own."""
     made = Parser(prog=prog, usage=f"{prog} [serve] [MODEL] [any option of vllm serve] [--sim-…]")
     made.add_argument("model_tag", nargs="?")
     for flag in table():

@@ -1,4 +1,4 @@
-"""One task per rank: schedule, wait as long as the hardware would, complete, tell everybody.
+"""Run one task per rank: schedule, wait as long as the hardware would, complete, notify the sinks.
 
 The only module that waits. It wakes once a step, not once a token: sinks are called, not awaited.
 """
@@ -28,23 +28,24 @@ class Publisher(Protocol):
     """Receiver of KV events."""
 
     def publish(self, batch: Batch) -> int:
-        """Takes it without waiting; returns its number."""
+        """Queue a batch without waiting; return its number."""
 
 
 class WallClock:
-    """The machine's own."""
+    """Clock of the machine."""
 
     def now(self) -> float:
         """Return monotonic seconds."""
         return time.monotonic()
 
     async def sleep_until(self, when: float) -> None:
-        """At least one turn of the event loop, so that sockets are served however fast the hardware is."""
+        """Sleep for at least one turn of the event loop, so that sockets are served however fast the
+        hardware is."""
         await asyncio.sleep(max(0.0, when - time.monotonic()))
 
 
 class Engine:
-    """A rank at work."""
+    """Rank that processes sequences."""
 
     def __init__(
         self,
@@ -67,11 +68,11 @@ class Engine:
 
     @property
     def requests(self) -> int:
-        """Sequences waiting and running."""
+        """Number of waiting and running sequences."""
         return len(self._sinks)
 
     def submit(self, sequence: Sequence, sink: Sink) -> None:
-        """Queues it; `sink` hears of every token and of the end, once."""
+        """Queue a sequence; ``sink`` is called for every token and once for the end."""
         self._sinks[sequence] = sink
         self.scheduler.add(sequence)
         self._work.set()

@@ -98,7 +98,7 @@ class Metrics:
     """Metrics of one process; the label ``engine`` distinguishes ranks."""
 
     def __init__(self, model: str, max_model_len: int, cache_info: Mapping[str, str]) -> None:
-        """`cache_info` are the labels of ``vllm:cache_config_info``, the same for all ranks."""
+        """Use ``cache_info`` as the labels of ``vllm:cache_config_info``, equal for all ranks."""
         self._registry = CollectorRegistry()
         self._model = model
         self._cache_info = dict(cache_info)
@@ -150,7 +150,7 @@ class Metrics:
         }
 
     def rank(self, number: int) -> "RankMetrics":
-        """The children of one rank, with every series at zero as vLLM has it from the start."""
+        """Return the metrics of one rank, with every series at zero as vLLM has it from the start."""
         self._info.labels(**self._cache_info, engine=str(number)).set(1)
         at = (self._model, str(number))
         for state in ("awake", "weights_offloaded", "discard_all"):
@@ -167,11 +167,11 @@ class Metrics:
         )
 
     def rejected(self, reason: str) -> None:
-        """A request was refused before it was queued."""
+        """Count a request that was refused before it was queued."""
         self._rejections.labels(self._model, reason).inc()
 
     def page(self) -> bytes:
-        """The text format."""
+        """Return the page in Prometheus text format."""
         return generate_latest(self._registry)
 
 
@@ -194,7 +194,7 @@ class RankMetrics:
         self._seen = scheduler.Counters()
 
     def state(self, engine: scheduler.Scheduler) -> None:
-        """Gauges and the scheduler's own totals."""
+        """Set gauges and the scheduler's totals."""
         self._gauges["num_requests_running"].set(len(engine.running))
         self._gauges["num_requests_waiting"].set(len(engine.waiting))
         self._gauges["kv_cache_usage_perc"].set(engine.pool.usage)
@@ -208,7 +208,7 @@ class RankMetrics:
     def step(
         self, plan: scheduler.Plan, advanced: Sequence[scheduler.Sequence], gaps: Iterable[float]
     ) -> None:
-        """One step: `gaps` are the seconds between two tokens of the sequences that had one before."""
+        """Record a step: ``gaps`` are the seconds between two tokens of the sequences that had one before."""
         self._histograms["iteration_tokens_total"].observe(plan.tokens)
         self._counters["generation_tokens"].inc(len(advanced))
         observe = self._histograms["inter_token_latency_seconds"].observe

@@ -1,4 +1,4 @@
-"""Bodies in and out, as vLLM's OpenAI front end has them. Pure.
+"""Request and answer bodies of vLLM's OpenAI front end. Pure.
 
 Sources: ``vllm/entrypoints/openai/{chat_completion,completion}/protocol.py``,
 ``.../serve/engine/protocol.py``.
@@ -19,7 +19,7 @@ ROUTE: Final = "route"
 
 
 class ApiError(Exception):
-    """An answer with an error body; the text is for the client."""
+    """Error answer; the text is for the client."""
 
     def __init__(
         self, status: int, message: str, kind: str = "BadRequestError", param: str | None = None
@@ -31,7 +31,7 @@ class ApiError(Exception):
         self.param = param
 
     def body(self) -> bytes:
-        """vLLM's error object."""
+        """Return vLLM's error object."""
         if self.kind == ROUTE:
             return msgspec.json.encode({"detail": self.message})
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
@@ -67,19 +67,19 @@ class Body(msgspec.Struct):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Texts that end the output."""
+        """Return the texts that end the output."""
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(filter(None, given))
 
     @property
     def session(self) -> str | None:
-        """Session id of the body; the header goes before it."""
+        """Session id of the body; the header takes precedence."""
         extra = (self.vllm_xargs or {}).get("session_id")
         return self.session_id or (extra if isinstance(extra, str) else None)
 
     @property
     def reports_hits(self) -> bool:
-        """Whether what was hit is announced again."""
+        """True if cache hits are published again."""
         return (self.vllm_xargs or {}).get("kv_cache_report_mode") == "full"
 
 
@@ -122,10 +122,7 @@ def _check_positive(body: Body) -> None:
 
 
 def output_limit(body: Body, *, chat: bool, prompt: int, longest: int) -> int:
-    """Tokens the answer may have: what was asked for, or what the context leaves.
-
-    Raises ApiError 400 when the prompt alone fills the context.
-    """
+    """Return the largest number of output tokens: that of the request, or what the context leaves."""
     if prompt >= longest:
         raise ApiError(
             400,
@@ -140,7 +137,7 @@ def output_limit(body: Body, *, chat: bool, prompt: int, longest: int) -> int:
 
 
 def no_prompt() -> ApiError:
-    """vLLM's answer for a completion without a prompt, or with an empty one."""
+    """Return vLLM's error for a completion without a prompt, or with an empty one."""
     return ApiError(
         400,
         "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)",
@@ -149,7 +146,7 @@ def no_prompt() -> ApiError:
 
 
 def not_found(model: str, served: Sequence[str]) -> ApiError:
-    """vLLM's answer for a name it does not serve."""
+    """Return vLLM's error for a model name that it does not serve."""
     aliases = ", ".join(served)
     return ApiError(
         404, f"The model `{model}` does not exist. Valid aliases: {aliases}.", "NotFoundError", "model"
@@ -157,12 +154,12 @@ def not_found(model: str, served: Sequence[str]) -> ApiError:
 
 
 def bad(problem: BadRequest) -> ApiError:
-    """A refusal of the prompt's reader."""
+    """Return the error for a prompt that the reader refused."""
     return ApiError(400, problem.message)
 
 
 def usage(prompt: int, completion: int, cached: int | None) -> dict[str, Any]:
-    """``cached`` is None without --enable-prompt-tokens-details."""
+    """Return the usage object; ``cached`` is None without --enable-prompt-tokens-details."""
     details = {"cached_tokens": cached, "created_cache_tokens": None, "multimodal_tokens": None}
     return {
         "prompt_tokens": prompt,
@@ -182,7 +179,7 @@ def whole(
     answers: Sequence[tuple[str, str, list[int] | None]],
     counts: Mapping[str, Any],
 ) -> bytes:
-    """The answer in one piece; `answers` are (text, finish reason, token ids or None)."""
+    """Return the answer in one piece; ``answers`` are (text, finish reason, token ids or None)."""
     build = _chat_choice if chat else _text_choice
     return msgspec.json.encode(
         {
@@ -230,7 +227,10 @@ def _text_choice(index: int, text: str, finish: str, ids: list[int] | None) -> d
 
 
 class Chunks:
-    """Server-sent events of one stream. What does not change from chunk to chunk is encoded once."""
+    """Encoder of the server-sent events of one stream.
+
+    Fields that are equal in all chunks are encoded once.
+    """
 
     __slots__ = ("_chat", "_head")
 
@@ -241,7 +241,7 @@ class Chunks:
         self._head = b"data: " + msgspec.json.encode(fixed)[:-1] + b',"choices":['
 
     def role(self, index: int) -> bytes:
-        """The first chunk of a chat; completions have none."""
+        """Return the first chunk of a chat; completions have none."""
         if not self._chat:
             return b""
         return b"%b" % self._head + (
@@ -250,7 +250,7 @@ class Chunks:
         )
 
     def text(self, index: int, text: str, finish: str | None, ids: list[int] | None = None) -> bytes:
-        """New text, or the end."""
+        """Return a chunk with new text, or with the finish reason."""
         said = msgspec.json.encode(text)
         tokens = b"null" if ids is None else msgspec.json.encode(ids)
         reason = b"null" if finish is None else b'"%b"' % finish.encode()
@@ -265,7 +265,7 @@ class Chunks:
         return form % (self._head, index, said, reason, tokens)
 
     def usage(self, counts: Mapping[str, Any]) -> bytes:
-        """The chunk after the last, without choices."""
+        """Return the chunk after the last one, without choices."""
         return self._head + b'],"usage":' + msgspec.json.encode(counts) + b"}\n\n"
 
 

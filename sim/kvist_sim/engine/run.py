@@ -1,4 +1,4 @@
-"""Puts the parts together and runs them until SIGTERM. The only module that knows them all."""
+"""Assemble the parts of the simulated engine and run them until SIGTERM."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,8 @@ log = logging.getLogger("kvist.sim.engine")
 
 
 def tokenizer_of(settings: Settings) -> str:
-    """The given folder or hub address; our own vocabulary for a mere name, so that nothing is downloaded."""
+    """Return the given folder or hub address; our own vocabulary for a mere name, so that nothing is
+    downloaded."""
     if settings.tokenizer.startswith("hf://") or local(settings.tokenizer):
         return settings.tokenizer
     if settings.tokenizer != model.NAME:
@@ -38,11 +39,7 @@ def tokenizer_of(settings: Settings) -> str:
 
 @asynccontextmanager
 async def started(settings: Settings) -> AsyncIterator["Running"]:
-    """A serving engine; ends everything on the way out.
-
-    Raises ModelFilesError for unusable tokenizer files, SettingsError for a port or KV endpoint that cannot
-    be had.
-    """
+    """Start an engine and yield it; stop everything on exit."""
     prompts = Prompts(tokenizer_of(settings))
     longest = _longest(settings, prompts)
     metrics = Metrics(settings.served[0], longest, settings.cache_info)
@@ -82,11 +79,11 @@ class Running:
 
     @property
     def port(self) -> int:
-        """The port that was bound."""
+        """Port that was bound."""
         return int(self._runner.addresses[0][1])
 
     async def drain(self, seconds: float) -> None:
-        """Listens no more, gives the requests `seconds`, then ends them with finish reason abort."""
+        """Stop listening, wait ``seconds`` for the requests, then end them with finish reason abort."""
         await self._site.stop()
         deadline = asyncio.get_running_loop().time() + seconds
         while any(engine.requests for engine in self.engines.values()):
@@ -187,7 +184,7 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 
 
 async def serve(settings: Settings) -> int:
-    """Until SIGTERM or SIGINT; the exit code. Raises as ``started``."""
+    """Serve until SIGTERM or SIGINT and return the exit code. Raises as ``started``."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

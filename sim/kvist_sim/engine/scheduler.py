@@ -24,7 +24,7 @@ class State(Enum):
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One prompt and what is written after it."""
+    """One prompt and its output."""
 
     id: str
     prompt: list[int]
@@ -37,24 +37,24 @@ class Sequence:
     salt: str | None = None
     session: str | None = None
     report_hits: bool = False
-    """vLLM's ``kv_cache_report_mode: full``."""
+    """True for vLLM's ``kv_cache_report_mode: full``."""
     eos: int | None = None
-    """Token that stands for the end; it counts but is not shown."""
+    """Token that ends the output; it counts but is not shown."""
 
     tokens: list[int] = field(init=False)
     """Prompt and output so far."""
     state: State = State.WAITING
     computed: int = 0
-    """Tokens whose keys and values are in blocks."""
+    """Number of tokens whose keys and values are in blocks."""
     blocks: list[int] = field(default_factory=list)
     digests: list[Digest] = field(default_factory=list)
     stored: int = 0
-    """Blocks of it that are cached."""
+    """Number of its blocks that are cached."""
     cached: int | None = None
-    """Prompt tokens found in the cache when it was first admitted."""
+    """Prompt tokens found in the cache when the sequence was first admitted."""
     preemptions: int = 0
     finish: str | None = None
-    """stop, length or abort."""
+    """Finish reason: stop, length or abort."""
     scheduled: float | None = None
     first_token: float | None = None
     last_token: float | None = None
@@ -64,12 +64,12 @@ class Sequence:
 
     @property
     def generated(self) -> int:
-        """Output tokens, the end included."""
+        """Number of output tokens, the end included."""
         return len(self.tokens) - len(self.prompt)
 
     @property
     def prefilling(self) -> bool:
-        """Whether the next computation is of prompt tokens (or, after a preemption, of lost ones)."""
+        """True if the next computation is of prompt tokens (or, after a preemption, of lost ones)."""
         return len(self.tokens) - self.computed > 1 or self.computed < len(self.prompt)
 
 
@@ -95,11 +95,11 @@ class Plan:
     """Pairs of sequence and number of tokens."""
     prefill_tokens: int = 0
     decoding: int = 0
-    """Sequences that compute one token after their prompt."""
+    """Number of sequences that compute one token after their prompt."""
 
     @property
     def tokens(self) -> int:
-        """All tokens of the step."""
+        """Number of tokens of the step."""
         return self.prefill_tokens + self.decoding
 
 
@@ -108,13 +108,13 @@ class Counters:
     """Totals since the start."""
 
     queries: int = 0
-    """Tokens looked up in the prefix cache, each sequence once."""
+    """Tokens looked up in the prefix cache, counted once per sequence."""
     hits: int = 0
     preemptions: int = 0
 
 
 class Scheduler:
-    """One rank: a queue, a batch, a pool."""
+    """One rank: a queue, a batch and a pool."""
 
     def __init__(self, pool: BlockPool, hasher: Hasher, limits: Limits) -> None:
         self.pool = pool
@@ -130,15 +130,15 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nothing to compute."""
+        """True without any sequence."""
         return not self.running and not self.waiting
 
     def add(self, sequence: Sequence) -> None:
-        """Queues it. Its prompt must fit in the pool and in ``max_model_len``."""
+        """Queue a sequence. Its prompt must fit in the pool and in ``max_model_len``."""
         self.waiting.append(sequence)
 
     def end(self, sequence: Sequence, reason: str = "abort") -> None:
-        """Ends it, wherever it is; harmless when it has ended."""
+        """End a sequence in any state; no effect if it has ended."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
         elif sequence.state is State.WAITING:
@@ -147,7 +147,7 @@ class Scheduler:
             self._finish(sequence, reason)
 
     def schedule(self, now: float) -> Plan:
-        """Running sequences first, in order of admission, then the queue while budget and blocks last."""
+        """Schedule running sequences in order of admission, then the queue while budget and blocks last."""
         work: dict[Sequence, int] = {}
         budget, preempted = self._continue(work)
         if not preempted:
@@ -285,10 +285,7 @@ class Scheduler:
         self._hasher.extend(sequence.digests, sequence.tokens, sequence.adapter, sequence.salt)
 
     def complete(self, plan: Plan, now: float) -> list[Sequence]:
-        """Ends the step: returns the sequences that got a token (or ended), in batch order.
-
-        What was ended meanwhile is passed over.
-        """
+        """End the step; return the sequences that got a token (or ended), in batch order."""
         advanced: list[Sequence] = []
         for sequence, count in plan.work:
             if sequence.state is not State.RUNNING:

@@ -1,4 +1,4 @@
-"""vLLM's HTTP surface (``vllm/entrypoints``) over the simulated engines: routes, headers, status codes."""
+"""HTTP interface of vLLM (``vllm/entrypoints``) over the simulated engines: routes, headers, status codes."""
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -31,7 +31,7 @@ Counts: TypeAlias = Callable[[Seq[Sequence]], dict[str, Any]]
 
 
 class Server:
-    """The application; owns which names are served, and turns requests into sequences."""
+    """Application: serves the model names and turns requests into sequences."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Server:
         sources: Mapping[str, Any],
         now: Callable[[], float],
     ) -> None:
-        """`longest` is the context length; `sources` is the answer of /kv_event_sources."""
+        """Use ``longest`` as the context length; ``sources`` as the answer of /kv_event_sources."""
         self._settings = settings
         self._engines = engines
         self._prompts = prompts
@@ -60,7 +60,7 @@ class Server:
         self._open = 0
 
     def application(self) -> web.Application:
-        """Routes as vLLM has them; those of development mode only when it is on."""
+        """Return the routes of vLLM; those of development mode only when it is on."""
         made = web.Application(client_max_size=BODY_BYTES, middlewares=[self._guard])
         made.on_response_prepare.append(signed)
         made.add_routes(

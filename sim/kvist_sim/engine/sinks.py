@@ -1,4 +1,4 @@
-"""From tokens to bytes: what happens to a request's sequences after each step.
+"""Turn tokens into bytes: receivers of a request's sequences after each step.
 
 A streamed answer is written straight to the connection from the engine's step, without waking a task: at
 hundreds of sequences a task per token would cost more than everything else together.
@@ -14,7 +14,7 @@ from kvist_sim.engine.scheduler import Sequence
 from kvist_sim.engine.tokenizer import TextStream
 
 BACKLOG: Final = 16_000_000
-"""Bytes a client may leave unread before its request is ended."""
+"""Unread bytes of a client after which its request is ended."""
 
 Stop = Callable[[Sequence, str], None]
 """Ends a sequence with a finish reason."""
@@ -36,7 +36,7 @@ class Answer:
         self.finish: str | None = None
 
     def take(self, sequence: Sequence) -> None:
-        """Decodes the tokens since the last call."""
+        """Decode the tokens since the last call."""
         ids = sequence.tokens[len(sequence.prompt) + self._seen :]
         self._seen += len(ids)
         if ids and sequence.finish == "stop" and not self.stopped:
@@ -62,7 +62,7 @@ class Answer:
 
 
 class Whole:
-    """Collects sequences until all have ended."""
+    """Collector of sequences until all have ended."""
 
     def __init__(self, answers: Mapping[Sequence, Answer], stop: Stop) -> None:
         self._answers = answers
@@ -71,7 +71,7 @@ class Whole:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def advanced(self, sequence: Sequence) -> None:
-        """Stop texts need a look at every token; without them the text is decoded once, at the end."""
+        """Decode every token if there are stop texts; without them the text is decoded once, at the end."""
         answer = self._answers[sequence]
         if sequence.finish is None and not answer.stops:
             return
@@ -85,7 +85,7 @@ class Whole:
 
 
 class Stream:
-    """Writes chunks to a connection as tokens come."""
+    """Writer of chunks to a connection as tokens come."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Stream:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def advanced(self, sequence: Sequence) -> None:
-        """One write per sequence and step, and none while the interval is not over."""
+        """Write once per sequence and step, and not before the interval is over."""
         answer = self._answers[sequence]
         answer.take(sequence)
         if answer.stopped and sequence.finish is None:

@@ -17,7 +17,7 @@ _PROSE: Final = re.compile(r"[A-Z][^\n|{}]{120,}")
 
 
 class Writer:
-    """Draws texts from `corpus`; `encode` is the tokenizer's, without added tokens."""
+    """Generator of texts from ``corpus``; ``encode`` is the tokenizer's, without added tokens."""
 
     def __init__(self, corpus: str, encode: Callable[[str], list[int]], *, noncanonical: float = 0.0) -> None:
         self._encode = lru_cache(maxsize=100_000)(encode)
@@ -32,7 +32,10 @@ class Writer:
             self._after.setdefault(unit, []).append(following)
 
     def tokens(self, seed: str, length: int | None, *, leading_space: bool) -> Iterator[int]:
-        """Token ids of one text: `length` of them, or without end. The same arguments give the same text."""
+        """Yield token ids of one text: ``length`` of them, or without end.
+
+        Equal arguments give equal text.
+        """
         draw = random.Random(seed)
         left = length
         for unit in self._units(draw, leading_space=leading_space):
@@ -58,5 +61,5 @@ class Writer:
 
 
 def length(seed: str, mean: float, minimum: int) -> int:
-    """Tokens until the model would stop: exponential, at least `minimum` and 1."""
+    """Return the tokens until the model would stop: exponential, at least ``minimum`` and 1."""
     return max(minimum, 1 + int(random.Random(seed + "/length").expovariate(1 / mean)))

@@ -5,10 +5,10 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall time or virtual time: the loop's only source of either."""
+    """Wall time or virtual time, the only source of time for the loop."""
 
     def now(self) -> float:
-        """Seconds since some fixed moment; never goes back."""
+        """Return seconds since some fixed moment; never decreases."""
 
     async def sleep_until(self, when: float) -> None:
         """Returns at `when` or a little later; always lets others run once."""
@@ -22,9 +22,9 @@ class Timing:
     prefill_tokens_per_second: float = 15_928.0
     """Prompt tokens computed per second when nothing else limits."""
     step_seconds: float = 0.018
-    """One pass over the weights: the least time of a step (64 GB at 3.35 TB/s)."""
+    """Least time of a step: one pass over the weights (64 GB at 3.35 TB/s)."""
     sequence_seconds: float = 0.0001
-    """Added per sequence that decodes in the step: reading its keys and values."""
+    """Seconds added per sequence that decodes in the step: reading its keys and values."""
 
     def step(self, prefill_tokens: int, decoding: int) -> float:
         """Seconds for one step. Prompt tokens ride on the same pass over the weights as the decoding

@@ -1,4 +1,5 @@
-"""Between text and token ids: the picker's own renderer for the prompt, the real tokenizer for its tokens.
+"""Convert between text and token ids: the picker's renderer for the prompt, the real tokenizer for its
+tokens.
 
 Prompts of chats share long beginnings, and splitting them at special tokens cannot change the result (a
 special token is cut out before anything else happens). So the pieces between special tokens are remembered.
@@ -16,7 +17,7 @@ from kvist_epp.prompt.model import Model, model_folder
 from kvist_epp.prompt.request import Request
 
 REMEMBERED: Final = 20_000
-"""Pieces; of a few hundred bytes each."""
+"""Number of cached pieces of text, a few hundred bytes each."""
 
 
 class Prompts:
@@ -30,12 +31,12 @@ class Prompts:
         self._encode = lru_cache(maxsize=REMEMBERED)(self._model.encode)
         self.encode = self._model.encode
         self.end = _end(home, self._model)
-        """The token that ends an answer."""
+        """Token that ends an answer."""
         self.longest = _longest(home)
-        """Tokens the model was made for; None when no ``config.json`` says so."""
+        """Context length of the model; None without ``config.json``."""
 
     def ids(self, request: Request) -> list[list[int]]:
-        """Token ids of each prompt. Raises BadRequest for what has none."""
+        """Return token ids of each prompt. Raises BadRequest for a body without a prompt."""
         if request.prompts and not isinstance(request.prompts[0], str):
             return [self._known(list(prompt)) for prompt in request.prompts if not isinstance(prompt, str)]
         rendered = self._model.prompts(request)
@@ -50,7 +51,7 @@ class Prompts:
         return ids
 
     def text_ids(self, text: str) -> list[int]:
-        """Token ids of a rendered prompt: special tokens recognised, none added."""
+        """Return token ids of a rendered prompt: special tokens recognised, none added."""
         if self._special is None:
             return list(self._encode(text))
         ids: list[int] = []
@@ -60,16 +61,16 @@ class Prompts:
         return ids
 
     def text(self, ids: list[int]) -> str:
-        """The text of token ids; what is no UTF-8 becomes U+FFFD. Raises BadRequest for an unknown id."""
+        """Return the text of token ids; invalid UTF-8 becomes U+FFFD. Raises BadRequest for an unknown id."""
         return b"".join([self._pieces[token] for token in self._known(ids)]).decode("utf-8", "replace")
 
     def stream(self) -> "TextStream":
-        """A decoder for one output."""
+        """Return a decoder for one output."""
         return TextStream(self._pieces)
 
 
 class TextStream:
-    """Token ids to text, bit by bit: a character that is spread over tokens comes with the last of them."""
+    """Incremental decoder: a character that is spread over tokens comes with the last of them."""
 
     __slots__ = ("_decode", "_pieces")
 
@@ -78,7 +79,7 @@ class TextStream:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def feed(self, ids: list[int]) -> str:
-        """The text that is now certain."""
+        """Return the text that is now certain."""
         return self._decode(b"".join([self._pieces[token] for token in ids]))
 
 
@@ -125,5 +126,5 @@ def _longest(home: Path) -> int | None:
 
 
 def local(source: str) -> bool:
-    """Whether tokenizer files lie there."""
+    """Return whether ``source`` is a folder with tokenizer files."""
     return (Path(source) / "tokenizer.json").is_file()
