@@ -15,7 +15,7 @@ HOST: Final = "127.0.0.1"
 Message = list[bytes]
 
 
-class Mischief:
+class MessageFaults:
     """Faults that are applied to messages; pure. Without ``begin``, every message passes."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -61,7 +61,7 @@ class EventRelay:
         self._engine_port, self._port = engine_port, port
         self._context: zmq.asyncio.Context | None = None
         self._task: asyncio.Task[None] | None = None
-        self.mischief = Mischief(seed)
+        self.faults = MessageFaults(seed)
         self.passed = 0
         """Messages that came."""
 
@@ -90,7 +90,7 @@ class EventRelay:
         while True:
             frames = await source.recv_multipart()
             self.passed += 1
-            for message in self.mischief.through(frames):
+            for message in self.faults.through(frames):
                 await out.send_multipart(message)
 
 

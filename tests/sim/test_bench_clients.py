@@ -19,7 +19,7 @@ from kvist_epp.http2.server import serve_http2
 from kvist_epp.names import SESSION_HEADER
 from kvist_sim.bench.harness.asker import Asker, Settler
 from kvist_sim.bench.harness.direct import LONGEST_BODY, NO_ANSWER, PICKED, Answer, Direct
-from kvist_sim.bench.harness.records import ATTEMPTS, UPSTREAM, Recorder, telling, usage
+from kvist_sim.bench.harness.records import ATTEMPTS, UPSTREAM, Recorder, usage, with_route_headers
 from kvist_sim.bench.harness.records import PICKED as PICKED_HEADER
 from kvist_sim.envoy import Gateway, config
 from kvist_sim.workloads import Arrival
@@ -115,7 +115,7 @@ def test_usage_is_read_from_the_end_of_a_stream() -> None:
 def test_envoy_is_told_to_tell() -> None:
     """The headers are added to whatever configuration there is, in front of nothing else."""
     plain = config(Gateway(endpoints=["127.0.0.1:1"], picker="127.0.0.1:2"))
-    manager = telling(plain)["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]
+    manager = with_route_headers(plain)["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]
     added = manager["typed_config"]["route_config"]["response_headers_to_add"]
 
     assert {header["header"]["key"] for header in added} >= TOLD.keys()

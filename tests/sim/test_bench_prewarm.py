@@ -1,4 +1,4 @@
-"""The hand-over benchmark's arithmetic, and who is in the pool when."""
+"""Tests of the prewarming benchmark's arithmetic, and of the pool during its rollout."""
 
 import asyncio
 import json
@@ -8,9 +8,9 @@ import pytest
 
 from kvist_sim import launch
 from kvist_sim.bench.harness.records import Record
-from kvist_sim.bench.prewarm.report import Report, gone, gone_of
+from kvist_sim.bench.prewarm.report import Report, avoided, avoided_over_sockets
 from kvist_sim.bench.prewarm.sockets import Rollout, Run, judged
-from kvist_sim.bench.prewarm.virtual import ENGINES, HANDED, ROLLOUT, STEADY, Cell, Workload
+from kvist_sim.bench.prewarm.virtual import ENGINES, PREWARMED, ROLLOUT, STEADY, Cell, Workload
 from kvist_sim.load import OK
 from kvist_sim.virtual.judge import Verdict
 
@@ -39,7 +39,7 @@ def workload(*p90s: tuple[float, float, float]) -> Workload:
     cells = [
         Cell(kind, seed, verdict(p90))
         for seed, three in enumerate(p90s)
-        for kind, p90 in zip((STEADY, ROLLOUT, HANDED), three, strict=True)
+        for kind, p90 in zip((STEADY, ROLLOUT, PREWARMED), three, strict=True)
     ]
     return Workload("some", 10.0, cells[::-1])
 
@@ -53,15 +53,17 @@ def test_what_is_gone_is_a_share_of_what_was_added() -> None:
     """Pairs have one seed; the share is of the means, so that a seed with nothing added does no harm."""
     found = workload((0.1, 0.3, 0.2), (0.2, 0.4, 0.25), (0.2, 0.2, 0.2))
     assert found.added(ROLLOUT) == pytest.approx([0.2, 0.2, 0.0])
-    assert found.added(HANDED) == pytest.approx([0.1, 0.05, 0.0])
-    assert gone(found) == pytest.approx(1 - 0.15 / 0.4)
-    assert gone_of([run(STEADY, 1.0), run(ROLLOUT, 2.0), run(HANDED, 1.2)]) == pytest.approx(0.8)
+    assert found.added(PREWARMED) == pytest.approx([0.1, 0.05, 0.0])
+    assert avoided(found) == pytest.approx(1 - 0.15 / 0.4)
+    assert avoided_over_sockets([run(STEADY, 1.0), run(ROLLOUT, 2.0), run(PREWARMED, 1.2)]) == pytest.approx(
+        0.8
+    )
 
 
 @pytest.mark.parametrize(("p90", "failed", "broken"), [(1.5, 0, 0), (1.51, 0, 1), (1.2, 1, 1)])
 def test_bounds(p90: float, failed: int, broken: int) -> None:
-    """At least half is gone, and no request fails."""
-    runs = [run(STEADY, 1.0), run(ROLLOUT, 2.0), run(HANDED, p90, failed)]
+    """At least half is avoided, and no request fails."""
+    runs = [run(STEADY, 1.0), run(ROLLOUT, 2.0), run(PREWARMED, p90, failed)]
     good = workload((0.1, 0.3, 0.19))
     bad = workload((0.1, 0.3, 0.21))
     assert len(Report([good], runs, {}).broken()) == broken
@@ -72,7 +74,7 @@ def test_only_answers_count_for_times() -> None:
     """Failed requests count as failed and not in the times."""
     good = Record("a", 1.0, token=1.5, status=OK, whole=True, prompt=100, cached=80)
     cut = Record("b", 1.0, token=9.0, status=OK)
-    found = judged(HANDED, [good, cut], 7)
+    found = judged(PREWARMED, [good, cut], 7)
     assert (found.requests, found.failed, found.p90, found.prompt, found.cached) == (2, 1, 0.5, 100, 80)
 
 

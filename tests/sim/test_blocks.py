@@ -11,7 +11,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.sim.twin import NaivePool, Subscriber
+from tests.sim.naive_pool import NaivePool, Subscriber
 
 from kvist_epp.engines.vllm.kv_events import Cleared, Removed, Stored
 from kvist_sim.engine.blocks import BlockPool
@@ -95,7 +95,7 @@ class Pools(RuleBasedStateMachine):
         assert self.pool.free_blocks == len(self.naive.order)
 
 
-def test_pool_behaves_as_its_twin() -> None:
+def test_pool_behaves_as_the_naive_pool() -> None:
     """Any history of prompts gives the content, free blocks and hits of the naive model, and matching
     events."""
     run_state_machine_as_test(

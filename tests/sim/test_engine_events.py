@@ -7,7 +7,7 @@ import pytest
 import zmq
 import zmq.asyncio
 from tests.sim.engines import Client, engine
-from tests.sim.twin import Subscriber
+from tests.sim.naive_pool import Subscriber
 
 from kvist_epp.engines.vllm.kv_events import Batch, Cleared, Stored, decode
 from kvist_sim.ports import free_ports

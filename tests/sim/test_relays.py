@@ -10,34 +10,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvist_sim.ports import free_ports
-from kvist_sim.relays import EventRelay, Mischief, TcpRelay
+from kvist_sim.relays import EventRelay, MessageFaults, TcpRelay
 
 SECONDS = 10
 
 
 @given(st.integers(0, 200), st.floats(0, 1), st.floats(0, 1), st.integers(0, 20), st.integers())
-def test_mischief_loses_what_it_says_and_duplicates_nothing(
+def test_faults_drop_the_given_share_and_duplicate_nothing(
     count: int, drop: float, swap: float, burst: int, seed: int
 ) -> None:
     """The output is the input without the dropped messages; after the end, all pass in order."""
-    mischief = Mischief(seed)
-    mischief.begin(drop=drop, swap=swap, burst=burst)
-    out = [message for n in range(count) for message in mischief.through([b"%d" % n])]
-    mischief.end()
-    after = [message for n in range(count, count + 3) for message in mischief.through([b"%d" % n])]
+    faults = MessageFaults(seed)
+    faults.begin(drop=drop, swap=swap, burst=burst)
+    out = [message for n in range(count) for message in faults.through([b"%d" % n])]
+    faults.end()
+    after = [message for n in range(count, count + 3) for message in faults.through([b"%d" % n])]
     numbers = [int(message[0]) for message in (*out, *after)]
 
-    assert len(numbers) == len(set(numbers)) == count + 3 - mischief.dropped
-    assert mischief.dropped >= min(burst, count)
+    assert len(numbers) == len(set(numbers)) == count + 3 - faults.dropped
+    assert faults.dropped >= min(burst, count)
     assert numbers[-2:] == [count + 1, count + 2]
-    assert sum(before > now for before, now in itertools.pairwise(numbers)) <= mischief.swapped
+    assert sum(before > now for before, now in itertools.pairwise(numbers)) <= faults.swapped
 
 
 def test_without_orders_everything_passes() -> None:
     """A relay without faults passes every message unchanged."""
-    mischief = Mischief()
+    faults = MessageFaults()
 
-    assert [mischief.through([b"a"]), mischief.through([b"b"])] == [[[b"a"]], [[b"b"]]]
+    assert [faults.through([b"a"]), faults.through([b"b"])] == [[[b"a"]], [[b"b"]]]
 
 
 async def test_events_pass_the_relay_and_are_dropped_on_demand() -> None:
@@ -53,7 +53,7 @@ async def test_events_pass_the_relay_and_are_dropped_on_demand() -> None:
             picker.connect(f"tcp://127.0.0.1:{port}")
             await asyncio.to_thread(engine.recv)  # the relay has subscribed
             first = await _until_heard(engine, picker)
-            relay.mischief.begin(drop=0.0, swap=0.0, burst=2)
+            relay.faults.begin(drop=0.0, swap=0.0, burst=2)
             for number in range(3):
                 engine.send_multipart([b"", b"late", b"%d" % number])
             got = await asyncio.to_thread(picker.recv_multipart)
@@ -62,7 +62,7 @@ async def test_events_pass_the_relay_and_are_dropped_on_demand() -> None:
 
     assert first[1] == b"first"
     assert got == [b"", b"late", b"2"]
-    assert relay.mischief.dropped == 2
+    assert relay.faults.dropped == 2
 
 
 async def _until_heard(engine: zmq.Socket[bytes], picker: zmq.Socket[bytes]) -> list[bytes]:

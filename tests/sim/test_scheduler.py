@@ -5,7 +5,7 @@ from itertools import count, islice
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.sim.twin import Subscriber
+from tests.sim.naive_pool import Subscriber
 
 from kvist_sim.engine.blocks import BlockPool
 from kvist_sim.engine.chain import Hasher

@@ -16,10 +16,10 @@ from kvist_sim.virtual.policy import Context, Pod, Request, Spec
 from kvist_sim.virtual.world import World
 
 TERMS: Final = PrewarmLimits(tokens=131_072)
-SESSION: Final = "hand-over"
+SESSION: Final = "prewarm"
 
 
-class NamedHot(Hot):
+class NamedHotPrefixes(Hot):
     """Popularity that also keeps the block names of each prefix: engines in virtual time have no text."""
 
     def __init__(self) -> None:
@@ -39,13 +39,13 @@ class NamedHot(Hot):
         return told
 
 
-class WarmKvist(Kvist):
+class PrewarmingKvist(Kvist):
     """``Kvist`` with prewarming."""
 
     def __init__(self, context: Context, terms: PrewarmLimits = TERMS) -> None:
-        self.hot = self._named = NamedHot()
+        self.hot = self._named = NamedHotPrefixes()
         super().__init__(context)
-        self.world: WarmWorld | None = None
+        self.world: PrewarmingWorld | None = None
         """Set when the world is made."""
         self.planner = PrewarmPlanner(
             self.director,
@@ -105,21 +105,21 @@ class WarmKvist(Kvist):
             self._steps[self.world.ask(pod, Passage(step.tokens, names, step.text), self)] = step
 
 
-class WarmWorld(World):
+class PrewarmingWorld(World):
     """World whose routers may send prewarm requests of their own."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         for router in self._routers:
-            if isinstance(router, WarmKvist):
+            if isinstance(router, PrewarmingKvist):
                 router.world = self
 
     @property
-    def given(self) -> int:
+    def prewarmed_tokens(self) -> int:
         """Tokens that routers asked for by themselves."""
-        return sum(one.planner.stats.tokens for one in self._routers if isinstance(one, WarmKvist))
+        return sum(one.planner.stats.tokens for one in self._routers if isinstance(one, PrewarmingKvist))
 
-    def ask(self, pod: Pod, prompt: Passage, router: WarmKvist) -> Call:
+    def ask(self, pod: Pod, prompt: Passage, router: PrewarmingKvist) -> Call:
         """The pod computes it; ``router`` hears of the end."""
         call = Call(-1, SESSION, prompt, prompt.on(1, Random(0)), 1, self.agenda.now, measured=False)
         self._open_calls += 1
@@ -128,10 +128,10 @@ class WarmWorld(World):
         return call
 
 
-WARM: Final = Spec(
-    "kvist-warm",
-    "kvist with warm hand-over",
-    WarmKvist,
+PREWARMING: Final = Spec(
+    "kvist-prewarm",
+    "kvist with prewarming",
+    PrewarmingKvist,
     events=True,
     feed=IndexFeed,
     scrape_seconds=KVIST.scrape_seconds,

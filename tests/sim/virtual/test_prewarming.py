@@ -11,7 +11,7 @@ from kvist_sim.virtual.fleet import Change, Fleet
 from kvist_sim.virtual.jobs import Fate
 from kvist_sim.virtual.ours import KVIST
 from kvist_sim.virtual.policy import Spec
-from kvist_sim.virtual.prewarming import WARM, WarmKvist, WarmWorld
+from kvist_sim.virtual.prewarming import PREWARMING, PrewarmingKvist, PrewarmingWorld
 from kvist_sim.virtual.traffic import Shape
 from kvist_sim.virtual.workloads.prefixes import system_prompts, unshared
 
@@ -20,14 +20,14 @@ UNSHARED = Shape(name="unshared", summary="", bursts=unshared(800), requests=1.0
 REPLACED = Fleet((Hardware(),) * 3, (Change(0.4, 0, up=False, gently=True), Change(0.6, 0, up=True)))
 
 
-def world(shape: Shape, spec: Spec) -> WarmWorld:
+def world(shape: Shape, spec: Spec) -> PrewarmingWorld:
     """A short run in which a pod goes and another comes."""
-    return WarmWorld(shape, REPLACED, spec, rate=10.0, requests=120, seed=3)
+    return PrewarmingWorld(shape, REPLACED, spec, rate=10.0, requests=120, seed=3)
 
 
 def with_budget(tokens: int) -> Spec:
     """Hand-over of so many tokens a pod."""
-    return replace(WARM, make=partial(WarmKvist, terms=PrewarmLimits(tokens=tokens)))
+    return replace(PREWARMING, make=partial(PrewarmingKvist, terms=PrewarmLimits(tokens=tokens)))
 
 
 def test_everybody_is_answered_and_the_budget_is_kept() -> None:
@@ -36,7 +36,7 @@ def test_everybody_is_answered_and_the_budget_is_kept() -> None:
     ran = world(SHARED, with_budget(4_000))
     outcome = ran.run()
     assert {call.fate for call in outcome.calls} == {Fate.DONE}
-    assert 0 < ran.given <= 2 * 4_000
+    assert 0 < ran.prewarmed_tokens <= 2 * 4_000
 
 
 @pytest.mark.parametrize(("shape", "budget"), [(SHARED, 0), (UNSHARED, 65_536)])
@@ -44,7 +44,7 @@ def test_nothing_to_give_changes_nothing(shape: Shape, budget: int) -> None:
     """Without a budget, and where no two sessions share anything, requests fare as without hand-over."""
     ran = world(shape, with_budget(budget))
     warm, plain = ran.run(), world(shape, KVIST).run()
-    assert ran.given == 0
+    assert ran.prewarmed_tokens == 0
     assert [call.first_token for call in warm.calls] == [call.first_token for call in plain.calls]
 
 
@@ -54,4 +54,4 @@ def test_the_new_pod_holds_what_is_hot() -> None:
     def cached(spec: Spec) -> int:
         return sum(call.cached for call in world(SHARED, spec).run().calls)
 
-    assert cached(WARM) > cached(KVIST)
+    assert cached(PREWARMING) > cached(KVIST)

@@ -80,15 +80,13 @@ async def events_lost(stack: Stack, say: Say) -> None:
     """Drop and reorder event messages, for all pickers, of all engines but the first."""
     before = sum(relay.passed for relay in stack.relays)
     for relay in stack.relays:
-        relay.mischief.begin(drop=DROP_SHARE, swap=SWAP_SHARE)
-    stack.relays[0].mischief.begin(drop=DROP_SHARE, swap=SWAP_SHARE, burst=BURST)
+        relay.faults.begin(drop=DROP_SHARE, swap=SWAP_SHARE)
+    stack.relays[0].faults.begin(drop=DROP_SHARE, swap=SWAP_SHARE, burst=BURST)
     say(f"{DROP_SHARE:.0%} of event messages dropped, {SWAP_SHARE:.0%} swapped, {BURST} in a row besides")
     await asyncio.sleep(MISCHIEF_SECONDS)
     for relay in stack.relays:
-        relay.mischief.end()
-    dropped, swapped = (
-        sum(getattr(r.mischief, name) for r in stack.relays) for name in ("dropped", "swapped")
-    )
+        relay.faults.end()
+    dropped, swapped = (sum(getattr(r.faults, name) for r in stack.relays) for name in ("dropped", "swapped"))
     passed = sum(relay.passed for relay in stack.relays) - before
     say(f"events pass again: {dropped} of {passed} were dropped, {swapped} overtaken")
     say(f"gaps seen by the pickers so far: {await _metrics(stack, 'kvist_epp_index_gaps_total')}")

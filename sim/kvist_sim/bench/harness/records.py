@@ -1,7 +1,7 @@
 """Send a load and keep a record of every request: the client's view and Envoy's choice of endpoint.
 
-Envoy reports its choice in response headers that `telling` adds to its configuration; the picker and the
-engines do not know of them.
+Envoy reports its choice in response headers that `with_route_headers` adds to its configuration; the picker
+and the engines do not know of them.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class Record:
         return self.attempts > 1
 
 
-def telling(config: dict[str, Any]) -> dict[str, Any]:
+def with_route_headers(config: dict[str, Any]) -> dict[str, Any]:
     """Return an Envoy configuration (of ``kvist_sim.envoy.config``) whose answers name endpoint and picks."""
     told = [
         {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}

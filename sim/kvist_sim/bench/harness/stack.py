@@ -26,7 +26,7 @@ from kvist_sim import model as model_files
 from kvist_sim.bench.chaos.judge import Life, Prediction
 from kvist_sim.bench.harness.certificates import Secrets
 from kvist_sim.bench.harness.picklog import PickLog
-from kvist_sim.bench.harness.records import telling
+from kvist_sim.bench.harness.records import with_route_headers
 from kvist_sim.http1 import answers
 from kvist_sim.ports import free_ports
 from kvist_sim.processes import Child, Children
@@ -176,7 +176,7 @@ class Stack:
             pickers=tuple(f"{launch.HOST}:{picker.ports.grpc}" for picker in self.pickers),
             picker_tls=self.secrets.gateway() if self.secrets else None,
         )
-        return envoy.Envoy(telling(envoy.config(gateway)))
+        return envoy.Envoy(with_route_headers(envoy.config(gateway)))
 
     async def end_gateway(self) -> None:
         """Stop Envoy: its access log and health checks are streams at the pickers, too."""

@@ -2,7 +2,7 @@
 
 Two parts. *virtual*: the picker's own parts in virtual time, paired seeds, two workloads. *sockets*: the
 picker as a process, real Envoy and simulated engines, the same requests three times: without a rollout, with
-one, and with one and hand-over. In both, eight pods are replaced one by one, each away for half of its slot.
+one, and with one and prewarming. In both, eight pods are replaced one by one, each away for half of its slot.
 """
 
 import argparse

@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from kvist_sim.bench.prewarm.sockets import CAPACITY, RATE, Run
-from kvist_sim.bench.prewarm.virtual import ENGINES, HANDED, KINDS, ROLLOUT, STEADY, Cell, Workload
+from kvist_sim.bench.prewarm.virtual import ENGINES, KINDS, PREWARMED, ROLLOUT, STEADY, Cell, Workload
 from kvist_sim.virtual.judge import interval
 
-GONE_BOUND: Final = 0.5
+AVOIDED_BOUND: Final = 0.5
 """Smallest acceptable share of the TTFT p90 added by a rollout that prewarming avoids."""
 
 
@@ -29,28 +29,28 @@ class Report:
     def broken(self) -> list[str]:
         """Every bound that does not hold."""
         found = [
-            f"virtual, {one.name}: {gone(one):.0%} of what a rollout adds is gone, at least half should be"
+            f"virtual, {one.name}: {avoided(one):.0%} of what a rollout adds is avoided, less than half"
             for one in self.workloads
-            if gone(one) < GONE_BOUND
+            if avoided(one) < AVOIDED_BOUND
         ]
-        if self.runs and (share := gone_of(self.runs)) < GONE_BOUND:
-            found.append(f"sockets: {share:.0%} of what a rollout adds is gone, at least half should be")
+        if self.runs and (share := avoided_over_sockets(self.runs)) < AVOIDED_BOUND:
+            found.append(f"sockets: {share:.0%} of what a rollout adds is avoided, less than half")
         return found + [
             f"sockets, {run.kind}: {run.failed} requests failed" for run in self.runs if run.failed
         ]
 
 
-def gone(workload: Workload) -> float:
+def avoided(workload: Workload) -> float:
     """Return the share of the TTFT p90 added by rollouts that prewarming avoids, over all seeds."""
-    plain, handed = fmean(workload.added(ROLLOUT)), fmean(workload.added(HANDED))
-    return 1 - handed / plain if plain > 0 else 1.0
+    plain, prewarmed = fmean(workload.added(ROLLOUT)), fmean(workload.added(PREWARMED))
+    return 1 - prewarmed / plain if plain > 0 else 1.0
 
 
-def gone_of(runs: Sequence[Run]) -> float:
+def avoided_over_sockets(runs: Sequence[Run]) -> float:
     """Return the avoided share for the runs over sockets."""
     by_kind = {run.kind: run.p90 for run in runs}
     added = by_kind[ROLLOUT] - by_kind[STEADY]
-    return 1 - (by_kind[HANDED] - by_kind[STEADY]) / added if added > 0 else 1.0
+    return 1 - (by_kind[PREWARMED] - by_kind[STEADY]) / added if added > 0 else 1.0
 
 
 def table(report: Report) -> RenderableType:
@@ -76,7 +76,7 @@ def _virtual_heading(report: Report) -> str:
 
 
 def _virtual(workloads: Sequence[Workload]) -> Table:
-    shown = _heads(("workload", ""), ("TTFT p50", "p90", "p99", "hits", "goodput", "tokens given"))
+    shown = _heads(("workload", ""), ("TTFT p50", "p90", "p99", "hits", "goodput", "tokens prewarmed"))
     for one in workloads:
         for kind in KINDS:
             shown.add_row(one.name if kind == STEADY else "", kind, *_means(one.of(kind)))
@@ -94,26 +94,26 @@ def _means(cells: Sequence[Cell]) -> list[str]:
         *(f"{fmean(values):.3f}" for values in times),
         f"{fmean(v.hit_ratio for v in every):.1%}",
         f"{fmean(v.goodput for v in every):.2%}",
-        f"{fmean(cell.given for cell in cells):,.0f}",
+        f"{fmean(cell.prewarmed_tokens for cell in cells):,.0f}",
     ]
 
 
 def _paired(workloads: Sequence[Workload]) -> str:
     lines = []
     for one in workloads:
-        plain, handed = one.added(ROLLOUT), one.added(HANDED)
+        plain, prewarmed = one.added(ROLLOUT), one.added(PREWARMED)
         lines.append(
-            f"{one.name}: a rollout adds {interval(plain)} s to the p90, with hand-over "
-            f"{interval(handed)} s:\n"
-            f"  {gone(one):.0%} of it is gone (by seed: {', '.join(_shares(plain, handed))})"
+            f"{one.name}: a rollout adds {interval(plain)} s to the p90, with prewarming "
+            f"{interval(prewarmed)} s:\n"
+            f"  {avoided(one):.0%} of it is avoided (by seed: {', '.join(_shares(plain, prewarmed))})"
         )
     return "\n".join(lines) + "\n"
 
 
-def _shares(plain: Sequence[float], handed: Sequence[float]) -> list[str]:
+def _shares(plain: Sequence[float], prewarmed: Sequence[float]) -> list[str]:
     return [
         f"{1 - after / before:.0%}" if before > 0 else "-"
-        for before, after in zip(plain, handed, strict=True)
+        for before, after in zip(plain, prewarmed, strict=True)
     ]
 
 
@@ -126,7 +126,7 @@ def _sockets_heading(report: Report) -> str:
 
 
 def _sockets(runs: Sequence[Run]) -> Table:
-    shown = _heads(("",), ("requests", "failed", "TTFT p50", "p90", "p99", "cached", "tokens given"))
+    shown = _heads(("",), ("requests", "failed", "TTFT p50", "p90", "p99", "cached", "tokens prewarmed"))
     for run in runs:
         shown.add_row(
             run.kind,
@@ -134,13 +134,13 @@ def _sockets(runs: Sequence[Run]) -> Table:
             f"{run.failed:,}",
             *(f"{seconds:.3f}" for seconds in (run.p50, run.p90, run.p99)),
             f"{run.cached / max(1, run.prompt):.1%}",
-            f"{run.given:,.0f}",
+            f"{run.prewarmed_tokens:,.0f}",
         )
     return shown
 
 
 def _told(runs: Sequence[Run]) -> str:
-    return f"{gone_of(runs):.0%} of what the rollout adds to the p90 is gone."
+    return f"{avoided_over_sockets(runs):.0%} of what the rollout adds to the p90 is avoided."
 
 
 def _heads(words: Sequence[str], figures: Sequence[str]) -> Table:
@@ -158,7 +158,7 @@ def document(report: Report) -> dict[str, Any]:
         "setting": dict(report.setting),
         "virtual": [_record(one) for one in report.workloads],
         "sockets": [asdict(run) for run in report.runs],
-        "sockets_gone": gone_of(report.runs) if report.runs else None,
+        "sockets_gone": avoided_over_sockets(report.runs) if report.runs else None,
     }
 
 
@@ -166,12 +166,12 @@ def _record(workload: Workload) -> dict[str, Any]:
     return {
         "workload": workload.name,
         "rate": workload.rate,
-        "gone": gone(workload),
+        "gone": avoided(workload),
         "runs": [
             {
                 "kind": cell.kind,
                 "seed": cell.seed,
-                "given": cell.given,
+                "given": cell.prewarmed_tokens,
                 **{
                     name: getattr(cell.verdict, name)
                     for name in ("ttft_p50", "ttft_p90", "ttft_p99", "hit_ratio", "goodput", "lost")

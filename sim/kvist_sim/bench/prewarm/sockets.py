@@ -20,7 +20,7 @@ from kvist_sim import envoy, launch
 from kvist_sim import model as model_files
 from kvist_sim.bench.harness.publish import folder
 from kvist_sim.bench.harness.records import Record, Recorder
-from kvist_sim.bench.prewarm.virtual import ENGINES, HANDED, KINDS, LOAD, STEADY
+from kvist_sim.bench.prewarm.virtual import ENGINES, KINDS, LOAD, PREWARMED, STEADY
 from kvist_sim.load import percentile
 from kvist_sim.processes import Children
 from kvist_sim.workloads import Arrival, Shape, arrivals, warm_up
@@ -56,7 +56,7 @@ class Run:
     """Number of prompt tokens."""
     cached: int
     """Cached tokens, reported by the engines."""
-    given: float = 0
+    prewarmed_tokens: float = 0
     """Tokens of prewarm requests."""
     steps_failed: float = 0
 
@@ -165,7 +165,7 @@ async def _started(kind: str, name: Path) -> AsyncIterator[tuple[Children, Rollo
         file = name / "endpoints.json"
         rollout = Rollout(file, engines)
         flags = ["--log-format=json", "--scrape-interval=1"]
-        if kind != HANDED:
+        if kind != PREWARMED:
             flags.append("--hand-over-tokens=0")
         picker = await launch.start_picker(children, file, model, arguments=flags)
         gateway = envoy.Gateway(endpoints=[one.hostport for one in engines], picker=picker.address)

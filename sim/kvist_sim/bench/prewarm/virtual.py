@@ -12,7 +12,7 @@ from rich.console import Console
 from kvist_sim.virtual.ideal import Remembered
 from kvist_sim.virtual.judge import Verdict, judge
 from kvist_sim.virtual.ours import KVIST
-from kvist_sim.virtual.prewarming import WARM, WarmWorld
+from kvist_sim.virtual.prewarming import PREWARMING, PrewarmingWorld
 from kvist_sim.virtual.runner import case_named
 from kvist_sim.virtual.workloads.cases import even, rolling
 from kvist_sim.virtual.world import World
@@ -22,8 +22,8 @@ LOAD: Final = 0.6
 """Share of the capacity of an ideal pool with one shared cache."""
 CAPACITY_REQUESTS: Final = 2_500
 NAMES: Final = ("system-prompts", "groups")
-STEADY, ROLLOUT, HANDED = "no rollout", "rollout", "hand-over"
-KINDS: Final = (STEADY, ROLLOUT, HANDED)
+STEADY, ROLLOUT, PREWARMED = "no rollout", "rollout", "prewarming"
+KINDS: Final = (STEADY, ROLLOUT, PREWARMED)
 
 
 class Setting(NamedTuple):
@@ -43,7 +43,7 @@ class Cell:
     kind: str
     seed: int
     verdict: Verdict
-    given: int = 0
+    prewarmed_tokens: int = 0
     """Tokens of prewarm requests."""
 
 
@@ -96,7 +96,7 @@ def cell(name: str, rate: float, kind: str, seed: int, seconds: float) -> Cell:
     """Run one cell."""
     shape = case_named(name).shape(ENGINES)
     fleet = even(ENGINES) if kind == STEADY else rolling(ENGINES)
-    make, spec = (WarmWorld, WARM) if kind == HANDED else (World, KVIST)
+    make, spec = (PrewarmingWorld, PREWARMING) if kind == PREWARMED else (World, KVIST)
     world = make(shape, fleet, spec, rate=rate, requests=round(seconds * rate), seed=seed)
     verdict = judge(world.run(), shape)
-    return Cell(kind, seed, verdict, world.given if isinstance(world, WarmWorld) else 0)
+    return Cell(kind, seed, verdict, world.prewarmed_tokens if isinstance(world, PrewarmingWorld) else 0)
