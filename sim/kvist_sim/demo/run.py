@@ -5,19 +5,19 @@ import contextlib
 import itertools
 import json
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from kvist_sim import envoy, launch, load
 from kvist_sim import model as model_files
+from kvist_sim.launch import EnginePorts
 from kvist_sim.processes import ChildFailedError, Children
 from kvist_sim.workloads import Arrival, arrivals, warm_up
 
-from . import pool
 from .display import REFRESH_SECONDS, Display, LoadDisplay
-from .plan import MODEL_NAME, Plan
+from .plan import BLOCK_SIZE, BLOCKS_PER_ENGINE, MODEL_NAME, Plan
 from .report import KVIST, ROUND_ROBIN, Report
 
 POLICIES: Final = (KVIST, ROUND_ROBIN)
@@ -69,6 +69,18 @@ class _Gateway:
             )
 
 
+def engine_command(ports: EnginePorts, model: str) -> list[str]:
+    """Return the command of one engine."""
+    return launch.engine_command(
+        ports, model, served=MODEL_NAME, block_size=BLOCK_SIZE, blocks=BLOCKS_PER_ENGINE
+    )
+
+
+async def start_engines(children: Children, engines: Sequence[EnginePorts], model: str) -> None:
+    """Start all engines and wait until all answer. Raises ChildFailedError."""
+    await launch.start_engines(children, engines, lambda ports: engine_command(ports, model))
+
+
 @contextlib.asynccontextmanager
 async def _gateway(plan: Plan, policy: str, display: Display) -> AsyncIterator[_Gateway]:
     """Everything a run needs, started in order."""
@@ -78,7 +90,7 @@ async def _gateway(plan: Plan, policy: str, display: Display) -> AsyncIterator[_
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvist-demo-")))
         children = await stack.enter_async_context(Children(folder))
         with display.start(policy, f"{plan.engines} simulated engines"):
-            await pool.start_engines(children, engines, model)
+            await start_engines(children, engines, model)
         picker = None
         if policy == KVIST:
             with display.start(policy, "the picker"):

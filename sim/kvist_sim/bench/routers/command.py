@@ -25,9 +25,8 @@ from kvist_sim.bench.routers.dynamo import DYNAMO
 from kvist_sim.bench.routers.environments import RouterMissingError
 from kvist_sim.bench.routers.kinds import ROUTERS, Pool, Router, Running
 from kvist_sim.bench.routers.report import Absent, Figures, Report, document, table
-from kvist_sim.demo import pool as demo_pool
 from kvist_sim.demo.plan import BLOCK_SIZE, MODEL_NAME, Plan
-from kvist_sim.demo.run import traffic
+from kvist_sim.demo.run import start_engines, traffic
 from kvist_sim.envoy import EnvoyMissingError
 from kvist_sim.processes import ChildFailedError, Children
 
@@ -71,7 +70,7 @@ async def _started(
     model = str(model_files.folder())
     engines = launch.engine_ports(plan.engines)
     async with Children(name) as children:
-        await demo_pool.start_engines(children, engines, model)
+        await start_engines(children, engines, model)
         pool = Pool(engines, model, MODEL_NAME, BLOCK_SIZE, children, name)
         async with router.start(pool) as running:
             yield running, engines

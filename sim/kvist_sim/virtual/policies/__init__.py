@@ -4,15 +4,12 @@ from typing import Final
 
 from kvist_sim.virtual.policy import Spec
 
-from .blind import ByLot, RoundRobin
 from .cache_aware import CacheAware
 from .dynamo import Dynamo
-from .greedy import Greedy
 from .hashing import BoundedLoads, SessionHash
-from .least_requests import LeastRequests
-from .llmd_affinity import Sticky
-from .llmd_weighted import SCRAPE_SECONDS, Weighted
-from .lmetric import LMetric
+from .least_cost import Greedy, LMetric
+from .llmd import SCRAPE_SECONDS, Sticky, Weighted
+from .load_balancing import ByLot, LeastRequests, RoundRobin
 
 POLICIES: Final = (
     Spec("random", "each pod alike; Envoy's RANDOM", ByLot),

@@ -15,7 +15,7 @@ from typing import Final
 from kvist_sim.virtual.policy import BYTES_PER_TOKEN, Context, Pod, Request
 
 from .approximate import Found, Tree
-from .counts import InFlight
+from .counters import InFlight
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from typing import Final
 
 from kvist_sim.virtual.policy import Context, Pod, Request
 
-from .counts import Prefill
-from .ties import depth, least
+from .counters import Prefill, depth, least
 
 
 @dataclass(frozen=True, slots=True)

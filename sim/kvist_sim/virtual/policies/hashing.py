@@ -18,7 +18,7 @@ from typing import Final
 
 from kvist_sim.virtual.policy import Context, Pod, Quiet, Request
 
-from .counts import InFlight
+from .counters import InFlight
 
 REPLICATION: Final = 256
 """Points of a pod on the ring."""

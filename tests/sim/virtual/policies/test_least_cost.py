@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.sim.virtual.policies.ask import Held, asked, context, pods, send
 
 from kvist_sim.virtual.policies.dynamo import Dynamo, Weights, cost, pick, softmax
-from kvist_sim.virtual.policies.greedy import Greedy, ttft
-from kvist_sim.virtual.policies.lmetric import LMetric, score
+from kvist_sim.virtual.policies.least_cost import Greedy, LMetric, score, ttft
 
 costs = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8)
 

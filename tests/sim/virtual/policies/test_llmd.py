@@ -5,16 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sim.virtual.policies.ask import Held, asked, context, pods, send
 
-from kvist_sim.virtual.policies.llmd_affinity import Sticky, keep
-from kvist_sim.virtual.policies.llmd_scorers import (
+from kvist_sim.virtual.policies.llmd import (
     NoHitLru,
+    Speculative,
+    Sticky,
+    Weighted,
+    blend,
+    keep,
     kv_cache_utilization,
     prefix,
     queue,
     token_load,
 )
-from kvist_sim.virtual.policies.llmd_weighted import Weighted, blend
-from kvist_sim.virtual.policies.speculative import Speculative
 from kvist_sim.virtual.policy import Sample
 
 

@@ -1,12 +1,19 @@
-"""Random and round robin: they look at nothing.
+"""Random, round robin and least requests: policies that ignore caches.
 
 As Envoy's ``RANDOM`` and ``ROUND_ROBIN`` (its documentation, "Supported load balancers"), SGLang's and
 vllm-router's ``random`` and ``round_robin``, and a Kubernetes Service.
+
+Least requests: the pod with the fewest requests in flight.
+
+Envoy's ``LEAST_REQUEST`` with ``selection_method: FULL_SCAN`` (``least_request.proto``: of hosts with equally
+few active requests one is picked at random); nginx's ``least_conn``.
 """
 
 from collections.abc import Sequence
 
 from kvist_sim.virtual.policy import Context, Pod, Quiet, Request
+
+from .counters import InFlight, least
 
 
 class ByLot(Quiet):
@@ -28,3 +35,14 @@ class RoundRobin(Quiet):
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
         self._turn += 1
         return self._turn % len(pods)
+
+
+class LeastRequests(InFlight):
+    """Counts what this replica has sent, as a proxy does."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__()
+        self._random = context.random
+
+    def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
+        return least([self.requests[pod] for pod in pods], self._random)

@@ -1,7 +1,12 @@
-"""Base classes of policies: counters of the work that a router has sent and not yet seen completed."""
+"""Base classes of policies: counters of the work that a router has sent and not yet seen completed.
 
+The best of several, by lot among equals; and how deep a chain of blocks is held.
+"""
+
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from random import Random
 
 from kvist_sim.virtual.policy import Pod, Quiet, Request
 
@@ -65,3 +70,20 @@ class Prefill(InFlight):
         """Drop the backlog of a removed pod."""
         super().left(pod, now)
         del self.tokens[pod]
+
+
+def least(values: Sequence[float], random: Random) -> int:
+    """Position of the least value; among equal ones by lot."""
+    best = min(values)
+    ties = [position for position, value in enumerate(values) if value == best]
+    return ties[0] if len(ties) == 1 else random.choice(ties)
+
+
+def most(values: Sequence[float], random: Random) -> int:
+    """Position of the greatest value; among equal ones by lot."""
+    return least([-value for value in values], random)
+
+
+def depth(blocks: Sequence[int], held: Container[int]) -> int:
+    """Return the number of leading blocks held, given that a holder of a block holds all before it."""
+    return bisect_left(blocks, True, key=lambda block: block not in held)

@@ -4,9 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sim.virtual.policies.ask import asked, context, pods, send
 
-from kvist_sim.virtual.policies.counts import Prefill
-from kvist_sim.virtual.policies.least_requests import LeastRequests
-from kvist_sim.virtual.policies.ties import depth, least
+from kvist_sim.virtual.policies.counters import Prefill, depth, least
+from kvist_sim.virtual.policies.load_balancing import LeastRequests
 
 
 def test_a_prompt_is_owed_until_its_first_token() -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 
 from tests.sim.virtual.policies.ask import asked, context, pods, send
 
-from kvist_sim.virtual.policies.blind import ByLot, RoundRobin
+from kvist_sim.virtual.policies.load_balancing import ByLot, RoundRobin
 
 
 def test_round_robin_serves_every_pod_once_in_a_round() -> None:
