@@ -68,7 +68,10 @@ class Connection(asyncio.Protocol):
     async def exchange(
         self, request: bytes, on_data: OnData | None = None, *, on_head: OnHead | None = None
     ) -> Head:
-        """Send a request and wait for the end of the answer. Raises HttpError for an incomplete one."""
+        """Send a request and wait for the end of the answer. Raises HttpError for an incomplete one.
+
+        Cancelling it closes the connection, since the rest of the answer would be taken for the next one.
+        """
         if self._transport is None or self._transport.is_closing():
             raise HttpError("connection is closed")
         self._answer = asyncio.get_running_loop().create_future()

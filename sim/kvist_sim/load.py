@@ -38,24 +38,24 @@ class Outcome:
     cached_tokens: int = 0
     completion_tokens: int = 0
     error: str = ""
-    """Why there was no good answer; never text of the prompt."""
+    """Reason for the error; never text of the prompt."""
     finished: bool = True
-    """False: still under way when the load ended."""
+    """True if the request ended before the load did."""
 
     @property
     def good(self) -> bool:
-        """Whether a whole answer came."""
+        """True for a complete answer with status 200."""
         return self.finished and self.status == OK and not self.error
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run in figures; times in seconds, rates per second."""
+    """Figures of a run; times in seconds, rates per second."""
 
     seconds: float
     """Length of the measured window."""
     requests: int
-    """Begun in the window."""
+    """Requests that began in the window."""
     errors: int
     unfinished: int
     """Got no whole answer before the run was over; their waiting so far counts in the percentiles."""
@@ -74,7 +74,7 @@ class Summary:
 
     @property
     def cached_share(self) -> float:
-        """Prompt tokens that came from a cache, 0 to 1."""
+        """Share of prompt tokens that came from a cache, 0 to 1."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
@@ -88,14 +88,14 @@ class Progress:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Nearest-rank percentile; 0.0 of nothing."""
+    """Return the nearest-rank percentile; 0.0 without values."""
     if not values:
         return 0.0
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def summarise(outcomes: Iterable[Outcome], *, begin: float, end: float) -> Summary:
-    """Figures of the requests begun between two moments (seconds after the load began)."""
+    """Return the figures of the requests begun between two moments (seconds after the load began)."""
     every = list(outcomes)
     begun = [o for o in every if begin <= o.started < end]
     answered = [o for o in every if o.good and o.started + o.latency < end]
@@ -121,12 +121,12 @@ class Target:
     """A server and its idle connections."""
 
     def __init__(self, host: str, port: int, path: str = CHAT_PATH) -> None:
-        """``path`` is where bodies are posted."""
+        """Use ``path`` for all bodies."""
         self._host, self._port, self._path = host, port, path
         self._idle: list[Connection] = []
 
     async def post(self, body: bytes, on_data: Callable[[bytes], None]) -> int:
-        """Send one body; the status when the answer has ended. Raises OSError or HttpError."""
+        """Send one body; return the status when the answer has ended. Raises OSError or HttpError."""
         connection = await self._take()
         request = request_bytes("POST", self._path, f"{self._host}:{self._port}", body)
         head = await connection.exchange(request, on_data)
@@ -154,7 +154,7 @@ async def open_loop(
     drain_seconds: float,
     progress: Progress | None = None,
 ) -> list[Outcome]:
-    """Send what the plan has for ``seconds``, then wait up to ``drain_seconds`` for the rest."""
+    """Send the requests of the plan for ``seconds``, then wait up to ``drain_seconds`` for the rest."""
     clock = asyncio.get_running_loop().time
     zero = clock()
     progress = progress or Progress()
@@ -179,7 +179,7 @@ async def closed_loop(
     seconds: float,
     progress: Progress | None = None,
 ) -> list[Outcome]:
-    """``concurrency`` clients, each sending its next request when its last one has ended."""
+    """Run ``concurrency`` clients, each sending its next request when its last one has ended."""
     clock = asyncio.get_running_loop().time
     zero = clock()
     progress = progress or Progress()
@@ -252,7 +252,7 @@ class _Answer:
         self._tail = (self._tail + data)[-_USAGE_TAIL:]
 
     def usage(self) -> tuple[int, int, int]:
-        """Prompt, cached and completion tokens; zeros when the answer does not say."""
+        """Return prompt, cached and completion tokens; zeros without a usage."""
         at = self._tail.rfind(b'"usage":')
         if at < 0:
             return 0, 0, 0

@@ -23,7 +23,7 @@ its own."""
 
 
 class _Slice:
-    """Ports that are this process's until it ends."""
+    """Ports that belong to this process until it ends."""
 
     def __init__(self) -> None:
         self._lock, self.ports = _taken()

@@ -1,4 +1,4 @@
-"""Children of the demo and the benchmarks: each with a log, and always stopped.
+"""Child processes of the demo and the benchmarks: each with a log, and always stopped.
 
 No way of ending the parent leaves a child behind: an ordinary end, an exception, Ctrl-C and SIGTERM
 stop them in order; when the parent itself is killed with SIGKILL the kernel kills them
@@ -26,7 +26,8 @@ STOPPED_BY_SIGNAL: Final = 128
 
 
 class ChildFailedError(Exception):
-    """A component ended or did not become ready; says which one, how, and the tail of its log."""
+    """A component ended or did not become ready; the text has its name, the reason, and the tail of its
+    log."""
 
     def __init__(self, component: str, what: str, tail: str) -> None:
         super().__init__(f"{component}: {what}" + (f"\n{tail}" if tail else ""))
@@ -49,16 +50,16 @@ class Child:
         return self.process.pid
 
     def running(self) -> bool:
-        """Whether it has not ended yet; does not reap it, so that its pid stays its own."""
+        """True if the process has not ended yet; does not reap it, so that its pid stays its own."""
         return self.process.returncode is None and _ended(self.pid) is None
 
     def tail(self, lines: int = TAIL_LINES) -> str:
-        """The last lines of its log."""
+        """Return the last lines of the log."""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         return "\n".join(f"  {self.name} | {line}" for line in text.splitlines()[-lines:])
 
     def cpu_seconds(self) -> float:
-        """CPU time of all its threads so far, user and system, to the nanosecond.
+        """CPU seconds of all threads so far, user and system, to the nanosecond.
 
         The kernel's CPU clock of another process (``clock_getcpuclockid``): ``/proc`` counts in steps
         of 10 ms, which is too coarse for a benchmark window of a second.
@@ -73,12 +74,12 @@ class Child:
 
 
 def time_of_process(pid: int) -> float:
-    """CPU seconds of a running process, any pid. Raises OSError when there is none."""
+    """Return the CPU seconds of a running process, any pid. Raises OSError when there is none."""
     return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
 
 
 def describe_exit(status: int) -> str:
-    """An exit status in words: negative is the signal that ended it."""
+    """Return an exit status in words: negative is the signal that ended the process."""
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
 
 
@@ -86,13 +87,13 @@ class Children:
     """Starts processes and stops them all on the way out: ``async with Children(folder) as children``."""
 
     def __init__(self, folder: Path, *, grace_seconds: float = 4.0) -> None:
-        """``folder`` takes the logs; ``grace_seconds`` is the time between SIGTERM and SIGKILL."""
+        """Use ``folder`` for logs; ``grace_seconds`` is the time between SIGTERM and SIGKILL."""
         self._folder = folder
         self._grace = grace_seconds
         self._children: list[Child] = []
 
     def start(self, name: str, argv: Sequence[str], *, environment: Mapping[str, str] | None = None) -> Child:
-        """Start one. Raises ChildFailedError when its program cannot be run.
+        """Start a process. Raises ChildFailedError when its program cannot be run.
 
         Call it from the main thread: the kernel ties the death signal to the thread.
         """
@@ -111,7 +112,7 @@ class Children:
             child.check()
 
     async def watch(self, work: asyncio.Task[None]) -> None:
-        """Wait for it, and end it; raises ChildFailedError as soon as a component has died."""
+        """Wait for a task, and cancel it on exit; raises ChildFailedError as soon as a component has died."""
         try:
             while not work.done():
                 self.check()
@@ -122,7 +123,7 @@ class Children:
             await asyncio.wait((work,))
 
     async def ready(self, child: Child, probe: Callable[[], Awaitable[bool]], seconds: float) -> None:
-        """Wait until the probe says so. Raises ChildFailedError when the child ends or time is up."""
+        """Wait until the probe succeeds. Raises ChildFailedError when the child ends or time is up."""
         deadline = asyncio.get_running_loop().time() + seconds
         while not await probe():
             child.check()
@@ -131,7 +132,7 @@ class Children:
             await asyncio.sleep(0.05)
 
     async def end(self, child: Child, number: signal.Signals, seconds: float) -> int:
-        """End one on purpose and forget it; returns its exit status (negative: signal).
+        """End a child on purpose and forget it; return its exit status (negative: signal).
 
         Raises ChildFailedError when it still runs after ``seconds``; it is killed then.
         """
@@ -150,7 +151,7 @@ class Children:
         return status
 
     async def stop(self) -> None:
-        """SIGTERM to every group, SIGKILL to what is left after the grace; returns when all are gone.
+        """Send SIGTERM to every group, SIGKILL to the rest after the grace time; returns when all are gone.
 
         Cancelled while it waits (a second Ctrl-C), it kills at once.
         """
@@ -165,7 +166,7 @@ class Children:
             self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to every group, then reap; also ends grandchildren that outlived their parent."""
+        """Send SIGKILL to every group, then reap; also ends grandchildren that outlived their parent."""
         for child in self._children:
             _signal_group(child, signal.SIGKILL)
         for child in self._children:
@@ -173,7 +174,6 @@ class Children:
         self._children.clear()
 
     async def __aenter__(self) -> Self:
-        """Nothing to do yet."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -182,7 +182,7 @@ class Children:
 
 
 class Stopped(Exception):
-    """A signal asked to stop; carries its number."""
+    """A signal requested the stop; carries its number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -197,7 +197,7 @@ class Stopped(Exception):
 def run(
     main: Coroutine[Any, Any, _T], *, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
 ) -> _T:
-    """Run to the end, or until SIGINT, SIGTERM or SIGHUP; then raises Stopped, with all clean-up done."""
+    """Run to the end, or until SIGINT, SIGTERM or SIGHUP; then raise Stopped after all clean-up."""
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(_until_signal(main))
 

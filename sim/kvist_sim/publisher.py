@@ -1,4 +1,4 @@
-"""A KV event publisher that behaves as vLLM's (``ZmqEventPublisher`` in ``vllm/distributed/kv_events.py``).
+"""Publisher of KV events that behaves as vLLM's (``ZmqEventPublisher`` in ``vllm/distributed/kv_events.py``).
 
 A PUB socket sends ``topic, seq (8 bytes, big endian, from 0), payload``; a ROUTER answers ``start seq`` with
 every batch of its ring from there on and an end marker. Both run on the engine's loop; no send waits.
@@ -18,26 +18,26 @@ END_SEQ = b"\xff" * 8
 
 @dataclass(frozen=True, slots=True)
 class PublisherConfig:
-    """vLLM's ``KVEventsConfig``, as far as it concerns the sockets, and what differs between versions."""
+    """Fields of vLLM's ``KVEventsConfig`` that concern the sockets, and differences between versions."""
 
     endpoint: str = "tcp://*:5557"
-    """Bound when it has ``*`` or ``::`` or is ``ipc://`` or ``inproc://``; connected to otherwise."""
+    """Address to bind when it has ``*`` or ``::`` or is ``ipc://`` or ``inproc://``; else to connect to."""
     replay_endpoint: str | None = None
     buffer_steps: int = 10_000
-    """Batches in the ring."""
+    """Number of batches in the ring."""
     hwm: int = 100_000
     """Messages queued for a slow subscriber; beyond it they are dropped."""
     topic: str = ""
     form: Form = "map"
     """Events as maps (vLLM from 0.26 on) or as positional arrays."""
     replay_topic: bool = True
-    """Whether replayed batches carry the topic frame (older releases leave it out)."""
+    """True if replayed batches carry the topic frame (older releases leave it out)."""
     replay_hwm: int | None = None
     """None: ``2 * (buffer_steps + 1)`` as in 0.33; 1000 before, where long replays lose messages."""
 
 
 class Publisher:
-    """One data-parallel rank's publisher; made inside a running event loop."""
+    """Publisher of one data-parallel rank; made inside a running event loop."""
 
     def __init__(self, config: PublisherConfig, rank: int = 0) -> None:
         self._config = config
@@ -47,18 +47,18 @@ class Publisher:
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         self.next_seq = 0
         self.replays: list[int] = []
-        """First numbers asked for, in order."""
+        """First sequence numbers of the replay requests, in order."""
         self.endpoint = ""
         """Address for subscribers (a port 0 is resolved)."""
         self.replay_endpoint: str | None = None
         self._open(rank)
 
     def publish(self, batch: Batch) -> int:
-        """Sends a batch and keeps it in the ring; returns its number."""
+        """Send a batch and keep it in the ring; return its number."""
         return self.publish_raw(encode(batch, self._config.form))
 
     def publish_raw(self, payload: bytes, *, sent: bool = True, kept: bool = True) -> int:
-        """Any payload; ``sent=False`` loses it on the way, ``kept=False`` also in the ring."""
+        """Send any payload; ``sent=False`` loses it on the way, ``kept=False`` also in the ring."""
         seq = self.next_seq
         self.next_seq += 1
         if sent:
@@ -72,11 +72,11 @@ class Publisher:
         return self.publish_raw(encode(batch, self._config.form), sent=False, kept=kept)
 
     def send(self, seq: int, payload: bytes) -> None:
-        """Sends frames as they are: for tests of what an engine would never do."""
+        """Send frames unchanged: for tests of behaviour that an engine never shows."""
         self._pub.send_multipart([self._config.topic.encode(), seq.to_bytes(8, "big"), payload], zmq.DONTWAIT)
 
     def restart(self) -> None:
-        """The engine process dies and another takes its ports: numbers begin at 0, the ring is empty."""
+        """Restart as a new engine process at the same ports: numbers begin at 0, the ring is empty."""
         self._close_sockets()
         self._ring.clear()
         self.next_seq = 0
@@ -84,7 +84,7 @@ class Publisher:
         self._open(0)
 
     def close(self) -> None:
-        """Closes the sockets; what is queued is dropped."""
+        """Close the sockets; queued messages are dropped."""
         self._close_sockets()
         self._context.destroy(linger=0)
 
@@ -162,7 +162,8 @@ def _reachable(endpoint: str) -> str:
 
 
 def offset_port(endpoint: str, rank: int) -> str:
-    """``offset_endpoint_port``: rank r adds r to a TCP port (0 stays 0), and ``_dp{r}`` to an inproc name."""
+    """Return the endpoint of a rank (``offset_endpoint_port``): rank r adds r to a TCP port (0 stays
+    0), and ``_dp{r}`` to an inproc name."""
     if endpoint.startswith("inproc://"):
         return f"{endpoint}_dp{rank}" if rank else endpoint
     if endpoint.startswith("ipc://"):

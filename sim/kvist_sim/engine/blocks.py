@@ -17,7 +17,11 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class Blocks(Generic[Name]):
-    """Pool of ``blocks`` blocks, the first of which is vLLM's placeholder and never allocated."""
+    """Pool of ``blocks`` blocks, the first of which is vLLM's placeholder and never allocated.
+
+    A block is an int. It is *held* while its reference count is positive, else free; independent of that it
+    is *cached* while it has a digest.
+    """
 
     def __init__(self, blocks: int, block_size: int, *, caching: bool = True) -> None:
         self.block_size = block_size
@@ -47,7 +51,10 @@ class Blocks(Generic[Name]):
         return 1.0 - len(self._free) / self.capacity if self.capacity else 0.0
 
     def hit(self, digests: Sequence[Name], tokens: int) -> list[int]:
-        """Return the blocks of the longest cached prefix of a sequence of ``tokens`` tokens."""
+        """Return the blocks of the longest cached prefix of a sequence of ``tokens`` tokens.
+
+        The last token is always computed again, so that a hit ends before it.
+        """
         cached = self._cached
         found = list(map(cached.get, digests[: max(0, tokens - 1) // self.block_size]))
         if None in found:
@@ -100,7 +107,10 @@ class Blocks(Generic[Name]):
         raise NotImplementedError
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Remove one holder from each block, in the order in which they should be evicted."""
+        """Remove one holder from each block, in the order in which they should be evicted.
+
+        What is cached joins the end of the queue; what is not can never be hit and is reused first.
+        """
         held, free, digests = self._held, self._free, self._digests
         for block in blocks:
             held[block] -= 1

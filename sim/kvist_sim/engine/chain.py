@@ -86,7 +86,11 @@ class Hasher:
     def extend(
         self, digests: list[Digest], tokens: Sequence[int], adapter: tuple[str, str] | None, salt: str | None
     ) -> None:
-        """Append the digests of the full blocks of ``tokens`` that ``digests`` lacks."""
+        """Append the digests of the full blocks of ``tokens`` that ``digests`` lacks.
+
+        `adapter` is (name, path): both are hashed, only the name is published. The salt counts in the first
+        block.
+        """
         size = self.block_size
         lora: Keys = None if adapter is None else (("lora", *adapter),)
         parent = digests[-1] if digests else self.root

@@ -122,7 +122,10 @@ def _check_positive(body: Body) -> None:
 
 
 def output_limit(body: Body, *, chat: bool, prompt: int, longest: int) -> int:
-    """Return the largest number of output tokens: that of the request, or what the context leaves."""
+    """Return the largest number of output tokens: that of the request, or what the context leaves.
+
+    Raises ApiError 400 when the prompt alone fills the context.
+    """
     if prompt >= longest:
         raise ApiError(
             400,

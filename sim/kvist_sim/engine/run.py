@@ -39,7 +39,11 @@ def tokenizer_of(settings: Settings) -> str:
 
 @asynccontextmanager
 async def started(settings: Settings) -> AsyncIterator["Running"]:
-    """Start an engine and yield it; stop everything on exit."""
+    """Start an engine and yield it; stop everything on exit.
+
+    Raises ModelFilesError for unusable tokenizer files, SettingsError for a port or KV endpoint that cannot
+    be had.
+    """
     prompts = Prompts(tokenizer_of(settings))
     longest = _longest(settings, prompts)
     metrics = Metrics(settings.served[0], longest, settings.cache_info)

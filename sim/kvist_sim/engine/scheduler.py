@@ -285,7 +285,10 @@ class Scheduler:
         self._hasher.extend(sequence.digests, sequence.tokens, sequence.adapter, sequence.salt)
 
     def complete(self, plan: Plan, now: float) -> list[Sequence]:
-        """End the step; return the sequences that got a token (or ended), in batch order."""
+        """End the step; return the sequences that got a token (or ended), in batch order.
+
+        What was ended meanwhile is passed over.
+        """
         advanced: list[Sequence] = []
         for sequence, count in plan.work:
             if sequence.state is not State.RUNNING:

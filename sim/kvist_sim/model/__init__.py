@@ -1,4 +1,4 @@
-"""The simulator's own model files: a vocabulary trained on ``corpus.txt``, a template, a config.
+"""Model files of the simulator: a vocabulary trained on ``corpus.txt``, a template, a config.
 
 Package data, so that the demo needs no download. ``python -m kvist_sim.model.train`` writes them again,
 byte for byte; a test holds them to that. Nothing else lives here.

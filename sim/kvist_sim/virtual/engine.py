@@ -1,4 +1,4 @@
-"""The simulator's scheduler for virtual time: the same decisions, without a look at each sequence a step.
+"""Scheduler of the simulator for virtual time: the same decisions, without work per sequence and step.
 
 ``kvist_sim.engine.scheduler`` visits every running sequence in every step. Here decoding sequences are
 visited only when they need a block, fill one, or end: all others only get one token more, which the number
@@ -22,7 +22,7 @@ H100: Final = Timing()
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One kind of engine: what ``kvist_sim.engine.args`` reads from vLLM's flags, as far as it counts."""
+    """Kind of engine: the vLLM flags of ``kvist_sim.engine.args`` that matter in virtual time."""
 
     timing: Timing = H100
     blocks: int = KV_CACHE_TOKENS // BLOCK
@@ -31,7 +31,7 @@ class Hardware:
     max_num_batched_tokens: int = 8_192
 
     def scaled(self, speed: float, memory: float) -> "Hardware":
-        """Another GPU: so many times as fast, with so many times the cache."""
+        """Return a GPU that is ``speed`` times as fast, with ``memory`` times the cache."""
         return Hardware(
             self.timing.scaled(speed),
             round(self.blocks * memory),
@@ -60,7 +60,10 @@ class Totals:
 
 
 class VirtualEngine:
-    """One rank. ``plan`` begins a step, ``complete`` ends it; between the two only ``add`` may be called."""
+    """Engine of one rank.
+
+    ``plan`` begins a step, ``complete`` ends it; between the two only ``add`` may be called.
+    """
 
     def __init__(self, hardware: Hardware, pool: NotingPool) -> None:
         if hardware.max_num_seqs >= hardware.max_num_batched_tokens:
@@ -70,15 +73,15 @@ class VirtualEngine:
         self.totals = Totals()
         self.waiting: deque[Job] = deque()
         self.running: dict[Job, None] = {}
-        """In order of admission."""
+        """Jobs in order of admission."""
         self._partial: Job | None = None
-        """Whose prompt is half computed; the last of ``running``."""
+        """Job whose prompt is half computed; the last of ``running``."""
         self._fresh: list[Job] = []
-        """Whose prompt will be computed when the present step ends."""
+        """Jobs whose prompt will be computed when the present step ends."""
         self._step = 0
         self._admitted = 0
         self._phases: tuple[dict[Job, None], ...] = tuple({} for _ in range(hardware.block_size))
-        """Decoding sequences by the step, modulo the block size, that needs a new block."""
+        """Decoding jobs by the step, modulo the block size, that needs a new block."""
         self._ends: dict[int, list[Job]] = {}
         self._refused: tuple[Job | None, int, int] = (None, 0, 0)
         """The job that found no capacity last, the free blocks it needs, and the pool's ``changes`` at
@@ -86,7 +89,7 @@ class VirtualEngine:
 
     @property
     def idle(self) -> bool:
-        """Nothing to compute."""
+        """True without any job."""
         return not self.running and not self.waiting
 
     def add(self, job: Job) -> None:
@@ -94,7 +97,7 @@ class VirtualEngine:
         self.waiting.append(job)
 
     def plan(self, now: float) -> float:
-        """Begins a step; its length in seconds."""
+        """Begin a step; return its length in seconds."""
         self._step += 1
         preempted = self._decode()
         decoding = len(self.running) - (self._partial is not None)
@@ -108,7 +111,7 @@ class VirtualEngine:
         return self.hardware.timing.step(budget - left - singles, decoding + singles)
 
     def complete(self, now: float) -> tuple[list[Job], list[Job]]:
-        """Ends the step: the jobs whose first token this is, and those that ended, in batch order."""
+        """End the step; return the jobs whose first token this is, and those that ended, in batch order."""
         finished = self._ended()
         decoders = len(self.running) - len(self._fresh) - (self._partial is not None)
         self.totals.generated += decoders + len(self._fresh)

@@ -1,4 +1,4 @@
-"""The engines of a run, and how they come and go."""
+"""Engines of a run, and their changes over time."""
 
 from dataclasses import dataclass
 
@@ -7,15 +7,15 @@ from kvist_sim.virtual.engine import Hardware
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The fleet is another one from a share of the run on."""
+    """Engine that leaves or joins at a share of the run."""
 
     share: float
-    """0 the beginning, 1 the last request."""
+    """Share of the requests: 0 the first, 1 the last."""
     engine: int
     """Position in ``Fleet.engines``."""
     up: bool
     gently: bool = False
-    """Down: no further requests, but those it has are answered. Otherwise they are lost."""
+    """True if a leaving engine still answers the requests it has; otherwise they are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,6 @@ class Fleet:
     engines: tuple[Hardware, ...]
     changes: tuple[Change, ...] = ()
     absent: tuple[int, ...] = ()
-    """Positions of engines that are not there at the beginning."""
+    """Positions of engines that are absent at the start."""
     shared: bool = False
-    """All have one cache together: the ideal pool."""
+    """True for the ideal pool: all engines have one cache together."""

@@ -26,7 +26,7 @@ STEPS: Final = 5
 RUNNING_SECONDS: Final = 0.010
 """Per sequence on an engine, as in ``kvist_epp.scheduling.cost``."""
 MOST_RATE: Final = 100_000.0
-"""Requests per second; what a pool takes that often it takes because there are too few to fill it."""
+"""Rate in requests per second above which a pool has no capacity: too few requests to fill it."""
 _SOURCES: Final = (
     "engine.py",
     "fleet.py",
@@ -40,7 +40,7 @@ _SOURCES: Final = (
 
 
 class TooFewRequestsError(Exception):
-    """The pool is never full, so that it has no capacity."""
+    """The requests never fill the pool, so that it has no capacity."""
 
 
 class Ideal(Quiet):
@@ -91,7 +91,7 @@ def ideal_world(shape: Shape, fleet: Fleet, *, rate: float, requests: int, seed:
 
 
 def capacity(shape: Shape, fleet: Fleet, *, requests: int, seed: int = 0) -> float:
-    """Requests per second, by bisection. Raises TooFewRequestsError."""
+    """Return requests per second, by bisection. Raises TooFewRequestsError."""
 
     def fits(rate: float) -> bool:
         outcome = ideal_world(shape, fleet, rate=rate, requests=requests, seed=seed).run()
@@ -111,7 +111,7 @@ def capacity(shape: Shape, fleet: Fleet, *, requests: int, seed: int = 0) -> flo
 
 
 class Remembered:
-    """Capacities by shape, fleet and source code, in a file: they take minutes and never change."""
+    """Cache file of capacities by shape, fleet and source code: they take minutes and never change."""
 
     def __init__(self, path: Path | None = None) -> None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -119,7 +119,7 @@ class Remembered:
         self._sources = _fingerprint()
 
     def capacity(self, shape: Shape, fleet: Fleet, requests: int) -> float:
-        """From the file, or measured now."""
+        """Return the capacity from the file, or measure it now."""
         key = blake2b(
             repr((self._sources, shape.name, shape.summary, fleet.engines, requests)).encode(), digest_size=12
         ).hexdigest()

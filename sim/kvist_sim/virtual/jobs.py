@@ -1,4 +1,4 @@
-"""A request as the world knows it, and its stay on one engine."""
+"""Requests in virtual time, and their stay on one engine."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +18,14 @@ class Fate(Enum):
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One request: what routers may see of it (``policy.Request``), and what only the engine will know."""
+    """One request: the part that routers see (``policy.Request``), and the part that only the engine
+    knows."""
 
     number: int
     session: str
     prompt: Passage
     whole: Passage
-    """The prompt with its answer."""
+    """Prompt and answer together."""
     max_tokens: int
     arrived: float
     measured: bool = True
@@ -32,15 +33,15 @@ class Call:
     turns: Iterator[Any] | None = None
     """Further turns of the session."""
     cached: int = 0
-    """Prompt tokens its engine had."""
+    """Prompt tokens found in the engine's cache."""
     first_token: float | None = None
     last_token: float | None = None
     fate: Fate | None = None
-    """None: under way."""
+    """Way in which the request ended; None while in flight."""
     tokens: int = field(init=False)
     """Number of prompt tokens."""
     output: int = field(init=False)
-    """Tokens of the answer."""
+    """Number of tokens of the answer."""
 
     def __post_init__(self) -> None:
         self.tokens = self.prompt.tokens
@@ -68,16 +69,16 @@ class Job:
     call: Call
     prompt: int
     total: int
-    """Tokens when it ends."""
+    """Number of tokens at the end."""
     hashes: list[int]
     """Hashes of all full blocks that the job will ever have, including those of the answer."""
     length: int
-    """Tokens so far: prompt and answer."""
+    """Number of tokens so far: prompt and answer."""
     computed: int = 0
-    """Tokens whose keys and values are in blocks."""
+    """Number of tokens whose keys and values are in blocks."""
     held: list[int] = field(default_factory=list)
     stored: int = 0
-    """Blocks of it that are cached."""
+    """Number of its blocks that are cached."""
     order: int = 0
     """Number in the order of admission."""
     since: int = -1
@@ -95,6 +96,6 @@ class Job:
 
 
 def block_text(call: Call, first: int, end: int) -> list[bytes]:
-    """The bytes of some of its blocks, the answer's included."""
+    """Return the bytes of some of the call's blocks, the answer's included."""
     text, size = call.whole.text, BLOCK_BYTES
     return [text[at : at + size] for at in range(first * size, end * size, size)]

@@ -1,4 +1,4 @@
-"""A run in figures, and what pairs of runs tell. Pure."""
+"""Figures of a run, and intervals over pairs of runs. Pure."""
 
 from collections.abc import Sequence
 from math import ceil, sqrt
@@ -14,7 +14,7 @@ from kvist_sim.virtual.world import WARM_SHARE, Outcome
 STUDENT: Final = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 """Two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom."""
 STUDENT_MANY: Final = 2.09
-"""For more: right at 20, a little wide above."""
+"""Quantile for more degrees of freedom: exact at 20, a little wide above."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -22,7 +22,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     requests: int
     goodput: float
-    """Share of them that were answered with TTFT and TPOT within the SLO."""
+    """Share of the requests that were answered with TTFT and TPOT within the SLO."""
     good_per_second: float
     ttft_p50: float
     ttft_p90: float
@@ -30,7 +30,7 @@ class Verdict(msgspec.Struct, frozen=True):
     tpot_p50: float
     tpot_p90: float
     hit_ratio: float
-    """Prompt tokens found in the engine's cache."""
+    """Share of prompt tokens found in the engine's cache."""
     tokens_per_second: float
     """Output tokens per second of answers that ended between the warm-up and the last arrival."""
     lost: int
@@ -68,18 +68,18 @@ def judge(outcome: Outcome, shape: Shape) -> Verdict:
 
 
 def first_after(call: Call) -> float:
-    """Seconds from its arrival to its first token."""
+    """Return seconds from arrival to the first token."""
     return (call.first_token or 0.0) - call.arrived
 
 
 def token_time(call: Call) -> float:
-    """Seconds a token after the first; 0 for an answer of one token."""
+    """Return seconds per token after the first; 0 for an answer of one token."""
     more = call.output - 1
     return ((call.last_token or 0.0) - (call.first_token or 0.0)) / more if more > 0 else 0.0
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Nearest rank; 0 of nothing."""
+    """Return the nearest-rank quantile; 0 without values."""
     return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 

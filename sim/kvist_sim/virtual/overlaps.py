@@ -1,4 +1,4 @@
-"""The precise indexer that routers with KV events share: which pods hold which block hashes.
+"""Precise index that routers with KV events share: which pods hold which block hashes.
 
 As llm-d's and Dynamo's: hash → pods, walked from the first block on. Kinder than both: a block that an engine
 cached twice stays until both copies are gone.
@@ -15,13 +15,13 @@ class BlockOverlaps:
 
     def __init__(self) -> None:
         self._holders: dict[int, int] = {}
-        """Hash → a bit for each pod."""
+        """Bits of the holding pods by hash."""
         self._copies: dict[tuple[int, int], int] = {}
-        """(bit, hash) → copies beyond the first."""
+        """Copies beyond the first by (bit, hash)."""
         self._live = 0
 
     def joined(self, pod: Pod) -> None:
-        """A pod with an empty cache."""
+        """Add a pod with an empty cache."""
         self._live |= 1 << pod.number
 
     def left(self, pod: Pod) -> None:

@@ -1,4 +1,4 @@
-"""Text that costs nothing to make: a passage is its length, its bytes and the hashes of its full blocks.
+"""Text at almost no cost: a passage is its length, its bytes and the hashes of its full blocks.
 
 What is said is random bytes, four to a token, and a block's hash is a random number drawn when the block is
 first said: equal hashes mean equal beginnings, as with vLLM's chained hashes, and nothing is ever hashed or
@@ -20,7 +20,7 @@ HASH_BITS: Final = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Passage:
-    """A beginning of prompts, a prompt, or a prompt with its answer."""
+    """Prefix of prompts, a prompt, or a prompt with its answer."""
 
     tokens: int
     blocks: list[int]

@@ -28,7 +28,10 @@ _FILLER_WORDS: Final = 2_000
 
 
 def chains(model: Model, kinds: Sequence[Kind], blocks: int) -> Iterator[list[int]]:
-    """Return token ids of the cached chains: whole blocks, ``blocks`` of them in all."""
+    """Return token ids of the cached chains: whole blocks, ``blocks`` of them in all.
+
+    First the beginning of each warm prompt, then filler.
+    """
     left = blocks
     for tokens in itertools.chain(_warm_tokens(model, kinds), _filler(model)):
         whole = min(left, len(tokens) // BLOCK_SIZE)

@@ -26,7 +26,10 @@ ASK_SECONDS: Final = 0.004
 
 def payloads(seed: int, count: int, keep: int) -> Iterator[bytes]:
     """Yield the messages of one engine: each stores a new chain, and from the ``keep``-th on evicts the
-    oldest."""
+    oldest.
+
+    As with vLLM, eviction is one event for each block, the last of a chain first. ``keep`` 0: none.
+    """
     source = random.Random(seed)
     bodies = [source.choices(range(TOKENS), k=EVENT_BLOCKS * BLOCK_SIZE) for _ in range(POOL)]
     held: list[list[int]] = []

@@ -39,7 +39,7 @@ class Node:
     """The worker whose prompt made the node."""
 
     def is_leaf(self, worker: int) -> bool:
-        """No child has the worker."""
+        """Return whether no child has the worker."""
         return all(worker not in child.used for child in self.children.values())
 
 
@@ -53,12 +53,12 @@ class Tree:
         """Blocks per worker."""
 
     def add(self, worker: int) -> None:
-        """A worker that can be chosen."""
+        """Add a worker that can be chosen."""
         self._root.used.setdefault(worker, 0)
         self.sizes.setdefault(worker, 0)
 
     def find(self, blocks: Sequence[int]) -> Found:
-        """The deepest node on the way of these blocks; one reached in part counts."""
+        """Return the deepest node on the path of these blocks; one reached in part counts."""
         node, known = self._root, 0
         while known < len(blocks) and (child := node.children.get(blocks[known])):
             shared = _shared(child.edge, blocks, known)
@@ -71,7 +71,7 @@ class Tree:
         return Found(worker, known)
 
     def insert(self, blocks: Sequence[int], worker: int) -> None:
-        """A prompt goes to this worker."""
+        """Record that a prompt goes to this worker."""
         self.add(worker)
         node, known = self._root, 0
         while known < len(blocks):
@@ -88,7 +88,7 @@ class Tree:
             self._touch(node, worker)
 
     def evict(self, limit: int) -> None:
-        """Take leaves off workers with more than ``limit`` blocks, least recently used first."""
+        """Remove least recently used leaves from workers with more than ``limit`` blocks."""
         leaves = [
             (node.used[worker], id(node), worker, node)
             for node in self._nodes()
@@ -102,13 +102,13 @@ class Tree:
                 heappush(leaves, (parent.used[worker], id(parent), worker, parent))
 
     def remove(self, worker: int) -> None:
-        """The worker is gone."""
+        """Remove a worker."""
         if worker in self.sizes:
             self.evict_worker(worker)
             del self.sizes[worker], self._root.used[worker]
 
     def evict_worker(self, worker: int) -> None:
-        """Take all that a worker has, but its place at the root."""
+        """Remove all blocks of a worker, but not its place at the root."""
         for node in [node for node in self._nodes() if worker in node.used][::-1]:
             self._take(node, worker)
 
