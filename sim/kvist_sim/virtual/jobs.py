@@ -8,7 +8,7 @@ from typing import Any
 from kvist_sim.virtual.passage import BLOCK_BYTES, NOTHING, Passage
 
 
-class Fate(Enum):
+class CallStatus(Enum):
     """Way in which a request ended."""
 
     DONE = "done"
@@ -36,7 +36,7 @@ class Call:
     """Prompt tokens found in the engine's cache."""
     first_token: float | None = None
     last_token: float | None = None
-    fate: Fate | None = None
+    status: CallStatus | None = None
     """Way in which the request ended; None while in flight."""
     tokens: int = field(init=False)
     """Number of prompt tokens."""

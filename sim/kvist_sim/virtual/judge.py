@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from kvist_sim.virtual.jobs import Call, Fate
+from kvist_sim.virtual.jobs import Call, CallStatus
 from kvist_sim.virtual.traffic import Shape
 from kvist_sim.virtual.world import WARM_SHARE, Outcome
 
@@ -41,10 +41,10 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def judge(outcome: Outcome, shape: Shape) -> Verdict:
     """Raises ``ValueError`` when a request has not ended."""
-    if any(call.fate is None for call in outcome.calls):
+    if any(call.status is None for call in outcome.calls):
         raise ValueError("a request has not ended")
     counted = [call for call in outcome.calls if call.measured]
-    answered = [call for call in counted if call.fate is Fate.DONE]
+    answered = [call for call in counted if call.status is CallStatus.DONE]
     ttft, tpot = sorted(map(first_after, answered)), sorted(map(token_time, answered))
     good = sum(first_after(c) <= shape.ttft and token_time(c) <= shape.tpot for c in answered)
     began = WARM_SHARE * outcome.seconds

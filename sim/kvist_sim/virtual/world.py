@@ -9,7 +9,7 @@ from typing import Any, Final
 from kvist_sim.virtual.clock import Agenda
 from kvist_sim.virtual.engine import VirtualEngine
 from kvist_sim.virtual.fleet import Change, Fleet
-from kvist_sim.virtual.jobs import Call, Fate, Job
+from kvist_sim.virtual.jobs import Call, CallStatus, Job
 from kvist_sim.virtual.overlaps import BlockOverlaps
 from kvist_sim.virtual.policy import Context, Feed, Pod, Policy, Sample, Spec
 from kvist_sim.virtual.pool import NotingPool
@@ -200,7 +200,7 @@ class World:
         now, routers = self.agenda.now, self._routers
         router = routers[0] if len(routers) == 1 else self._dice.choice(routers)
         if not self._pods:
-            self._over(call, Fate.LOST)
+            self._over(call, CallStatus.LOST)
             return
         self._replica[call] = router
         at = router.choose(call, self._pods, now)
@@ -213,7 +213,7 @@ class World:
 
     def _refuse(self, call: Call) -> None:
         del self._replica[call]
-        self._over(call, Fate.LOST)
+        self._over(call, CallStatus.LOST)
 
     def _scrape(self, site: Site) -> None:
         seconds = self._spec.scrape_seconds
@@ -269,7 +269,7 @@ class World:
         if not gently:
             self._gone(site)
             for call in list(site.jobs):
-                self._end(site, call, Fate.LOST)
+                self._end(site, call, CallStatus.LOST)
         elif site.engine.idle:
             self._gone(site)
 
@@ -301,7 +301,7 @@ class World:
         for job in first:
             self._replica[job.call].first_token(job.call, site.pod, now)
         for job in finished:
-            self._end(site, job.call, Fate.DONE)
+            self._end(site, job.call, CallStatus.DONE)
         if not engine.idle:
             self._step(site)
             return
@@ -309,13 +309,13 @@ class World:
         if not site.open:
             self._gone(site)
 
-    def _end(self, site: Site, call: Call, fate: Fate) -> None:
+    def _end(self, site: Site, call: Call, status: CallStatus) -> None:
         del site.jobs[call]
         self._replica.pop(call).finished(call, site.pod, self.agenda.now)
-        self._over(call, fate)
+        self._over(call, status)
 
-    def _over(self, call: Call, fate: Fate) -> None:
-        call.fate = fate
+    def _over(self, call: Call, status: CallStatus) -> None:
+        call.status = status
         self._open_calls -= 1
         self._after(MEMORY_SECONDS, Call.forget, call)
         turns, call.turns = call.turns, None

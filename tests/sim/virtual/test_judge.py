@@ -5,7 +5,7 @@ from math import inf
 import pytest
 from tests.sim.virtual.runs import CHAT
 
-from kvist_sim.virtual.jobs import Call, Fate
+from kvist_sim.virtual.jobs import Call, CallStatus
 from kvist_sim.virtual.judge import Verdict, interval, judge
 from kvist_sim.virtual.passage import NOTHING, Passage
 from kvist_sim.virtual.report import judgements, rows, sentences, table
@@ -13,11 +13,11 @@ from kvist_sim.virtual.runner import Cell, Result
 from kvist_sim.virtual.world import Outcome
 
 
-def call(arrived: float, ttft: float, tpot: float, *, fate: Fate = Fate.DONE) -> Call:
+def call(arrived: float, ttft: float, tpot: float, *, status: CallStatus = CallStatus.DONE) -> Call:
     """A request of 100 tokens, 40 of them cached, and an answer of 11."""
     one = Call(0, "", Passage(100, [], b""), Passage(111, [], b""), 11, arrived, arrived >= 25.0)
-    one.fate, one.cached = fate, 40
-    if fate is Fate.DONE:
+    one.status, one.cached = status, 40
+    if status is CallStatus.DONE:
         one.first_token = arrived + ttft
         one.last_token = one.first_token + 10 * tpot
     return one
@@ -30,7 +30,7 @@ def test_only_requests_within_both_bounds_are_good() -> None:
         call(30.0, 1.0, 0.05),
         call(40.0, 2.5, 0.05),
         call(50.0, 1.0, 0.07),
-        call(60.0, 0.0, 0.0, fate=Fate.LOST),
+        call(60.0, 0.0, 0.0, status=CallStatus.LOST),
     ]
     verdict = judge(Outcome(calls, 100.0, [(30.0, (3, 1))], 7), CHAT)
 

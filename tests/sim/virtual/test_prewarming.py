@@ -8,7 +8,7 @@ import pytest
 from kvist_epp.prewarm.prewarm_planner import PrewarmLimits
 from kvist_sim.virtual.engine import Hardware
 from kvist_sim.virtual.fleet import Change, Fleet
-from kvist_sim.virtual.jobs import Fate
+from kvist_sim.virtual.jobs import CallStatus
 from kvist_sim.virtual.ours import KVIST
 from kvist_sim.virtual.policy import Spec
 from kvist_sim.virtual.prewarming import PREWARMING, PrewarmingKvist, PrewarmingWorld
@@ -35,7 +35,7 @@ def test_everybody_is_answered_and_the_budget_is_kept() -> None:
     that leaves, once for the one that joins."""
     ran = world(SHARED, with_budget(4_000))
     outcome = ran.run()
-    assert {call.fate for call in outcome.calls} == {Fate.DONE}
+    assert {call.status for call in outcome.calls} == {CallStatus.DONE}
     assert 0 < ran.prewarmed_tokens <= 2 * 4_000
 
 

@@ -7,7 +7,7 @@ from tests.sim.virtual.runs import CHAT, fixed, run
 
 from kvist_sim.virtual.engine import Hardware
 from kvist_sim.virtual.fleet import Change
-from kvist_sim.virtual.jobs import Fate
+from kvist_sim.virtual.jobs import CallStatus
 from kvist_sim.virtual.judge import first_after, judge, token_time
 from kvist_sim.virtual.policy import Spec
 from kvist_sim.virtual.runner import SPECS
@@ -21,7 +21,7 @@ LOSS = (Change(0.4, 0, up=False), Change(0.6, 0, up=True), Change(0.7, 1, up=Fal
 def diary(outcome: Outcome) -> list[tuple[object, ...]]:
     """All that happened to each request."""
     return [
-        (c.number, c.session, c.arrived, c.tokens, c.output, c.cached, c.first_token, c.last_token, c.fate)
+        (c.number, c.session, c.arrived, c.tokens, c.output, c.cached, c.first_token, c.last_token, c.status)
         for c in outcome.calls
     ]
 
@@ -38,14 +38,14 @@ def test_a_seed_decides_on_everything(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_request_ends_once(name: str) -> None:
-    """With small caches, a pod lost, one that comes back and one that drains: each request has one fate, and
+    """With small caches, a pod lost, one that comes back and one that drains: each request has one status, and
     those that were answered have both times in order."""
     outcome = run(SPECS[name], hardware=SMALL, changes=LOSS, requests=200)
 
     assert len(outcome.calls) > 100
-    assert {c.fate for c in outcome.calls} <= {Fate.DONE, Fate.LOST}
+    assert {c.status for c in outcome.calls} <= {CallStatus.DONE, CallStatus.LOST}
     for call in outcome.calls:
-        if call.fate is Fate.DONE:
+        if call.status is CallStatus.DONE:
             assert call.first_token is not None
             assert call.last_token is not None
             assert call.arrived < call.first_token <= call.last_token
@@ -100,7 +100,7 @@ def test_replicas_share_the_requests(pickers: int) -> None:
     """With several replicas each routes some, and still every request ends once."""
     outcome = run(SPECS["kvist"], requests=300, setting=Setting(replicas=pickers, gossip=0.3))
 
-    assert all(call.fate is Fate.DONE for call in outcome.calls)
+    assert all(call.status is CallStatus.DONE for call in outcome.calls)
     assert judge(outcome, CHAT).hit_ratio > 0.5
 
 
@@ -119,4 +119,4 @@ def test_late_events_cost_hits_and_nothing_else() -> None:
     )
 
     assert judge(late, CHAT).hit_ratio < judge(now, CHAT).hit_ratio
-    assert len({call.fate for call in late.calls}) == 1
+    assert len({call.status for call in late.calls}) == 1
