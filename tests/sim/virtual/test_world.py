@@ -38,7 +38,7 @@ def test_a_seed_decides_on_everything(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_request_ends_once(name: str) -> None:
-    """With small caches, a pod lost, one that comes back and one that drains: each request has one status, and
+    """With small caches, a pod lost, one that comes back and one that drains: each request ends once, and
     those that were answered have both times in order."""
     outcome = run(SPECS[name], hardware=SMALL, changes=LOSS, requests=200)
 
