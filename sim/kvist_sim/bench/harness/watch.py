@@ -35,7 +35,7 @@ async def held(picker: Picker) -> dict[str, Any]:
 
 
 async def until_empty(picker: Picker, before: dict[str, Any], kept: Collection[str] = ()) -> list[str]:
-    """Return the state still held after ``EMPTY_SECONDS``, except ``kept``; returns early if there is none."""
+    """Return the state still held after ``EMPTY_SECONDS``, except ``kept``; return early if none is."""
     found: list[str] = []
     for _ in range(round(EMPTY_SECONDS / LOOK_SECONDS)):
         if not (found := left(before, await held(picker), kept)):
