@@ -82,11 +82,14 @@ def test_the_terms_add_up_in_the_order_of_the_formula() -> None:
 
 def test_wait_is_the_backlog_at_the_endpoints_rate() -> None:
     """In seconds of prefill; a tenth of what is queued for it in the picker is added."""
-    queued = row("b", backlog=500)
-    queued.load.tpot = TpotAdmission(0.06)
-    queued.load.tpot.add_queued("request", 2000, 0.0)
+    rows = [row(backlog=500), row(backlog=500, rate=250.0), row("b", backlog=500)]
+    assert seconds("wait", *rows) == [0.5, 2.0, 0.5]
 
-    assert seconds("wait", row(backlog=500), row(backlog=500, rate=250.0), queued) == [0.5, 2.0, 0.7]
+    for one in rows:
+        one.load.tpot = TpotAdmission(0.06)
+    assert rows[2].load.tpot is not None
+    rows[2].load.tpot.add_queued("request", 2000, 0.0)
+    assert seconds("wait", *rows) == [0.5, 2.0, 0.7]
 
 
 def test_slot_is_the_time_until_a_sequence_ends() -> None:
