@@ -2,7 +2,7 @@
 
 ``python -m kvist_sim.virtual.sensitivity --runs FILE`` runs the workloads in virtual time with each constant
 halved and doubled and keeps the results in FILE; ``--write`` makes the page of it, of the constants as they
-are, and of the terms' docstrings. A constant is changed in a process of its own, in the product's own modules.
+are, and of the terms' docstrings. A constant is changed in a process of its own, in the product's own objects.
 """
 
 import argparse

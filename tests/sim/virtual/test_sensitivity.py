@@ -1,0 +1,66 @@
+"""The page of the policy, and what halving and doubling a constant changes."""
+
+import importlib
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from kvist_epp.scheduling import cost
+from kvist_sim.virtual import sensitivity
+from kvist_sim.virtual.sensitivity import Constant, Runs, Variant, constants, difference, page
+
+
+def test_the_page_is_what_the_command_writes() -> None:
+    """docs/policy.md has the constants, terms and results as they are now."""
+    runs = msgspec.json.decode(sensitivity.RUNS.read_bytes(), type=Runs)
+    assert sensitivity.PAGE.read_text() == page(runs), "run: python -m kvist_sim.virtual.sensitivity --write"
+
+
+def test_every_constant_has_an_origin() -> None:
+    """No number of the policy is without a docstring that says where it comes from."""
+    assert [one.key for one in constants() if len(one.origin.split()) < 3] == []
+    assert len({one.key for one in constants()}) == len(constants())
+
+
+@pytest.mark.parametrize("key", [one.key for one in constants()])
+def test_a_constant_is_changed_wherever_it_is_used(key: str) -> None:
+    """In a process of its own the module that defines it, and those that import it, have the new value."""
+    constant = next(one for one in constants() if one.key == key)
+    factor = 0.5
+    if constant.module == cost.__name__:
+        read = f"from kvist_epp.scheduling.cost import DEFAULT; print(DEFAULT.{constant.name})"
+    else:
+        read = f"import {constant.module} as m; print(float(m.{constant.name}))"
+    code = f"from kvist_sim.virtual.sensitivity import change; change({key!r}, {factor}); {read}"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert float(out) == pytest.approx(constant.value * factor, abs=1)
+
+
+def test_constants_of_one_name_are_different_constants() -> None:
+    """QUIET_SECONDS of two modules are changed one at a time."""
+    code = (
+        "from kvist_sim.virtual.sensitivity import change; change('endpoint_load.QUIET_SECONDS', 2.0);"
+        "from kvist_epp.load import endpoint_load as a, replica_rotation as b;"
+        "print(a.QUIET_SECONDS, b.QUIET_SECONDS)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    load, rotation = (
+        importlib.import_module(f"kvist_epp.load.{name}").QUIET_SECONDS
+        for name in ("endpoint_load", "replica_rotation")
+    )
+    assert out.split() == [str(2.0 * load), str(rotation)]
+
+
+def test_a_difference_is_the_mean_over_cells_with_its_error() -> None:
+    """Cells are paired with the baseline's; without results it says so."""
+    assert difference({"a": 90.0, "b": 92.0}, {"a": 92.0, "b": 92.0}) == "-1.0 ± 1.0"
+    assert difference({}, {"a": 92.0}) == "not measured"
+
+
+def test_results_survive_the_file() -> None:
+    """What was measured is read back as it was written."""
+    runs = Runs("machine", 8, 1500, "abc", {"chat": 99.0}, [Variant("cost.evicted", 0.5, {"chat": 98.0})])
+    assert msgspec.json.decode(msgspec.json.encode(runs), type=Runs) == runs
+    assert isinstance(constants()[0], Constant)
