@@ -45,7 +45,7 @@ from kvist_epp.telemetry.request_log import RequestLog
 
 
 class Explanation(NamedTuple):
-    """What ``Director.explain`` returns."""
+    """The result of ``Director.explain``."""
 
     mode: str
     """``precise``, ``approximate`` or ``load``."""
@@ -272,7 +272,7 @@ class Director(Dispatcher):
         return request
 
     def _deferred(self, best: ScoredEndpoint) -> FlowKey | None:
-        """What a request waits for whose best endpoint has capacity but may not take up more prefill now."""
+        """The flow in which a request waits whose best endpoint has capacity but defers prefill (TPOT)."""
         if self.flow is None or not self.flow.can_wait or not best.deferred:
             return None
         return FlowKey.for_endpoint(self.tracker.load(best.endpoint.key), best.uncached_tokens)

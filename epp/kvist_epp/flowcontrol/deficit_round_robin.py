@@ -38,7 +38,7 @@ Subset = frozenset[str] | EndpointFlow | None
 
 
 class FlowKey(NamedTuple):
-    """What a request waits for."""
+    """Names the flow in which a request waits."""
 
     subset: Subset = None
     uncached: int = 0
@@ -101,7 +101,7 @@ class QueueItem:
 
 
 class Flow:
-    """What one tenant has queued for one subset: a list through the items, oldest first."""
+    """Requests that one tenant has queued for one subset: a list through the items, oldest first."""
 
     __slots__ = ("deficit", "first", "last", "since", "subset", "tenant", "turn")
 

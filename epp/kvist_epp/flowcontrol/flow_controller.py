@@ -29,7 +29,7 @@ MAX_LEVELS: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLimits:
-    """When an endpoint is full, and what may wait."""
+    """Limits from which an endpoint is full, and bounds of the queue."""
 
     max_backlog: float = 30.0
     """Seconds of prefill from which an endpoint is full."""

@@ -24,7 +24,7 @@ def nobody(_name: str) -> int | None:
 
 
 class Priorities:
-    """What names of objectives stand for."""
+    """Priorities by the names of objectives."""
 
     __slots__ = ("_named", "objectives")
 
@@ -55,7 +55,7 @@ class Priorities:
 
 
 def tenant(headers: Mapping[str, str]) -> str:
-    """Whose request it is; empty: nobody says."""
+    """Return the tenant of a request by its headers; empty: they name none."""
     for header in TENANT_HEADERS:
         if name := headers.get(header, "").strip():
             return name[:MAX_TENANT]
@@ -63,7 +63,7 @@ def tenant(headers: Mapping[str, str]) -> str:
 
 
 def engine_priority(priority: int) -> str:
-    """The same for vLLM, where a lower number goes first."""
+    """Return the priority as vLLM has it: a lower number goes first."""
     return str(-priority)
 
 

@@ -8,7 +8,7 @@ RATE_SECONDS: Final = 10.0
 
 
 class QueueDeadlines:
-    """How long any request may wait: for capacity, and for an empty pool to get an endpoint.
+    """Deadlines of queued requests: the wait for capacity, and for an empty pool to get an endpoint.
 
     Each of the two has its own clock, which runs only while the pool is in that state. A request that waited
     two minutes for the first endpoint still has its whole time to wait for capacity on it; and requests

@@ -27,7 +27,7 @@ _Key = TypeVar("_Key")
 
 
 class RequestState(Enum):
-    """How far a request has come, as far as the picker knows."""
+    """State of a request, as far as the picker knows."""
 
     QUEUED = "queued"
     SENT = "sent"

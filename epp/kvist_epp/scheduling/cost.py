@@ -91,7 +91,7 @@ class Hit(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Their text."""
+        """Bytes of their text."""
 
     @property
     def lower(self) -> Mapping[str, int]:

@@ -40,7 +40,7 @@ ROLES_WITHOUT_REQUESTS: Final = frozenset({"prefill", "encode", "encode-prefill"
 
 @dataclass(slots=True)
 class Candidate:
-    """How one endpoint stands: made when endpoints or a state change, read by every pick."""
+    """One endpoint as picks read it; made anew when endpoints or a state change."""
 
     endpoint: Endpoint
     load: EndpointLoad

@@ -25,7 +25,7 @@ class Agenda:
         heappush(self._heap, (max(when, self.now), self._count, what, about))
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Until told to stop, or nothing is planned any more."""
+        """Run until ``until`` is true, or nothing is planned any more."""
         heap = self._heap
         while heap and not until():
             self.now, _, what, about = heappop(heap)

@@ -65,7 +65,7 @@ copyreg.pickle(MappingProxyType, lambda proxy: (read_only, (dict(proxy),)))
 
 
 class Entry(msgspec.Struct):
-    """One input."""
+    """One input of a picker's decisions."""
 
     kind: str
     """Class and method."""
@@ -211,7 +211,7 @@ def entries(path: Path) -> Iterator[Any]:
 
 @dataclass
 class Comparison:
-    """What a replay has found."""
+    """The result of a replay."""
 
     inputs: int = 0
     requests: int = 0
@@ -231,7 +231,7 @@ class KeptLines(RequestLog):
         self.lines: list[RequestLine] = []
 
     def write(self, line: RequestLine, *, prompt: bytes = b"") -> None:  # noqa: ARG002
-        """Keep it."""
+        """Keep the line."""
         self.lines.append(decided(line))
 
 
@@ -239,10 +239,10 @@ class NoSink:
     """Takes what is sent to followers."""
 
     def send(self, message: bytes) -> None:
-        """See ``http2.call.Sink``."""
+        """Drop it; see ``http2.call.Sink``."""
 
     def close(self, status: int = 0, message: str = "") -> None:
-        """See ``http2.call.Sink``."""
+        """Drop it; see ``http2.call.Sink``."""
 
 
 class Replay:

@@ -34,7 +34,7 @@ PICKER: Final = (
 
 
 class Line(msgspec.Struct):
-    """Of the file."""
+    """One line of the file."""
 
     code: str
     """Hash of what made it."""
@@ -61,7 +61,7 @@ class Kept:
                 yield line.result.cell, line.result
 
     def of(self, asked: Sequence[Cell]) -> list[Result]:
-        """Those of these cells that are there."""
+        """Return the results of these cells that are kept."""
         return [self._found[cell] for cell in asked if cell in self._found]
 
     def add(self, result: Result) -> None:

@@ -101,11 +101,11 @@ class FollowerSink:
     call: FollowerCall = field(init=False)
 
     def send(self, update: bytes) -> None:
-        """See ``http2.call.Sink``."""
+        """Implement ``http2.call.Sink``."""
         self.follower.context.after(0.0, self._arrive, update)
 
     def close(self, status: int = 0, message: str = "") -> None:
-        """See ``http2.call.Sink``."""
+        """Implement ``http2.call.Sink``."""
         raise AssertionError(f"replicas in virtual time stay connected: {status} {message}")
 
     def _arrive(self, data: bytes) -> None:
@@ -184,7 +184,7 @@ class Kvist(RequestListener):
     # The pool
 
     def joined(self, pod: Pod, now: float) -> None:  # noqa: ARG002
-        """See ``Policy``."""
+        """Implement ``Policy``."""
         if not self._ticking:
             self._ticking = True
             self._tick(None)
@@ -202,7 +202,7 @@ class Kvist(RequestListener):
         lookup.join(endpoint.key, Member((self._feed.numbers[pod],), block_size=pod.block_size))
 
     def left(self, pod: Pod, now: float) -> None:  # noqa: ARG002
-        """See ``Policy``."""
+        """Implement ``Policy``."""
         endpoint = self.endpoints.pop(pod)
         del self._pods[endpoint.hostport]
         self._follow()
@@ -213,7 +213,7 @@ class Kvist(RequestListener):
     # Requests
 
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int | None:
-        """See ``Policy``."""
+        """Implement ``Policy``."""
         answer = self.director.offer_matched(self._context_of(request), now)
         if isinstance(answer, QueuedRequest):
             self._queued[answer] = request
@@ -221,13 +221,13 @@ class Kvist(RequestListener):
         return pods.index(self._pods[answer.endpoints[0]])
 
     def routed(self, request: Request, pod: Pod, now: float) -> None:
-        """See ``Policy``: the director knows."""
+        """Implement ``Policy``: the director knows."""
 
     def first_token(self, request: Request, pod: Pod, now: float) -> None:
-        """See ``Policy``: responses do not pass through the picker."""
+        """Implement ``Policy``: responses do not pass through the picker."""
 
     def finished(self, request: Request, pod: Pod, now: float) -> None:  # noqa: ARG002
-        """See ``Policy``: the access log will report it."""
+        """Implement ``Policy``: the access log will report it."""
         entry = AccessLogEntry(self.session(request), self.session(request), None, None, 200, None, None)
         self.context.after(self.context.ended_seconds, self._on_access_log, entry)
 
@@ -265,13 +265,13 @@ class Kvist(RequestListener):
     # The queue
 
     def _wake(self) -> None:
-        """See ``FlowDriver.wake``."""
+        """Do as ``FlowDriver.wake``."""
         if not self._due and self.director.flow is not None and not self.director.flow.idle:
             self._due = True
             self.context.after(0.0, self._poll, None)
 
     def _poll(self, _nothing: None) -> None:
-        """See ``FlowDriver``."""
+        """Do as ``FlowDriver``."""
         self._due = False
         flow, now = self.director.flow, self.now()
         assert flow is not None, "it has limits"
@@ -296,7 +296,7 @@ class Kvist(RequestListener):
             self.context.refuse(request)
 
     def _tick(self, _nothing: None) -> None:
-        """See ``EndpointRegistry.on_tick``; whose events are trusted does not change here."""
+        """Do as ``EndpointRegistry.on_tick``; whose events are trusted does not change here."""
         self.director.on_tick(self.now())
         self.context.after(TICK_SECONDS, self._tick, None)
 
@@ -312,7 +312,7 @@ class Kvist(RequestListener):
             self.director.progress.on_observation(seen, now)
 
     def scraped(self, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
+        """Implement ``Policy``."""
         state = self.registry.scraper.states[self.endpoints[pod].key]
         self.registry.scraper.on_answer(state, pod.page, state.served, now)
 
@@ -340,7 +340,7 @@ class Kvist(RequestListener):
         return call
 
     def on_routed(self, attempt: Attempt) -> None:
-        """See ``Replication.on_routed``."""
+        """Do as ``Replication.on_routed``."""
         request = attempt.request
         urgent = request.prompt is not None and request.tokens - request.indexed_tokens >= URGENT_TOKENS
         if urgent and self.context.gossip_seconds > URGENT_SECONDS:
@@ -353,7 +353,7 @@ class Kvist(RequestListener):
             self.context.after(seconds, self._exchange, due)
 
     def _exchange(self, due: float) -> None:
-        """See ``Replication.run``."""
+        """Do as ``Replication.run``."""
         if due != self._exchange_at:
             return
         self._exchange_at = inf

@@ -47,11 +47,11 @@ class Pod:
 
 
 class Request(Protocol):
-    """What a router can know of a request when it decides. Read only; hashable by identity."""
+    """The part of a request that a router knows when it decides. Read only; hashable by identity."""
 
     @property
     def number(self) -> int:
-        """Of all requests of the run, in order of arrival; unique."""
+        """Number among all requests of the run, in order of arrival; unique."""
 
     @property
     def session(self) -> str:
@@ -73,18 +73,18 @@ class Request(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """What the client allows at most; the answer is shorter as a rule."""
+        """Output tokens that the client allows at most; the answer is shorter as a rule."""
 
 
 class Overlaps(Protocol):
     """A precise indexer: what the engines' KV events, after their delay, say about prompts."""
 
     def match(self, blocks: Sequence[int], pods: Sequence[Pod]) -> list[int]:
-        """How many first blocks each pod holds, one number a pod, in the order of ``pods``."""
+        """Return the number of first blocks that each pod holds, in the order of ``pods``."""
 
 
 class Feed(Protocol):
-    """Takes up what engines tell of their caches; one for all replicas, for all hear the same."""
+    """Takes in the events of engines; one for all replicas, since all get the same."""
 
     def told(self, pod: Pod, notes: list[Any], now: float) -> None:
         """``pool.Note``s of one step, after their delay."""
@@ -98,7 +98,7 @@ class Feed(Protocol):
 
 @dataclass(slots=True)
 class Context:
-    """What a policy is made with: its configuration and its means."""
+    """Configuration and means of a policy."""
 
     random: Random
     """Its own dice, seeded by the run."""
@@ -146,13 +146,13 @@ class Policy(Protocol):
         """Right after ``choose``: it is on its way there."""
 
     def first_token(self, request: Request, pod: Pod, now: float) -> None:
-        """Its response began."""
+        """The response of a request began."""
 
     def finished(self, request: Request, pod: Pod, now: float) -> None:
-        """Its response ended, or broke off because the pod was lost; once for each ``routed``."""
+        """The response ended, or broke off because the pod was lost; once for each ``routed``."""
 
     def joined(self, pod: Pod, now: float) -> None:
-        """The pod can be picked from now on; also told of each at the beginning."""
+        """The pod can be picked from now on; also called for each pod at the beginning."""
 
     def left(self, pod: Pod, now: float) -> None:
         """The pod is gone, with its cache; ``finished`` of its requests follows."""
@@ -165,22 +165,22 @@ class Quiet:
     """Hears and does nothing; policies override what they need."""
 
     def routed(self, request: Request, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
+        """Implement ``Policy``."""
 
     def first_token(self, request: Request, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
+        """Implement ``Policy``."""
 
     def finished(self, request: Request, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
+        """Implement ``Policy``."""
 
     def joined(self, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
+        """Implement ``Policy``."""
 
     def left(self, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
+        """Implement ``Policy``."""
 
     def scraped(self, pod: Pod, now: float) -> None:
-        """See ``Policy``."""
+        """Implement ``Policy``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ PICTURE_POINTS: Final = 120
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One run."""
+    """Case, load, policy and seed of one run."""
 
     case: str
     load: float
@@ -36,7 +36,7 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What came out of it."""
+    """The result of one run."""
 
     cell: Cell
     rate: float
@@ -113,7 +113,7 @@ def cells(
 
 
 def run_all(job: Job, asked: Sequence[Cell], *, jobs: int, done: Callable[[str], None]) -> Iterator[Result]:
-    """Results as they come; ``done`` is told of each step in words. Runs in ``jobs`` processes."""
+    """Yield results as they come, from ``jobs`` processes; ``done`` gets a line of text for each step."""
     names = list(dict.fromkeys(cell.case for cell in asked))
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         capacities = dict(zip(names, pool.map(job.capacity, names), strict=True))

@@ -2,7 +2,7 @@
 
 ``python -m kvist_sim.virtual.sensitivity --runs FILE`` runs the workloads in virtual time with each constant
 halved and doubled and keeps the results in FILE; ``--write`` makes the page of it, of the constants as they
-are, and of the terms' docstrings. A constant is changed in a process of its own, in the product's own objects.
+are, and of the terms' docstrings. A constant is changed in a process of its own, in the product's modules.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, stdev
+from textwrap import fill
 from typing import Any, Final
 
 import msgspec
@@ -43,6 +44,7 @@ WORKLOADS: Final = ("chat", "groups", "system-prompts", "agents", "uneven")
 LOADS: Final = (1.0,)
 SEEDS: Final = (1000, 1001)
 FACTORS: Final = (0.5, 2.0)
+WIDTH: Final = 110
 NOISE_POINTS: Final = 2.0
 """A smaller change of goodput, in points of a percent, is within what seeds differ by."""
 
@@ -185,11 +187,11 @@ def run(job: Job, path: Path, revision: str, *, jobs: int) -> None:
 
 
 def page(runs: Runs) -> str:
-    """Return ``docs/policy.md``."""
+    """Return the text of ``docs/policy.md``."""
     terms = "\n".join(f"| `{name}` | {_first(term.__doc__ or '')} |" for name, term in cost.TERMS.items())
     by_key = {(one.key, one.factor): one for one in runs.variants}
     rows = "\n".join(_row(one, by_key, runs.baseline) for one in constants())
-    return TEMPLATE.format(
+    text = TEMPLATE.format(
         terms=terms,
         rows=rows,
         workloads=", ".join(WORKLOADS),
@@ -202,10 +204,13 @@ def page(runs: Runs) -> str:
         noise=f"{NOISE_POINTS:g}",
         baseline=f"{mean(runs.baseline.values()):.1f}" if runs.baseline else "not measured",
     )
+    lines = text.split("\n")
+    return "\n".join(one if len(one) <= WIDTH or one[0] == "|" else fill(one, WIDTH) for one in lines)
 
 
 def _first(text: str) -> str:
-    return " ".join(text.split()).removeprefix("Return ").removesuffix(".").capitalize() + "."
+    sentence = " ".join(text.partition("\n\n")[0].split()).removeprefix("Return ")
+    return sentence[0].upper() + sentence[1:]
 
 
 def _row(constant: Constant, runs: Mapping[tuple[str, float], Variant], baseline: Mapping[str, float]) -> str:
@@ -252,19 +257,19 @@ cost = wait + slot + deferral + price x tightness x work + decode + eviction + c
   part.
 - Costs closer than `near_seconds` are a tie, which goes to the endpoint with the fewest running requests,
   then in turn.
-- An endpoint that is full comes after all that are not; when all are, the request waits (`docs/guides/flow-
-  control.md`).
+- An endpoint that is full comes after all that are not; when all are, the request waits (see the
+  [guide](guides/flow-control.md)).
 
-Decision records 0003 and 0011 to 0018 tell how it came to be; nobody has to read them to know the present.
+Decision records 0003 and 0011 to 0018 tell how it came to be; this page has the present.
 
 ## Constants
 
-Every constant, with its origin, and what halving and doubling it does to goodput: mean change in points of
-a percent over {workloads} at {loads} of the ideal pool's capacity, {seeds} seeds each, with its standard
-error. {engines} engines, {requests} requests a run, the product's own objects in virtual time; goodput with
-the constants as they are: {baseline} %. Changes below {noise} points are within what seeds differ by.
-Measured on {machine}, revision {revision}. Constants of several replicas and of routing that no workload
-exercises cannot show here.
+Every constant, with its origin, and what halving and doubling it does to goodput: mean change in \
+points of a percent over {workloads} at {loads} of the ideal pool's capacity, {seeds} seeds each, \
+with its standard error. {engines} engines, {requests} requests a run, the product's own objects in \
+virtual time; goodput with the constants as they are: {baseline} %. Changes below {noise} points are \
+within what seeds differ by. Measured on {machine}, revision {revision}. Constants of several \
+replicas and of routing that no workload exercises cannot show here.
 
 | constant | value | origin | halved | doubled |
 |---|---|---|---|---|

@@ -25,7 +25,7 @@ WATCH_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """How routers hear of things, in seconds."""
+    """Delays with which routers learn of events, in seconds."""
 
     replicas: int = 1
     gossip: float = 0.1
@@ -42,7 +42,7 @@ USUAL: Final = Setting()
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run leaves."""
+    """The outcome of a run."""
 
     calls: list[Call]
     seconds: float
@@ -342,5 +342,5 @@ class _Nothing:
     """No events are followed."""
 
     def match(self, blocks: Sequence[int], pods: Sequence[Pod]) -> list[int]:  # noqa: ARG002
-        """Raises ``LookupError``."""
+        """Refuse. Raises LookupError."""
         raise LookupError("this policy's Spec.events is False")
