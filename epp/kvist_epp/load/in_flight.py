@@ -202,18 +202,23 @@ class InFlightTable:
     ) -> InFlightRequest | None:
         """Return the request that an event of this session on this endpoint belongs to; None if unknown.
 
-        The first event of a request is of the oldest one whose cache hits are not known. Later ones are of
-        the oldest with a backlog: engines compute prompts in order of arrival. ``remote``: only requests of
-        other replicas, else only this replica's.
+        The first event of a request is of the oldest one whose cache hits are not known. Others are of the
+        oldest with a backlog, since engines compute prompts in order of arrival, or of the oldest if none has
+        a backlog. ``remote``: only requests of other replicas, else only this replica's.
         """
-        newest = None
-        for request in self._by_endpoint.get((session, endpoint), ()):
-            if bool(request.origin) is not remote:
-                continue
-            if (not request.truth_known) if first_event else request.attempts[-1].backlog > 0:
+        requests = [
+            request
+            for request in self._by_endpoint.get((session, endpoint), ())
+            if bool(request.origin) is remote
+        ]
+        if first_event:
+            for request in requests:
+                if not request.truth_known:
+                    return request
+        for request in requests:
+            if request.attempt.backlog > 0:
                 return request
-            newest = request
-        return newest
+        return requests[0] if requests else None
 
     def on_decoding(self, request: InFlightRequest, now: float) -> None:
         """Note that the engine has computed the whole prompt."""

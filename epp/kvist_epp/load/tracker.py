@@ -140,6 +140,7 @@ class LoadTracker:
         old = request.attempt
         old.load.drain(now)
         old.load.remove(old)
+        request.content = None  # whether another one there has its backlog is asked when it is announced
         new = self._attempt(request, endpoint, uncached, now, hostport, old.leg)
         self.table.move(request, new)
         self._by_age.move_to_end(request)

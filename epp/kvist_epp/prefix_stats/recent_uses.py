@@ -15,7 +15,7 @@ USE_SECONDS: Final = 1.0
 and 1 s differ little (``docs/decisions/0014``)."""
 BURST_SECONDS: Final = 0.05
 """What comes within this of the first is one burst, and counts when the burst is over: many answers to one
-prompt come together, and nobody asks for it again. Counted at once they made copies for nothing: 82 % of
+prompt come together, and none asks for it again. Counted at once they made copies for nothing: 82 % of
 the tokens of ``rollouts`` were cached, with this 92 % (``docs/decisions/0015``)."""
 PLACES: Final = 8_192
 """Beginnings remembered; of those that go, the last use is longest ago."""

@@ -41,6 +41,49 @@ def test_a_request_that_went_elsewhere_has_its_backlog_there() -> None:
     assert (books.backlog("q"), books.running("q")) == (400, 2)
 
 
+def test_a_moved_request_has_its_backlog_until_its_prompt_is_named_again() -> None:
+    """A move names no prompt: the backlog stands on the new endpoint, and no name stays after the end."""
+    books = tracker()
+    moved = route(books, "a", "p", 500, 500, now=0.0)
+    equal = route(books, "b", "q", 500, 500, now=0.0)
+    books.set_content(moved, "prompt")
+    books.set_content(equal, "prompt")
+    books.move(moved.request, "q", 500, now=0.0)
+    before = books.backlog("q")
+    books.set_content(moved.request.attempt, "prompt")
+
+    assert (before, books.backlog("q")) == (1000, 500)
+
+    end(books, "a", now=0.0)
+    end(books, "b", now=0.0)
+
+    assert not books.load("q").dedup_owner
+
+
+def test_events_of_equal_sessions_on_one_endpoint_are_of_the_oldest_that_can_have_them() -> None:
+    """First events go to the oldest untold request; others to the oldest with a backlog, else the oldest."""
+    books = tracker()
+    first, second, third = (route(books, "s", "p", 100, 100, now=0.0).request for _ in range(3))
+    at = books.table.at
+    first.truth_known = True
+
+    assert at("s", "p", first_event=True) is second
+
+    second.truth_known = third.truth_known = True
+
+    assert at("s", "p", first_event=True) is first
+
+    books.on_progress(first.attempt, 0, now=0.0)
+
+    assert at("s", "p") is at("s", "p", first_event=True) is second
+
+    books.on_progress(second.attempt, 0, now=0.0)
+    books.on_progress(third.attempt, 0, now=0.0)
+
+    assert at("s", "p") is first
+    assert at("s", "q") is at("s", "p", remote=True) is None
+
+
 def test_of_one_sessions_requests_the_one_on_the_named_endpoint_ends() -> None:
     """With an endpoint named, only a request on it ends."""
     books = tracker()
