@@ -10,7 +10,7 @@ picker.
 - ``hardware``: turns a product name or node labels into an ``Accelerator``.
 - ``memory``: bytes that a model needs on an accelerator at a given parallelism, counted as vLLM does.
 - ``plan``: chooses, with a reason for each choice.
-- ``engine``: spells vLLM's flags; no other module does.
+- ``engine_flags``: spells vLLM's flags; no other module does.
 - ``manifests``: turns a plan into objects.
 - ``apply``: compares desired with observed objects and decides on the steps.
 - ``status``: what the user reads: status and conditions.

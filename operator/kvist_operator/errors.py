@@ -20,7 +20,7 @@
     ├── StartError       the operator cannot start: no cluster, no CRD, rights that are missing
     └── SettingsError    flags that do not go together
 
-A plan that does not fit is a verdict, not an exception: see ``plan.outcome``.
+A plan that does not fit is a verdict, not an exception: see ``plan.plan``.
 """
 
 from typing import ClassVar

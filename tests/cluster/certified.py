@@ -8,7 +8,7 @@ from typing import Any, Final
 from tests.cluster.pooled import Served
 from tests.cluster.space import Space, ready
 
-from kvist_operator.manifests.names import GRPC_PORT, METRICS_PORT
+from kvist_operator.manifests.object_names import GRPC_PORT, METRICS_PORT
 
 Json = dict[str, Any]
 PICKS: Final = 'kvist_epp_requests_total{outcome="picked"}'

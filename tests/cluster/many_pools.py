@@ -29,7 +29,7 @@ from kvist_operator.cluster.apiserver import ApiServer
 from kvist_operator.cluster.cluster_api import Json
 from kvist_operator.cluster.kinds import POOL
 from kvist_operator.manifests import Site, render
-from kvist_operator.manifests.names import MANAGED, Names
+from kvist_operator.manifests.object_names import MANAGED, Names
 from kvist_operator.reconcile import certificate_rotation
 from kvist_operator.reconcile.certificate_secret import config_map, secret
 from kvist_operator.spec import read_pool

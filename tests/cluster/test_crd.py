@@ -8,7 +8,7 @@ import yaml
 from tests.cluster.client import Client, Namespace
 from tests.crd.cases import CRD, Case, cases
 
-from kvist_operator.engine import GONE, OWNED, SHORT
+from kvist_operator.engine_flags import GONE, OWNED, SHORT
 from kvist_operator.spec import read_pool
 
 NAME = "inferencepools.kvist.dev"
@@ -71,7 +71,7 @@ def _judged(case: Case, status: int, answer: dict[str, Any]) -> bool:
 
 
 async def test_every_flag_of_the_plan_and_every_flag_that_is_gone_is_refused(pools: Pools) -> None:
-    """The rules of the CRD know what kvist_operator.engine knows, short forms included."""
+    """The rules of the CRD know what kvist_operator.engine_flags knows, short forms included."""
     words = [f"--{name}" for name in (*OWNED, *GONE)] + [f"-{name}" for name in SHORT]
     for word in words:
         status, answer = await pools.tried(_pool(word))

@@ -23,7 +23,7 @@ from tests.docs_runner.blocks import Step, all_blocks
 from tests.e2e.commands import Commands
 
 from kvist_kube.certificates import CLIENT, SERVER, CertificateAuthority
-from kvist_operator.manifests.names import METRICS_PORT
+from kvist_operator.manifests.object_names import METRICS_PORT
 
 pytestmark = pytest.mark.timeout(300)
 Json = dict[str, Any]

@@ -10,9 +10,9 @@ import pytest
 from tests.engine import install
 from tests.operator import golden
 
-from kvist_operator.engine import AFFECTS_MEMORY, GONE, OWNED, SHORT, YIELDING, check_extra
+from kvist_operator.engine_flags import AFFECTS_MEMORY, GONE, OWNED, SHORT, YIELDING, check_extra
 from kvist_operator.errors import SpecError
-from kvist_operator.plan.compose import LEADER, RANK
+from kvist_operator.plan.engine_args import LEADER, RANK
 
 PARSE = """
 import json, sys

@@ -24,8 +24,8 @@ import pytest
 from tests.engine import install
 
 from kvist_operator.hardware import known
-from kvist_operator.memory.budget import budget
 from kvist_operator.memory.layout import Layout, Run
+from kvist_operator.memory.memory_budget import budget
 from kvist_operator.models.facts import Model
 from kvist_operator.models.shape import from_config
 

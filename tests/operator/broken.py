@@ -15,10 +15,10 @@ import yaml
 from tests.crd.cases import planned
 from tests.operator.manifested import one, rendered, resource
 
-from kvist_operator.manifests.names import ENVOY, PICKER
+from kvist_operator.manifests.object_names import ENVOY, PICKER
 from kvist_operator.spec import read_pool
 from kvist_operator.status import Observed, Subject, status
-from kvist_operator.status.troubles import troubles
+from kvist_operator.status.diagnosis import troubles
 
 Json = dict[str, Any]
 FOLDER: Final = Path(__file__).parent / "pods"

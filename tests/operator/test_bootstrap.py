@@ -15,7 +15,7 @@ from tests.operator.manifested import one, rendered
 from kvist_epp.http2.tls import AUTHORITY_LIFETIME
 from kvist_kube.certificates import CertificateAuthority
 from kvist_operator.manifests.bootstrap import AUTHORITY_FOLDER, CONFIG_FOLDER
-from kvist_operator.manifests.names import ADMIN_PORT, HTTP_PORT, STATUS_PORT
+from kvist_operator.manifests.object_names import ADMIN_PORT, HTTP_PORT, STATUS_PORT
 from kvist_sim import envoy as simulated
 from kvist_sim.envoy import find_envoy
 from kvist_sim.ports import free_ports

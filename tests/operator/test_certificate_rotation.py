@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operator.manifested import one, rendered
 
-from kvist_operator.manifests.names import Names
+from kvist_operator.manifests.object_names import Names
 from kvist_operator.reconcile.certificate_rotation import (
     LIFE,
     OVERLAP,

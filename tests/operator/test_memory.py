@@ -4,11 +4,11 @@ import pytest
 from tests.operator.pools import known, made
 
 from kvist_operator.hardware import known as accelerator
-from kvist_operator.memory.budget import budget
-from kvist_operator.memory.cache import Cache, caches, head_bytes
+from kvist_operator.memory.kv_cache import Cache, caches, head_bytes
 from kvist_operator.memory.layout import GIB, Draft, Layout, Run, stages
+from kvist_operator.memory.memory_budget import budget
 from kvist_operator.memory.transient import capture_sizes
-from kvist_operator.memory.weights import weight_bytes
+from kvist_operator.memory.weight_memory import weight_bytes
 from kvist_operator.models.facts import Facts
 
 ALONE = Layout()

@@ -5,12 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operator.pools import known, pool
 
-from kvist_operator.engine import EngineArgs, check_extra
+from kvist_operator.engine_flags import EngineArgs, check_extra
 from kvist_operator.errors import SpecError
 from kvist_operator.hardware import ROWS
 from kvist_operator.hardware import known as accelerator
-from kvist_operator.memory.budget import Memory, budget
 from kvist_operator.memory.layout import GIB, Layout, Run
+from kvist_operator.memory.memory_budget import Memory, budget
 from kvist_operator.models.catalogue import entries
 from kvist_operator.plan import Plan, Verdict, make_plan
 

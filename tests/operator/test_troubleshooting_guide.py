@@ -9,12 +9,12 @@ from tests.operator.broken import gallery
 
 import kvist_operator
 from kvist_operator.errors import OperatorError
-from kvist_operator.manifests import lastwords
-from kvist_operator.manifests.names import Names
+from kvist_operator.manifests import termination_log
+from kvist_operator.manifests.object_names import Names
 from kvist_operator.status.advice import GUIDE as NAMED
 from kvist_operator.status.advice import RULES
-from kvist_operator.status.sayings import SAYINGS
-from kvist_operator.status.troubles import ORDER
+from kvist_operator.status.diagnosis import ORDER
+from kvist_operator.status.known_errors import SAYINGS
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / NAMED).read_text()
@@ -88,5 +88,7 @@ def test_the_rest_of_the_guide_names_what_there_is() -> None:
 
     assert len(heads) == len(RULES)
     assert Names("NAME", "").engine_settings in GUIDE
-    assert [name for name in (*lastwords.VARIABLES, lastwords.LEVEL) if f"`{name}`" not in GUIDE] == []
+    assert [
+        name for name in (*termination_log.VARIABLES, termination_log.LEVEL) if f"`{name}`" not in GUIDE
+    ] == []
     assert "## Where prompts part" in GUIDE

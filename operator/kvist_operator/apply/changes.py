@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 from kvist_operator.manifests import Rendered
-from kvist_operator.manifests.names import COMPONENT, ENGINE, MANAGED, MANAGER
-from kvist_operator.manifests.nouns import Json
+from kvist_operator.manifests.cluster_facts import Json
+from kvist_operator.manifests.object_names import COMPONENT, ENGINE, MANAGED, MANAGER
 from kvist_operator.manifests.render import ORDER
 from kvist_operator.spec.pool import Pool
 

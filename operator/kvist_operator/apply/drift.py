@@ -12,8 +12,8 @@ from decimal import Decimal
 from typing import Any, Final
 
 from kvist_kube.quantity import parse_quantity
-from kvist_operator.manifests.names import INTENT
-from kvist_operator.manifests.nouns import Json
+from kvist_operator.manifests.cluster_facts import Json
+from kvist_operator.manifests.object_names import INTENT
 from kvist_operator.manifests.overlay import MERGED_BY
 
 AMOUNTS: Final = ("limits", "requests", "sizeLimit")

@@ -13,7 +13,7 @@ from typing import Any, Final
 from kvist_kube.connection import JSON, Connection, LoadConfiguration, Query
 from kvist_kube.errors import ApiError
 from kvist_operator.errors import ClusterError, Conflict, NotServed, Unavailable
-from kvist_operator.manifests.names import MANAGER
+from kvist_operator.manifests.object_names import MANAGER
 
 from .api_errors import UNAUTHORIZED, error_of, retry_pause
 from .capabilities import review

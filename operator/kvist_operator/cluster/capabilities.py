@@ -13,9 +13,9 @@ from typing import Any, Final, Protocol
 from kvist_epp.names import OBJECTIVE_GROUPS
 from kvist_operator.errors import ClusterError, Forbidden, StartError
 from kvist_operator.hardware import COUNT_LABELS, PRODUCT_LABELS, NodeFacts, find, of_nodes
-from kvist_operator.manifests.nouns import Api
+from kvist_operator.manifests.cluster_facts import Api
 from kvist_operator.plan import Verdict
-from kvist_operator.plan.seat import NODE_LABELS
+from kvist_operator.plan.accelerator import NODE_LABELS
 from kvist_operator.spec.pool import Pool, Source
 
 from .cluster_api import Cluster

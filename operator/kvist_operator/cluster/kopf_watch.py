@@ -15,7 +15,7 @@ import kopf
 
 from kvist_kube.connection import Configuration, LoadConfiguration
 from kvist_operator.errors import Unavailable
-from kvist_operator.manifests.names import OURS
+from kvist_operator.manifests.object_names import OURS
 
 from .cluster_api import Json
 from .kinds import POOL, ObjectKind

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from kvist_operator.manifests.names import INSTANCE
+from kvist_operator.manifests.object_names import INSTANCE
 
 from .cluster_api import Json
 from .kinds import POD, POOL, ObjectKind, Target, target_of

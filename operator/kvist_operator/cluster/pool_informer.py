@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvist_operator.errors import NotServed
-from kvist_operator.manifests.names import OURS
+from kvist_operator.manifests.object_names import OURS
 
 from .cluster_api import Cluster, Json
 from .kinds import CHILDREN, POD, POOL, SECRET, ObjectKind, Target, target_of

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from kvist_epp.errors import SettingsError
 from kvist_epp.settings.settings import Settings
-from kvist_operator.engine import flag_names
+from kvist_operator.engine_flags import flag_names
 from kvist_operator.plan.pod import MODEL_MOUNT
 from kvist_operator.spec.pool import Pool
 
-from .nouns import Note
+from .cluster_facts import Note
 from .tokenizer import Tokenizer
 
 FLAGS: Final[Mapping[str, str]] = {

@@ -6,13 +6,13 @@ from typing import Final
 
 from kvist_operator.spec.pool import Pool
 
-from . import names as child
+from . import object_names as child
 from . import pods
 from .bootstrap import AUTHORITY_FOLDER, CONFIG_FOLDER, HEAP_BYTES, SDS_FILE, authority, bootstrap
-from .engine import quantity
-from .lastwords import POLICY
-from .names import CONFIG, ENVOY, Names
-from .nouns import Json, Site
+from .cluster_facts import Json, Site
+from .engine_workload import quantity
+from .object_names import CONFIG, ENVOY, Names
+from .termination_log import POLICY
 
 USER: Final = 101
 """``envoy`` in Envoy's image."""

@@ -2,8 +2,8 @@
 
 from kvist_operator.spec.pool import Pool
 
-from .names import ENGINE, ENVOY, PICKER, Names
-from .nouns import Api, Json, Note, Site
+from .cluster_facts import Api, Json, Note, Site
+from .object_names import ENGINE, ENVOY, PICKER, Names
 
 
 def monitoring(pool: Pool, site: Site) -> list[Json]:

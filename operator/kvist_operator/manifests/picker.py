@@ -6,15 +6,15 @@ from typing import Final
 from kvist_epp.names import LIVENESS, OBJECTIVE_GROUPS, OWN_GROUP
 from kvist_epp.settings.settings import Settings
 from kvist_operator.plan import Plan
-from kvist_operator.plan.compose import by_priority, events_on
+from kvist_operator.plan.engine_args import by_priority, events_on
 from kvist_operator.spec.pool import Pool
 
-from . import names as child
+from . import object_names as child
 from . import pods
 from .chats import chats
-from .lastwords import POLICY
-from .names import PICKER, Names
-from .nouns import Json, Site
+from .cluster_facts import Json, Site
+from .object_names import PICKER, Names
+from .termination_log import POLICY
 from .tokenizer import Tokenizer
 
 USER: Final = 65532

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from kvist_operator.hardware import PRODUCT_LABELS, Accelerator, find
 from kvist_operator.plan import Plan
 
-from .nouns import Json, Note, Site
+from .cluster_facts import Json, Note, Site
 
 
 def placing(plan: Plan, site: Site) -> Json:

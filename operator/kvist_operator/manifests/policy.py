@@ -12,12 +12,12 @@ from typing import Any, Final
 
 from kvist_epp.names import KV_EVENTS_PORT, KV_REPLAY_PORT
 from kvist_operator.plan import Plan
-from kvist_operator.plan.compose import events_on
+from kvist_operator.plan.engine_args import events_on
 from kvist_operator.spec.pool import Pool
 
-from . import names as child
-from .names import ENGINE, ENVOY, PICKER, Names
-from .nouns import Json
+from . import object_names as child
+from .cluster_facts import Json
+from .object_names import ENGINE, ENVOY, PICKER, Names
 
 ANYWHERE: Final = "anywhere"
 

@@ -9,12 +9,12 @@ from kvist_operator.plan import Plan
 from kvist_operator.spec.pool import Pool
 
 from .chats import chats
-from .engine import engine
+from .cluster_facts import Api, Json, Note, Ref, Site
+from .engine_workload import engine
 from .envoy import envoy
 from .gateway import gateway, missing
 from .monitoring import monitoring, unmonitored
-from .names import API_VERSION, Names
-from .nouns import Api, Json, Note, Ref, Site
+from .object_names import API_VERSION, Names
 from .picker import picker
 from .placing import unplaced
 from .policy import policies

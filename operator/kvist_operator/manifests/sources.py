@@ -6,9 +6,9 @@ from typing import Final
 
 from kvist_operator.plan.pod import ADAPTER_MOUNT, MODEL_MOUNT
 from kvist_operator.spec.pool import ModelRef, Pool, Source
-from kvist_operator.spec.read import split_source
+from kvist_operator.spec.pool_reader import split_source
 
-from .nouns import Json
+from .cluster_facts import Json
 
 TOKEN_VARIABLE: Final = "HF_TOKEN"  # a name, not a token
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from .nouns import Json
+from .cluster_facts import Json
 
 
 class _Dumper(yaml.SafeDumper):

@@ -6,9 +6,9 @@ from typing import Final
 
 from kvist_operator.plan.pod import MODEL_MOUNT
 from kvist_operator.spec.pool import Pool, Source
-from kvist_operator.spec.read import split_source
+from kvist_operator.spec.pool_reader import split_source
 
-from .nouns import Json, Note, Site
+from .cluster_facts import Json, Note, Site
 from .sources import Mounted, mounted, token
 
 SHARED: Final = frozenset({"ReadOnlyMany", "ReadWriteMany"})

@@ -12,7 +12,7 @@ from .feedforward import feedforward
 from .keys import Keys
 from .layers import DTYPE_BYTES, Attention, Encoder, Experts, Latent, Layer, Recurrent
 from .mixers import hidden, mixers, windows
-from .quantised import Quantisation, quantisation
+from .quantization import Quantisation, quantisation
 
 NOT_MODELLED: Final[Mapping[str, str]] = {
     "deepseek_v4": "compressed attention, whose cache is much smaller than the one counted here",

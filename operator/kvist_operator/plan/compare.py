@@ -9,7 +9,7 @@ import yaml
 
 from kvist_operator.errors import SpecError
 
-from .outcome import Plan
+from .plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

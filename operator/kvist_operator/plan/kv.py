@@ -12,7 +12,7 @@ from kvist_operator.models.layers import Latent
 from kvist_operator.models.shape import ModelShape
 from kvist_operator.spec.pool import EngineSpec, KvDtype
 
-from .outcome import Choice
+from .plan import Choice
 
 FLAGS: Final = {
     KvDtype.FP8: "fp8",

@@ -10,7 +10,7 @@ from kvist_operator.models.layers import Experts
 from kvist_operator.models.shape import ModelShape
 from kvist_operator.spec.pool import EngineSpec
 
-from .outcome import Choice, Seat
+from .plan import Choice, Seat
 
 MOST_NODES: Final = 4
 """Pipeline stages beyond this cost more latency than anybody plans for."""

@@ -3,11 +3,11 @@
 import math
 from typing import Final
 
-from kvist_operator.memory.budget import Memory
 from kvist_operator.memory.layout import GIB, Layout
+from kvist_operator.memory.memory_budget import Memory
 from kvist_operator.spec.pool import Pool
 
-from .outcome import Choice, PodNeeds, Seat
+from .plan import Choice, PodNeeds, Seat
 
 MODEL_MOUNT: Final = "/model"
 """Where manifests mount a claim or an image with weights."""

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvist_operator.memory.budget import Memory, budget
 from kvist_operator.memory.layout import GIB, Layout, Run
+from kvist_operator.memory.memory_budget import Memory, budget
 from kvist_operator.models.facts import Model
 from kvist_operator.spec.pool import EngineSpec
 
+from .fallbacks import say, squeezed
 from .layouts import more_nodes, one_node
-from .outcome import Choice, Seat
-from .squeeze import say, squeezed
-from .wish import STEP, Wish
+from .plan import Choice, Seat
+from .requirements import STEP, Wish
 
 SOURCE: Final = "rule of size"
 

@@ -9,7 +9,7 @@ from kvist_operator.models.shape import ModelShape
 from kvist_operator.models.weights import active_parameters
 from kvist_operator.spec.pool import Workload
 
-from .outcome import Choice
+from .plan import Choice
 
 EFFICIENCY: Final = 0.45
 """Share of the peak that prefill reaches; the picker learns the true rate."""

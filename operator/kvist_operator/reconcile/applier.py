@@ -17,7 +17,7 @@ from kvist_operator.cluster.kinds import DEPLOYMENT, Target, kind_named, target_
 from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.errors import ClusterError, Conflict, Unavailable
 from kvist_operator.manifests import Rendered
-from kvist_operator.manifests.names import COMPONENT, ENGINE, INTENT
+from kvist_operator.manifests.object_names import COMPONENT, ENGINE, INTENT
 from kvist_operator.spec.pool import Pool
 
 logger = logging.getLogger(__name__)

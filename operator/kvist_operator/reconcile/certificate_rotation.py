@@ -29,7 +29,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from kvist_kube.certificates import BACKDATED, CLIENT, SERVER, CertificateAuthority
-from kvist_operator.manifests.names import Names
+from kvist_operator.manifests.object_names import Names
 
 LIFE: Final = dt.timedelta(days=365)
 OVERLAP: Final = dt.timedelta(days=1)

@@ -18,11 +18,11 @@ from kvist_operator.cluster.kinds import DEPLOYMENT, ObjectKind, kind_of
 from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.errors import ClusterError, Conflict, InternalError, NotServed, OperatorError, Unavailable
 from kvist_operator.manifests import Rendered, Site, render
-from kvist_operator.manifests.names import ENGINE, ENVOY, PICKER, Names
+from kvist_operator.manifests.object_names import ENGINE, ENVOY, PICKER, Names
 from kvist_operator.plan import Plan, Verdict, make_plan
 from kvist_operator.spec import Pool, read_pool
 from kvist_operator.status import Observed, Subject
-from kvist_operator.status.troubles import refused, troubles
+from kvist_operator.status.diagnosis import refused, troubles
 from kvist_operator.status.views import Trouble
 
 from .applier import Applier, ApplyResult, failure_message

@@ -1,7 +1,8 @@
-"""The custom resource: ``pool`` the nouns, ``fields`` a typed reader, ``read`` and
-``kubernetes`` the only ones of raw keys."""
+"""The custom resource: ``pool`` has its records, ``fields`` a typed reader, and only ``pool_reader`` and
+``kubernetes`` read raw keys.
+"""
 
 from .pool import Pool
-from .read import read_pool
+from .pool_reader import read_pool
 
 __all__ = ["Pool", "read_pool"]

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from kvist_operator.manifests.names import ENGINE
+from kvist_operator.manifests.object_names import ENGINE
 
-from .lastwords import last_words, masked, shortened
-from .parts import Part
+from .spec_fields import Part
+from .termination_message import last_words, masked, shortened
 
 Object = Mapping[str, Any]
 KILLED, SEGFAULT, BUS, TERMINATED = 137, 139, 135, 143

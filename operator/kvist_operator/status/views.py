@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvist_operator.manifests.names import ENGINE
+from kvist_operator.manifests.object_names import ENGINE
 from kvist_operator.plan import Plan
 
 Json = dict[str, Any]

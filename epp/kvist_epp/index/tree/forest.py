@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvist_epp.index.tree.hash_index import Names
 from kvist_epp.index.tree.holders import ONES, each
-from kvist_epp.index.tree.names import Names
 from kvist_epp.index.tree.presence import Presence
 from kvist_epp.index.tree.segment import GPU, Root, Segment, Tree, attach, detach
 

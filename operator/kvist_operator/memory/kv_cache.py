@@ -15,7 +15,7 @@ from kvist_operator.models.layers import DTYPE_BYTES, Attention, Latent, Layer, 
 from kvist_operator.models.shape import ModelShape
 
 from .layout import Layout, Run, stages
-from .weights import is_mtp
+from .weight_memory import is_mtp
 
 SCALES: Final = 8
 """Bytes of the two scales of per-token-head quantisation."""

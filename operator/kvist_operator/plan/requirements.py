@@ -9,7 +9,7 @@ from kvist_operator.errors import SpecError
 from kvist_operator.models.shape import ModelShape
 from kvist_operator.spec.pool import Pool
 
-from .outcome import Choice
+from .plan import Choice
 
 CONTEXT: Final = 32_768
 CONCURRENCY: Final = 8

@@ -9,7 +9,7 @@ from kvist_operator.hardware import CPU, Accelerator, NodeFacts, find, known, ot
 from kvist_operator.memory.layout import GIB
 from kvist_operator.spec.pool import AcceleratorSpec
 
-from .outcome import Choice, Seat
+from .plan import Choice, Seat
 
 NODE_LABELS: Final = "node labels"
 """Source of a choice."""

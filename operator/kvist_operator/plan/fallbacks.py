@@ -8,9 +8,9 @@ from kvist_operator.memory.layout import Run
 from kvist_operator.models.shape import ModelShape
 from kvist_operator.spec.pool import EngineSpec, Pool
 
-from .outcome import Choice, Seat
+from .plan import Choice, Seat
+from .requirements import Wish
 from .targets import step_tokens
-from .wish import Wish
 
 DEFAULT_SHARE: Final = 92
 SHARES: Final = (95, 97)

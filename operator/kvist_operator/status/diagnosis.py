@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from kvist_operator.manifests.names import PLAN
+from kvist_operator.manifests.object_names import PLAN
 
-from .causes import cause
 from .containers import Finding
-from .lastwords import masked, shortened
-from .parts import part_of
+from .pod_diagnosis import cause
+from .spec_fields import part_of
+from .termination_message import masked, shortened
 from .views import Trouble
 
 Object = Mapping[str, Any]

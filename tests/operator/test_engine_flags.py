@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvist_operator.engine import (
+from kvist_operator.engine_flags import (
     GONE,
     OWNED,
     EngineArgs,

@@ -13,13 +13,13 @@ named, since vLLM's own differ between versions. Who configures vLLM's logging k
 import json
 from typing import Final
 
-from kvist_operator.engine import flag_names
+from kvist_operator.engine_flags import flag_names
 from kvist_operator.spec.kubernetes import CONTAINER
 from kvist_operator.spec.pool import Pool
 
 from . import pods
-from .names import ENGINE, Names
-from .nouns import Json
+from .cluster_facts import Json
+from .object_names import ENGINE, Names
 
 VOLUME: Final = "logging"
 FOLDER: Final = "/etc/kvist/logging"

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.operator.broken import CASE, NAMES, NOW, Broken, gallery, healthy, merged, told, workload
 from tests.operator.manifested import rendered, resource
 
-from kvist_operator.manifests.names import PICKER, PLAN
+from kvist_operator.manifests.object_names import PICKER, PLAN
 from kvist_operator.spec import read_pool
 from kvist_operator.status import Observed, Subject, status
-from kvist_operator.status.troubles import ORDER, newest, troubles
+from kvist_operator.status.diagnosis import ORDER, newest, troubles
 
 GALLERY = gallery()
 BY_NAME = {broken.name: broken for broken in GALLERY}

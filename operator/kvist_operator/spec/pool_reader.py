@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from kvist_operator.engine import check_extra, parse_version
+from kvist_operator.engine_flags import check_extra, parse_version
 from kvist_operator.errors import SpecError
 
 from . import kubernetes

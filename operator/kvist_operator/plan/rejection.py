@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from kvist_operator.hardware import ROWS, Accelerator
-from kvist_operator.memory.budget import Memory
 from kvist_operator.memory.layout import GIB, Layout, Run
+from kvist_operator.memory.memory_budget import Memory
 
-from .outcome import Seat
+from .fallbacks import squeezed
+from .plan import Seat
 from .size import Question, Sized, size
-from .squeeze import squeezed
 
 
 def closest(question: Question, layouts: list[Layout]) -> tuple[Layout, Run, Memory]:

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvist_operator.manifests.names import ENGINE
+from kvist_operator.manifests.object_names import ENGINE
 
-from . import scheduling
+from . import scheduling_diagnosis
 from .containers import Finding, ended, waiting
-from .lastwords import masked, shortened
-from .parts import Part, part_of
+from .spec_fields import Part, part_of
+from .termination_message import masked, shortened
 
 Object = Mapping[str, Any]
 Events = Sequence[Object]
@@ -117,8 +117,8 @@ def _unscheduled(seen: _Seen) -> Finding | None:
         )
     if found.get("reason") != "Unschedulable":
         return None
-    remedy = scheduling.remedy(message, seen.pod, seen.part)
-    return Finding("Unschedulable", shortened(scheduling.words(message)), remedy)
+    remedy = scheduling_diagnosis.remedy(message, seen.pod, seen.part)
+    return Finding("Unschedulable", shortened(scheduling_diagnosis.words(message)), remedy)
 
 
 def _containers(seen: _Seen) -> Finding | None:

@@ -8,12 +8,12 @@ from typing import Any
 
 from kvist_epp.names import LABEL_POOL
 from kvist_operator.errors import OperatorError
-from kvist_operator.manifests.names import ENGINE_PORT, Names
-from kvist_operator.manifests.nouns import Note
+from kvist_operator.manifests.cluster_facts import Note
+from kvist_operator.manifests.object_names import ENGINE_PORT, Names
 from kvist_operator.plan import Plan, Verdict
 from kvist_operator.spec.pool import Pool
 
-from . import judged
+from . import conditions_builder as build
 from .conditions import Condition, Json, written
 from .views import Counts, Observed, counts, plan_status
 
@@ -59,17 +59,21 @@ def status(subject: Subject, observed: Observed, old: Mapping[str, Any], now: da
 
 def _conditions(subject: Subject, observed: Observed, found: Counts) -> list[Condition]:
     basic = [
-        judged.accepted(subject.plan, subject.error),
-        judged.available(found),
-        judged.progressing(observed, found),
+        build.accepted(subject.plan, subject.error),
+        build.available(found),
+        build.progressing(observed, found),
     ]
     more = _optional(subject.pool, observed, subject.notes) if subject.pool else []
     others = [*basic, *more]
-    return [judged.ready(subject.pool, observed, others), *others]
+    return [build.ready(subject.pool, observed, others), *others]
 
 
 def _optional(pool: Pool, observed: Observed, notes: Sequence[Note]) -> list[Condition]:
-    asked = (judged.attached(pool, observed, notes), judged.precise(pool, notes), judged.monitored(notes))
+    asked = (
+        build.attached(pool, observed, notes),
+        build.precise(pool, notes),
+        build.monitored(notes),
+    )
     return [condition for condition in asked if condition]
 
 

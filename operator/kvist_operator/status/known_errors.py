@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from kvist_operator.engine import OWNED
+from kvist_operator.engine_flags import OWNED
 
 EXTRA: Final = "spec.engine.extraArgs"
 

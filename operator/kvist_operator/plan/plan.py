@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import Any
 
 from kvist_operator.hardware import Accelerator
-from kvist_operator.memory.budget import Memory
 from kvist_operator.memory.layout import GIB, Layout, Run
+from kvist_operator.memory.memory_budget import Memory
 
 
 class Verdict(StrEnum):

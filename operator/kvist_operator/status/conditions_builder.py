@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kvist_operator.errors import OperatorError
-from kvist_operator.manifests.names import ENGINE, ENVOY, PICKER
-from kvist_operator.manifests.nouns import Note
+from kvist_operator.manifests.cluster_facts import Note
+from kvist_operator.manifests.object_names import ENGINE, ENVOY, PICKER
 from kvist_operator.plan import Plan, Verdict
 from kvist_operator.spec.pool import Pool
 
 from .conditions import Condition, Truth
-from .troubles import worst
+from .diagnosis import worst
 from .views import Counts, Object, Observed, counts, parents, summary
 
 ACCEPTED: Final = "Accepted"

@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kvist_epp import names
-from kvist_operator.engine import EngineArgs, flag_names
+from kvist_operator.engine_flags import EngineArgs, flag_names
 from kvist_operator.errors import SpecError
 from kvist_operator.memory.layout import Draft, Layout, Run
 from kvist_operator.models.facts import Facts
 from kvist_operator.spec.pool import Adapter, Pool, Source, Speculative
 
 from .kv import KvChoice
-from .outcome import Choice, Seat
+from .plan import Choice, Seat
 from .pod import ADAPTER_MOUNT, DISK_MOUNT, MODEL_MOUNT
-from .wish import Wish
+from .requirements import Wish
 
 PORT: Final = 8000
 HASH: Final = "sha256_cbor"

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from kvist_operator.hardware import Accelerator
 from kvist_operator.models.facts import Model
 
-from .cache import Cache, caches
+from .kv_cache import Cache, caches
 from .layout import GIB, Layout, Run
 from .transient import activations, communication, encoder, graphs, runtime
-from .weights import weight_bytes
+from .weight_memory import weight_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

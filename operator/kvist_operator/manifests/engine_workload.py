@@ -11,14 +11,14 @@ from typing import Final
 
 from kvist_epp import names as wire
 from kvist_operator.plan import Plan
-from kvist_operator.plan.compose import events_on
+from kvist_operator.plan.engine_args import events_on
 from kvist_operator.plan.pod import DISK_MOUNT
 from kvist_operator.spec.kubernetes import CONTAINER
 from kvist_operator.spec.pool import Pool, Source
 
-from . import lastwords, pods
-from .names import ENGINE, ENGINE_PORT, PLAN, Names
-from .nouns import Json, Site
+from . import pods, termination_log
+from .cluster_facts import Json, Site
+from .object_names import ENGINE, ENGINE_PORT, PLAN, Names
 from .overlay import merged
 from .placing import placing
 from .sources import model_mounts, token
@@ -57,7 +57,7 @@ def engine(pool: Pool, plan: Plan, site: Site) -> list[Json]:
     serving = pods.port("http", ENGINE_PORT, protocol="http")
     return [
         pods.account(names, names.engine_account, ENGINE),
-        *lastwords.settings(names, pool),
+        *termination_log.settings(names, pool),
         pods.service(names, names.engine, ENGINE, names.served, serving),
         pods.budget(names, names.engine, ENGINE, names.served),
         _groups(names, pool, plan, site) if plan.nodes > 1 else _deployment(names, pool, plan, site),
@@ -147,7 +147,7 @@ def _pod(names: Names, pool: Pool, plan: Plan, site: Site, *, leads: bool) -> Js
                 **_container(pool, plan, leads=leads),
                 "volumeMounts": [
                     *pods.mounts((pods.CACHE, HOME), ("tmp", "/tmp"), (SHM, "/dev/shm")),
-                    *lastwords.mounts(pool),
+                    *termination_log.mounts(pool),
                     *(pods.mounts((KV_BLOCKS, DISK_MOUNT)) if disk else []),
                     *(each.mount for each in sources),
                 ],
@@ -157,7 +157,7 @@ def _pod(names: Names, pool: Pool, plan: Plan, site: Site, *, leads: bool) -> Js
             pods.empty(pods.CACHE),
             pods.empty("tmp"),
             pods.empty(SHM, medium="Memory", sizeLimit=quantity(plan.needs.shm_bytes)),
-            *lastwords.volumes(names, pool),
+            *termination_log.volumes(names, pool),
             *(pods.empty(name, sizeLimit=quantity(size)) for name, size in disk.items()),
             *(each.volume for each in sources),
         ],
@@ -174,7 +174,7 @@ def _container(pool: Pool, plan: Plan, *, leads: bool) -> Json:
         "env": environment(pool, plan),
         "resources": _resources(plan),
         "securityContext": dict(pods.CONTAINER_SECURITY),
-        **lastwords.POLICY,
+        **termination_log.POLICY,
     }
     if not leads:
         return found
@@ -206,7 +206,7 @@ def _probes(plan: Plan) -> Json:
 def environment(pool: Pool, plan: Plan) -> list[Json]:
     """Ours, then the plan's, then the user's; each name once, the last word counts."""
     own: dict[str, Json] = {name: {"name": name, "value": value} for name, value in ENVIRONMENT.items()}
-    own |= lastwords.environment(pool)
+    own |= termination_log.environment(pool)
     if plan.needs.startup_seconds > HANDSHAKE_SECONDS:
         name = "VLLM_ENGINE_READY_TIMEOUT_S"
         own[name] = {"name": name, "value": str(plan.needs.startup_seconds)}

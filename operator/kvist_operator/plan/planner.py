@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from kvist_operator.engine import (
+from kvist_operator.engine_flags import (
     AFFECTS_MEMORY,
     LATEST,
     VERSIONS,
@@ -20,14 +20,14 @@ from kvist_operator.models.facts import Facts
 from kvist_operator.models.weights import checkpoint_bytes, parameters
 from kvist_operator.spec.pool import Pool
 
-from . import compose, layouts, pod, refuse
+from . import engine_args, layouts, pod, rejection
+from .accelerator import choose_seat
+from .fallbacks import first_run
 from .kv import KvChoice, choose_kv
-from .outcome import Choice, Plan, Seat, Verdict
-from .seat import choose_seat
+from .plan import Choice, Plan, Seat, Verdict
+from .requirements import wish
 from .size import Question, Sized, size
-from .squeeze import first_run
 from .targets import first_token
-from .wish import wish
 
 LEAST_BITS: Final = 1.5
 """Of a weight, however it is quantised."""
@@ -47,7 +47,7 @@ def make_plan(
     seat, seated = choose_seat(pool.accelerator, nodes=nodes, wanted=gpu)
     wanted = wish(pool, shape)
     kv = choose_kv(pool.engine, shape, seat.accelerator, version or LATEST)
-    proposer = compose.draft_of(pool.engine.speculative, shape.mtp_layers, draft)
+    proposer = engine_args.draft_of(pool.engine.speculative, shape.mtp_layers, draft)
     base = _base(pool, seat, kv, proposer)
     run, first = first_run(pool, shape, seat.accelerator, wanted, base)
     _check(pool, facts, seat)
@@ -162,13 +162,13 @@ def _fitting(
     run = _settled(q, sized)
     memory = q.at(sized.layout, run)
     needs, needed = pod.pod_needs(pool, q.seat, sized.layout, memory)
-    args = compose.arguments(pool, facts, q.seat, sized.layout, run, kv, q.wish)
+    args = engine_args.arguments(pool, facts, q.seat, sized.layout, run, kv, q.wish)
     all_choices = _latest(
         [
             *choices,
             *layouts.describe(sized.layout, facts.model.shape, q.seat, sized.reason),
             *sized.choices,
-            *compose.describe(pool, facts, run),
+            *engine_args.describe(pool, facts, run),
             *first_token(pool.workload, facts.model.shape, q.seat.accelerator, sized.layout),
             *needed,
         ]
@@ -183,7 +183,7 @@ def _fitting(
         memory=memory,
         model=facts.model.shape.describe(),
         argv=tuple(args.to_argv(version)),
-        env=compose.environment(pool),
+        env=engine_args.environment(pool),
         needs=needs,
         choices=tuple(all_choices),
         doubts=tuple(doubts),
@@ -206,10 +206,10 @@ def _latest(choices: list[Choice]) -> list[Choice]:
 def _refused(
     pool: Pool, q: Question, possible: list[Layout], choices: list[Choice], doubts: list[str]
 ) -> Plan:
-    layout, run, memory = refuse.closest(q, possible)
-    lacking = refuse.shortfall(memory, q.wish.floor)
-    hint = refuse.nearest(q)
-    said = Choice("verdict", "refused", refuse.sentence(q, layout, lacking, hint), "rule of size")
+    layout, run, memory = rejection.closest(q, possible)
+    lacking = rejection.shortfall(memory, q.wish.floor)
+    hint = rejection.nearest(q)
+    said = Choice("verdict", "refused", rejection.sentence(q, layout, lacking, hint), "rule of size")
     needs, _ = pod.pod_needs(pool, q.seat, layout, memory)
     return Plan(
         verdict=Verdict.REFUSED,

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvist_operator.manifests.names import ENGINE
+from kvist_operator.manifests.object_names import ENGINE
 
-from .parts import Part
+from .spec_fields import Part
 
 Object = Mapping[str, Any]
 _AFTERTHOUGHT: Final = re.compile(r"[.,;]? *(no new claims to deallocate|preemption:).*", re.DOTALL)

@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.operator.manifested import one, rendered
 
-from kvist_operator.manifests.lastwords import FILE, FOLDER, VARIABLE
-from kvist_operator.status.lastwords import last_words, masked, shortened
+from kvist_operator.manifests.termination_log import FILE, FOLDER, VARIABLE
+from kvist_operator.status.termination_message import last_words, masked, shortened
 
 NOTICED = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
 API_SERVER = f"""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvist_operator.manifests.names import COMPONENT, ENGINE, ENVOY, PICKER
+from kvist_operator.manifests.object_names import COMPONENT, ENGINE, ENVOY, PICKER
 
 Object = Mapping[str, Any]
 

@@ -2,14 +2,14 @@
 
 Kubelets keep the last 2 KiB (80 lines) of the log, or 4 KiB of what was written to /dev/termination-log:
 mostly frames of a traceback. Engines write there what their core processes died of
-(``manifests/lastwords.py``): their log ends with a traceback that says only "See root cause above".
+(``manifests/termination_log.py``): their log ends with a traceback that says only "See root cause above".
 """
 
 import re
 from dataclasses import dataclass
 from typing import Final
 
-from .sayings import SAYINGS, remedy
+from .known_errors import SAYINGS, remedy
 
 MOST: Final = 400
 """Characters that are shown."""
@@ -32,7 +32,7 @@ _RAISED: Final = re.compile(
 _LOGGED: Final = re.compile(
     r"\(<class '(?P<kind>[\w.]+)'>, (?P<shown>.*), <traceback object at 0x[0-9a-f]+>\)\s*$"
 )
-"""An exception as ``manifests/lastwords.py`` has it written."""
+"""An exception as ``manifests/termination_log.py`` has it written."""
 _ADVICE: Final = re.compile(
     r"\s*\b(Try (increasing|lowering|setting)|See https?:|For further information|Decrease GPU memory"
     r"|Check your internet|If this is a private|Please update your)(?:(?!\.(\s|$)).)*\.?(?=\s|$)"

@@ -5,10 +5,10 @@ from typing import Final
 
 from kvist_epp.names import LABEL_POOL
 from kvist_epp.settings.settings import Settings
-from kvist_operator.plan.compose import PORT
+from kvist_operator.plan.engine_args import PORT
 from kvist_operator.spec.pool import Pool
 
-from .nouns import Json
+from .cluster_facts import Json
 
 MANAGER: Final = "kvist-operator"
 """Value of ``app.kubernetes.io/managed-by``, and the field manager of every apply."""
