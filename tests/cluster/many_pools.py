@@ -29,7 +29,7 @@ from kvist_operator.cluster.apiserver import ApiServer
 from kvist_operator.cluster.cluster_api import Json
 from kvist_operator.cluster.kinds import POOL
 from kvist_operator.manifests import Site, render
-from kvist_operator.manifests.object_names import MANAGED, Names
+from kvist_operator.manifests.object_names import MANAGED, ObjectNames
 from kvist_operator.reconcile import certificate_rotation
 from kvist_operator.reconcile.certificate_secret import config_map, secret
 from kvist_operator.spec import read_pool
@@ -133,7 +133,7 @@ def _objects(name: str, space: str) -> list[Json]:
     """What the operator would make, without an owner; it would follow what has its label."""
     resource = pool(name, space)
     made = read_pool(resource)
-    of = Names.of(made)
+    of = ObjectNames.of(made)
     bundle = certificate_rotation.issued(certificate_rotation.names_of(of), datetime.now(UTC))
     more = [secret(made, of, bundle.secret), config_map(made, of, bundle.authorities)]
     rendered = render(made, planned(resource), Site(apis=frozenset())).objects

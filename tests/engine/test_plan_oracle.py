@@ -26,7 +26,7 @@ from tests.engine import install
 from kvist_operator.hardware import known
 from kvist_operator.memory.layout import Layout, Run
 from kvist_operator.memory.memory_budget import budget
-from kvist_operator.models.facts import Model
+from kvist_operator.models.facts import SizedModel
 from kvist_operator.models.shape import from_config
 
 PACKAGE: Final = "aiconfigurator-core==0.12.0"
@@ -146,7 +146,7 @@ def tokens(theirs: Estimate, gpu: str, tp: int) -> int:
     shape = from_config(theirs.config)
     layout = Layout(tensor=tp, expert=shape.experts is not None and tp > 1)
     run = Run(max_len=LENGTH, pictures=False)
-    memory = budget(Model(shape=shape), known(gpu), layout, run)
+    memory = budget(SizedModel(shape=shape), known(gpu), layout, run)
     free = theirs.capacity * SHARE / 100 - memory.weights - theirs.others
     [cache] = memory.stages
     return replace(cache, in_flight=0).tokens(free, LENGTH)

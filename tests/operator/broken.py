@@ -17,7 +17,7 @@ from tests.operator.manifested import one, rendered, resource
 
 from kvist_operator.manifests.object_names import ENVOY, PICKER
 from kvist_operator.spec import read_pool
-from kvist_operator.status import Observed, Subject, status
+from kvist_operator.status import ObservedPool, Subject, status
 from kvist_operator.status.diagnosis import troubles
 
 Json = dict[str, Any]
@@ -101,7 +101,7 @@ def workload(wanted: int, ready: int) -> Json:
 def told(broken: Broken) -> dict[str, Json]:
     """The conditions of a pool of which this one pod is broken, and the other components well."""
     ready = {component: 0 if component == broken.component else 2 for component in WORKLOADS}
-    observed = Observed(
+    observed = ObservedPool(
         workload=workload(2, ready["engine"]),
         picker=workload(2, ready[PICKER]),
         envoy=workload(2, ready[ENVOY]),

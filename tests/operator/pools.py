@@ -4,7 +4,7 @@ from functools import cache
 from typing import Any
 
 from kvist_operator.models.catalogue import lookup
-from kvist_operator.models.facts import Facts, Model
+from kvist_operator.models.facts import Facts, SizedModel
 from kvist_operator.models.shape import from_config
 from kvist_operator.models.source import from_entry
 from kvist_operator.plan import Plan, make_plan
@@ -52,7 +52,7 @@ def known(name: str) -> Facts:
 
 def made(**config: Any) -> Facts:
     """Facts of a model like Llama 3.1 8B, with other keys."""
-    return Facts(model=Model(shape=from_config({**DENSE, **config})), source="test")
+    return Facts(model=SizedModel(shape=from_config({**DENSE, **config})), source="test")
 
 
 def plan(name: str, gpu: str, **spec: Any) -> Plan:

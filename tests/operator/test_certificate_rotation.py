@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operator.manifested import one, rendered
 
-from kvist_operator.manifests.object_names import Names
+from kvist_operator.manifests.object_names import ObjectNames
 from kvist_operator.reconcile.certificate_rotation import (
     LIFE,
     OVERLAP,
@@ -23,7 +23,7 @@ from kvist_operator.reconcile.certificate_rotation import (
     names_of,
 )
 
-NAMES = names_of(Names("twig", "forest"))
+NAMES = names_of(ObjectNames("twig", "forest"))
 SERVICE, PEERS = NAMES
 NOW = datetime.now(UTC)
 """OpenSSL goes by the machine's clock, so histories end now."""

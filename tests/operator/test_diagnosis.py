@@ -12,7 +12,7 @@ from tests.operator.manifested import rendered, resource
 
 from kvist_operator.manifests.object_names import PICKER, PLAN
 from kvist_operator.spec import read_pool
-from kvist_operator.status import Observed, Subject, status
+from kvist_operator.status import ObservedPool, Subject, status
 from kvist_operator.status.diagnosis import ORDER, newest, troubles
 
 GALLERY = gallery()
@@ -127,7 +127,7 @@ def test_leaders_and_followers_are_of_one_generation() -> None:
 def test_a_sick_picker_beside_a_well_one_is_mentioned() -> None:
     """Requests are routed, so Ready stays; but the reader sees what is missing."""
     broken = BY_NAME["picker-out-of-memory"]
-    observed = Observed(
+    observed = ObservedPool(
         workload=workload(2, 2), picker=workload(2, 1), envoy=workload(2, 2), troubles=troubles([broken.pod])
     )
     ready = status(_subject(), observed, {}, NOW)["conditions"][0]
@@ -168,7 +168,7 @@ def test_pods_that_are_never_made_are_explained(message: str, remedy: str) -> No
     """There is no pod to look at: the Deployment says why."""
     failed = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}
     engines = merged(workload(2, 0), {"status": {"replicas": 0, "conditions": [failed]}})
-    observed = Observed(workload=engines, picker=workload(2, 2), envoy=workload(2, 2))
+    observed = ObservedPool(workload=engines, picker=workload(2, 2), envoy=workload(2, 2))
     ready = status(_subject(), observed, {}, NOW)["conditions"][0]
 
     assert ready["reason"] == "PodsRefused"
@@ -188,8 +188,8 @@ def test_a_trouble_that_goes_on_is_not_written_again() -> None:
     assert status(_subject(), _troubled(pulling), first, NOW + timedelta(minutes=5)) == first
 
 
-def _troubled(pod: Any) -> Observed:
-    return Observed(
+def _troubled(pod: Any) -> ObservedPool:
+    return ObservedPool(
         workload=workload(2, 0), picker=workload(2, 2), envoy=workload(2, 2), troubles=troubles([pod])
     )
 

@@ -17,7 +17,7 @@ from kvist_operator.errors import OperatorError, SpecError
 from kvist_operator.manifests import Note, Site
 from kvist_operator.plan import Plan
 from kvist_operator.spec import Pool, read_pool
-from kvist_operator.status import Observed, Subject, Trouble, plan_status, status
+from kvist_operator.status import ObservedPool, Subject, Trouble, plan_status, status
 
 Json = dict[str, Any]
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -49,7 +49,7 @@ def workload(wanted: int = 2, **status_: Any) -> Json:
     }
 
 
-WELL = Observed(workload=workload(), picker=workload(), envoy=workload())
+WELL = ObservedPool(workload=workload(), picker=workload(), envoy=workload())
 
 
 def conditions(made: Json) -> dict[str, Json]:
@@ -57,7 +57,7 @@ def conditions(made: Json) -> dict[str, Json]:
     return {each["type"]: each for each in made["conditions"]}
 
 
-def told(observed: Observed, what: Subject | None = None) -> dict[str, tuple[str, str]]:
+def told(observed: ObservedPool, what: Subject | None = None) -> dict[str, tuple[str, str]]:
     """Status and reason of each condition."""
     made = status(what or subject(), observed, {}, NOW)
     return {each["type"]: (each["status"], each["reason"]) for each in made["conditions"]}
@@ -82,7 +82,7 @@ def test_all_is_well() -> None:
 @pytest.mark.parametrize(
     ("observed", "ready", "available", "progressing"),
     [
-        (Observed(), ("False", "NotStarted"), "NoReplicaReady", ("False", "NotStarted")),
+        (ObservedPool(), ("False", "NotStarted"), "NoReplicaReady", ("False", "NotStarted")),
         (
             replace(WELL, workload=workload(updatedReplicas=1, readyReplicas=1)),
             ("False", "RollingOut"),
@@ -136,7 +136,7 @@ def test_all_is_well() -> None:
     ],
 )
 def test_what_is_missing_is_the_reason(
-    observed: Observed, ready: tuple[str, str], available: str, progressing: tuple[str, str]
+    observed: ObservedPool, ready: tuple[str, str], available: str, progressing: tuple[str, str]
 ) -> None:
     """Ready names the first thing to mend; Available goes by what serves, of whichever generation."""
     found = told(observed)
@@ -181,7 +181,7 @@ def test_a_refused_plan_is_shown_until_something_runs() -> None:
         "accelerator": {"product": "L4", "count": 1},
     }
     refused = replace(subject(), plan=planned(found))
-    made = status(refused, Observed(), {}, NOW)
+    made = status(refused, ObservedPool(), {}, NOW)
 
     assert conditions(made)["Accepted"]["reason"] == "DoesNotFit"
     assert "lack" in conditions(made)["Ready"]["message"]
@@ -300,7 +300,7 @@ NUMBER = st.integers(0, 3)
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[Subject, Observed]:
+def situations(draw: st.DrawFn) -> tuple[Subject, ObservedPool]:
     """Anything that may come together."""
     case = draw(st.sampled_from(sorted(CASES)))
     error = draw(st.sampled_from(ERRORS))
@@ -313,7 +313,7 @@ def situations(draw: st.DrawFn) -> tuple[Subject, Observed]:
         error=error,
         notes=draw(st.lists(st.sampled_from(NOTES), unique=True)),
     )
-    return what, Observed(
+    return what, ObservedPool(
         workload=draw(st.none() | st.builds(_workload, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER)),
         picker=draw(st.none() | st.just(workload())),
         envoy=draw(st.none() | st.just(workload())),
@@ -349,7 +349,7 @@ def test_a_replica_counts_once_gateways_can_know_it(available: int, serving: str
 
 @given(situations(), situations(), st.integers(0, 9999))
 def test_whatever_happens_conditions_follow_the_conventions(
-    first: tuple[Subject, Observed], second: tuple[Subject, Observed], later: int
+    first: tuple[Subject, ObservedPool], second: tuple[Subject, ObservedPool], later: int
 ) -> None:
     """Each has a status, a reason for machines, a message and the generation it is about; its time changes
     with its status and only then; the whole fits the CRD; the same again is the same, however late."""
@@ -370,7 +370,7 @@ def test_whatever_happens_conditions_follow_the_conventions(
 
 
 @given(situations())
-def test_ready_is_never_claimed_in_vain(situation: tuple[Subject, Observed]) -> None:
+def test_ready_is_never_claimed_in_vain(situation: tuple[Subject, ObservedPool]) -> None:
     """Ready means accepted, attached, settled, and served unless nobody asked for a replica."""
     found = conditions(status(*situation, {}, NOW))
     if found["Ready"]["status"] == "True":

@@ -10,7 +10,7 @@ from tests.operator.broken import gallery
 import kvist_operator
 from kvist_operator.errors import OperatorError
 from kvist_operator.manifests import termination_log
-from kvist_operator.manifests.object_names import Names
+from kvist_operator.manifests.object_names import ObjectNames
 from kvist_operator.status.advice import GUIDE as NAMED
 from kvist_operator.status.advice import RULES
 from kvist_operator.status.diagnosis import ORDER
@@ -87,7 +87,7 @@ def test_the_rest_of_the_guide_names_what_there_is() -> None:
     heads = re.findall(r"^\| `([A-Z][\w ]*)` \|", GUIDE.partition("## Advice")[2], re.MULTILINE)
 
     assert len(heads) == len(RULES)
-    assert Names("NAME", "").engine_settings in GUIDE
+    assert ObjectNames("NAME", "").engine_settings in GUIDE
     assert [
         name for name in (*termination_log.VARIABLES, termination_log.LEVEL) if f"`{name}`" not in GUIDE
     ] == []

@@ -15,7 +15,7 @@ from kvist_epp.extproc.pick_request import PickRequest
 from kvist_epp.flowcontrol.deficit_round_robin import FlowKey
 from kvist_epp.flowcontrol.priorities import tenant
 from kvist_epp.index.byte_index import Root
-from kvist_epp.index.lookup import Found, Holding, Lookup
+from kvist_epp.index.lookup import CachedPart, Found, Lookup
 from kvist_epp.names import DATA_PARALLEL_RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
 from kvist_epp.prefix_stats.recent_uses import Uses
 from kvist_epp.prompt.model import Model
@@ -28,7 +28,7 @@ QUEUED_BYTES: Final = 4_000
 """Memory of a queued request besides its body and its prompt (3,300 bytes in ``kvist bench queue``)."""
 
 _NO_REQUEST: Final = Request(kind=Kind.OTHER)
-_NO_HITS: Final[dict[str, Holding]] = {}
+_NO_HITS: Final[dict[str, CachedPart]] = {}
 
 
 class PromptMatch(msgspec.Struct):

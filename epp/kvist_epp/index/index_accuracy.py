@@ -36,7 +36,7 @@ class _Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class HitSums:
     """Sums at one moment: the engine's prefix cache counters beside what was predicted for it."""
 
     hits: int
@@ -64,7 +64,7 @@ class Verdict:
         self._samples: deque[_Sample] = deque()
         self._off = 0
         self._total = 0
-        self._counted: deque[tuple[float, Counted]] = deque()
+        self._counted: deque[tuple[float, HitSums]] = deque()
 
     def record(self, predicted: int, true: int, now: float) -> None:
         """A request's predicted and true cached tokens; errors of opposite sign do not cancel."""
@@ -74,7 +74,7 @@ class Verdict:
         if len(self._samples) >= self._limits.least:
             self._judge(self._off / max(self._total, self._limits.floor_tokens))
 
-    def counters(self, counted: Counted, now: float) -> None:
+    def counters(self, counted: HitSums, now: float) -> None:
         """The sums at a scrape, for engines that do not tell sessions: hit ratios over the window count.
 
         Ignored while requests are recorded one by one, which is sharper. Sums that fell begin anew: the
@@ -110,7 +110,7 @@ class Verdict:
         old = now - self._samples[0].at > self._limits.seconds
         return many > self._limits.requests or (old and many > self._limits.least)
 
-    def _compare(self, first: Counted, last: Counted) -> None:
+    def _compare(self, first: HitSums, last: HitSums) -> None:
         queries, routed = last.queries - first.queries, last.routed - first.routed
         if min(queries, routed) < self._limits.counter_tokens:
             return
@@ -147,7 +147,7 @@ class Trust:
     def counters(self, endpoint: str, queries: int, hits: int, now: float) -> None:
         """A scrape of ``vllm:prefix_cache_queries_total`` and ``…hits_total``, in tokens."""
         verdict = self.of(endpoint)
-        verdict.counters(Counted(hits, queries, *verdict.sums), now)
+        verdict.counters(HitSums(hits, queries, *verdict.sums), now)
 
     def why_not(self, endpoint: str, now: float = 0.0) -> str:  # noqa: ARG002
         """Why the endpoint's index is not believed; empty when it is."""

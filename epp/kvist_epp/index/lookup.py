@@ -23,8 +23,8 @@ RATIO_WEIGHT: Final = 0.05
 """How much one such match moves the running mean."""
 
 
-class Holding(msgspec.Struct, frozen=True):
-    """What one endpoint holds of one request's prompts; has the shape of ``schedule.cost.Hit``."""
+class CachedPart(msgspec.Struct, frozen=True):
+    """What one endpoint holds of one request's prompts; has the shape of ``scheduling.cost.CachedPrefix``."""
 
     tokens: int
     bytes: int
@@ -53,7 +53,7 @@ class Found(msgspec.Struct):
     """Bytes of all prompts."""
     tokens: int
     """Their tokens: exact as far as somebody's blocks match, estimated beyond."""
-    hits: dict[str, Holding]
+    hits: dict[str, CachedPart]
     """By endpoint key; endpoints that hold nothing are absent."""
     matches: tuple[Matches, ...] = ()
     """Of each prompt: where in the index its hits end."""
@@ -151,14 +151,14 @@ def _place(root: Root, prompt: bytes, matches: Matches, routed: Mapping[str, int
     return (root, end, prompt[max(0, end - PLACE_BYTES) : end]) if end else None
 
 
-def _holding(member: Member, matches: Matches, routed: int, size: int, ratio: float) -> Holding | None:
+def _holding(member: Member, matches: Matches, routed: int, size: int, ratio: float) -> CachedPart | None:
     hit, rank = _best_rank(member, matches)
     if member.precise and routed <= hit.bytes:
-        return Holding(hit.tokens, hit.bytes, hit.lower, hit.tokens, rank) if hit.tokens else None
+        return CachedPart(hit.tokens, hit.bytes, hit.lower, hit.tokens, rank) if hit.tokens else None
     tokens = _estimated(routed, size, member.block_size, ratio, matches if member.precise else None)
     if member.precise and tokens <= hit.tokens:
-        return Holding(hit.tokens, hit.bytes, hit.lower, hit.tokens, rank) if hit.tokens else None
-    return Holding(tokens, routed, hit.lower, hit.tokens, rank) if tokens or hit.tokens else None
+        return CachedPart(hit.tokens, hit.bytes, hit.lower, hit.tokens, rank) if hit.tokens else None
+    return CachedPart(tokens, routed, hit.lower, hit.tokens, rank) if tokens or hit.tokens else None
 
 
 def _best_rank(member: Member, matches: Matches) -> tuple[Hit, int | None]:
@@ -191,9 +191,9 @@ def _add(found: Found, further: Found) -> None:
         found.hits[key] = _sum(found.hits[key], holding) if key in found.hits else holding
 
 
-def _sum(one: Holding, other: Holding) -> Holding:
+def _sum(one: CachedPart, other: CachedPart) -> CachedPart:
     media = {*one.lower, *other.lower}
     lower = {medium: one.lower.get(medium, 0) + other.lower.get(medium, 0) for medium in media}
-    return Holding(
+    return CachedPart(
         one.tokens + other.tokens, one.bytes + other.bytes, lower, one.indexed + other.indexed, one.rank
     )

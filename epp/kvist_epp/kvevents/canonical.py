@@ -29,14 +29,16 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CanonicalBlocks:
     """How many leading blocks are canonical, and how many trailing ones cannot be judged yet."""
 
     canonical: int
     waiting: int
 
 
-def examine(tail: bytes, blocks: Sequence[Piece], encode: Encode, pieces: Sequence[bytes | None]) -> Finding:
+def examine(
+    tail: bytes, blocks: Sequence[Piece], encode: Encode, pieces: Sequence[bytes | None]
+) -> CanonicalBlocks:
     """Compares ``blocks`` with the tokenisation of their text after ``tail``.
 
     ``tail``: the text that precedes, cut anywhere; ``pieces``: the bytes of each token id.
@@ -52,9 +54,9 @@ def examine(tail: bytes, blocks: Sequence[Piece], encode: Encode, pieces: Sequen
     readable = sum(len(tail) + end <= valid for end in ends)
     canonical = sum(count <= agreed for count in ids[:readable])
     if canonical == readable:
-        return Finding(canonical, len(blocks) - readable if cut_short else 0)
+        return CanonicalBlocks(canonical, len(blocks) - readable if cut_short else 0)
     unsettled = start is not None and canonical == len(blocks) - 1 and agreed >= ids[-1] - SETTLING_TOKENS
-    return Finding(canonical, int(unsettled))
+    return CanonicalBlocks(canonical, int(unsettled))
 
 
 def _from_boundary(tail: bytes) -> bytes:

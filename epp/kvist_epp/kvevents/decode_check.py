@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from kvist_epp.index.byte_index import Index
-from kvist_epp.kvevents.canonical import Encode, Finding, Piece, examine
+from kvist_epp.kvevents.canonical import CanonicalBlocks, Encode, Piece, examine
 from kvist_epp.kvevents.decode_blocks import Born, Pending, State
 from kvist_epp.kvevents.publisher_stats import SourceStats
 
@@ -113,12 +113,12 @@ class Checker:
         if guard and finding.canonical == 0:
             self._refuse(ward, guard[0], run, finding)
             return
-        self._settle(ward, run, Finding(finding.canonical - len(guard), finding.waiting))
+        self._settle(ward, run, CanonicalBlocks(finding.canonical - len(guard), finding.waiting))
 
-    def _examine(self, ward: Ward, blocks: list[Born], encode: Encode) -> Finding:
+    def _examine(self, ward: Ward, blocks: list[Born], encode: Encode) -> CanonicalBlocks:
         """With a short tail; with a long one before anything is rejected."""
         pieces = [block.piece for block in blocks]
-        finding = Finding(0, 0)
+        finding = CanonicalBlocks(0, 0)
         for limit in (TAIL_BYTES, LONG_TAIL_BYTES):
             tail = self._tail(ward, blocks[0].parent, limit)
             finding = examine(tail, pieces, encode, self._pieces)
@@ -129,14 +129,14 @@ class Checker:
     def _tail(self, ward: Ward, parent: int | None, limit: int) -> bytes:
         return b"" if parent is None else self._index.tail(parent, limit, ward.number) or b""
 
-    def _settle(self, ward: Ward, run: list[Born], finding: Finding) -> None:
+    def _settle(self, ward: Ward, run: list[Born], finding: CanonicalBlocks) -> None:
         for position, born in enumerate(run):
             if position < finding.canonical:
                 self._credit(ward, born)
             elif position < len(run) - finding.waiting:
                 self._reject(ward, born)
 
-    def _refuse(self, ward: Ward, guard: Born, run: list[Born], finding: Finding) -> None:
+    def _refuse(self, ward: Ward, guard: Born, run: list[Born], finding: CanonicalBlocks) -> None:
         """The text that came shows that the boundary before it is not canonical: the credit is taken back."""
         if finding.waiting:
             return

@@ -82,7 +82,7 @@ def policy_among(others: int, *, tpot: bool) -> Policy:
     return TPOT_AMONG_REPLICAS if tpot else AMONG_REPLICAS
 
 
-class Hit(Protocol):
+class CachedPrefix(Protocol):
     """The part of a prompt that an endpoint has cached, as ``index.lookup`` finds it."""
 
     @property
@@ -120,7 +120,7 @@ class EndpointCost(msgspec.Struct, gc=False):
     """One endpoint for one request: what the terms read."""
 
     load: EndpointLoad
-    hit: Hit
+    hit: CachedPrefix
     uncached: int
     """Tokens to prefill there."""
     work: float

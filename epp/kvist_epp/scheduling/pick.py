@@ -25,8 +25,8 @@ from kvist_epp.scheduling.cost import (
     DEFAULT,
     NO_MATCH,
     TERMS,
+    CachedPrefix,
     EndpointCost,
-    Hit,
     Policy,
     terms,
     work_seconds,
@@ -61,7 +61,7 @@ class Demand(msgspec.Struct):
 
     tokens: int = 0
     """Of its prompt, as far as known (``index.lookup``)."""
-    hits: Mapping[str, Hit] = {}
+    hits: Mapping[str, CachedPrefix] = {}
     """By endpoint key; an absent endpoint has nothing of it cached."""
     uses: float = 0.0
     """How often its prefix was asked for in the last moments (``prefix_stats.recent_uses``)."""

@@ -20,7 +20,7 @@ from kvist_epp.names import (
 from kvist_operator.spec.pool import Pool
 
 from .cluster_facts import Json
-from .object_names import ADMIN_PORT, ENGINE_PORT, GRPC_PORT, HTTP_PORT, STATUS_PORT, Names
+from .object_names import ADMIN_PORT, ENGINE_PORT, GRPC_PORT, HTTP_PORT, STATUS_PORT, ObjectNames
 
 BODY_BYTES: Final = 32 << 20
 """Largest request body; a larger one gets 413. The picker's --max-message-bytes is a little more."""
@@ -45,7 +45,7 @@ _AUTHORITY: Final = "picker-ca"
 
 def bootstrap(pool: Pool) -> Json:
     """What ``envoy -c`` reads."""
-    names, asks = Names.of(pool), pool.picker.mode != "Off"
+    names, asks = ObjectNames.of(pool), pool.picker.mode != "Off"
     clusters = [_pool(names, asks=asks), _admin()]
     if asks:
         clusters.append(_picker(names))
@@ -66,14 +66,14 @@ def authority(pool: Pool) -> Json:
             "trusted_ca": {"filename": f"{AUTHORITY_FOLDER}/ca.crt"},
             "watched_directory": {"path": AUTHORITY_FOLDER},
             "match_typed_subject_alt_names": [
-                {"san_type": "DNS", "matcher": {"exact": _sni(Names.of(pool))}}
+                {"san_type": "DNS", "matcher": {"exact": _sni(ObjectNames.of(pool))}}
             ],
         },
     }
     return {"resources": [secret]}
 
 
-def _sni(names: Names) -> str:
+def _sni(names: ObjectNames) -> str:
     return names.host(names.picker)
 
 
@@ -180,7 +180,7 @@ def _listener(name: str, host: str, port: int, manager: Json) -> Json:
     return {"name": name, "address": address, "filter_chains": [{"filters": filters}]}
 
 
-def _pool(names: Names, *, asks: bool) -> Json:
+def _pool(names: ObjectNames, *, asks: bool) -> Json:
     fallback = _policy("least_request.v3.LeastRequest")
     return {
         **_by_name(_POOL, names.host(names.engines), ENGINE_PORT),
@@ -194,7 +194,7 @@ def _pool(names: Names, *, asks: bool) -> Json:
     }
 
 
-def _picker(names: Names) -> Json:
+def _picker(names: ObjectNames) -> Json:
     """Every picker by its own address, asked each second: only one that is known to be dead or draining is
     passed over before a request needs it."""
     check = {
@@ -216,7 +216,7 @@ def _picker(names: Names) -> Json:
     }
 
 
-def _tls(names: Names) -> Json:
+def _tls(names: ObjectNames) -> Json:
     source = {"path_config_source": {"path": f"{CONFIG_FOLDER}/{SDS_FILE}"}, "resource_api_version": "V3"}
     context = {
         **_extension("transport_sockets.tls.v3.UpstreamTlsContext"),

@@ -18,7 +18,7 @@ from kvist_operator.spec.pool import Pool, Source
 
 from . import pods, termination_log
 from .cluster_facts import Json, Site
-from .object_names import ENGINE, ENGINE_PORT, PLAN, Names
+from .object_names import ENGINE, ENGINE_PORT, PLAN, ObjectNames
 from .overlay import merged
 from .placing import placing
 from .sources import model_mounts, token
@@ -53,7 +53,7 @@ volume."""
 
 def engine(pool: Pool, plan: Plan, site: Site) -> list[Json]:
     """Account, how it logs, Service, budget and workload."""
-    names = Names.of(pool)
+    names = ObjectNames.of(pool)
     serving = pods.port("http", ENGINE_PORT, protocol="http")
     return [
         pods.account(names, names.engine_account, ENGINE),
@@ -64,7 +64,7 @@ def engine(pool: Pool, plan: Plan, site: Site) -> list[Json]:
     ]
 
 
-def _deployment(names: Names, pool: Pool, plan: Plan, site: Site) -> Json:
+def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site) -> Json:
     needs = plan.needs
     spec: Json = {
         "replicas": pool.replicas,
@@ -85,7 +85,7 @@ def surge(pool: Pool) -> Json:
     return {"maxSurge": 0, "maxUnavailable": amount}
 
 
-def _groups(names: Names, pool: Pool, plan: Plan, site: Site) -> Json:
+def _groups(names: ObjectNames, pool: Pool, plan: Plan, site: Site) -> Json:
     """A group of pods for each replica; the leader serves, the others compute.
 
     Fields: ``leaderworkerset.x-k8s.io/v1``; it sets LWS_LEADER_ADDRESS and LWS_WORKER_INDEX in every pod.
@@ -109,7 +109,7 @@ def _groups(names: Names, pool: Pool, plan: Plan, site: Site) -> Json:
     }
 
 
-def template(names: Names, pool: Pool, plan: Plan, site: Site, *, leads: bool = True) -> Json:
+def template(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool = True) -> Json:
     """The pods of one role, under the user's overlay. Followers serve nothing and carry no pool label."""
     labels = names.labels(ENGINE)
     if leads:
@@ -131,7 +131,7 @@ def _annotations(pool: Pool, plan: Plan) -> Json:
     return found
 
 
-def _pod(names: Names, pool: Pool, plan: Plan, site: Site, *, leads: bool) -> Json:
+def _pod(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool) -> Json:
     sources = model_mounts(pool)
     disk = {KV_BLOCKS: plan.needs.disk_bytes} if plan.needs.disk_bytes else {}
     return {

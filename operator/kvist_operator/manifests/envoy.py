@@ -11,7 +11,7 @@ from . import pods
 from .bootstrap import AUTHORITY_FOLDER, CONFIG_FOLDER, HEAP_BYTES, SDS_FILE, authority, bootstrap
 from .cluster_facts import Json, Site
 from .engine_workload import quantity
-from .object_names import CONFIG, ENVOY, Names
+from .object_names import CONFIG, ENVOY, ObjectNames
 from .termination_log import POLICY
 
 USER: Final = 101
@@ -46,7 +46,7 @@ def envoy(pool: Pool, site: Site) -> list[Json]:
     """All of it; nothing with another mode."""
     if pool.gateway.mode != "Envoy":
         return []
-    names = Names.of(pool)
+    names = ObjectNames.of(pool)
     settings = _settings(names, pool)
     return [
         pods.account(names, names.envoy, ENVOY),
@@ -64,13 +64,13 @@ def envoy(pool: Pool, site: Site) -> list[Json]:
     ]
 
 
-def _engines(names: Names) -> Json:
+def _engines(names: ObjectNames) -> Json:
     """The addresses of ready engines, by DNS."""
     port = pods.port("http", child.ENGINE_PORT, protocol="http")
     return pods.headless(pods.service(names, names.engines, ENVOY, names.served, port))
 
 
-def _settings(names: Names, pool: Pool) -> Json:
+def _settings(names: ObjectNames, pool: Pool) -> Json:
     data = {CONFIG_FILE: _text(bootstrap(pool)), DRAIN_FILE: DRAIN}
     if pool.picker.mode != "Off":
         data[SDS_FILE] = _text(authority(pool))
@@ -86,7 +86,7 @@ def _text(document: Json) -> str:
     return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
-def _deployment(names: Names, pool: Pool, site: Site, data: Json) -> Json:
+def _deployment(names: ObjectNames, pool: Pool, site: Site, data: Json) -> Json:
     verifies = pool.picker.mode != "Off"
     folders = [("config", CONFIG_FOLDER, True), ("tmp", "/tmp")]
     volumes = [{"name": "config", "configMap": {"name": names.envoy}}, pods.empty("tmp")]

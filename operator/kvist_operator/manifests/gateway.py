@@ -14,7 +14,7 @@ from kvist_operator.spec.pool import Pool
 from .bootstrap import BODY_BYTES, IDLE_SECONDS, MESSAGE_SECONDS
 from .cluster_facts import Api, Json, Note, Site
 from .engine_workload import quantity
-from .object_names import ENGINE, ENGINE_PORT, GRPC_PORT, PICKER, Names
+from .object_names import ENGINE, ENGINE_PORT, GRPC_PORT, PICKER, ObjectNames
 
 GATEWAY_GROUP: Final = "gateway.networking.k8s.io"
 ENVOY_GROUP: Final = "gateway.envoyproxy.io"
@@ -30,7 +30,7 @@ def gateway(pool: Pool, site: Site) -> list[Json]:
     """Nothing where an API is missing: half a way in would go round the picker."""
     if pool.gateway.mode != "Route" or missing(pool, site):
         return []
-    names, asks = Names.of(pool), pool.picker.mode != "Off"
+    names, asks = ObjectNames.of(pool), pool.picker.mode != "Off"
     if not asks:
         return [_route(names, pool, _engines(names))]
     if pool.gateway.flavor == "InferencePool":
@@ -60,11 +60,11 @@ def missing(pool: Pool, site: Site) -> list[Note]:
     ]
 
 
-def _engines(names: Names) -> Json:
+def _engines(names: ObjectNames) -> Json:
     return {"group": "", "kind": "Service", "name": names.engine, "port": ENGINE_PORT, "weight": 1}
 
 
-def _inference_pool(names: Names, pool: Pool) -> Json:
+def _inference_pool(names: ObjectNames, pool: Pool) -> Json:
     return {
         "apiVersion": f"{POOL_GROUP}/v1",
         "kind": "InferencePool",
@@ -83,7 +83,7 @@ def _inference_pool(names: Names, pool: Pool) -> Json:
     }
 
 
-def _route(names: Names, pool: Pool, backend: Json) -> Json:
+def _route(names: ObjectNames, pool: Pool, backend: Json) -> Json:
     spec: Json = {
         "parentRefs": [_parent(parent) for parent in pool.gateway.parents],
         "rules": [
@@ -109,7 +109,7 @@ def _parent(parent: Mapping[str, Any]) -> Json:
     return {"group": GATEWAY_GROUP, "kind": "Gateway", **parent}
 
 
-def _verified(names: Names) -> Json:
+def _verified(names: ObjectNames) -> Json:
     """The gateway trusts the authority that the operator made for the pickers."""
     return {
         "apiVersion": f"{GATEWAY_GROUP}/v1",
@@ -125,11 +125,11 @@ def _verified(names: Names) -> Json:
     }
 
 
-def _target(names: Names) -> list[Json]:
+def _target(names: ObjectNames) -> list[Json]:
     return [{"group": GATEWAY_GROUP, "kind": "HTTPRoute", "name": names.engine}]
 
 
-def _traffic(names: Names) -> Json:
+def _traffic(names: ObjectNames) -> Json:
     """``requestBuffer`` raises the gateway's limit of 32 KiB for bodies that the picker reads whole."""
     return {
         "apiVersion": f"{ENVOY_GROUP}/v1alpha1",
@@ -157,7 +157,7 @@ def _traffic(names: Names) -> Json:
     }
 
 
-def _extension(names: Names, pool: Pool) -> Json:
+def _extension(names: ObjectNames, pool: Pool) -> Json:
     """Responses are not looked at: the stream to the picker ends with the pick."""
     return {
         "apiVersion": f"{ENVOY_GROUP}/v1alpha1",

@@ -3,14 +3,14 @@
 from kvist_operator.spec.pool import Pool
 
 from .cluster_facts import Api, Json, Note, Site
-from .object_names import ENGINE, ENVOY, PICKER, Names
+from .object_names import ENGINE, ENVOY, PICKER, ObjectNames
 
 
 def monitoring(pool: Pool, site: Site) -> list[Json]:
     """Nothing where they are not wanted, or their API is not there."""
     if pool.pod_monitor == "Disabled" or Api.POD_MONITOR not in site.apis:
         return []
-    names = Names.of(pool)
+    names = ObjectNames.of(pool)
     found = [_monitor(names, names.engine, ENGINE, names.served, "http", "/metrics")]
     if pool.picker.mode != "Off":
         found.append(_monitor(names, names.picker, PICKER, names.selector(PICKER), "metrics", "/metrics"))
@@ -33,7 +33,9 @@ def unmonitored(pool: Pool, site: Site) -> list[Note]:
     ]
 
 
-def _monitor(names: Names, name: str, component: str, selector: dict[str, str], port: str, path: str) -> Json:
+def _monitor(
+    names: ObjectNames, name: str, component: str, selector: dict[str, str], port: str, path: str
+) -> Json:
     """``pool`` becomes a label of every series: queries and autoscalers go by it."""
     return {
         "apiVersion": "monitoring.coreos.com/v1",

@@ -44,14 +44,14 @@ ADMIN_PORT: Final = 9901
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class ObjectNames:
     """Names of one pool's children; all of them fit 63 characters, since a pool's name fits 40."""
 
     pool: str
     namespace: str
 
     @classmethod
-    def of(cls, pool: Pool) -> "Names":
+    def of(cls, pool: Pool) -> "ObjectNames":
         return cls(pool.name, pool.namespace)
 
     @property

@@ -13,7 +13,7 @@ from . import object_names as child
 from . import pods
 from .chats import chats
 from .cluster_facts import Json, Site
-from .object_names import PICKER, Names
+from .object_names import PICKER, ObjectNames
 from .termination_log import POLICY
 from .tokenizer import Tokenizer
 
@@ -34,7 +34,7 @@ def picker(pool: Pool, plan: Plan, site: Site, found: Tokenizer) -> list[Json]:
     """All of it; nothing with ``spec.picker.mode: Off``."""
     if pool.picker.mode == "Off":
         return []
-    names = Names.of(pool)
+    names = ObjectNames.of(pool)
     return [
         pods.account(names, names.picker, PICKER),
         _role(names),
@@ -48,7 +48,7 @@ def picker(pool: Pool, plan: Plan, site: Site, found: Tokenizer) -> list[Json]:
 
 def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
     """How the picker is started. What engines tell of themselves (labels, metrics) is left to them."""
-    names = Names.of(pool)
+    names = ObjectNames.of(pool)
     return Settings(
         pool_name=pool.name,
         pool_group=OWN_GROUP,
@@ -68,7 +68,7 @@ def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
     )
 
 
-def _role(names: Names) -> Json:
+def _role(names: ObjectNames) -> Json:
     """What the guide says the picker may do, and nothing else."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -88,7 +88,7 @@ def rules(pool: str = "") -> list[Json]:
     ]
 
 
-def _binding(names: Names) -> Json:
+def _binding(names: ObjectNames) -> Json:
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
@@ -98,7 +98,7 @@ def _binding(names: Names) -> Json:
     }
 
 
-def _service(names: Names) -> Json:
+def _service(names: ObjectNames) -> Json:
     """What gateways ask. The port speaks HTTP/2 over TLS; ``http2`` is what the conformance suite's has."""
     return pods.service(
         names,
@@ -111,7 +111,7 @@ def _service(names: Names) -> Json:
     )
 
 
-def _peers(names: Names) -> Json:
+def _peers(names: ObjectNames) -> Json:
     """All pickers by address, also those that are not ready: they warm up from each other, and Envoy asks
     each for its health itself."""
     made = pods.service(
@@ -125,7 +125,7 @@ def _peers(names: Names) -> Json:
     return pods.headless(made, unready=True)
 
 
-def _deployment(names: Names, pool: Pool, plan: Plan, site: Site, found: Tokenizer) -> Json:
+def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site, found: Tokenizer) -> Json:
     told = settings(pool, plan, found)
     mounts = [each for each in (found.mount,) if each]
     pod: Json = {

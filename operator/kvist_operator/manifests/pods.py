@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from .cluster_facts import Json
-from .object_names import Names
+from .object_names import ObjectNames
 
 CONTAINER_SECURITY: Final[Mapping[str, Any]] = {
     "allowPrivilegeEscalation": False,
@@ -53,7 +53,7 @@ def field(name: str, path: str) -> Json:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def service(names: Names, name: str, component: str, selector: Mapping[str, str], *ports: Json) -> Json:
+def service(names: ObjectNames, name: str, component: str, selector: Mapping[str, str], *ports: Json) -> Json:
     """A Service inside the cluster."""
     return {
         "apiVersion": "v1",
@@ -75,7 +75,7 @@ def port(name: str, number: int, *, protocol: str = "", at: int | None = None) -
     return {**found, "appProtocol": protocol} if protocol else found
 
 
-def account(names: Names, name: str, component: str) -> Json:
+def account(names: ObjectNames, name: str, component: str) -> Json:
     """A ServiceAccount whose token is mounted only where a pod asks for it."""
     return {
         "apiVersion": "v1",
@@ -85,7 +85,7 @@ def account(names: Names, name: str, component: str) -> Json:
     }
 
 
-def budget(names: Names, name: str, component: str, selector: Mapping[str, str]) -> Json:
+def budget(names: ObjectNames, name: str, component: str, selector: Mapping[str, str]) -> Json:
     """One pod at a time may be evicted; one that does not work anyway never blocks the drain of a node."""
     return {
         "apiVersion": "policy/v1",
@@ -99,7 +99,9 @@ def budget(names: Names, name: str, component: str, selector: Mapping[str, str])
     }
 
 
-def deployment(names: Names, name: str, component: str, spec: Json, pod: Json, annotations: Json) -> Json:
+def deployment(
+    names: ObjectNames, name: str, component: str, spec: Json, pod: Json, annotations: Json
+) -> Json:
     """A Deployment of stateless pods: the successor is there before a pod goes."""
     meta: Json = {"labels": names.labels(component)}
     if annotations:

@@ -17,13 +17,13 @@ from kvist_operator.spec.pool import Pool
 
 from . import object_names as child
 from .cluster_facts import Json
-from .object_names import ENGINE, ENVOY, PICKER, Names
+from .object_names import ENGINE, ENVOY, PICKER, ObjectNames
 
 ANYWHERE: Final = "anywhere"
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class AllowedTraffic:
     """Connections that the product makes."""
 
     client: str
@@ -34,25 +34,25 @@ class Flow:
     """End of a range of ports; 0 = one port."""
 
 
-def flows(pool: Pool, plan: Plan) -> list[Flow]:
+def flows(pool: Pool, plan: Plan) -> list[AllowedTraffic]:
     """All of them, but those inside a group of engine pods, which may use any port."""
-    found = [Flow(ANYWHERE, ENGINE, child.ENGINE_PORT)]
+    found = [AllowedTraffic(ANYWHERE, ENGINE, child.ENGINE_PORT)]
     if events_on(pool):
         ranks = plan.layout.data - 1
         ports = (KV_EVENTS_PORT, KV_REPLAY_PORT)
-        found += [Flow(PICKER, ENGINE, port, port + ranks if ranks else 0) for port in ports]
+        found += [AllowedTraffic(PICKER, ENGINE, port, port + ranks if ranks else 0) for port in ports]
     if pool.picker.mode != "Off":
         open_ports = (child.GRPC_PORT, child.HEALTH_PORT, child.METRICS_PORT)
-        found += [Flow(ANYWHERE, PICKER, port) for port in open_ports]
-        found.append(Flow(PICKER, PICKER, child.PEER_PORT))
+        found += [AllowedTraffic(ANYWHERE, PICKER, port) for port in open_ports]
+        found.append(AllowedTraffic(PICKER, PICKER, child.PEER_PORT))
     if pool.gateway.mode == "Envoy":
-        found += [Flow(ANYWHERE, ENVOY, port) for port in (child.HTTP_PORT, child.STATUS_PORT)]
+        found += [AllowedTraffic(ANYWHERE, ENVOY, port) for port in (child.HTTP_PORT, child.STATUS_PORT)]
     return found
 
 
 def policies(pool: Pool, plan: Plan) -> list[Json]:
     """One for each component that is there."""
-    names, all_flows = Names.of(pool), flows(pool, plan)
+    names, all_flows = ObjectNames.of(pool), flows(pool, plan)
     called: Mapping[str, str] = {ENGINE: names.engine, PICKER: names.picker, ENVOY: names.envoy}
     inside = plan.nodes > 1
     return [
@@ -61,7 +61,9 @@ def policies(pool: Pool, plan: Plan) -> list[Json]:
     ]
 
 
-def _policy(names: Names, name: str, server: str, all_flows: list[Flow], *, inside: bool) -> Json:
+def _policy(
+    names: ObjectNames, name: str, server: str, all_flows: list[AllowedTraffic], *, inside: bool
+) -> Json:
     rules = [
         _rule(names, client, [f for f in all_flows if (f.client, f.server) == (client, server)])
         for client in dict.fromkeys(flow.client for flow in all_flows if flow.server == server)
@@ -80,13 +82,13 @@ def _policy(names: Names, name: str, server: str, all_flows: list[Flow], *, insi
     }
 
 
-def _rule(names: Names, client: str, found: list[Flow]) -> Json:
+def _rule(names: ObjectNames, client: str, found: list[AllowedTraffic]) -> Json:
     ports = [_port(flow) for flow in found]
     if client == ANYWHERE:
         return {"ports": ports}
     return {"ports": ports, "from": [{"podSelector": {"matchLabels": names.selector(client)}}]}
 
 
-def _port(flow: Flow) -> dict[str, Any]:
+def _port(flow: AllowedTraffic) -> dict[str, Any]:
     found: dict[str, Any] = {"port": flow.port, "protocol": "TCP"}
     return {**found, "endPort": flow.last} if flow.last else found

@@ -14,7 +14,7 @@ from .engine_workload import engine
 from .envoy import envoy
 from .gateway import gateway, missing
 from .monitoring import monitoring, unmonitored
-from .object_names import API_VERSION, Names
+from .object_names import API_VERSION, ObjectNames
 from .picker import picker
 from .placing import unplaced
 from .policy import policies
@@ -82,7 +82,7 @@ def render(pool: Pool, plan: Plan, site: Site) -> Rendered:
 
 
 def _expected(pool: Pool) -> tuple[Ref, ...]:
-    names = Names.of(pool)
+    names = ObjectNames.of(pool)
     if pool.picker.mode == "Off":
         return ()
     return (Ref("ConfigMap", names.authority), Ref("Secret", names.certificates))

@@ -19,7 +19,7 @@ from kvist_operator.spec.pool import Pool
 
 from . import pods
 from .cluster_facts import Json
-from .object_names import ENGINE, Names
+from .object_names import ENGINE, ObjectNames
 
 VOLUME: Final = "logging"
 FOLDER: Final = "/etc/kvist/logging"
@@ -94,7 +94,7 @@ def _path(pool: Pool) -> str:
     return str(own.get("terminationMessagePath") or PATH)
 
 
-def settings(names: Names, pool: Pool) -> list[Json]:
+def settings(names: ObjectNames, pool: Pool) -> list[Json]:
     """The ConfigMap with the file; nothing where the user does it."""
     if not ours(pool):
         return []
@@ -103,7 +103,7 @@ def settings(names: Names, pool: Pool) -> list[Json]:
     return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {FILE: text}}]
 
 
-def volumes(names: Names, pool: Pool) -> list[Json]:
+def volumes(names: ObjectNames, pool: Pool) -> list[Json]:
     """The volume with it."""
     return [{"name": VOLUME, "configMap": {"name": names.engine_settings}}] if ours(pool) else []
 

@@ -24,7 +24,7 @@ SPARSE_ROW: Final = 656
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class CacheKind:
     """Layers whose caches are alike."""
 
     token_bytes: float
@@ -44,7 +44,7 @@ class Cache:
 
     block_bytes: float
     """One block of the shared pool."""
-    kinds: tuple[tuple[Kind, int, int], ...]
+    kinds: tuple[tuple[CacheKind, int, int], ...]
     """Kind, number of groups, tokens a block of it holds."""
     run: Run
     in_flight: int
@@ -54,7 +54,7 @@ class Cache:
         """Blocks that one sequence of this many tokens takes at most."""
         return sum(groups * self._blocks(kind, tokens, length) for kind, groups, tokens in self.kinds)
 
-    def _blocks(self, kind: Kind, tokens: int, length: int) -> int:
+    def _blocks(self, kind: CacheKind, tokens: int, length: int) -> int:
         if kind.state_bytes:
             spare = self.run.draft.tokens if self.run.draft else 0
             return (2 if self.run.prefix_caching else 1) + spare
@@ -86,7 +86,7 @@ def caches(shape: ModelShape, layout: Layout, run: Run, capability: int = 90) ->
 
 
 def _cache(layers: Counter[Layer], shape: ModelShape, layout: Layout, run: Run, capability: int) -> Cache:
-    counted: Counter[Kind] = Counter()
+    counted: Counter[CacheKind] = Counter()
     for layer, number in layers.items():
         kind = _kind(layer.mixer, shape, layout, run, capability)
         counted += Counter({kind: number}) if kind else Counter()
@@ -96,7 +96,7 @@ def _cache(layers: Counter[Layer], shape: ModelShape, layout: Layout, run: Run, 
     return _mixed(_merged(counted), run, in_flight)
 
 
-def _uniform(counted: Counter[Kind], run: Run, in_flight: int) -> Cache:
+def _uniform(counted: Counter[CacheKind], run: Run, in_flight: int) -> Cache:
     """One group: a block holds its tokens in every layer."""
     if not counted:
         return Cache(block_bytes=0, kinds=(), run=run, in_flight=in_flight)
@@ -114,7 +114,7 @@ def _uniform(counted: Counter[Kind], run: Run, in_flight: int) -> Cache:
     )
 
 
-def _merged(counted: Counter[Kind]) -> Counter[Kind]:
+def _merged(counted: Counter[CacheKind]) -> Counter[CacheKind]:
     """Growing layers of different widths (an MLA row and its indexer) share blocks: one kind, mean width."""
     grown = {kind: n for kind, n in counted.items() if kind.grows}
     if len(grown) <= 1:
@@ -122,10 +122,10 @@ def _merged(counted: Counter[Kind]) -> Counter[Kind]:
     number = max(grown.values())
     width = sum(kind.token_bytes * n for kind, n in grown.items()) / number
     rest = {kind: n for kind, n in counted.items() if not kind.grows}
-    return Counter({Kind(token_bytes=width): number, **rest})
+    return Counter({CacheKind(token_bytes=width): number, **rest})
 
 
-def _mixed(counted: Counter[Kind], run: Run, in_flight: int) -> Cache:
+def _mixed(counted: Counter[CacheKind], run: Run, in_flight: int) -> Cache:
     """Several kinds: equal pages, groups of as many layers as the rarest kind has."""
     page = _page(counted, run.block)
     size = _group_size(list(counted.values()))
@@ -135,7 +135,7 @@ def _mixed(counted: Counter[Kind], run: Run, in_flight: int) -> Cache:
     return Cache(block_bytes=page * size, kinds=kinds, run=run, in_flight=in_flight)
 
 
-def _page(counted: Counter[Kind], block: int) -> float:
+def _page(counted: Counter[CacheKind], block: int) -> float:
     """Bytes of a page: attention blocks are enlarged until a recurrent state fits in one."""
     widest = max((kind.token_bytes for kind in counted if not kind.state_bytes), default=0.0)
     state = max((kind.state_bytes for kind in counted), default=0.0)
@@ -144,7 +144,7 @@ def _page(counted: Counter[Kind], block: int) -> float:
     return widest * block * max(1, math.ceil(state / (widest * block)))
 
 
-def _tokens_per_page(kind: Kind, page: float, block: int) -> int:
+def _tokens_per_page(kind: CacheKind, page: float, block: int) -> int:
     if not kind.token_bytes:
         return 1
     return max(block, int(page // kind.token_bytes) // block * block)
@@ -155,14 +155,16 @@ def _group_size(numbers: Sequence[int]) -> int:
     return most if most < 1.5 * least else least
 
 
-def _kind(mixer: Mixer | None, shape: ModelShape, layout: Layout, run: Run, capability: int) -> Kind | None:
+def _kind(
+    mixer: Mixer | None, shape: ModelShape, layout: Layout, run: Run, capability: int
+) -> CacheKind | None:
     match mixer:
         case Attention(shared=False):
-            return Kind(token_bytes=_attention(mixer, shape, layout, run), window=mixer.window)
+            return CacheKind(token_bytes=_attention(mixer, shape, layout, run), window=mixer.window)
         case Latent():
-            return Kind(token_bytes=_latent(mixer, shape, run, capability))
+            return CacheKind(token_bytes=_latent(mixer, shape, run, capability))
         case Recurrent():
-            return Kind(token_bytes=0, state_bytes=_state(mixer, shape, layout, run))
+            return CacheKind(token_bytes=0, state_bytes=_state(mixer, shape, layout, run))
     return None
 
 

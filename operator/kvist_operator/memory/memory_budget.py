@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvist_operator.hardware import Accelerator
-from kvist_operator.models.facts import Model
+from kvist_operator.models.facts import SizedModel
 
 from .kv_cache import Cache, caches
 from .layout import GIB, Layout, Run
@@ -62,7 +62,7 @@ class Memory:
         return self.concurrency(length) >= sequences
 
 
-def budget(model: Model, gpu: Accelerator, layout: Layout, run: Run) -> Memory:
+def budget(model: SizedModel, gpu: Accelerator, layout: Layout, run: Run) -> Memory:
     """The sum; ``kv`` is what is left of the share."""
     shape = model.shape
     total = gpu.memory_gib * GIB

@@ -10,7 +10,7 @@ from kvist_operator.models.weights import (
     KV,
     REPLICATED,
     ROUTED,
-    Part,
+    WeightPart,
     checkpoint_bytes,
     embedding,
     encoder_part,
@@ -71,7 +71,7 @@ def _layer_bytes(shape: ModelShape, layer: Layer, layout: Layout, run: Run) -> f
     return sum(_rank_bytes(shape, part, layout, run) for part in layer_parts(layer, shape.hidden))
 
 
-def _ends(shape: ModelShape, stage: int, last: int, run: Run) -> Iterator[Part]:
+def _ends(shape: ModelShape, stage: int, last: int, run: Run) -> Iterator[WeightPart]:
     """What the first and the last stage have besides layers."""
     if stage == 0:
         yield embedding(shape)
@@ -81,11 +81,11 @@ def _ends(shape: ModelShape, stage: int, last: int, run: Run) -> Iterator[Part]:
         yield head(shape)
 
 
-def _rank_bytes(shape: ModelShape, part: Part, layout: Layout, run: Run) -> float:
+def _rank_bytes(shape: ModelShape, part: WeightPart, layout: Layout, run: Run) -> float:
     return part.params / _split(part, layout) * _bytes_each(shape, part, run)
 
 
-def _split(part: Part, layout: Layout) -> int:
+def _split(part: WeightPart, layout: Layout) -> int:
     if part.spread == REPLICATED:
         return 1
     if part.spread == ROUTED:
@@ -95,7 +95,7 @@ def _split(part: Part, layout: Layout) -> int:
     return layout.tensor
 
 
-def _bytes_each(shape: ModelShape, part: Part, run: Run) -> float:
+def _bytes_each(shape: ModelShape, part: WeightPart, run: Run) -> float:
     linear = part.name not in ("embedding", "head", "router", "norms", "encoder")
     if run.online_fp8 and linear and not shape.quantisation.method:
         return FP8

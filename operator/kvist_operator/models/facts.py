@@ -9,7 +9,7 @@ COMPUTED: Final = "computed from the shape"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class SizedModel:
     """A model, and the size of its files where that is known."""
 
     shape: ModelShape
@@ -21,7 +21,7 @@ class Model:
 class Facts:
     """What a plan is made from; sources are for people."""
 
-    model: Model
+    model: SizedModel
     source: str
     checkpoint_source: str = COMPUTED
     tool_parser: str = ""

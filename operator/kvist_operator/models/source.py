@@ -13,7 +13,7 @@ from kvist_operator.errors import ModelError, ModelNotFound
 from kvist_operator.spec.pool import ModelRef, Shape, Source
 
 from .catalogue import Entry, lookup
-from .facts import COMPUTED, Facts, Model
+from .facts import COMPUTED, Facts, SizedModel
 from .shape import from_config
 
 CONFIG: Final = "config.json"
@@ -22,7 +22,7 @@ INDEX: Final = "model.safetensors.index.json"
 TIMEOUT_SECONDS: Final = 10
 
 
-class Hub(Protocol):
+class ModelHub(Protocol):
     """What is asked of a hub."""
 
     def text(self, repository: str, revision: str, file: str) -> str | None:
@@ -36,7 +36,7 @@ class Hub(Protocol):
         """Bytes of each file of the repository. Raises ModelNotFound."""
 
 
-def facts(ref: ModelRef, hub: Hub | None = None) -> Facts:
+def facts(ref: ModelRef, hub: ModelHub | None = None) -> Facts:
     """What is known of a pool's model, best source first.
 
     Raises:
@@ -46,7 +46,7 @@ def facts(ref: ModelRef, hub: Hub | None = None) -> Facts:
     return _found("spec.model.source", ref, hub)
 
 
-def _found(field: str, ref: ModelRef, hub: Hub | None) -> Facts:
+def _found(field: str, ref: ModelRef, hub: ModelHub | None) -> Facts:
     """An error is of the field that names the model, unless it names another."""
     try:
         return _looked_up(ref, hub)
@@ -55,7 +55,7 @@ def _found(field: str, ref: ModelRef, hub: Hub | None) -> Facts:
         raise type(error)(said if said.startswith("spec.") else f"{field}: {said}") from error
 
 
-def _looked_up(ref: ModelRef, hub: Hub | None) -> Facts:
+def _looked_up(ref: ModelRef, hub: ModelHub | None) -> Facts:
     if ref.shape is not None:
         return given(ref.shape, ref.location)
     found = _folder(ref) or _known(ref)
@@ -69,7 +69,7 @@ def _looked_up(ref: ModelRef, hub: Hub | None) -> Facts:
     )
 
 
-def draft_facts(name: str, shape: Shape | None, hub: Hub | None = None) -> Facts:
+def draft_facts(name: str, shape: Shape | None, hub: ModelHub | None = None) -> Facts:
     """What is known of a draft model: ``hf://org/draft`` or a path. Raises like ``facts``."""
     if shape is not None:
         return given(shape, name)
@@ -82,7 +82,9 @@ def given(shape: Shape, name: str) -> Facts:
     """What the user says."""
     size = shape.checkpoint_bytes
     return Facts(
-        model=Model(shape=from_config(shape.config, name="spec.model.shape.config"), checkpoint_bytes=size),
+        model=SizedModel(
+            shape=from_config(shape.config, name="spec.model.shape.config"), checkpoint_bytes=size
+        ),
         source=f"spec.model.shape for {name}",
         checkpoint_source="spec.model.shape.checkpointSize" if size else COMPUTED,
     )
@@ -97,7 +99,7 @@ def _known(ref: ModelRef) -> Facts | None:
 def from_entry(entry: Entry) -> Facts:
     """What the catalogue says."""
     return Facts(
-        model=Model(
+        model=SizedModel(
             shape=from_config(entry.config, name=entry.name), checkpoint_bytes=entry.checkpoint_bytes
         ),
         source="catalogue",
@@ -132,7 +134,7 @@ def from_folder(folder: Path) -> Facts:
     )
 
 
-def from_hub(repository: str, revision: str, hub: Hub) -> Facts:
+def from_hub(repository: str, revision: str, hub: ModelHub) -> Facts:
     """A repository of the hub. Raises ModelError, ModelNotFound."""
     text = hub.text(repository, revision, CONFIG)
     if text is None:
@@ -149,7 +151,7 @@ def from_hub(repository: str, revision: str, hub: Hub) -> Facts:
     )
 
 
-def _hub_size(repository: str, revision: str, hub: Hub) -> tuple[int, str]:
+def _hub_size(repository: str, revision: str, hub: ModelHub) -> tuple[int, str]:
     index = hub.text(repository, revision, INDEX)
     total = _object(index, f"{repository}: {INDEX}").get("metadata", {}).get("total_size") if index else None
     if isinstance(total, int | float) and total > 0:
@@ -168,7 +170,7 @@ def _facts(
     said: str,
     sized: str,
 ) -> Facts:
-    model = Model(shape=from_config(config, name=name, beside=beside), checkpoint_bytes=size)
+    model = SizedModel(shape=from_config(config, name=name, beside=beside), checkpoint_bytes=size)
     return Facts(model=model, source=said, checkpoint_source=sized if size else COMPUTED)
 
 

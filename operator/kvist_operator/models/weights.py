@@ -22,7 +22,7 @@ KV: Final = "kv"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WeightPart:
     """Some of a model's weights."""
 
     name: str
@@ -33,7 +33,7 @@ class Part:
     """KV heads, for ``spread == KV``."""
 
 
-def layer_parts(layer: Layer, hidden: int) -> Iterator[Part]:
+def layer_parts(layer: Layer, hidden: int) -> Iterator[WeightPart]:
     """The weights of one decoder layer."""
     match layer.mixer:
         case Attention() as mixer:
@@ -41,74 +41,74 @@ def layer_parts(layer: Layer, hidden: int) -> Iterator[Part]:
         case Latent() as mixer:
             yield from _latent(mixer, hidden)
         case Recurrent() as mixer:
-            yield Part("recurrent", mixer.params, SHARDED)
+            yield WeightPart("recurrent", mixer.params, SHARDED)
     if layer.mlp:
-        yield Part("mlp", layer.mlp.matrices * hidden * layer.mlp.width, SHARDED)
+        yield WeightPart("mlp", layer.mlp.matrices * hidden * layer.mlp.width, SHARDED)
     if layer.experts:
         yield from _experts(layer.experts, hidden)
-    yield Part("norms", 2 * hidden, REPLICATED)
+    yield WeightPart("norms", 2 * hidden, REPLICATED)
 
 
-def _attention(mixer: Attention, hidden: int) -> Iterator[Part]:
+def _attention(mixer: Attention, hidden: int) -> Iterator[WeightPart]:
     queries = hidden * mixer.heads * mixer.key_dim * (2 if mixer.gated else 1)
-    yield Part("attention", queries + hidden * mixer.heads * mixer.value_dim, SHARDED)
+    yield WeightPart("attention", queries + hidden * mixer.heads * mixer.value_dim, SHARDED)
     if not mixer.shared:
         cached = hidden * mixer.kv_heads * (mixer.key_dim + mixer.value_dim)
-        yield Part("attention", cached, KV, mixer.kv_heads)
+        yield WeightPart("attention", cached, KV, mixer.kv_heads)
 
 
-def _latent(mixer: Latent, hidden: int) -> Iterator[Part]:
+def _latent(mixer: Latent, hidden: int) -> Iterator[WeightPart]:
     query = mixer.nope_dim + mixer.rope_dim
     down = hidden * (mixer.q_rank + mixer.kv_rank + mixer.rope_dim)
     up = (mixer.q_rank or hidden) * mixer.heads * query
     up += mixer.kv_rank * mixer.heads * (mixer.nope_dim + mixer.value_dim)
-    yield Part("attention", down, REPLICATED)
-    yield Part("attention", up + mixer.heads * mixer.value_dim * hidden, SHARDED)
+    yield WeightPart("attention", down, REPLICATED)
+    yield WeightPart("attention", up + mixer.heads * mixer.value_dim * hidden, SHARDED)
     if mixer.indexer:
-        yield Part("attention", _indexer(mixer.indexer, mixer.q_rank, hidden), REPLICATED)
+        yield WeightPart("attention", _indexer(mixer.indexer, mixer.q_rank, hidden), REPLICATED)
 
 
 def _indexer(indexer: Indexer, q_rank: int, hidden: int) -> int:
     return q_rank * indexer.heads * indexer.dim + hidden * (indexer.dim + indexer.heads)
 
 
-def _experts(experts: Experts, hidden: int) -> Iterator[Part]:
+def _experts(experts: Experts, hidden: int) -> Iterator[WeightPart]:
     inner = experts.inner or hidden
-    yield Part("experts", experts.count * experts.matrices * inner * experts.width, ROUTED)
+    yield WeightPart("experts", experts.count * experts.matrices * inner * experts.width, ROUTED)
     if experts.inner:
-        yield Part("shared", 2 * hidden * experts.inner, REPLICATED)
+        yield WeightPart("shared", 2 * hidden * experts.inner, REPLICATED)
     if experts.shared_width:
-        yield Part("shared", experts.matrices * hidden * experts.shared_width, SHARDED)
-    yield Part("router", hidden * experts.count, REPLICATED)
+        yield WeightPart("shared", experts.matrices * hidden * experts.shared_width, SHARDED)
+    yield WeightPart("router", hidden * experts.count, REPLICATED)
 
 
-def embedding(shape: ModelShape) -> Part:
+def embedding(shape: ModelShape) -> WeightPart:
     """The token embedding, on the first pipeline stage."""
-    return Part("embedding", shape.vocab * shape.hidden, SHARDED)
+    return WeightPart("embedding", shape.vocab * shape.hidden, SHARDED)
 
 
-def head(shape: ModelShape) -> Part:
+def head(shape: ModelShape) -> WeightPart:
     """The output head, on the last pipeline stage; none of its own where it is tied."""
-    return Part("head", 0 if shape.tied else shape.vocab * shape.hidden, SHARDED)
+    return WeightPart("head", 0 if shape.tied else shape.vocab * shape.hidden, SHARDED)
 
 
-def encoder_part(encoder: Encoder | None) -> Part:
+def encoder_part(encoder: Encoder | None) -> WeightPart:
     """The vision tower and its projector."""
     if encoder is None:
-        return Part("encoder", 0, SHARDED)
+        return WeightPart("encoder", 0, SHARDED)
     layer = 4 * encoder.hidden**2 + 2 * encoder.hidden * encoder.width
     merged = encoder.hidden * encoder.merge
-    return Part("encoder", encoder.layers * layer + merged**2 + merged * encoder.output, SHARDED)
+    return WeightPart("encoder", encoder.layers * layer + merged**2 + merged * encoder.output, SHARDED)
 
 
-def mtp_parts(shape: ModelShape) -> list[Part]:
+def mtp_parts(shape: ModelShape) -> list[WeightPart]:
     """One layer that predicts further tokens: a decoder layer and the projection into it."""
     if not shape.mtp_layers:
         return []
-    return [*layer_parts(shape.layers[-1], shape.hidden), Part("mtp", 2 * shape.hidden**2, SHARDED)]
+    return [*layer_parts(shape.layers[-1], shape.hidden), WeightPart("mtp", 2 * shape.hidden**2, SHARDED)]
 
 
-def all_parts(shape: ModelShape) -> Iterator[Part]:
+def all_parts(shape: ModelShape) -> Iterator[WeightPart]:
     """What vLLM loads: everything but the layers for multi-token prediction."""
     yield embedding(shape)
     yield head(shape)
@@ -122,7 +122,7 @@ def parameters(shape: ModelShape) -> int:
     return sum(part.params for part in all_parts(shape))
 
 
-def stored_bytes(shape: ModelShape, parts: Iterable[Part] | None = None) -> float:
+def stored_bytes(shape: ModelShape, parts: Iterable[WeightPart] | None = None) -> float:
     """Bytes of the parts as the checkpoint stores them; without parts: of all that is loaded."""
     chosen = all_parts(shape) if parts is None else parts
     plain, scheme = shape.dtype_bytes, shape.quantisation

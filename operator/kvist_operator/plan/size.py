@@ -12,7 +12,7 @@ from typing import Final
 
 from kvist_operator.memory.layout import GIB, Layout, Run
 from kvist_operator.memory.memory_budget import Memory, budget
-from kvist_operator.models.facts import Model
+from kvist_operator.models.facts import SizedModel
 from kvist_operator.spec.pool import EngineSpec
 
 from .fallbacks import say, squeezed
@@ -38,7 +38,7 @@ class Sized:
 class Question:
     """What the rule is asked."""
 
-    model: Model
+    model: SizedModel
     seat: Seat
     engine: EngineSpec
     wish: Wish

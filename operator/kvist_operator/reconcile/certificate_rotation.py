@@ -29,7 +29,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from kvist_kube.certificates import BACKDATED, CLIENT, SERVER, CertificateAuthority
-from kvist_operator.manifests.object_names import Names
+from kvist_operator.manifests.object_names import ObjectNames
 
 LIFE: Final = dt.timedelta(days=365)
 OVERLAP: Final = dt.timedelta(days=1)
@@ -87,7 +87,7 @@ class _Pair:
         return now >= self.made + (self.leaf.not_valid_after_utc - self.made) * 2 / 3
 
 
-def names_of(names: Names) -> tuple[str, ...]:
+def names_of(names: ObjectNames) -> tuple[str, ...]:
     """Return the DNS names of the certificate: the Service for gateways, and the one for other replicas.
 
     Replicas verify the name by which they looked each other up (``--peers``), not the pod's address.

@@ -18,7 +18,7 @@ from kvist_operator.cluster.cluster_api import Cluster
 from kvist_operator.cluster.kinds import CONFIG_MAP, SECRET, Target
 from kvist_operator.cluster.pool_cache import PoolCache
 from kvist_operator.manifests.cluster_facts import Json
-from kvist_operator.manifests.object_names import PICKER, Names
+from kvist_operator.manifests.object_names import PICKER, ObjectNames
 from kvist_operator.manifests.render import with_owner
 from kvist_operator.spec.pool import Pool
 
@@ -47,7 +47,7 @@ class CertificateSecrets:
 
     async def reconcile(self, pool: Pool, now: datetime) -> SecretResult:
         """Create, renew or delete both objects. Raises ClusterError."""
-        wanted, names = pool.picker.mode != "Off", Names.of(pool)
+        wanted, names = pool.picker.mode != "Off", ObjectNames.of(pool)
         before, at = self.checked.get(pool.uid, (not wanted, 0.0))
         if (
             before == wanted
@@ -64,12 +64,12 @@ class CertificateSecrets:
         """Check the Secret of this pool again next time."""
         self.checked.pop(uid, None)
 
-    def _published(self, pool: Pool, names: Names) -> bool:
+    def _published(self, pool: Pool, names: ObjectNames) -> bool:
         """Return whether the ConfigMap exists and is not being deleted."""
         found = self.cache.get(Target(CONFIG_MAP, pool.namespace, names.authority))
         return found is not None and not leaving(found)
 
-    async def _ensure(self, pool: Pool, names: Names, now: datetime) -> SecretResult:
+    async def _ensure(self, pool: Pool, names: ObjectNames, now: datetime) -> SecretResult:
         found = await self.cluster.get(Target(SECRET, pool.namespace, names.certificates))
         kept = _touchable(pool, found, Key("", "Secret", names.certificates))
         if kept != SecretResult():
@@ -88,7 +88,7 @@ class CertificateSecrets:
             self.cache.update(await self.cluster.apply(stamped(made)))
         return kept
 
-    async def _delete(self, pool: Pool, names: Names) -> SecretResult:
+    async def _delete(self, pool: Pool, names: ObjectNames) -> SecretResult:
         """Delete the Secret of a pool without pickers. Its ConfigMap is listed and deleted like other
         children."""
         target = Target(SECRET, pool.namespace, names.certificates)
@@ -107,7 +107,7 @@ def _touchable(pool: Pool, found: Mapping[str, Any] | None, key: Key) -> SecretR
     return SecretResult(waits=(f"{key} is being deleted",)) if leaving(found) else SecretResult()
 
 
-def secret(pool: Pool, names: Names, data: Mapping[str, bytes]) -> Json:
+def secret(pool: Pool, names: ObjectNames, data: Mapping[str, bytes]) -> Json:
     """Return the Secret that pickers mount."""
     encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
     made = {
@@ -120,7 +120,7 @@ def secret(pool: Pool, names: Names, data: Mapping[str, bytes]) -> Json:
     return with_owner(pool, made)
 
 
-def config_map(pool: Pool, names: Names, authorities: bytes) -> Json:
+def config_map(pool: Pool, names: ObjectNames, authorities: bytes) -> Json:
     """Return the ConfigMap with the authorities by which pickers are verified."""
     made = {
         "apiVersion": "v1",

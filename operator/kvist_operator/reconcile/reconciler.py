@@ -18,10 +18,10 @@ from kvist_operator.cluster.kinds import DEPLOYMENT, ObjectKind, kind_of
 from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.errors import ClusterError, Conflict, InternalError, NotServed, OperatorError, Unavailable
 from kvist_operator.manifests import Rendered, Site, render
-from kvist_operator.manifests.object_names import ENGINE, ENVOY, PICKER, Names
+from kvist_operator.manifests.object_names import ENGINE, ENVOY, PICKER, ObjectNames
 from kvist_operator.plan import Plan, Verdict, make_plan
 from kvist_operator.spec import Pool, read_pool
-from kvist_operator.status import Observed, Subject
+from kvist_operator.status import ObservedPool, Subject
 from kvist_operator.status.diagnosis import refused, troubles
 from kvist_operator.status.views import Trouble
 
@@ -217,7 +217,7 @@ class Reconciler:
         )
         return statuses.status(subject, observed, old, self.now())
 
-    def _reported_kv_tokens(self, key: PoolKey, found: Observed, old: Mapping[str, Any]) -> int | None:
+    def _reported_kv_tokens(self, key: PoolKey, found: ObservedPool, old: Mapping[str, Any]) -> int | None:
         """Return the reported cache size; the last one stands as long as there are engines."""
         earlier: int | None = old.get("reportedKvTokens") if found.workload else None
         latest = self.pickers.kv_tokens(key)
@@ -262,7 +262,7 @@ def make_intent(pool: Pool, found: ModelFacts, site: Site, accelerators: list[An
         return Intent(pool, plan, error=InternalError(f"{type(error).__name__}: {error}; please report it"))
 
 
-def _troubles(found: Observed, pods: list[Json]) -> tuple[Trouble, ...]:
+def _troubles(found: ObservedPool, pods: list[Json]) -> tuple[Trouble, ...]:
     """Return pods that were never created before those with problems."""
     parts = ((found.workload, ENGINE), (found.picker, PICKER), (found.envoy, ENVOY))
     never = [trouble for each, component in parts if (trouble := refused(each, component))]
@@ -275,15 +275,15 @@ def _failure(outcome: ApplyResult) -> Trouble | None:
     return Trouble(outcome.failures[0].reason, failure_message(outcome.failures))
 
 
-def children_of(pool: str, children: Iterable[Json]) -> Observed:
+def children_of(pool: str, children: Iterable[Json]) -> ObservedPool:
     """Return the workloads and the route among a pool's children, by their names."""
     by_name = {(kind_of(each), each["metadata"]["name"]): each for each in children}
-    names = Names(pool, "")
+    names = ObjectNames(pool, "")
 
     def deployment(name: str) -> Json | None:
         return by_name.get((DEPLOYMENT, name))
 
-    return Observed(
+    return ObservedPool(
         workload=deployment(names.engine) or _other(by_name, _GROUPS, names.engine),
         picker=deployment(names.picker),
         envoy=deployment(names.envoy),

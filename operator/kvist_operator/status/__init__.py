@@ -10,6 +10,6 @@
 
 from .conditions import Condition
 from .status_builder import Subject, status
-from .views import Observed, Trouble, plan_status
+from .views import ObservedPool, Trouble, plan_status
 
-__all__ = ["Condition", "Observed", "Subject", "Trouble", "plan_status", "status"]
+__all__ = ["Condition", "ObservedPool", "Subject", "Trouble", "plan_status", "status"]

@@ -16,7 +16,7 @@ from kvist_operator.spec.pool import Pool
 
 from .conditions import Condition, Truth
 from .diagnosis import worst
-from .views import Counts, Object, Observed, counts, parents, summary
+from .views import Counts, Object, ObservedPool, counts, parents, summary
 
 ACCEPTED: Final = "Accepted"
 AVAILABLE: Final = "Available"
@@ -57,7 +57,7 @@ def available(found: Counts) -> Condition:
     return Condition(AVAILABLE, FALSE, "NoReplicaReady", f"none of {found.wanted} replicas takes requests")
 
 
-def progressing(observed: Observed, found: Counts) -> Condition:
+def progressing(observed: ObservedPool, found: Counts) -> Condition:
     """True while something is under way; False when it is done, or stuck. Either way with pods' own words."""
     where = f"{found.updated} of {found.wanted} replicas run the present plan, {found.ready} are ready"
     if observed.failure:
@@ -82,7 +82,7 @@ def progressing(observed: Observed, found: Counts) -> Condition:
     return Condition(PROGRESSING, TRUE, reason, where)
 
 
-def attached(pool: Pool, observed: Observed, notes: Sequence[Note]) -> Condition | None:
+def attached(pool: Pool, observed: ObservedPool, notes: Sequence[Note]) -> Condition | None:
     """None without a way in."""
     if pool.gateway.mode == "None":
         return None
@@ -98,7 +98,7 @@ def attached(pool: Pool, observed: Observed, notes: Sequence[Note]) -> Condition
     return _routed(observed)
 
 
-def _routed(observed: Observed) -> Condition:
+def _routed(observed: ObservedPool) -> Condition:
     told = parents(observed.route)
     silent = [name for name, said in told if not said]
     if silent or not told:
@@ -131,7 +131,7 @@ def _noted(notes: Sequence[Note]) -> Condition:
     return Condition(notes[0].condition, FALSE, notes[0].reason, "; ".join(note.message for note in notes))
 
 
-def ready(pool: Pool | None, observed: Observed, others: Iterable[Condition]) -> Condition:
+def ready(pool: Pool | None, observed: ObservedPool, others: Iterable[Condition]) -> Condition:
     """The first thing that is missing, in the order in which it has to be mended."""
     by_type = {each.type: each for each in others}
     if observed.conflicts:
@@ -151,7 +151,7 @@ def ready(pool: Pool | None, observed: Observed, others: Iterable[Condition]) ->
     return Condition(READY, TRUE, "ScaledToZero" if zero else "AsAsked", message)
 
 
-def _why(observed: Observed, workload: Object | None, component: str) -> str:
+def _why(observed: ObservedPool, workload: Object | None, component: str) -> str:
     """Why none of a component's pods is ready, as far as they tell."""
     trouble = worst(observed.troubles, workload, component)
     if trouble:
@@ -159,7 +159,7 @@ def _why(observed: Observed, workload: Object | None, component: str) -> str:
     return "its pods are starting" if workload else "its Deployment has not been made"
 
 
-def _limping(pool: Pool | None, observed: Observed) -> list[str]:
+def _limping(pool: Pool | None, observed: ObservedPool) -> list[str]:
     """Trouble of pickers and Envoys of which others serve."""
     shown = [(PICKER, observed.picker)] if pool and pool.picker.mode != "Off" else []
     shown += [(ENVOY, observed.envoy)] if pool and pool.gateway.mode == "Envoy" else []

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kvist_operator.manifests.object_names import ENGINE
 
-from .spec_fields import Part
+from .spec_fields import ComponentFields
 from .termination_message import last_words, masked, shortened
 
 Object = Mapping[str, Any]
@@ -35,7 +35,7 @@ _PULL_NOISE: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class PodFinding:
     """What is wrong, in whose words, and what to do."""
 
     reason: str
@@ -43,24 +43,24 @@ class Finding:
     remedy: str
 
 
-def waiting(state: Object, container: Object, part: Part) -> Finding | None:
+def waiting(state: Object, container: Object, part: ComponentFields) -> PodFinding | None:
     """From ``state.waiting`` of a container's status; None while it is only being made."""
     why, message = str(state.get("reason") or ""), shortened(masked(str(state.get("message") or "")))
     if why in IMAGE:
-        return Finding("ImagePull", _pulled(message) or why, _pull_remedy(message, container, part))
+        return PodFinding("ImagePull", _pulled(message) or why, _pull_remedy(message, container, part))
     if why == "InvalidImageName":
-        return Finding("InvalidImage", message or why, f"Write {_image(container, part)} like {EXAMPLE}")
+        return PodFinding("InvalidImage", message or why, f"Write {_image(container, part)} like {EXAMPLE}")
     if why == "CreateContainerConfigError":
-        return Finding("ConfigMissing", message or why, _config_remedy(message, part))
+        return PodFinding("ConfigMissing", message or why, _config_remedy(message, part))
     if why in NOT_CREATED:
-        return Finding("CannotStart", message or why, _start_remedy(message, container, part))
+        return PodFinding("CannotStart", message or why, _start_remedy(message, container, part))
     return None
 
 
 EXAMPLE: Final = "registry.example.com/team/image:tag"
 
 
-def _image(container: Object, part: Part) -> str:
+def _image(container: Object, part: ComponentFields) -> str:
     """The field with the image of a container."""
     name = container.get("name", "")
     return part.image if name == part.main else f"the image of container {name} in spec.podTemplate"
@@ -70,7 +70,7 @@ def _pulled(message: str) -> str:
     return _PULL_NOISE.sub("", message)
 
 
-def _pull_remedy(message: str, container: Object, part: Part) -> str:
+def _pull_remedy(message: str, container: Object, part: ComponentFields) -> str:
     field = _image(container, part)
     image = container.get("image", "")
     if re.search(r"(?i)unauthorized|forbidden|denied|401|403|no basic auth", message):
@@ -89,7 +89,7 @@ def _pull_remedy(message: str, container: Object, part: Part) -> str:
     return f"Check {field} ({image}), and that nodes reach its registry"
 
 
-def _config_remedy(message: str, part: Part) -> str:
+def _config_remedy(message: str, part: ComponentFields) -> str:
     found = re.search(r'(?P<kind>secret|configmap) "(?P<name>[^"]+)" not found', message)
     if found:
         fields = "spec.model.tokenSecretRef or spec.engine.env" if part.component == ENGINE else "spec.picker"
@@ -104,35 +104,35 @@ def _config_remedy(message: str, part: Part) -> str:
     return f"Check {part.command}"
 
 
-def _start_remedy(message: str, container: Object, part: Part) -> str:
+def _start_remedy(message: str, container: Object, part: ComponentFields) -> str:
     if "executable file not found" in message or "no such file or directory" in message:
         return f"{_image(container, part)} has no such program on its PATH: take an image with it"
     return f"Check {_image(container, part)} and {part.volumes}"
 
 
-def ended(state: Object, container: Object, restarts: int, part: Part) -> Finding:
+def ended(state: Object, container: Object, restarts: int, part: ComponentFields) -> PodFinding:
     """From ``terminated`` of a container that should not have ended."""
     code = int(state.get("exitCode") or 0)
     if state.get("reason") == "OOMKilled":
         return _killed_for_memory(container, part)
     if state.get("reason") in ("ContainerCannotRun", "StartError"):
         message = shortened(masked(str(state.get("message") or "")))
-        return Finding("CannotStart", message, _start_remedy(message, container, part))
+        return PodFinding("CannotStart", message, _start_remedy(message, container, part))
     said = last_words(str(state.get("message") or ""))
     if said.reason and part.component == ENGINE:
-        return Finding(said.reason, said.words, said.remedy)
+        return PodFinding(said.reason, said.words, said.remedy)
     slow = _slow(state, container, part) if code in (0, KILLED, TERMINATED) else None
     return slow or _crashed(said.words, code, restarts, part)
 
 
-def _killed_for_memory(container: Object, part: Part) -> Finding:
+def _killed_for_memory(container: Object, part: ComponentFields) -> PodFinding:
     limit = ((container.get("resources") or {}).get("limits") or {}).get("memory", "what the node has")
     words = f"container {container.get('name')} was killed for taking more memory than {limit}"
     more = " (spec.offload.cpu counts against it)" if part.component == ENGINE else ""
-    return Finding("OutOfMemory", words, f"Raise the limit, {part.resources}.limits.memory{more}")
+    return PodFinding("OutOfMemory", words, f"Raise the limit, {part.resources}.limits.memory{more}")
 
 
-def _slow(state: Object, container: Object, part: Part) -> Finding | None:
+def _slow(state: Object, container: Object, part: ComponentFields) -> PodFinding | None:
     """Ended by the kubelet, because its startup probe had failed for as long as it may."""
     probe = container.get("startupProbe") or {}
     allowed = probe.get("failureThreshold", 3) * probe.get("periodSeconds", 10)
@@ -142,7 +142,7 @@ def _slow(state: Object, container: Object, part: Part) -> Finding | None:
     words = f"container {container.get('name')} was not ready after {allowed} s and was started again"
     remedy = f"Give it longer with {part.starting}" if part.starting else "See its logs"
     faster = ", or let it load faster (spec.model.source: pvc:// or oci://)" if part.starting else ""
-    return Finding("StartsTooSlowly", words, remedy + faster)
+    return PodFinding("StartsTooSlowly", words, remedy + faster)
 
 
 def _lived(state: Object) -> float | None:
@@ -152,7 +152,7 @@ def _lived(state: Object) -> float | None:
     return (datetime.fromisoformat(str(over)) - datetime.fromisoformat(str(begun))).total_seconds()
 
 
-def _crashed(words: str, code: int, restarts: int, part: Part) -> Finding:
+def _crashed(words: str, code: int, restarts: int, part: ComponentFields) -> PodFinding:
     times = f"{restarts + 1} times" if restarts else "once"
     head = f"it has ended {times}, with code {code}{_signal(code)}"
     said = f"{head}: {words}" if words else f"{head} and without a word"
@@ -160,7 +160,7 @@ def _crashed(words: str, code: int, restarts: int, part: Part) -> Finding:
         BUS: "Shared memory is too small: a larger volume shm in spec.podTemplate.spec.volumes",
         127: f"Check {part.image}: it lacks the program",
     }
-    return Finding(
+    return PodFinding(
         "CrashLoop", said, remedies.get(code, f"See its log (kubectl logs --previous); check {part.command}")
     )
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kvist_operator.manifests.object_names import PLAN
 
-from .containers import Finding
+from .containers import PodFinding
 from .pod_diagnosis import cause
 from .spec_fields import part_of
 from .termination_message import masked, shortened
@@ -57,7 +57,7 @@ def troubles(pods: Sequence[Object], events: Sequence[Object] = ()) -> tuple[Tro
     by_pod: dict[str, list[Object]] = defaultdict(list)
     for event in events:
         by_pod[str((event.get("involvedObject") or {}).get("name"))].append(event)
-    found: dict[tuple[str, str], list[tuple[str, Finding]]] = defaultdict(list)
+    found: dict[tuple[str, str], list[tuple[str, PodFinding]]] = defaultdict(list)
     for pod in newest(pods):
         name = pod["metadata"]["name"]
         one = cause(pod, by_pod[name])
@@ -114,7 +114,7 @@ def _age(pods: Sequence[Object]) -> tuple[bool, str]:
     return staying, max(str(pod["metadata"].get("creationTimestamp") or "") for pod in pods)
 
 
-def _trouble(component: str, found: Sequence[tuple[str, Finding]]) -> Trouble:
+def _trouble(component: str, found: Sequence[tuple[str, PodFinding]]) -> Trouble:
     """The first pod by name tells; so the words change only when its own do."""
     name, told = min(found, key=lambda each: each[0])
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""

@@ -8,8 +8,8 @@ from typing import Any, Final
 from kvist_operator.manifests.object_names import ENGINE
 
 from . import scheduling_diagnosis
-from .containers import Finding, ended, waiting
-from .spec_fields import Part, part_of
+from .containers import PodFinding, ended, waiting
+from .spec_fields import ComponentFields, part_of
 from .termination_message import masked, shortened
 
 Object = Mapping[str, Any]
@@ -26,7 +26,7 @@ class _Seen:
     """One pod and what is told of it."""
 
     pod: Object
-    part: Part
+    part: ComponentFields
     events: Events
 
     @property
@@ -49,7 +49,7 @@ class _Seen:
         return _said(newest.get("message") or newest["reason"]) if newest else ""
 
 
-def cause(pod: Object, events: Events = ()) -> Finding | None:
+def cause(pod: Object, events: Events = ()) -> PodFinding | None:
     """The one thing to mend first; None for a pod that is ready, or on its way."""
     seen = _Seen(pod, part_of(pod), events)
     if _lost(seen):
@@ -65,26 +65,26 @@ def _lost(seen: _Seen) -> bool:
     return seen.status.get("reason") == "NodeLost" or seen.condition("DisruptionTarget").get("reason") in gone
 
 
-def _lost_finding(seen: _Seen) -> Finding:
+def _lost_finding(seen: _Seen) -> PodFinding:
     node = seen.spec.get("nodeName", "its node")
     words = _said(seen.status.get("message")) or f"node {node} does not answer"
     remedy = (
         f"Bring {node} back, or take it out of the cluster (kubectl delete node): its pods are replaced then"
     )
-    return Finding("NodeLost", words, remedy)
+    return PodFinding("NodeLost", words, remedy)
 
 
-def _failed(seen: _Seen) -> Finding | None:
+def _failed(seen: _Seen) -> PodFinding | None:
     """The whole pod, by its node: evicted or turned away."""
     why, message = str(seen.status.get("reason") or ""), _said(seen.status.get("message"))
     if seen.status.get("phase") != "Failed":
         return None
     if why == "Evicted":
-        return Finding("Evicted", message, _eviction_remedy(message, seen.part))
+        return PodFinding("Evicted", message, _eviction_remedy(message, seen.part))
     if why in SHUTDOWN:
-        return Finding("Evicted", message or why, "Nothing to do: another pod takes its place")
+        return PodFinding("Evicted", message or why, "Nothing to do: another pod takes its place")
     if ADMISSION.fullmatch(why):
-        return Finding("NodeRefused", message or why, ADMISSION_REMEDY)
+        return PodFinding("NodeRefused", message or why, ADMISSION_REMEDY)
     return None
 
 
@@ -96,7 +96,7 @@ ADMISSION_REMEDY: Final = (
 DISK: Final = re.compile(r"ephemeral|nodefs|imagefs|emptydir", re.IGNORECASE)
 
 
-def _eviction_remedy(message: str, part: Part) -> str:
+def _eviction_remedy(message: str, part: ComponentFields) -> str:
     if not DISK.search(message):
         return f"Nodes are short of it: raise the requests in {part.resources}; pods go where there is enough"
     if part.component != ENGINE:
@@ -107,21 +107,21 @@ def _eviction_remedy(message: str, part: Part) -> str:
     )
 
 
-def _unscheduled(seen: _Seen) -> Finding | None:
+def _unscheduled(seen: _Seen) -> PodFinding | None:
     found = seen.condition("PodScheduled")
     message = masked(str(found.get("message") or ""))
     if found.get("reason") == "SchedulingGated":
         gates = ", ".join(gate["name"] for gate in seen.spec.get("schedulingGates") or ())
-        return Finding(
+        return PodFinding(
             "SchedulingGated", f"waits for {gates}", "Whoever set the gate takes it away, such as a queue"
         )
     if found.get("reason") != "Unschedulable":
         return None
     remedy = scheduling_diagnosis.remedy(message, seen.pod, seen.part)
-    return Finding("Unschedulable", shortened(scheduling_diagnosis.words(message)), remedy)
+    return PodFinding("Unschedulable", shortened(scheduling_diagnosis.words(message)), remedy)
 
 
-def _containers(seen: _Seen) -> Finding | None:
+def _containers(seen: _Seen) -> PodFinding | None:
     """The first container that is in trouble, init containers first."""
     spec, status = seen.spec, seen.status
     made = {c["name"]: c for c in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))}
@@ -130,7 +130,7 @@ def _containers(seen: _Seen) -> Finding | None:
     return next((each for each in found if each), None)
 
 
-def _container(told: Object, made: Object, part: Part) -> Finding | None:
+def _container(told: Object, made: Object, part: ComponentFields) -> PodFinding | None:
     state, last = told.get("state") or {}, (told.get("lastState") or {}).get("terminated")
     found = waiting(state.get("waiting") or {}, {"name": told["name"], **made}, part)
     if found or told.get("ready"):
@@ -143,19 +143,19 @@ def _container(told: Object, made: Object, part: Part) -> Finding | None:
     return ended(over, {"name": told["name"], **made}, max(0, crashes), part)
 
 
-def _mounted(seen: _Seen) -> Finding | None:
+def _mounted(seen: _Seen) -> PodFinding | None:
     message = seen.latest("FailedMount", "FailedAttachVolume", "FailedMapVolume")
     if message:
-        return Finding("VolumeMount", message, _mount_remedy(message, seen.part))
+        return PodFinding("VolumeMount", message, _mount_remedy(message, seen.part))
     message = seen.latest("FailedCreatePodSandBox", "NetworkNotReady", "FailedPrepareDynamicResources")
     if message:
-        return Finding(
+        return PodFinding(
             "SandboxFailed", message, "The node cannot set up pods: see its network plugin and kubelet"
         )
     return None
 
 
-def _mount_remedy(message: str, part: Part) -> str:
+def _mount_remedy(message: str, part: ComponentFields) -> str:
     absent = re.search(r'(secret|configmap) "(?P<name>[^"]+)" not found', message)
     if absent and absent["name"].endswith(("-epp-tls", "-epp-ca")):
         return "The operator makes it: see that it runs, and its log"
@@ -166,12 +166,12 @@ def _mount_remedy(message: str, part: Part) -> str:
     return f"See the claim and its storage class; it is asked for by {part.volumes}"
 
 
-def _probed(seen: _Seen) -> Finding | None:
+def _probed(seen: _Seen) -> PodFinding | None:
     """Runs, is not ready, and its probes fail with something other than a closed port: that is loading."""
     message = seen.latest("Unhealthy")
     if not message.startswith("Readiness") or "connection refused" in message:
         return None
-    return Finding("ProbeFailed", message, f"See its log; check {seen.part.command}")
+    return PodFinding("ProbeFailed", message, f"See its log; check {seen.part.command}")
 
 
 def _said(message: object) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kvist_operator.manifests.object_names import ENGINE
 
-from .spec_fields import Part
+from .spec_fields import ComponentFields
 
 Object = Mapping[str, Any]
 _AFTERTHOUGHT: Final = re.compile(r"[.,;]? *(no new claims to deallocate|preemption:).*", re.DOTALL)
@@ -27,7 +27,7 @@ class Case:
     message: str
     """The scheduler's."""
     pod: Object
-    part: Part
+    part: ComponentFields
 
     def says(self, *parts: str) -> bool:
         """Whether any of these is in the message."""
@@ -44,7 +44,7 @@ def words(message: str) -> str:
     return _AFTERTHOUGHT.sub("", message).strip()
 
 
-def remedy(message: str, pod: Object, part: Part) -> str:
+def remedy(message: str, pod: Object, part: ComponentFields) -> str:
     """What to do, by all that is in the message; the first things first."""
     case = Case(message, pod, part)
     found = [said for rule in RULES if (said := rule(case))]
@@ -82,7 +82,7 @@ def _labels(case: Case) -> str:
     return f"Nodes must have {_wanted(case.pod)}: label them, or change {_labelled_by(case.part)}"
 
 
-def _labelled_by(part: Part) -> str:
+def _labelled_by(part: ComponentFields) -> str:
     engine = part.component == ENGINE
     return "spec.accelerator.product or spec.podTemplate.spec.nodeSelector" if engine else "the nodes"
 

@@ -10,7 +10,7 @@ Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ComponentFields:
     """One component; each field as it stands in a sentence."""
 
     component: str
@@ -25,8 +25,8 @@ class Part:
     volumes: str
 
 
-PARTS: Final[Mapping[str, Part]] = {
-    ENGINE: Part(
+PARTS: Final[Mapping[str, ComponentFields]] = {
+    ENGINE: ComponentFields(
         component=ENGINE,
         main=ENGINE,
         image="spec.engine.image",
@@ -35,7 +35,7 @@ PARTS: Final[Mapping[str, Part]] = {
         command="spec.engine.extraArgs and spec.engine.env",
         volumes="spec.model.source and spec.podTemplate.spec.volumes",
     ),
-    PICKER: Part(
+    PICKER: ComponentFields(
         component=PICKER,
         main=PICKER,
         image="spec.picker.image",
@@ -44,7 +44,7 @@ PARTS: Final[Mapping[str, Part]] = {
         command="spec.picker (an image of the operator's own version?)",
         volumes="spec.picker.tokenizer",
     ),
-    ENVOY: Part(
+    ENVOY: ComponentFields(
         component=ENVOY,
         main=ENVOY,
         image="the Envoy image that the operator was installed with",
@@ -56,7 +56,7 @@ PARTS: Final[Mapping[str, Part]] = {
 }
 
 
-def part_of(pod: Object) -> Part:
+def part_of(pod: Object) -> ComponentFields:
     """By the pod's label; engines' where it has none."""
     labels = pod["metadata"].get("labels") or {}
     return PARTS.get(labels.get(COMPONENT, ENGINE), PARTS[ENGINE])

@@ -9,13 +9,13 @@ from typing import Any
 from kvist_epp.names import LABEL_POOL
 from kvist_operator.errors import OperatorError
 from kvist_operator.manifests.cluster_facts import Note
-from kvist_operator.manifests.object_names import ENGINE_PORT, Names
+from kvist_operator.manifests.object_names import ENGINE_PORT, ObjectNames
 from kvist_operator.plan import Plan, Verdict
 from kvist_operator.spec.pool import Pool
 
 from . import conditions_builder as build
 from .conditions import Condition, Json, written
-from .views import Counts, Observed, counts, plan_status
+from .views import Counts, ObservedPool, counts, plan_status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Subject:
     notes: Sequence[Note] = ()
 
 
-def status(subject: Subject, observed: Observed, old: Mapping[str, Any], now: datetime) -> Json:
+def status(subject: Subject, observed: ObservedPool, old: Mapping[str, Any], now: datetime) -> Json:
     """``old``: the status before, from which come the times of conditions that stay as they are, and the plan
     that runs on while a new spec cannot be planned."""
     found = counts(observed.workload)
@@ -57,7 +57,7 @@ def status(subject: Subject, observed: Observed, old: Mapping[str, Any], now: da
     return made
 
 
-def _conditions(subject: Subject, observed: Observed, found: Counts) -> list[Condition]:
+def _conditions(subject: Subject, observed: ObservedPool, found: Counts) -> list[Condition]:
     basic = [
         build.accepted(subject.plan, subject.error),
         build.available(found),
@@ -68,7 +68,7 @@ def _conditions(subject: Subject, observed: Observed, found: Counts) -> list[Con
     return [build.ready(subject.pool, observed, others), *others]
 
 
-def _optional(pool: Pool, observed: Observed, notes: Sequence[Note]) -> list[Condition]:
+def _optional(pool: Pool, observed: ObservedPool, notes: Sequence[Note]) -> list[Condition]:
     asked = (
         build.attached(pool, observed, notes),
         build.precise(pool, notes),
@@ -77,7 +77,7 @@ def _optional(pool: Pool, observed: Observed, notes: Sequence[Note]) -> list[Con
     return [condition for condition in asked if condition]
 
 
-def _plan(subject: Subject, observed: Observed, old: Mapping[str, Any]) -> Json | None:
+def _plan(subject: Subject, observed: ObservedPool, old: Mapping[str, Any]) -> Json | None:
     """The plan that runs: the last good one while there are engines of it."""
     refused = subject.plan is not None and subject.plan.verdict is Verdict.REFUSED
     if subject.plan is None or (refused and observed.workload is not None):
@@ -87,7 +87,7 @@ def _plan(subject: Subject, observed: Observed, old: Mapping[str, Any]) -> Json 
 
 def url(pool: Pool) -> str:
     """Where requests go; empty where only the Gateway knows."""
-    names = Names.of(pool)
+    names = ObjectNames.of(pool)
     if pool.gateway.mode == "Envoy":
         return f"http://{names.host(names.envoy)}"
     if pool.gateway.mode == "Route":

@@ -28,7 +28,7 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class ObservedPool:
     """Children as they were read; None = not there."""
 
     workload: Object | None = None

@@ -7,7 +7,7 @@ from tests.fakes.learning import PROMPT, Learning, prompted, stored
 from tests.fakes.vocabulary import Words, word
 
 from kvist_epp.engines.vllm.kv_events import Cleared, Removed, Stored
-from kvist_epp.kvevents.canonical import Finding, Piece, examine
+from kvist_epp.kvevents.canonical import CanonicalBlocks, Piece, examine
 from kvist_epp.kvevents.decode_check import Checker
 
 HEL, LO, HELLO, ACCENT = word(b" hel"), word(b"lo"), word(b" hello"), word(b"\xc3\xa9")
@@ -21,7 +21,7 @@ def piece(*ids: int) -> Piece:
     return Piece(ids, spell(ids))
 
 
-def look(tail: bytes, *blocks: Piece) -> Finding:
+def look(tail: bytes, *blocks: Piece) -> CanonicalBlocks:
     words = Words()
     return examine(tail, blocks, words.encode, words.pieces)
 
@@ -32,61 +32,61 @@ A, B, C = b"abcd"[0], b"b"[0], b"c"[0]
 def test_canonical_tokens_are_found_canonical() -> None:
     """Text that tokenises to the very ids, after any tail."""
 
-    assert look(b"xy", piece(A, HELLO, B, C), piece(A, A, A, A)) == Finding(2, 0)
+    assert look(b"xy", piece(A, HELLO, B, C), piece(A, A, A, A)) == CanonicalBlocks(2, 0)
 
 
 def test_a_split_word_is_not_canonical() -> None:
     """The same bytes from other tokens: a prompt with that text would not hit."""
 
-    assert look(b"", piece(A, HEL, LO, C), piece(A, A, A, A)) == Finding(0, 0)
+    assert look(b"", piece(A, HEL, LO, C), piece(A, A, A, A)) == CanonicalBlocks(0, 0)
 
 
 def test_what_follows_a_block_that_is_not_canonical_is_not_either() -> None:
     """A later prompt parts from the chain at the first difference."""
 
-    assert look(b"", piece(A, B, C, A), piece(HEL, LO, A, A), piece(A, B, A, B)) == Finding(1, 0)
+    assert look(b"", piece(A, B, C, A), piece(HEL, LO, A, A), piece(A, B, A, B)) == CanonicalBlocks(1, 0)
 
 
 def test_a_boundary_that_would_merge_spoils_the_block_before_it() -> None:
     """The last token of a block depends on what follows: ' hel' + 'lo' would be ' hello'."""
 
-    assert look(b"", piece(A, B, C, HEL), piece(LO, A, A, A)) == Finding(0, 0)
+    assert look(b"", piece(A, B, C, HEL), piece(LO, A, A, A)) == CanonicalBlocks(0, 0)
 
 
 def test_a_block_that_merges_with_the_text_before_it_is_not_canonical() -> None:
     """The prompt ended in ' hel' and the model said 'lo': a longer prompt has another token there."""
 
-    assert look(b"ab hel", piece(LO, A, B, C), piece(A, B, C, A)) == Finding(0, 0)
+    assert look(b"ab hel", piece(LO, A, B, C), piece(A, B, C, A)) == CanonicalBlocks(0, 0)
 
 
 def test_a_difference_at_the_very_end_waits_for_more_text() -> None:
     """The tokenizer may change its mind about the last tokens when the text goes on."""
 
-    assert look(b"", piece(A, B, HEL, LO)) == Finding(0, 1)
+    assert look(b"", piece(A, B, HEL, LO)) == CanonicalBlocks(0, 1)
 
 
 def test_a_block_that_ends_inside_a_character_waits() -> None:
     """Half a character cannot be tokenised; the block before it can."""
 
-    assert look(b"", piece(A, A, A, A), piece(A, B, C, 0xC3)) == Finding(1, 1)
+    assert look(b"", piece(A, A, A, A), piece(A, B, C, 0xC3)) == CanonicalBlocks(1, 1)
 
 
 def test_a_character_over_two_blocks_is_read_when_it_is_whole() -> None:
     """The bytes of é as two tokens are not canonical here, because é is one token."""
 
-    assert look(b"", piece(A, B, C, 0xC3), piece(0xA9, A, A, A), piece(A, A, A, A)) == Finding(0, 0)
+    assert look(b"", piece(A, B, C, 0xC3), piece(0xA9, A, A, A), piece(A, A, A, A)) == CanonicalBlocks(0, 0)
 
 
 def test_bytes_that_are_no_text_are_not_canonical() -> None:
     """No prompt can spell invalid UTF-8."""
 
-    assert look(b"", piece(A, A, A, A), piece(A, 0xFF, A, A), piece(A, A, A, A)) == Finding(1, 0)
+    assert look(b"", piece(A, A, A, A), piece(A, 0xFF, A, A), piece(A, A, A, A)) == CanonicalBlocks(1, 0)
 
 
 def test_a_tail_cut_inside_a_character_is_cleaned() -> None:
     """The window may begin anywhere in the text before."""
 
-    assert look(b"\xa9ab", piece(A, B, C, A)) == Finding(1, 0)
+    assert look(b"\xa9ab", piece(A, B, C, A)) == CanonicalBlocks(1, 0)
 
 
 def test_a_prompt_is_credited_at_once() -> None:

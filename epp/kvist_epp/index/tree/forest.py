@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvist_epp.index.tree.hash_index import Names
+from kvist_epp.index.tree.hash_index import HashIndex
 from kvist_epp.index.tree.holders import ONES, each
 from kvist_epp.index.tree.presence import Presence
 from kvist_epp.index.tree.segment import GPU, Root, Segment, Tree, attach, detach
@@ -28,14 +28,14 @@ class Forest:
 
     __slots__ = ("nodes", "segments", "trees")
 
-    nodes: Names
+    nodes: HashIndex
     """Engine hash → segment, for the publishers that have nothing else in ``Presence.own``."""
     segments: int
     trees: dict[Root, dict[int, Tree]]
     """Root → block size in tokens → tree."""
 
     def __init__(self) -> None:
-        self.nodes = Names()
+        self.nodes = HashIndex()
         self.segments = 0
         self.trees = {}
 

@@ -15,7 +15,7 @@ SHIFT: Final = 56
 """The upper bits choose the shard: the lower ones choose the place in it, and would all be equal."""
 
 
-class Names:
+class HashIndex:
     """A mapping, as far as one is needed."""
 
     __slots__ = ("_shards",)
