@@ -140,7 +140,7 @@ class Index:
         return Matches([pair for tree in trees for pair in search(tree, prompt, self._live)], self._bits)
 
     def exclusive(self, publishers: Iterable[int]) -> Iterator[tuple[Segment, int]]:
-        """Each segment in which these publishers hold something, with the mask of the blocks that nobody else
+        """Each segment in which these publishers hold something, with the mask of the blocks that no other
         holds on any medium.
 
         The index may change meanwhile: each segment is told as it stands when its turn comes.
@@ -231,7 +231,7 @@ class Index:
             who.add_opaque(medium, name)
 
     def held(self, publisher: int, hashes: Sequence[int], medium: str) -> int:
-        """Blocks were cached on this medium too, told by hash alone; returns how many it held on any."""
+        """Add a medium to cached blocks that an event names by hash alone; return how many it held on any."""
         who, medium = self._presences[publisher], medium.upper()
         known = 0
         for name in hashes:

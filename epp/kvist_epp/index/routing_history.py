@@ -191,7 +191,7 @@ class History:
         self._tidy(node)
 
     def _tidy(self, node: _Node) -> None:
-        """Nodes nobody has go; one that neither parts nor ends anything becomes one with what follows."""
+        """Remove nodes without holders; merge one that neither branches nor ends with its child."""
         while node.parent is not None and not node.holders:
             del node.parent.children[node.text[0]]
             node = node.parent

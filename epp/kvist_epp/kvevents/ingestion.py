@@ -225,7 +225,7 @@ class Learner:
         return _same_group(state.group, event.group)
 
     def _held(self, state: _Source, event: Stored) -> None:
-        """An offload tier has blocks, told by hash alone."""
+        """Add blocks of an offload tier, which events name by hash alone."""
         pending = state.ward.pending
         waiting = [born for name in event.hashes if (born := pending.uncredited(name)) is not None]
         for born in waiting:

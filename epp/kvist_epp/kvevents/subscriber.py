@@ -64,7 +64,7 @@ class Subscriber:
 
     @property
     def strangers(self) -> int:
-        """Messages from publishers nobody asked to follow, in bind mode."""
+        """Messages from publishers that are not followed, in bind mode."""
         return 0 if self._door is None else self._door.strangers
 
     def follow(self, followed: Iterable[Followed]) -> None:
@@ -120,7 +120,7 @@ class Subscriber:
         return feed is not None and feed.intake.stream.waiting
 
     def resume(self) -> None:
-        """No snapshot comes, or no more: whoever still waits asks its ring."""
+        """Note that no further snapshot comes: publishers that still wait for one use their replay buffer."""
         self._waiting = False
         for feed in self._feeds.values():
             if feed.intake.stream.waiting:

@@ -118,7 +118,7 @@ class Hot:
                 heats[place] = Heat(matches, tenant)
 
     def beginnings(self, budget: int, now: float, masks: Masks | None = None) -> list[Beginning]:
-        """The hottest beginnings, hottest first, that are no more than ``budget`` tokens in all.
+        """The hottest prefixes, hottest first, of at most ``budget`` tokens in all.
 
         What two of them share is counted once: whoever computes one has that part of the other. With
         ``masks`` only those that end in blocks of the masks, and only such blocks count.

@@ -107,7 +107,7 @@ def _route() -> Json:
 
 
 def _retries(number: int) -> Json:
-    """``reset``: whoever was asked died before the first byte of an answer; Envoy has the body still."""
+    """``reset``: the endpoint failed before the first byte of its response; Envoy still has the body."""
     previous = _extension("retry.host.previous_hosts.v3.PreviousHostsPredicate")
     return {
         "retry_on": "connect-failure,refused-stream,reset",
@@ -275,7 +275,7 @@ def _unbounded() -> Json:
 
 
 def _overload() -> Json:
-    """503 for newcomers when bodies fill the memory, rather than an end of all."""
+    """New requests get 503 when bodies fill the memory, so that the process is not killed."""
     heap = "envoy.resource_monitors.fixed_heap"
     connections = {
         **_extension("resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"),

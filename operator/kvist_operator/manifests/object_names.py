@@ -97,7 +97,7 @@ class ObjectNames:
         return f"{self.pool}-envoy"
 
     def host(self, service: str) -> str:
-        """A Service's name in the cluster, without the cluster's domain, which nobody need know."""
+        """A Service's name in the cluster, without the cluster's domain, which may be any."""
         return f"{service}.{self.namespace}.svc"
 
     def selector(self, component: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ NODE_LABELS: Final = "node labels"
 def choose_seat(
     spec: AcceleratorSpec, *, nodes: Sequence[NodeFacts] = (), wanted: str = ""
 ) -> tuple[Seat, list[Choice]]:
-    """``wanted`` (``kvist plan --gpu``) wins over the spec, the spec over node labels.
+    """``wanted`` (``kvist plan --gpu``) takes precedence over the spec, and the spec over node labels.
 
     Raises:
         HardwareError: nothing says which accelerator, or nobody knows it.

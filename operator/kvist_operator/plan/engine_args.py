@@ -107,7 +107,7 @@ def _nodes(layout: Layout, seat: Seat) -> dict[str, Any]:
 
 
 def events_on(pool: Pool) -> bool:
-    """Engines announce their blocks only where somebody listens and there is something to announce."""
+    """Engines publish KV events only where a picker reads them and prefix caching is on."""
     return pool.engine.prefix_caching and pool.picker.mode != "Off"
 
 

@@ -15,7 +15,7 @@ MOST_CHARACTERS: Final = 1024
 
 
 class Fields:
-    """One object of the spec; ``done`` refuses what nobody asked for."""
+    """One object of the spec; ``done`` rejects fields that were not read."""
 
     def __init__(self, raw: Any, path: str) -> None:
         if not isinstance(raw, Mapping):
@@ -127,7 +127,7 @@ class Fields:
         return value or {}
 
     def done(self) -> None:
-        """Raises SpecError for the first field that nobody read."""
+        """Raise SpecError for the first field that was not read."""
         unknown = [key for key in self._raw if key not in self._seen]
         if unknown:
             name = str(unknown[0])

@@ -114,7 +114,7 @@ def _routed(observed: ObservedPool) -> Condition:
 
 
 def precise(pool: Pool, notes: Sequence[Note]) -> Condition | None:
-    """Whether picks go by the engines' own events; None where nobody wants that."""
+    """Whether picks use the engines' own events; None where the mode is not Auto or prefix caching is off."""
     if pool.picker.mode != "Auto" or not pool.engine.prefix_caching:
         return None
     found = [note for note in notes if note.condition == PRECISE]

@@ -23,7 +23,7 @@ ADMISSION: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """One pod and what is told of it."""
+    """One pod, its events and the fields that remedies name."""
 
     pod: Object
     part: ComponentFields

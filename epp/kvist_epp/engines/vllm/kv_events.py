@@ -183,7 +183,7 @@ def decode(payload: bytes) -> Batch:
 
 
 def rank_of(payload: bytes) -> int | None:
-    """The data-parallel rank of a batch whose events are not looked at; None when it cannot be told."""
+    """The data-parallel rank of a batch whose events are not decoded; None if it cannot be read."""
     try:
         return _rank_only(payload).rank
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -24,7 +24,7 @@ class Captured(NamedTuple):
 
 
 class Section:
-    """Nothing of it counts before ``end`` is through; whoever gives it up forgets the publisher."""
+    """Nothing of it counts before ``end`` has returned; a caller that gives it up removes the publisher."""
 
     def __init__(self, restore: Restore, ward: Ward, checker: Checker) -> None:
         self._restore = restore

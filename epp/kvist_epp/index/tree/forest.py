@@ -152,7 +152,7 @@ class Forest:
             segment.alias = segment.alias or None
 
     def prune(self, segment: Segment) -> None:
-        """Frees what nobody holds at the segment's end, the segment when that is all, and its parents."""
+        """Free the blocks without holders at the segment's end, or the whole segment and then its parents."""
         while segment.parent is not None:
             reach = segment.reach()
             if reach * 2 > len(segment.hashes):

@@ -49,7 +49,7 @@ class HashIndex:
             shards[name >> SHIFT & 255][name] = segment
 
     def claim(self, name: int, segment: Segment) -> bool:
-        """Gives a name nobody has to this segment; returns whether it is the segment's."""
+        """Map a hash that is not mapped to this segment; return whether it is the segment's."""
         return self._shards[name >> SHIFT & 255].setdefault(name, segment) is segment
 
     def drop(self, names: Iterable[int], segment: Segment) -> None:

@@ -105,7 +105,7 @@ class Holders:
                 yield bit, run
 
     def reach(self, length: int) -> int:
-        """Number of blocks up to the last that anybody holds."""
+        """Number of blocks up to the last one with a holder."""
         if self.full:
             return length
         far = max(self.runs) if self.runs else 0
@@ -145,14 +145,14 @@ class Holders:
         return 0
 
     def grow(self, length: int) -> None:
-        """The segment gets more blocks than its present ``length``: nobody holds all of it now."""
+        """Note that the segment grows beyond its present ``length``: no publisher holds all of it now."""
         if self.full:
             runs = self.runs = self.runs or {}
             runs[length] = self.full
             self.full = 0
 
     def shrink(self, length: int) -> None:
-        """The segment keeps its first ``length`` blocks; nobody held the others."""
+        """Note that the segment keeps its first ``length`` blocks; the others had no holder."""
         if self.runs and (bits := self.runs.get(length)):
             self.full = bits
             self._leave_run(length, 0)

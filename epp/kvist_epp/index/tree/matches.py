@@ -58,7 +58,7 @@ class Matches:
 
     @property
     def best(self) -> int:
-        """The most tokens anybody holds."""
+        """The most tokens that a publisher holds."""
         return self.groups[0][1] if self.groups else 0
 
     def publishers(self) -> list[int]:
@@ -143,7 +143,7 @@ class _Walk:
         """(segment to look at, its offset in the prompt, who got so far)"""
 
     def run(self) -> None:
-        """Looks at one segment after the other until nobody holds more."""
+        """Follow the segments until no publisher holds the next."""
         prompt, end, todo = self.prompt, self.end, self.todo
         while todo:
             segment, start, reached = self._ahead(*todo.pop())

@@ -98,7 +98,7 @@ class Segment:
         return f"<Segment of {len(self.hashes)} blocks at {self.base}, {len(self.text)} bytes>"
 
     def media(self) -> Iterator[tuple[str, Holders]]:
-        """Every medium on which somebody holds some of it."""
+        """Every medium on which a publisher holds some of it."""
         if self.gpu:
             yield GPU, self.gpu
         if self.lower:
@@ -192,7 +192,7 @@ class Segment:
         return gone
 
     def reach(self) -> int:
-        """Number of blocks up to the last that somebody holds or that has a child."""
+        """Number of blocks up to the last one with a holder or a child."""
         length = len(self.hashes)
         far = self.gpu.reach(length)
         if far < length:
@@ -237,7 +237,7 @@ def last_position(children: Children) -> int:
 
 
 def child(children: Children, at: int, block: bytes) -> Segment | None:
-    """The first child after the block at ``at`` that begins with ``block``; others are its twins."""
+    """The first child after the block at ``at`` that begins with ``block``; others have equal text."""
     if isinstance(children, Segment):
         return children if children.at == at and children.block(0) == block else None
     if children is None or at not in children:
