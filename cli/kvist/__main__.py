@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any, Final
 
-from .commands import COMMANDS, GROUPS, Command
+from .command import Command
+from .commands import COMMANDS, GROUPS
 
 EPILOG: Final = """\
 examples:

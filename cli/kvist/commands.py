@@ -4,36 +4,16 @@ Standard library only; a command's function is named as text and imported when i
 """
 
 import argparse
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from kvist.command import Command
 from kvist.values import count, delay, loads, positive, sizes, words
 
 PROMPT_KILOBYTES: Final = (1, 8, 40, 160, 450)
 SHAPES: Final = ("completion", "chat-2", "chat-40")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """A command of ``kvist``: its words, help, options and function."""
-
-    words: tuple[str, ...]
-    """As typed: ``("bench", "epp")``."""
-    summary: str
-    """One line, for the list."""
-    examples: str
-    function: str
-    """``module:name``; called with the parsed options, or with the remaining words when ``options`` is None.
-    Returns the exit code."""
-    options: Callable[[argparse.ArgumentParser], None] | None = None
-    """Adds the options; None = the words after the command go on unread, ``--help`` too."""
-    extra: str = "demo"
-    """The extra of the distribution that it needs."""
-    hidden: bool = False
-    """Accepted, but left out of the lists of ``--help``: an older name."""
 
 
 GROUPS: Final[Mapping[str, str]] = MappingProxyType(

@@ -338,7 +338,7 @@ def check_extra(words: Sequence[str], path: str = "spec.engine.extraArgs") -> No
 
 
 def _readings(name: str) -> list[str]:
-    """What a name may stand for: itself, or what it switches off."""
+    """Return the flags that a name may stand for: itself, or the one that it switches off."""
     stripped = [name.removeprefix(prefix) for prefix in ("no-", "disable-") if name.startswith(prefix)]
     return [name, *stripped, *(f"enable-{rest}" for rest in stripped)]
 

@@ -235,7 +235,7 @@ SHARED: Final = "-SHARED"
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What the labels of one node tell."""
+    """Accelerators of one node, from its labels."""
 
     accelerator: Accelerator
     per_node: int
@@ -279,7 +279,7 @@ def other(product: str, memory_gib: float, resource: str = "") -> Accelerator:
 
 
 def from_labels(labels: Mapping[str, str]) -> NodeFacts | None:
-    """What a node's labels say of its accelerators; None when they say nothing known."""
+    """Read a node's accelerators from its labels; None if no label is known."""
     product = next((labels[name] for name in PRODUCT_LABELS if labels.get(name)), "")
     row = find(product) if product else None
     if row is None:

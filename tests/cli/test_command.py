@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from kvist.__main__ import main
-from kvist.commands import COMMANDS, Command
+from kvist.command import Command
+from kvist.commands import COMMANDS
 
 BLOCKED = """
 import sys

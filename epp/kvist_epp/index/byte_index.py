@@ -51,7 +51,7 @@ class Index:
         return f"<Index {publishers} publishers, {hashes} hashes, {forest.segments} segments>"
 
     def stats(self) -> dict[str, int]:
-        """How much is kept; all but the publishers are 0 when nobody holds anything and ``sweep`` is done."""
+        """Sizes of the index; all but the publishers are 0 when nothing is held and ``sweep`` is done."""
         presences = [*self._presences.values(), *self._retired]
         return {
             "publishers": len(self._presences),
@@ -106,7 +106,7 @@ class Index:
         return sum(len(who.segments) for who in self._retired)
 
     def blocks(self, publisher: int) -> dict[str, int]:
-        """How many distinct blocks it holds, by medium, opaque ones included."""
+        """Return the number of distinct blocks that a publisher holds, by medium, opaque ones included."""
         return {medium: count for medium, count in self._presences[publisher].counts.items() if count}
 
     def _with_bit(self, publisher: int) -> Presence:
@@ -121,7 +121,7 @@ class Index:
     # Snapshots
 
     def capture(self, publisher: int) -> Capture:
-        """What it holds, to be recorded while none of its events is learned."""
+        """Capture a publisher's blocks; meanwhile none of its events may be learned."""
         who = self._presences[publisher]
         return Capture(who, lambda: self._presences.get(publisher) is who)
 
@@ -135,7 +135,7 @@ class Index:
     # Looking
 
     def match(self, root: Root, prompt: bytes) -> Matches:
-        """Who holds how much of the prompt's beginning. Changes nothing."""
+        """Return how much of the prompt's prefix each publisher holds. Changes nothing."""
         trees = self._forest.trees.get(root, {}).values()
         return Matches([pair for tree in trees for pair in search(tree, prompt, self._live)], self._bits)
 

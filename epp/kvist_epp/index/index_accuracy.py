@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TrustLimits:
-    """When to fall back, and when to come back."""
+    """Thresholds of approximate mode: when it begins and when it ends."""
 
     enter: float = 0.05
     """Error above which an endpoint becomes approximate."""

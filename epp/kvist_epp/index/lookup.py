@@ -24,7 +24,7 @@ RATIO_WEIGHT: Final = 0.05
 
 
 class CachedPart(msgspec.Struct, frozen=True):
-    """What one endpoint holds of one request's prompts; has the shape of ``scheduling.cost.CachedPrefix``."""
+    """Cached part of one request's prompts on one endpoint; a ``scheduling.cost.CachedPrefix``."""
 
     tokens: int
     bytes: int
@@ -47,7 +47,7 @@ class Member:
 
 
 class Found(msgspec.Struct):
-    """What a look-up gives."""
+    """Result of a look-up."""
 
     size: int
     """Bytes of all prompts."""
@@ -89,12 +89,12 @@ class Lookup:
         self._owners |= dict.fromkeys(member.publishers, key)
 
     def leave(self, key: str) -> None:
-        """It is not any more."""
+        """Remove an endpoint from the look-up."""
         for publisher in self.members.pop(key).publishers:
             del self._owners[publisher]
 
     def look(self, root: Root, prompts: Sequence[bytes], *, learn: bool = True) -> Found:
-        """What the members hold of these prompts of one request; several add up.
+        """Return the cached part of these prompts of one request on each endpoint; several prompts add up.
 
         ``learn``: the mean bytes per token follows what is matched.
         """

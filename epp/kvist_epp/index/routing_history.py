@@ -65,7 +65,7 @@ class _Node:
 
 
 class _Book:
-    """What one name has."""
+    """Prefixes of one endpoint."""
 
     __slots__ = ("ends", "limit", "size")
 
@@ -119,7 +119,7 @@ class History:
         return self.note(name, root, b"".join(reversed(texts)))
 
     def match(self, root: Root, prompt: bytes) -> dict[str, int]:
-        """How many bytes of the prompt's beginning each name has; names that have none are left out."""
+        """Return how many bytes of the prompt's prefix each endpoint has; those with none are left out."""
         found: dict[str, int] = {}
         node, at, size = self._roots.get(root), 0, len(prompt)
         while node is not None and at < size:
@@ -228,7 +228,7 @@ def _join(node: _Node) -> None:
 
 
 def _shared(text: bytes, prompt: bytes, start: int) -> int:
-    """How many first bytes of ``text`` equal ``prompt`` from ``start`` on."""
+    """Return how many first bytes of ``text`` equal ``prompt`` from ``start`` on."""
     low, high = 0, min(len(text), len(prompt) - start)
     while low < high:
         middle = (low + high + 1) // 2

@@ -30,7 +30,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class CanonicalBlocks:
-    """How many leading blocks are canonical, and how many trailing ones cannot be judged yet."""
+    """Number of leading blocks that are canonical, and of trailing ones that cannot be judged yet."""
 
     canonical: int
     waiting: int
@@ -87,7 +87,7 @@ def _token_at(ids: Sequence[int], offset: int, pieces: Sequence[bytes | None]) -
 
 
 def _agreement(again: Sequence[int], ids: Sequence[int]) -> int:
-    """How many leading ids are equal."""
+    """Return how many leading ids are equal."""
     agreed = 0
     for ours, theirs in zip(ids, again, strict=False):
         if ours != theirs:

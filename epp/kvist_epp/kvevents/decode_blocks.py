@@ -13,7 +13,7 @@ from kvist_epp.kvevents.canonical import Piece
 
 
 class State(Enum):
-    """What is known of a block born in decode."""
+    """A block that was computed in decode."""
 
     PENDING = "pending"
     REJECTED = "rejected"

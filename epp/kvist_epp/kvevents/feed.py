@@ -57,7 +57,7 @@ class Feed:
         self.wake()
 
     def go_on(self) -> None:
-        """After ``pause``."""
+        """Continue after ``pause``."""
         self.intake.paused -= 1
         if not self._closed:
             self.wake()

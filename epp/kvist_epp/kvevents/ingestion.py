@@ -34,7 +34,7 @@ SLICE_BLOCKS = 512
 
 
 class Vocabulary(Protocol):
-    """What the learner needs of ``prompt.model.Model``."""
+    """The part of ``prompt.model.Model`` that the learner uses."""
 
     @property
     def pieces(self) -> Sequence[bytes]:

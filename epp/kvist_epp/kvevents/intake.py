@@ -25,7 +25,7 @@ class Retry:
 
 
 class Position(NamedTuple):
-    """How far a publisher is learned."""
+    """Progress of a publisher's learning."""
 
     next: int
     """The first batch that is not."""

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """What one stored event says about its request (vLLM 0.32 on tells the request by its session id)."""
+    """Progress of a request that one stored event reveals (vLLM from 0.32 on names its session id)."""
 
     source: str
     """"namespace/name/rank"."""

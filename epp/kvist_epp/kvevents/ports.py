@@ -26,7 +26,7 @@ class Line(Protocol):
 
 
 class Hub(Protocol):
-    """What all feeds share."""
+    """Resources that all feeds share."""
 
     limits: SubscriberLimits
     loop: asyncio.AbstractEventLoop

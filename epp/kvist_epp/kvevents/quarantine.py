@@ -82,7 +82,7 @@ class Quarantine:
         return dropped
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Remove everything from quarantine."""
         self._orphans.clear()
         self._by_parent.clear()
         self._by_hash.clear()

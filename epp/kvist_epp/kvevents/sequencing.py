@@ -24,7 +24,7 @@ LONG_REPLAY = 256
 
 
 class Verdict(Enum):
-    """What to do with the message, or the end of a replay, that was just judged."""
+    """Action for the message, or the end of a replay, that was just judged."""
 
     APPLY = "apply"
     IGNORE = "ignore"
@@ -54,7 +54,7 @@ class Doubt(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Where one publisher (pod, rank) stands."""
+    """Sequence position of one publisher (pod, rank)."""
 
     next: int = 0
     """Sequence number to be applied next."""

@@ -89,7 +89,7 @@ class Savings:
             piece.guessed.pop(key, None)
 
     def appraise(self, index: Index, publishers: Mapping[str, Sequence[int]], now: float) -> Steps:
-        """What each endpoint is worth, by key; in steps of microseconds, between which all may change."""
+        """Return the value of each endpoint's cache, by key; in short steps, between which all may change."""
         noted: dict[str, Ends] = {key: {} for key in publishers}
         guessed = dict.fromkeys(publishers, 0)
         for piece in self._window.live(now):

@@ -179,7 +179,7 @@ def _sum(whole: Heat | None, heat: Heat) -> Heat:
 
 
 def _masked(runs: Iterator[_Run], masks: Masks) -> Iterator[_Run]:
-    """What of the runs is in the masks: of each run the part up to the last such block."""
+    """Return the part of the runs that is in the masks: of each run the part up to the last such block."""
     for run in runs:
         mask = masks.get(run.segment, 0) & ONES[run.end] & ~ONES[run.first]
         if mask:
@@ -188,7 +188,7 @@ def _masked(runs: Iterator[_Run], masks: Masks) -> Iterator[_Run]:
 
 
 def _within(budget: int, runs: Iterator[_Run]) -> dict[Segment, tuple[int, int]]:
-    """How far the hottest runs that fit reach, and their matches; as many blocks of the last one as do."""
+    """Return how far the hottest runs that fit reach, and their matches; the last one may be cut."""
     reach: dict[Segment, tuple[int, int]] = {}
     for run in sorted(runs, key=lambda run: (-run.matches, run.segment.base + run.first)):
         size = run.segment.tree.block_size

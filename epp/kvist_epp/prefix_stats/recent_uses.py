@@ -54,7 +54,7 @@ class Uses:
         return count.settled * self._faded(now - count.at) + over * self._faded(now - count.since)
 
     def note(self, place: Hashable, now: float) -> None:
-        """It was asked for once more."""
+        """Count a use."""
         count = self._places.get(place)
         if count is None or now - count.since >= BURST_SECONDS:
             count = _Count(self.lately(place, now), now, 0, now)

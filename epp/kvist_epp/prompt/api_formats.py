@@ -25,7 +25,7 @@ from kvist_epp.prompt.request_types import (
 
 
 class ResponsesBody(msgspec.Struct):
-    """``POST /v1/responses``."""
+    """Read the body of ``POST /v1/responses``."""
 
     input: str | list[dict[str, Any]]
     model: Any = None
@@ -44,7 +44,7 @@ class ResponsesBody(msgspec.Struct):
 
 
 class MessagesBody(msgspec.Struct):
-    """``POST /v1/messages``."""
+    """Read the body of ``POST /v1/messages``."""
 
     messages: list[dict[str, Any]]
     model: Any = None

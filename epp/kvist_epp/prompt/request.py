@@ -54,7 +54,7 @@ class ChatBody(msgspec.Struct):
 
 
 class CompletionBody(msgspec.Struct):
-    """``POST /v1/completions``."""
+    """Read the body of ``POST /v1/completions``."""
 
     prompt: str | list[Any] | None = None
     model: Any = None

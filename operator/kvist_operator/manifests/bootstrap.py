@@ -44,7 +44,7 @@ _AUTHORITY: Final = "picker-ca"
 
 
 def bootstrap(pool: Pool) -> Json:
-    """What ``envoy -c`` reads."""
+    """Return Envoy's configuration, as ``envoy -c`` reads it."""
     names, asks = ObjectNames.of(pool), pool.picker.mode != "Off"
     clusters = [_pool(names, asks=asks), _admin()]
     if asks:
@@ -58,7 +58,7 @@ def bootstrap(pool: Pool) -> Json:
 
 
 def authority(pool: Pool) -> Json:
-    """How the picker's certificate is verified, as a file of its own: a new authority needs no restart."""
+    """Return the validation of the picker's certificate, a file of its own: no restart for a new CA."""
     secret = {
         "@type": f"{_TYPE}extensions.transport_sockets.tls.v3.Secret",
         "name": _AUTHORITY,
@@ -93,7 +93,7 @@ def _inference(pool: Pool, *, asks: bool) -> Json:
 
 
 def _cleaning() -> Json:
-    """What only gateways and pickers may say is taken from clients before any filter sees it."""
+    """Remove from clients' requests the headers that only gateways and pickers may set."""
     kind = "http.early_header_mutation.header_mutation.v3.HeaderMutation"
     removed = [{"remove": name} for name in (DESTINATION_HEADER, *GATEWAY_OWNED)]
     return _named(

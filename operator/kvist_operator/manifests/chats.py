@@ -31,7 +31,7 @@ JINJA: Final = frozenset("{}\n")
 
 @dataclass(frozen=True, slots=True)
 class ChatFlags:
-    """What the picker is given, and what it cannot be given."""
+    """Chat settings for the picker, and notes on those that it cannot use."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     """By name of the picker's setting; all are texts."""
@@ -39,7 +39,7 @@ class ChatFlags:
 
 
 def chats(pool: Pool, found: Tokenizer) -> ChatFlags:
-    """Of the flags in ``spec.engine.extraArgs``; the last of a name counts, as for vLLM."""
+    """Return the values of flags in ``spec.engine.extraArgs``; the last of a name counts, as for vLLM."""
     if not found.model:
         return ChatFlags()
     given = dict(_given(pool.engine.extra_args))

@@ -78,7 +78,7 @@ def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site) -> Json:
 
 
 def surge(pool: Pool) -> Json:
-    """How many pods may be missing, or too many, while they are replaced."""
+    """Return how many pods may be missing, or too many, while they are replaced."""
     amount = pool.rollout.max_unavailable
     if pool.rollout.strategy == "SurgeFirst":
         return {"maxSurge": amount, "maxUnavailable": 0}

@@ -47,7 +47,7 @@ def picker(pool: Pool, plan: Plan, site: Site, found: Tokenizer) -> list[Json]:
 
 
 def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
-    """How the picker is started. What engines tell of themselves (labels, metrics) is left to them."""
+    """Return the picker's settings; what engines report themselves (labels, metrics) is not among them."""
     names = ObjectNames.of(pool)
     return Settings(
         pool_name=pool.name,
@@ -69,7 +69,7 @@ def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
 
 
 def _role(names: ObjectNames) -> Json:
-    """What the guide says the picker may do, and nothing else."""
+    """Return the Role with the rights that the guide lists, and no others."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
@@ -79,7 +79,7 @@ def _role(names: ObjectNames) -> Json:
 
 
 def rules(pool: str = "") -> list[Json]:
-    """What a picker may do: follow pods, objectives and its pool; all pools without the name of one."""
+    """Return a picker's rights: follow pods, objectives and its pool, or all pools if none is named."""
     own: Json = {"apiGroups": [OWN_GROUP], "resources": ["inferencepools"], "verbs": ["list", "watch"]}
     return [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
@@ -99,7 +99,8 @@ def _binding(names: ObjectNames) -> Json:
 
 
 def _service(names: ObjectNames) -> Json:
-    """What gateways ask. The port speaks HTTP/2 over TLS; ``http2`` is what the conformance suite's has."""
+    """Return the Service that gateways call. The port speaks HTTP/2 over TLS and is called as in the
+    conformance suite."""
     return pods.service(
         names,
         names.picker,

@@ -44,7 +44,7 @@ def spread(selector: Mapping[str, str]) -> list[Json]:
 
 
 def empty(name: str, **options: Any) -> Json:
-    """An emptyDir."""
+    """Return an emptyDir volume."""
     return {"name": name, "emptyDir": options}
 
 
@@ -64,7 +64,7 @@ def service(names: ObjectNames, name: str, component: str, selector: Mapping[str
 
 
 def headless(made: Json, *, unready: bool = False) -> Json:
-    """The same Service with the pods' own addresses behind its name."""
+    """Return the same Service as a headless one: its name resolves to the pods' addresses."""
     more: Json = {"publishNotReadyAddresses": True} if unready else {}
     return {**made, "spec": {**made["spec"], "clusterIP": "None", **more}}
 

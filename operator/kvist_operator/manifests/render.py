@@ -43,7 +43,7 @@ ORDER: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """What a pool is made of."""
+    """The objects of a pool."""
 
     objects: tuple[Json, ...]
     expects: tuple[Ref, ...]

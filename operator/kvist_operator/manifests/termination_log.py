@@ -36,7 +36,7 @@ POLICY: Final = {"terminationMessagePolicy": "FallbackToLogsOnError"}
 
 
 def logging(level: str = "INFO", path: str = PATH) -> Json:
-    """What ``dictConfig`` reads."""
+    """Return the logging configuration, as ``dictConfig`` reads it."""
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -109,10 +109,10 @@ def volumes(names: ObjectNames, pool: Pool) -> list[Json]:
 
 
 def mounts(pool: Pool) -> list[Json]:
-    """Where it is mounted."""
+    """Return the mount of the logging configuration."""
     return pods.mounts((VOLUME, FOLDER, True)) if ours(pool) else []
 
 
 def environment(pool: Pool) -> dict[str, Json]:
-    """What tells vLLM of it."""
+    """Return the variables that make vLLM use it."""
     return {VARIABLE: {"name": VARIABLE, "value": f"{FOLDER}/{FILE}"}} if ours(pool) else {}

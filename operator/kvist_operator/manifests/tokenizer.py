@@ -19,7 +19,7 @@ REMEDY: Final = "set spec.picker.tokenizer, such as hf://org/model; until then i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenizer:
-    """What the picker is given."""
+    """Tokenizer settings for the picker."""
 
     model: str = ""
     """``--model``; empty = approximate mode."""

@@ -51,7 +51,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """How an engine runs."""
+    """Settings of an engine that decide its memory."""
 
     share: int = 92
     """Percent of a GPU's memory that vLLM may take."""

@@ -111,11 +111,11 @@ def capture_sizes(largest: int) -> list[int]:
 
 
 def communication(layout: Layout) -> float:
-    """What lives outside torch for collectives."""
+    """Return the bytes that collectives take outside torch."""
     tensor = max((n for n in COMMUNICATION if n <= layout.tensor), default=1)
     return COMMUNICATION[tensor] + (PIPELINE if layout.pipeline * layout.data > 1 else 0)
 
 
 def runtime(gpu: Accelerator) -> float:
-    """What an engine takes before it does anything."""
+    """Return the bytes that an engine takes before it loads anything."""
     return CPU_RUNTIME if gpu.vendor == "cpu" else RUNTIME

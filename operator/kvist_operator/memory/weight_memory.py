@@ -37,7 +37,7 @@ def weight_bytes(shape: ModelShape, layout: Layout, run: Run, known_checkpoint: 
 
 
 def draft_bytes(shape: ModelShape, layout: Layout, run: Run) -> float:
-    """What speculative decoding loads, on the GPU that holds it."""
+    """Return the bytes that speculative decoding loads, on the GPU that holds them."""
     draft = run.draft
     if draft is None:
         return 0
@@ -72,7 +72,7 @@ def _layer_bytes(shape: ModelShape, layer: Layer, layout: Layout, run: Run) -> f
 
 
 def _ends(shape: ModelShape, stage: int, last: int, run: Run) -> Iterator[WeightPart]:
-    """What the first and the last stage have besides layers."""
+    """Return the bytes of the first and the last stage besides layers."""
     if stage == 0:
         yield embedding(shape)
         if run.pictures:

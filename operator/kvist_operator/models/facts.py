@@ -19,7 +19,7 @@ class SizedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a plan is made from; sources are for people."""
+    """Facts of a model that a plan is made from; the sources are shown to users."""
 
     model: SizedModel
     source: str

@@ -141,7 +141,7 @@ def _compressed(config: Mapping[str, Any], skipped: tuple[str, ...]) -> Quantisa
 
 
 def _weights(groups: Any) -> Mapping[str, Any]:
-    """How the first group's weights are stored; empty where nothing says."""
+    """Return the format of the first group's weights; empty where nothing says."""
     listed = groups.values() if isinstance(groups, Mapping) else ()
     found = (group.get("weights") for group in listed if isinstance(group, Mapping))
     return next((weights for weights in found if isinstance(weights, Mapping)), {})

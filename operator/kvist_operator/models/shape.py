@@ -29,7 +29,7 @@ ENCODER_DECODER: Final = ("whisper", "t5", "bart", "mbart")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What a model's config.json says about memory."""
+    """The fields of a model's config.json that decide its memory."""
 
     architecture: str
     kind: str

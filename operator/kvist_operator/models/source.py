@@ -23,7 +23,7 @@ TIMEOUT_SECONDS: Final = 10
 
 
 class ModelHub(Protocol):
-    """What is asked of a hub."""
+    """The requests to a model hub."""
 
     def text(self, repository: str, revision: str, file: str) -> str | None:
         """The text of a file; None where the repository has no such file.
@@ -37,7 +37,7 @@ class ModelHub(Protocol):
 
 
 def facts(ref: ModelRef, hub: ModelHub | None = None) -> Facts:
-    """What is known of a pool's model, best source first.
+    """Return the facts of a pool's model, from the best source that has them.
 
     Raises:
         ModelError: the facts are there but cannot be used.
@@ -70,7 +70,7 @@ def _looked_up(ref: ModelRef, hub: ModelHub | None) -> Facts:
 
 
 def draft_facts(name: str, shape: Shape | None, hub: ModelHub | None = None) -> Facts:
-    """What is known of a draft model: ``hf://org/draft`` or a path. Raises like ``facts``."""
+    """Return the facts of a draft model: ``hf://org/draft`` or a path. Raises like ``facts``."""
     if shape is not None:
         return given(shape, name)
     location = name.removeprefix("hf://")
@@ -79,7 +79,7 @@ def draft_facts(name: str, shape: Shape | None, hub: ModelHub | None = None) -> 
 
 
 def given(shape: Shape, name: str) -> Facts:
-    """What the user says."""
+    """Return the facts from ``spec.model.shape``."""
     size = shape.checkpoint_bytes
     return Facts(
         model=SizedModel(
@@ -97,7 +97,7 @@ def _known(ref: ModelRef) -> Facts | None:
 
 
 def from_entry(entry: Entry) -> Facts:
-    """What the catalogue says."""
+    """Return the facts from the catalogue."""
     return Facts(
         model=SizedModel(
             shape=from_config(entry.config, name=entry.name), checkpoint_bytes=entry.checkpoint_bytes

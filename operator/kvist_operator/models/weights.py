@@ -109,7 +109,7 @@ def mtp_parts(shape: ModelShape) -> list[WeightPart]:
 
 
 def all_parts(shape: ModelShape) -> Iterator[WeightPart]:
-    """What vLLM loads: everything but the layers for multi-token prediction."""
+    """Return the weights that vLLM loads: everything but the layers for multi-token prediction."""
     yield embedding(shape)
     yield head(shape)
     yield encoder_part(shape.encoder)

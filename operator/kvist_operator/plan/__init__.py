@@ -3,13 +3,17 @@ reason. Pure.
 
 - ``planner``: makes the plan with the modules below, in their order.
 - ``requirements``: what the pool asks for: context, sequences, latency.
-- ``accelerator``, ``pod``: the GPUs of one pod, and the pod's own resources.
-- ``kv``, ``layouts``, ``size``: KV cache dtype, possible parallelism, and the layout that fits.
+- ``accelerator``: the GPUs of one pod.
+- ``kv``: KV cache dtype.
+- ``layouts``: possible parallelism.
+- ``size``: the layout that fits.
 - ``fallbacks``: what is reduced first when memory is short.
 - ``targets``: the latency to expect.
 - ``rejection``: what is missing when nothing fits.
 - ``engine_args``: the arguments and the environment of the engine.
-- ``plan``, ``compare``: the plan's record, and the difference of two.
+- ``pod``: the pod's own resources.
+- ``plan``: the plan's record.
+- ``compare``: the difference of two plans.
 """
 
 from .plan import Choice, Plan, Verdict

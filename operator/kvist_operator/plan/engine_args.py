@@ -31,7 +31,7 @@ RANK: Final = "$(LWS_WORKER_INDEX)"
 
 
 def draft_of(speculative: Speculative | None, mtp_layers: int, facts: Facts | None) -> Draft | None:
-    """What speculative decoding costs. Raises SpecError for MTP without the layers for it."""
+    """Return the cost of speculative decoding. Raises SpecError for MTP without the layers for it."""
     if speculative is None:
         return None
     if speculative.method == "MTP" and not mtp_layers:
@@ -88,7 +88,7 @@ def arguments(
 
 
 def model_path(pool: Pool) -> str:
-    """What ``vllm serve`` is given as the model."""
+    """Return the model argument of ``vllm serve``."""
     match pool.model.kind:
         case Source.CLAIM:
             return f"{MODEL_MOUNT}/{pool.model.path}".rstrip("/")
@@ -144,7 +144,7 @@ def _tiers(cpu: int) -> Mapping[str, Any]:
 
 
 def speculative_config(speculative: Speculative | None) -> Mapping[str, Any] | None:
-    """``--speculative-config``"""
+    """Return the value of ``--speculative-config``."""
     if speculative is None:
         return None
     config: dict[str, Any] = {
@@ -178,7 +178,7 @@ def _adapters(pool: Pool) -> dict[str, Any]:
 
 
 def _parsers(pool: Pool, facts: Facts) -> dict[str, Any]:
-    """What the catalogue knows, unless the user gives their own."""
+    """Return the parsers from the catalogue, unless the user sets them."""
     tool = "" if _gives(pool, "tool-call-parser") else facts.tool_parser
     reasoning = "" if _gives(pool, "reasoning-parser") else facts.reasoning_parser
     return {
@@ -189,7 +189,7 @@ def _parsers(pool: Pool, facts: Facts) -> dict[str, Any]:
 
 
 def adapter_path(adapter: Adapter) -> str:
-    """What vLLM is given: a repository, a path of its image, or where the manifests mount it."""
+    """Return the model's location: a repository, a path of the image, or the mount path."""
     scheme, colon, rest = adapter.source.partition("://")
     if colon and scheme != Source.HUB:
         return f"{ADAPTER_MOUNT}/{adapter.name}"
@@ -201,7 +201,7 @@ def _gives(pool: Pool, flag: str) -> bool:
 
 
 def environment(pool: Pool) -> dict[str, str]:
-    """What the plan sets, and the literal values the user gives."""
+    """Return the variables that the plan sets, and the user's literal ones."""
     own = {"VLLM_NO_USAGE_STATS": "1"}
     given = {entry["name"]: entry["value"] for entry in pool.engine.env if "value" in entry}
     return {**own, **given}

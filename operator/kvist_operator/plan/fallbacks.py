@@ -50,7 +50,7 @@ def _batched(pool: Pool, shape: ModelShape, gpu: Accelerator) -> tuple[int, Choi
 
 
 def default_batch(gpu: Accelerator) -> int:
-    """What ``vllm serve`` takes by device memory."""
+    """Return the defaults of ``vllm serve`` by device memory."""
     if gpu.memory_gib >= 160:
         return 16_384
     large = gpu.memory_gib >= 70 and not gpu.name.startswith("A100")
@@ -98,7 +98,7 @@ def _steps(engine: EngineSpec, wish: Wish) -> list[tuple[str, int]]:
 
 
 def say(before: Run, after: Run, seat: Seat) -> list[Choice]:
-    """What gave way, and for what."""
+    """Return what was reduced, and for what."""
     found, gpu = [], seat.accelerator.name
     if after.share != before.share:
         reason = f"raised from {before.share}: the cache needs it; nothing else may use the {gpu}"

@@ -29,7 +29,7 @@ FIELD: Final = "kvCacheDtype"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvChoice:
-    """What is cached how."""
+    """How the KV cache is stored."""
 
     run: str
     """The dtype the memory arithmetic counts with."""

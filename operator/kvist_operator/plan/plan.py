@@ -41,7 +41,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodNeeds:
-    """What the pods of one replica need besides accelerators; of each node."""
+    """Resources of one replica's pods besides accelerators, for each node."""
 
     shm_bytes: int
     memory_bytes: int
@@ -54,7 +54,7 @@ class PodNeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What runs, and why."""
+    """The arguments and resources of a pool's engines, each with its reason."""
 
     verdict: Verdict
     shortfall_bytes: float

@@ -36,7 +36,7 @@ LEAST_BITS: Final = 1.5
 def make_plan(
     pool: Pool, facts: Facts, *, nodes: Sequence[NodeFacts] = (), gpu: str = "", draft: Facts | None = None
 ) -> Plan:
-    """What runs, and why.
+    """Return the plan of a pool.
 
     Raises:
         SpecError: a field that cannot be what it is.
@@ -87,7 +87,7 @@ def _base(pool: Pool, seat: Seat, kv: KvChoice, draft: Draft | None) -> Run:
 
 
 def _check(pool: Pool, facts: Facts, seat: Seat) -> None:
-    """What vLLM would refuse to start with."""
+    """Raise an error for settings with which vLLM would not start."""
     scheme = facts.model.shape.quantisation
     if pool.engine.quantization and scheme.method:
         raise SpecError("spec.engine.quantization", f"the checkpoint is {scheme.label} already: leave it out")

@@ -22,7 +22,7 @@ YARN_LIMIT: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What a plan tries to leave room for."""
+    """Context and sequences that a plan tries to have memory for."""
 
     context: int
     floor: int

@@ -36,7 +36,7 @@ class Sized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What the rule is asked."""
+    """Input of the rule of size."""
 
     model: SizedModel
     seat: Seat

@@ -70,7 +70,7 @@ class Fields:
         return value
 
     def number(self, key: str, default: int, *, low: int = 0, high: int = 2**31 - 1) -> int:
-        """The same with a default."""
+        """Return a field's value, or the default if it is absent."""
         value = self.whole(key, low=low, high=high)
         return default if value is None else value
 

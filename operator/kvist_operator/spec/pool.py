@@ -22,7 +22,7 @@ class KvDtype(StrEnum):
 
 
 class Source(StrEnum):
-    """Where weights come from: the scheme of ``spec.model.source``."""
+    """Origin of weights: the scheme of ``spec.model.source``."""
 
     HUB = "hf"
     CLAIM = "pvc"
@@ -49,7 +49,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a user tells of a model where no source can be read."""
+    """Shape of a model that the user states because no source can be read."""
 
     config: Mapping[str, Any]
     """The keys of config.json that matter."""
@@ -59,7 +59,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRef:
-    """``spec.model``"""
+    """Fields of ``spec.model``."""
 
     kind: Source
     location: str
@@ -83,7 +83,7 @@ class ModelRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculative:
-    """``spec.engine.speculative``"""
+    """Fields of ``spec.engine.speculative``."""
 
     method: str
     tokens: int
@@ -94,7 +94,7 @@ class Speculative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """``spec.engine``"""
+    """Fields of ``spec.engine``."""
 
     image: str = DEFAULT_IMAGE
     version: str = ""
@@ -119,7 +119,7 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcceleratorSpec:
-    """``spec.accelerator``"""
+    """Fields of ``spec.accelerator``."""
 
     product: str = ""
     memory_bytes: int = 0
@@ -161,7 +161,7 @@ class Offload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """``spec.rollout``"""
+    """Fields of ``spec.rollout``."""
 
     strategy: str = "ReplaceFirst"
     max_unavailable: int | str = 1
@@ -180,7 +180,7 @@ class Priority:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PickerSpec:
-    """``spec.picker``"""
+    """Fields of ``spec.picker``."""
 
     replicas: int = 2
     mode: str = "Auto"
@@ -192,7 +192,7 @@ class PickerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySpec:
-    """``spec.gateway``"""
+    """Fields of ``spec.gateway``."""
 
     mode: str = "None"
     flavor: str = "InferencePool"

@@ -1,11 +1,17 @@
 """The status of a pool, from its plan or error, what was observed, the old status and the time. Pure.
 
 - ``status_builder``: the status object.
-- ``conditions``, ``conditions_builder``: the rules that all conditions follow, and what each one says.
+- ``conditions``: the rules that all conditions follow.
+- ``conditions_builder``: what each condition says.
 - ``views``: numbers and states read from the pool's objects.
-- ``diagnosis``, ``pod_diagnosis``, ``scheduling_diagnosis``: why a pod does not run, and the remedy.
-- ``termination_message``, ``known_errors``: the last error of an engine, and what is known of it.
-- ``spec_fields``, ``advice``: the fields that remedies name, and advice on a running pool.
+- ``diagnosis``: why components do not run, and the remedy.
+- ``pod_diagnosis``: the same for one pod.
+- ``containers``: the same for one container.
+- ``scheduling_diagnosis``: remedies for a pod that no node takes.
+- ``termination_message``: the last error of an engine.
+- ``known_errors``: what is known of such errors.
+- ``spec_fields``: the fields that remedies name.
+- ``advice``: advice on a running pool.
 """
 
 from .conditions import Condition

@@ -36,7 +36,7 @@ GUIDE: Final = "docs/guides/troubleshooting.md"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What the engines of one pool did in a window, as the pickers know it from scrapes."""
+    """Activity of one pool's engines in a window, from the pickers' scrapes."""
 
     requests: float = 0.0
     """Requests that got their first token, all engines together."""
@@ -58,7 +58,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What a rule looks at."""
+    """Input of a rule."""
 
     pool: Pool
     plan: Plan
@@ -101,7 +101,7 @@ def _preempted(case: _Case) -> str:
 
 
 def _fewer(plan: Plan, seen: Figures) -> str:
-    """As many sequences as the cache holds of the size that is seen, with a tenth to spare."""
+    """Return how many sequences of the observed size the cache holds, with a tenth to spare."""
     most = plan.run.sequences
     fit = _multiple(min(0.9 * seen.running / seen.kv_usage, most)) if seen.kv_usage else 0
     if not 0 < fit < most:

@@ -36,7 +36,7 @@ _PULL_NOISE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PodFinding:
-    """What is wrong, in whose words, and what to do."""
+    """A fault of a pod: its reason, its message and the remedy."""
 
     reason: str
     words: str

@@ -43,7 +43,7 @@ class _Seen:
         return next((c for c in told if c.get("type") == kind), {})
 
     def latest(self, *reasons: str) -> str:
-        """What the newest event of these reasons says; empty where there is none."""
+        """Return the message of the newest event with one of these reasons; empty if there is none."""
         found = [each for each in self.events if each.get("reason") in reasons]
         newest = max(found, key=_time, default=None)
         return _said(newest.get("message") or newest["reason"]) if newest else ""

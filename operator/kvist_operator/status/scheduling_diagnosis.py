@@ -45,7 +45,7 @@ def words(message: str) -> str:
 
 
 def remedy(message: str, pod: Object, part: ComponentFields) -> str:
-    """What to do, by all that is in the message; the first things first."""
+    """Return the remedy for everything that the message names, most urgent first."""
     case = Case(message, pod, part)
     found = [said for rule in RULES if (said := rule(case))]
     return ". ".join(found) or "See the nodes' conditions and taints"

@@ -20,7 +20,7 @@ from .views import Counts, ObservedPool, counts, plan_status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What the status is about."""
+    """Input of a status."""
 
     name: str
     generation: int
@@ -86,7 +86,7 @@ def _plan(subject: Subject, observed: ObservedPool, old: Mapping[str, Any]) -> J
 
 
 def url(pool: Pool) -> str:
-    """Where requests go; empty where only the Gateway knows."""
+    """Return the address for requests; empty if only the Gateway knows it."""
     names = ObjectNames.of(pool)
     if pool.gateway.mode == "Envoy":
         return f"http://{names.host(names.envoy)}"

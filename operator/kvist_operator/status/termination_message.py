@@ -63,7 +63,7 @@ _SECRETS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LastWords:
-    """What a container ended with."""
+    """Last error of a container."""
 
     words: str
     """The telling lines as one, without secrets; empty when it said nothing."""

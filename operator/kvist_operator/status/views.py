@@ -17,7 +17,7 @@ MOST_CHOICES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is wrong with pods of the newest generation."""
+    """Fault of pods of the newest generation."""
 
     reason: str
     """``Unschedulable``, ``ImagePull``, ``OutOfMemory``, ``CrashLoop`` …"""
@@ -67,7 +67,7 @@ class Counts:
 
     @property
     def settled(self) -> bool:
-        """As the Deployment controller has it: every replica is new, there, and available."""
+        """True if every replica is of the newest generation and available, as a Deployment defines it."""
         return self.settling and self.available == self.wanted
 
     @property

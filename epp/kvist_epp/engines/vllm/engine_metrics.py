@@ -156,7 +156,7 @@ def _whole(raw: str | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What an engine serves."""
+    """Models that an engine serves, from its metrics."""
 
     models: frozenset[str] = frozenset()
     """Names of the base model."""
@@ -194,7 +194,7 @@ def parse_models(body: bytes) -> Served:
 
 @dataclass(slots=True)
 class Rates:
-    """What successive samples of one engine teach. ``None``: not learned yet.
+    """Figures learned from successive samples of one engine. ``None``: not learned yet.
 
     Prefill time is summed over requests that overlap in one batch, and each waits for the whole step: on a
     busy engine with a warm cache it told a quarter of the true rate, prompts left such pods, and the others

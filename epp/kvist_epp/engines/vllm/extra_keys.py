@@ -28,7 +28,7 @@ def read_extra_keys(
 
 
 def _text_keys(keys: Any, lora: str | None) -> tuple[list[Any], str | None]:
-    """What remains of one block's keys without adapter and salt, and the salt."""
+    """Split one block's keys: those left without adapter and salt, and the salt."""
     rest = list(keys) if isinstance(keys, list | tuple) else [keys]
     if lora is not None and rest[0] == lora:
         del rest[0]

@@ -14,7 +14,7 @@ from kvist_epp.index.tree.holders import SEGMENT_BLOCKS
 
 
 class Books(Protocol):
-    """What a reader needs of the learner."""
+    """The part of the learner that a reader uses."""
 
     def restore(self, source: str, group: int | None) -> Section:
         """Forgets the publisher and takes its section in."""
@@ -50,7 +50,7 @@ class Reader:
             raise
 
     def close(self) -> None:
-        """No more comes: a publisher that is half told is forgotten."""
+        """End the snapshot: a publisher whose section is incomplete is removed."""
         if self._section is not None:
             self._give_up()
         self._begin = None

@@ -14,7 +14,7 @@ from kvist_epp.kvevents.decode_check import Checker, Ward
 
 
 class Captured(NamedTuple):
-    """What a section is made of."""
+    """Parts of a section."""
 
     group: int | None
     """The one KV cache group learned."""

@@ -22,7 +22,7 @@ class Writer:
         number. A segment that changes gets other hashes: then it is told again, whole."""
 
     def section(self, capture: Capture, pending: Sequence[Born]) -> Iterator[Part]:
-        """What follows ``Begin``, up to and with ``End``, of a capture that is complete."""
+        """Yield the parts after ``Begin``, ``End`` included, of a complete capture."""
         for recorded in capture.segments:
             yield from self._segment(recorded)
         entries = 0

@@ -130,7 +130,7 @@ class Forest:
         return at + 1 == len(segment.hashes) and segment.has_room()
 
     def name(self, who: Presence, segment: Segment, at: int, name: int) -> None:
-        """From now on this is what the publisher calls the block."""
+        """Map a publisher's hash to the block."""
         usual = segment.hashes[at] == name
         if not usual or name in who.own or not self.nodes.claim(name, segment):
             who.own[name] = segment

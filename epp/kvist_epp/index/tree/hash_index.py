@@ -43,7 +43,7 @@ class HashIndex:
         return False
 
     def put(self, names: Iterable[int], segment: Segment) -> None:
-        """From now on these names lead to this segment."""
+        """Map these hashes to this segment."""
         shards = self._shards
         for name in names:
             shards[name >> SHIFT & 255][name] = segment

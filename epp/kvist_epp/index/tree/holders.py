@@ -17,7 +17,7 @@ ONES: Final = tuple((1 << count) - 1 for count in range(SEGMENT_BLOCKS + 1))
 
 
 def leading(mask: int) -> int:
-    """How many blocks from the first on are in the mask without a hole."""
+    """Return how many blocks from the first on are in the mask without a gap."""
     return (~mask & (mask + 1)).bit_length() - 1
 
 
@@ -50,7 +50,7 @@ class Holders:
         return bool(self.full or self.runs or self.part)
 
     def mask(self, bit: int, length: int) -> int:
-        """What one holder holds; ``length`` is the segment's, in blocks."""
+        """Blocks of one holder; ``length`` is the segment's, in blocks."""
         if self.full & bit:
             return ONES[length]
         if self.runs:

@@ -24,7 +24,7 @@ Reached = tuple[int, int, Loads | None]
 
 
 class Hit(msgspec.Struct, frozen=True):
-    """How much of the prompt one publisher holds, from its first byte on without a gap."""
+    """Length of the prompt's prefix that one publisher holds without a gap."""
 
     tokens: int = 0
     """All of them, whatever the medium; never the prompt's last token, which the engine always computes."""
@@ -211,7 +211,7 @@ class _Walk:
 
 
 def _further(segment: Segment, count: int, reached: Reached) -> Reached:
-    """Who of those that got to the segment also holds its first ``count`` blocks."""
+    """Return which publishers that reached the segment also hold its first ``count`` blocks."""
     alive, low, loads = reached
     gpu = segment.gpu
     on_gpu = gpu.covering(count) if gpu.runs or gpu.part else gpu.full
@@ -240,7 +240,7 @@ def _tiers(segment: Segment, count: int, sure: Reached, rest: int) -> Reached:
 
 
 def _loading(segment: Segment, bit: int, count: int, loads: Loads | None) -> Loads | None:
-    """What one holder must load of the first ``count`` blocks: those not on the GPU, media by name."""
+    """Return what one holder must load of the first ``count`` blocks: those not on the GPU, by medium."""
     length = len(segment.hashes)
     need = ONES[count] & ~segment.gpu.mask(bit, length)
     lower = segment.lower or {}

@@ -116,13 +116,13 @@ class Segment:
         return lower.setdefault(medium, Holders())
 
     def leave_medium(self, medium: str) -> None:
-        """Nobody holds anything on this medium any more."""
+        """Remove a medium on which nothing is held."""
         if self.lower:
             del self.lower[medium]
             self.lower = self.lower or None
 
     def names_of(self, who: Presence) -> list[int | None]:
-        """What a publisher calls its blocks, as a list of its own to write to."""
+        """Return a publisher's hashes of the blocks, as a list of its own to write to."""
         alias = self.alias = self.alias or {}
         if who not in alias:
             mask = self.held(who.bit)
@@ -180,7 +180,7 @@ class Segment:
             names.extend([None] * len(hashes))
 
     def cut(self, length: int) -> tuple[int, ...]:
-        """Only the first ``length`` blocks stay, nobody holds the others; returns their names."""
+        """Keep the first ``length`` blocks, the others have no holder; return the hashes of the others."""
         gone = self.hashes[length:]
         self.text = self.text[: self.offset(length)]
         self.sizes = self.sizes[:length]
@@ -207,7 +207,7 @@ class Segment:
         return 0 < length < SEGMENT_BLOCKS and last_position(self.children) < length - 1
 
     def matching(self, prompt: bytes, start: int, end: int) -> int:
-        """How many whole blocks equal ``prompt[start:end]`` from its start on."""
+        """Return how many whole blocks equal ``prompt[start:end]`` from its start on."""
         text = self.text
         if not prompt.startswith(text[: self.sizes[0]], start, end):
             return 0
