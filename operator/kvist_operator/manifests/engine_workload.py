@@ -13,8 +13,7 @@ from kvist_epp import names as wire
 from kvist_operator.plan import Plan
 from kvist_operator.plan.engine_args import events_on
 from kvist_operator.plan.pod import DISK_MOUNT
-from kvist_operator.spec.kubernetes import CONTAINER
-from kvist_operator.spec.pool import Pool, Source
+from kvist_operator.spec.pool import ENGINE_CONTAINER, Pool, Source
 
 from . import pods, termination_log
 from .cluster_facts import Json, Site
@@ -166,7 +165,7 @@ def _pod(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool)
 
 def _container(pool: Pool, plan: Plan, *, leads: bool) -> Json:
     found: Json = {
-        "name": CONTAINER,
+        "name": ENGINE_CONTAINER,
         "image": pool.engine.image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["vllm"],

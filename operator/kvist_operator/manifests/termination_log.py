@@ -14,8 +14,7 @@ import json
 from typing import Final
 
 from kvist_operator.engine_flags import flag_names
-from kvist_operator.spec.kubernetes import CONTAINER
-from kvist_operator.spec.pool import Pool
+from kvist_operator.spec.pool import ENGINE_CONTAINER, Pool
 
 from . import pods
 from .cluster_facts import Json
@@ -90,7 +89,7 @@ def _level(pool: Pool) -> str:
 
 def _path(pool: Pool) -> str:
     containers = (pool.pod_template.get("spec") or {}).get("containers") or ()
-    own: Json = next((each for each in containers if each.get("name") == CONTAINER), {})
+    own: Json = next((each for each in containers if each.get("name") == ENGINE_CONTAINER), {})
     return str(own.get("terminationMessagePath") or PATH)
 
 

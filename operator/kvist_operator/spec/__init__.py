@@ -1,5 +1,8 @@
-"""The custom resource: ``pool`` has its records, ``fields`` a typed reader, and only ``pool_reader`` and
-``kubernetes`` read raw keys.
+"""The custom resource ``InferencePool`` as frozen data. Pure.
+
+- ``pool``: the records of the spec.
+- ``pool_reader``: reads the whole resource; the only module that knows the names of its fields.
+- ``fields``: typed reader of one object, and the parts that Kubernetes defines.
 """
 
 from .pool import Pool

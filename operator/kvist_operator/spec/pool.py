@@ -1,4 +1,4 @@
-"""``InferencePool.spec`` as frozen data; None or an empty value = the plan decides."""
+"""``InferencePool.spec`` as frozen data; None or an empty value means that the plan decides."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,6 +6,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 DEFAULT_IMAGE: Final = "vllm/vllm-openai:v0.33.0"
+ENGINE_CONTAINER: Final = "engine"
+"""Name of the engine's container, to which ``spec.podTemplate`` refers."""
 
 
 class KvDtype(StrEnum):
@@ -49,7 +51,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Shape of a model that the user states because no source can be read."""
+    """Facts of a model given by the user, because its source cannot be read."""
 
     config: Mapping[str, Any]
     """The keys of config.json that matter."""
@@ -114,7 +116,7 @@ class EngineSpec:
     scheduling_policy: str = ""
     extra_args: tuple[str, ...] = ()
     env: tuple[Mapping[str, Any], ...] = ()
-    """Entries of a container's ``env``, as they are."""
+    """Entries of a container's ``env``, unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +133,13 @@ class AcceleratorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """``spec.workload``: hints, all of them optional."""
+    """Fields of ``spec.workload``: hints, all of them optional."""
 
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     shared_prefix_tokens: int | None = None
     images: int | None = None
-    """Pictures per request; 0 = none ever."""
+    """Images per request; 0 = never any."""
     concurrency: int | None = None
     """Requests at once, for each replica."""
     ttft_ms: int | None = None
@@ -145,7 +147,7 @@ class Workload:
 
     @property
     def typical_tokens(self) -> int | None:
-        """Prompt and output of one request, where both hints are there."""
+        """Tokens of prompt and output of one request; None unless both hints are given."""
         if self.prompt_tokens is None or self.output_tokens is None:
             return None
         return self.prompt_tokens + self.output_tokens
@@ -153,7 +155,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
-    """``spec.offload``: bytes for each replica and node; 0 = none."""
+    """Fields of ``spec.offload``: bytes for each replica and node; 0 = none."""
 
     cpu_bytes: int = 0
     disk_bytes: int = 0
@@ -200,7 +202,7 @@ class GatewaySpec:
     hostnames: tuple[str, ...] = ()
     failure_mode: str = "FailOpen"
     failover_endpoints: int = 3
-    """Endpoints named in each answer: the pick and those for retries."""
+    """Endpoints named in each answer: the one picked, and those for retries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,5 +227,5 @@ class Pool:
 
     @property
     def served_name(self) -> str:
-        """The model name clients use: the one given, else the pool's."""
+        """The model name clients use: ``spec.model.servedName``, or the pool's name."""
         return self.model.served_name or self.name

@@ -1,6 +1,7 @@
-"""InferencePool dict → ``Pool``: the only reader of raw spec keys. Pure.
+"""Reader of the custom resource: an InferencePool as a dict → ``Pool``. Pure.
 
-The API server has checked types and bounds before; this does so again, for ``kvist plan``, and says more.
+The API server has already checked types and bounds. They are checked again here for ``kvist plan``, with
+messages that say what to write instead.
 """
 
 import re
@@ -10,7 +11,7 @@ from typing import Any, Final
 from kvist_operator.engine_flags import check_extra, parse_version
 from kvist_operator.errors import SpecError
 
-from . import kubernetes
+from . import fields
 from .fields import Fields
 from .pool import (
     DEFAULT_IMAGE,
@@ -37,31 +38,37 @@ SOURCES: Final = (
     "write hf://org/model, pvc://claim/path, oci://image or an absolute path in the engine's image"
 )
 _PART: Final = r"(?!\.\.?(/|$))[^/\s\x00-\x1f\x7f]+"
-"""Of a path: no way up in it."""
+"""One part of a path; neither ``.`` nor ``..``."""
 LOCATIONS: Final[Mapping[str, str]] = {
     Source.HUB: r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)?/*",
     Source.CLAIM: rf"[a-z0-9][a-z0-9.-]*(/{_PART})*/*",
     Source.IMAGE: r"[A-Za-z0-9][^\s\x00-\x1f\x7f]*",
 }
 METHODS: Final = ("MTP", "EAGLE", "EAGLE3", "DraftModel", "NGram", "Suffix")
-NAME_LENGTH: Final = 40
-LEAST_BYTES: Final = 1 << 20
-"""Less memory than this is a number without its unit."""
+DRAFT_METHODS: Final = ("EAGLE", "EAGLE3", "DraftModel")
+LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+POOL_NAME_LENGTH: Final = 40
+MIN_BYTES: Final = 1 << 20
+"""A smaller amount of memory is taken for a number without its unit."""
 MAX_PRIORITY: Final = 2**31 - 1
 MODEL_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._:/-]*"
 ADAPTER_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*"
-"""Part of a path, too: no way up in it."""
+"""Used as part of a path too, so neither ``.`` nor ``..``."""
 CLASS_NAME: Final = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 HOSTNAME: Final = r"(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 
 
 def read_pool(resource: Mapping[str, Any]) -> Pool:
-    """The resource as frozen data.
+    """Return the resource as frozen data.
 
     Raises:
-        SpecError: names the field, what is wrong with it and what to write.
+        SpecError: an invalid field; the message says what is wrong with it and what to write.
     """
-    _check_kind(resource)
+    group = str(resource.get("apiVersion") or "").partition("/")[0]
+    if resource.get("kind") != KIND or group != GROUP:
+        found = f"{resource.get('kind')} of {group or 'no group'}"
+        hint = f"apiVersion: {GROUP}/v1alpha1, kind: {KIND}"
+        raise SpecError("kind", f"{found} is not an {KIND} of {GROUP}: write {hint}")
     meta = Fields(resource.get("metadata") or {}, "metadata")
     name = _name(meta)
     spec = Fields(resource.get("spec") or {}, "spec")
@@ -79,84 +86,75 @@ def read_pool(resource: Mapping[str, Any]) -> Pool:
         rollout=_rollout(spec.section("rollout")),
         picker=_picker(spec.section("picker")),
         gateway=_gateway(spec.section("gateway")),
-        pod_monitor=_monitoring(spec.section("monitoring")),
-        pod_template=kubernetes.template(spec.section("podTemplate")),
+        pod_monitor=_pod_monitor(spec.section("monitoring")),
+        pod_template=fields.template(spec.section("podTemplate")),
     )
-    spec.done()
-    return pool
+    return spec.done(pool)
 
 
 def _name(meta: Fields) -> str:
     name = meta.required("name", "the pool needs one")
-    if len(name) > NAME_LENGTH:
-        raise SpecError("metadata.name", f"{len(name)} characters; at most {NAME_LENGTH}, children add to it")
+    if len(name) > POOL_NAME_LENGTH:
+        problem = (
+            f"{len(name)} characters; at most {POOL_NAME_LENGTH}, because its children's names are longer"
+        )
+        raise SpecError("metadata.name", problem)
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
         rule = "a letter first, then lower-case letters, digits and dashes: Services are named after it"
         raise SpecError("metadata.name", f"{name!r}: {rule}")
     return name
 
 
-def _check_kind(resource: Mapping[str, Any]) -> None:
-    group = str(resource.get("apiVersion") or "").partition("/")[0]
-    if resource.get("kind") != KIND or group != GROUP:
-        found = f"{resource.get('kind')} of {group or 'no group'}"
-        hint = f"apiVersion: {GROUP}/v1alpha1, kind: {KIND}"
-        raise SpecError("kind", f"{found} is not an {KIND} of {GROUP}: write {hint}")
-
-
 def _model(f: Fields) -> ModelRef:
-    kind, location = _source(f.required("source", SOURCES), f.at("source"))
+    source = f.required("source", SOURCES)
+    if source.endswith(".gguf"):
+        raise SpecError(f.at("source"), f"{source!r}: vLLM does not load GGUF files; use safetensors")
+    kind, location = split_source(source, f.at("source"))
     model = ModelRef(
         kind=kind,
         location=location,
         revision=f.text("revision", most=128),
         served_name=f.text("servedName", pattern=MODEL_NAME, most=128),
-        token=kubernetes.secret(f.optional("tokenSecretRef")),
+        token=fields.secret(f.optional("tokenSecretRef")),
         adapters=tuple(_adapter(a) for a in f.sections("adapters", most=64)),
         shape=_shape(f.optional("shape")),
     )
-    _once([adapter.name for adapter in model.adapters], f.at("adapters"), "names are models for clients")
-    f.done()
-    return model
+    _check_unique(
+        [adapter.name for adapter in model.adapters], f.at("adapters"), "clients use it as a model name"
+    )
+    return f.done(model)
 
 
-def _once(names: Sequence[str], path: str, why: str) -> None:
+def _check_unique(names: Sequence[str], path: str, why: str) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
-        raise SpecError(path, f"{twice!r} is there twice; {why}")
-
-
-def _source(text: str, path: str) -> tuple[Source, str]:
-    if text.endswith(".gguf"):
-        raise SpecError(path, f"{text!r}: GGUF is no format for serving under load; take safetensors")
-    return split_source(text, path)
+        raise SpecError(path, f"{twice!r} occurs twice; {why}")
 
 
 def split_source(text: str, path: str) -> tuple[Source, str]:
-    """``hf://org/model`` → (Source.HUB, ``org/model``). Raises SpecError with this path."""
+    """Split a model source: ``hf://org/model`` → (Source.HUB, ``org/model``). Raises SpecError."""
     scheme, colon, rest = text.partition("://")
     if re.search(r"[\x00-\x1f\x7f]", text):
-        raise SpecError(path, f"{text!r} has characters that nobody can read: {SOURCES}")
+        raise SpecError(path, f"{text!r} contains control characters: {SOURCES}")
     if text.startswith("/"):
         return Source.PATH, text
     if not colon:
         raise SpecError(path, f"{text!r} has no scheme: {SOURCES}")
     if scheme not in LOCATIONS or not re.fullmatch(LOCATIONS[scheme], rest):
-        raise SpecError(path, f"{text!r} is no source: {SOURCES}")
+        raise SpecError(path, f"{text!r} is not a model source: {SOURCES}")
     return Source(scheme), rest.rstrip("/")
 
 
 def _adapter(f: Fields) -> Adapter:
-    found = Adapter(
-        name=f.required("name", "clients ask for it as a model", pattern=ADAPTER_NAME, most=128),
+    adapter = Adapter(
+        name=f.required("name", "clients use it as a model name", pattern=ADAPTER_NAME, most=128),
         source=f.required("source", SOURCES),
         rank=f.number("rank", 16, low=1, high=512),
     )
-    split_source(found.source, f.at("source"))
-    if found.rank not in (1, 8, 16, 32, 64, 128, 256, 320, 512):
-        raise SpecError(f.at("rank"), f"{found.rank} is not one of 1, 8, 16, 32, 64, 128, 256, 320, 512")
-    f.done()
-    return found
+    split_source(adapter.source, f.at("source"))
+    if adapter.rank not in LORA_RANKS:
+        raise SpecError(f.at("rank"), f"{adapter.rank} is not one of {', '.join(map(str, LORA_RANKS))}")
+    return f.done(adapter)
 
 
 def _shape(f: Fields | None) -> Shape | None:
@@ -165,9 +163,7 @@ def _shape(f: Fields | None) -> Shape | None:
     config = f.free("config")
     if not config:
         raise SpecError(f.at("config"), "is missing: the keys of the model's config.json")
-    found = Shape(config=config, checkpoint_bytes=f.quantity("checkpointSize"))
-    f.done()
-    return found
+    return f.done(Shape(config=config, checkpoint_bytes=f.quantity("checkpointSize")))
 
 
 def _engine(f: Fields) -> EngineSpec:
@@ -188,24 +184,17 @@ def _engine(f: Fields) -> EngineSpec:
         speculative=_speculative(f.optional("speculative")),
         scheduling_policy=f.text("schedulingPolicy", choices=("FCFS", "Priority")),
         extra_args=f.texts("extraArgs", most=64, each=4096),
-        env=tuple(kubernetes.env(e) for e in f.sections("env", most=64)),
+        env=tuple(fields.env(e) for e in f.sections("env", most=64)),
     )
-    _once([entry["name"] for entry in engine.env], f.at("env"), "leave one out")
+    _check_unique([entry["name"] for entry in engine.env], f.at("env"), "leave one out")
     check_extra(engine.extra_args, f.at("extraArgs"))
     if engine.version and parse_version(engine.version) is None:
-        raise SpecError(f.at("version"), f"{engine.version!r} is no version; write it like 0.33.0")
-    _check_pair(engine, f)
-    f.done()
-    return engine
-
-
-def _check_pair(engine: EngineSpec, f: Fields) -> None:
+        raise SpecError(f.at("version"), f"{engine.version!r} is not a version; write it like 0.33.0")
     seqs, batched = engine.max_num_seqs, engine.max_num_batched_tokens
     if seqs and batched and batched < seqs:
-        raise SpecError(
-            f.at("maxNumBatchedTokens"),
-            f"{batched} is less than maxNumSeqs ({seqs}): each takes a token a step",
-        )
+        problem = f"{batched} is less than maxNumSeqs ({seqs}): each sequence takes a token per step"
+        raise SpecError(f.at("maxNumBatchedTokens"), problem)
+    return f.done(engine)
 
 
 def _speculative(f: Fields | None) -> Speculative | None:
@@ -214,35 +203,32 @@ def _speculative(f: Fields | None) -> Speculative | None:
     method = f.text("method", "", choices=METHODS)
     if not method:
         raise SpecError(f.at("method"), f"is missing: one of {', '.join(METHODS)}")
-    found = Speculative(
+    speculative = Speculative(
         method=method,
         tokens=f.number("tokens", 3, low=1, high=32),
         model=f.text("model", most=512),
         shape=_shape(f.optional("shape")),
     )
-    needs = method in ("EAGLE", "EAGLE3", "DraftModel")
-    if needs and not found.model:
+    if method in DRAFT_METHODS and not speculative.model:
         raise SpecError(f.at("model"), f"is missing: {method} needs a draft model, hf://org/draft or a path")
-    if found.model and not needs:
+    if speculative.model and method not in DRAFT_METHODS:
         raise SpecError(f.at("model"), f"{method} takes no draft model; leave it out")
-    f.done()
-    return found
+    return f.done(speculative)
 
 
 def _accelerator(f: Fields) -> AcceleratorSpec:
-    found = AcceleratorSpec(
+    accelerator = AcceleratorSpec(
         product=f.text("product", most=128),
-        memory_bytes=f.quantity("memory", low=LEAST_BYTES),
+        memory_bytes=f.quantity("memory", low=MIN_BYTES),
         resource=f.text("resourceName", pattern=r"[A-Za-z0-9./_-]+", most=128),
         count=f.whole("count", high=512),
         per_node=f.whole("perNode", high=64),
     )
-    f.done()
-    return found
+    return f.done(accelerator)
 
 
 def _workload(f: Fields) -> Workload:
-    found = Workload(
+    workload = Workload(
         prompt_tokens=f.whole("promptTokens"),
         output_tokens=f.whole("outputTokens"),
         shared_prefix_tokens=f.whole("sharedPrefixTokens", low=0),
@@ -251,89 +237,75 @@ def _workload(f: Fields) -> Workload:
         ttft_ms=f.whole("ttftMilliseconds"),
         tpot_ms=f.whole("tpotMilliseconds"),
     )
-    prompt, shared = found.prompt_tokens, found.shared_prefix_tokens
+    prompt, shared = workload.prompt_tokens, workload.shared_prefix_tokens
     if prompt is not None and shared is not None and shared > prompt:
         raise SpecError(f.at("sharedPrefixTokens"), f"{shared} is more than promptTokens ({prompt})")
-    f.done()
-    return found
+    return f.done(workload)
 
 
 def _offload(f: Fields) -> Offload:
-    found = Offload(
-        cpu_bytes=f.quantity("cpu", low=LEAST_BYTES), disk_bytes=f.quantity("disk", low=LEAST_BYTES)
-    )
-    if found.disk_bytes and not found.cpu_bytes:
+    cpu, disk = f.quantity("cpu", low=MIN_BYTES), f.quantity("disk", low=MIN_BYTES)
+    if disk and not cpu:
         raise SpecError(f.at("disk"), "needs spec.offload.cpu too: blocks reach the disk through memory")
-    f.done()
-    return found
+    return f.done(Offload(cpu_bytes=cpu, disk_bytes=disk))
 
 
 def _rollout(f: Fields) -> Rollout:
-    unavailable = f.get("maxUnavailable")
-    found = Rollout(
+    rollout = Rollout(
         strategy=f.text("strategy", "ReplaceFirst", choices=("ReplaceFirst", "SurgeFirst")),
-        max_unavailable=_amount(unavailable, f.at("maxUnavailable")),
+        max_unavailable=_max_unavailable(f.get("maxUnavailable"), f.at("maxUnavailable")),
         drain_seconds=f.number("drainSeconds", 60, high=3600),
         startup_seconds=f.whole("startupSeconds", low=30, high=86_400),
     )
-    f.done()
-    return found
+    return f.done(rollout)
 
 
-def _amount(value: Any, path: str) -> int | str:
+def _max_unavailable(value: Any, path: str) -> int | str:
     if value is None:
         return 1
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
         return value
-    if (
-        isinstance(value, str)
-        and value.endswith("%")
-        and value[:-1].isdigit()
-        and 1 <= int(value[:-1]) <= 100
-    ):
-        return value
+    if isinstance(value, str) and value.endswith("%"):
+        digits = value.removesuffix("%")
+        if digits.isdigit() and 1 <= int(digits) <= 100:
+            return value
     raise SpecError(path, f"{value!r} is neither a number above 0 nor a percentage like 25%")
 
 
 def _picker(f: Fields) -> PickerSpec:
-    found = PickerSpec(
+    picker = PickerSpec(
         replicas=f.number("replicas", 2, low=1, high=64),
         mode=f.text("mode", "Auto", choices=("Auto", "Approximate", "Off")),
         tokenizer=f.text("tokenizer"),
         priorities=tuple(_priority(p) for p in f.sections("priorities", most=32)),
         image=f.text("image", most=512),
-        resources=kubernetes.resources(f.section("resources")),
+        resources=fields.resources(f.section("resources")),
     )
-    if found.tokenizer:
-        split_source(found.tokenizer, f.at("tokenizer"))
-    _once([p.name for p in found.priorities], f.at("priorities"), "a class has one value")
-    f.done()
-    return found
+    if picker.tokenizer:
+        split_source(picker.tokenizer, f.at("tokenizer"))
+    _check_unique([p.name for p in picker.priorities], f.at("priorities"), "a class has one value")
+    return f.done(picker)
 
 
 def _priority(f: Fields) -> Priority:
     value = f.number("value", 0, low=-MAX_PRIORITY, high=MAX_PRIORITY)
     name = f.required("name", "requests name their class", pattern=CLASS_NAME, most=63)
-    f.done()
-    return Priority(name=name, value=value)
+    return f.done(Priority(name=name, value=value))
 
 
 def _gateway(f: Fields) -> GatewaySpec:
-    found = GatewaySpec(
+    gateway = GatewaySpec(
         mode=f.text("mode", "None", choices=("None", "Envoy", "Route")),
         flavor=f.text("flavor", "InferencePool", choices=("InferencePool", "EnvoyGateway")),
-        parents=tuple(kubernetes.parent(p) for p in f.sections("parentRefs", most=16)),
-        hostnames=f.texts("hostnames", most=32, each=kubernetes.NAME, pattern=HOSTNAME),
+        parents=tuple(fields.parent(p) for p in f.sections("parentRefs", most=16)),
+        hostnames=f.texts("hostnames", most=32, each=fields.NAME_LENGTH, pattern=HOSTNAME),
         failure_mode=f.text("failureMode", "FailOpen", choices=("FailOpen", "FailClose")),
         failover_endpoints=f.number("failoverEndpoints", 3, low=1, high=16),
     )
-    if found.mode == "Route" and not found.parents:
+    if gateway.mode == "Route" and not gateway.parents:
         raise SpecError(f.at("parentRefs"), "is missing: mode Route needs the Gateway to attach to")
-    f.done()
-    return found
+    return f.done(gateway)
 
 
-def _monitoring(f: Fields) -> str:
-    found = f.text("podMonitor", "Auto", choices=("Auto", "Enabled", "Disabled"))
-    f.done()
-    return found
+def _pod_monitor(f: Fields) -> str:
+    return f.done(f.text("podMonitor", "Auto", choices=("Auto", "Enabled", "Disabled")))
