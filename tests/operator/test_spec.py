@@ -149,7 +149,10 @@ def test_a_claim_has_a_name_and_a_path() -> None:
 
 INVALID: list[tuple[dict[str, Any], str]] = [
     ({"model": {"source": ""}}, "spec.model.source: is missing"),
-    ({"model": {"source": "s3://bucket"}}, "spec.model.source: 's3://bucket' is not a model source: write hf://"),
+    (
+        {"model": {"source": "s3://bucket"}},
+        "spec.model.source: 's3://bucket' is not a model source: write hf://",
+    ),
     ({"model": {"source": "Qwen/Qwen3-8B"}}, "spec.model.source: 'Qwen/Qwen3-8B' has no scheme"),
     ({"model": {"shape": {}}}, "spec.model.shape.config: is missing"),
     (
