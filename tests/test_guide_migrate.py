@@ -10,7 +10,7 @@ import yaml
 from kvist_epp.compat.llmd import config, translated
 from kvist_epp.compat.llmd.flags import FLAGS
 from kvist_epp.settings.settings import Settings
-from kvist_operator.plan import Plan, Verdict
+from kvist_operator.plan import Plan, PlanVerdict
 from tests.crd.cases import planned
 from tests.docs import GUIDES
 from tests.shapes import VERSIONS, faults
@@ -39,7 +39,7 @@ def flags_of(plan: Plan) -> dict[str, str]:
 def test_every_pool_is_taken_and_fits(pool: dict[str, Any]) -> None:
     """Every pool of the guide is valid by the CRD and fits by the plan."""
     assert faults(pool, VERSIONS[0]) == []
-    assert planned(pool).verdict is Verdict.FITS
+    assert planned(pool).verdict is PlanVerdict.FITS
 
 
 def test_the_pool_runs_what_was_written_by_hand() -> None:

@@ -13,7 +13,7 @@ import yaml
 from kvist_operator.errors import OperatorError
 from kvist_operator.models.facts import Facts
 from kvist_operator.models.source import draft_facts, facts
-from kvist_operator.plan import Choice, Plan, Verdict, make_plan
+from kvist_operator.plan import Choice, Plan, PlanVerdict, make_plan
 from kvist_operator.plan.compare import Difference, differences, override
 from kvist_operator.spec import Pool, read_pool
 
@@ -39,7 +39,7 @@ def plan_main(options: argparse.Namespace) -> int:
     except OperatorError as error:
         return fail(error)
     emit(_printed(plan, options.output))
-    return REFUSED if plan.verdict is Verdict.REFUSED else 0
+    return REFUSED if plan.verdict is PlanVerdict.REFUSED else 0
 
 
 def compare_main(options: argparse.Namespace) -> int:
@@ -51,7 +51,7 @@ def compare_main(options: argparse.Namespace) -> int:
     except OperatorError as error:
         return fail(error)
     emit(_compared(before, after, options))
-    return REFUSED if Verdict.REFUSED in (before.verdict, after.verdict) else 0
+    return REFUSED if PlanVerdict.REFUSED in (before.verdict, after.verdict) else 0
 
 
 def emit(text: str) -> None:
@@ -103,7 +103,7 @@ def _head(plan: Plan) -> list[str]:
         f"model: {plan.model}",
     ]
     lines += [f"unverified: {doubt}" for doubt in plan.doubts]
-    if plan.verdict is Verdict.REFUSED:
+    if plan.verdict is PlanVerdict.REFUSED:
         lines.append(f"lacks {whole['shortfall_gib']} GiB on each; {plan.nearest}")
     return lines
 
@@ -120,10 +120,10 @@ def _bar(plan: Plan) -> list[str]:
         drawn += mark * (min(BAR, round(BAR * sums / (total or sums or 1))) - len(drawn))
     named = [f"{mark} {name} {memory[key]:.2f}" for name, key, mark in PARTS]
     rest = total - memory["usable_gib"]
-    sequences = f"{memory['max_concurrency']:g} sequences of {plan.run.max_len:,}"
+    sequences = f"{memory['max_concurrency']:g} sequences of {plan.settings.max_len:,}"
     each = f"each {memory['kv_gib_per_sequence']:.2f} GiB in all"
     return [
-        f"each {plan.seat.accelerator.name}, {total:.2f} GiB",
+        f"each {plan.hardware.accelerator.name}, {total:.2f} GiB",
         f"[{drawn:·<{BAR}}]",
         *textwrap.wrap("  ".join([*named, f"· kept free {rest:.2f}"]), WIDTH),
         f"{memory['kv_tokens']:,} tokens in the cache of a replica: {sequences}, {each}",

@@ -6,7 +6,7 @@ import sys
 from kvist_operator.errors import OperatorError, SpecError
 from kvist_operator.manifests import Api, Rendered, Site, render
 from kvist_operator.manifests.text import to_yaml
-from kvist_operator.plan import Plan, Verdict
+from kvist_operator.plan import Plan, PlanVerdict
 from kvist_operator.spec import read_pool
 
 from .files import read_resource
@@ -18,7 +18,7 @@ def render_main(options: argparse.Namespace) -> int:
     try:
         resource = read_resource(options.file)
         plan = planned(resource, options.gpu or "")
-        if plan.verdict is Verdict.REFUSED:
+        if plan.verdict is PlanVerdict.REFUSED:
             return _refuse(plan)
         found = render(read_pool(resource), plan, _site(options))
     except OperatorError as error:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import yaml
 
 from kvist_operator.models.source import facts
-from kvist_operator.plan import Plan, Verdict, make_plan
+from kvist_operator.plan import Plan, PlanVerdict, make_plan
 from kvist_operator.spec import read_pool
 
 FOLDER: Final = Path(__file__).parent
@@ -55,6 +55,6 @@ def planned(resource: dict[str, Any]) -> Plan:
 
 def refusal(plan: Plan) -> str:
     """Why a plan is refused; empty when it is not."""
-    if plan.verdict is not Verdict.REFUSED:
+    if plan.verdict is not PlanVerdict.REFUSED:
         return ""
     return next(choice.reason for choice in plan.choices if choice.field == "verdict")

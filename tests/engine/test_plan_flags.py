@@ -101,12 +101,12 @@ def test_vllm_reads_a_plan_as_it_was_meant(parser: Parser, case: str) -> None:
     ]
     assert bool(found["enable_expert_parallel"]) == plan.layout.expert
     assert [found["max_model_len"], found["max_num_seqs"], found["max_num_batched_tokens"]] == [
-        plan.run.max_len,
-        plan.run.sequences,
-        plan.run.batched_tokens,
+        plan.settings.max_len,
+        plan.settings.sequences,
+        plan.settings.batched_tokens,
     ]
-    assert found["gpu_memory_utilization"] == plan.run.share / 100
-    assert found["enable_prefix_caching"] == plan.run.prefix_caching
+    assert found["gpu_memory_utilization"] == plan.settings.share / 100
+    assert found["enable_prefix_caching"] == plan.settings.prefix_caching
     assert found["shutdown_timeout"] == plan.needs.drain_seconds
 
 

@@ -59,8 +59,10 @@ async def test_planned_kv_tokens_are_what_the_engine_reports(tmp_path: Path) -> 
     """The planned arguments, a real start, and the figure it exports."""
     folder = tiny.build("llama3", tmp_path / "llama3")
     plan = planned(folder)
-    async with VllmEngine(folder, "--dtype", "bfloat16", *flags(plan), block_size=plan.run.block) as engine:
+    async with VllmEngine(
+        folder, "--dtype", "bfloat16", *flags(plan), block_size=plan.settings.block
+    ) as engine:
         found = await reported(engine)
 
-    assert int(found["block_size"]) == plan.run.block
+    assert int(found["block_size"]) == plan.settings.block
     assert plan.memory.kv_tokens == pytest.approx(int(found["kv_cache_size_tokens"]), rel=0.02)

@@ -24,7 +24,7 @@ import pytest
 from tests.engine import install
 
 from kvist_operator.hardware import known
-from kvist_operator.memory.layout import Layout, Run
+from kvist_operator.memory.layout import EngineSettings, Layout
 from kvist_operator.memory.memory_budget import budget
 from kvist_operator.models.facts import SizedModel
 from kvist_operator.models.shape import from_config
@@ -145,7 +145,7 @@ def tokens(theirs: Estimate, gpu: str, tp: int) -> int:
     """Our figure, with their constants."""
     shape = from_config(theirs.config)
     layout = Layout(tensor=tp, expert=shape.experts is not None and tp > 1)
-    run = Run(max_len=LENGTH, pictures=False)
+    run = EngineSettings(max_len=LENGTH, pictures=False)
     memory = budget(SizedModel(shape=shape), known(gpu), layout, run)
     free = theirs.capacity * SHARE / 100 - memory.weights - theirs.others
     [cache] = memory.stages

@@ -24,7 +24,7 @@ def pool(**workload: int) -> Pool:
 POOL = pool(promptTokens=4000, sharedPrefixTokens=3000, outputTokens=200)
 PLAN: Plan = planned(resource("minimal"))
 PLANNED = PLAN.memory.kv_tokens
-SEQUENCES = PLAN.run.sequences
+SEQUENCES = PLAN.settings.sequences
 WELL = Figures(
     requests=1000,
     preemptions=0,
@@ -54,12 +54,14 @@ def test_preemptions_name_how_many_fit() -> None:
 
     assert line.startswith("Preemptions: 5 % of requests")
     assert f"Set spec.engine.maxNumSeqs to 88 (it is {SEQUENCES})" in line
-    assert f"spec.engine.gpuMemoryUtilizationPercent above {PLAN.run.share}: each percent is about" in line
+    assert (
+        f"spec.engine.gpuMemoryUtilizationPercent above {PLAN.settings.share}: each percent is about" in line
+    )
 
 
 def test_a_share_that_cannot_grow_is_not_advised() -> None:
     """At 97 percent there is nothing to raise."""
-    full = replace(PLAN, run=PLAN.run.but(share=97))
+    full = replace(PLAN, settings=PLAN.settings.but(share=97))
     [line] = advice(POOL, full, replace(WELL, preemptions=50, running=100, kv_usage=1.0))
 
     assert "gpuMemoryUtilizationPercent" not in line

@@ -166,8 +166,8 @@ def test_the_engine_runs_what_was_planned(case: str) -> None:
             assert pod["terminationGracePeriodSeconds"] == plan.needs.grace_seconds
             [shm] = [v["emptyDir"] for v in pod["volumes"] if v["name"] == "shm"]
             assert bytes_of(shm["sizeLimit"], "") == plan.needs.shm_bytes
-            row = plan.seat.accelerator
-            on_node = str(min(plan.layout.gpus, plan.seat.per_node))
+            row = plan.hardware.accelerator
+            on_node = str(min(plan.layout.gpus, plan.hardware.per_node))
             assert container["resources"]["limits"].get(row.resource) == (
                 None if row.vendor == "cpu" else on_node
             )

@@ -5,7 +5,7 @@ from tests.operator.pools import known, made
 
 from kvist_operator.hardware import known as accelerator
 from kvist_operator.memory.kv_cache import Cache, caches, head_bytes
-from kvist_operator.memory.layout import GIB, Draft, Layout, Run, stages
+from kvist_operator.memory.layout import GIB, Draft, EngineSettings, Layout, stages
 from kvist_operator.memory.memory_budget import budget
 from kvist_operator.memory.transient import capture_sizes
 from kvist_operator.memory.weight_memory import weight_bytes
@@ -16,14 +16,14 @@ ALONE = Layout()
 
 def cache(facts: Facts, layout: Layout = ALONE, capability: int = 90, **run: object) -> Cache:
     """The cache of the fullest stage."""
-    found = caches(facts.model.shape, layout, Run().but(**run), capability)
+    found = caches(facts.model.shape, layout, EngineSettings().but(**run), capability)
     return max(found, key=lambda c: c.block_bytes)
 
 
 def token_bytes(facts: Facts, layout: Layout = ALONE, capability: int = 90, **run: object) -> float:
     """Bytes a token of a model whose layers are all alike."""
     found = cache(facts, layout, capability, **run)
-    return found.block_bytes / Run().but(**run).block
+    return found.block_bytes / EngineSettings().but(**run).block
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_concurrency_is_what_vllm_reports() -> None:
 def test_speculative_drafts_cost_weights_and_cache() -> None:
     """A draft model's layers join the cache; MTP loads its layer and caches it; n-grams cost nothing."""
     target, draft = known("Qwen/Qwen3-32B"), known("Qwen/Qwen3-0.6B")
-    plain, run = Run(), Draft(method="draft_model", tokens=4, shape=draft.model.shape)
+    plain, run = EngineSettings(), Draft(method="draft_model", tokens=4, shape=draft.model.shape)
     extra = weight_bytes(target.model.shape, Layout(), plain.but(draft=run)) - weight_bytes(
         target.model.shape, Layout(), plain
     )
@@ -128,8 +128,8 @@ def test_multi_token_prediction_caches_its_layer() -> None:
     layout, draft = Layout(tensor=8, expert=True), Draft(method="mtp", tokens=1)
 
     assert token_bytes(facts, layout, draft=draft) == 62 * 1152
-    assert weight_bytes(facts.model.shape, layout, Run(draft=draft)) > weight_bytes(
-        facts.model.shape, layout, Run()
+    assert weight_bytes(facts.model.shape, layout, EngineSettings(draft=draft)) > weight_bytes(
+        facts.model.shape, layout, EngineSettings()
     )
 
 
@@ -144,7 +144,10 @@ def test_stages_are_cut_as_vllm_cuts_them() -> None:
 def test_the_smallest_stage_decides() -> None:
     """Tokens of a pipeline are those of the stage that holds fewest."""
     memory = budget(
-        known("deepseek-ai/DeepSeek-R1").model, accelerator("H100"), Layout(tensor=8, pipeline=2), Run()
+        known("deepseek-ai/DeepSeek-R1").model,
+        accelerator("H100"),
+        Layout(tensor=8, pipeline=2),
+        EngineSettings(),
     )
 
     assert memory.concurrency(32_768) == min(c.concurrency(memory.kv, 32_768) for c in memory.stages)
@@ -159,9 +162,9 @@ def test_graphs_are_counted_as_logs_count_them() -> None:
 def test_a_checkpoint_of_known_size_scales_the_weights() -> None:
     """Ten per cent more on disk is ten per cent more on each GPU."""
     shape = known("Qwen/Qwen3-8B").model.shape
-    computed = weight_bytes(shape, Layout(), Run())
+    computed = weight_bytes(shape, Layout(), EngineSettings())
 
-    assert weight_bytes(shape, Layout(), Run(), 1.1 * 16_381_443_072) == pytest.approx(
+    assert weight_bytes(shape, Layout(), EngineSettings(), 1.1 * 16_381_443_072) == pytest.approx(
         1.1 * computed, rel=1e-3
     )
 
@@ -170,7 +173,8 @@ def test_adapters_take_room_beside_each_matrix() -> None:
     """Twice the rank, twice the room."""
     shape = known("Qwen/Qwen3-8B").model.shape
     plain, low, high = (
-        weight_bytes(shape, Layout(), Run(adapters=n, adapter_rank=r)) for n, r in ((0, 16), (2, 16), (2, 32))
+        weight_bytes(shape, Layout(), EngineSettings(adapters=n, adapter_rank=r))
+        for n, r in ((0, 16), (2, 16), (2, 32))
     )
 
     assert high - plain == pytest.approx(2 * (low - plain))
@@ -180,7 +184,8 @@ def test_a_picture_counts_only_beyond_a_text_step() -> None:
     """Tower and decoder do not run at once; the cache of encoded pictures comes on top."""
     model = known("Qwen/Qwen3-VL-8B-Instruct").model
     small, large = (
-        budget(model, accelerator("H100"), Layout(), Run(batched_tokens=n)).encoder for n in (2048, 16_384)
+        budget(model, accelerator("H100"), Layout(), EngineSettings(batched_tokens=n)).encoder
+        for n in (2048, 16_384)
     )
 
     assert small > large > 0

@@ -7,7 +7,7 @@ from tests.operator.pools import chosen, plan, reason
 from kvist_operator.errors import HardwareError, SpecError
 from kvist_operator.hardware import of_nodes
 from kvist_operator.memory.layout import GIB
-from kvist_operator.plan import Verdict, make_plan
+from kvist_operator.plan import PlanVerdict, make_plan
 
 
 @pytest.mark.parametrize("case", sorted(golden.CASES))
@@ -29,7 +29,7 @@ def test_known_models_on_h100_take_what_they_need(name: str, gpus: int, tensor: 
     """The four of the issue: one GPU, four, a whole node, two nodes."""
     found = plan(name, "NVIDIA-H100-80GB-HBM3")
 
-    assert found.verdict is Verdict.FITS
+    assert found.verdict is PlanVerdict.FITS
     assert (found.layout.gpus, found.layout.tensor, found.layout.pipeline) == (gpus, tensor, pipeline)
 
 
@@ -38,7 +38,7 @@ def test_a_tight_fit_says_what_is_left_and_what_gave_way() -> None:
     found = plan("moonshotai/Kimi-K2.5", "H100-80GB")
 
     assert found.layout.expert_size == 8
-    assert 8192 <= found.run.max_len < 32_768
+    assert 8192 <= found.settings.max_len < 32_768
     assert f"{found.memory.kv / GIB:.2f} GiB are left" in reason(found, "maxModelLen")
     assert str(found.memory.kv_tokens) in reason(found, "maxModelLen")
     assert "raised from 92" in reason(found, "gpuMemoryUtilizationPercent")
@@ -62,7 +62,7 @@ def test_more_gpus_of_a_node_come_before_less_context() -> None:
     """Two L40S hold the weights of a 32B FP8 model; four leave the context that is wanted."""
     found = plan("Qwen/Qwen3-32B-FP8", "L40S", engine={"kvCacheDtype": "Model"})
 
-    assert found.run.max_len == 32_768
+    assert found.settings.max_len == 32_768
     assert found.memory.max_concurrency >= 8
     assert "would lack" in reason(found, "tensorParallelSize")
 
@@ -72,7 +72,7 @@ def test_less_context_comes_before_a_second_node() -> None:
     found = plan("Qwen/Qwen3-32B", "L4", accelerator={"perNode": 4})
 
     assert found.layout.gpus == 4
-    assert 8192 <= found.run.max_len < 32_768
+    assert 8192 <= found.settings.max_len < 32_768
     assert "lowered from 32768" in reason(found, "maxModelLen")
 
 
@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_would() -> None:
     """The shortfall is what the fullest GPU lacks, and another accelerator is named."""
     found = plan("meta-llama/Llama-3.3-70B-Instruct", "A10", accelerator={"count": 4})
 
-    assert found.verdict is Verdict.REFUSED
+    assert found.verdict is PlanVerdict.REFUSED
     assert found.shortfall_bytes > GIB
     assert found.argv == ()
     assert "leave count and parallel sizes to the plan" in found.nearest
@@ -99,7 +99,7 @@ def test_a_refused_16_bit_model_is_offered_fp8() -> None:
     """Online quantisation is nearer than other hardware."""
     found = plan("Qwen/Qwen3-32B", "L40S", accelerator={"perNode": 1, "count": 1})
 
-    assert found.verdict is Verdict.REFUSED
+    assert found.verdict is PlanVerdict.REFUSED
     assert found.nearest == "spec.engine.quantization: FP8 on 1 × L40S would fit"
 
 
@@ -187,7 +187,7 @@ def test_what_is_not_known_makes_a_plan_unverified(spec: dict[str, object], doub
     """The plan is made all the same, and says what it cannot vouch for."""
     found = plan("Qwen/Qwen3-8B", "H100", **spec)
 
-    assert found.verdict is Verdict.UNVERIFIED
+    assert found.verdict is PlanVerdict.UNVERIFIED
     assert any(doubt in said for said in found.doubts)
     assert found.argv
 
@@ -199,7 +199,7 @@ def test_an_unknown_product_is_planned_from_its_memory() -> None:
         pools.known("Qwen/Qwen3-8B"),
     )
 
-    assert found.verdict is Verdict.UNVERIFIED
+    assert found.verdict is PlanVerdict.UNVERIFIED
     assert found.to_dict()["accelerator"]["product"] == "NVIDIA-X1"
 
 
@@ -208,7 +208,7 @@ def test_node_labels_are_read_where_the_spec_is_silent() -> None:
     labels = {"nvidia.com/gpu.product": "NVIDIA-L40S", "nvidia.com/gpu.count": "4"}
     found = make_plan(pools.pool(), pools.known("Qwen/Qwen3-8B"), nodes=of_nodes([labels, labels, {}]))
 
-    assert (found.seat.accelerator.name, found.seat.per_node) == ("L40S", 4)
+    assert (found.hardware.accelerator.name, found.hardware.per_node) == ("L40S", 4)
     assert chosen(found, "accelerator") == "L40S"
 
 
@@ -249,8 +249,8 @@ def test_a_target_between_tokens_bounds_the_step() -> None:
         plan("meta-llama/Llama-3.1-70B-Instruct", "H200", workload=w) for w in ({"tpotMilliseconds": 20}, {})
     )
 
-    assert eager.run.batched_tokens == 512
-    assert lazy.run.batched_tokens == 8192
+    assert eager.settings.batched_tokens == 512
+    assert lazy.settings.batched_tokens == 8192
 
 
 def test_pictures_that_never_come_leave_the_tower_out() -> None:
@@ -325,6 +325,6 @@ def test_expected_requests_keep_their_context_at_the_cost_of_concurrency() -> No
     workload = {"promptTokens": 20_000, "outputTokens": 2000, "concurrency": 64}
     found = plan("Qwen/Qwen3-32B", "L40S", accelerator={"perNode": 2}, workload=workload)
 
-    assert found.run.max_len >= 22_000
+    assert found.settings.max_len >= 22_000
     assert 1 <= chosen(found, "concurrency") < 64
     assert "64 were wanted" in reason(found, "concurrency")

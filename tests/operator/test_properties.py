@@ -9,10 +9,10 @@ from kvist_operator.engine_flags import EngineArgs, check_extra
 from kvist_operator.errors import SpecError
 from kvist_operator.hardware import ROWS
 from kvist_operator.hardware import known as accelerator
-from kvist_operator.memory.layout import GIB, Layout, Run
+from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory, budget
 from kvist_operator.models.catalogue import entries
-from kvist_operator.plan import Plan, Verdict, make_plan
+from kvist_operator.plan import Plan, PlanVerdict, make_plan
 
 NAMES = sorted(entry.name for entry in entries().values())
 models = st.sampled_from(NAMES)
@@ -31,7 +31,7 @@ def planned(name: str, gpu: str, memory: float | None = None) -> Plan:
 
 def measured(name: str, gpu: str, layout: Layout, **run: object) -> Memory:
     """The memory of one layout."""
-    return budget(known(name).model, accelerator(gpu), layout, Run().but(**run))
+    return budget(known(name).model, accelerator(gpu), layout, EngineSettings().but(**run))
 
 
 @settings(max_examples=120, deadline=None)
@@ -41,13 +41,13 @@ def test_every_model_gets_a_sound_plan_or_a_refusal_with_a_number(name: str, gpu
     found = planned(name, gpu)
     shape = known(name).model.shape
 
-    if found.verdict is Verdict.REFUSED:
+    if found.verdict is PlanVerdict.REFUSED:
         assert found.shortfall_bytes > 0
         assert found.nearest
     else:
         assert found.memory.max_concurrency >= 1
-        assert found.run.max_len >= min(8192, shape.max_len)
-        assert found.run.batched_tokens >= found.run.sequences
+        assert found.settings.max_len >= min(8192, shape.max_len)
+        assert found.settings.batched_tokens >= found.settings.sequences
         assert found.argv[:2] == ("serve", name)
     assert all(heads % found.layout.tensor == 0 for heads in shape.heads)
 
@@ -63,7 +63,7 @@ def test_totals_add_up(name: str, gpu: str) -> None:
         m.weights + m.activations + m.encoder + m.graphs + m.overhead + m.kv == m.usable
         or abs(m.weights + m.activations + m.encoder + m.graphs + m.overhead + m.kv - m.usable) < 1
     )
-    if found.verdict is not Verdict.REFUSED:
+    if found.verdict is not PlanVerdict.REFUSED:
         assert m.kv_tokens <= found.layout.data * m.kv / m.bytes_per_token * 1.001
 
 
@@ -73,9 +73,9 @@ def test_more_memory_never_gives_less_context(name: str, memory: float, more: fl
     """Nor a refusal where less memory had none."""
     small, large = (_on(name, gib) for gib in (memory, memory + more))
 
-    if small.verdict is not Verdict.REFUSED:
-        assert large.verdict is not Verdict.REFUSED
-        assert large.nodes < small.nodes or large.run.max_len >= small.run.max_len
+    if small.verdict is not PlanVerdict.REFUSED:
+        assert large.verdict is not PlanVerdict.REFUSED
+        assert large.nodes < small.nodes or large.settings.max_len >= small.settings.max_len
 
 
 def _on(name: str, gib: float) -> Plan:

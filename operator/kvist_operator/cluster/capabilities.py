@@ -14,7 +14,7 @@ from kvist_epp.names import OBJECTIVE_GROUPS
 from kvist_operator.errors import ClusterError, Forbidden, StartError
 from kvist_operator.hardware import COUNT_LABELS, PRODUCT_LABELS, NodeFacts, find, of_nodes
 from kvist_operator.manifests.cluster_facts import Api
-from kvist_operator.plan import Verdict
+from kvist_operator.plan import PlanVerdict
 from kvist_operator.plan.accelerator import NODE_LABELS
 from kvist_operator.spec.pool import Pool, Source
 
@@ -116,7 +116,7 @@ def with_planned_first(found: Sequence[NodeFacts], status: Mapping[str, Any]) ->
     row = find(str((plan.get("accelerator") or {}).get("product") or ""))
     if (
         row is None
-        or plan.get("verdict") == Verdict.REFUSED
+        or plan.get("verdict") == PlanVerdict.REFUSED
         or not chosen.keys() & {"accelerator", "perNode"}
     ):
         return list(found)

@@ -112,7 +112,7 @@ def template(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: b
     """The pods of one role, under the user's overlay. Followers serve nothing and carry no pool label."""
     labels = names.labels(ENGINE)
     if leads:
-        labels |= names.served | {wire.LABEL_MAX_NUM_SEQS: str(plan.run.sequences)}
+        labels |= names.served | {wire.LABEL_MAX_NUM_SEQS: str(plan.settings.sequences)}
     made: Json = {
         "metadata": {"labels": labels, "annotations": _annotations(pool, plan)},
         "spec": _pod(names, pool, plan, site, leads=leads),
@@ -232,9 +232,9 @@ def _adapters(pool: Pool) -> list[str]:
 def _resources(plan: Plan) -> Json:
     """Memory is asked for as it is limited, so that nobody else is promised it; a core for each GPU and one
     more is what vLLM's processes need at least. On a CPU the cores are the user's to say."""
-    on_node = min(plan.layout.gpus, plan.seat.per_node)
+    on_node = min(plan.layout.gpus, plan.hardware.per_node)
     memory = quantity(plan.needs.memory_bytes)
-    row = plan.seat.accelerator
+    row = plan.hardware.accelerator
     if row.vendor == "cpu":
         return {"requests": {"memory": memory}, "limits": {"memory": memory}}
     devices = {row.resource: str(on_node)}

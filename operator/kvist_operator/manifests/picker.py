@@ -59,7 +59,7 @@ def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
         replica_cert_path=CERTIFICATES,
         priorities=",".join(f"{p.name}={p.value}" for p in pool.picker.priorities),
         scheduling_policy="priority" if by_priority(pool) else "fcfs",
-        max_num_seqs=plan.run.sequences,
+        max_num_seqs=plan.settings.sequences,
         tpot_target=(pool.workload.tpot_ms or 0) / 1000,
         max_endpoints=pool.gateway.failover_endpoints,
         approximate_cache_tokens=max(1, plan.memory.kv_tokens),

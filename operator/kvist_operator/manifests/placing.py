@@ -10,7 +10,7 @@ from .cluster_facts import Json, Note, Site
 
 def placing(plan: Plan, site: Site) -> Json:
     """Tolerations and node affinity; affinity only by labels that nodes are seen to have."""
-    row = plan.seat.accelerator
+    row = plan.hardware.accelerator
     if row.vendor == "cpu":
         return {}
     found: Json = {"tolerations": [{"key": row.resource, "operator": "Exists", "effect": "NoSchedule"}]}
@@ -38,7 +38,7 @@ def _terms(row: Accelerator, nodes: Sequence[Mapping[str, str]]) -> list[Json]:
 
 def unplaced(plan: Plan, site: Site) -> list[Note]:
     """Said where pods may land on another kind of accelerator than the one the plan is for."""
-    row = plan.seat.accelerator
+    row = plan.hardware.accelerator
     if row.vendor == "cpu" or _terms(row, site.node_labels):
         return []
     return [

@@ -14,7 +14,7 @@ from typing import Final
 from kvist_operator.models.layers import DTYPE_BYTES, Attention, Latent, Layer, Mixer, Recurrent
 from kvist_operator.models.shape import ModelShape
 
-from .layout import Layout, Run, stages
+from .layout import EngineSettings, Layout, stages
 from .weight_memory import is_mtp
 
 SCALES: Final = 8
@@ -46,7 +46,7 @@ class Cache:
     """One block of the shared pool."""
     kinds: tuple[tuple[CacheKind, int, int], ...]
     """Kind, number of groups, tokens a block of it holds."""
-    run: Run
+    settings: EngineSettings
     in_flight: int
     """Tokens that may be computed while a window's blocks are still held."""
 
@@ -56,8 +56,8 @@ class Cache:
 
     def _blocks(self, kind: CacheKind, tokens: int, length: int) -> int:
         if kind.state_bytes:
-            spare = self.run.draft.tokens if self.run.draft else 0
-            return (2 if self.run.prefix_caching else 1) + spare
+            spare = self.settings.draft.tokens if self.settings.draft else 0
+            return (2 if self.settings.prefix_caching else 1) + spare
         if kind.window:
             return math.ceil(min(kind.window - 1 + self.in_flight, length) / tokens) + 1
         return math.ceil(length / tokens)
@@ -77,40 +77,45 @@ class Cache:
         return int(self.concurrency(kv_bytes, length) * length)
 
 
-def caches(shape: ModelShape, layout: Layout, run: Run, capability: int = 90) -> list[Cache]:
+def caches(shape: ModelShape, layout: Layout, settings: EngineSettings, capability: int = 90) -> list[Cache]:
     """One per pipeline stage: the smallest decides."""
     cut = stages(shape, layout.pipeline)
-    extra = _draft_layers(shape, run)
+    extra = _draft_layers(shape, settings)
     held = [*cut[:-1], cut[-1] + Counter(extra)]
-    return [_cache(layers, shape, layout, run, capability) for layers in held]
+    return [_cache(layers, shape, layout, settings, capability) for layers in held]
 
 
-def _cache(layers: Counter[Layer], shape: ModelShape, layout: Layout, run: Run, capability: int) -> Cache:
+def _cache(
+    layers: Counter[Layer], shape: ModelShape, layout: Layout, settings: EngineSettings, capability: int
+) -> Cache:
     counted: Counter[CacheKind] = Counter()
     for layer, number in layers.items():
-        kind = _kind(layer.mixer, shape, layout, run, capability)
+        kind = _kind(layer.mixer, shape, layout, settings, capability)
         counted += Counter({kind: number}) if kind else Counter()
-    in_flight = (layout.pipeline + 1 if layout.pipeline > 1 else 2) * run.batched_tokens
+    in_flight = (layout.pipeline + 1 if layout.pipeline > 1 else 2) * settings.batched_tokens
     if len({(kind.window, bool(kind.state_bytes)) for kind in counted}) <= 1:
-        return _uniform(counted, run, in_flight)
-    return _mixed(_merged(counted), run, in_flight)
+        return _uniform(counted, settings, in_flight)
+    return _mixed(_merged(counted), settings, in_flight)
 
 
-def _uniform(counted: Counter[CacheKind], run: Run, in_flight: int) -> Cache:
+def _uniform(counted: Counter[CacheKind], settings: EngineSettings, in_flight: int) -> Cache:
     """One group: a block holds its tokens in every layer."""
     if not counted:
-        return Cache(block_bytes=0, kinds=(), run=run, in_flight=in_flight)
+        return Cache(block_bytes=0, kinds=(), settings=settings, in_flight=in_flight)
     first = next(iter(counted))
     if first.state_bytes:
         return Cache(
             block_bytes=sum(k.state_bytes * n for k, n in counted.items()),
             kinds=((first, 1, 1),),
-            run=run,
+            settings=settings,
             in_flight=in_flight,
         )
     together = sum(k.token_bytes * n for k, n in counted.items())
     return Cache(
-        block_bytes=together * run.block, kinds=((first, 1, run.block),), run=run, in_flight=in_flight
+        block_bytes=together * settings.block,
+        kinds=((first, 1, settings.block),),
+        settings=settings,
+        in_flight=in_flight,
     )
 
 
@@ -125,14 +130,15 @@ def _merged(counted: Counter[CacheKind]) -> Counter[CacheKind]:
     return Counter({CacheKind(token_bytes=width): number, **rest})
 
 
-def _mixed(counted: Counter[CacheKind], run: Run, in_flight: int) -> Cache:
+def _mixed(counted: Counter[CacheKind], settings: EngineSettings, in_flight: int) -> Cache:
     """Several kinds: equal pages, groups of as many layers as the rarest kind has."""
-    page = _page(counted, run.block)
+    page = _page(counted, settings.block)
     size = _group_size(list(counted.values()))
     kinds = tuple(
-        (kind, math.ceil(n / size), _tokens_per_page(kind, page, run.block)) for kind, n in counted.items()
+        (kind, math.ceil(n / size), _tokens_per_page(kind, page, settings.block))
+        for kind, n in counted.items()
     )
-    return Cache(block_bytes=page * size, kinds=kinds, run=run, in_flight=in_flight)
+    return Cache(block_bytes=page * size, kinds=kinds, settings=settings, in_flight=in_flight)
 
 
 def _page(counted: Counter[CacheKind], block: int) -> float:
@@ -156,22 +162,22 @@ def _group_size(numbers: Sequence[int]) -> int:
 
 
 def _kind(
-    mixer: Mixer | None, shape: ModelShape, layout: Layout, run: Run, capability: int
+    mixer: Mixer | None, shape: ModelShape, layout: Layout, settings: EngineSettings, capability: int
 ) -> CacheKind | None:
     match mixer:
         case Attention(shared=False):
-            return CacheKind(token_bytes=_attention(mixer, shape, layout, run), window=mixer.window)
+            return CacheKind(token_bytes=_attention(mixer, shape, layout, settings), window=mixer.window)
         case Latent():
-            return CacheKind(token_bytes=_latent(mixer, shape, run, capability))
+            return CacheKind(token_bytes=_latent(mixer, shape, settings, capability))
         case Recurrent():
-            return CacheKind(token_bytes=0, state_bytes=_state(mixer, shape, layout, run))
+            return CacheKind(token_bytes=0, state_bytes=_state(mixer, shape, layout, settings))
     return None
 
 
-def _attention(mixer: Attention, shape: ModelShape, layout: Layout, run: Run) -> float:
+def _attention(mixer: Attention, shape: ModelShape, layout: Layout, settings: EngineSettings) -> float:
     heads = max(1, mixer.kv_heads // layout.tensor)
     both = mixer.key_dim + mixer.value_dim
-    return heads * head_bytes(both, run.kv_dtype, shape.dtype)
+    return heads * head_bytes(both, settings.kv_dtype, shape.dtype)
 
 
 def head_bytes(elements: int, kv_dtype: str, dtype: str) -> float:
@@ -190,10 +196,10 @@ def kv_element_bytes(kv_dtype: str, dtype: str) -> int:
     return 1 if kv_dtype.startswith("fp8") else DTYPE_BYTES[dtype]
 
 
-def _latent(mixer: Latent, shape: ModelShape, run: Run, capability: int) -> float:
+def _latent(mixer: Latent, shape: ModelShape, settings: EngineSettings, capability: int) -> float:
     """Every tensor-parallel rank keeps the whole row."""
-    row: float = (mixer.kv_rank + mixer.rope_dim) * kv_element_bytes(run.kv_dtype, shape.dtype)
-    if mixer.sparse and run.kv_dtype.startswith("fp8") and capability // 10 != 10:
+    row: float = (mixer.kv_rank + mixer.rope_dim) * kv_element_bytes(settings.kv_dtype, shape.dtype)
+    if mixer.sparse and settings.kv_dtype.startswith("fp8") and capability // 10 != 10:
         row = SPARSE_ROW  # SM100 prefers FLASHINFER_MLA_SPARSE, which keeps plain 8-bit rows
     return row + (_index_row(mixer.indexer.dim) if mixer.indexer else 0)
 
@@ -203,19 +209,19 @@ def _index_row(dim: int) -> int:
     return dim + 4 * math.ceil(dim / 128)
 
 
-def _state(mixer: Recurrent, shape: ModelShape, layout: Layout, run: Run) -> float:
-    spare = run.draft.tokens if run.draft else 0
+def _state(mixer: Recurrent, shape: ModelShape, layout: Layout, settings: EngineSettings) -> float:
+    spare = settings.draft.tokens if settings.draft else 0
     conv = mixer.conv_width * (mixer.conv_kernel - 1 + spare) * shape.dtype_bytes
     return (conv + mixer.state * DTYPE_BYTES[mixer.state_dtype or shape.dtype]) / layout.tensor
 
 
-def _draft_layers(shape: ModelShape, run: Run) -> tuple[Layer, ...]:
+def _draft_layers(shape: ModelShape, settings: EngineSettings) -> tuple[Layer, ...]:
     """Layers of the proposer that have a cache of their own."""
-    if run.draft is None:
+    if settings.draft is None:
         return ()
-    if run.draft.shape is not None:
-        return run.draft.shape.layers
-    if not is_mtp(run.draft):
+    if settings.draft.shape is not None:
+        return settings.draft.shape.layers
+    if not is_mtp(settings.draft):
         return ()
     grown = [layer for layer in shape.layers if layer.mixer and not isinstance(layer.mixer, Recurrent)]
     return tuple(grown[-1:]) * max(1, shape.mtp_layers)

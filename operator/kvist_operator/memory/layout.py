@@ -50,7 +50,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class EngineSettings:
     """Settings of an engine that decide its memory."""
 
     share: int = 92

@@ -6,7 +6,7 @@ from kvist_operator.hardware import Accelerator
 from kvist_operator.models.facts import SizedModel
 
 from .kv_cache import Cache, caches
-from .layout import GIB, Layout, Run
+from .layout import GIB, EngineSettings, Layout
 from .transient import activations, communication, encoder, graphs, runtime
 from .weight_memory import weight_bytes
 
@@ -62,15 +62,15 @@ class Memory:
         return self.concurrency(length) >= sequences
 
 
-def budget(model: SizedModel, gpu: Accelerator, layout: Layout, run: Run) -> Memory:
+def budget(model: SizedModel, gpu: Accelerator, layout: Layout, settings: EngineSettings) -> Memory:
     """The sum; ``kv`` is what is left of the share."""
     shape = model.shape
     total = gpu.memory_gib * GIB
-    usable = total * run.share / 100
-    weights = weight_bytes(shape, layout, run, model.checkpoint_bytes)
-    step = activations(shape, layout, run)
-    tower = encoder(shape, run, step)
-    captured = graphs(shape, layout, run, gpu)
+    usable = total * settings.share / 100
+    weights = weight_bytes(shape, layout, settings, model.checkpoint_bytes)
+    step = activations(shape, layout, settings)
+    tower = encoder(shape, settings, step)
+    captured = graphs(shape, layout, settings, gpu)
     overhead = communication(layout) + runtime(gpu)
     left = usable - weights - step - tower - captured - overhead
     return Memory(
@@ -81,8 +81,8 @@ def budget(model: SizedModel, gpu: Accelerator, layout: Layout, run: Run) -> Mem
         encoder=tower,
         graphs=captured,
         overhead=overhead,
-        kv=min(left, run.kv_bytes) if run.kv_bytes else left,
-        stages=tuple(caches(shape, layout, run, gpu.capability)),
+        kv=min(left, settings.kv_bytes) if settings.kv_bytes else left,
+        stages=tuple(caches(shape, layout, settings, gpu.capability)),
         layout=layout,
-        max_len=run.max_len,
+        max_len=settings.max_len,
     )

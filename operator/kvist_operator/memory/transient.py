@@ -10,7 +10,7 @@ from kvist_operator.hardware import Accelerator
 from kvist_operator.models.layers import Attention, Experts, Latent, Layer, Mlp, Recurrent
 from kvist_operator.models.shape import ModelShape
 
-from .layout import GIB, Layout, Run, stages
+from .layout import GIB, EngineSettings, Layout, stages
 
 ELEMENT: Final = 2
 """Activations are 16 bits wide."""
@@ -32,33 +32,35 @@ CPU_RUNTIME: Final = 4 * GIB
 """Python, torch and its thread buffers in the memory of a CPU engine."""
 
 
-def activations(shape: ModelShape, layout: Layout, run: Run) -> float:
+def activations(shape: ModelShape, layout: Layout, settings: EngineSettings) -> float:
     """Peak bytes of one step on one GPU."""
-    tokens = run.batched_tokens
+    tokens = settings.batched_tokens
     residual = 2 * tokens * shape.hidden * ELEMENT
     kinds = {layer for stage in stages(shape, layout.pipeline) for layer in stage}
-    stage = max(max(_mixer(k, tokens, layout, run), _forward(k, shape, tokens, layout)) for k in kinds)
-    sampler = run.sequences * shape.vocab * SAMPLER
+    stage = max(max(_mixer(k, tokens, layout, settings), _forward(k, shape, tokens, layout)) for k in kinds)
+    sampler = settings.sequences * shape.vocab * SAMPLER
     sparse = INDEX_WORKSPACE if (latent := shape.latent) and latent.sparse else 0
     return max(residual + stage, sampler) + sparse
 
 
-def _mixer(layer: Layer, tokens: int, layout: Layout, run: Run) -> float:
+def _mixer(layer: Layer, tokens: int, layout: Layout, settings: EngineSettings) -> float:
     match layer.mixer:
         case Attention() as a:
             width = a.heads * (a.key_dim * (2 if a.gated else 1) + a.value_dim) / layout.tensor
             return tokens * (width + max(1, a.kv_heads / layout.tensor) * (a.key_dim + a.value_dim)) * ELEMENT
         case Latent() as m:
-            return _latent(m, tokens, layout, run)
+            return _latent(m, tokens, layout, settings)
         case Recurrent() as r:
             return tokens * 3 * r.conv_width / layout.tensor * ELEMENT
     return 0
 
 
-def _latent(m: Latent, tokens: int, layout: Layout, run: Run) -> float:
+def _latent(m: Latent, tokens: int, layout: Layout, settings: EngineSettings) -> float:
     heads = m.heads / layout.tensor
     own = tokens * heads * (m.nope_dim + m.rope_dim + m.nope_dim + 2 * m.value_dim)
-    expanded = 0 if m.sparse else min(8 * run.max_len, MLA_WORKSPACE) * heads * (m.nope_dim + m.value_dim)
+    expanded = (
+        0 if m.sparse else min(8 * settings.max_len, MLA_WORKSPACE) * heads * (m.nope_dim + m.value_dim)
+    )
     return (own + expanded) * ELEMENT
 
 
@@ -81,26 +83,26 @@ def _routed(experts: Experts, shape: ModelShape, tokens: int, layout: Layout) ->
     )
 
 
-def encoder(shape: ModelShape, run: Run, step: float = 0) -> float:
+def encoder(shape: ModelShape, settings: EngineSettings, step: float = 0) -> float:
     """The vision tower on its largest picture, beyond the peak of a text step (they do not run at once).
 
     The cache of encoded pictures comes on top.
     """
     tower = shape.encoder
-    if tower is None or not run.pictures:
+    if tower is None or not settings.pictures:
         return 0
-    budget = max(tower.tokens, run.batched_tokens)
+    budget = max(tower.tokens, settings.batched_tokens)
     patches = tower.tokens * tower.merge
     peak = patches * (4 * tower.hidden + 2 * tower.width) * ELEMENT
     return max(0.0, peak - step) + budget * tower.output * ELEMENT
 
 
-def graphs(shape: ModelShape, layout: Layout, run: Run, gpu: Accelerator) -> float:
+def graphs(shape: ModelShape, layout: Layout, settings: EngineSettings, gpu: Accelerator) -> float:
     """CUDA graphs: piecewise ones for mixed steps, full ones for decode steps up to the sequences."""
-    if run.eager or gpu.vendor not in ("nvidia", "amd"):
+    if settings.eager or gpu.vendor not in ("nvidia", "amd"):
         return 0
-    largest = min(2 * run.sequences, 1024 if gpu.capability // 10 == 10 else 512)
-    captured = len(capture_sizes(largest)) + len(capture_sizes(min(run.sequences, largest)))
+    largest = min(2 * settings.sequences, 1024 if gpu.capability // 10 == 10 else 512)
+    captured = len(capture_sizes(largest)) + len(capture_sizes(min(settings.sequences, largest)))
     return captured * GRAPH * len(shape.layers) / layout.pipeline
 
 

@@ -19,32 +19,39 @@ from kvist_operator.models.weights import (
     mtp_parts,
 )
 
-from .layout import Draft, Layout, Run, stages
+from .layout import Draft, EngineSettings, Layout, stages
 
 FP8: Final = 1.0
 Cut = tuple[Counter[Layer], ...]
 
 
-def weight_bytes(shape: ModelShape, layout: Layout, run: Run, known_checkpoint: float = 0) -> float:
+def weight_bytes(
+    shape: ModelShape, layout: Layout, settings: EngineSettings, known_checkpoint: float = 0
+) -> float:
     """On the fullest GPU. ``known_checkpoint`` = bytes of the files; they scale what the shape says.
 
     The layers for multi-token prediction are in the files but are loaded only when they are used.
     """
     scale = known_checkpoint / checkpoint_bytes(shape) if known_checkpoint else 1.0
     cut = stages(shape, layout.pipeline)
-    heaviest = max(_stage_bytes(shape, cut, i, layout, run) for i in range(len(cut)))
-    return scale * heaviest + _adapters(shape, cut[0], layout, run) + draft_bytes(shape, layout, run)
+    heaviest = max(_stage_bytes(shape, cut, i, layout, settings) for i in range(len(cut)))
+    return (
+        scale * heaviest + _adapters(shape, cut[0], layout, settings) + draft_bytes(shape, layout, settings)
+    )
 
 
-def draft_bytes(shape: ModelShape, layout: Layout, run: Run) -> float:
+def draft_bytes(shape: ModelShape, layout: Layout, settings: EngineSettings) -> float:
     """Return the bytes that speculative decoding loads, on the GPU that holds them."""
-    draft = run.draft
+    draft = settings.draft
     if draft is None:
         return 0
     if draft.shape is None:
-        return _mtp(shape, layout, run) if is_mtp(draft) else 0
+        return _mtp(shape, layout, settings) if is_mtp(draft) else 0
     return weight_bytes(
-        draft.shape, Layout(tensor=layout.tensor), run.but(draft=None, adapters=0), draft.checkpoint_bytes
+        draft.shape,
+        Layout(tensor=layout.tensor),
+        settings.but(draft=None, adapters=0),
+        draft.checkpoint_bytes,
     )
 
 
@@ -53,36 +60,36 @@ def is_mtp(draft: Draft) -> bool:
     return draft.method.lower().endswith("mtp")
 
 
-def _mtp(shape: ModelShape, layout: Layout, run: Run) -> float:
-    return sum(_rank_bytes(shape, part, layout, run) for part in mtp_parts(shape))
+def _mtp(shape: ModelShape, layout: Layout, settings: EngineSettings) -> float:
+    return sum(_rank_bytes(shape, part, layout, settings) for part in mtp_parts(shape))
 
 
-def _stage_bytes(shape: ModelShape, cut: Cut, stage: int, layout: Layout, run: Run) -> float:
+def _stage_bytes(shape: ModelShape, cut: Cut, stage: int, layout: Layout, settings: EngineSettings) -> float:
     """One pipeline stage on one tensor-parallel rank."""
     layers = sum(
-        number * (_layer_bytes(shape, layer, layout, run) + _absorbed(layer, layout))
+        number * (_layer_bytes(shape, layer, layout, settings) + _absorbed(layer, layout))
         for layer, number in cut[stage].items()
     )
-    ends = _ends(shape, stage, len(cut) - 1, run)
-    return layers + sum(_rank_bytes(shape, part, layout, run) for part in ends)
+    ends = _ends(shape, stage, len(cut) - 1, settings)
+    return layers + sum(_rank_bytes(shape, part, layout, settings) for part in ends)
 
 
-def _layer_bytes(shape: ModelShape, layer: Layer, layout: Layout, run: Run) -> float:
-    return sum(_rank_bytes(shape, part, layout, run) for part in layer_parts(layer, shape.hidden))
+def _layer_bytes(shape: ModelShape, layer: Layer, layout: Layout, settings: EngineSettings) -> float:
+    return sum(_rank_bytes(shape, part, layout, settings) for part in layer_parts(layer, shape.hidden))
 
 
-def _ends(shape: ModelShape, stage: int, last: int, run: Run) -> Iterator[WeightPart]:
+def _ends(shape: ModelShape, stage: int, last: int, settings: EngineSettings) -> Iterator[WeightPart]:
     """Return the bytes of the first and the last stage besides layers."""
     if stage == 0:
         yield embedding(shape)
-        if run.pictures:
+        if settings.pictures:
             yield encoder_part(shape.encoder)
     if stage == last:
         yield head(shape)
 
 
-def _rank_bytes(shape: ModelShape, part: WeightPart, layout: Layout, run: Run) -> float:
-    return part.params / _split(part, layout) * _bytes_each(shape, part, run)
+def _rank_bytes(shape: ModelShape, part: WeightPart, layout: Layout, settings: EngineSettings) -> float:
+    return part.params / _split(part, layout) * _bytes_each(shape, part, settings)
 
 
 def _split(part: WeightPart, layout: Layout) -> int:
@@ -95,9 +102,9 @@ def _split(part: WeightPart, layout: Layout) -> int:
     return layout.tensor
 
 
-def _bytes_each(shape: ModelShape, part: WeightPart, run: Run) -> float:
+def _bytes_each(shape: ModelShape, part: WeightPart, settings: EngineSettings) -> float:
     linear = part.name not in ("embedding", "head", "router", "norms", "encoder")
-    if run.online_fp8 and linear and not shape.quantisation.method:
+    if settings.online_fp8 and linear and not shape.quantisation.method:
         return FP8
     return shape.quantisation.bytes_of(part.name, shape.dtype_bytes)
 
@@ -110,12 +117,12 @@ def _absorbed(layer: Layer, layout: Layout) -> float:
     return 2 * m.kv_rank * m.heads * (m.nope_dim + m.value_dim) / layout.tensor
 
 
-def _adapters(shape: ModelShape, layers: Counter[Layer], layout: Layout, run: Run) -> float:
+def _adapters(shape: ModelShape, layers: Counter[Layer], layout: Layout, settings: EngineSettings) -> float:
     """Room for LoRA adapters: two 16-bit matrices beside each matrix of attention and dense feed-forward."""
-    if not run.adapters:
+    if not settings.adapters:
         return 0
     sides = sum(number * _sides(layer, shape.hidden) for layer, number in layers.items())
-    return run.adapters * run.adapter_rank * sides * 2 / layout.tensor
+    return settings.adapters * settings.adapter_rank * sides * 2 / layout.tensor
 
 
 def _sides(layer: Layer, hidden: int) -> int:

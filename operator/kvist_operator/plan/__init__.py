@@ -16,7 +16,7 @@ reason. Pure.
 - ``compare``: the difference of two plans.
 """
 
-from .plan import Choice, Plan, Verdict
+from .plan import Choice, Plan, PlanVerdict
 from .planner import make_plan
 
-__all__ = ["Choice", "Plan", "Verdict", "make_plan"]
+__all__ = ["Choice", "Plan", "PlanVerdict", "make_plan"]

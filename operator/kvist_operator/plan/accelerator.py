@@ -9,15 +9,15 @@ from kvist_operator.hardware import CPU, Accelerator, NodeFacts, find, known, ot
 from kvist_operator.memory.layout import GIB
 from kvist_operator.spec.pool import AcceleratorSpec
 
-from .plan import Choice, Seat
+from .plan import Choice, Hardware
 
 NODE_LABELS: Final = "node labels"
 """Source of a choice."""
 
 
-def choose_seat(
+def choose_hardware(
     spec: AcceleratorSpec, *, nodes: Sequence[NodeFacts] = (), wanted: str = ""
-) -> tuple[Seat, list[Choice]]:
+) -> tuple[Hardware, list[Choice]]:
     """``wanted`` (``kvist plan --gpu``) takes precedence over the spec, and the spec over node labels.
 
     Raises:
@@ -29,7 +29,7 @@ def choose_seat(
     per_node = spec.per_node or node_count or row.per_node
     reason = f"{row.memory_gib:g} GiB for a process; {row.source}"
     choices = [Choice("accelerator", row.name, reason, said), _per_node(spec, node_count, per_node)]
-    return Seat(accelerator=row, per_node=per_node, count=spec.count), choices
+    return Hardware(accelerator=row, per_node=per_node, count=spec.count), choices
 
 
 def _row(

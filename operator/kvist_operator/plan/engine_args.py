@@ -6,12 +6,12 @@ from typing import Any, Final
 from kvist_epp import names
 from kvist_operator.engine_flags import EngineArgs, flag_names
 from kvist_operator.errors import SpecError
-from kvist_operator.memory.layout import Draft, Layout, Run
+from kvist_operator.memory.layout import Draft, EngineSettings, Layout
 from kvist_operator.models.facts import Facts
 from kvist_operator.spec.pool import Adapter, Pool, Source, Speculative
 
 from .kv import KvChoice
-from .plan import Choice, Seat
+from .plan import Choice, Hardware
 from .pod import ADAPTER_MOUNT, DISK_MOUNT, MODEL_MOUNT
 from .requirements import Wish
 
@@ -48,10 +48,16 @@ def draft_of(speculative: Speculative | None, mtp_layers: int, facts: Facts | No
 
 
 def arguments(
-    pool: Pool, facts: Facts, seat: Seat, layout: Layout, run: Run, kv: KvChoice, wish: Wish
+    pool: Pool,
+    facts: Facts,
+    hardware: Hardware,
+    layout: Layout,
+    settings: EngineSettings,
+    kv: KvChoice,
+    wish: Wish,
 ) -> EngineArgs:
     """Everything the plan decides; what vLLM derives well is left unset."""
-    cpu = seat.accelerator.vendor == "cpu"
+    cpu = hardware.accelerator.vendor == "cpu"
     return EngineArgs(
         model=model_path(pool),
         served_model_name=pool.served_name,
@@ -62,14 +68,14 @@ def arguments(
         pipeline_parallel_size=_above_one(layout.pipeline),
         data_parallel_size=_above_one(layout.data),
         enable_expert_parallel=layout.expert,
-        **_nodes(layout, seat),
-        max_model_len=run.max_len,
-        max_num_seqs=run.sequences,
-        max_num_batched_tokens=run.batched_tokens,
-        gpu_memory_utilization=run.share / 100,
-        kv_cache_memory_bytes=run.kv_bytes if cpu else None,
+        **_nodes(layout, hardware),
+        max_model_len=settings.max_len,
+        max_num_seqs=settings.sequences,
+        max_num_batched_tokens=settings.batched_tokens,
+        gpu_memory_utilization=settings.share / 100,
+        kv_cache_memory_bytes=settings.kv_bytes if cpu else None,
         kv_cache_dtype=kv.flag,
-        quantization="fp8" if run.online_fp8 else None,
+        quantization="fp8" if settings.online_fp8 else None,
         attention_backend=pool.engine.attention_backend or None,
         enable_prefix_caching=pool.engine.prefix_caching,
         prefix_caching_hash_algo=HASH if pool.engine.prefix_caching else None,
@@ -101,8 +107,8 @@ def _above_one(number: int) -> int | None:
     return number if number > 1 else None
 
 
-def _nodes(layout: Layout, seat: Seat) -> dict[str, Any]:
-    nodes = -(-layout.gpus // seat.per_node)
+def _nodes(layout: Layout, hardware: Hardware) -> dict[str, Any]:
+    nodes = -(-layout.gpus // hardware.per_node)
     return {"nnodes": nodes, "node_rank": RANK, "master_addr": LEADER} if nodes > 1 else {}
 
 
@@ -207,7 +213,7 @@ def environment(pool: Pool) -> dict[str, str]:
     return {**own, **given}
 
 
-def describe(pool: Pool, facts: Facts, run: Run) -> list[Choice]:
+def describe(pool: Pool, facts: Facts, settings: EngineSettings) -> list[Choice]:
     """The choices these arguments stand for, where others have not said them."""
     found = [_prefix(pool), _events(pool), *_spoken(facts), *_policy(pool)]
     if facts.remote_code:
@@ -215,7 +221,7 @@ def describe(pool: Pool, facts: Facts, run: Run) -> list[Choice]:
             "the model's tokenizer is code of its repository; pin spec.model.revision to code you have read"
         )
         found.append(Choice("trustRemoteCode", True, reason, "catalogue"))
-    if run.online_fp8:
+    if settings.online_fp8:
         found.append(
             Choice(
                 "quantization",
@@ -224,8 +230,8 @@ def describe(pool: Pool, facts: Facts, run: Run) -> list[Choice]:
                 "spec.engine.quantization",
             )
         )
-    if run.draft:
-        found.append(_speculating(run.draft))
+    if settings.draft:
+        found.append(_speculating(settings.draft))
     if pool.offload.cpu_bytes:
         found.append(_offloading(pool))
     if pool.workload.images == 0 and facts.model.shape.encoder:

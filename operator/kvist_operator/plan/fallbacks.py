@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvist_operator.hardware import Accelerator
-from kvist_operator.memory.layout import Run
+from kvist_operator.memory.layout import EngineSettings
 from kvist_operator.models.shape import ModelShape
 from kvist_operator.spec.pool import EngineSpec, Pool
 
-from .plan import Choice, Seat
+from .plan import Choice, Hardware
 from .requirements import Wish
 from .targets import step_tokens
 
@@ -20,19 +20,19 @@ MOST_SEQUENCES: Final = 1024
 
 
 def first_run(
-    pool: Pool, shape: ModelShape, gpu: Accelerator, wish: Wish, base: Run
-) -> tuple[Run, list[Choice]]:
-    """The run that is tried first: vLLM's own defaults, unless the user or a target says otherwise."""
+    pool: Pool, shape: ModelShape, gpu: Accelerator, wish: Wish, base: EngineSettings
+) -> tuple[EngineSettings, list[Choice]]:
+    """The settings that is tried first: vLLM's own defaults, unless the user or a target says otherwise."""
     engine = pool.engine
     batched, why = _batched(pool, shape, gpu)
     sequences, reason = _sequences(pool, wish, batched)
     share = engine.memory_percent or DEFAULT_SHARE
     said = "as asked" if engine.memory_percent else "vLLM's default share; the rest is for what it cannot see"
-    run = base.but(
+    settings = base.but(
         share=share, batched_tokens=max(batched, sequences), sequences=sequences, max_len=wish.context
     )
     source = "spec.engine.gpuMemoryUtilizationPercent" if engine.memory_percent else "vLLM: config/cache.py"
-    return run, [Choice("gpuMemoryUtilizationPercent", share, said, source), why, reason]
+    return settings, [Choice("gpuMemoryUtilizationPercent", share, said, source), why, reason]
 
 
 def _batched(pool: Pool, shape: ModelShape, gpu: Accelerator) -> tuple[int, Choice]:
@@ -72,21 +72,21 @@ def _power(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def squeezed(engine: EngineSpec, wish: Wish, run: Run) -> Iterator[Run]:
+def squeezed(engine: EngineSpec, wish: Wish, settings: EngineSettings) -> Iterator[EngineSettings]:
     """Ever tighter runs, each a step beyond the last; what the user set is left alone."""
     for field, value in _steps(engine, wish):
-        tighter = run.but(**{field: _tightened(run, field, value)})
-        if tighter != run:
-            run = tighter
-            yield run
+        tighter = settings.but(**{field: _tightened(settings, field, value)})
+        if tighter != settings:
+            settings = tighter
+            yield settings
 
 
-def _tightened(run: Run, field: str, value: int) -> int:
+def _tightened(settings: EngineSettings, field: str, value: int) -> int:
     if field == "share":
-        return max(run.share, value)
+        return max(settings.share, value)
     if field == "batched_tokens":
-        return max(run.sequences, min(run.batched_tokens, value))
-    return min(run.sequences, value)
+        return max(settings.sequences, min(settings.batched_tokens, value))
+    return min(settings.sequences, value)
 
 
 def _steps(engine: EngineSpec, wish: Wish) -> list[tuple[str, int]]:
@@ -97,9 +97,9 @@ def _steps(engine: EngineSpec, wish: Wish) -> list[tuple[str, int]]:
     return [*share[:1], *batch[:1], *few[:1], *batch[1:], *few[1:], *share[1:]]
 
 
-def say(before: Run, after: Run, seat: Seat) -> list[Choice]:
+def say(before: EngineSettings, after: EngineSettings, hardware: Hardware) -> list[Choice]:
     """Return what was reduced, and for what."""
-    found, gpu = [], seat.accelerator.name
+    found, gpu = [], hardware.accelerator.name
     if after.share != before.share:
         reason = f"raised from {before.share}: the cache needs it; nothing else may use the {gpu}"
         found.append(Choice("gpuMemoryUtilizationPercent", after.share, reason, "rule of size"))

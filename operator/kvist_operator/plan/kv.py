@@ -31,7 +31,7 @@ FIELD: Final = "kvCacheDtype"
 class KvChoice:
     """How the KV cache is stored."""
 
-    run: str
+    dtype: str
     """The dtype the memory arithmetic counts with."""
     flag: str | None
     """The value of ``--kv-cache-dtype``; None = left to vLLM."""
@@ -43,11 +43,11 @@ class KvChoice:
 
 def choose_kv(engine: EngineSpec, shape: ModelShape, gpu: Accelerator, version: tuple[int, int]) -> KvChoice:
     """Auto takes FP8 where GPU and backend both do. Raises SpecError for what vLLM would not start with."""
-    run, flag, choice = _dtype(engine, shape, gpu)
-    backend = engine.attention_backend or backend_of(gpu, shape, run)
+    settings, flag, choice = _dtype(engine, shape, gpu)
+    backend = engine.attention_backend or backend_of(gpu, shape, settings)
     block = block_of(backend, gpu, version)
-    chosen = _backend_choice(engine, backend, run)
-    return KvChoice(run=run, flag=flag, backend=backend, block=block, choices=(choice, chosen))
+    chosen = _backend_choice(engine, backend, settings)
+    return KvChoice(dtype=settings, flag=flag, backend=backend, block=block, choices=(choice, chosen))
 
 
 def _dtype(engine: EngineSpec, shape: ModelShape, gpu: Accelerator) -> tuple[str, str | None, Choice]:

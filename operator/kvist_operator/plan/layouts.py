@@ -10,14 +10,14 @@ from kvist_operator.models.layers import Experts
 from kvist_operator.models.shape import ModelShape
 from kvist_operator.spec.pool import EngineSpec
 
-from .plan import Choice, Seat
+from .plan import Choice, Hardware
 
 MOST_NODES: Final = 4
 """Pipeline stages beyond this cost more latency than anybody plans for."""
 POWERS: Final = (1, 2, 4, 8, 16, 32, 64)
 
 
-def one_node(engine: EngineSpec, shape: ModelShape, seat: Seat) -> list[Layout]:
+def one_node(engine: EngineSpec, shape: ModelShape, hardware: Hardware) -> list[Layout]:
     """Layouts within a node, the smallest first; none where the user asks for more than a node has.
 
     Raises:
@@ -26,72 +26,78 @@ def one_node(engine: EngineSpec, shape: ModelShape, seat: Seat) -> list[Layout]:
     data, pipeline = _data(engine, shape), engine.pipeline or 1
     found = [
         Layout(
-            tensor=t, pipeline=pipeline, data=data, expert=expert_parallel(shape, seat.accelerator, t, data)
+            tensor=t,
+            pipeline=pipeline,
+            data=data,
+            expert=expert_parallel(shape, hardware.accelerator, t, data),
         )
-        for t in tensors(engine, shape, seat)
+        for t in tensors(engine, shape, hardware)
     ]
-    return [layout for layout in found if layout.gpus <= seat.per_node and _counted(layout, seat)]
+    return [layout for layout in found if layout.gpus <= hardware.per_node and _counted(layout, hardware)]
 
 
-def more_nodes(engine: EngineSpec, shape: ModelShape, seat: Seat) -> list[Layout]:
+def more_nodes(engine: EngineSpec, shape: ModelShape, hardware: Hardware) -> list[Layout]:
     """Layouts over nodes: the largest tensor parallelism, one pipeline stage per node, fewest nodes first."""
-    widest = tensors(engine, shape, seat)[-1:]
+    widest = tensors(engine, shape, hardware)[-1:]
     data = _data(engine, shape)
     stages = [engine.pipeline] if engine.pipeline else range(2, MOST_NODES + 1)
     found = [
-        Layout(tensor=t, pipeline=p, data=data, expert=expert_parallel(shape, seat.accelerator, t, data))
+        Layout(tensor=t, pipeline=p, data=data, expert=expert_parallel(shape, hardware.accelerator, t, data))
         for t in widest
         for p in stages
         if p <= len(shape.layers)
     ]
     return [
-        each for each in found if each.gpus > seat.per_node and _counted(each, seat) and _even(each, seat)
+        each
+        for each in found
+        if each.gpus > hardware.per_node and _counted(each, hardware) and _even(each, hardware)
     ]
 
 
-def impossible(engine: EngineSpec, shape: ModelShape, seat: Seat) -> SpecError:
+def impossible(engine: EngineSpec, shape: ModelShape, hardware: Hardware) -> SpecError:
     """Why there is no layout at all, whatever the memory: the user's numbers do not go together."""
-    free = replace(seat, count=None)
+    free = replace(hardware, count=None)
     sizes = {layout.gpus for layout in (*one_node(engine, shape, free), *more_nodes(engine, shape, free))}
-    if seat.count and sizes:
+    if hardware.count and sizes:
         return SpecError(
             "spec.accelerator.count",
-            f"{seat.count} accelerators cannot be shared evenly by this model: {_instead(sorted(sizes))}, or "
+            f"this model cannot use {hardware.count} accelerators evenly: {_instead(sorted(sizes))}, or "
             "leave it to the plan",
         )
     if engine.pipeline:
         problem = f"{engine.pipeline} stages of {len(shape.layers)} layers cannot be spread evenly over nodes"
         return SpecError(
-            "spec.engine.pipelineParallelSize", f"{problem} of {seat.per_node}: leave it to the plan"
+            "spec.engine.pipelineParallelSize", f"{problem} of {hardware.per_node}: leave it to the plan"
         )
     return SpecError(
         "spec.accelerator.perNode",
-        f"nodes of {seat.per_node} cannot hold {engine.data or 1} copies: lower spec.engine.dataParallelSize",
+        f"a node of {hardware.per_node} cannot hold {engine.data or 1} copies: lower "
+        "spec.engine.dataParallelSize",
     )
 
 
-def _even(layout: Layout, seat: Seat) -> bool:
+def _even(layout: Layout, hardware: Hardware) -> bool:
     """vLLM gives every node as many ranks, and tensor parallelism must not span two of them."""
-    nodes = -(-layout.gpus // seat.per_node)
+    nodes = -(-layout.gpus // hardware.per_node)
     return layout.gpus % nodes == 0 and (layout.gpus // nodes) % layout.tensor == 0
 
 
-def _counted(layout: Layout, seat: Seat) -> bool:
-    return seat.count is None or layout.gpus == seat.count
+def _counted(layout: Layout, hardware: Hardware) -> bool:
+    return hardware.count is None or layout.gpus == hardware.count
 
 
-def tensors(engine: EngineSpec, shape: ModelShape, seat: Seat) -> list[int]:
+def tensors(engine: EngineSpec, shape: ModelShape, hardware: Hardware) -> list[int]:
     """Tensor parallelisms that the model allows and a node has room for, the smallest first."""
-    allowed = [t for t in POWERS if t <= seat.per_node and not tensor_obstacle(shape, t)]
+    allowed = [t for t in POWERS if t <= hardware.per_node and not tensor_obstacle(shape, t)]
     if engine.tensor is None:
         return allowed
     obstacle = tensor_obstacle(shape, engine.tensor)
     if obstacle:
         raise SpecError("spec.engine.tensorParallelSize", f"{engine.tensor} {obstacle}: {_instead(allowed)}")
-    if engine.tensor > seat.per_node:
+    if engine.tensor > hardware.per_node:
         raise SpecError(
             "spec.engine.tensorParallelSize",
-            f"{engine.tensor} is more than the {seat.per_node} of a node: {_instead(allowed)}, and "
+            f"{engine.tensor} is more than the {hardware.per_node} of a node: {_instead(allowed)}, and "
             "spec.engine.pipelineParallelSize over nodes",
         )
     return [engine.tensor]
@@ -160,10 +166,10 @@ def _large(shape: ModelShape, gpu: Accelerator) -> bool:
     return routed_bytes(shape) > 2 * gpu.memory_gib * GIB
 
 
-def describe(layout: Layout, shape: ModelShape, seat: Seat, why: str) -> list[Choice]:
+def describe(layout: Layout, shape: ModelShape, hardware: Hardware, why: str) -> list[Choice]:
     """The choices that a layout stands for."""
     source = "rule of size"
-    nodes = -(-layout.gpus // seat.per_node)
+    nodes = -(-layout.gpus // hardware.per_node)
     found = [Choice("tensorParallelSize", layout.tensor, why, source)]
     if layout.pipeline > 1:
         reason = (
@@ -176,12 +182,12 @@ def describe(layout: Layout, shape: ModelShape, seat: Seat, why: str) -> list[Ch
         found.append(Choice("dataParallelSize", layout.data, "as asked", "spec.engine.dataParallelSize"))
     if shape.experts:
         found.append(
-            Choice("expertParallel", layout.expert_size, _expert_reason(layout, shape, seat), source)
+            Choice("expertParallel", layout.expert_size, _expert_reason(layout, shape, hardware), source)
         )
     return found
 
 
-def _expert_reason(layout: Layout, shape: ModelShape, seat: Seat) -> str:
+def _expert_reason(layout: Layout, shape: ModelShape, hardware: Hardware) -> str:
     experts = shape.experts
     size = f"{routed_bytes(shape) / GIB:.0f} GiB of experts"
     if not layout.expert:
@@ -192,4 +198,4 @@ def _expert_reason(layout: Layout, shape: ModelShape, seat: Seat) -> str:
             f"experts of {experts.width} columns cannot be cut by {layout.tensor} between quantised blocks"
         )
         return f"{uncut}: {each} whole ones a GPU"
-    return f"{size} are more than two {seat.accelerator.name} hold: {each} whole ones a GPU"
+    return f"{size} are more than two {hardware.accelerator.name} hold: {each} whole ones a GPU"

@@ -7,11 +7,11 @@ from enum import StrEnum
 from typing import Any
 
 from kvist_operator.hardware import Accelerator
-from kvist_operator.memory.layout import GIB, Layout, Run
+from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory
 
 
-class Verdict(StrEnum):
+class PlanVerdict(StrEnum):
     """``refused`` is the only one with exit code 3."""
 
     FITS = "fits"
@@ -30,7 +30,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class Hardware:
     """Accelerators there are for one replica."""
 
     accelerator: Accelerator
@@ -56,14 +56,14 @@ class PodNeeds:
 class Plan:
     """The arguments and resources of a pool's engines, each with its reason."""
 
-    verdict: Verdict
+    verdict: PlanVerdict
     shortfall_bytes: float
     """What the fullest GPU lacks, when refused."""
     nearest: str
     """The nearest thing that would fit, when refused."""
-    seat: Seat
+    hardware: Hardware
     layout: Layout
-    run: Run
+    settings: EngineSettings
     memory: Memory
     model: str
     """One line about the model."""
@@ -78,7 +78,7 @@ class Plan:
     @property
     def nodes(self) -> int:
         """Nodes one replica spans."""
-        return -(-self.layout.gpus // self.seat.per_node)
+        return -(-self.layout.gpus // self.hardware.per_node)
 
     @property
     def hash(self) -> str:
@@ -112,13 +112,13 @@ class Plan:
         }
 
     def _accelerator(self) -> dict[str, Any]:
-        row = self.seat.accelerator
+        row = self.hardware.accelerator
         return {
             "product": row.product,
             "name": row.name,
             "resource": row.resource,
             "per_replica": self.layout.gpus,
-            "per_node": min(self.layout.gpus, self.seat.per_node),
+            "per_node": min(self.layout.gpus, self.hardware.per_node),
             "nodes": self.nodes,
         }
 
@@ -140,7 +140,7 @@ class Plan:
 
     def _sequence_bytes(self) -> float:
         """Cache of one sequence of ``max_len`` on all GPUs that hold a part of it."""
-        stages = sum(cache.request_bytes(self.run.max_len) for cache in self.memory.stages)
+        stages = sum(cache.request_bytes(self.settings.max_len) for cache in self.memory.stages)
         return stages * self.layout.tensor
 
     def _pod(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""All of the plan, in order: seat, wish, KV dtype, first run, size, arguments. Pure."""
+"""All of the plan, in order: hardware, wish, KV dtype, first settings, size, arguments. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from kvist_operator.engine_flags import (
 )
 from kvist_operator.errors import SpecError
 from kvist_operator.hardware import NodeFacts
-from kvist_operator.memory.layout import GIB, Draft, Layout, Run
+from kvist_operator.memory.layout import GIB, Draft, EngineSettings, Layout
 from kvist_operator.models.facts import Facts
 from kvist_operator.models.weights import checkpoint_bytes, parameters
 from kvist_operator.spec.pool import Pool
 
 from . import engine_args, layouts, pod, rejection
-from .accelerator import choose_seat
+from .accelerator import choose_hardware
 from .fallbacks import first_run
 from .kv import KvChoice, choose_kv
-from .plan import Choice, Plan, Seat, Verdict
+from .plan import Choice, Hardware, Plan, PlanVerdict
 from .requirements import wish
 from .size import Question, Sized, size
 from .targets import first_token
@@ -44,19 +44,21 @@ def make_plan(
     """
     shape = facts.model.shape
     version, versioned = engine_version(pool)
-    seat, seated = choose_seat(pool.accelerator, nodes=nodes, wanted=gpu)
+    hardware, seated = choose_hardware(pool.accelerator, nodes=nodes, wanted=gpu)
     wanted = wish(pool, shape)
-    kv = choose_kv(pool.engine, shape, seat.accelerator, version or LATEST)
+    kv = choose_kv(pool.engine, shape, hardware.accelerator, version or LATEST)
     proposer = engine_args.draft_of(pool.engine.speculative, shape.mtp_layers, draft)
-    base = _base(pool, seat, kv, proposer)
-    run, first = first_run(pool, shape, seat.accelerator, wanted, base)
-    _check(pool, facts, seat)
-    question = Question(model=facts.model, seat=seat, engine=pool.engine, wish=wanted, run=run)
+    base = _base(pool, hardware, kv, proposer)
+    settings, first = first_run(pool, shape, hardware.accelerator, wanted, base)
+    _check(pool, facts, hardware)
+    question = Question(
+        model=facts.model, hardware=hardware, engine=pool.engine, wish=wanted, settings=settings
+    )
     choices = [_model_choice(facts), *versioned, *seated, *wanted.choices, *kv.choices, *first]
-    doubts = find_doubts(pool, facts, seat, version)
+    doubts = find_doubts(pool, facts, hardware, version)
     sized, possible = size(question)
     if sized is None and not possible:
-        raise layouts.impossible(pool.engine, facts.model.shape, seat)
+        raise layouts.impossible(pool.engine, facts.model.shape, hardware)
     if sized is None:
         return _refused(pool, question, possible, choices, doubts)
     return _fitting(pool, facts, question, sized, kv, choices, doubts, version or LATEST)
@@ -71,13 +73,13 @@ def engine_version(pool: Pool) -> tuple[Version | None, list[Choice]]:
     return found, [Choice("engineVersion", shown, f"image {pool.engine.image}", source)]
 
 
-def _base(pool: Pool, seat: Seat, kv: KvChoice, draft: Draft | None) -> Run:
+def _base(pool: Pool, hardware: Hardware, kv: KvChoice, draft: Draft | None) -> EngineSettings:
     extra = {name for _, name in flag_names(pool.engine.extra_args)}
-    return Run(
-        kv_dtype=kv.run,
+    return EngineSettings(
+        kv_dtype=kv.dtype,
         block=kv.block,
         prefix_caching=pool.engine.prefix_caching,
-        eager="enforce-eager" in extra or seat.accelerator.vendor == "cpu",
+        eager="enforce-eager" in extra or hardware.accelerator.vendor == "cpu",
         pictures=pool.workload.images != 0,
         online_fp8=pool.engine.quantization == "FP8",
         adapters=len(pool.model.adapters),
@@ -86,18 +88,20 @@ def _base(pool: Pool, seat: Seat, kv: KvChoice, draft: Draft | None) -> Run:
     )
 
 
-def _check(pool: Pool, facts: Facts, seat: Seat) -> None:
+def _check(pool: Pool, facts: Facts, hardware: Hardware) -> None:
     """Raise an error for settings with which vLLM would not start."""
     scheme = facts.model.shape.quantisation
     if pool.engine.quantization and scheme.method:
         raise SpecError("spec.engine.quantization", f"the checkpoint is {scheme.label} already: leave it out")
-    if pool.engine.quantization and not seat.accelerator.fp8:
+    if pool.engine.quantization and not hardware.accelerator.fp8:
         raise SpecError(
-            "spec.engine.quantization", f"{seat.accelerator.name} does not compute in FP8: leave it out"
+            "spec.engine.quantization", f"{hardware.accelerator.name} does not compute in FP8: leave it out"
         )
     _check_size(pool, facts)
-    if pool.offload.cpu_bytes and seat.accelerator.vendor not in ("nvidia", "amd"):
-        raise SpecError("spec.offload.cpu", f"{seat.accelerator.name} engines cannot offload: leave it out")
+    if pool.offload.cpu_bytes and hardware.accelerator.vendor not in ("nvidia", "amd"):
+        raise SpecError(
+            "spec.offload.cpu", f"{hardware.accelerator.name} engines cannot offload: leave it out"
+        )
 
 
 def _check_size(pool: Pool, facts: Facts) -> None:
@@ -118,9 +122,9 @@ def _model_choice(facts: Facts) -> Choice:
     return Choice("model", shape.describe(), f"{counted}: {facts.checkpoint_source}", facts.source)
 
 
-def find_doubts(pool: Pool, facts: Facts, seat: Seat, version: Version | None) -> list[str]:
+def find_doubts(pool: Pool, facts: Facts, hardware: Hardware, version: Version | None) -> list[str]:
     """Why the plan cannot be vouched for; empty when it can."""
-    shape, row = facts.model.shape, seat.accelerator
+    shape, row = facts.model.shape, hardware.accelerator
     found = [*shape.notes]
     if not row.verified:
         found.append(f"vLLM's memory on {row.name} is not modelled; figures are estimates ({row.source})")
@@ -159,27 +163,27 @@ def _fitting(
     doubts: list[str],
     version: Version,
 ) -> Plan:
-    run = _settled(q, sized)
-    memory = q.at(sized.layout, run)
-    needs, needed = pod.pod_needs(pool, q.seat, sized.layout, memory)
-    args = engine_args.arguments(pool, facts, q.seat, sized.layout, run, kv, q.wish)
+    settings = _settled(q, sized)
+    memory = q.at(sized.layout, settings)
+    needs, needed = pod.pod_needs(pool, q.hardware, sized.layout, memory)
+    args = engine_args.arguments(pool, facts, q.hardware, sized.layout, settings, kv, q.wish)
     all_choices = _latest(
         [
             *choices,
-            *layouts.describe(sized.layout, facts.model.shape, q.seat, sized.reason),
+            *layouts.describe(sized.layout, facts.model.shape, q.hardware, sized.reason),
             *sized.choices,
-            *engine_args.describe(pool, facts, run),
-            *first_token(pool.workload, facts.model.shape, q.seat.accelerator, sized.layout),
+            *engine_args.describe(pool, facts, settings),
+            *first_token(pool.workload, facts.model.shape, q.hardware.accelerator, sized.layout),
             *needed,
         ]
     )
     return Plan(
-        verdict=Verdict.UNVERIFIED if doubts else Verdict.FITS,
+        verdict=PlanVerdict.UNVERIFIED if doubts else PlanVerdict.FITS,
         shortfall_bytes=0,
         nearest="",
-        seat=q.seat,
+        hardware=q.hardware,
         layout=sized.layout,
-        run=run,
+        settings=settings,
         memory=memory,
         model=facts.model.shape.describe(),
         argv=tuple(args.to_argv(version)),
@@ -190,11 +194,11 @@ def _fitting(
     )
 
 
-def _settled(q: Question, sized: Sized) -> Run:
+def _settled(q: Question, sized: Sized) -> EngineSettings:
     """On a CPU the cache is given to vLLM as a number, in whole MiB: nothing is profiled."""
-    if q.seat.accelerator.vendor != "cpu":
-        return sized.run
-    return sized.run.but(kv_bytes=int(sized.memory.kv) >> 20 << 20)
+    if q.hardware.accelerator.vendor != "cpu":
+        return sized.settings
+    return sized.settings.but(kv_bytes=int(sized.memory.kv) >> 20 << 20)
 
 
 def _latest(choices: list[Choice]) -> list[Choice]:
@@ -206,18 +210,18 @@ def _latest(choices: list[Choice]) -> list[Choice]:
 def _refused(
     pool: Pool, q: Question, possible: list[Layout], choices: list[Choice], doubts: list[str]
 ) -> Plan:
-    layout, run, memory = rejection.closest(q, possible)
+    layout, settings, memory = rejection.closest(q, possible)
     lacking = rejection.shortfall(memory, q.wish.floor)
     hint = rejection.nearest(q)
     said = Choice("verdict", "refused", rejection.sentence(q, layout, lacking, hint), "rule of size")
-    needs, _ = pod.pod_needs(pool, q.seat, layout, memory)
+    needs, _ = pod.pod_needs(pool, q.hardware, layout, memory)
     return Plan(
-        verdict=Verdict.REFUSED,
+        verdict=PlanVerdict.REFUSED,
         shortfall_bytes=lacking,
         nearest=hint,
-        seat=q.seat,
+        hardware=q.hardware,
         layout=layout,
-        run=run,
+        settings=settings,
         memory=memory,
         model=q.model.shape.describe(),
         argv=(),

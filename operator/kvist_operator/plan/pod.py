@@ -7,7 +7,7 @@ from kvist_operator.memory.layout import GIB, Layout
 from kvist_operator.memory.memory_budget import Memory
 from kvist_operator.spec.pool import Pool
 
-from .plan import Choice, PodNeeds, Seat
+from .plan import Choice, Hardware, PodNeeds
 
 MODEL_MOUNT: Final = "/model"
 """Where manifests mount a claim or an image with weights."""
@@ -27,14 +27,16 @@ BASE_MEMORY: Final = 12 * GIB
 PER_GPU: Final = 6 * GIB
 
 
-def pod_needs(pool: Pool, seat: Seat, layout: Layout, memory: Memory) -> tuple[PodNeeds, list[Choice]]:
+def pod_needs(
+    pool: Pool, hardware: Hardware, layout: Layout, memory: Memory
+) -> tuple[PodNeeds, list[Choice]]:
     """From the plan so far; offloaded blocks live in shared memory and count against the memory limit."""
-    on_node = min(layout.gpus, seat.per_node)
+    on_node = min(layout.gpus, hardware.per_node)
     shm = pool.offload.cpu_bytes + (8 * GIB if on_node > 1 else 2 * GIB)
     loaded = memory.weights * on_node
     startup = pool.rollout.startup_seconds or 60 * math.ceil((COMPILE + loaded / LOAD) / 60)
     drain = pool.rollout.drain_seconds
-    cpu = seat.accelerator.vendor == "cpu"
+    cpu = hardware.accelerator.vendor == "cpu"
     needs = PodNeeds(
         shm_bytes=shm,
         memory_bytes=int(memory.total) if cpu else BASE_MEMORY + PER_GPU * on_node + shm,

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvist_operator.memory.layout import GIB, Layout, Run
+from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory, budget
 from kvist_operator.models.facts import SizedModel
 from kvist_operator.spec.pool import EngineSpec
 
 from .fallbacks import say, squeezed
 from .layouts import more_nodes, one_node
-from .plan import Choice, Seat
+from .plan import Choice, Hardware
 from .requirements import STEP, Wish
 
 SOURCE: Final = "rule of size"
@@ -25,10 +25,10 @@ SOURCE: Final = "rule of size"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sized:
-    """A layout and a run that fit, and what it took."""
+    """A layout and a settings that fit, and what it took."""
 
     layout: Layout
-    run: Run
+    settings: EngineSettings
     memory: Memory
     reason: str
     choices: tuple[Choice, ...] = ()
@@ -39,15 +39,15 @@ class Question:
     """Input of the rule of size."""
 
     model: SizedModel
-    seat: Seat
+    hardware: Hardware
     engine: EngineSpec
     wish: Wish
-    run: Run
-    """The run to try first."""
+    settings: EngineSettings
+    """The settings to try first."""
 
-    def at(self, layout: Layout, run: Run) -> Memory:
+    def at(self, layout: Layout, settings: EngineSettings) -> Memory:
         """The memory of one candidate."""
-        return budget(self.model, self.seat.accelerator, layout, run)
+        return budget(self.model, self.hardware.accelerator, layout, settings)
 
     def meets(self, memory: Memory) -> bool:
         """Whether the whole wish is met."""
@@ -57,8 +57,8 @@ class Question:
 def size(question: Question) -> tuple[Sized | None, list[Layout]]:
     """The layout to take, None if none fits; and all layouts that were possible. Raises SpecError."""
     q = question
-    near = one_node(q.engine, q.model.shape, q.seat)
-    far = more_nodes(q.engine, q.model.shape, q.seat)
+    near = one_node(q.engine, q.model.shape, q.hardware)
+    far = more_nodes(q.engine, q.model.shape, q.hardware)
     found = _smallest(q, near) or _tight(q, near[-1:]) or _over_nodes(q, far)
     return found, [*near, *far]
 
@@ -66,9 +66,9 @@ def size(question: Question) -> tuple[Sized | None, list[Layout]]:
 def _smallest(q: Question, layouts: Iterable[Layout]) -> Sized | None:
     tried: list[Layout] = []
     for layout in layouts:
-        memory = q.at(layout, q.run)
+        memory = q.at(layout, q.settings)
         if q.meets(memory):
-            return Sized(layout=layout, run=q.run, memory=memory, reason=_why(q, layout, tried))
+            return Sized(layout=layout, settings=q.settings, memory=memory, reason=_why(q, layout, tried))
         tried.append(layout)
     return None
 
@@ -76,8 +76,8 @@ def _smallest(q: Question, layouts: Iterable[Layout]) -> Sized | None:
 def _why(q: Question, layout: Layout, tried: list[Layout]) -> str:
     if q.engine.tensor:
         return "as asked"
-    if q.seat.count:
-        return f"spec.accelerator.count is {q.seat.count}"
+    if q.hardware.count:
+        return f"spec.accelerator.count is {q.hardware.count}"
     want = f"{q.wish.concurrency} requests of {q.wish.typical} tokens"
     if not tried:
         return (
@@ -85,7 +85,7 @@ def _why(q: Question, layout: Layout, tried: list[Layout]) -> str:
             if layout.gpus == 1
             else f"the smallest that leaves room for {want}"
         )
-    memory = q.at(tried[-1], q.run)
+    memory = q.at(tried[-1], q.settings)
     lacks = memory.missing(q.wish.typical, q.wish.concurrency)
     short = f"{tried[-1].tensor} would lack {lacks / GIB:.1f} GiB on each"
     return f"the smallest that leaves room for {want}; {short}"
@@ -94,37 +94,43 @@ def _why(q: Question, layout: Layout, tried: list[Layout]) -> str:
 def _tight(q: Question, layouts: Iterable[Layout]) -> Sized | None:
     """The given layout with ever less comfort, then with less context."""
     for layout in layouts:
-        tightest = q.run
-        for run in squeezed(q.engine, q.wish, q.run):
-            tightest = run
-            memory = q.at(layout, run)
+        tightest = q.settings
+        for settings in squeezed(q.engine, q.wish, q.settings):
+            tightest = settings
+            memory = q.at(layout, settings)
             if q.meets(memory):
-                return _squeezed(q, layout, run, memory, [])
+                return _squeezed(q, layout, settings, memory, [])
         found = _shorter(q, layout, tightest)
         if found:
             return found
     return None
 
 
-def _squeezed(q: Question, layout: Layout, run: Run, memory: Memory, more: list[Choice]) -> Sized:
-    asked = q.engine.tensor is not None or q.seat.count is not None
+def _squeezed(
+    q: Question, layout: Layout, settings: EngineSettings, memory: Memory, more: list[Choice]
+) -> Sized:
+    asked = q.engine.tensor is not None or q.hardware.count is not None
     reason = "as asked" if asked else "all accelerators of a node, before a second node is taken"
     return Sized(
-        layout=layout, run=run, memory=memory, reason=reason, choices=(*say(q.run, run, q.seat), *more)
+        layout=layout,
+        settings=settings,
+        memory=memory,
+        reason=reason,
+        choices=(*say(q.settings, settings, q.hardware), *more),
     )
 
 
-def _shorter(q: Question, layout: Layout, run: Run) -> Sized | None:
+def _shorter(q: Question, layout: Layout, settings: EngineSettings) -> Sized | None:
     """Less context at the wanted concurrency, then fewer requests at the shortest context."""
-    length = _longest(q, layout, run)
+    length = _longest(q, layout, settings)
     if length is None:
         return None
-    tight = run.but(max_len=length)
+    tight = settings.but(max_len=length)
     memory = q.at(layout, tight)
     return _squeezed(q, layout, tight, memory, _said(q, length, memory))
 
 
-def _longest(q: Question, layout: Layout, run: Run) -> int | None:
+def _longest(q: Question, layout: Layout, settings: EngineSettings) -> int | None:
     """The context to offer where the whole wish is too much; None if not even the shortest fits.
 
     As long as the concurrency is kept; but rather fewer requests than a context shorter than those that are
@@ -133,10 +139,10 @@ def _longest(q: Question, layout: Layout, run: Run) -> int | None:
     wish = q.wish
 
     def alone(length: int) -> bool:
-        return q.at(layout, run.but(max_len=length)).fits(length)
+        return q.at(layout, settings.but(max_len=length)).fits(length)
 
     def together(length: int) -> bool:
-        memory = q.at(layout, run.but(max_len=length))
+        memory = q.at(layout, settings.but(max_len=length))
         return memory.fits(length) and memory.fits(min(length, wish.typical), wish.concurrency)
 
     kept = _search(together, wish.floor, wish.context)
@@ -186,9 +192,8 @@ def _over_nodes(q: Question, layouts: list[Layout]) -> Sized | None:
 
 
 def _reasoned(found: Sized, q: Question) -> Sized:
-    if q.engine.tensor or q.seat.count:
+    if q.engine.tensor or q.hardware.count:
         return found
-    reason = (
-        f"all {q.seat.per_node} of a node: one node is not enough for the weights and {q.wish.floor} tokens"
-    )
+    problem = f"one node is too small for the weights and {q.wish.floor} tokens"
+    reason = f"all {q.hardware.per_node} of a node: {problem}"
     return replace(found, reason=reason)

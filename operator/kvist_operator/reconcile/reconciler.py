@@ -19,7 +19,7 @@ from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.errors import ClusterError, Conflict, InternalError, NotServed, OperatorError, Unavailable
 from kvist_operator.manifests import Rendered, Site, render
 from kvist_operator.manifests.object_names import ENGINE, ENVOY, PICKER, ObjectNames
-from kvist_operator.plan import Plan, Verdict, make_plan
+from kvist_operator.plan import Plan, PlanVerdict, make_plan
 from kvist_operator.spec import Pool, read_pool
 from kvist_operator.status import ObservedPool, Subject
 from kvist_operator.status.diagnosis import refused, troubles
@@ -252,7 +252,7 @@ def make_intent(pool: Pool, found: ModelFacts, site: Site, accelerators: list[An
     plan: Plan | None = None
     try:
         plan = make_plan(pool, facts, nodes=accelerators, draft=draft)
-        if plan.verdict is Verdict.REFUSED:
+        if plan.verdict is PlanVerdict.REFUSED:
             return Intent(pool, plan)
         return Intent(pool, plan, render(pool, plan, site))
     except OperatorError as error:

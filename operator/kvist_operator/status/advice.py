@@ -102,7 +102,7 @@ def _preempted(case: _Case) -> str:
 
 def _fewer(plan: Plan, seen: Figures) -> str:
     """Return how many sequences of the observed size the cache holds, with a tenth to spare."""
-    most = plan.run.sequences
+    most = plan.settings.sequences
     fit = _multiple(min(0.9 * seen.running / seen.kv_usage, most)) if seen.kv_usage else 0
     if not 0 < fit < most:
         return "Lower spec.engine.maxNumSeqs, or "
@@ -115,8 +115,8 @@ def _multiple(number: float) -> int:
 
 
 def _more_memory(plan: Plan) -> str:
-    share = plan.run.share
-    if share >= MOST_SHARE or plan.seat.accelerator.vendor == "cpu":
+    share = plan.settings.share
+    if share >= MOST_SHARE or plan.hardware.accelerator.vendor == "cpu":
         return "give it more cache: spec.engine.kvCacheDtype, more memory, or more replicas."
     each = _counted(plan.layout.data * plan.memory.total / 100 / plan.memory.bytes_per_token)
     field = "spec.engine.gpuMemoryUtilizationPercent"
@@ -137,7 +137,7 @@ SURPLUS: Final = "The plan was cautious: spec.engine.maxModelLen or spec.engine.
 def _less(plan: Plan) -> str:
     if plan.doubts:
         return f"The plan is unverified ({plan.doubts[0]}): what is reported is what there is."
-    free = plan.memory.total * (1 - plan.run.share / 100) / GIB
+    free = plan.memory.total * (1 - plan.settings.share / 100) / GIB
     return (
         f"Something else takes more than {free:.1f} GiB of the GPU, or this image more than the plan counts: "
         "see that no other process uses the GPU, and what spec.engine.extraArgs and env add."
@@ -145,7 +145,7 @@ def _less(plan: Plan) -> str:
 
 
 def _waiting(case: _Case) -> str:
-    head, seen, run = "Queue", case.seen, case.plan.run
+    head, seen, run = "Queue", case.seen, case.plan.settings
     if seen.waiting < case.limit(QUEUE, head) or ROOMY <= seen.kv_usage < FULL:
         return ""
     used = f"{_percent(seen.kv_usage)} of its cache is in use"

@@ -11,7 +11,7 @@ from typing import Final
 from kvist_operator.errors import OperatorError
 from kvist_operator.manifests.cluster_facts import Note
 from kvist_operator.manifests.object_names import ENGINE, ENVOY, PICKER
-from kvist_operator.plan import Plan, Verdict
+from kvist_operator.plan import Plan, PlanVerdict
 from kvist_operator.spec.pool import Pool
 
 from .conditions import Condition, Truth
@@ -34,10 +34,10 @@ def accepted(plan: Plan | None, error: OperatorError | None) -> Condition:
         return Condition(ACCEPTED, FALSE, error.reason, str(error))
     if plan is None:
         return Condition(ACCEPTED, UNKNOWN, "Pending", "not planned yet")
-    if plan.verdict is Verdict.REFUSED:
+    if plan.verdict is PlanVerdict.REFUSED:
         said = next(choice.reason for choice in plan.choices if choice.field == "verdict")
         return Condition(ACCEPTED, FALSE, "DoesNotFit", said)
-    if plan.verdict is Verdict.UNVERIFIED:
+    if plan.verdict is PlanVerdict.UNVERIFIED:
         return Condition(ACCEPTED, TRUE, "Unverified", "; ".join(plan.doubts))
     return Condition(ACCEPTED, TRUE, "Planned", f"{summary(plan)}: the reasons are in status.plan.choices")
 

@@ -10,7 +10,7 @@ from kvist_epp.names import LABEL_POOL
 from kvist_operator.errors import OperatorError
 from kvist_operator.manifests.cluster_facts import Note
 from kvist_operator.manifests.object_names import ENGINE_PORT, ObjectNames
-from kvist_operator.plan import Plan, Verdict
+from kvist_operator.plan import Plan, PlanVerdict
 from kvist_operator.spec.pool import Pool
 
 from . import conditions_builder as build
@@ -79,7 +79,7 @@ def _optional(pool: Pool, observed: ObservedPool, notes: Sequence[Note]) -> list
 
 def _plan(subject: Subject, observed: ObservedPool, old: Mapping[str, Any]) -> Json | None:
     """The plan that runs: the last good one while there are engines of it."""
-    refused = subject.plan is not None and subject.plan.verdict is Verdict.REFUSED
+    refused = subject.plan is not None and subject.plan.verdict is PlanVerdict.REFUSED
     if subject.plan is None or (refused and observed.workload is not None):
         return old.get("plan")
     return plan_status(subject.plan)

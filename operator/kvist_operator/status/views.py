@@ -129,7 +129,7 @@ def plan_status(plan: Plan) -> Json:
 def summary(plan: Plan) -> str:
     """``4 × H100-80GB``."""
     nodes = f" on {plan.nodes} nodes" if plan.nodes > 1 else ""
-    return f"{plan.layout.gpus} × {plan.seat.accelerator.name}{nodes}"
+    return f"{plan.layout.gpus} × {plan.hardware.accelerator.name}{nodes}"
 
 
 def _shown(value: Any) -> str:
