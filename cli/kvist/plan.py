@@ -11,7 +11,7 @@ from typing import Any, Final
 import yaml
 
 from kvist_operator.errors import OperatorError
-from kvist_operator.models.facts import Facts
+from kvist_operator.models.shape import Facts
 from kvist_operator.models.source import draft_facts, facts
 from kvist_operator.plan import Choice, Plan, PlanVerdict, make_plan
 from kvist_operator.plan.compare import Difference, differences, override

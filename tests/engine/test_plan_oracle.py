@@ -26,8 +26,7 @@ from tests.engine import install
 from kvist_operator.hardware import known
 from kvist_operator.memory.layout import EngineSettings, Layout
 from kvist_operator.memory.memory_budget import budget
-from kvist_operator.models.facts import SizedModel
-from kvist_operator.models.shape import from_config
+from kvist_operator.models.shape import SizedModel, from_config
 
 PACKAGE: Final = "aiconfigurator-core==0.12.0"
 VERSIONS: Final = {"a100_sxm": "0.14.0"}

@@ -3,10 +3,8 @@
 from functools import cache
 from typing import Any
 
-from kvist_operator.models.catalogue import lookup
-from kvist_operator.models.facts import Facts, SizedModel
-from kvist_operator.models.shape import from_config
-from kvist_operator.models.source import from_entry
+from kvist_operator.models.shape import Facts, SizedModel, from_config
+from kvist_operator.models.source import catalogue
 from kvist_operator.plan import Plan, make_plan
 from kvist_operator.spec import Pool, read_pool
 
@@ -44,10 +42,8 @@ def pool(source: str = "hf://Qwen/Qwen3-8B", **spec: Any) -> Pool:
 
 @cache
 def known(name: str) -> Facts:
-    """What the catalogue says of a model."""
-    entry = lookup(name)
-    assert entry is not None, name
-    return from_entry(entry)
+    """Return the facts of a model of the catalogue."""
+    return catalogue()[name.lower()].facts()
 
 
 def made(**config: Any) -> Facts:

@@ -9,7 +9,7 @@ from kvist_operator.memory.layout import GIB, Draft, EngineSettings, Layout, sta
 from kvist_operator.memory.memory_budget import budget
 from kvist_operator.memory.transient import capture_sizes
 from kvist_operator.memory.weight_memory import weight_bytes
-from kvist_operator.models.facts import Facts
+from kvist_operator.models.shape import Facts
 
 ALONE = Layout()
 

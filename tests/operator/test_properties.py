@@ -11,10 +11,10 @@ from kvist_operator.hardware import ROWS
 from kvist_operator.hardware import known as accelerator
 from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory, budget
-from kvist_operator.models.catalogue import entries
+from kvist_operator.models.source import catalogue
 from kvist_operator.plan import Plan, PlanVerdict, make_plan
 
-NAMES = sorted(entry.name for entry in entries().values())
+NAMES = sorted(entry.name for entry in catalogue().values())
 models = st.sampled_from(NAMES)
 gpus = st.sampled_from([row.name for row in ROWS if row.vendor in ("nvidia", "amd")])
 layouts = st.builds(

@@ -4,10 +4,9 @@ import pytest
 from tests.operator.pools import DENSE, known
 
 from kvist_operator.errors import ModelError
-from kvist_operator.models.catalogue import entries
 from kvist_operator.models.layers import Attention, Latent, Recurrent
-from kvist_operator.models.shape import from_config
-from kvist_operator.models.weights import active_parameters, checkpoint_bytes, parameters
+from kvist_operator.models.shape import active_parameters, checkpoint_bytes, from_config, parameters
+from kvist_operator.models.source import catalogue
 
 PUBLISHED = {
     "meta-llama/Llama-3.1-8B-Instruct": 16_060_522_496,
@@ -57,7 +56,7 @@ def test_a_compressed_checkpoint_is_as_large_as_its_card_says() -> None:
 
 def test_the_catalogue_is_large_and_readable() -> None:
     """At least 25 models, each a shape, each with a word on where its size is from."""
-    found = [known(entry.name) for entry in entries().values()]
+    found = [known(entry.name) for entry in catalogue().values()]
 
     assert len(found) >= 25
     assert all(facts.checkpoint_source for facts in found)
@@ -86,7 +85,7 @@ def test_a_window_that_is_switched_off_is_none() -> None:
     """Qwen 2's config.json has a window and a switch."""
     shape = from_config({**DENSE, "sliding_window": 4096, "use_sliding_window": False})
 
-    assert not shape.windowed
+    assert not any(isinstance(layer.mixer, Attention) and layer.mixer.window for layer in shape.layers)
 
 
 def test_mla_is_one_row_for_all_heads() -> None:
@@ -154,7 +153,7 @@ def test_checkpoints_are_read_in_their_own_quantisation(
     quantisation: dict[str, object], bits: float, label: str
 ) -> None:
     """Bits a weight with its share of scales; embedding and head stay plain."""
-    found = from_config({**DENSE, "quantization_config": quantisation}).quantisation
+    found = from_config({**DENSE, "quantization_config": quantisation}).quantization
 
     assert found.label == label
     assert found.bits == pytest.approx(bits)
@@ -176,7 +175,7 @@ def test_what_a_checkpoint_leaves_out_is_counted_in_full(rule: str, attention: b
     """Regular expressions, globs and module names; a router named ``gate`` is no gate projection."""
     config = {"quant_method": "compressed-tensors", "ignore": [rule]}
     config["config_groups"] = {"g": {"weights": {"num_bits": 8, "type": "float"}}}  # type: ignore[assignment]
-    found = from_config({**DENSE, "quantization_config": config}).quantisation
+    found = from_config({**DENSE, "quantization_config": config}).quantization
 
     assert (found.covers("attention"), found.covers("mlp")) == (attention, mlp)
 
@@ -185,13 +184,13 @@ def test_a_kv_scheme_in_the_checkpoint_is_seen() -> None:
     """ModelOpt's and compressed-tensors' ways to say it."""
     for scheme in ({"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, {"kv_cache_scheme": {"num_bits": 8}}):
         config = {"quant_method": "modelopt", **scheme}
-        assert from_config({**DENSE, "quantization_config": config}).quantisation.kv == "fp8"
+        assert from_config({**DENSE, "quantization_config": config}).quantization.kv == "fp8"
 
 
 def test_modelopt_s_file_beside_config_json_counts() -> None:
     """Older ModelOpt checkpoints keep their scheme in hf_quant_config.json."""
     beside = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16}}
-    found = from_config(DENSE, beside=beside).quantisation
+    found = from_config(DENSE, quant_config=beside).quantization
 
     assert (found.label, found.kv) == ("NVFP4", "fp8")
 

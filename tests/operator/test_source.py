@@ -12,8 +12,8 @@ from tests.fakes.hub import Hub, hub_with
 from tests.operator.pools import DENSE, pool
 
 from kvist_operator.errors import ModelError, ModelNotFound
+from kvist_operator.models.shape import checkpoint_bytes
 from kvist_operator.models.source import draft_facts, facts, from_folder, from_hub
-from kvist_operator.models.weights import checkpoint_bytes
 
 LOAD = """
 import json, sys
@@ -113,7 +113,7 @@ def test_modelopt_s_file_is_read_from_the_hub() -> None:
     beside = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
     files = {"config.json": json.dumps(DENSE), "hf_quant_config.json": json.dumps(beside)}
 
-    assert from_hub("kvist/twig", "", Shelf(files, {})).model.shape.quantisation.label == "FP8"
+    assert from_hub("kvist/twig", "", Shelf(files, {})).model.shape.quantization.label == "FP8"
 
 
 def test_a_folder_is_read_and_measured(tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_a_folder_is_read_and_measured(tmp_path: Path) -> None:
     [
         ({}, r"there is no config\.json: give the facts as spec\.model\.shape"),
         ({"twig.gguf": ""}, "GGUF"),
-        ({"config.json": "{"}, "is no JSON"),
-        ({"config.json": "[]"}, "is no JSON object"),
+        ({"config.json": "{"}, "is not JSON"),
+        ({"config.json": "[]"}, "is not a JSON object"),
     ],
 )
 def test_a_folder_that_tells_nothing_is_refused(tmp_path: Path, files: dict[str, str], said: str) -> None:
@@ -167,7 +167,7 @@ def test_what_the_user_says_wins() -> None:
     found = facts(pool("hf://Qwen/Qwen3-32B", model={"shape": shape}).model)
 
     assert found.model.checkpoint_bytes == 15 << 30
-    assert found.model.shape.kind == "llama"
+    assert found.model.shape.model_type == "llama"
 
 
 @pytest.mark.parametrize("source", ["pvc://claim/llama", "oci://registry/llama:1", "/models/absent"])

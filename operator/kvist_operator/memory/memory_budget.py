@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvist_operator.hardware import Accelerator
-from kvist_operator.models.facts import SizedModel
+from kvist_operator.models.shape import SizedModel
 
 from .kv_cache import Cache, caches
 from .layout import GIB, EngineSettings, Layout

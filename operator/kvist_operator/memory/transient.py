@@ -37,7 +37,7 @@ def activations(shape: ModelShape, layout: Layout, settings: EngineSettings) -> 
     tokens = settings.batched_tokens
     residual = 2 * tokens * shape.hidden * ELEMENT
     kinds = {layer for stage in stages(shape, layout.pipeline) for layer in stage}
-    stage = max(max(_mixer(k, tokens, layout, settings), _forward(k, shape, tokens, layout)) for k in kinds)
+    stage = max(max(_mixer(k, tokens, layout, settings), _forward(k, tokens, layout)) for k in kinds)
     sampler = settings.sequences * shape.vocab * SAMPLER
     sparse = INDEX_WORKSPACE if (latent := shape.latent) and latent.sparse else 0
     return max(residual + stage, sampler) + sparse
@@ -64,19 +64,19 @@ def _latent(m: Latent, tokens: int, layout: Layout, settings: EngineSettings) ->
     return (own + expanded) * ELEMENT
 
 
-def _forward(layer: Layer, shape: ModelShape, tokens: int, layout: Layout) -> float:
+def _forward(layer: Layer, tokens: int, layout: Layout) -> float:
     dense = _dense(layer.mlp, tokens, layout) if layer.mlp else 0
-    return dense + (_routed(layer.experts, shape, tokens, layout) if layer.experts else 0)
+    return dense + (_routed(layer.experts, tokens, layout) if layer.experts else 0)
 
 
 def _dense(mlp: Mlp, tokens: int, layout: Layout) -> float:
     return tokens * mlp.matrices * mlp.width / layout.tensor * ELEMENT
 
 
-def _routed(experts: Experts, shape: ModelShape, tokens: int, layout: Layout) -> float:
+def _routed(experts: Experts, tokens: int, layout: Layout) -> float:
     """Two buffers of the fused kernel, for every token and expert; data-parallel ranks gather tokens."""
     width = experts.width if layout.expert else experts.width / layout.tensor
-    inner = experts.inner or shape.hidden
+    inner = experts.hidden
     gathered = tokens * layout.data if layout.expert else tokens
     return (
         gathered * experts.per_token * (max(2 * width, inner) + width) * ELEMENT + gathered * inner * ELEMENT

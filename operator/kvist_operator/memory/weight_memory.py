@@ -4,20 +4,18 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from kvist_operator.models.layers import Attention, Latent, Layer
-from kvist_operator.models.shape import ModelShape
-from kvist_operator.models.weights import (
+from kvist_operator.models.layers import (
     KV,
     REPLICATED,
     ROUTED,
+    Attention,
+    Latent,
+    Layer,
     WeightPart,
-    checkpoint_bytes,
-    embedding,
     encoder_part,
-    head,
     layer_parts,
-    mtp_parts,
 )
+from kvist_operator.models.shape import ModelShape, checkpoint_bytes, embedding, head, mtp_parts
 
 from .layout import Draft, EngineSettings, Layout, stages
 
@@ -98,15 +96,15 @@ def _split(part: WeightPart, layout: Layout) -> int:
     if part.spread == ROUTED:
         return layout.expert_split
     if part.spread == KV:
-        return min(layout.tensor, part.limit)
+        return min(layout.tensor, part.kv_heads)
     return layout.tensor
 
 
 def _bytes_each(shape: ModelShape, part: WeightPart, settings: EngineSettings) -> float:
     linear = part.name not in ("embedding", "head", "router", "norms", "encoder")
-    if settings.online_fp8 and linear and not shape.quantisation.method:
+    if settings.online_fp8 and linear and not shape.quantization.method:
         return FP8
-    return shape.quantisation.bytes_of(part.name, shape.dtype_bytes)
+    return shape.quantization.bytes_of(part.name, shape.dtype_bytes)
 
 
 def _absorbed(layer: Layer, layout: Layout) -> float:

@@ -1,1 +1,9 @@
-"""What a model is: from config.json to layers, weights and sizes."""
+"""Facts of a model that decide its memory, read from config.json. All modules but ``source`` are pure.
+
+- ``source``: the facts of a pool's model from the spec, a folder, the catalogue or the hub; reads files.
+- ``shape``: the records ``ModelShape`` and ``Facts``; reads a whole config.json and counts weights.
+- ``layers``: the records of one decoder layer and of a vision tower, and their weights.
+- ``decoder``: reads which mixer and feed-forward block each decoder layer has.
+- ``quantization``: reads how the weights of a checkpoint are stored.
+- ``config_json``: typed access to the keys of config.json; reads the vision tower.
+"""

@@ -1,7 +1,8 @@
-"""How a checkpoint's weights are stored: ``quantization_config`` → bytes a weight, part by part. Pure.
+"""Reads how a checkpoint stores its weights: ``quantization_config`` → bytes per weight of each part. Pure.
 
-Each part of a model stands for many modules; whether a quantisation skips it is asked by one representative
-module name, in the way the checkpoint's own list is written (exact, prefix, glob or regular expression).
+Each part of a model stands for many modules. Whether a quantization skips a part is decided by the name of
+one representative module, matched the way the checkpoint's own list is written: exact name, prefix, glob or
+regular expression.
 """
 
 import fnmatch
@@ -12,147 +13,134 @@ from typing import Any, Final
 
 from kvist_operator.errors import ModelError
 
-from .keys import Keys, whole
+from .config_json import Keys, integer_above_zero
 
 MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "attention": ("model.layers.{i}.self_attn.o_proj", "model.layers.{i}.self_attn.q_proj"),
     "mlp": ("model.layers.0.mlp.gate_proj", "model.layers.0.mlp.down_proj"),
     "experts": ("model.layers.{i}.mlp.experts.0.gate_proj",),
-    "shared": (
-        "model.layers.{i}.mlp.shared_experts.gate_proj",
-        "model.layers.{i}.mlp.shared_expert.gate_proj",
+    "shared": tuple(
+        f"model.layers.{{i}}.mlp.{name}.gate_proj" for name in ("shared_experts", "shared_expert")
     ),
     "recurrent": ("model.layers.{i}.linear_attn.in_proj_qkv", "backbone.layers.{i}.mixer.in_proj"),
-    "head": ("lm_head",),
-    "encoder": ("vision_tower.blocks.0.attn", "visual.blocks.0.attn"),
 }
-ALWAYS_PLAIN: Final = ("embedding", "router", "norms", "encoder")
+NEVER_QUANTIZED: Final = ("embedding", "head", "router", "norms", "encoder")
 INT4: Final = ("awq", "awq_marlin", "gptq", "gptq_marlin", "auto-round", "auto_awq", "auto_gptq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quantisation:
-    """``method`` is empty for a checkpoint in its own dtype."""
+class Quantization:
+    """Format of the stored weights; ``method`` is empty for weights in the model's dtype."""
 
     method: str = ""
     label: str = ""
-    """For people: ``FP8 (blocks of 128)``."""
+    """Shown to users: ``FP8 (blocks of 128)``."""
     bits: float = 16.0
-    """A stored weight, its share of scales and zero points included."""
+    """Bits of a stored weight, its share of scales and zero points included."""
     block: int = 0
-    """A shard of a quantised matrix must be a multiple of this many columns; 0 = any."""
+    """Columns of which a shard of a quantized matrix must be a multiple; 0 = any."""
     fp8: bool = False
     kv: str = ""
-    """The KV dtype the checkpoint brings scales for: ``fp8`` or empty."""
+    """KV cache dtype for which the checkpoint has scales: ``fp8`` or empty."""
     skipped: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
-    """Parts that are quantised where the rest is not; empty = all that may be."""
+    """The only quantized parts; empty = all parts that may be quantized."""
     exact: bool = True
-    """False: sizes by this method are a guess."""
+    """False if sizes with this method are estimates."""
 
     def bytes_of(self, part: str, plain: float) -> float:
-        """Bytes a weight of this part; ``plain`` = bytes of the model's dtype."""
+        """Return the bytes of one weight of this part; ``plain`` = bytes of the model's dtype."""
         return self.bits / 8 if self.covers(part) else plain
 
     def covers(self, part: str) -> bool:
-        """Whether weights of this part are stored quantised."""
-        if not self.method or part in ALWAYS_PLAIN or part == "head" or (self.only and part not in self.only):
+        """Return whether weights of this part are stored quantized."""
+        if not self.method or part in NEVER_QUANTIZED or (self.only and part not in self.only):
             return False
         names = [name.format(i=5) for name in MODULES.get(part, ())]
         return not any(_skips(rule, name) for rule in self.skipped for name in names)
 
 
-def quantisation(keys: Keys, beside: Mapping[str, Any] | None = None) -> Quantisation:
-    """From ``quantization_config``, or ModelOpt's file beside it (``hf_quant_config.json``).
+REFUSED: Final = {
+    "gguf": "GGUF checkpoints are refused: vLLM no longer has a GGUF loader; use a safetensors repository of "
+    "the model, with AWQ, GPTQ, FP8 or compressed-tensors if it has to be small",
+    "bitsandbytes": "bitsandbytes checkpoints are refused: vLLM no longer loads them; use AWQ, GPTQ or FP8",
+}
+
+
+def read_quantization(keys: Keys, quant_config: Mapping[str, Any] | None = None) -> Quantization:
+    """Return the format given by ``quantization_config``, or by ModelOpt's separate hf_quant_config.json.
 
     Raises:
-        ModelError: a method vLLM does not load (GGUF, bitsandbytes).
+        ModelError: an invalid value, or a method that vLLM does not load (GGUF, bitsandbytes).
     """
-    config = _config(keys, beside)
-    if not config:
-        return Quantisation()
+    config = keys.text.get("quantization_config") or keys.file.get("quantization_config")
+    if not isinstance(config, Mapping):
+        config = (quant_config or {}).get("quantization")
+    if not isinstance(config, Mapping) or not config:
+        return Quantization()
     method = str(config.get("quant_method") or ("modelopt" if "quant_algo" in config else "")).lower()
     if method in REFUSED:
         raise ModelError(f"{keys.name}: {REFUSED[method]}")
     try:
-        return _made(method, config)
+        return _by_method(method, config)
     except ModelError as error:
         raise ModelError(f"{keys.name}: quantization_config: {error}") from error
 
 
-REFUSED: Final = {
-    "gguf": "GGUF checkpoints are refused: vLLM has no GGUF loader any more; use a safetensors repository of "
-    "the model, with AWQ, GPTQ, FP8 or compressed-tensors if it has to be small",
-    "bitsandbytes": "bitsandbytes checkpoints are refused: vLLM loads none any more; use AWQ, GPTQ or FP8",
-}
-
-
-def _config(keys: Keys, beside: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    found = keys.text.get("quantization_config") or keys.whole.get("quantization_config")
-    if isinstance(found, Mapping):
-        return found
-    inner = (beside or {}).get("quantization")
-    return inner if isinstance(inner, Mapping) else {}
-
-
-def _made(method: str, config: Mapping[str, Any]) -> Quantisation:
+def _by_method(method: str, config: Mapping[str, Any]) -> Quantization:
     skipped = _skipped(config)
     if method == "fp8":
         return _fp8(config, skipped)
     if method == "compressed-tensors":
-        return _compressed(config, skipped)
+        return _compressed_tensors(config, skipped)
     if method == "modelopt":
         return _modelopt(config, skipped)
     if method in ("mxfp4", "gpt_oss_mxfp4"):
-        return Quantisation(
+        return Quantization(
             method=method, label="MXFP4 experts", bits=4.25, skipped=skipped, only=("experts",)
         )
     if method in INT4:
-        return _grouped(method, config, skipped)
-    return Quantisation(method=method, label=method or "unknown", bits=8, skipped=skipped, exact=False)
+        return _int4(method, config, skipped)
+    return Quantization(method=method, label=method or "unknown", bits=8, skipped=skipped, exact=False)
 
 
-def _fp8(config: Mapping[str, Any], skipped: tuple[str, ...]) -> Quantisation:
+def _fp8(config: Mapping[str, Any], skipped: tuple[str, ...]) -> Quantization:
     block = config.get("weight_block_size")
     if isinstance(block, list) and block:
-        side = whole(block[0], 128, "weight_block_size")
+        side = integer_above_zero(block[0], 128, "weight_block_size")
         bits, label = 8 + 32 / side / side, f"FP8 (blocks of {side})"
     else:
         side, bits, label = 0, 8.0, "FP8"
-    return Quantisation(method="fp8", label=label, bits=bits, block=side, fp8=True, skipped=skipped)
+    return Quantization(method="fp8", label=label, bits=bits, block=side, fp8=True, skipped=skipped)
 
 
-def _compressed(config: Mapping[str, Any], skipped: tuple[str, ...]) -> Quantisation:
-    weights = _weights(config.get("config_groups"))
-    bits = whole(weights.get("num_bits"), 16, "num_bits")
-    group = whole(weights.get("group_size"), 0, "group_size")
+def _compressed_tensors(config: Mapping[str, Any], skipped: tuple[str, ...]) -> Quantization:
+    groups = config.get("config_groups")
+    listed = groups.values() if isinstance(groups, Mapping) else ()
+    formats = (each.get("weights") for each in listed if isinstance(each, Mapping))
+    weights: Mapping[str, Any] = next((found for found in formats if isinstance(found, Mapping)), {})
+    bits = integer_above_zero(weights.get("num_bits"), 16, "num_bits")
+    group = integer_above_zero(weights.get("group_size"), 0, "group_size")
     floating = weights.get("type") == "float"
     scale = 8 if floating and bits == 4 else 16
-    return Quantisation(
+    return Quantization(
         method="compressed-tensors",
-        label=f"{'FP' if floating else 'INT'}{bits}" + (f" (groups of {group})" if group > 0 else ""),
-        bits=bits + (scale / group if group > 0 else 0),
-        block=max(group, 0),
+        label=f"{'FP' if floating else 'INT'}{bits}" + (f" (groups of {group})" if group else ""),
+        bits=bits + (scale / group if group else 0),
+        block=group,
         fp8=floating and bits == 8,
-        kv="fp8" if _eight_bits(config) else "",
+        kv="fp8" if _has_kv_scales(config) else "",
         skipped=skipped,
         exact=bool(weights),
     )
 
 
-def _weights(groups: Any) -> Mapping[str, Any]:
-    """Return the format of the first group's weights; empty where nothing says."""
-    listed = groups.values() if isinstance(groups, Mapping) else ()
-    found = (group.get("weights") for group in listed if isinstance(group, Mapping))
-    return next((weights for weights in found if isinstance(weights, Mapping)), {})
-
-
-def _modelopt(config: Mapping[str, Any], skipped: tuple[str, ...]) -> Quantisation:
+def _modelopt(config: Mapping[str, Any], skipped: tuple[str, ...]) -> Quantization:
     algorithm = str(config.get("quant_algo") or "").upper()
-    group = whole(config.get("group_size"), 16, "group_size")
+    group = integer_above_zero(config.get("group_size"), 16, "group_size")
     fp4 = "NVFP4" in algorithm or "W4A16" in algorithm
-    kv = str(config.get("kv_cache_quant_algo") or "").upper() == "FP8" or _eight_bits(config)
-    return Quantisation(
+    kv = str(config.get("kv_cache_quant_algo") or "").upper() == "FP8" or _has_kv_scales(config)
+    return Quantization(
         method="modelopt",
         label="NVFP4" if fp4 else algorithm.replace("_", " ") or "ModelOpt",
         bits=4 + 8 / group if fp4 else 8.0,
@@ -164,45 +152,39 @@ def _modelopt(config: Mapping[str, Any], skipped: tuple[str, ...]) -> Quantisati
     )
 
 
-def _eight_bits(config: Mapping[str, Any]) -> bool:
+def _has_kv_scales(config: Mapping[str, Any]) -> bool:
     scheme = config.get("kv_cache_scheme")
     return isinstance(scheme, Mapping) and scheme.get("num_bits") == 8
 
 
-def _grouped(method: str, config: Mapping[str, Any], skipped: tuple[str, ...]) -> Quantisation:
-    bits = whole(config.get("bits") or config.get("w_bit"), 4, "bits")
-    group = _group(config.get("group_size") or config.get("q_group_size"))
+def _int4(method: str, config: Mapping[str, Any], skipped: tuple[str, ...]) -> Quantization:
+    bits = integer_above_zero(config.get("bits") or config.get("w_bit"), 4, "bits")
+    size = config.get("group_size") or config.get("q_group_size")
+    # -1 means one scale for a whole column
+    group = 0 if size == -1 else integer_above_zero(size, 128, "group_size")
     zero = 0 if config.get("sym") else bits
-    per_group = (16 + zero) / group if group > 0 else 0
     name = method.upper().removesuffix("_MARLIN").removeprefix("AUTO_")
-    return Quantisation(
+    return Quantization(
         method=method,
-        label=f"{name} INT{bits}" + (f" (groups of {group})" if group > 0 else ""),
-        bits=bits + per_group,
-        block=max(group, 0),
+        label=f"{name} INT{bits}" + (f" (groups of {group})" if group else ""),
+        bits=bits + ((16 + zero) / group if group else 0),
+        block=group,
         skipped=skipped,
     )
-
-
-def _group(value: Any) -> int:
-    """-1 means one scale for a whole column."""
-    return 0 if value == -1 else whole(value, 128, "group_size")
 
 
 def _skipped(config: Mapping[str, Any]) -> tuple[str, ...]:
     for name in ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers"):
         found = config.get(name)
         if isinstance(found, list) and found:
-            return tuple(_rule(str(each), name) for each in found)
+            rules = tuple(map(str, found))
+            for rule in rules:
+                try:
+                    re.compile(rule[3:] if rule.startswith("re:") else "")
+                except re.error as error:
+                    raise ModelError(f"{name}: {rule!r} is not a regular expression: {error}") from error
+            return rules
     return ()
-
-
-def _rule(rule: str, name: str) -> str:
-    try:
-        re.compile(rule[3:] if rule.startswith("re:") else "")
-    except re.error as error:
-        raise ModelError(f"{name}: {rule!r} is no regular expression: {error}") from error
-    return rule
 
 
 def _skips(rule: str, name: str) -> bool:

@@ -1,18 +1,28 @@
-"""config.json → ``ModelShape``: everything the plan needs to know of a model. Pure."""
+"""config.json → ``ModelShape``: the facts that decide a model's memory, and its number of weights. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from kvist_operator.errors import ModelError
 
-from .encoder import encoder, has_audio
-from .feedforward import feedforward
-from .keys import Keys
-from .layers import DTYPE_BYTES, Attention, Encoder, Experts, Latent, Layer, Recurrent
-from .mixers import hidden, mixers, windows
-from .quantization import Quantisation, quantisation
+from .config_json import Keys, encoder
+from .decoder import decoder_layers
+from .layers import (
+    DTYPE_BYTES,
+    SHARDED,
+    Attention,
+    Encoder,
+    Experts,
+    Latent,
+    Layer,
+    Recurrent,
+    WeightPart,
+    encoder_part,
+    layer_parts,
+)
+from .quantization import Quantization, read_quantization
 
 NOT_MODELLED: Final[Mapping[str, str]] = {
     "deepseek_v4": "compressed attention, whose cache is much smaller than the one counted here",
@@ -25,15 +35,23 @@ NOT_MODELLED: Final[Mapping[str, str]] = {
     "nemotron-nas": "layers of different widths: all are counted like the widest",
 }
 ENCODER_DECODER: Final = ("whisper", "t5", "bart", "mbart")
+AUDIO: Final = ("audio_config", "audio_encoder_config", "speech_config")
+CONTEXT: Final = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "model_max_length",
+    "max_seq_length",
+)
+COMPUTED: Final = "computed from the shape"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """The fields of a model's config.json that decide its memory."""
 
-    architecture: str
-    kind: str
-    """``model_type`` of the text part."""
+    model_type: str
     dtype: str
     hidden: int
     vocab: int
@@ -41,96 +59,128 @@ class ModelShape:
     """The output head is the embedding."""
     layers: tuple[Layer, ...]
     max_len: int
-    """Positions the model was made for, tokens."""
+    """Tokens of the context the model was made for."""
     rope: Mapping[str, Any]
     """The RoPE parameters, as config.json has them."""
-    quantisation: Quantisation
+    quantization: Quantization
     encoder: Encoder | None
     mtp_layers: int
-    """Layers that predict further tokens; loaded only for speculative decoding by MTP."""
+    """Layers for multi-token prediction; loaded only for speculative decoding by MTP."""
     notes: tuple[str, ...]
-    """What is not modelled: a plan for such a model is unverified."""
+    """Parts that are not modelled; a plan for a model with such parts is unverified."""
 
     @property
     def dtype_bytes(self) -> int:
+        """Bytes of one element of ``dtype``."""
         return DTYPE_BYTES[self.dtype]
 
     @property
     def heads(self) -> tuple[int, ...]:
-        """Every number of heads that tensor parallelism has to divide."""
-        found = {layer.mixer.heads for layer in self.layers if layer.mixer}
-        return tuple(sorted(found))
+        """Each number of heads among the layers; tensor parallelism has to divide all of them."""
+        return tuple(sorted({layer.mixer.heads for layer in self.layers if layer.mixer}))
 
     @property
     def kv_heads(self) -> tuple[int, ...]:
-        """Every number of cached heads, each a divisor or a multiple of the tensor parallelism."""
+        """Each number of KV heads among the layers; a divisor or a multiple of the tensor parallelism."""
         mixers = (layer.mixer for layer in self.layers)
         return tuple(sorted({m.kv_heads for m in mixers if isinstance(m, Attention)}))
 
     @property
     def latent(self) -> Latent | None:
+        """The first layer's MLA, if any layer has MLA."""
         return next((layer.mixer for layer in self.layers if isinstance(layer.mixer, Latent)), None)
 
     @property
-    def attention(self) -> Attention | None:
-        return next((layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention)), None)
-
-    @property
     def experts(self) -> Experts | None:
+        """The first layer's experts, if any layer has experts."""
         return next((layer.experts for layer in self.layers if layer.experts), None)
 
-    @property
-    def recurrent(self) -> bool:
-        return any(isinstance(layer.mixer, Recurrent) for layer in self.layers)
-
-    @property
-    def windowed(self) -> bool:
-        return bool(windows([layer.mixer for layer in self.layers]))
-
     def describe(self) -> str:
-        """One line: ``64 layers of GQA 64/8, FP8 (blocks of 128)``."""
+        """Return one line such as ``64 layers of GQA 64/8, FP8 (blocks of 128)``."""
         counted = Counter(_mixer_name(layer) for layer in self.layers)
         mixed = " + ".join(f"{n} {name}" for name, n in counted.items() if name)
         experts = self.experts
-        routed = f", {experts.count} experts ({experts.per_token} at once)" if experts else ""
-        return f"{mixed}{routed}, {self.quantisation.label or self.dtype}"
+        routed = f", {experts.count} experts ({experts.per_token} per token)" if experts else ""
+        return f"{mixed}{routed}, {self.quantization.label or self.dtype}"
+
+
+def _mixer_name(layer: Layer) -> str:
+    match layer.mixer:
+        case Attention(heads=heads, kv_heads=kv_heads, window=window):
+            kind = "MHA" if heads == kv_heads else "MQA" if kv_heads == 1 else "GQA"
+            name = f"of {kind} {heads}/{kv_heads}"
+            return f"{name} with a window of {window}" if window else f"layers {name}"
+        case Latent(sparse=sparse):
+            return "layers of sparse MLA" if sparse else "layers of MLA"
+        case Recurrent(kind=kind):
+            return f"of {kind}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizedModel:
+    """A model, and the size of its files where that is known."""
+
+    shape: ModelShape
+    checkpoint_bytes: float = 0
+    """0 = computed from the shape."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Facts of a model that a plan is made from; the sources are shown to users."""
+
+    model: SizedModel
+    source: str
+    checkpoint_source: str = COMPUTED
+    tool_parser: str = ""
+    reasoning_parser: str = ""
+    remote_code: bool = False
+    """The catalogue knows that vLLM needs the repository's own code."""
 
 
 def from_config(
-    config: Mapping[str, Any], *, name: str = "config.json", beside: Mapping[str, Any] | None = None
+    config: Mapping[str, Any], *, name: str = "config.json", quant_config: Mapping[str, Any] | None = None
 ) -> ModelShape:
-    """The shape a config.json describes; ``beside`` is ModelOpt's hf_quant_config.json where there is one.
+    """Return the shape of a config.json; ``quant_config`` is ModelOpt's hf_quant_config.json, if any.
 
     Raises:
-        ModelError: a key is missing, a kind of layer is not known, or vLLM does not load such a checkpoint.
+        ModelError: a key is missing or invalid, a kind of layer is not known, or vLLM does not load such a
+            checkpoint.
     """
     keys = Keys(config, name)
-    if keys.kind in ENCODER_DECODER or keys.flag("is_encoder_decoder"):
+    if keys.model_type in ENCODER_DECODER or keys.flag("is_encoder_decoder"):
         raise ModelError(
-            f"{name}: encoder-decoder models ({keys.kind}) have no prefix cache; not planned here"
+            f"{name}: encoder-decoder models ({keys.model_type}) have no prefix cache and cannot be planned"
         )
-    mixed = mixers(keys)
-    parts = feedforward(keys, len(mixed))
+    lengths = [value for key in CONTEXT if (value := keys.number(key, default=0))]
+    theta = keys.text.get("rope_theta")
+    rope = dict(keys.mapping("rope_parameters", "rope_scaling"))
+    notes = []
+    if keys.model_type in NOT_MODELLED:
+        notes.append(f"{keys.model_type} has {NOT_MODELLED[keys.model_type]}")
+    if any(config.get(tower) for tower in AUDIO):
+        notes.append("the audio tower is not counted")
+    layers = decoder_layers(keys)
+    dtype = _dtype(keys)
+    hidden, vocab = keys.hidden, keys.number("vocab_size")
+    if not lengths:
+        raise ModelError(f"{name}: max_position_embeddings is missing: the context the model was made for")
     return ModelShape(
-        architecture=_architecture(config, keys),
-        kind=keys.kind,
-        dtype=_dtype(keys),
-        hidden=hidden(keys),
-        vocab=keys.number("vocab_size"),
-        tied=_tied(config, keys),
-        layers=tuple(Layer(m, *part) for m, part in zip(mixed, parts, strict=True)),
-        max_len=_max_len(keys),
-        rope=_rope(keys),
-        quantisation=quantisation(keys, beside),
+        model_type=keys.model_type,
+        dtype=dtype,
+        hidden=hidden,
+        vocab=vocab,
+        tied=bool(keys.text.get("tie_word_embeddings", config.get("tie_word_embeddings"))),
+        layers=layers,
+        max_len=min(lengths),
+        # the newer rope_parameters hold theta too; beside the older rope_scaling it stands alone
+        rope=rope if theta is None else {"rope_theta": theta, **rope},
+        quantization=read_quantization(keys, quant_config),
         encoder=encoder(keys),
         mtp_layers=keys.number("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0),
-        notes=_notes(config, keys),
+        notes=tuple(notes),
     )
-
-
-def _architecture(config: Mapping[str, Any], keys: Keys) -> str:
-    found = config.get("architectures") or keys.text.get("architectures")
-    return str(found[0]) if isinstance(found, list) and found else ""
 
 
 def _dtype(keys: Keys) -> str:
@@ -141,57 +191,48 @@ def _dtype(keys: Keys) -> str:
     return "bfloat16" if dtype in ("float32", "float") else dtype
 
 
-def _tied(config: Mapping[str, Any], keys: Keys) -> bool:
-    own = keys.text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
-    return bool(own)
+def embedding(shape: ModelShape) -> WeightPart:
+    """Return the token embedding, which is on the first pipeline stage."""
+    return WeightPart("embedding", shape.vocab * shape.hidden, SHARDED)
 
 
-def _rope(keys: Keys) -> Mapping[str, Any]:
-    """The newer ``rope_parameters`` hold theta too; beside the older ``rope_scaling`` it stands alone."""
-    theta = keys.text.get("rope_theta")
-    own = dict(keys.mapping("rope_parameters", "rope_scaling"))
-    return own if theta is None else {"rope_theta": theta, **own}
+def head(shape: ModelShape) -> WeightPart:
+    """Return the output head, which is on the last pipeline stage; without weights if it is tied."""
+    return WeightPart("head", 0 if shape.tied else shape.vocab * shape.hidden, SHARDED)
 
 
-def _max_len(keys: Keys) -> int:
-    names = (
-        "max_position_embeddings",
-        "n_positions",
-        "max_seq_len",
-        "seq_length",
-        "model_max_length",
-        "max_seq_length",
-    )
-    found = [value for name in names if (value := keys.number(name, default=0))]
-    if not found:
-        raise ModelError(
-            f"{keys.name}: max_position_embeddings is missing: how many tokens the model was made for"
-        )
-    return min(found)
+def mtp_parts(shape: ModelShape) -> list[WeightPart]:
+    """Return one layer for multi-token prediction: a decoder layer and the projection into it."""
+    if not shape.mtp_layers:
+        return []
+    return [*layer_parts(shape.layers[-1], shape.hidden), WeightPart("mtp", 2 * shape.hidden**2, SHARDED)]
 
 
-def _notes(config: Mapping[str, Any], keys: Keys) -> tuple[str, ...]:
-    notes = []
-    if keys.kind in NOT_MODELLED:
-        notes.append(f"{keys.kind} has {NOT_MODELLED[keys.kind]}")
-    if has_audio(config):
-        notes.append("the audio tower is not counted")
-    return tuple(notes)
+def _loaded_parts(shape: ModelShape) -> Iterator[WeightPart]:
+    """Yield all weights that vLLM loads: everything but the layers for multi-token prediction."""
+    yield embedding(shape)
+    yield head(shape)
+    yield encoder_part(shape.encoder)
+    for layer in shape.layers:
+        yield from layer_parts(layer, shape.hidden)
 
 
-def _mixer_name(layer: Layer) -> str:
-    match layer.mixer:
-        case Attention(window=0) as a:
-            return f"layers of {_heads(a)}"
-        case Attention() as a:
-            return f"of {_heads(a)} with a window of {a.window}"
-        case Latent(sparse=sparse):
-            return "layers of sparse MLA" if sparse else "layers of MLA"
-        case Recurrent(kind=kind):
-            return f"of {kind}"
-    return ""
+def parameters(shape: ModelShape) -> int:
+    """Return the number of weights that vLLM loads."""
+    return sum(part.params for part in _loaded_parts(shape))
 
 
-def _heads(attention: Attention) -> str:
-    name = "MHA" if attention.heads == attention.kv_heads else "MQA" if attention.kv_heads == 1 else "GQA"
-    return f"{name} {attention.heads}/{attention.kv_heads}"
+def active_parameters(shape: ModelShape) -> int:
+    """Return the weights one token is multiplied with: without idle experts, embedding and vision tower."""
+    experts = (layer.experts for layer in shape.layers if layer.experts)
+    idle = sum((e.count - e.per_token) * e.expert_params for e in experts)
+    return parameters(shape) - idle - shape.vocab * shape.hidden - encoder_part(shape.encoder).params
+
+
+def checkpoint_bytes(shape: ModelShape) -> float:
+    """Return the bytes of the safetensors files, the layers for multi-token prediction included."""
+
+    def stored(parts: Iterable[WeightPart]) -> float:
+        return sum(part.params * shape.quantization.bytes_of(part.name, shape.dtype_bytes) for part in parts)
+
+    return stored(_loaded_parts(shape)) + shape.mtp_layers * stored(mtp_parts(shape))

@@ -1,23 +1,28 @@
-"""Where a model's facts come from: what the user gives, a folder, the catalogue, the hub.
+"""The facts of a pool's model: from the spec, a local folder, the catalogue of the package, or the hub.
 
-The only module of the core that reads files or asks the network. From the hub come config.json, ModelOpt's
-quantisation file and the size of the weights, never the weights; the hub's client keeps them in its cache.
+This module and no other of the package reads files or asks the network. It gets config.json, ModelOpt's
+quantization file and the size of the weights from the hub, never the weights; the hub's client caches them.
 """
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Final, Protocol
+
+import yaml
 
 from kvist_operator.errors import ModelError, ModelNotFound
 from kvist_operator.spec.pool import ModelRef, Shape, Source
 
-from .catalogue import Entry, lookup
-from .facts import COMPUTED, Facts, SizedModel
-from .shape import from_config
+from .quantization import REFUSED
+from .shape import COMPUTED, Facts, SizedModel, from_config
 
 CONFIG: Final = "config.json"
-BESIDE: Final = "hf_quant_config.json"
+QUANT_CONFIG: Final = "hf_quant_config.json"
 INDEX: Final = "model.safetensors.index.json"
 TIMEOUT_SECONDS: Final = 10
 
@@ -26,170 +31,185 @@ class ModelHub(Protocol):
     """The requests to a model hub."""
 
     def text(self, repository: str, revision: str, file: str) -> str | None:
-        """The text of a file; None where the repository has no such file.
+        """Return the text of a file; None if the repository does not have it.
 
         Raises:
             ModelNotFound: the hub, the repository or the revision cannot be reached.
         """
 
     def sizes(self, repository: str, revision: str) -> Mapping[str, int]:
-        """Bytes of each file of the repository. Raises ModelNotFound."""
+        """Return the bytes of each file of the repository. Raises ModelNotFound."""
 
 
 def facts(ref: ModelRef, hub: ModelHub | None = None) -> Facts:
     """Return the facts of a pool's model, from the best source that has them.
 
     Raises:
-        ModelError: the facts are there but cannot be used.
-        ModelNotFound: no source has them; says what to set.
+        ModelError: the facts cannot be used.
+        ModelNotFound: no source has the facts; the message names the fields to set.
     """
-    return _found("spec.model.source", ref, hub)
-
-
-def _found(field: str, ref: ModelRef, hub: ModelHub | None) -> Facts:
-    """An error is of the field that names the model, unless it names another."""
-    try:
-        return _looked_up(ref, hub)
-    except ModelError as error:
-        said = str(error)
-        raise type(error)(said if said.startswith("spec.") else f"{field}: {said}") from error
-
-
-def _looked_up(ref: ModelRef, hub: ModelHub | None) -> Facts:
-    if ref.shape is not None:
-        return given(ref.shape, ref.location)
-    found = _folder(ref) or _known(ref)
-    if found is not None:
-        return found
-    if ref.kind is Source.HUB:
-        return from_hub(ref.location, ref.revision, hub or HuggingFace())
-    raise ModelNotFound(
-        f"spec.model.shape: nothing here can read {ref.location}: give the keys of its config.json as "
-        "spec.model.shape.config and the size of its files as spec.model.shape.checkpointSize"
-    )
+    return _lookup("spec.model.source", ref, hub)
 
 
 def draft_facts(name: str, shape: Shape | None, hub: ModelHub | None = None) -> Facts:
     """Return the facts of a draft model: ``hf://org/draft`` or a path. Raises like ``facts``."""
     if shape is not None:
-        return given(shape, name)
+        return _from_spec(shape, name)
     location = name.removeprefix("hf://")
     kind = Source.PATH if location.startswith("/") else Source.HUB
-    return _found("spec.engine.speculative.model", ModelRef(kind=kind, location=location), hub)
+    return _lookup("spec.engine.speculative.model", ModelRef(kind=kind, location=location), hub)
 
 
-def given(shape: Shape, name: str) -> Facts:
-    """Return the facts from ``spec.model.shape``."""
-    size = shape.checkpoint_bytes
+def _lookup(field: str, ref: ModelRef, hub: ModelHub | None) -> Facts:
+    """Errors that do not name a field of the spec are prefixed with ``field``."""
+    try:
+        if ref.shape is not None:
+            return _from_spec(ref.shape, ref.location)
+        if ref.kind is Source.PATH and Path(ref.location).is_dir():
+            return from_folder(Path(ref.location))
+        if ref.kind is Source.HUB:
+            entry = catalogue().get(ref.location.lower()) if not ref.revision else None
+            return entry.facts() if entry else from_hub(ref.location, ref.revision, hub or HuggingFace())
+        raise ModelNotFound(
+            f"spec.model.shape: {ref.location} cannot be read from here: set spec.model.shape.config to the "
+            "keys of its config.json and spec.model.shape.checkpointSize to the size of its files"
+        )
+    except ModelError as error:
+        text = str(error)
+        raise type(error)(text if text.startswith("spec.") else f"{field}: {text}") from error
+
+
+def _from_spec(shape: Shape, name: str) -> Facts:
+    model = from_config(shape.config, name="spec.model.shape.config")
     return Facts(
-        model=SizedModel(
-            shape=from_config(shape.config, name="spec.model.shape.config"), checkpoint_bytes=size
-        ),
+        model=SizedModel(shape=model, checkpoint_bytes=shape.checkpoint_bytes),
         source=f"spec.model.shape for {name}",
-        checkpoint_source="spec.model.shape.checkpointSize" if size else COMPUTED,
+        checkpoint_source="spec.model.shape.checkpointSize" if shape.checkpoint_bytes else COMPUTED,
     )
 
 
-def _known(ref: ModelRef) -> Facts | None:
-    """The catalogue's, for a repository of the hub whose revision is not pinned."""
-    entry = lookup(ref.location) if ref.kind is Source.HUB and not ref.revision else None
-    return from_entry(entry) if entry else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueEntry:
+    """One model of the catalogue: a current model, for clusters that cannot reach the hub."""
+
+    name: str
+    config: Mapping[str, Any]
+    checkpoint_bytes: int
+    """0 = computed from the shape."""
+    checkpoint_source: str
+    tool_parser: str
+    reasoning_parser: str
+    remote_code: bool
+    """The tokenizer is code of the repository, which vLLM runs only with --trust-remote-code."""
+
+    def facts(self) -> Facts:
+        """Return the facts of the model. Raises ModelError."""
+        shape = from_config(self.config, name=self.name)
+        return Facts(
+            model=SizedModel(shape=shape, checkpoint_bytes=self.checkpoint_bytes),
+            source="catalogue",
+            checkpoint_source=self.checkpoint_source,
+            tool_parser=self.tool_parser,
+            reasoning_parser=self.reasoning_parser,
+            remote_code=self.remote_code,
+        )
 
 
-def from_entry(entry: Entry) -> Facts:
-    """Return the facts from the catalogue."""
-    return Facts(
-        model=SizedModel(
-            shape=from_config(entry.config, name=entry.name), checkpoint_bytes=entry.checkpoint_bytes
-        ),
-        source="catalogue",
-        checkpoint_source=entry.checkpoint_source,
-        tool_parser=entry.tool_parser,
-        reasoning_parser=entry.reasoning_parser,
-        remote_code=entry.remote_code,
-    )
+@cache
+def catalogue() -> Mapping[str, CatalogueEntry]:
+    """Return the entries of catalogue.yaml by repository name in lower case."""
+    text = resources.files(__package__).joinpath("catalogue.yaml").read_text(encoding="utf-8")
+    raw = yaml.safe_load(text)
+    found = {}
+    for name, each in raw.items():
+        size = each.get("checkpoint") or {}
+        found[name.lower()] = CatalogueEntry(
+            name=name,
+            config=_expanded((each if "config" in each else raw[each["as"]])["config"]),
+            checkpoint_bytes=size.get("bytes", 0),
+            checkpoint_source=size.get("source", COMPUTED),
+            tool_parser=each.get("tool_parser", ""),
+            reasoning_parser=each.get("reasoning_parser", ""),
+            remote_code=each.get("remote_code", False),
+        )
+    return found
 
 
-def _folder(ref: ModelRef) -> Facts | None:
-    folder = Path(ref.location)
-    if ref.kind is not Source.PATH or not folder.is_dir():
-        return None
-    return from_folder(folder)
+def _expanded(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Replace ``runs`` by the lists config.json has: [number, kind] pairs, repeated over all layers."""
+    layers = config.get("num_hidden_layers")
+
+    def expanded(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        if "runs" not in value:
+            return _expanded(value)
+        pattern = [kind for number, kind in value["runs"] for _ in range(number)]
+        return list(islice(cycle(pattern), layers or len(pattern)))
+
+    return {key: expanded(value) for key, value in config.items()}
 
 
 def from_folder(folder: Path) -> Facts:
-    """A folder with config.json and safetensors files. Raises ModelError."""
-    config = folder / CONFIG
+    """Return the facts of a folder with config.json and safetensors files. Raises ModelError."""
+    config, quant = folder / CONFIG, folder / QUANT_CONFIG
     if not config.is_file():
         raise _without_config(str(folder), [path.name for path in folder.iterdir()])
-    beside = folder / BESIDE
+    texts = config.read_text(encoding="utf-8"), quant.read_text(encoding="utf-8") if quant.is_file() else None
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return _facts(
-        _object(config.read_text(encoding="utf-8"), str(config)),
-        _object(beside.read_text(encoding="utf-8"), str(beside)) if beside.is_file() else None,
-        name=str(config),
-        size=size,
-        said=f"folder {folder}",
-        sized="size of the files",
-    )
+    return _from_files(*texts, prefix=f"{folder}/", size=size, source=f"folder {folder}")
 
 
 def from_hub(repository: str, revision: str, hub: ModelHub) -> Facts:
-    """A repository of the hub. Raises ModelError, ModelNotFound."""
-    text = hub.text(repository, revision, CONFIG)
-    if text is None:
+    """Return the facts of a repository of the hub. Raises ModelError, ModelNotFound."""
+    config = hub.text(repository, revision, CONFIG)
+    if config is None:
         raise _without_config(f"hf://{repository}", list(hub.sizes(repository, revision)))
-    beside = hub.text(repository, revision, BESIDE)
-    size, sized = _hub_size(repository, revision, hub)
-    return _facts(
-        _object(text, f"{repository}: {CONFIG}"),
-        _object(beside, f"{repository}: {BESIDE}") if beside else None,
-        name=f"{repository}: {CONFIG}",
-        size=size,
-        said=f"hub, {repository}" + (f" at {revision}" if revision else ""),
-        sized=sized,
+    quant = hub.text(repository, revision, QUANT_CONFIG)
+    index = hub.text(repository, revision, INDEX)
+    total = (
+        _json_object(index, f"{repository}: {INDEX}").get("metadata", {}).get("total_size") if index else 0
+    )
+    size_source = "total_size of the safetensors index"
+    if not isinstance(total, int | float) or total <= 0:
+        files = hub.sizes(repository, revision).items()
+        total = sum(size for name, size in files if name.endswith(".safetensors") and "/" not in name)
+        size_source = "size of the files"
+    source = f"hub, {repository}" + (f" at {revision}" if revision else "")
+    return _from_files(
+        config, quant, prefix=f"{repository}: ", size=int(total), size_source=size_source, source=source
     )
 
 
-def _hub_size(repository: str, revision: str, hub: ModelHub) -> tuple[int, str]:
-    index = hub.text(repository, revision, INDEX)
-    total = _object(index, f"{repository}: {INDEX}").get("metadata", {}).get("total_size") if index else None
-    if isinstance(total, int | float) and total > 0:
-        return int(total), "total_size of the safetensors index"
-    files = hub.sizes(repository, revision)
-    size = sum(n for name, n in files.items() if name.endswith(".safetensors") and "/" not in name)
-    return size, "size of the files" if size else COMPUTED
-
-
-def _facts(
-    config: Mapping[str, Any],
-    beside: Mapping[str, Any] | None,
+def _from_files(
+    config: str,
+    quant_config: str | None,
     *,
-    name: str,
+    prefix: str,
     size: int,
-    said: str,
-    sized: str,
+    source: str,
+    size_source: str = "size of the files",
 ) -> Facts:
-    model = SizedModel(shape=from_config(config, name=name, beside=beside), checkpoint_bytes=size)
-    return Facts(model=model, source=said, checkpoint_source=sized if size else COMPUTED)
+    name = f"{prefix}{CONFIG}"
+    quant = _json_object(quant_config, f"{prefix}{QUANT_CONFIG}") if quant_config else None
+    shape = from_config(_json_object(config, name), name=name, quant_config=quant)
+    model = SizedModel(shape=shape, checkpoint_bytes=size)
+    return Facts(model=model, source=source, checkpoint_source=size_source if size else COMPUTED)
 
 
 def _without_config(where: str, files: list[str]) -> ModelError:
     if any(name.lower().endswith(".gguf") for name in files):
-        return ModelError(
-            f"{where}: GGUF checkpoints are refused: vLLM has no GGUF loader any more; use a safetensors "
-            "repository of the model, with AWQ, GPTQ, FP8 or compressed-tensors if it has to be small"
-        )
+        return ModelError(f"{where}: {REFUSED['gguf']}")
     return ModelError(f"{where}: there is no {CONFIG}: give the facts as spec.model.shape")
 
 
-def _object(text: str | None, name: str) -> Mapping[str, Any]:
+def _json_object(text: str, name: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(text or "")
+        found = json.loads(text)
     except ValueError as error:
-        raise ModelError(f"{name}: is no JSON ({error})") from error
+        raise ModelError(f"{name} is not JSON ({error})") from error
     if not isinstance(found, dict):
-        raise ModelError(f"{name}: is no JSON object")
+        raise ModelError(f"{name} is not a JSON object")
     return found
 
 
@@ -197,19 +217,21 @@ class HuggingFace:
     """The hub by its own client, set by ``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HOME``, ``HF_HUB_OFFLINE``."""
 
     def text(self, repository: str, revision: str, file: str) -> str | None:
+        """See ``ModelHub``."""
         from huggingface_hub import errors, hf_hub_download
 
         try:
             path = hf_hub_download(repository, file, revision=revision or None, etag_timeout=TIMEOUT_SECONDS)
-        except (errors.EntryNotFoundError, errors.LocalEntryNotFoundError) as error:
-            if isinstance(error, errors.LocalEntryNotFoundError):
-                raise self._unreachable(repository, error) from error
+        except errors.LocalEntryNotFoundError as error:
+            raise _unreachable(repository, error) from error
+        except errors.EntryNotFoundError:
             return None
         except Exception as error:
-            raise self._unreachable(repository, error) from error
+            raise _unreachable(repository, error) from error
         return Path(path).read_text(encoding="utf-8")
 
     def sizes(self, repository: str, revision: str) -> Mapping[str, int]:
+        """See ``ModelHub``."""
         from huggingface_hub import HfApi
 
         try:
@@ -217,17 +239,17 @@ class HuggingFace:
                 repository, revision=revision or None, files_metadata=True, timeout=TIMEOUT_SECONDS
             )
         except Exception as error:
-            raise self._unreachable(repository, error) from error
+            raise _unreachable(repository, error) from error
         return {file.rfilename: file.size or 0 for file in info.siblings or ()}
 
-    @staticmethod
-    def _unreachable(repository: str, error: Exception) -> ModelNotFound:
-        from huggingface_hub import errors
 
-        if isinstance(error, errors.GatedRepoError | errors.RepositoryNotFoundError):
-            remedy = "check the name, and that HF_TOKEN (spec.model.tokenSecretRef for engines) may read it"
-        elif isinstance(error, errors.RevisionNotFoundError):
-            remedy = "check spec.model.revision"
-        else:
-            remedy = "let this machine reach the hub (HF_ENDPOINT), or give the facts as spec.model.shape"
-        return ModelNotFound(f"hf://{repository}: not in the catalogue, and the hub gives nothing: {remedy}")
+def _unreachable(repository: str, error: Exception) -> ModelNotFound:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError | errors.RepositoryNotFoundError):
+        remedy = "check the name, and that HF_TOKEN (spec.model.tokenSecretRef for engines) may read it"
+    elif isinstance(error, errors.RevisionNotFoundError):
+        remedy = "check spec.model.revision"
+    else:
+        remedy = "let this machine reach the hub (HF_ENDPOINT), or give the facts as spec.model.shape"
+    return ModelNotFound(f"hf://{repository}: not in the catalogue, and the hub did not answer: {remedy}")

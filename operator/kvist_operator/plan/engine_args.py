@@ -7,7 +7,7 @@ from kvist_epp import names
 from kvist_operator.engine_flags import EngineArgs, flag_names
 from kvist_operator.errors import SpecError
 from kvist_operator.memory.layout import Draft, EngineSettings, Layout
-from kvist_operator.models.facts import Facts
+from kvist_operator.models.shape import Facts
 from kvist_operator.spec.pool import Adapter, Pool, Source, Speculative
 
 from .kv import KvChoice

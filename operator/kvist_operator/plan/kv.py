@@ -63,7 +63,7 @@ def _dtype(engine: EngineSpec, shape: ModelShape, gpu: Accelerator) -> tuple[str
 
 def _model(shape: ModelShape) -> tuple[str, str | None, Choice]:
     """Auto would follow the checkpoint's own KV scheme, so the dtype is spelled out where there is one."""
-    spelled = shape.dtype if shape.quantisation.kv else None
+    spelled = shape.dtype if shape.quantization.kv else None
     return (
         "auto",
         spelled,
@@ -78,7 +78,7 @@ def _automatic(engine: EngineSpec, shape: ModelShape, gpu: Accelerator) -> tuple
     backend = backend_of(gpu, shape, "fp8")
     scales = (
         "with the scales of the checkpoint"
-        if shape.quantisation.kv
+        if shape.quantization.kv
         else "with scale 1, nothing is calibrated"
     )
     reason = (
@@ -88,7 +88,7 @@ def _automatic(engine: EngineSpec, shape: ModelShape, gpu: Accelerator) -> tuple
 
 
 def _spelled(shape: ModelShape) -> str | None:
-    return shape.dtype if shape.quantisation.kv else None
+    return shape.dtype if shape.quantization.kv else None
 
 
 def fp8_obstacle(engine: EngineSpec, shape: ModelShape, gpu: Accelerator) -> str:
@@ -99,7 +99,7 @@ def fp8_obstacle(engine: EngineSpec, shape: ModelShape, gpu: Accelerator) -> str
         return f"{gpu.name} does not compute in FP8"
     if engine.attention_backend and not takes_fp8(engine.attention_backend, gpu):
         return f"{engine.attention_backend} does not take FP8 on {gpu.name}"
-    if shape.kind == "gpt_oss" and gpu.capability // 10 != 10:
+    if shape.model_type == "gpt_oss" and gpu.capability // 10 != 10:
         return "vLLM's own recipes cache gpt-oss in FP8 on Blackwell only"
     return ""
 
@@ -176,7 +176,7 @@ def _check(engine: EngineSpec, shape: ModelShape, gpu: Accelerator, flag: str) -
         raise SpecError(field, f"NVFP4 needs FlashInfer, which {gpu.name} does not have: use FP8 or Model")
     if flag.startswith("fp8") and gpu.vendor == "nvidia" and 0 < gpu.capability < 80:
         raise SpecError(field, f"no attention backend of {gpu.name} takes FP8: use Model")
-    if flag == "fp8_e5m2" and shape.quantisation.fp8:
+    if flag == "fp8_e5m2" and shape.quantization.fp8:
         raise SpecError(field, "vLLM refuses FP8E5M2 with an FP8 checkpoint: use FP8")
     backend = engine.attention_backend
     if backend and flag.startswith("fp8") and not takes_fp8(backend, gpu):

@@ -120,8 +120,8 @@ def tensor_obstacle(shape: ModelShape, tensor: int) -> str:
 
 def _shard_obstacle(shape: ModelShape, tensor: int) -> str:
     """Quantised matrices are cut between blocks of scales only."""
-    block = shape.quantisation.block
-    if not block or not shape.quantisation.covers("mlp"):
+    block = shape.quantization.block
+    if not block or not shape.quantization.covers("mlp"):
         return ""
     widths = {layer.mlp.width for layer in shape.layers if layer.mlp}
     width = next((w for w in sorted(widths) if w % (tensor * block)), None)
@@ -151,15 +151,15 @@ def expert_parallel(shape: ModelShape, gpu: Accelerator, tensor: int, data: int)
 
 
 def _uncuttable(shape: ModelShape, experts: Experts, tensor: int) -> bool:
-    scheme = shape.quantisation
+    scheme = shape.quantization
     return bool(scheme.block and scheme.covers("experts") and experts.width % (tensor * scheme.block))
 
 
 def routed_bytes(shape: ModelShape) -> float:
     """Bytes of all routed experts."""
-    each = shape.quantisation.bytes_of("experts", shape.dtype_bytes)
+    each = shape.quantization.bytes_of("experts", shape.dtype_bytes)
     routed = (layer.experts for layer in shape.layers if layer.experts)
-    return sum(e.count * e.matrices * (e.inner or shape.hidden) * e.width * each for e in routed)
+    return sum(e.count * e.expert_params * each for e in routed)
 
 
 def _large(shape: ModelShape, gpu: Accelerator) -> bool:

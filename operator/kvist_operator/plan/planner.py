@@ -16,8 +16,7 @@ from kvist_operator.engine_flags import (
 from kvist_operator.errors import SpecError
 from kvist_operator.hardware import NodeFacts
 from kvist_operator.memory.layout import GIB, Draft, EngineSettings, Layout
-from kvist_operator.models.facts import Facts
-from kvist_operator.models.weights import checkpoint_bytes, parameters
+from kvist_operator.models.shape import Facts, checkpoint_bytes, parameters
 from kvist_operator.spec.pool import Pool
 
 from . import engine_args, layouts, pod, rejection
@@ -90,7 +89,7 @@ def _base(pool: Pool, hardware: Hardware, kv: KvChoice, draft: Draft | None) -> 
 
 def _check(pool: Pool, facts: Facts, hardware: Hardware) -> None:
     """Raise an error for settings with which vLLM would not start."""
-    scheme = facts.model.shape.quantisation
+    scheme = facts.model.shape.quantization
     if pool.engine.quantization and scheme.method:
         raise SpecError("spec.engine.quantization", f"the checkpoint is {scheme.label} already: leave it out")
     if pool.engine.quantization and not hardware.accelerator.fp8:
@@ -128,11 +127,11 @@ def find_doubts(pool: Pool, facts: Facts, hardware: Hardware, version: Version |
     found = [*shape.notes]
     if not row.verified:
         found.append(f"vLLM's memory on {row.name} is not modelled; figures are estimates ({row.source})")
-    if not shape.quantisation.exact and not facts.model.checkpoint_bytes:
+    if not shape.quantization.exact and not facts.model.checkpoint_bytes:
         found.append(
-            f"the size of {shape.quantisation.label} weights is a guess: set spec.model.shape.checkpointSize"
+            f"the size of {shape.quantization.label} weights is a guess: set spec.model.shape.checkpointSize"
         )
-    if shape.quantisation.label == "NVFP4" and row.vendor != "nvidia":
+    if shape.quantization.label == "NVFP4" and row.vendor != "nvidia":
         found.append(f"vLLM is not known to have kernels for NVFP4 weights on {row.name}")
     found += _version_doubts(version)
     touched = [name for _, name in flag_names(pool.engine.extra_args) if name in AFFECTS_MEMORY]

@@ -43,7 +43,7 @@ def _freed(q: Question) -> str:
 
 
 def _quantised(q: Question) -> str:
-    if q.model.shape.quantisation.method or q.settings.online_fp8 or not q.hardware.accelerator.fp8:
+    if q.model.shape.quantization.method or q.settings.online_fp8 or not q.hardware.accelerator.fp8:
         return ""
     found = _try(replace(q, settings=q.settings.but(online_fp8=True)))
     return f"spec.engine.quantization: FP8 on {_words(found, q.hardware)} would fit" if found else ""

@@ -12,7 +12,7 @@ from typing import Final
 
 from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory, budget
-from kvist_operator.models.facts import SizedModel
+from kvist_operator.models.shape import SizedModel
 from kvist_operator.spec.pool import EngineSpec
 
 from .fallbacks import say, squeezed

@@ -5,8 +5,7 @@ from typing import Final
 
 from kvist_operator.hardware import Accelerator
 from kvist_operator.memory.layout import Layout
-from kvist_operator.models.shape import ModelShape
-from kvist_operator.models.weights import active_parameters
+from kvist_operator.models.shape import ModelShape, active_parameters
 from kvist_operator.spec.pool import Workload
 
 from .plan import Choice
@@ -18,7 +17,7 @@ LEAST_STEP: Final = 512
 
 def prefill_rate(shape: ModelShape, gpu: Accelerator, gpus: int = 1) -> float:
     """Prompt tokens per second, roughly: two operations for each weight a token passes through."""
-    peak = gpu.peak_tflops if shape.quantisation.fp8 else gpu.bf16_tflops
+    peak = gpu.peak_tflops if shape.quantization.fp8 else gpu.bf16_tflops
     return EFFICIENCY * peak * 1e12 * gpus / (2 * active_parameters(shape))
 
 

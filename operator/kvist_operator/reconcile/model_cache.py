@@ -14,7 +14,7 @@ from typing import Final
 
 from kvist_kube.backoff import backoff_seconds
 from kvist_operator.errors import ModelNotFound, OperatorError
-from kvist_operator.models.facts import Facts
+from kvist_operator.models.shape import Facts
 from kvist_operator.models.source import draft_facts, facts
 from kvist_operator.spec.pool import ModelRef, Pool, Speculative
 
