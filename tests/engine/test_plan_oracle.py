@@ -144,7 +144,7 @@ def tokens(theirs: Estimate, gpu: str, tp: int) -> int:
     """Our figure, with their constants."""
     shape = from_config(theirs.config)
     layout = Layout(tensor=tp, expert=shape.experts is not None and tp > 1)
-    run = EngineSettings(max_len=LENGTH, pictures=False)
+    run = EngineSettings(max_len=LENGTH, images=False)
     memory = budget(SizedModel(shape=shape), known(gpu), layout, run)
     free = theirs.capacity * SHARE / 100 - memory.weights - theirs.others
     [cache] = memory.stages

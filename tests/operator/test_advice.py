@@ -61,7 +61,7 @@ def test_preemptions_name_how_many_fit() -> None:
 
 def test_a_share_that_cannot_grow_is_not_advised() -> None:
     """At 97 percent there is nothing to raise."""
-    full = replace(PLAN, settings=PLAN.settings.but(share=97))
+    full = replace(PLAN, settings=replace(PLAN.settings, share=97))
     [line] = advice(POOL, full, replace(WELL, preemptions=50, running=100, kv_usage=1.0))
 
     assert "gpuMemoryUtilizationPercent" not in line

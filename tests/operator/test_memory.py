@@ -1,29 +1,30 @@
 """Promises of the memory arithmetic: vLLM's figures, layer type by layer type."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from tests.operator.pools import known, made
 
 from kvist_operator.hardware import known as accelerator
 from kvist_operator.memory.kv_cache import Cache, caches, head_bytes
 from kvist_operator.memory.layout import GIB, Draft, EngineSettings, Layout, stages
-from kvist_operator.memory.memory_budget import budget
-from kvist_operator.memory.transient import capture_sizes
-from kvist_operator.memory.weight_memory import weight_bytes
+from kvist_operator.memory.memory_budget import budget, capture_sizes, weight_bytes
 from kvist_operator.models.shape import Facts
 
 ALONE = Layout()
 
 
-def cache(facts: Facts, layout: Layout = ALONE, capability: int = 90, **run: object) -> Cache:
+def cache(facts: Facts, layout: Layout = ALONE, capability: int = 90, **run: Any) -> Cache:
     """The cache of the fullest stage."""
-    found = caches(facts.model.shape, layout, EngineSettings().but(**run), capability)
+    found = caches(facts.model.shape, layout, EngineSettings(**run), capability)
     return max(found, key=lambda c: c.block_bytes)
 
 
-def token_bytes(facts: Facts, layout: Layout = ALONE, capability: int = 90, **run: object) -> float:
+def token_bytes(facts: Facts, layout: Layout = ALONE, capability: int = 90, **run: Any) -> float:
     """Bytes a token of a model whose layers are all alike."""
     found = cache(facts, layout, capability, **run)
-    return found.block_bytes / EngineSettings().but(**run).block
+    return found.block_bytes / EngineSettings(**run).block
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_speculative_drafts_cost_weights_and_cache() -> None:
     """A draft model's layers join the cache; MTP loads its layer and caches it; n-grams cost nothing."""
     target, draft = known("Qwen/Qwen3-32B"), known("Qwen/Qwen3-0.6B")
     plain, run = EngineSettings(), Draft(method="draft_model", tokens=4, shape=draft.model.shape)
-    extra = weight_bytes(target.model.shape, Layout(), plain.but(draft=run)) - weight_bytes(
+    extra = weight_bytes(target.model.shape, Layout(), replace(plain, draft=run)) - weight_bytes(
         target.model.shape, Layout(), plain
     )
 

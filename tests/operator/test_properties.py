@@ -1,5 +1,7 @@
 """What holds for every plan, whatever the model and the hardware."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,9 +31,9 @@ def planned(name: str, gpu: str, memory: float | None = None) -> Plan:
     return make_plan(pool(f"hf://{name}", **spec), known(name), gpu=gpu)
 
 
-def measured(name: str, gpu: str, layout: Layout, **run: object) -> Memory:
+def measured(name: str, gpu: str, layout: Layout, **run: Any) -> Memory:
     """The memory of one layout."""
-    return budget(known(name).model, accelerator(gpu), layout, EngineSettings().but(**run))
+    return budget(known(name).model, accelerator(gpu), layout, EngineSettings(**run))
 
 
 @settings(max_examples=120, deadline=None)

@@ -1,13 +1,11 @@
 """The KV cache as vLLM lays it out: pages, groups, blocks a request takes. Pure.
 
-``v1/kv_cache_interface.py`` (page sizes, per-request limits) and the hybrid cache manager: layers of one
-kind form groups of equal size, all groups share one pool of equal pages, a request takes blocks of every
-group.
+``v1/kv_cache_interface.py`` (page sizes, per-request limits) and the hybrid cache manager: layers of one kind
+form groups of equal size, all groups share one pool of equal pages, a request takes blocks of every group.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,74 +13,91 @@ from kvist_operator.models.layers import DTYPE_BYTES, Attention, Latent, Layer, 
 from kvist_operator.models.shape import ModelShape
 
 from .layout import EngineSettings, Layout, stages
-from .weight_memory import is_mtp
 
 SCALES: Final = 8
-"""Bytes of the two scales of per-token-head quantisation."""
+"""Bytes of the two scales of per-token-head quantization."""
 SPARSE_ROW: Final = 656
 """One token in the packed 8-bit layout of sparse MLA (``fp8_ds_mla``): 512 values, scales, 64 × 16 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheKind:
-    """Layers whose caches are alike."""
+    """Kind of layer, by its cache on one GPU."""
 
     token_bytes: float
-    """One layer, one token, one GPU; 0 for a recurrent state."""
+    """Bytes of one layer and token; 0 for a recurrent state."""
     window: int = 0
+    """Tokens of a sliding window; 0 = all tokens are kept."""
     state_bytes: float = 0
-    """One layer, one sequence, one GPU."""
+    """Bytes of one layer and sequence, for a recurrent state."""
 
     @property
     def grows(self) -> bool:
+        """Whether a longer sequence always takes more."""
         return not self.window and not self.state_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cache:
-    """The cache of one GPU, before its size is known."""
+    """The KV cache of one GPU, before its size is known."""
 
     block_bytes: float
-    """One block of the shared pool."""
+    """Bytes of one block of the shared pool."""
     kinds: tuple[tuple[CacheKind, int, int], ...]
-    """Kind, number of groups, tokens a block of it holds."""
+    """Each kind with its number of groups and the tokens of one of its blocks."""
     settings: EngineSettings
     in_flight: int
     """Tokens that may be computed while a window's blocks are still held."""
 
     def request_blocks(self, length: int) -> int:
-        """Blocks that one sequence of this many tokens takes at most."""
+        """Return the maximum number of blocks of one sequence of this many tokens."""
         return sum(groups * self._blocks(kind, tokens, length) for kind, groups, tokens in self.kinds)
 
     def _blocks(self, kind: CacheKind, tokens: int, length: int) -> int:
         if kind.state_bytes:
-            spare = self.settings.draft.tokens if self.settings.draft else 0
-            return (2 if self.settings.prefix_caching else 1) + spare
+            return (2 if self.settings.prefix_caching else 1) + _draft_tokens(self.settings)
         if kind.window:
             return math.ceil(min(kind.window - 1 + self.in_flight, length) / tokens) + 1
         return math.ceil(length / tokens)
 
     def request_bytes(self, length: int) -> float:
-        """Bytes on one GPU of one sequence."""
+        """Return the bytes of one sequence of this many tokens."""
         return self.request_blocks(length) * self.block_bytes
 
     def concurrency(self, kv_bytes: float, length: int) -> float:
-        """Sequences of this many tokens that fit at once (``get_max_concurrency_for_kv_cache_config``)."""
+        """Return how many sequences of this many tokens fit at once.
+
+        vLLM: ``get_max_concurrency_for_kv_cache_config``.
+        """
         if kv_bytes <= 0 or not self.block_bytes:
             return 0.0
         return int(kv_bytes // self.block_bytes) / self.request_blocks(length)
 
     def tokens(self, kv_bytes: float, length: int) -> int:
-        """``kv_cache_size_tokens`` of vLLM's cache_config_info."""
+        """Return ``kv_cache_size_tokens`` of vLLM's cache_config_info."""
         return int(self.concurrency(kv_bytes, length) * length)
 
 
 def caches(shape: ModelShape, layout: Layout, settings: EngineSettings, capability: int = 90) -> list[Cache]:
-    """One per pipeline stage: the smallest decides."""
+    """Return the cache of each pipeline stage."""
     cut = stages(shape, layout.pipeline)
-    extra = _draft_layers(shape, settings)
-    held = [*cut[:-1], cut[-1] + Counter(extra)]
-    return [_cache(layers, shape, layout, settings, capability) for layers in held]
+    last = cut[-1] + Counter(_draft_layers(shape, settings))
+    return [_cache(layers, shape, layout, settings, capability) for layers in (*cut[:-1], last)]
+
+
+def _draft_layers(shape: ModelShape, settings: EngineSettings) -> tuple[Layer, ...]:
+    """Return the layers of the proposer that have a cache of their own."""
+    draft = settings.draft
+    if draft and draft.shape:
+        return draft.shape.layers
+    if not draft or not draft.is_mtp:
+        return ()
+    grown = [layer for layer in shape.layers if layer.mixer and not isinstance(layer.mixer, Recurrent)]
+    return tuple(grown[-1:]) * max(1, shape.mtp_layers)
+
+
+def _draft_tokens(settings: EngineSettings) -> int:
+    return settings.draft.tokens if settings.draft else 0
 
 
 def _cache(
@@ -91,36 +106,41 @@ def _cache(
     counted: Counter[CacheKind] = Counter()
     for layer, number in layers.items():
         kind = _kind(layer.mixer, shape, layout, settings, capability)
-        counted += Counter({kind: number}) if kind else Counter()
+        if kind:
+            counted[kind] += number
+    block_bytes, kinds = _blocks_of_kinds(counted, settings.block)
     in_flight = (layout.pipeline + 1 if layout.pipeline > 1 else 2) * settings.batched_tokens
-    if len({(kind.window, bool(kind.state_bytes)) for kind in counted}) <= 1:
-        return _uniform(counted, settings, in_flight)
-    return _mixed(_merged(counted), settings, in_flight)
+    return Cache(block_bytes=block_bytes, kinds=kinds, settings=settings, in_flight=in_flight)
 
 
-def _uniform(counted: Counter[CacheKind], settings: EngineSettings, in_flight: int) -> Cache:
-    """One group: a block holds its tokens in every layer."""
+def _blocks_of_kinds(
+    counted: Counter[CacheKind], block: int
+) -> tuple[float, tuple[tuple[CacheKind, int, int], ...]]:
     if not counted:
-        return Cache(block_bytes=0, kinds=(), settings=settings, in_flight=in_flight)
-    first = next(iter(counted))
-    if first.state_bytes:
-        return Cache(
-            block_bytes=sum(k.state_bytes * n for k, n in counted.items()),
-            kinds=((first, 1, 1),),
-            settings=settings,
-            in_flight=in_flight,
-        )
-    together = sum(k.token_bytes * n for k, n in counted.items())
-    return Cache(
-        block_bytes=together * settings.block,
-        kinds=((first, 1, settings.block),),
-        settings=settings,
-        in_flight=in_flight,
-    )
+        return 0, ()
+    if len({(kind.window, bool(kind.state_bytes)) for kind in counted}) == 1:
+        # one group: a block holds its tokens in every layer
+        first = next(iter(counted))
+        if first.state_bytes:
+            return sum(kind.state_bytes * n for kind, n in counted.items()), ((first, 1, 1),)
+        return sum(kind.token_bytes * n for kind, n in counted.items()) * block, ((first, 1, block),)
+    # several kinds: equal pages, groups of as many layers as the rarest kind has
+    counted = _merged(counted)
+    page = _page(counted, block)
+    least, most = min(counted.values()), max(counted.values())
+    size = most if most < 1.5 * least else least
+    kinds = []
+    for kind, n in counted.items():
+        tokens = max(block, int(page // kind.token_bytes) // block * block) if kind.token_bytes else 1
+        kinds.append((kind, math.ceil(n / size), tokens))
+    return page * size, tuple(kinds)
 
 
 def _merged(counted: Counter[CacheKind]) -> Counter[CacheKind]:
-    """Growing layers of different widths (an MLA row and its indexer) share blocks: one kind, mean width."""
+    """Merge growing layers of different widths (an MLA row and its indexer) into one kind of mean width.
+
+    Such layers share blocks.
+    """
     grown = {kind: n for kind, n in counted.items() if kind.grows}
     if len(grown) <= 1:
         return counted
@@ -130,98 +150,47 @@ def _merged(counted: Counter[CacheKind]) -> Counter[CacheKind]:
     return Counter({CacheKind(token_bytes=width): number, **rest})
 
 
-def _mixed(counted: Counter[CacheKind], settings: EngineSettings, in_flight: int) -> Cache:
-    """Several kinds: equal pages, groups of as many layers as the rarest kind has."""
-    page = _page(counted, settings.block)
-    size = _group_size(list(counted.values()))
-    kinds = tuple(
-        (kind, math.ceil(n / size), _tokens_per_page(kind, page, settings.block))
-        for kind, n in counted.items()
-    )
-    return Cache(block_bytes=page * size, kinds=kinds, settings=settings, in_flight=in_flight)
-
-
 def _page(counted: Counter[CacheKind], block: int) -> float:
-    """Bytes of a page: attention blocks are enlarged until a recurrent state fits in one."""
+    """Return the bytes of a page: attention blocks are enlarged until a recurrent state fits in one."""
     widest = max((kind.token_bytes for kind in counted if not kind.state_bytes), default=0.0)
     state = max((kind.state_bytes for kind in counted), default=0.0)
-    if not widest:
-        return state
-    return widest * block * max(1, math.ceil(state / (widest * block)))
-
-
-def _tokens_per_page(kind: CacheKind, page: float, block: int) -> int:
-    if not kind.token_bytes:
-        return 1
-    return max(block, int(page // kind.token_bytes) // block * block)
-
-
-def _group_size(numbers: Sequence[int]) -> int:
-    least, most = min(numbers), max(numbers)
-    return most if most < 1.5 * least else least
+    return widest * block * max(1, math.ceil(state / (widest * block))) if widest else state
 
 
 def _kind(
     mixer: Mixer | None, shape: ModelShape, layout: Layout, settings: EngineSettings, capability: int
 ) -> CacheKind | None:
     match mixer:
-        case Attention(shared=False):
-            return CacheKind(token_bytes=_attention(mixer, shape, layout, settings), window=mixer.window)
-        case Latent():
-            return CacheKind(token_bytes=_latent(mixer, shape, settings, capability))
-        case Recurrent():
-            return CacheKind(token_bytes=0, state_bytes=_state(mixer, shape, layout, settings))
+        case Attention(shared=False) as a:
+            heads = max(1, a.kv_heads // layout.tensor)
+            each = head_bytes(a.key_dim + a.value_dim, settings.kv_dtype, shape.dtype)
+            return CacheKind(token_bytes=heads * each, window=a.window)
+        case Latent() as m:
+            return CacheKind(token_bytes=_latent_row(m, shape, settings, capability))
+        case Recurrent() as r:
+            conv = r.conv_width * (r.conv_kernel - 1 + _draft_tokens(settings)) * shape.dtype_bytes
+            state = conv + r.state * DTYPE_BYTES[r.state_dtype or shape.dtype]
+            return CacheKind(token_bytes=0, state_bytes=state / layout.tensor)
     return None
 
 
-def _attention(mixer: Attention, shape: ModelShape, layout: Layout, settings: EngineSettings) -> float:
-    heads = max(1, mixer.kv_heads // layout.tensor)
-    both = mixer.key_dim + mixer.value_dim
-    return heads * head_bytes(both, settings.kv_dtype, shape.dtype)
-
-
 def head_bytes(elements: int, kv_dtype: str, dtype: str) -> float:
-    """Key and value of one head and token, in each of vLLM's KV dtypes."""
+    """Return the bytes of ``elements`` of keys and values of one head and token, in each KV dtype of vLLM."""
     if kv_dtype in ("fp8_per_token_head", "int8_per_token_head"):
         return elements + SCALES
     if kv_dtype == "int4_per_token_head":
         return elements / 2 + SCALES
     if kv_dtype.startswith("nvfp4"):
         return elements / 2 + elements / 16
-    return elements * kv_element_bytes(kv_dtype, dtype)
+    return elements * (1 if kv_dtype.startswith("fp8") else DTYPE_BYTES[dtype])
 
 
-def kv_element_bytes(kv_dtype: str, dtype: str) -> int:
-    """One element, where there are no scales."""
-    return 1 if kv_dtype.startswith("fp8") else DTYPE_BYTES[dtype]
-
-
-def _latent(mixer: Latent, shape: ModelShape, settings: EngineSettings, capability: int) -> float:
-    """Every tensor-parallel rank keeps the whole row."""
-    row: float = (mixer.kv_rank + mixer.rope_dim) * kv_element_bytes(settings.kv_dtype, shape.dtype)
-    if mixer.sparse and settings.kv_dtype.startswith("fp8") and capability // 10 != 10:
+def _latent_row(mixer: Latent, shape: ModelShape, settings: EngineSettings, capability: int) -> float:
+    """Return the bytes of one MLA row, which every tensor-parallel rank keeps whole."""
+    fp8 = settings.kv_dtype.startswith("fp8")
+    row = (mixer.kv_rank + mixer.rope_dim) * (1 if fp8 else shape.dtype_bytes)
+    if mixer.sparse and fp8 and capability // 10 != 10:
         row = SPARSE_ROW  # SM100 prefers FLASHINFER_MLA_SPARSE, which keeps plain 8-bit rows
-    return row + (_index_row(mixer.indexer.dim) if mixer.indexer else 0)
-
-
-def _index_row(dim: int) -> int:
-    """8-bit keys and a 32-bit scale per 128 of them."""
-    return dim + 4 * math.ceil(dim / 128)
-
-
-def _state(mixer: Recurrent, shape: ModelShape, layout: Layout, settings: EngineSettings) -> float:
-    spare = settings.draft.tokens if settings.draft else 0
-    conv = mixer.conv_width * (mixer.conv_kernel - 1 + spare) * shape.dtype_bytes
-    return (conv + mixer.state * DTYPE_BYTES[mixer.state_dtype or shape.dtype]) / layout.tensor
-
-
-def _draft_layers(shape: ModelShape, settings: EngineSettings) -> tuple[Layer, ...]:
-    """Layers of the proposer that have a cache of their own."""
-    if settings.draft is None:
-        return ()
-    if settings.draft.shape is not None:
-        return settings.draft.shape.layers
-    if not is_mtp(settings.draft):
-        return ()
-    grown = [layer for layer in shape.layers if layer.mixer and not isinstance(layer.mixer, Recurrent)]
-    return tuple(grown[-1:]) * max(1, shape.mtp_layers)
+    if mixer.indexer:
+        row += mixer.indexer.dim + 4 * math.ceil(mixer.indexer.dim / 128)  # 8-bit keys, a scale per 128
+    return row

@@ -1,10 +1,10 @@
-"""How a replica is spread over GPUs, and how an engine runs: the two things the arithmetic depends on."""
+"""Parallelism of a replica and settings of an engine: the inputs of the memory arithmetic. Pure."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Final, Self
+from typing import Final
 
 from kvist_operator.models.layers import Layer
 from kvist_operator.models.shape import ModelShape
@@ -20,33 +20,34 @@ class Layout:
     pipeline: int = 1
     data: int = 1
     expert: bool = False
-    """Experts are spread whole over ranks instead of split."""
+    """Each rank holds some experts whole, instead of a shard of each."""
 
     @property
     def gpus(self) -> int:
+        """GPUs of one replica."""
         return self.tensor * self.pipeline * self.data
 
     @property
     def expert_size(self) -> int:
-        """Ranks over which the experts of a layer are spread; 1 = no expert parallelism."""
+        """Ranks among which the experts of a layer are distributed; 1 = no expert parallelism."""
         return self.tensor * self.data if self.expert else 1
-
-    @property
-    def expert_split(self) -> int:
-        """By how many a rank's share of routed experts is smaller than all of them."""
-        return self.tensor * self.data if self.expert else self.tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """Speculative decoding: what it loads and caches besides the model."""
+    """Speculative decoding: weights and KV cache besides those of the model."""
 
     method: str
     tokens: int
-    """Tokens proposed at a time."""
+    """Number of tokens of one proposal."""
     shape: ModelShape | None = None
-    """The draft model; None for MTP (layers of the model itself) and for n-grams (nothing)."""
+    """The draft model; None for MTP (layers of the model itself) and for n-grams (no weights)."""
     checkpoint_bytes: float = 0
+
+    @property
+    def is_mtp(self) -> bool:
+        """Whether the proposer consists of layers of the model's own checkpoint."""
+        return self.method.lower().endswith("mtp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,44 +55,43 @@ class EngineSettings:
     """Settings of an engine that decide its memory."""
 
     share: int = 92
-    """Percent of a GPU's memory that vLLM may take."""
+    """Percent of a GPU's memory that vLLM may use."""
     batched_tokens: int = 8192
-    """Tokens computed in one step at most."""
+    """Maximum number of tokens computed in one step."""
     sequences: int = 256
-    """Sequences computed in one step at most."""
+    """Maximum number of sequences computed in one step."""
     max_len: int = 32_768
     kv_dtype: str = "auto"
     block: int = 16
+    """Tokens per block of the KV cache."""
     prefix_caching: bool = True
     eager: bool = False
     """No CUDA graphs."""
-    pictures: bool = True
+    images: bool = True
     """Loads the vision tower of a model that has one."""
     online_fp8: bool = False
-    """Quantises a 16-bit checkpoint to FP8 while loading."""
+    """Quantizes a 16-bit checkpoint to FP8 while loading."""
     adapters: int = 0
     adapter_rank: int = 16
     draft: Draft | None = None
     kv_bytes: int = 0
-    """The cache is given instead of what is left (the CPU engine)."""
+    """Size of the KV cache where it is fixed (the CPU engine); 0 = what is left."""
 
-    def but(self, **changes: object) -> Self:
-        return replace(self, **changes)  # type: ignore[arg-type]
+
+def stages(shape: ModelShape, pipeline: int) -> tuple[Counter[Layer], ...]:
+    """Return how often each layer occurs in each pipeline stage.
+
+    The layers are distributed as by ``distributed/utils.py: get_pp_indices``: a remainder goes to the stages
+    before the last, from the back.
+    """
+    return _stages(shape.layers, pipeline)
 
 
 @lru_cache(maxsize=256)
-def _cut(layers: tuple[Layer, ...], pipeline: int) -> tuple[Counter[Layer], ...]:
+def _stages(layers: tuple[Layer, ...], pipeline: int) -> tuple[Counter[Layer], ...]:
     base, rest = divmod(len(layers), pipeline)
     sizes = [base] * pipeline
     for i in range(rest):
         sizes[max(0, pipeline - 2 - i)] += 1
     ends = accumulate(sizes)
     return tuple(Counter(layers[end - size : end]) for end, size in zip(ends, sizes, strict=True))
-
-
-def stages(shape: ModelShape, pipeline: int) -> tuple[Counter[Layer], ...]:
-    """The layers of each pipeline stage with their numbers, as ``distributed/utils.py: get_pp_indices`` cuts.
-
-    A remainder goes to the stages before the last, from behind.
-    """
-    return _cut(shape.layers, pipeline)

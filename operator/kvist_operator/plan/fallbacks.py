@@ -1,6 +1,7 @@
 """What gives way before context does: memory share, tokens a step, sequences. Pure."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from kvist_operator.hardware import Accelerator
@@ -28,8 +29,8 @@ def first_run(
     sequences, reason = _sequences(pool, wish, batched)
     share = engine.memory_percent or DEFAULT_SHARE
     said = "as asked" if engine.memory_percent else "vLLM's default share; the rest is for what it cannot see"
-    settings = base.but(
-        share=share, batched_tokens=max(batched, sequences), sequences=sequences, max_len=wish.context
+    settings = replace(
+        base, share=share, batched_tokens=max(batched, sequences), sequences=sequences, max_len=wish.context
     )
     source = "spec.engine.gpuMemoryUtilizationPercent" if engine.memory_percent else "vLLM: config/cache.py"
     return settings, [Choice("gpuMemoryUtilizationPercent", share, said, source), why, reason]
@@ -75,7 +76,7 @@ def _power(number: int) -> int:
 def squeezed(engine: EngineSpec, wish: Wish, settings: EngineSettings) -> Iterator[EngineSettings]:
     """Ever tighter runs, each a step beyond the last; what the user set is left alone."""
     for field, value in _steps(engine, wish):
-        tighter = settings.but(**{field: _tightened(settings, field, value)})
+        tighter = replace(settings, **{field: _tightened(settings, field, value)})  # type: ignore[arg-type]
         if tighter != settings:
             settings = tighter
             yield settings

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from kvist_operator.engine_flags import (
@@ -79,7 +80,7 @@ def _base(pool: Pool, hardware: Hardware, kv: KvChoice, draft: Draft | None) -> 
         block=kv.block,
         prefix_caching=pool.engine.prefix_caching,
         eager="enforce-eager" in extra or hardware.accelerator.vendor == "cpu",
-        pictures=pool.workload.images != 0,
+        images=pool.workload.images != 0,
         online_fp8=pool.engine.quantization == "FP8",
         adapters=len(pool.model.adapters),
         adapter_rank=max((a.rank for a in pool.model.adapters), default=16),
@@ -197,7 +198,7 @@ def _settled(q: Question, sized: Sized) -> EngineSettings:
     """On a CPU the cache is given to vLLM as a number, in whole MiB: nothing is profiled."""
     if q.hardware.accelerator.vendor != "cpu":
         return sized.settings
-    return sized.settings.but(kv_bytes=int(sized.memory.kv) >> 20 << 20)
+    return replace(sized.settings, kv_bytes=int(sized.memory.kv) >> 20 << 20)
 
 
 def _latest(choices: list[Choice]) -> list[Choice]:

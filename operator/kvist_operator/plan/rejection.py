@@ -14,7 +14,7 @@ from .size import Question, Sized, size
 def closest(question: Question, layouts: list[Layout]) -> tuple[Layout, EngineSettings, Memory]:
     """The candidate that lacks least on its fullest GPU, squeezed as far as it goes."""
     runs = [question.settings, *squeezed(question.engine, question.wish, question.settings)]
-    settings = runs[-1].but(max_len=question.wish.floor)
+    settings = replace(runs[-1], max_len=question.wish.floor)
     measured = [(layout, question.at(layout, settings)) for layout in layouts or [Layout()]]
     layout, memory = min(measured, key=lambda pair: pair[1].missing(question.wish.floor, 1))
     return layout, settings, memory
@@ -45,7 +45,7 @@ def _freed(q: Question) -> str:
 def _quantised(q: Question) -> str:
     if q.model.shape.quantization.method or q.settings.online_fp8 or not q.hardware.accelerator.fp8:
         return ""
-    found = _try(replace(q, settings=q.settings.but(online_fp8=True)))
+    found = _try(replace(q, settings=replace(q.settings, online_fp8=True)))
     return f"spec.engine.quantization: FP8 on {_words(found, q.hardware)} would fit" if found else ""
 
 

@@ -125,7 +125,7 @@ def _shorter(q: Question, layout: Layout, settings: EngineSettings) -> Sized | N
     length = _longest(q, layout, settings)
     if length is None:
         return None
-    tight = settings.but(max_len=length)
+    tight = replace(settings, max_len=length)
     memory = q.at(layout, tight)
     return _squeezed(q, layout, tight, memory, _said(q, length, memory))
 
@@ -139,10 +139,10 @@ def _longest(q: Question, layout: Layout, settings: EngineSettings) -> int | Non
     wish = q.wish
 
     def alone(length: int) -> bool:
-        return q.at(layout, settings.but(max_len=length)).fits(length)
+        return q.at(layout, replace(settings, max_len=length)).fits(length)
 
     def together(length: int) -> bool:
-        memory = q.at(layout, settings.but(max_len=length))
+        memory = q.at(layout, replace(settings, max_len=length))
         return memory.fits(length) and memory.fits(min(length, wish.typical), wish.concurrency)
 
     kept = _search(together, wish.floor, wish.context)
