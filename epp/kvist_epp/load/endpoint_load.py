@@ -23,8 +23,6 @@ STEP_TOKENS: Final = 8_192
 """The most that engines usually compute in a step (vLLM's ``--max-num-batched-tokens`` on large GPUs)."""
 QUIET_SECONDS: Final = 1.0
 """Events that are later than a step and this are not coming."""
-REMAINDER: Final = 256
-"""Less than a block of most engines: events report full blocks, so none may report so few tokens."""
 OVERTAKEN_SECONDS: Final = 0.15
 """Two attempts further apart than this are surely computed in order, though attempts of other replicas become
 known up to 0.1 s late."""
@@ -163,7 +161,7 @@ class EndpointLoad:
         return [
             head
             for head in before
-            if not head.progressed and (head.backlog <= REMAINDER or head.routed_at < early)
+            if not head.progressed and (head.backlog <= LIGHT_TOKENS or head.routed_at < early)
         ]
 
     def add(self, attempt: Attempt) -> None:

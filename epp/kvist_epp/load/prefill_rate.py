@@ -10,17 +10,13 @@ from collections import deque
 from math import ceil, inf
 from typing import Final
 
-BACKLOG_TOKENS: Final = 2_048
-"""Backlog throughout a window that counts: 130 ms at 15,928 tokens/s, seven times a step's fixed cost."""
 WINDOW_SECONDS: Final = 1.0
 """Length of a window at least; two steps or more, so that it matters little where in a step it begins."""
-WINDOW_TOKENS: Final = 4_096
-"""Tokens of a window at least: several steps of a slow engine, and one window of a full KV cache, not
-many."""
+WINDOW_TOKENS: Final = 2_048
+"""Tokens of a window at least, and backlog throughout it: 130 ms at 15,928 tokens/s, seven times a step's
+fixed cost, and several steps of a slow engine."""
 WINDOWS: Final = 32
 """Windows remembered; half a minute of backlog."""
-ENOUGH: Final = 3
-"""Windows before a rate is learned."""
 QUANTILE: Final = 0.9
 """Of the windows: those in which prompts waited for blocks, or the picker for events, show too little."""
 SAME_STEP_SECONDS: Final = 0.005
@@ -28,8 +24,6 @@ SAME_STEP_SECONDS: Final = 0.005
 ALIKE: Final = 0.25
 """Rates that differ by less are taken for those of equal GPUs: windows of one engine differ by as much, and
 an endpoint that looks a little slower would lose its prefixes to the others."""
-SETTLED: Final = 0.05
-"""A smaller relative change of the pool's rate is not passed on."""
 
 
 class PrefillRateEstimator:
@@ -60,14 +54,14 @@ class PrefillRateEstimator:
 
         Events of one step come together.
         """
-        if computed >= BACKLOG_TOKENS and now > routed_at:
+        if computed >= WINDOW_TOKENS and now > routed_at:
             self.proven = max(self.proven, computed / (now - routed_at))
         if now - self._last > SAME_STEP_SECONDS:
             self._on_step(now)
         self._begun = min(self._begun, routed_at)
         if self._since is not None and self._last > self._since:
             self._done += computed
-        if backlog < BACKLOG_TOKENS:
+        if backlog < WINDOW_TOKENS:
             self._since = None
         elif self._since is None:
             self._since, self._done = self._last, 0.0
@@ -78,8 +72,7 @@ class PrefillRateEstimator:
         seconds = 0.0 if self._since is None else self._last - self._since
         if seconds >= WINDOW_SECONDS and self._done >= WINDOW_TOKENS:
             self._rates.append(self._done / seconds)
-            if len(self._rates) >= ENOUGH:
-                self.rate = sorted(self._rates)[ceil(QUANTILE * len(self._rates)) - 1]
+            self.rate = sorted(self._rates)[ceil(QUANTILE * len(self._rates)) - 1]
             self._since, self._done = self._last, 0.0
         self._before, self._last, self._begun = self._last, now, inf
 
@@ -116,7 +109,7 @@ class PoolPrefillRates:
 
     def _settle(self) -> bool:
         fastest = max(self._learned.values(), default=self._default)
-        if abs(fastest - self._fastest) <= SETTLED * self._fastest:
+        if fastest == self._fastest:
             return False
         self._fastest = fastest
         return True

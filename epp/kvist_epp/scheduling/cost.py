@@ -17,7 +17,7 @@ from kvist_epp.load.endpoint_load import EndpointLoad
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Every constant of the cost. Figures refer to ``facts/measured.md``, policies in virtual time."""
+    """Every constant of the cost. Figures are goodput in virtual time (``kvist bench route``)."""
 
     evicted: float = 3.0
     """Times that a token is computed again, in the mean, whose block had to make place for a new one. At the
@@ -54,15 +54,11 @@ class Policy:
     prompts (``load.tpot_admission``). With 0, small GPUs among large ones got what they could not take up,
     and requests waited there for a minute; 1 makes something of every difference between equal ones
     (``docs/decisions/0018``)."""
-    decode_seconds: float = 5.0
-    """Time from first to last token until an endpoint's own mean is learned: 250 tokens of 20 ms."""
     load_rates: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({"CPU": 80_000.0, "STORAGE": 12_000.0}), hash=False
     )
     """Tokens/s loaded from a slower tier, by medium: 256 KiB a token (Qwen3-32B) over PCIe at 20 GB/s and
-    from a disk at 3 GB/s."""
-    other_load_rate: float = 12_000.0
-    """Tokens/s from a medium not named above."""
+    from a disk at 3 GB/s. A medium that is not named is taken for the slowest that is."""
 
 
 DEFAULT: Final = Policy()
@@ -168,7 +164,7 @@ def work_seconds(
     left, loading = uncached, 0.0
     for medium, held in lower.items():
         tokens = min(held, left)
-        load_rate = policy.load_rates.get(medium, policy.other_load_rate)
+        load_rate = policy.load_rates.get(medium) or min(policy.load_rates.values())
         if load_rate > rate:
             left -= tokens
             loading += tokens / load_rate
@@ -208,14 +204,14 @@ def wait_term(rows: Sequence[EndpointCost], _pool: PoolCost, policy: Policy) -> 
     return seconds
 
 
-def slot_term(rows: Sequence[EndpointCost], _pool: PoolCost, policy: Policy) -> list[float]:
-    """Return the time until a sequence slot is free where the batch is full."""
+def slot_term(rows: Sequence[EndpointCost], _pool: PoolCost, _policy: Policy) -> list[float]:
+    """Return the time until a sequence slot is free where the batch is full, as far as the endpoint's mean
+    time from first to last token is learned."""
     seconds = [0.0] * len(rows)
     for at, row in enumerate(rows):
         slots = row.load.slots
         if slots is not None and row.running >= slots:
-            decode = row.load.decode_seconds or policy.decode_seconds
-            seconds[at] = slot_seconds(row.running, slots, decode)
+            seconds[at] = slot_seconds(row.running, slots, row.load.decode_seconds or 0.0)
     return seconds
 
 

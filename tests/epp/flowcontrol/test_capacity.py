@@ -10,7 +10,7 @@ from tests.epp.scheduling.test_pick import NOW, candidate
 from kvist_epp.flowcontrol.capacity import TPOT_POLL_SECONDS, Capacity
 from kvist_epp.flowcontrol.deficit_round_robin import EndpointFlow
 from kvist_epp.load.in_flight import InFlightRequest
-from kvist_epp.load.replica_rotation import STEP_SECONDS
+from kvist_epp.load.replica_rotation import TURN_SECONDS
 from kvist_epp.load.tpot_admission import TpotAdmission
 from kvist_epp.load.tracker import LoadTracker
 
@@ -88,7 +88,7 @@ def test_a_look_is_due_when_the_turn_of_who_waits_comes() -> None:
     pacing.rotation.on_sent("", NOW - 1.0)
     room = Capacity([pod], NOW, inf)
     assert not room.can_dispatch(EndpointFlow(pod.endpoint.key, light=False), 1000)
-    assert room.seconds_until_capacity() == pytest.approx(STEP_SECONDS)
+    assert room.seconds_until_capacity() == pytest.approx(TURN_SECONDS)
 
 
 @given(st.lists(st.integers(1, 50_000), min_size=1, max_size=5), st.floats(0.1, 100))

@@ -9,7 +9,7 @@ from tests.epp.doors import Door, Wait, refusal
 from kvist_epp.errors import Shed, ShuttingDown
 from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.flowcontrol.deficit_round_robin import EndpointFlow
-from kvist_epp.load.replica_rotation import OVERDUE_SECONDS, QUIET_SECONDS
+from kvist_epp.load.replica_rotation import OVERDUE_SECONDS
 from kvist_epp.load.tpot_admission import TpotAdmission
 from kvist_epp.scheduling.pick import Candidate
 
@@ -67,7 +67,7 @@ async def test_the_late_give_way_to_newcomers(doors: Any) -> None:
     door.computed("new")
     await asyncio.sleep(0.01)
     assert not late.answer.done()
-    clock.now += QUIET_SECONDS
+    clock.now += OVERDUE_SECONDS
     door.flow.wake()
     assert isinstance(await late, PickResult)
 

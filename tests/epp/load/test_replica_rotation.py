@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from kvist_epp.load.replica_rotation import (
     NEW_REQUEST_SECONDS,
     OVERDUE_SECONDS,
-    QUIET_SECONDS,
     REPLICA_SECONDS,
-    STEP_SECONDS,
+    TURN_SECONDS,
     ReplicaRotation,
 )
 
@@ -49,12 +48,12 @@ def test_the_late_leave_room_for_newcomers() -> None:
     turn.on_new_request(10.0)
     since = 10.0 - OVERDUE_SECONDS - 0.1
     assert not turn.may_send(since, 10.0, capacity=True)
-    assert turn.seconds_until_turn(since, 10.0) == QUIET_SECONDS
+    assert turn.seconds_until_turn(since, 10.0) == OVERDUE_SECONDS
     assert not turn.may_send(since, 10.5, capacity=False)
     assert turn.seconds_until_turn(since, 10.5) == inf
     assert not turn.may_send(since, 10.6, capacity=True)
-    assert not turn.may_send(since, 10.5 + QUIET_SECONDS, capacity=True)
-    assert turn.may_send(since, 10.6 + QUIET_SECONDS, capacity=True)
+    assert not turn.may_send(since, 10.5 + OVERDUE_SECONDS, capacity=True)
+    assert turn.may_send(since, 10.6 + OVERDUE_SECONDS, capacity=True)
 
 
 def test_where_nobody_new_comes_nothing_is_left_free() -> None:
@@ -72,7 +71,7 @@ def test_each_picker_sees_its_share_of_the_newcomers() -> None:
     turn = crowd(dict.fromkeys(PICKERS, 10.0))["a"]
     turn.on_new_request(10.0)
     turn.may_send(0.0, 10.0 + 2 * NEW_REQUEST_SECONDS, capacity=True)
-    assert turn.seconds_until_turn(0.0, 10.0 + 2 * NEW_REQUEST_SECONDS) == QUIET_SECONDS
+    assert turn.seconds_until_turn(0.0, 10.0 + 2 * NEW_REQUEST_SECONDS) == OVERDUE_SECONDS
     assert turn.may_send(0.0, 10.0 + 3 * NEW_REQUEST_SECONDS, capacity=True)
 
 
@@ -83,7 +82,7 @@ def test_pickers_take_turns(order: list[str], apart: float) -> None:
     now = max(moments.values()) + 0.5
     came = {picker: opening(turn, now - 0.1, now) for picker, turn in crowd(moments).items()}
     assert sorted(came, key=lambda picker: came[picker]) == list(order)
-    assert all(abs(came[p] - now - place * STEP_SECONDS) < 1e-9 for place, p in enumerate(order))
+    assert all(abs(came[p] - now - place * TURN_SECONDS) < 1e-9 for place, p in enumerate(order))
 
 
 def test_a_turn_ends_when_somebody_sent() -> None:

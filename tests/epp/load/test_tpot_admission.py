@@ -9,13 +9,11 @@ from tests.epp.load.requests import progress, route
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
 from kvist_epp.load.endpoint_load import EndpointLoad
 from kvist_epp.load.tpot_admission import (
-    BACKLOG_SECONDS,
-    BURST_SECONDS,
-    DEBT_SECONDS,
     FREE_SHARE,
     LEAST_SHARE,
     LIGHT_TOKENS,
     MARGIN,
+    STEP_SECONDS,
     TpotAdmission,
 )
 from kvist_epp.load.tracker import LoadTracker
@@ -86,7 +84,7 @@ def test_a_long_prompt_waits_for_no_more_than_a_burst() -> None:
     _, load, admission = busy(0.027)
     assert admission.admits(load, 100_000, 20.0)
     admission.debit(100_000, RATE, 20.0)
-    later = 20.0 + (DEBT_SECONDS + BURST_SECONDS) / admission.prefill_share
+    later = 20.0 + 4 * STEP_SECONDS / admission.prefill_share
     assert (admission.admits(load, 100_000, later - 0.1), admission.admits(load, 100_000, later + 0.1)) == (
         False,
         True,
@@ -107,7 +105,7 @@ def test_few_tokens_are_held_by_no_allowance() -> None:
 def test_who_waits_in_the_engine_is_enough() -> None:
     """Half a second of prefill keeps an engine busy; more waits where it can still go elsewhere."""
     tracker, load, admission = paced()
-    route(tracker, "one", "pod", int(BACKLOG_SECONDS * RATE) + 1, 1_000, 1.0)
+    route(tracker, "one", "pod", int(STEP_SECONDS * RATE) + 1, 1_000, 1.0)
     assert not admission.admits(load, 1, 1.0)
     progress(tracker, "one", 400, 1.2, computed=100)
     assert admission.admits(load, 1, 1.2)

@@ -93,8 +93,11 @@ def test_wait_is_the_backlog_at_the_endpoints_rate() -> None:
 
 
 def test_slot_is_the_time_until_a_sequence_ends() -> None:
-    """Only where the batch is full."""
-    assert seconds("slot", row(running=7, slots=8), row(running=8, slots=8)) == [0.0, 5.0 / 8]
+    """The slot term is above 0 where the batch is full and the time that requests decode is learned."""
+    rows = [row(running=running, slots=8) for running in (7, 8, 8)]
+    rows[1].load.decode_seconds = 5.0
+
+    assert seconds("slot", *rows) == [0.0, 5.0 / 8, 0.0]
 
 
 def test_a_deferred_prompt_costs_a_little() -> None:

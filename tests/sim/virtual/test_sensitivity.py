@@ -1,13 +1,13 @@
 """The page of the policy, and what halving and doubling a constant changes."""
 
 import ast
-import importlib
 import subprocess
 import sys
 
 import msgspec
 import pytest
 
+from kvist_epp.load.tpot_admission import LIGHT_TOKENS
 from kvist_sim.virtual import sensitivity
 from kvist_sim.virtual.sensitivity import Constant, Runs, Variant, constants, difference, page
 
@@ -37,19 +37,15 @@ def test_a_constant_is_changed_where_it_is_defined() -> None:
     assert changed == {one.key: pytest.approx(one.value / 2, abs=1) for one in constants()}
 
 
-def test_constants_of_one_name_are_different_constants() -> None:
-    """QUIET_SECONDS of two modules are changed one at a time."""
+def test_a_constant_is_changed_wherever_it_is_imported() -> None:
+    """LIGHT_TOKENS changes in its own module and in the one that imports it, and nowhere else."""
     code = (
-        "from kvist_sim.virtual.sensitivity import change; change('endpoint_load.QUIET_SECONDS', 2.0);"
-        "from kvist_epp.load import endpoint_load as a, replica_rotation as b;"
-        "print(a.QUIET_SECONDS, b.QUIET_SECONDS)"
+        "from kvist_sim.virtual.sensitivity import change; change('tpot_admission.LIGHT_TOKENS', 2.0);"
+        "from kvist_epp.load import endpoint_load as a, tpot_admission as b;"
+        "print(a.LIGHT_TOKENS, b.LIGHT_TOKENS)"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    load, rotation = (
-        importlib.import_module(f"kvist_epp.load.{name}").QUIET_SECONDS
-        for name in ("endpoint_load", "replica_rotation")
-    )
-    assert out.split() == [str(2.0 * load), str(rotation)]
+    assert out.split() == [str(2 * LIGHT_TOKENS)] * 2
 
 
 def test_a_difference_is_the_mean_over_cells_with_its_error() -> None:
