@@ -197,6 +197,7 @@ def _rows(candidates: Sequence[Candidate], demand: Demand, now: float, policy: P
 def _scored(
     candidate: Candidate, row: EndpointCost, seconds: Sequence[float], *, full: bool
 ) -> ScoredEndpoint:
+    by_name = dict(zip(TERMS, seconds, strict=True))
     cost = sum(seconds)
     state = "full, " if full else "prefill deferred (TPOT target), " if row.deferred else ""
     return ScoredEndpoint(
@@ -206,12 +207,12 @@ def _scored(
         row.hit.bytes,
         row.uncached,
         round(row.load.backlog_tokens),
-        seconds[0] + seconds[1] + row.work,
+        by_name["wait"] + by_name["slot"] + row.work,
         f"{state}cost {cost:.4f} s, {row.running} running",
         full,
         row.deferred,
         cost,
-        dict(zip(TERMS, seconds, strict=True)),
+        by_name,
     )
 
 

@@ -40,6 +40,25 @@ MODULES: Final = (
     "kvist_epp.index.lookup",
 )
 """Modules whose constants steer scoring and admission, besides ``scheduling.cost.Policy``."""
+BOOKKEEPING: Final = frozenset(
+    (
+        "endpoint_load.QUIET_SECONDS",
+        "endpoint_load.OVERTAKEN_SECONDS",
+        "prefill_rate.WINDOWS",
+        "prefill_rate.SAME_STEP_SECONDS",
+        "tpot_admission.LEAST_TOKENS",
+        "replica_rotation.REPLICA_SECONDS",
+        "capacity.TPOT_POLL_SECONDS",
+        "deficit_round_robin.QUANTUM",
+        "recent_uses.PLACES",
+        "request_progress.CREDIT_SECONDS",
+        "lookup.RATIO_TOKENS",
+        "lookup.RATIO_WEIGHT",
+        "lookup.PLACE_BYTES",
+    )
+)
+"""Keys of constants that bound memory, tell late events from lost ones, or say how often something is looked
+at. They weigh nothing against anything else, so the page has them in a table of their own."""
 WORKLOADS: Final = ("chat", "groups", "system-prompts", "agents", "uneven")
 LOADS: Final = (1.0,)
 SEEDS: Final = (1000, 1001)
@@ -190,10 +209,17 @@ def page(runs: Runs) -> str:
     """Return the text of ``docs/policy.md``."""
     terms = "\n".join(f"| `{name}` | {_first(term.__doc__ or '')} |" for name, term in cost.TERMS.items())
     by_key = {(one.key, one.factor): one for one in runs.variants}
-    rows = "\n".join(_row(one, by_key, runs.baseline) for one in constants())
+    known = constants()
+    rows, bookkeeping = (
+        "\n".join(_row(one, by_key, runs.baseline) for one in known if (one.key in BOOKKEEPING) is part)
+        for part in (False, True)
+    )
     text = TEMPLATE.format(
         terms=terms,
+        formula=" + ".join(cost.TERMS),
         rows=rows,
+        bookkeeping=bookkeeping,
+        steering=len(known) - len(BOOKKEEPING),
         workloads=", ".join(WORKLOADS),
         loads=", ".join(f"{load:.0%}" for load in LOADS),
         seeds=len(SEEDS),
@@ -245,9 +271,10 @@ request log (`cost`):
 {terms}
 
 ```
-cost = wait + slot + deferral + price x tightness x work + decode + eviction + copy
+cost = {formula}
 ```
 
+- `work` is the seconds of prefill that this request answers for x tightness x price.
 - The **price** of a second of work is 1, the request's own time, and more the more sequences run in the
   pool and the larger the share of its endpoints whose KV cache is full: each sequence waits while a prompt
   is computed.
@@ -260,20 +287,32 @@ cost = wait + slot + deferral + price x tightness x work + decode + eviction + c
 - An endpoint that is full comes after all that are not; when all are, the request waits (see the
   [guide](guides/flow-control.md)).
 
-Decision records 0003 and 0011 to 0018 tell how it came to be; this page has the present.
+Decision records 0003, 0011 to 0018 and 0021 tell how it came to be; this page has the present.
 
 ## Constants
 
-Every constant, with its origin, and what halving and doubling it does to goodput: mean change in \
+{steering} constants weigh one thing against another. Each stands here with its origin, and what halving and \
+doubling it does to goodput: mean change in \
 points of a percent over {workloads} at {loads} of the ideal pool's capacity, {seeds} seeds each, \
 with its standard error. {engines} engines, {requests} requests a run, the product's own objects in \
 virtual time; goodput with the constants as they are: {baseline} %. Changes below {noise} points are \
 within what seeds differ by. Measured on {machine}, revision {revision}. Constants of several \
 replicas and of routing that no workload exercises cannot show here.
 
+A constant stays where leaving it out changes goodput, even if halving and doubling it do not (decision \
+[21](decisions/0021-fewer-constants.md)).
+
 | constant | value | origin | halved | doubled |
 |---|---|---|---|---|
 {rows}
+
+## Bounds and bookkeeping
+
+These bound memory, tell late events from lost ones, or say how often something is looked at.
+
+| constant | value | origin | halved | doubled |
+|---|---|---|---|---|
+{bookkeeping}
 """
 
 

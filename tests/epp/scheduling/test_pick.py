@@ -202,25 +202,29 @@ def test_the_next_best_are_named_for_retries() -> None:
     assert [picks(pods, Demand(1)), picks(pods, Demand(1), limit=1)] == [["p1", "p2", "p3"], ["p1"]]
 
 
-def test_a_row_tells_everything() -> None:
-    """The best row carries what the ledger, the log and the page need."""
+def test_a_row_has_all_that_was_weighed() -> None:
+    """The best row has what the load tracker, the request log and ``/debug/pick`` show; its terms add up."""
     pods = [candidate(1, backlog=500.0)]
 
-    assert choose(pods, Demand(1000, {"ns/p1": Match(900, 3600)}), now=NOW) == [
-        ScoredEndpoint(
-            pods[0].endpoint,
-            True,
-            900,
-            3600,
-            100,
-            500,
-            0.6,
-            "cost 0.9000 s, 0 running",
-            cost_seconds=sum((0.5, 0.1, 3 * 100 / 1000)),
-            terms={"wait": 0.5, "slot": 0.0, "deferral": 0.0, "work": 0.1, "decode": 0.0}
-            | {"eviction": 3 * 100 / 1000, "copy": 0.0},
-        )
-    ]
+    [found] = choose(pods, Demand(1000, {"ns/p1": Match(900, 3600)}), now=NOW)
+
+    assert found == ScoredEndpoint(
+        pods[0].endpoint,
+        True,
+        900,
+        3600,
+        100,
+        500,
+        0.6,
+        f"cost {found.cost_seconds:.4f} s, 0 running",
+        cost_seconds=sum(found.terms.values()),
+        terms=found.terms,
+    )
+    assert {name: seconds for name, seconds in found.terms.items() if seconds} == {
+        "wait": 0.5,
+        "work": 0.1,
+        "eviction": 3 * 100 / 1000,
+    }
 
 
 def test_room_costs_the_same_on_every_kind_of_gpu() -> None:
