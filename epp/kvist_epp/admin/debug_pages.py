@@ -20,13 +20,13 @@ REPLICA_PORTS: Final = ("peer",)
 def fleet_document(registry: EndpointRegistry, discovery: Discovery) -> dict[str, Any]:
     """Return the page ``/debug/fleet``: the endpoints, and which of them are matched approximately."""
     director = registry.director
-    now, states = registry.clock(), registry.scraper.states
+    now = registry.clock()
+    states = {key: state.scrape for key, state in registry.states.items()}
     document = endpoints_document(states, director.tracker, now, director.max_backlog)
-    keys = director.lookup.members
     return {
         "discovery": discovery.describe(),
         "listed": registry.fleet is not None,
-        "approximate": {key: why for key in keys if (why := registry.why_approximate(key))},
+        "approximate": {key: why for key in states if (why := registry.why_approximate(key))},
         **document,
     }
 

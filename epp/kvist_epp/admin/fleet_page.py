@@ -55,7 +55,7 @@ class FleetPage:
         try:
             director = self._registry.director
             now, began = self._registry.clock(), perf_counter()
-            publishers = {key: member.publishers for key, member in director.lookup.members.items()}
+            publishers = {key: state.member.publishers for key, state in self._registry.states.items()}
             steps = director.cache_value.appraise(director.index, publishers, now)
             values, seconds = await run_in_slices(steps)
             self._last = _document(self._registry, values, now - self._started_at, now)
@@ -87,7 +87,7 @@ def _document(
 ) -> dict[str, Any]:
     """Return the page; ``observed``: seconds since this replica started."""
     director, blocks = registry.director, registry.blocks()
-    states = [state for key, state in registry.scraper.states.items() if key in values]
+    states = [state.scrape for key, state in registry.states.items() if key in values]
     return {
         "version": VERSION,
         "replica": director.replica,

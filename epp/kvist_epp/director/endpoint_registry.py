@@ -1,17 +1,18 @@
 """The registry of endpoints: which there are, which are ready, and whose events are trusted.
 
-Keeps every part in step with the set of endpoints. Driven by three things: a new set, an engine's scrape, and
-a tick. No I/O of its own.
+It owns one ``EndpointState`` for each endpoint and keeps every part in step with the set of endpoints. Driven
+by three things: a new set, an engine's scrape, and a tick. No I/O of its own.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kvist_epp.director.director import Director
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.endpoints.engine_state import EngineState, partly_served
 from kvist_epp.endpoints.scraper import Scraper
-from kvist_epp.index.index_accuracy import Trust
+from kvist_epp.index.index_accuracy import AccuracyMonitor
 from kvist_epp.index.lookup import Member
 from kvist_epp.kvevents.followed import Followed
 from kvist_epp.kvevents.ingestion import Learner
@@ -23,6 +24,21 @@ from kvist_epp.scheduling.pick import Candidate
 from kvist_epp.settings.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class EndpointState(Candidate):
+    """All that is known of one endpoint, besides the events themselves and the prompts routed there.
+
+    ``load`` is the load tracker's, ``scrape`` the scraper's and ``member`` the look-up's: each changes its
+    own, and all are dropped together when the endpoint leaves.
+    """
+
+    scrape: EngineState
+    member: Member
+    accuracy: AccuracyMonitor = field(default_factory=AccuracyMonitor)
+    restarts: int = 0
+    """Restarts of its engine that ``accuracy`` takes account of."""
 
 
 class EndpointRegistry(RequestListener):
@@ -40,7 +56,6 @@ class EndpointRegistry(RequestListener):
         self.settings = settings
         self.director = director
         self.clock = clock
-        self.accuracy = Trust()
         self.scraper = Scraper(
             on_scrape=self.on_scrape,
             on_change=self.on_state_change,
@@ -52,10 +67,9 @@ class EndpointRegistry(RequestListener):
         """None where no events are followed."""
         self.fleet: EndpointSet | None = None
         """None until the endpoints were listed once."""
+        self.states: dict[str, EndpointState] = {}
+        """By endpoint key."""
         self._on_leaving: list[Callable[[Sequence[str]], None]] = []
-        self._candidates: dict[str, Candidate] = {}
-        self._restarts: dict[str, int] = {}
-        """Restarts of engines that their accuracy takes account of."""
         director.tracker.add_listener(self)
 
     def add_leaving_listener(self, callback: Callable[[Sequence[str]], None]) -> None:
@@ -81,10 +95,10 @@ class EndpointRegistry(RequestListener):
         for endpoint in joined:
             self._add(endpoint)
         for endpoint in fleet:
-            if self._candidates[endpoint.key].endpoint is not endpoint:
-                self._set_candidate(self.scraper.states[endpoint.key])
+            if (state := self.states[endpoint.key]).endpoint is not endpoint:
+                state.update(endpoint, ready=state.scrape.ready, reason=state.scrape.standing)
         self._name_models()
-        self.director.set_endpoints(self._candidates.values(), self.clock())
+        self.director.set_endpoints(self.states.values(), self.clock())
 
     def activate(self, model: Model, learner: Learner | None, subscriber: Subscriber | None) -> None:
         """Render prompts by this model, and follow events where there is a subscriber.
@@ -97,62 +111,62 @@ class EndpointRegistry(RequestListener):
         for endpoint in fleet:
             self.director.history.forget(endpoint.key)
             self.director.lookup.leave(endpoint.key)
-            self._add_to_lookup(endpoint)
+            self.states[endpoint.key].member = self._add_to_lookup(endpoint)
         if subscriber is not None and fleet:
             subscriber.follow(followed for endpoint in fleet for followed in _followed(endpoint))
 
     # What is reported
 
-    def on_scrape(self, state: EngineState) -> None:
+    def on_scrape(self, scrape: EngineState) -> None:
         """An engine answered: correct its load, and what its cache holds."""
-        key, sample = state.endpoint.key, state.sample
-        if key not in self._candidates:
+        key, sample = scrape.endpoint.key, scrape.sample
+        if (state := self.states.get(key)) is None:
             return
         now, director = self.clock(), self.director
         tracker = director.tracker
         tracker.calibrate(
             key,
-            rate=state.rates.prefill,
-            decode_seconds=state.rates.decode_seconds,
-            slots=state.slots(self.settings.max_num_seqs),
-            kv_full_at=state.crowd,
+            rate=scrape.rates.prefill,
+            decode_seconds=scrape.rates.decode_seconds,
+            slots=scrape.slots(self.settings.max_num_seqs),
+            kv_full_at=scrape.crowd,
         )
-        for request in tracker.reconcile(key, sample.running, sample.waiting, now, asked_at=state.asked_at):
+        for request in tracker.reconcile(key, sample.running, sample.waiting, now, asked_at=scrape.asked_at):
             director.progress.on_ended(request, "reconciled", now)
         tracker.on_scrape(key, sample, now)
-        member = director.lookup.members[key]
         if sample.block_size:
-            member.block_size = sample.block_size
+            state.member.block_size = sample.block_size
         tokens = sample.cache_tokens or self.settings.approximate_cache_tokens
         director.history.limit(key, round(tokens * director.lookup.bytes_per_token))
-        self.accuracy.counters(key, round(sample.queries), round(sample.hits), now)
+        state.accuracy.on_counters(round(sample.queries), round(sample.hits), now)
 
-    def on_state_change(self, state: EngineState) -> None:
+    def on_state_change(self, scrape: EngineState) -> None:
         """An engine became ready or unreachable, or serves something else."""
-        if state.endpoint.key in self._candidates:
-            self._set_candidate(state)
-            self.director.set_endpoints(self._candidates.values(), self.clock())
+        if (state := self.states.get(scrape.endpoint.key)) is not None:
+            state.update(scrape.endpoint, ready=scrape.ready, reason=scrape.standing)
+            self.director.set_endpoints(self.states.values(), self.clock())
         self._name_models()
 
     def on_routed(self, attempt: Attempt) -> None:
         """See ``RequestListener``: the engine's counters are compared with what was routed."""
         request = attempt.request
-        self.accuracy.routed(attempt.endpoint, request.indexed_tokens, request.tokens)
+        if (state := self.states.get(attempt.endpoint)) is not None:
+            state.accuracy.on_routed(request.indexed_tokens, request.tokens)
 
     def on_cache_truth(self, request: InFlightRequest, cached: int, now: float) -> None:
         """See ``RequestListener``: compare the index with the engine."""
-        candidate = self._candidates.get(request.endpoint)
-        if candidate is None:
+        state = self.states.get(request.endpoint)
+        if state is None:
             return
-        self.director.metrics.true_cached[candidate.endpoint.hostport] += cached
+        self.director.metrics.true_cached[state.endpoint.hostport] += cached
         if request.index_compared:
-            self.accuracy.record(request.endpoint, request.indexed_tokens, cached, now)
+            state.accuracy.on_cache_truth(request.indexed_tokens, cached, now)
 
     def on_tick(self) -> None:
         """Expire requests, decide whose events are trusted, and bring the counters up to date."""
         self.director.on_tick(self.clock())
-        for key, member in self.director.lookup.members.items():
-            member.precise = not self.why_approximate(key)
+        for key, state in self.states.items():
+            state.member.precise = not self.why_approximate(key)
         if self.subscriber is not None:
             self._count(self.subscriber)
 
@@ -160,26 +174,22 @@ class EndpointRegistry(RequestListener):
 
     def trusted(self) -> Mapping[str, int]:
         """Return 1 (precise) or 0 (approximate) by ``ip:port``."""
-        members = self.director.lookup.members
-        return {c.endpoint.hostport: int(members[key].precise) for key, c in self._candidates.items()}
+        return {state.endpoint.hostport: int(state.member.precise) for state in self.states.values()}
 
     def blocks(self) -> Mapping[str, Mapping[str, int]]:
         """Return the blocks held by ``ip:port`` and medium, over all ranks."""
         held: dict[str, dict[str, int]] = {}
-        for key, candidate in self._candidates.items():
-            media = held.setdefault(candidate.endpoint.hostport, {})
-            for publisher in self.director.lookup.members[key].publishers:
+        for state in self.states.values():
+            media = held.setdefault(state.endpoint.hostport, {})
+            for publisher in state.member.publishers:
                 for medium, blocks in self.director.index.blocks(publisher).items():
                     media[medium] = media.get(medium, 0) + blocks
         return held
 
     def backlog(self) -> Mapping[str, int]:
         """Return the backlog in tokens by ``ip:port``."""
-        loads = self.director.tracker.loads(self.clock())
-        return {
-            c.endpoint.hostport: round(loads[key].backlog_tokens) if key in loads else 0
-            for key, c in self._candidates.items()
-        }
+        now = self.clock()
+        return {state.endpoint.hostport: round(state.load.drain(now)) for state in self.states.values()}
 
     def cold(self) -> list[str]:
         """Return the endpoints that may be picked, whose events are followed and whose first replay goes
@@ -189,74 +199,75 @@ class EndpointRegistry(RequestListener):
         subscriber = self.subscriber
         return [
             key
-            for key, member in self.director.lookup.members.items()
-            if member.publishers and not subscriber.warm(key) and not self._candidates[key].endpoint.refusal
+            for key, state in self.states.items()
+            if state.member.publishers and not subscriber.warm(key) and not state.endpoint.refusal
         ]
 
     def why_approximate(self, key: str) -> str:
         """Return why the index is not trusted for this endpoint; empty when it is."""
-        member = self.director.lookup.members[key]
+        state = self.states[key]
         model = self.director.model
         if model is None or not model.faithful:
             wanted = "its tokenizer has not come yet" if self.settings.model else "no --model"
             return f"bytes are not faithful: {model.why_not}" if model else wanted
-        if self.subscriber is None or not member.publishers:
+        if self.subscriber is None or not state.member.publishers:
             return "no KV events are followed"
         if not self.subscriber.warm(key):
             return "its first replay is not over"
         if self.subscriber.suspect(key):
             return "events are missing"
-        if self.accuracy.silent(key, sum(rank.messages for rank in self.subscriber.of(key))):
+        if state.accuracy.silent(sum(rank.messages for rank in self.subscriber.of(key))):
             return "it publishes no events"
-        return self.accuracy.why_not(key, self.clock())
+        return state.accuracy.why_not
 
     def _add(self, endpoint: Endpoint) -> None:
-        key = endpoint.key
-        state = self.scraper.states[key]
-        self.director.tracker.calibrate(key, slots=state.slots(self.settings.max_num_seqs))
-        self._set_candidate(state)
-        self._add_to_lookup(endpoint)
+        key, tracker = endpoint.key, self.director.tracker
+        scrape = self.scraper.states[key]
+        tracker.calibrate(key, slots=scrape.slots(self.settings.max_num_seqs))
+        self.states[key] = EndpointState(
+            endpoint,
+            tracker.load(key),
+            scrape.ready,
+            scrape.standing,
+            scrape=scrape,
+            member=self._add_to_lookup(endpoint),
+        )
 
-    def _add_to_lookup(self, endpoint: Endpoint) -> None:
+    def _add_to_lookup(self, endpoint: Endpoint) -> Member:
         key, director = endpoint.key, self.director
         publishers: tuple[int, ...] = ()
         if self.learner is not None:
             publishers = tuple(director.index.publisher(s.publisher) for s in endpoint.sources)
-        director.lookup.join(key, Member(publishers, precise=False))
+        member = Member(publishers, precise=False)
+        director.lookup.join(key, member)
         tokens = self.settings.approximate_cache_tokens
         director.history.limit(key, round(tokens * director.lookup.bytes_per_token))
-
-    def _set_candidate(self, state: EngineState) -> None:
-        endpoint = state.endpoint
-        load = self.director.tracker.load(endpoint.key)
-        self._candidates[endpoint.key] = Candidate(endpoint, load, state.ready, state.standing)
+        return member
 
     def _name_models(self) -> None:
         """Which names are adapters, and which are not served by all."""
-        states = self.scraper.states.values()
+        scrapes = self.scraper.states.values()
         self.director.set_models(
             self.scraper.adapters() | self.director.index.adapters(),
-            partly_served((state.endpoint, state.served) for state in states),
+            partly_served((scrape.endpoint, scrape.served) for scrape in scrapes),
         )
 
     def _remove(self, endpoint: Endpoint) -> None:
         key, director, now = endpoint.key, self.director, self.clock()
-        self._candidates.pop(key, None)
+        del self.states[key]
         for request in director.tracker.remove_endpoint(key):
             director.progress.on_ended(request, "left", now)
         director.history.forget(key)
         director.lookup.leave(key)
         director.cache_value.forget(key)
-        self.accuracy.forget(key)
-        self._restarts.pop(key, None)
         director.metrics.forget(endpoint.hostport)
 
     def _count(self, subscriber: Subscriber) -> None:
         """Sum the counters of publishers by endpoint."""
         metrics = self.director.metrics
-        for candidate in self._candidates.values():
-            name = candidate.endpoint.hostport
-            ranks = subscriber.of(candidate.endpoint.key)
+        for state in self.states.values():
+            name = state.endpoint.hostport
+            ranks = subscriber.of(state.endpoint.key)
             for kind in ("stored", "removed", "cleared"):
                 metrics.events[name, kind] = sum(getattr(rank, kind) for rank in ranks)
             gaps, resets = sum(rank.gaps for rank in ranks), sum(rank.resets for rank in ranks)
@@ -264,10 +275,10 @@ class EndpointRegistry(RequestListener):
                 logger.warning("KV events of %s: %d gaps and %d resets so far", name, gaps, resets)
             metrics.gaps[name], metrics.resets[name] = gaps, resets
             metrics.undecodable[name] = sum(rank.garbage + rank.malformed for rank in ranks)
-            key, restarts = candidate.endpoint.key, sum(rank.restarts for rank in ranks)
-            if restarts != self._restarts.get(key, 0):
-                self._restarts[key] = restarts
-                self.accuracy.of(key).restarted()
+            restarts = sum(rank.restarts for rank in ranks)
+            if restarts != state.restarts:
+                state.restarts = restarts
+                state.accuracy.on_engine_restart()
 
 
 def _followed(endpoint: Endpoint) -> list[Followed]:

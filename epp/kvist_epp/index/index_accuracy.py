@@ -1,8 +1,8 @@
-"""Does the index say the truth? Predicted cached tokens against true ones, per endpoint, all the time.
+"""Accuracy of the index: predicted cached tokens against true ones, per endpoint, all the time.
 
-Wrong salts, sizes, encodings or lost events make an index silently wrong. Here an endpoint whose predictions
-part from what its engine really hit falls back to approximate mode, and comes back when they agree again:
-predictions are recorded in both modes. Pure; the clock is a parameter.
+Wrong salts, sizes, encodings or lost events make an index silently wrong. An endpoint whose predictions
+differ from what its engine really hit falls back to approximate mode, and comes back when they agree again:
+predictions are compared in both modes. Pure; the clock is a parameter.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class TrustLimits:
+class AccuracyLimits:
     """Thresholds of approximate mode: when it begins and when it ends."""
 
     enter: float = 0.05
@@ -49,37 +49,56 @@ class HitSums:
     """Tokens of all requests routed there."""
 
 
-class Verdict:
-    """One endpoint. ``precise`` is the verdict; ``record`` and ``counters`` change it."""
+class AccuracyMonitor:
+    """The accuracy of one endpoint. A new endpoint is precise."""
 
-    def __init__(self, limits: TrustLimits = TrustLimits()) -> None:
+    def __init__(self, limits: AccuracyLimits = AccuracyLimits()) -> None:
         self.precise = True
+        """Whether the index is trusted for the endpoint."""
         self.error = 0.0
         """Share of tokens by which predictions were off, each request by itself, in the last window."""
         self.sent = 0
         """Requests routed there."""
         self.sums = (0, 0)
-        """(predicted as cached, in all) of what was routed there, tokens."""
+        """Tokens predicted as cached, and all tokens, of the requests routed there."""
         self._limits = limits
         self._samples: deque[_Sample] = deque()
         self._off = 0
         self._total = 0
         self._counted: deque[tuple[float, HitSums]] = deque()
 
-    def record(self, predicted: int, true: int, now: float) -> None:
-        """A request's predicted and true cached tokens; errors of opposite sign do not cancel."""
+    @property
+    def why_not(self) -> str:
+        """Why the endpoint's index is not trusted; empty when it is."""
+        return "" if self.precise else f"predictions are off by {self.error:.1%}"
+
+    def silent(self, messages: int, requests: int = 20) -> bool:
+        """Return whether it was sent requests and published no message: its index would stay empty
+        unnoticed."""
+        return messages == 0 and self.sent >= requests
+
+    def on_routed(self, predicted: int, tokens: int) -> None:
+        """Note a request of ``tokens`` that was sent there, ``predicted`` of them cached by the index alone,
+        also in approximate mode."""
+        self.sent += 1
+        self.sums = (self.sums[0] + predicted, self.sums[1] + tokens)
+
+    def on_cache_truth(self, predicted: int, true: int, now: float) -> None:
+        """Compare a request's predicted and true cached tokens; errors of opposite sign do not cancel."""
         self._add(_Sample(abs(predicted - true), max(predicted, true), now))
         while self._is_stale(now):
             self._drop_oldest()
         if len(self._samples) >= self._limits.least:
             self._judge(self._off / max(self._total, self._limits.floor_tokens))
 
-    def counters(self, counted: HitSums, now: float) -> None:
-        """The sums at a scrape, for engines that do not tell sessions: hit ratios over the window count.
+    def on_counters(self, queries: int, hits: int, now: float) -> None:
+        """Compare the counters ``vllm:prefix_cache_queries_total`` and ``…hits_total`` of a scrape, in
+        tokens, with the predictions: the hit ratios over the window.
 
-        Ignored while requests are recorded one by one, which is sharper. Sums that fell begin anew: the
-        engine restarted.
+        For engines whose events have no sessions; ignored while requests are compared one by one, which is
+        sharper. Counters that fell begin anew: the engine restarted.
         """
+        counted = HitSums(hits, queries, *self.sums)
         if self._counted and counted.queries < self._counted[-1][1].queries:
             self._counted.clear()
         self._counted.append((now, counted))
@@ -88,8 +107,8 @@ class Verdict:
         if not self._samples or now - self._samples[-1].at > self._limits.seconds:
             self._compare(self._counted[0][1], counted)
 
-    def restarted(self) -> None:
-        """The engine began anew: what was predicted of its old life says nothing."""
+    def on_engine_restart(self) -> None:
+        """Forget the comparisons: they say nothing of the engine after its restart."""
         self._samples.clear()
         self._off = self._total = 0
         self._counted.clear()
@@ -105,7 +124,6 @@ class Verdict:
         self._total -= sample.total
 
     def _is_stale(self, now: float) -> bool:
-        """Whether the oldest sample is out of the window."""
         many = len(self._samples)
         old = now - self._samples[0].at > self._limits.seconds
         return many > self._limits.requests or (old and many > self._limits.least)
@@ -121,43 +139,3 @@ class Verdict:
     def _judge(self, error: float) -> None:
         self.error = error
         self.precise = error <= self._limits.enter if self.precise else error < self._limits.leave
-
-
-class Trust:
-    """Every endpoint's verdict, by its key. A new endpoint is trusted."""
-
-    def __init__(self, limits: TrustLimits = TrustLimits()) -> None:
-        self._limits = limits
-        self._verdicts: dict[str, Verdict] = {}
-
-    def of(self, endpoint: str) -> Verdict:
-        """One endpoint's verdict."""
-        return self._verdicts.setdefault(endpoint, Verdict(self._limits))
-
-    def routed(self, endpoint: str, predicted: int, tokens: int) -> None:
-        """A request of ``tokens`` was sent there; ``predicted`` by the index, also in approximate mode."""
-        verdict = self.of(endpoint)
-        verdict.sent += 1
-        verdict.sums = (verdict.sums[0] + predicted, verdict.sums[1] + tokens)
-
-    def record(self, endpoint: str, predicted: int, true: int, now: float) -> None:
-        """The truth about one request, in tokens."""
-        self.of(endpoint).record(predicted, true, now)
-
-    def counters(self, endpoint: str, queries: int, hits: int, now: float) -> None:
-        """A scrape of ``vllm:prefix_cache_queries_total`` and ``…hits_total``, in tokens."""
-        verdict = self.of(endpoint)
-        verdict.counters(HitSums(hits, queries, *verdict.sums), now)
-
-    def why_not(self, endpoint: str, now: float = 0.0) -> str:  # noqa: ARG002
-        """Why the endpoint's index is not believed; empty when it is."""
-        verdict = self.of(endpoint)
-        return "" if verdict.precise else f"predictions are off by {verdict.error:.1%}"
-
-    def silent(self, endpoint: str, messages: int, requests: int = 20) -> bool:
-        """Whether it was sent requests and published nothing: its index would stay empty without a word."""
-        return messages == 0 and self.of(endpoint).sent >= requests
-
-    def forget(self, endpoint: str) -> None:
-        """The endpoint is gone."""
-        self._verdicts.pop(endpoint, None)

@@ -142,11 +142,11 @@ async def open_prewarmer(settings: Settings, registry: EndpointRegistry) -> Asyn
 
 def model_of(registry: EndpointRegistry, key: str) -> str | None:
     """Return a name of the base model that an endpoint serves; None if it is not known."""
-    state = registry.scraper.states.get(key)
-    return min(state.served.models, default=None) if state is not None else None
+    state = registry.states.get(key)
+    return min(state.scrape.served.models, default=None) if state is not None else None
 
 
 def cache_tokens_of(registry: EndpointRegistry, key: str) -> int | None:
     """Return how many tokens an endpoint's cache holds; None if it is not known."""
-    state = registry.scraper.states.get(key)
-    return state.sample.cache_tokens if state is not None else None
+    state = registry.states.get(key)
+    return state.scrape.sample.cache_tokens if state is not None else None

@@ -40,7 +40,7 @@ ROLES_WITHOUT_REQUESTS: Final = frozenset({"prefill", "encode", "encode-prefill"
 
 @dataclass(slots=True)
 class Candidate:
-    """One endpoint as picks read it; made anew when endpoints or a state change."""
+    """One endpoint as picks read it."""
 
     endpoint: Endpoint
     load: EndpointLoad
@@ -49,6 +49,11 @@ class Candidate:
     """Why it is not ready, in a word or two: clients see these counted."""
     refusal: str = field(init=False)
     """Why it cannot be picked, whatever the subset; empty when it can."""
+
+    def update(self, endpoint: Endpoint, *, ready: bool, reason: str) -> None:
+        """Replace the endpoint's description and whether it is ready."""
+        self.endpoint, self.ready, self.reason = endpoint, ready, reason
+        self.__post_init__()
 
     def __post_init__(self) -> None:
         role = self.endpoint.role

@@ -142,13 +142,13 @@ async def test_an_engine_is_believed_once_it_is_warm_and_as_long_as_it_is_right(
     assert (following.cold(), following.trusted()) == ([], {"10.0.0.1:80": 1})
 
     for number in range(200):
-        following.accuracy.record("t/e1", 1000, 0, float(number))
+        following.states["t/e1"].accuracy.on_cache_truth(1000, 0, float(number))
     following.on_tick()
     assert following.trusted() == {"10.0.0.1:80": 0}
     assert "off by" in following.why_approximate("t/e1")
 
     for number in range(400):
-        following.accuracy.record("t/e1", 1000, 1000, float(200 + number))
+        following.states["t/e1"].accuracy.on_cache_truth(1000, 1000, float(200 + number))
     following.on_tick()
     assert following.trusted() == {"10.0.0.1:80": 1}
 
