@@ -1,4 +1,4 @@
-"""What gateways report after a pick: which endpoint served a request, what it used, that it has ended.
+"""Reports of gateways after a pick: which endpoint served a request, what it used, that it has ended.
 
 There are two sources: Envoy's access log, and the response itself where it is observed. A gateway may have
 both; by its request id a request ends once, also when a client uses one session for many requests.

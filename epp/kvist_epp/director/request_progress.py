@@ -1,4 +1,4 @@
-"""What becomes of requests after the pick: prefill, the endpoint that serves them, and their end. Sans I/O.
+"""The course of requests after the pick: prefill, the endpoint that serves them, and their end. Sans I/O.
 
 Engines report through their KV events, gateways through the access log or the response (``completion``), and
 time alone ends what no report mentions. Every clock is a parameter.

@@ -1,4 +1,4 @@
-"""What scrapes of one engine have shown. Pure."""
+"""The state of one engine by its scrapes. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

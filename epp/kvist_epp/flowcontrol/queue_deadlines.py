@@ -1,4 +1,4 @@
-"""How long requests may wait, and how fast the pool takes them up. Pure; every clock is a parameter."""
+"""Deadlines of queued requests, and the rate at which the pool takes requests up. Pure; every clock is a parameter."""
 
 from math import ceil
 from typing import Final

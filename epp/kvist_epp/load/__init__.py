@@ -1,4 +1,4 @@
-"""What is under way on every endpoint, known from routing and KV events rather than scraped. Pure.
+"""Requests and backlog of every endpoint, known from routing and KV events rather than scraped. Pure.
 
 - ``tracker``: the loads of all endpoints and the requests on them; tells listeners.
 - ``in_flight``: one record per request, with its attempts and states, and the table of all of them.

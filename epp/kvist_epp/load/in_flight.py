@@ -1,13 +1,15 @@
 """Requests in flight: one record per request, one table of all of them. Pure.
 
-A request is in the table from the moment it has to wait or is sent to an endpoint until it ends. Requests
-that other replicas of the picker routed are in the same table and name their replica as ``origin``.
+A request is in the table from the moment it is sent to an endpoint until it ends. Requests that other
+replicas of the picker routed are in the same table and name their replica as ``origin``; what that replica
+already knew of their progress decides the state in which they enter.
 
 ::
 
-    QUEUED ──dispatch──▶ SENT ──first KV event──▶ PREFILLING ──prompt computed──▶ DECODING ──▶ ENDED
+    QUEUED ──sent──▶ SENT ──first KV event──▶ PREFILLING ──prompt computed──▶ DECODING ──▶ ENDED
 
-Any state may go to ENDED: by the access log, the response, a scrape, expiry, or an endpoint that leaves.
+QUEUED is a record without an attempt: it is made when the request is sent, and until then the request is a
+``flowcontrol.flow_controller.QueuedRequest``. Every other state may go to ENDED: by the access log, the response, a scrape, expiry, or an endpoint that leaves.
 """
 
 from collections import deque
@@ -89,7 +91,7 @@ class InFlightRequest:
     """Replica that routed it and will report its end; empty: this one."""
     state: RequestState = RequestState.QUEUED
     attempts: list[Attempt] = field(default_factory=list)
-    """None while it is queued; usually one; a retry on another endpoint replaces it."""
+    """None before it is sent; usually one; one on another endpoint replaces it."""
     root: Root = (None, None)
     prompt: bytes | None = None
     """Kept until the engine takes the request up, to match it with the index at that moment."""
@@ -109,12 +111,12 @@ class InFlightRequest:
 
     @property
     def attempt(self) -> Attempt:
-        """The attempt under way. Raises IndexError while the request is queued."""
+        """The attempt under way. Raises IndexError before the request is sent."""
         return self.attempts[-1]
 
     @property
     def endpoint(self) -> str:
-        """Key of the endpoint that serves it. Raises IndexError while the request is queued."""
+        """Key of the endpoint that serves it. Raises IndexError before the request is sent."""
         return self.attempts[-1].load.key
 
     def matches(self, request_id: str, endpoint: str) -> bool:

@@ -1,4 +1,4 @@
-"""How fast endpoints compute prompts, learned from their own events. Pure.
+"""Prefill rates of endpoints, learned from their own events. Pure.
 
 An engine is measured only while it has more to do than one step takes: then no time is spent waiting for
 work, and every step is as long as its tokens make it. The rate learned so is what a queue on this endpoint

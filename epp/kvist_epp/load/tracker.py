@@ -1,4 +1,4 @@
-"""What is under way on every endpoint: requests, backlog and rates, known rather than scraped. Pure.
+"""The load tracker: requests, backlog and rates of every endpoint, known rather than scraped. Pure.
 
 Every clock is a parameter: seconds, from any monotonic origin. A request adds its uncached tokens to an
 endpoint's backlog when it is routed. They go away as the engine's events show prefill advancing; without
