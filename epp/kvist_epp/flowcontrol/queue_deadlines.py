@@ -1,4 +1,7 @@
-"""Deadlines of queued requests, and the rate at which the pool takes requests up. Pure; every clock is a parameter."""
+"""Deadlines of queued requests, and the rate at which the pool takes requests up. Pure.
+
+Every clock is a parameter.
+"""
 
 from math import ceil
 from typing import Final

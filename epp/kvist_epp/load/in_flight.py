@@ -9,7 +9,8 @@ already knew of their progress decides the state in which they enter.
     QUEUED ──sent──▶ SENT ──first KV event──▶ PREFILLING ──prompt computed──▶ DECODING ──▶ ENDED
 
 QUEUED is a record without an attempt: it is made when the request is sent, and until then the request is a
-``flowcontrol.flow_controller.QueuedRequest``. Every other state may go to ENDED: by the access log, the response, a scrape, expiry, or an endpoint that leaves.
+``flowcontrol.flow_controller.QueuedRequest``. Every other state may go to ENDED: by the access log, the
+response, a scrape, expiry, or an endpoint that leaves.
 """
 
 from collections import deque
