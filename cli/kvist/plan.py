@@ -14,7 +14,7 @@ from kvist_operator.errors import OperatorError
 from kvist_operator.models.shape import Facts
 from kvist_operator.models.source import draft_facts, facts
 from kvist_operator.plan import Choice, Plan, PlanVerdict, make_plan
-from kvist_operator.plan.compare import Difference, differences, override
+from kvist_operator.plan.plan import Difference, differences, override
 from kvist_operator.spec import Pool, read_pool
 
 from .files import read_resource
@@ -125,7 +125,7 @@ def _bar(plan: Plan) -> list[str]:
     return [
         f"each {plan.hardware.accelerator.name}, {total:.2f} GiB",
         f"[{drawn:·<{BAR}}]",
-        *textwrap.wrap("  ".join([*named, f"· kept free {rest:.2f}"]), WIDTH),
+        *textwrap.wrap("  ".join([*named, f"· not used by vLLM {rest:.2f}"]), WIDTH),
         f"{memory['kv_tokens']:,} tokens in the cache of a replica: {sequences}, {each}",
     ]
 

@@ -107,7 +107,7 @@ def test_vllm_reads_a_plan_as_it_was_meant(parser: Parser, case: str) -> None:
     ]
     assert found["gpu_memory_utilization"] == plan.settings.share / 100
     assert found["enable_prefix_caching"] == plan.settings.prefix_caching
-    assert found["shutdown_timeout"] == plan.needs.drain_seconds
+    assert found["shutdown_timeout"] == plan.pod.drain_seconds
 
 
 @pytest.mark.timeout(900)

@@ -5,7 +5,7 @@ from tests.operator.pools import known, resource
 
 from kvist_operator.errors import SpecError
 from kvist_operator.plan import make_plan
-from kvist_operator.plan.compare import differences, override
+from kvist_operator.plan.plan import differences, override
 from kvist_operator.spec import read_pool
 
 
@@ -23,7 +23,7 @@ def test_one_field_is_changed_and_nothing_else() -> None:
     ("assignment", "said"),
     [
         ("engine.kvCacheDtype", "write it like engine.kvCacheDtype=Model"),
-        ("model.source.deeper=1", "does not lead to a field"),
+        ("model.source.deeper=1", "is not a field"),
     ],
 )
 def test_what_is_no_assignment_is_refused(assignment: str, said: str) -> None:

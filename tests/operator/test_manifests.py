@@ -163,9 +163,9 @@ def test_the_engine_runs_what_was_planned(case: str) -> None:
             pod, container = template["spec"], template["spec"]["containers"][0]
             follows = name == "twig worker"
             assert container["command"] + container["args"] == ["vllm", *plan.argv] + ["--headless"] * follows
-            assert pod["terminationGracePeriodSeconds"] == plan.needs.grace_seconds
+            assert pod["terminationGracePeriodSeconds"] == plan.pod.grace_seconds
             [shm] = [v["emptyDir"] for v in pod["volumes"] if v["name"] == "shm"]
-            assert bytes_of(shm["sizeLimit"], "") == plan.needs.shm_bytes
+            assert bytes_of(shm["sizeLimit"], "") == plan.pod.shm_bytes
             row = plan.hardware.accelerator
             on_node = str(min(plan.layout.gpus, plan.hardware.per_node))
             assert container["resources"]["limits"].get(row.resource) == (
@@ -202,7 +202,7 @@ def test_pods_are_replaced_as_asked(rollout: Json, expected: Json) -> None:
         assert (strategy.get("rollingUpdate") or strategy["rollingUpdateConfiguration"]) == expected
     plan = planned(resource("minimal"))
     made = one(rendered("minimal", rollout=rollout), "Deployment", "twig")["spec"]
-    assert made["progressDeadlineSeconds"] > plan.needs.startup_seconds + plan.needs.grace_seconds
+    assert made["progressDeadlineSeconds"] > plan.pod.startup_seconds + plan.pod.grace_seconds
 
 
 def test_a_change_of_an_argument_changes_the_pods_and_a_change_of_replicas_does_not() -> None:

@@ -43,7 +43,7 @@ def test_a_tight_fit_says_what_is_left_and_what_gave_way() -> None:
     assert str(found.memory.kv_tokens) in reason(found, "maxModelLen")
     assert "raised from 92" in reason(found, "gpuMemoryUtilizationPercent")
     assert "lowered from 8192" in reason(found, "maxNumBatchedTokens")
-    assert "8 were wanted" in reason(found, "concurrency")
+    assert "lowered from 8" in reason(found, "concurrency")
 
 
 @pytest.mark.parametrize(("dtype", "gib"), [("Model", 40.0), ("FP8", 20.0)])
@@ -113,7 +113,7 @@ def test_a_refused_16_bit_model_is_offered_fp8() -> None:
         ("B200", "fp8", "FLASHINFER"),
         ("RTX-PRO-6000", "fp8", "FLASHINFER"),
         ("MI300X", "fp8", "ROCM_ATTN"),
-        ("TPU", None, "not known here"),
+        ("TPU", None, "is not known"),
     ],
 )
 def test_fp8_kv_is_taken_where_gpu_and_backend_do(gpu: str, flag: str | None, said: str) -> None:
@@ -136,8 +136,8 @@ def test_a_checkpoint_s_own_kv_scheme_is_not_taken_against_the_user_s_word() -> 
     [
         ({"engine": {"tensorParallelSize": 3}}, "does not divide the 32 heads: use one of 1, 2, 4, 8"),
         ({"engine": {"tensorParallelSize": 16}}, "more than the 8 of a node"),
-        ({"engine": {"dataParallelSize": 2}}, "a dense model is served by more spec.replicas"),
-        ({"engine": {"maxModelLen": 2_000_000}}, "YaRN is of use up to 8"),
+        ({"engine": {"dataParallelSize": 2}}, "for a dense model, increase spec.replicas instead"),
+        ({"engine": {"maxModelLen": 2_000_000}}, "YaRN is useful up to 8"),
         ({"engine": {"speculative": {"method": "MTP"}}}, "has no layers for it"),
         (
             {"engine": {"kvCacheDtype": "FP8", "attentionBackend": "FLEX_ATTENTION"}},
@@ -162,7 +162,7 @@ def test_mla_models_refuse_what_their_backends_do_not_take() -> None:
 
 def test_quantising_twice_is_refused() -> None:
     """A checkpoint in FP8 cannot be quantised while loading."""
-    with pytest.raises(SpecError, match=r"FP8 \(blocks of 128\) already"):
+    with pytest.raises(SpecError, match=r"already FP8 \(blocks of 128\)"):
         plan("Qwen/Qwen3-32B-FP8", "H100", engine={"quantization": "FP8"})
 
 
@@ -178,7 +178,7 @@ def test_online_fp8_halves_the_linear_weights() -> None:
 @pytest.mark.parametrize(
     ("spec", "doubt"),
     [
-        ({"engine": {"image": "vllm/vllm-openai:v0.21.0"}}, "vLLM 0.21 is not among 0.30 to 0.33"),
+        ({"engine": {"image": "vllm/vllm-openai:v0.21.0"}}, "vLLM 0.21 is not one of 0.30 to 0.33"),
         ({"engine": {"image": "vllm/vllm-openai:nightly"}}, "set spec.engine.version"),
         ({"engine": {"extraArgs": ["--block-size", "32"]}}, "--block-size"),
     ],
@@ -223,7 +223,7 @@ def test_fp8_blocks_that_cannot_be_cut_keep_experts_whole() -> None:
     found = plan("Qwen/Qwen3-235B-A22B-FP8", "H100", accelerator={"count": 8})
 
     assert found.layout.expert_size == 8
-    assert "cannot be cut by 8" in reason(found, "expertParallel")
+    assert "cannot be split by 8" in reason(found, "expertParallel")
 
 
 def test_prefix_caching_off_turns_events_off() -> None:
@@ -238,8 +238,8 @@ def test_offload_raises_shared_memory_and_the_limit() -> None:
     """The tier lives in /dev/shm, which counts against the container's memory."""
     without, with_it = (plan("Qwen/Qwen3-8B", "H100", offload=o) for o in ({}, {"cpu": "32Gi"}))
 
-    assert with_it.needs.shm_bytes - without.needs.shm_bytes == 32 * GIB
-    assert with_it.needs.memory_bytes - without.needs.memory_bytes == 32 * GIB
+    assert with_it.pod.shm_bytes - without.pod.shm_bytes == 32 * GIB
+    assert with_it.pod.memory_bytes - without.pod.memory_bytes == 32 * GIB
     assert with_it.argv[with_it.argv.index("--kv-offloading-size") + 1] == "32"
 
 
@@ -275,7 +275,7 @@ def test_drain_fits_into_the_grace_period() -> None:
     """preStop, then vLLM's own drain, then time to end."""
     found = plan("Qwen/Qwen3-8B", "H100", rollout={"drainSeconds": 120})
 
-    assert found.needs.grace_seconds > found.needs.pre_stop_seconds + found.needs.drain_seconds
+    assert found.pod.grace_seconds > found.pod.pre_stop_seconds + found.pod.drain_seconds
     assert found.argv[found.argv.index("--shutdown-timeout") + 1] == "120"
 
 
@@ -327,4 +327,4 @@ def test_expected_requests_keep_their_context_at_the_cost_of_concurrency() -> No
 
     assert found.settings.max_len >= 22_000
     assert 1 <= chosen(found, "concurrency") < 64
-    assert "64 were wanted" in reason(found, "concurrency")
+    assert "lowered from 64" in reason(found, "concurrency")

@@ -15,7 +15,7 @@ from kvist_operator.errors import ClusterError, Forbidden, StartError
 from kvist_operator.hardware import COUNT_LABELS, PRODUCT_LABELS, NodeFacts, find, of_nodes
 from kvist_operator.manifests.cluster_facts import Api
 from kvist_operator.plan import PlanVerdict
-from kvist_operator.plan.accelerator import NODE_LABELS
+from kvist_operator.plan.resources import NODE_LABELS
 from kvist_operator.spec.pool import Pool, Source
 
 from .cluster_api import Cluster

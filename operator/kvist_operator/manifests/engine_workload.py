@@ -11,8 +11,7 @@ from typing import Final
 
 from kvist_epp import names as wire
 from kvist_operator.plan import Plan
-from kvist_operator.plan.engine_args import events_on
-from kvist_operator.plan.pod import DISK_MOUNT
+from kvist_operator.plan.resources import DISK_MOUNT
 from kvist_operator.spec.pool import ENGINE_CONTAINER, Pool, Source
 
 from . import pods, termination_log
@@ -64,7 +63,7 @@ def engine(pool: Pool, plan: Plan, site: Site) -> list[Json]:
 
 
 def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site) -> Json:
-    needs = plan.needs
+    needs = plan.pod
     spec: Json = {
         "replicas": pool.replicas,
         "minReadySeconds": SETTLE_SECONDS,
@@ -123,7 +122,7 @@ def template(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: b
 
 def _annotations(pool: Pool, plan: Plan) -> Json:
     found = {PLAN: plan.hash}
-    if not events_on(pool):
+    if not pool.kv_events:
         found[wire.POD_KV_EVENTS] = "false"
     if plan.layout.data > 1:
         found[wire.POD_DATA_PARALLEL_SIZE] = str(plan.layout.data)
@@ -132,13 +131,13 @@ def _annotations(pool: Pool, plan: Plan) -> Json:
 
 def _pod(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool) -> Json:
     sources = model_mounts(pool)
-    disk = {KV_BLOCKS: plan.needs.disk_bytes} if plan.needs.disk_bytes else {}
+    disk = {KV_BLOCKS: plan.pod.disk_bytes} if plan.pod.disk_bytes else {}
     return {
         "serviceAccountName": names.engine_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # a Service called vllm would set VLLM_PORT, which vLLM reads
         "securityContext": pods.pod_security(USER),
-        "terminationGracePeriodSeconds": plan.needs.grace_seconds,
+        "terminationGracePeriodSeconds": plan.pod.grace_seconds,
         **placing(plan, site),
         "topologySpreadConstraints": pods.spread(names.selector(ENGINE)),
         "containers": [
@@ -155,7 +154,7 @@ def _pod(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool)
         "volumes": [
             pods.empty(pods.CACHE),
             pods.empty("tmp"),
-            pods.empty(SHM, medium="Memory", sizeLimit=quantity(plan.needs.shm_bytes)),
+            pods.empty(SHM, medium="Memory", sizeLimit=quantity(plan.pod.shm_bytes)),
             *termination_log.volumes(names, pool),
             *(pods.empty(name, sizeLimit=quantity(size)) for name, size in disk.items()),
             *(each.volume for each in sources),
@@ -178,13 +177,13 @@ def _container(pool: Pool, plan: Plan, *, leads: bool) -> Json:
     if not leads:
         return found
     ports = [("http", ENGINE_PORT)]
-    if events_on(pool):
+    if pool.kv_events:
         ports += [("kv-events", wire.KV_EVENTS_PORT), ("kv-replay", wire.KV_REPLAY_PORT)]
     return {
         **found,
         "ports": [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in ports],
         **_probes(plan),
-        "lifecycle": {"preStop": {"sleep": {"seconds": plan.needs.pre_stop_seconds}}},
+        "lifecycle": {"preStop": {"sleep": {"seconds": plan.pod.pre_stop_seconds}}},
     }
 
 
@@ -194,7 +193,7 @@ def _probes(plan: Plan) -> Json:
     Liveness is slow to judge: a busy API server answers late, and a restart costs minutes.
     """
     health = {"httpGet": {"path": "/health", "port": "http"}}
-    starting = math.ceil(plan.needs.startup_seconds / 10)
+    starting = math.ceil(plan.pod.startup_seconds / 10)
     return {
         "startupProbe": {**health, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": starting},
         "readinessProbe": {**health, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3},
@@ -206,9 +205,9 @@ def environment(pool: Pool, plan: Plan) -> list[Json]:
     """Ours, then the plan's, then the user's; each name once, the last word counts."""
     own: dict[str, Json] = {name: {"name": name, "value": value} for name, value in ENVIRONMENT.items()}
     own |= termination_log.environment(pool)
-    if plan.needs.startup_seconds > HANDSHAKE_SECONDS:
+    if plan.pod.startup_seconds > HANDSHAKE_SECONDS:
         name = "VLLM_ENGINE_READY_TIMEOUT_S"
-        own[name] = {"name": name, "value": str(plan.needs.startup_seconds)}
+        own[name] = {"name": name, "value": str(plan.pod.startup_seconds)}
     if pool.model.kind is not Source.HUB and not _from_hub(pool):
         own["HF_HUB_OFFLINE"] = {"name": "HF_HUB_OFFLINE", "value": "1"}
     if plan.nodes > 1:
@@ -233,7 +232,7 @@ def _resources(plan: Plan) -> Json:
     """Memory is asked for as it is limited, so that nobody else is promised it; a core for each GPU and one
     more is what vLLM's processes need at least. On a CPU the cores are the user's to say."""
     on_node = min(plan.layout.gpus, plan.hardware.per_node)
-    memory = quantity(plan.needs.memory_bytes)
+    memory = quantity(plan.pod.memory_bytes)
     row = plan.hardware.accelerator
     if row.vendor == "cpu":
         return {"requests": {"memory": memory}, "limits": {"memory": memory}}

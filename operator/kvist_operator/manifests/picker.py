@@ -6,7 +6,6 @@ from typing import Final
 from kvist_epp.names import LIVENESS, OBJECTIVE_GROUPS, OWN_GROUP
 from kvist_epp.settings.settings import Settings
 from kvist_operator.plan import Plan
-from kvist_operator.plan.engine_args import by_priority, events_on
 from kvist_operator.spec.pool import Pool
 
 from . import object_names as child
@@ -54,11 +53,11 @@ def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
         pool_group=OWN_GROUP,
         model=found.model,
         cert_path=CERTIFICATES,
-        kv_events=events_on(pool) and bool(found.model),
+        kv_events=pool.kv_events and bool(found.model),
         replicas=f"{names.host(names.peers)}:{child.PEER_PORT}",
         replica_cert_path=CERTIFICATES,
         priorities=",".join(f"{p.name}={p.value}" for p in pool.picker.priorities),
-        scheduling_policy="priority" if by_priority(pool) else "fcfs",
+        scheduling_policy="priority" if pool.by_priority else "fcfs",
         max_num_seqs=plan.settings.sequences,
         tpot_target=(pool.workload.tpot_ms or 0) / 1000,
         max_endpoints=pool.gateway.failover_endpoints,

@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from kvist_epp.names import KV_EVENTS_PORT, KV_REPLAY_PORT
 from kvist_operator.plan import Plan
-from kvist_operator.plan.engine_args import events_on
 from kvist_operator.spec.pool import Pool
 
 from . import object_names as child
@@ -37,7 +36,7 @@ class AllowedTraffic:
 def flows(pool: Pool, plan: Plan) -> list[AllowedTraffic]:
     """All of them, but those inside a group of engine pods, which may use any port."""
     found = [AllowedTraffic(ANYWHERE, ENGINE, child.ENGINE_PORT)]
-    if events_on(pool):
+    if pool.kv_events:
         ranks = plan.layout.data - 1
         ports = (KV_EVENTS_PORT, KV_REPLAY_PORT)
         found += [AllowedTraffic(PICKER, ENGINE, port, port + ranks if ranks else 0) for port in ports]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from kvist_operator.plan.pod import ADAPTER_MOUNT, MODEL_MOUNT
+from kvist_operator.plan.resources import ADAPTER_MOUNT, MODEL_MOUNT
 from kvist_operator.spec.pool import ModelRef, Pool, Source
 from kvist_operator.spec.pool_reader import split_source
 

@@ -45,7 +45,7 @@ class Keys:
         if value is None or isinstance(value, bool | list):
             return None
         if not isinstance(value, int | float) or not math.isfinite(value) or value > MAX_NUMBER:
-            raise ModelError(f"{self.name}: {name} has an invalid value: {str(value)[:40]!r}")
+            raise ModelError(f"{self.name}: {name} is {str(value)[:40]!r}, not a valid number")
         return int(value) if value >= 0 else None
 
     def sequence(self, *names: str) -> Sequence[Any] | None:

@@ -1,19 +1,13 @@
-"""The plan: from a pool, the facts of its model and an accelerator to vLLM's arguments, each choice with its
-reason. Pure.
+"""The plan: from a pool, the facts of its model and an accelerator to vLLM's arguments, with reasons. Pure.
 
-- ``planner``: makes the plan with the modules below, in their order.
-- ``requirements``: what the pool asks for: context, sequences, latency.
-- ``accelerator``: the GPUs of one pod.
-- ``kv``: KV cache dtype.
+- ``planner``: makes the plan with the modules below, in their order; explains a refusal.
+- ``resources``: accelerators, memory and times of the pods of a replica.
+- ``requirements``: context, concurrency and latency targets of a pool.
+- ``kv``: dtype of the KV cache.
 - ``layouts``: possible parallelism.
-- ``size``: the layout that fits.
-- ``fallbacks``: what is reduced first when memory is short.
-- ``targets``: the latency to expect.
-- ``rejection``: what is missing when nothing fits.
-- ``engine_args``: the arguments and the environment of the engine.
-- ``pod``: the pod's own resources.
-- ``plan``: the plan's record.
-- ``compare``: the difference of two plans.
+- ``size``: the layout that fits, and the settings reduced for it.
+- ``engine_args``: arguments and environment of the engine.
+- ``plan``: the plan as a record and as JSON; the comparison of two plans.
 """
 
 from .plan import Choice, Plan, PlanVerdict

@@ -1,4 +1,4 @@
-"""The arguments of ``vllm`` and the environment, from everything decided before. Pure."""
+"""Arguments of ``vllm serve`` and environment of the engine, from all that was decided before. Pure."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,8 +12,8 @@ from kvist_operator.spec.pool import Adapter, Pool, Source, Speculative
 
 from .kv import KvChoice
 from .plan import Choice, Hardware
-from .pod import ADAPTER_MOUNT, DISK_MOUNT, MODEL_MOUNT
-from .requirements import Wish
+from .requirements import Requirements
+from .resources import ADAPTER_MOUNT, DISK_MOUNT, MODEL_MOUNT
 
 PORT: Final = 8000
 HASH: Final = "sha256_cbor"
@@ -27,10 +27,10 @@ METHODS: Final = {
 }
 LEADER: Final = "$(LWS_LEADER_ADDRESS)"
 RANK: Final = "$(LWS_WORKER_INDEX)"
-"""Variables a LeaderWorkerSet gives each pod; Kubernetes puts them into arguments."""
+"""Variables that a LeaderWorkerSet sets in each pod; Kubernetes expands them in arguments."""
 
 
-def draft_of(speculative: Speculative | None, mtp_layers: int, facts: Facts | None) -> Draft | None:
+def read_draft(speculative: Speculative | None, mtp_layers: int, facts: Facts | None) -> Draft | None:
     """Return the cost of speculative decoding. Raises SpecError for MTP without the layers for it."""
     if speculative is None:
         return None
@@ -54,21 +54,23 @@ def arguments(
     layout: Layout,
     settings: EngineSettings,
     kv: KvChoice,
-    wish: Wish,
+    required: Requirements,
 ) -> EngineArgs:
-    """Everything the plan decides; what vLLM derives well is left unset."""
+    """Return all arguments that the plan decides; arguments that vLLM derives well are left unset."""
     cpu = hardware.accelerator.vendor == "cpu"
+    nodes = hardware.nodes(layout)
+    over_nodes = {"nnodes": nodes, "node_rank": RANK, "master_addr": LEADER} if nodes > 1 else {}
     return EngineArgs(
-        model=model_path(pool),
+        model=_model_argument(pool),
         served_model_name=pool.served_name,
         revision=pool.model.revision or None if pool.model.kind is Source.HUB else None,
         port=PORT,
-        trust_remote_code=facts.remote_code and not _gives(pool, "trust-remote-code"),
-        tensor_parallel_size=_above_one(layout.tensor),
-        pipeline_parallel_size=_above_one(layout.pipeline),
-        data_parallel_size=_above_one(layout.data),
+        trust_remote_code=facts.remote_code and not _user_sets(pool, "trust-remote-code"),
+        tensor_parallel_size=layout.tensor if layout.tensor > 1 else None,
+        pipeline_parallel_size=layout.pipeline if layout.pipeline > 1 else None,
+        data_parallel_size=layout.data if layout.data > 1 else None,
         enable_expert_parallel=layout.expert,
-        **_nodes(layout, hardware),
+        **over_nodes,  # type: ignore[arg-type]
         max_model_len=settings.max_len,
         max_num_seqs=settings.sequences,
         max_num_batched_tokens=settings.batched_tokens,
@@ -79,12 +81,12 @@ def arguments(
         attention_backend=pool.engine.attention_backend or None,
         enable_prefix_caching=pool.engine.prefix_caching,
         prefix_caching_hash_algo=HASH if pool.engine.prefix_caching else None,
-        kv_events_config=kv_events(pool),
+        kv_events_config=_kv_events(pool),
         **_offload(pool),
-        speculative_config=speculative_config(pool.engine.speculative),
-        scheduling_policy="priority" if by_priority(pool) else None,
-        hf_overrides=wish.overrides,
-        **_pictures(pool, facts),
+        speculative_config=_speculative_config(pool.engine.speculative),
+        scheduling_policy="priority" if pool.by_priority else None,
+        hf_overrides=required.overrides,
+        **_images(pool, facts),
         **_adapters(pool),
         **_parsers(pool, facts),
         enable_prompt_tokens_details=True,
@@ -93,8 +95,7 @@ def arguments(
     )
 
 
-def model_path(pool: Pool) -> str:
-    """Return the model argument of ``vllm serve``."""
+def _model_argument(pool: Pool) -> str:
     match pool.model.kind:
         case Source.CLAIM:
             return f"{MODEL_MOUNT}/{pool.model.path}".rstrip("/")
@@ -103,23 +104,9 @@ def model_path(pool: Pool) -> str:
     return pool.model.location
 
 
-def _above_one(number: int) -> int | None:
-    return number if number > 1 else None
-
-
-def _nodes(layout: Layout, hardware: Hardware) -> dict[str, Any]:
-    nodes = -(-layout.gpus // hardware.per_node)
-    return {"nnodes": nodes, "node_rank": RANK, "master_addr": LEADER} if nodes > 1 else {}
-
-
-def events_on(pool: Pool) -> bool:
-    """Engines publish KV events only where a picker reads them and prefix caching is on."""
-    return pool.engine.prefix_caching and pool.picker.mode != "Off"
-
-
-def kv_events(pool: Pool) -> Mapping[str, Any] | None:
-    """The publisher's configuration: the ports the picker expects, and the replay that fills its gaps."""
-    if not events_on(pool):
+def _kv_events(pool: Pool) -> Mapping[str, Any] | None:
+    """Return the publisher's configuration: the ports the picker expects, and the replay for its gaps."""
+    if not pool.kv_events:
         return None
     return {
         "enable_kv_cache_events": True,
@@ -129,28 +116,21 @@ def kv_events(pool: Pool) -> Mapping[str, Any] | None:
     }
 
 
-def by_priority(pool: Pool) -> bool:
-    """Requests carry priorities only where classes of them are declared."""
-    if pool.engine.scheduling_policy:
-        return pool.engine.scheduling_policy == "Priority"
-    return bool(pool.picker.priorities)
-
-
 def _offload(pool: Pool) -> dict[str, Any]:
-    cpu, disk = pool.offload.cpu_bytes, pool.offload.disk_bytes
-    if disk:
-        return {"kv_transfer_config": _tiers(cpu)}
-    return {"kv_offloading_size": round(cpu / 2**30, 2)} if cpu else {}
-
-
-def _tiers(cpu: int) -> Mapping[str, Any]:
+    cpu = pool.offload.cpu_bytes
+    if not pool.offload.disk_bytes:
+        return {"kv_offloading_size": round(cpu / 2**30, 2)} if cpu else {}
     tier = {"type": "fs", "root_dir": DISK_MOUNT}
     extra = {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": cpu, "secondary_tiers": [tier]}
-    return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    connector = {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": extra,
+    }
+    return {"kv_transfer_config": connector}
 
 
-def speculative_config(speculative: Speculative | None) -> Mapping[str, Any] | None:
-    """Return the value of ``--speculative-config``."""
+def _speculative_config(speculative: Speculative | None) -> Mapping[str, Any] | None:
     if speculative is None:
         return None
     config: dict[str, Any] = {
@@ -164,7 +144,7 @@ def speculative_config(speculative: Speculative | None) -> Mapping[str, Any] | N
     return config
 
 
-def _pictures(pool: Pool, facts: Facts) -> dict[str, Any]:
+def _images(pool: Pool, facts: Facts) -> dict[str, Any]:
     images = pool.workload.images
     if facts.model.shape.encoder is None or images is None:
         return {}
@@ -179,121 +159,91 @@ def _adapters(pool: Pool) -> dict[str, Any]:
         "enable_lora": True,
         "max_loras": len(adapters),
         "max_lora_rank": max(adapter.rank for adapter in adapters),
-        "lora_modules": tuple(f"{a.name}={adapter_path(a)}" for a in adapters),
+        "lora_modules": tuple(f"{adapter.name}={_adapter_path(adapter)}" for adapter in adapters),
     }
 
 
-def _parsers(pool: Pool, facts: Facts) -> dict[str, Any]:
-    """Return the parsers from the catalogue, unless the user sets them."""
-    tool = "" if _gives(pool, "tool-call-parser") else facts.tool_parser
-    reasoning = "" if _gives(pool, "reasoning-parser") else facts.reasoning_parser
-    return {
-        "enable_auto_tool_choice": bool(tool) and not _gives(pool, "enable-auto-tool-choice"),
-        "tool_call_parser": tool or None,
-        "reasoning_parser": reasoning or None,
-    }
-
-
-def adapter_path(adapter: Adapter) -> str:
-    """Return the model's location: a repository, a path of the image, or the mount path."""
+def _adapter_path(adapter: Adapter) -> str:
     scheme, colon, rest = adapter.source.partition("://")
     if colon and scheme != Source.HUB:
         return f"{ADAPTER_MOUNT}/{adapter.name}"
     return rest if colon else adapter.source
 
 
-def _gives(pool: Pool, flag: str) -> bool:
+def _parsers(pool: Pool, facts: Facts) -> dict[str, Any]:
+    """Return the parsers from the catalogue, unless the user sets them."""
+    tool = "" if _user_sets(pool, "tool-call-parser") else facts.tool_parser
+    reasoning = "" if _user_sets(pool, "reasoning-parser") else facts.reasoning_parser
+    return {
+        "enable_auto_tool_choice": bool(tool) and not _user_sets(pool, "enable-auto-tool-choice"),
+        "tool_call_parser": tool or None,
+        "reasoning_parser": reasoning or None,
+    }
+
+
+def _user_sets(pool: Pool, flag: str) -> bool:
     return any(name in (flag, f"no-{flag}") for _, name in flag_names(pool.engine.extra_args))
 
 
 def environment(pool: Pool) -> dict[str, str]:
     """Return the variables that the plan sets, and the user's literal ones."""
-    own = {"VLLM_NO_USAGE_STATS": "1"}
     given = {entry["name"]: entry["value"] for entry in pool.engine.env if "value" in entry}
-    return {**own, **given}
+    return {"VLLM_NO_USAGE_STATS": "1", **given}
 
 
-def describe(pool: Pool, facts: Facts, settings: EngineSettings) -> list[Choice]:
-    """The choices these arguments stand for, where others have not said them."""
-    found = [_prefix(pool), _events(pool), *_spoken(facts), *_policy(pool)]
+def describe_arguments(pool: Pool, facts: Facts, settings: EngineSettings) -> list[Choice]:
+    """Return the choices behind these arguments, except those that other modules describe."""
+    found = [_describe_prefix_caching(pool), _describe_kv_events(pool)]
+    for field, parser in (
+        ("toolCallParser", facts.tool_parser),
+        ("reasoningParser", facts.reasoning_parser),
+    ):
+        if parser:
+            found.append(Choice(field, parser, "the format the model was trained to write", "catalogue"))
+    if pool.by_priority:
+        asked = bool(pool.engine.scheduling_policy)
+        source = "spec.engine.schedulingPolicy" if asked else "spec.picker.priorities"
+        reason = "as requested" if asked else "requests have priority classes"
+        found.append(Choice("schedulingPolicy", "priority", reason, source))
     if facts.remote_code:
-        reason = (
-            "the model's tokenizer is code of its repository; pin spec.model.revision to code you have read"
-        )
+        reason = "the tokenizer is code of the repository; pin spec.model.revision to code you have read"
         found.append(Choice("trustRemoteCode", True, reason, "catalogue"))
     if settings.online_fp8:
-        found.append(
-            Choice(
-                "quantization",
-                "fp8",
-                "as asked: weights are quantised while loading",
-                "spec.engine.quantization",
-            )
-        )
-    if settings.draft:
-        found.append(_speculating(settings.draft))
+        reason = "as requested: weights are quantized while loading"
+        found.append(Choice("quantization", "fp8", reason, "spec.engine.quantization"))
+    draft = settings.draft
+    if draft:
+        counted = "the memory includes its weights and cache" if draft.shape or draft.is_mtp else "no memory"
+        value = f"{draft.method}, {draft.tokens} tokens"
+        found.append(Choice("speculative", value, f"as requested; {counted}", "spec.engine.speculative"))
     if pool.offload.cpu_bytes:
-        found.append(_offloading(pool))
+        found.append(_describe_offload(pool))
     if pool.workload.images == 0 and facts.model.shape.encoder:
-        found.append(
-            Choice(
-                "languageModelOnly",
-                True,
-                "no request has pictures: the tower stays out",
-                "spec.workload.imagesPerRequest",
-            )
-        )
+        reason = "no request has images: the vision tower is not loaded"
+        found.append(Choice("languageModelOnly", True, reason, "spec.workload.imagesPerRequest"))
     return found
 
 
-def _prefix(pool: Pool) -> Choice:
+def _describe_prefix_caching(pool: Pool) -> Choice:
     if not pool.engine.prefix_caching:
-        return Choice(
-            "prefixCaching", False, "as asked; the picker routes by load alone", "spec.engine.prefixCaching"
-        )
-    reason = f"repeated prompts are computed once; {HASH} names blocks alike in every process"
+        reason = "as requested; the picker routes by load alone"
+        return Choice("prefixCaching", False, reason, "spec.engine.prefixCaching")
+    reason = f"repeated prefixes are computed once; {HASH} gives equal block hashes in every process"
     return Choice("prefixCaching", True, reason, "default")
 
 
-def _events(pool: Pool) -> Choice:
-    if events_on(pool):
+def _describe_kv_events(pool: Pool) -> Choice:
+    if pool.kv_events:
         ports = f"{names.KV_EVENTS_PORT}, replay {names.KV_REPLAY_PORT}"
-        return Choice(
-            "kvEvents", ports, "the picker learns from them which pod holds which prefix", "spec.picker.mode"
-        )
-    why = "no prefix cache to announce" if not pool.engine.prefix_caching else "there is no picker"
-    return Choice("kvEvents", "off", why, "spec.picker.mode")
+        reason = "the picker learns from them which endpoint caches which prefix"
+        return Choice("kvEvents", ports, reason, "spec.picker.mode")
+    reason = "there is no picker" if pool.engine.prefix_caching else "there is no prefix cache to report"
+    return Choice("kvEvents", "off", reason, "spec.picker.mode")
 
 
-def _spoken(facts: Facts) -> list[Choice]:
-    named = {"toolCallParser": facts.tool_parser, "reasoningParser": facts.reasoning_parser}
-    return [Choice(f, v, "what the model was trained to write", "catalogue") for f, v in named.items() if v]
-
-
-def _policy(pool: Pool) -> list[Choice]:
-    if not by_priority(pool):
-        return []
-    asked = bool(pool.engine.scheduling_policy)
-    source = "spec.engine.schedulingPolicy" if asked else "spec.picker.priorities"
-    return [Choice("schedulingPolicy", "priority", "as asked" if asked else "requests have classes", source)]
-
-
-def _speculating(draft: Draft) -> Choice:
-    what = (
-        "its weights and cache are in the budget"
-        if draft.shape or draft.method == "mtp"
-        else "it takes no memory"
-    )
-    return Choice(
-        "speculative",
-        f"{draft.method}, {draft.tokens} tokens",
-        f"as asked; {what}",
-        "spec.engine.speculative",
-    )
-
-
-def _offloading(pool: Pool) -> Choice:
-    size = f"{pool.offload.cpu_bytes / 2**30:g} GiB"
-    disk = f", then {pool.offload.disk_bytes / 2**30:g} GiB of disk" if pool.offload.disk_bytes else ""
-    reason = "blocks that leave the GPU are kept in /dev/shm; it and the memory limit are raised by as much"
-    return Choice("offload", f"{size} of memory{disk}", reason, "spec.offload")
+def _describe_offload(pool: Pool) -> Choice:
+    size = f"{pool.offload.cpu_bytes / 2**30:g} GiB of memory"
+    if pool.offload.disk_bytes:
+        size += f", then {pool.offload.disk_bytes / 2**30:g} GiB of disk"
+    reason = "blocks evicted from the GPU go to /dev/shm; its size and the memory limit are raised for them"
+    return Choice("offload", size, reason, "spec.offload")

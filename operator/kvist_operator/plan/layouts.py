@@ -1,4 +1,4 @@
-"""Which parallelisms are possible: what divides heads, shards, experts and accelerators. Pure."""
+"""Possible parallelism: limits set by heads, shards of quantized matrices, experts and accelerators. Pure."""
 
 from dataclasses import replace
 from typing import Final
@@ -6,196 +6,167 @@ from typing import Final
 from kvist_operator.errors import SpecError
 from kvist_operator.hardware import Accelerator
 from kvist_operator.memory.layout import GIB, Layout
-from kvist_operator.models.layers import Experts
 from kvist_operator.models.shape import ModelShape
 from kvist_operator.spec.pool import EngineSpec
 
 from .plan import Choice, Hardware
+from .requirements import RULE
 
-MOST_NODES: Final = 4
-"""Pipeline stages beyond this cost more latency than anybody plans for."""
+MAX_NODES: Final = 4
+"""Largest number of pipeline stages; more add too much latency."""
 POWERS: Final = (1, 2, 4, 8, 16, 32, 64)
 
 
-def one_node(engine: EngineSpec, shape: ModelShape, hardware: Hardware) -> list[Layout]:
-    """Layouts within a node, the smallest first; none where the user asks for more than a node has.
+def layouts_within_node(engine: EngineSpec, shape: ModelShape, hardware: Hardware) -> list[Layout]:
+    """Return the layouts within a node, the smallest first; none if the user asks for more than a node has.
 
     Raises:
-        SpecError: a parallelism that cannot be.
+        SpecError: a parallelism that the model or the node does not allow.
     """
-    data, pipeline = _data(engine, shape), engine.pipeline or 1
+    data = _data_parallel(engine, shape)
     found = [
-        Layout(
-            tensor=t,
-            pipeline=pipeline,
-            data=data,
-            expert=expert_parallel(shape, hardware.accelerator, t, data),
-        )
-        for t in tensors(engine, shape, hardware)
+        _layout(shape, hardware.accelerator, tensor, engine.pipeline or 1, data)
+        for tensor in _tensor_parallel(engine, shape, hardware)
     ]
-    return [layout for layout in found if layout.gpus <= hardware.per_node and _counted(layout, hardware)]
+    return [each for each in found if each.gpus <= hardware.per_node and hardware.count in (None, each.gpus)]
 
 
-def more_nodes(engine: EngineSpec, shape: ModelShape, hardware: Hardware) -> list[Layout]:
-    """Layouts over nodes: the largest tensor parallelism, one pipeline stage per node, fewest nodes first."""
-    widest = tensors(engine, shape, hardware)[-1:]
-    data = _data(engine, shape)
-    stages = [engine.pipeline] if engine.pipeline else range(2, MOST_NODES + 1)
+def layouts_over_nodes(engine: EngineSpec, shape: ModelShape, hardware: Hardware) -> list[Layout]:
+    """Return the layouts over nodes, the fewest nodes first: largest tensor parallelism, a stage per node.
+
+    Raises:
+        SpecError: a parallelism that the model or the node does not allow.
+    """
+    tensors = _tensor_parallel(engine, shape, hardware)
+    data = _data_parallel(engine, shape)
     found = [
-        Layout(tensor=t, pipeline=p, data=data, expert=expert_parallel(shape, hardware.accelerator, t, data))
-        for t in widest
-        for p in stages
-        if p <= len(shape.layers)
+        _layout(shape, hardware.accelerator, tensors[-1], pipeline, data)
+        for pipeline in ([engine.pipeline] if engine.pipeline else range(2, MAX_NODES + 1))
+        if tensors and pipeline <= len(shape.layers)
     ]
     return [
         each
         for each in found
-        if each.gpus > hardware.per_node and _counted(each, hardware) and _even(each, hardware)
+        if each.gpus > hardware.per_node and hardware.count in (None, each.gpus) and _even(each, hardware)
     ]
 
 
-def impossible(engine: EngineSpec, shape: ModelShape, hardware: Hardware) -> SpecError:
-    """Why there is no layout at all, whatever the memory: the user's numbers do not go together."""
-    free = replace(hardware, count=None)
-    sizes = {layout.gpus for layout in (*one_node(engine, shape, free), *more_nodes(engine, shape, free))}
-    if hardware.count and sizes:
-        return SpecError(
-            "spec.accelerator.count",
-            f"this model cannot use {hardware.count} accelerators evenly: {_instead(sorted(sizes))}, or "
-            "leave it to the plan",
-        )
-    if engine.pipeline:
-        problem = f"{engine.pipeline} stages of {len(shape.layers)} layers cannot be spread evenly over nodes"
-        return SpecError(
-            "spec.engine.pipelineParallelSize", f"{problem} of {hardware.per_node}: leave it to the plan"
-        )
-    return SpecError(
-        "spec.accelerator.perNode",
-        f"a node of {hardware.per_node} cannot hold {engine.data or 1} copies: lower "
-        "spec.engine.dataParallelSize",
-    )
+def _layout(shape: ModelShape, gpu: Accelerator, tensor: int, pipeline: int, data: int) -> Layout:
+    """Return a layout whose experts are whole on a rank if there are data-parallel ranks, if the experts are
+    large, or if they cannot be split."""
+    experts, ranks, expert = shape.experts, tensor * data, False
+    if experts and ranks > 1 and not experts.count % ranks:
+        expert = data > 1 or _unsplittable(shape, tensor) or _routed_bytes(shape) > 2 * gpu.memory_gib * GIB
+    return Layout(tensor=tensor, pipeline=pipeline, data=data, expert=expert)
+
+
+def _unsplittable(shape: ModelShape, tensor: int) -> bool:
+    """Return whether a shard of an expert would end inside a block of quantized weights."""
+    experts, scheme = shape.experts, shape.quantization
+    if not experts or not scheme.block or not scheme.covers("experts"):
+        return False
+    return bool(experts.width % (tensor * scheme.block))
+
+
+def _routed_bytes(shape: ModelShape) -> float:
+    each = shape.quantization.bytes_of("experts", shape.dtype_bytes)
+    routed = (layer.experts for layer in shape.layers if layer.experts)
+    return sum(e.count * e.expert_params * each for e in routed)
 
 
 def _even(layout: Layout, hardware: Hardware) -> bool:
-    """vLLM gives every node as many ranks, and tensor parallelism must not span two of them."""
-    nodes = -(-layout.gpus // hardware.per_node)
+    """Return whether every node gets as many ranks, as vLLM requires, and whole tensor-parallel groups."""
+    nodes = hardware.nodes(layout)
     return layout.gpus % nodes == 0 and (layout.gpus // nodes) % layout.tensor == 0
 
 
-def _counted(layout: Layout, hardware: Hardware) -> bool:
-    return hardware.count is None or layout.gpus == hardware.count
-
-
-def tensors(engine: EngineSpec, shape: ModelShape, hardware: Hardware) -> list[int]:
-    """Tensor parallelisms that the model allows and a node has room for, the smallest first."""
-    allowed = [t for t in POWERS if t <= hardware.per_node and not tensor_obstacle(shape, t)]
+def _tensor_parallel(engine: EngineSpec, shape: ModelShape, hardware: Hardware) -> list[int]:
+    """Return the tensor parallelisms that the model and a node allow, the smallest first."""
+    allowed = [t for t in POWERS if t <= hardware.per_node and not _tensor_obstacle(shape, t)]
     if engine.tensor is None:
         return allowed
-    obstacle = tensor_obstacle(shape, engine.tensor)
-    if obstacle:
-        raise SpecError("spec.engine.tensorParallelSize", f"{engine.tensor} {obstacle}: {_instead(allowed)}")
-    if engine.tensor > hardware.per_node:
-        raise SpecError(
-            "spec.engine.tensorParallelSize",
-            f"{engine.tensor} is more than the {hardware.per_node} of a node: {_instead(allowed)}, and "
-            "spec.engine.pipelineParallelSize over nodes",
-        )
+    problem = _tensor_obstacle(shape, engine.tensor)
+    remedy = _use_one_of(allowed)
+    if not problem and engine.tensor > hardware.per_node:
+        problem = f"is more than the {hardware.per_node} of a node"
+        remedy += ", and spec.engine.pipelineParallelSize over nodes"
+    if problem:
+        raise SpecError("spec.engine.tensorParallelSize", f"{engine.tensor} {problem}: {remedy}")
     return [engine.tensor]
 
 
-def _instead(numbers: list[int]) -> str:
+def _use_one_of(numbers: list[int]) -> str:
     return f"use one of {', '.join(map(str, numbers))}"
 
 
-def tensor_obstacle(shape: ModelShape, tensor: int) -> str:
-    """Why a tensor parallelism cannot be; empty when it can."""
+def _tensor_obstacle(shape: ModelShape, tensor: int) -> str:
+    """Return why a tensor parallelism is not possible; empty if it is."""
     heads = next((n for n in shape.heads if n % tensor), None)
     if heads:
         return f"does not divide the {heads} heads"
     cached = next((n for n in shape.kv_heads if n % tensor and tensor % n), None)
     if cached:
         return f"neither divides the {cached} KV heads nor is a multiple of them"
-    return _shard_obstacle(shape, tensor)
-
-
-def _shard_obstacle(shape: ModelShape, tensor: int) -> str:
-    """Quantised matrices are cut between blocks of scales only."""
+    # quantized matrices are split between blocks of scales only
     block = shape.quantization.block
-    if not block or not shape.quantization.covers("mlp"):
-        return ""
-    widths = {layer.mlp.width for layer in shape.layers if layer.mlp}
-    width = next((w for w in sorted(widths) if w % (tensor * block)), None)
-    return (
-        f"cuts the {width} columns of the feed-forward inside a block of {block} quantised weights"
-        if width
-        else ""
-    )
+    if block and shape.quantization.covers("mlp"):
+        widths = sorted({layer.mlp.width for layer in shape.layers if layer.mlp})
+        width = next((w for w in widths if w % (tensor * block)), None)
+        if width:
+            return f"splits {width} feed-forward columns inside a block of {block} quantized weights"
+    return ""
 
 
-def _data(engine: EngineSpec, shape: ModelShape) -> int:
+def _data_parallel(engine: EngineSpec, shape: ModelShape) -> int:
     data = engine.data or 1
     if data > 1 and shape.experts is None:
         raise SpecError(
             "spec.engine.dataParallelSize",
-            "is for models with experts; a dense model is served by more spec.replicas",
+            "is for models with experts; for a dense model, increase spec.replicas instead",
         )
     return data
 
 
-def expert_parallel(shape: ModelShape, gpu: Accelerator, tensor: int, data: int) -> bool:
-    """Whether experts are spread whole: over data-parallel ranks, when many, or when they cannot be cut."""
-    experts, ranks = shape.experts, tensor * data
-    if experts is None or ranks == 1 or experts.count % ranks:
-        return False
-    return data > 1 or _uncuttable(shape, experts, tensor) or _large(shape, gpu)
+def impossible(engine: EngineSpec, shape: ModelShape, hardware: Hardware) -> SpecError:
+    """Return the error for numbers of the user that allow no layout at all, whatever the memory."""
+    free = replace(hardware, count=None)
+    found = (*layouts_within_node(engine, shape, free), *layouts_over_nodes(engine, shape, free))
+    if hardware.count and found:
+        remedy = f"{_use_one_of(sorted({layout.gpus for layout in found}))}, or leave it to the plan"
+        problem = f"{hardware.count} accelerators cannot share this model evenly: {remedy}"
+        return SpecError("spec.accelerator.count", problem)
+    if engine.pipeline:
+        problem = (
+            f"{engine.pipeline} stages of {len(shape.layers)} layers cannot be spread evenly over nodes of "
+            f"{hardware.per_node}: leave it to the plan"
+        )
+        return SpecError("spec.engine.pipelineParallelSize", problem)
+    problem = f"nodes of {hardware.per_node} cannot hold {engine.data or 1} copies"
+    return SpecError("spec.accelerator.perNode", f"{problem}: lower spec.engine.dataParallelSize")
 
 
-def _uncuttable(shape: ModelShape, experts: Experts, tensor: int) -> bool:
-    scheme = shape.quantization
-    return bool(scheme.block and scheme.covers("experts") and experts.width % (tensor * scheme.block))
-
-
-def routed_bytes(shape: ModelShape) -> float:
-    """Bytes of all routed experts."""
-    each = shape.quantization.bytes_of("experts", shape.dtype_bytes)
-    routed = (layer.experts for layer in shape.layers if layer.experts)
-    return sum(e.count * e.expert_params * each for e in routed)
-
-
-def _large(shape: ModelShape, gpu: Accelerator) -> bool:
-    return routed_bytes(shape) > 2 * gpu.memory_gib * GIB
-
-
-def describe(layout: Layout, shape: ModelShape, hardware: Hardware, why: str) -> list[Choice]:
-    """The choices that a layout stands for."""
-    source = "rule of size"
-    nodes = -(-layout.gpus // hardware.per_node)
-    found = [Choice("tensorParallelSize", layout.tensor, why, source)]
+def describe_layout(layout: Layout, shape: ModelShape, hardware: Hardware, reason: str) -> list[Choice]:
+    """Return the choices of a layout; ``reason`` is that of the tensor parallelism."""
+    found = [Choice("tensorParallelSize", layout.tensor, reason, RULE)]
     if layout.pipeline > 1:
-        reason = (
-            f"one stage on each of {nodes} nodes: tensor parallelism stays within a node"
-            if nodes > 1
-            else "as asked"
-        )
-        found.append(Choice("pipelineParallelSize", layout.pipeline, reason, source))
-    if layout.data > 1:
-        found.append(Choice("dataParallelSize", layout.data, "as asked", "spec.engine.dataParallelSize"))
-    if shape.experts:
+        nodes = hardware.nodes(layout)
+        over = f"one stage on each of {nodes} nodes: tensor parallelism stays within a node"
         found.append(
-            Choice("expertParallel", layout.expert_size, _expert_reason(layout, shape, hardware), source)
+            Choice("pipelineParallelSize", layout.pipeline, over if nodes > 1 else "as requested", RULE)
         )
-    return found
-
-
-def _expert_reason(layout: Layout, shape: ModelShape, hardware: Hardware) -> str:
+    if layout.data > 1:
+        source = "spec.engine.dataParallelSize"
+        found.append(Choice("dataParallelSize", layout.data, "as requested", source))
     experts = shape.experts
-    size = f"{routed_bytes(shape) / GIB:.0f} GiB of experts"
-    if not layout.expert:
-        return f"{size} are split like the rest: off"
-    each = experts.count // layout.expert_size if experts else 0
-    if experts and _uncuttable(shape, experts, layout.tensor):
-        uncut = (
-            f"experts of {experts.width} columns cannot be cut by {layout.tensor} between quantised blocks"
-        )
-        return f"{uncut}: {each} whole ones a GPU"
-    return f"{size} are more than two {hardware.accelerator.name} hold: {each} whole ones a GPU"
+    if experts:
+        size = f"{_routed_bytes(shape) / GIB:.0f} GiB of experts"
+        whole = f"{experts.count // layout.expert_size} whole experts per GPU"
+        if not layout.expert:
+            why = f"{size} are sharded like the other weights: off"
+        elif _unsplittable(shape, layout.tensor):
+            columns = f"experts of {experts.width} columns"
+            why = f"{columns} cannot be split by {layout.tensor} between quantized blocks: {whole}"
+        else:
+            why = f"{size} are more than two {hardware.accelerator.name} hold: {whole}"
+        found.append(Choice("expertParallel", layout.expert_size, why, RULE))
+    return found

@@ -1,18 +1,23 @@
-"""What a plan is: frozen, and the same facts as JSON."""
+"""The plan as a record and as JSON, and the comparison of two plans. Pure."""
 
+import copy
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import yaml
+
+from kvist_operator.errors import SpecError
 from kvist_operator.hardware import Accelerator
 from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory
 
 
 class PlanVerdict(StrEnum):
-    """``refused`` is the only one with exit code 3."""
+    """Result of a plan; ``kvist plan`` ends with exit code 3 for ``refused``, otherwise with 0."""
 
     FITS = "fits"
     UNVERIFIED = "unverified"
@@ -21,7 +26,7 @@ class PlanVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One decision: what, why, and whose word it rests on."""
+    """One decision of a plan, with its reason and the source of that reason."""
 
     field: str
     value: Any
@@ -31,16 +36,20 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """Accelerators there are for one replica."""
+    """The accelerators available to one replica."""
 
     accelerator: Accelerator
     per_node: int
     count: int | None = None
-    """Exactly so many, where the user says."""
+    """Accelerators of one replica, where the user fixes the number."""
+
+    def nodes(self, layout: Layout) -> int:
+        """Return the number of nodes that one replica spans."""
+        return -(-layout.gpus // self.per_node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodNeeds:
+class PodResources:
     """Resources of one replica's pods besides accelerators, for each node."""
 
     shm_bytes: int
@@ -58,9 +67,9 @@ class Plan:
 
     verdict: PlanVerdict
     shortfall_bytes: float
-    """What the fullest GPU lacks, when refused."""
+    """Bytes that the fullest GPU lacks, if refused."""
     nearest: str
-    """The nearest thing that would fit, when refused."""
+    """The nearest configuration that would fit, if refused."""
     hardware: Hardware
     layout: Layout
     settings: EngineSettings
@@ -68,42 +77,80 @@ class Plan:
     model: str
     """One line about the model."""
     argv: tuple[str, ...]
-    """The whole command after ``vllm``; empty when refused."""
+    """The whole command after ``vllm``; empty if refused."""
     env: dict[str, str]
-    needs: PodNeeds
+    pod: PodResources
     choices: tuple[Choice, ...]
     doubts: tuple[str, ...]
     """Why the plan is unverified."""
 
     @property
     def nodes(self) -> int:
-        """Nodes one replica spans."""
-        return -(-self.layout.gpus // self.hardware.per_node)
+        """Nodes that one replica spans."""
+        return self.hardware.nodes(self.layout)
 
     @property
     def hash(self) -> str:
-        """Changes when what runs changes; reasons do not count."""
+        """Hash of what runs (accelerators, arguments, environment, pods), without reasons."""
         facts = {k: v for k, v in self.to_dict().items() if k in ("accelerator", "args", "env", "pod")}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
+    @property
+    def refusal(self) -> str:
+        """The refusal in one sentence; empty if the plan is not refused."""
+        return next((choice.reason for choice in self.choices if choice.field == "verdict"), "")
+
     def to_dict(self) -> dict[str, Any]:
-        """``kvist plan -o json`` and ``status.plan``: memory per GPU, tokens and concurrency per replica."""
+        """Return the plan for ``kvist plan -o json`` and ``status.plan``.
+
+        Memory is per GPU in GiB; tokens and concurrency are those of a whole replica.
+        """
+        row, layout, memory, pod = self.hardware.accelerator, self.layout, self.memory, self.pod
+        # KV cache of one sequence of max_len on all GPUs that hold a part of it
+        sequence = sum(cache.request_bytes(memory.max_len) for cache in memory.stages) * layout.tensor
         return {
             "verdict": str(self.verdict),
-            "shortfall_gib": gib(self.shortfall_bytes),
+            "shortfall_gib": _gib(self.shortfall_bytes),
             "nearest": self.nearest,
             "model": self.model,
-            "accelerator": self._accelerator(),
-            "parallelism": {
-                "tensor": self.layout.tensor,
-                "pipeline": self.layout.pipeline,
-                "data": self.layout.data,
-                "expert": self.layout.expert_size,
+            "accelerator": {
+                "product": row.product,
+                "name": row.name,
+                "resource": row.resource,
+                "per_replica": layout.gpus,
+                "per_node": min(layout.gpus, self.hardware.per_node),
+                "nodes": self.nodes,
             },
-            "memory": self._memory(),
+            "parallelism": {
+                "tensor": layout.tensor,
+                "pipeline": layout.pipeline,
+                "data": layout.data,
+                "expert": layout.expert_size,
+            },
+            "memory": {
+                "per_gpu_gib": _gib(memory.total),
+                "usable_gib": _gib(memory.usable),
+                "weights_gib": _gib(memory.weights),
+                "activations_gib": _gib(memory.activations + memory.encoder),
+                "graphs_gib": _gib(memory.graphs),
+                "overhead_gib": _gib(memory.overhead),
+                "kv_gib": _gib(memory.kv),
+                "kv_tokens": memory.kv_tokens,
+                "kv_bytes_per_token": round(memory.bytes_per_token),
+                "kv_gib_per_sequence": _gib(sequence),
+                "max_concurrency": round(memory.max_concurrency, 2),
+            },
             "args": list(self.argv),
             "env": dict(self.env),
-            "pod": self._pod(),
+            "pod": {
+                "shm_gib": _gib(pod.shm_bytes),
+                "memory_gib": _gib(pod.memory_bytes),
+                "disk_gib": _gib(pod.disk_bytes),
+                "startup_seconds": pod.startup_seconds,
+                "pre_stop_seconds": pod.pre_stop_seconds,
+                "drain_seconds": pod.drain_seconds,
+                "grace_seconds": pod.grace_seconds,
+            },
             "doubts": list(self.doubts),
             "choices": [
                 {"field": c.field, "value": c.value, "reason": c.reason, "source": c.source}
@@ -111,51 +158,68 @@ class Plan:
             ],
         }
 
-    def _accelerator(self) -> dict[str, Any]:
-        row = self.hardware.accelerator
-        return {
-            "product": row.product,
-            "name": row.name,
-            "resource": row.resource,
-            "per_replica": self.layout.gpus,
-            "per_node": min(self.layout.gpus, self.hardware.per_node),
-            "nodes": self.nodes,
-        }
 
-    def _memory(self) -> dict[str, Any]:
-        m = self.memory
-        return {
-            "per_gpu_gib": gib(m.total),
-            "usable_gib": gib(m.usable),
-            "weights_gib": gib(m.weights),
-            "activations_gib": gib(m.activations + m.encoder),
-            "graphs_gib": gib(m.graphs),
-            "overhead_gib": gib(m.overhead),
-            "kv_gib": gib(m.kv),
-            "kv_tokens": m.kv_tokens,
-            "kv_bytes_per_token": round(m.bytes_per_token),
-            "kv_gib_per_sequence": gib(self._sequence_bytes()),
-            "max_concurrency": round(m.max_concurrency, 2),
-        }
-
-    def _sequence_bytes(self) -> float:
-        """Cache of one sequence of ``max_len`` on all GPUs that hold a part of it."""
-        stages = sum(cache.request_bytes(self.settings.max_len) for cache in self.memory.stages)
-        return stages * self.layout.tensor
-
-    def _pod(self) -> dict[str, Any]:
-        n = self.needs
-        return {
-            "shm_gib": gib(n.shm_bytes),
-            "memory_gib": gib(n.memory_bytes),
-            "disk_gib": gib(n.disk_bytes),
-            "startup_seconds": n.startup_seconds,
-            "pre_stop_seconds": n.pre_stop_seconds,
-            "drain_seconds": n.drain_seconds,
-            "grace_seconds": n.grace_seconds,
-        }
-
-
-def gib(number: float) -> float:
-    """GiB with two decimals."""
+def _gib(number: float) -> float:
     return round(number / GIB, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One fact in which two plans differ."""
+
+    field: str
+    before: Any
+    after: Any
+
+
+def override(resource: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """Return the resource with fields set by assignments such as ``engine.kvCacheDtype=Model``.
+
+    The value is YAML.
+
+    Raises:
+        SpecError: an assignment without ``=``, with an invalid value, or to a field of something that is not
+            an object.
+    """
+    changed = copy.deepcopy(dict(resource))
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals:
+            raise SpecError(f"--with {assignment}", "write it like engine.kvCacheDtype=Model")
+        *parents, last = path.removeprefix("spec.").split(".")
+        try:
+            value = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError) as error:
+            problem = f"the value is not YAML ({str(error).partition(chr(10))[0]}): quote it"
+            raise SpecError(f"--with {assignment}", problem) from error
+        target: Any = changed.setdefault("spec", {})
+        for key in parents:
+            target = target.setdefault(key, {}) if isinstance(target, dict) else None
+        if not isinstance(target, dict):
+            raise SpecError(f"--with {path}", "is not a field of the spec")
+        target[last] = value
+    return changed
+
+
+def differences(before: Plan, after: Plan) -> list[Difference]:
+    """Return the facts in which two plans differ, in the order in which a plan is printed."""
+    a, b = _facts(before), _facts(after)
+    return [Difference(key, a.get(key), b.get(key)) for key in {**a, **b} if a.get(key) != b.get(key)]
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    whole = plan.to_dict()
+    flat = {"verdict": whole["verdict"], "shortfall_gib": whole["shortfall_gib"]}
+    for section in ("accelerator", "parallelism", "memory", "pod", "env"):
+        flat |= {f"{section}.{key}": value for key, value in whole[section].items()}
+    flat |= {f"choice.{c.field}": c.value for c in plan.choices}
+    # each flag with its values; a switch is "on"
+    values: dict[str, list[str]] = {}
+    flag = "args"
+    for word in plan.argv:
+        if word.startswith("--"):
+            flag = word
+            values[flag] = []
+        else:
+            values.setdefault(flag, []).append(word)
+    return flat | {name: " ".join(words) or "on" for name, words in values.items()}

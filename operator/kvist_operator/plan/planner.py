@@ -1,4 +1,4 @@
-"""All of the plan, in order: hardware, wish, KV dtype, first settings, size, arguments. Pure."""
+"""Makes a plan: hardware, requirements, KV dtype, first settings, size and arguments, or a refusal. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -15,57 +15,59 @@ from kvist_operator.engine_flags import (
     parse_version,
 )
 from kvist_operator.errors import SpecError
-from kvist_operator.hardware import NodeFacts
+from kvist_operator.hardware import ROWS, NodeFacts
 from kvist_operator.memory.layout import GIB, Draft, EngineSettings, Layout
 from kvist_operator.models.shape import Facts, checkpoint_bytes, parameters
 from kvist_operator.spec.pool import Pool
 
-from . import engine_args, layouts, pod, rejection
-from .accelerator import choose_hardware
-from .fallbacks import first_run
+from .engine_args import arguments, describe_arguments, environment, read_draft
 from .kv import KvChoice, choose_kv
+from .layouts import describe_layout, impossible
 from .plan import Choice, Hardware, Plan, PlanVerdict
-from .requirements import wish
-from .size import Question, Sized, size
-from .targets import first_token
+from .requirements import RULE, expected_ttft, read_requirements
+from .resources import choose_hardware, pod_resources
+from .size import SizedLayout, SizingInput, first_settings, size, tighter_settings
 
-LEAST_BITS: Final = 1.5
-"""Of a weight, however it is quantised."""
+MIN_BITS: Final = 1.5
+"""Fewest bits of a weight in any quantization."""
 
 
 def make_plan(
     pool: Pool, facts: Facts, *, nodes: Sequence[NodeFacts] = (), gpu: str = "", draft: Facts | None = None
 ) -> Plan:
-    """Return the plan of a pool.
+    """Return the plan of a pool; ``gpu`` overrides the accelerator of the spec and of the nodes.
 
     Raises:
-        SpecError: a field that cannot be what it is.
-        HardwareError: nothing says which accelerator.
+        SpecError: a field that has an invalid value.
+        HardwareError: no source names the accelerator, or it is not known.
     """
     shape = facts.model.shape
-    version, versioned = engine_version(pool)
-    hardware, seated = choose_hardware(pool.accelerator, nodes=nodes, wanted=gpu)
-    wanted = wish(pool, shape)
+    version, versioned = _engine_version(pool)
+    hardware, described = choose_hardware(pool.accelerator, nodes=nodes, gpu=gpu)
+    required = read_requirements(pool, shape)
     kv = choose_kv(pool.engine, shape, hardware.accelerator, version or LATEST)
-    proposer = engine_args.draft_of(pool.engine.speculative, shape.mtp_layers, draft)
-    base = _base(pool, hardware, kv, proposer)
-    settings, first = first_run(pool, shape, hardware.accelerator, wanted, base)
+    proposer = read_draft(pool.engine.speculative, shape.mtp_layers, draft)
+    base = _base_settings(pool, hardware, kv, proposer)
+    settings, first = first_settings(pool, shape, hardware.accelerator, required, base)
     _check(pool, facts, hardware)
-    question = Question(
-        model=facts.model, hardware=hardware, engine=pool.engine, wish=wanted, settings=settings
+    q = SizingInput(
+        model=facts.model, hardware=hardware, engine=pool.engine, required=required, settings=settings
     )
-    choices = [_model_choice(facts), *versioned, *seated, *wanted.choices, *kv.choices, *first]
-    doubts = find_doubts(pool, facts, hardware, version)
-    sized, possible = size(question)
-    if sized is None and not possible:
-        raise layouts.impossible(pool.engine, facts.model.shape, hardware)
+    size_gib = (facts.model.checkpoint_bytes or checkpoint_bytes(shape)) / GIB
+    counted = f"{parameters(shape) / 1e9:.1f} billion weights; files of {size_gib:.1f} GiB"
+    model = Choice("model", shape.describe(), f"{counted}: {facts.checkpoint_source}", facts.source)
+    choices = [model, *versioned, *described, *required.choices, *kv.choices, *first]
+    doubts = _doubts(pool, facts, hardware, version)
+    sized, layouts = size(q)
+    if sized is None and not layouts:
+        raise impossible(pool.engine, shape, hardware)
     if sized is None:
-        return _refused(pool, question, possible, choices, doubts)
-    return _fitting(pool, facts, question, sized, kv, choices, doubts, version or LATEST)
+        return _refused(pool, q, layouts, choices, doubts)
+    return _fitting(pool, facts, q, sized, kv, choices, doubts, version or LATEST)
 
 
-def engine_version(pool: Pool) -> tuple[Version | None, list[Choice]]:
-    """From ``spec.engine.version``, else the image's tag; None when neither tells."""
+def _engine_version(pool: Pool) -> tuple[Version | None, list[Choice]]:
+    """Return the version of ``spec.engine.version``, or of the image's tag; None if neither has one."""
     given = parse_version(pool.engine.version) if pool.engine.version else None
     found = given or image_version(pool.engine.image)
     source = "spec.engine.version" if given else "tag of spec.engine.image"
@@ -73,7 +75,7 @@ def engine_version(pool: Pool) -> tuple[Version | None, list[Choice]]:
     return found, [Choice("engineVersion", shown, f"image {pool.engine.image}", source)]
 
 
-def _base(pool: Pool, hardware: Hardware, kv: KvChoice, draft: Draft | None) -> EngineSettings:
+def _base_settings(pool: Pool, hardware: Hardware, kv: KvChoice, draft: Draft | None) -> EngineSettings:
     extra = {name for _, name in flag_names(pool.engine.extra_args)}
     return EngineSettings(
         kv_dtype=kv.dtype,
@@ -89,64 +91,45 @@ def _base(pool: Pool, hardware: Hardware, kv: KvChoice, draft: Draft | None) -> 
 
 
 def _check(pool: Pool, facts: Facts, hardware: Hardware) -> None:
-    """Raise an error for settings with which vLLM would not start."""
-    scheme = facts.model.shape.quantization
-    if pool.engine.quantization and scheme.method:
-        raise SpecError("spec.engine.quantization", f"the checkpoint is {scheme.label} already: leave it out")
-    if pool.engine.quantization and not hardware.accelerator.fp8:
-        raise SpecError(
-            "spec.engine.quantization", f"{hardware.accelerator.name} does not compute in FP8: leave it out"
-        )
-    _check_size(pool, facts)
-    if pool.offload.cpu_bytes and hardware.accelerator.vendor not in ("nvidia", "amd"):
-        raise SpecError(
-            "spec.offload.cpu", f"{hardware.accelerator.name} engines cannot offload: leave it out"
-        )
-
-
-def _check_size(pool: Pool, facts: Facts) -> None:
-    """A size without its unit would make any model fit."""
-    given, weights = facts.model.checkpoint_bytes, parameters(facts.model.shape)
-    if pool.model.shape and given and given < weights * LEAST_BITS / 8:
+    """Raise SpecError for settings with which vLLM would not start, and for a size without its unit."""
+    shape, row = facts.model.shape, hardware.accelerator
+    if pool.engine.quantization and shape.quantization.method:
+        problem = f"the checkpoint is already {shape.quantization.label}: leave it out"
+        raise SpecError("spec.engine.quantization", problem)
+    if pool.engine.quantization and not row.fp8:
+        raise SpecError("spec.engine.quantization", f"{row.name} does not compute in FP8: leave it out")
+    given, weights = facts.model.checkpoint_bytes, parameters(shape)
+    if pool.model.shape and given and given < weights * MIN_BITS / 8:
         raise SpecError(
             "spec.model.shape.checkpointSize",
             f"{given} bytes are too few for the {weights / 1e9:.1f} billion weights of its config: write it "
             f"like {math.ceil(weights * 2 / GIB)}Gi, or leave it out",
         )
+    if pool.offload.cpu_bytes and row.vendor not in ("nvidia", "amd"):
+        raise SpecError("spec.offload.cpu", f"{row.name} engines cannot offload: leave it out")
 
 
-def _model_choice(facts: Facts) -> Choice:
-    shape, known = facts.model.shape, facts.model.checkpoint_bytes
-    size_gib = (known or checkpoint_bytes(shape)) / GIB
-    counted = f"{parameters(shape) / 1e9:.1f} billion weights; files of {size_gib:.1f} GiB"
-    return Choice("model", shape.describe(), f"{counted}: {facts.checkpoint_source}", facts.source)
-
-
-def find_doubts(pool: Pool, facts: Facts, hardware: Hardware, version: Version | None) -> list[str]:
-    """Why the plan cannot be vouched for; empty when it can."""
+def _doubts(pool: Pool, facts: Facts, hardware: Hardware, version: Version | None) -> list[str]:
+    """Return why the plan is unverified; empty if it is not."""
     shape, row = facts.model.shape, hardware.accelerator
     found = [*shape.notes]
     if not row.verified:
         found.append(f"vLLM's memory on {row.name} is not modelled; figures are estimates ({row.source})")
+    label = shape.quantization.label
     if not shape.quantization.exact and not facts.model.checkpoint_bytes:
-        found.append(
-            f"the size of {shape.quantization.label} weights is a guess: set spec.model.shape.checkpointSize"
-        )
-    if shape.quantization.label == "NVFP4" and row.vendor != "nvidia":
+        found.append(f"the size of {label} weights is an estimate: set spec.model.shape.checkpointSize")
+    if label == "NVFP4" and row.vendor != "nvidia":
         found.append(f"vLLM is not known to have kernels for NVFP4 weights on {row.name}")
-    found += _version_doubts(version)
-    touched = [name for _, name in flag_names(pool.engine.extra_args) if name in AFFECTS_MEMORY]
-    found += [f"--{name} in spec.engine.extraArgs changes what was counted" for name in touched]
-    return found
-
-
-def _version_doubts(version: Version | None) -> list[str]:
-    spans = f"{_dotted(VERSIONS[0])} to {_dotted(VERSIONS[-1])}"
+    known = f"{_dotted(VERSIONS[0])} to {_dotted(VERSIONS[-1])}"
     if version is None:
-        return [f"the image does not tell vLLM's version: set spec.engine.version; flags are for {spans}"]
-    if version not in VERSIONS:
-        return [f"vLLM {_dotted(version)} is not among {spans}, whose flags and arithmetic are known"]
-    return []
+        found.append(
+            f"the image's tag is not a version of vLLM: set spec.engine.version; flags are for {known}"
+        )
+    elif version not in VERSIONS:
+        found.append(f"vLLM {_dotted(version)} is not one of {known}, whose flags and memory are known")
+    touched = [name for _, name in flag_names(pool.engine.extra_args) if name in AFFECTS_MEMORY]
+    found += [f"--{name} in spec.engine.extraArgs changes the memory that was computed" for name in touched]
+    return found
 
 
 def _dotted(version: Version) -> str:
@@ -156,69 +139,68 @@ def _dotted(version: Version) -> str:
 def _fitting(
     pool: Pool,
     facts: Facts,
-    q: Question,
-    sized: Sized,
+    q: SizingInput,
+    sized: SizedLayout,
     kv: KvChoice,
     choices: list[Choice],
     doubts: list[str],
     version: Version,
 ) -> Plan:
-    settings = _settled(q, sized)
-    memory = q.at(sized.layout, settings)
-    needs, needed = pod.pod_needs(pool, q.hardware, sized.layout, memory)
-    args = engine_args.arguments(pool, facts, q.hardware, sized.layout, settings, kv, q.wish)
-    all_choices = _latest(
-        [
-            *choices,
-            *layouts.describe(sized.layout, facts.model.shape, q.hardware, sized.reason),
-            *sized.choices,
-            *engine_args.describe(pool, facts, settings),
-            *first_token(pool.workload, facts.model.shape, q.hardware.accelerator, sized.layout),
-            *needed,
-        ]
-    )
+    settings, layout, shape = sized.settings, sized.layout, facts.model.shape
+    if q.hardware.accelerator.vendor == "cpu":
+        # vLLM does not profile a CPU: the cache has a fixed size, in whole MiB
+        settings = replace(settings, kv_bytes=int(sized.memory.kv) >> 20 << 20)
+    memory = q.memory(layout, settings)
+    pod, pod_choices = pod_resources(pool, q.hardware, layout, memory)
+    args = arguments(pool, facts, q.hardware, layout, settings, kv, q.required)
+    all_choices = [
+        *choices,
+        *describe_layout(layout, shape, q.hardware, sized.reason),
+        *sized.choices,
+        *describe_arguments(pool, facts, settings),
+        *expected_ttft(pool.workload, shape, q.hardware.accelerator, layout),
+        *pod_choices,
+    ]
     return Plan(
         verdict=PlanVerdict.UNVERIFIED if doubts else PlanVerdict.FITS,
         shortfall_bytes=0,
         nearest="",
         hardware=q.hardware,
-        layout=sized.layout,
+        layout=layout,
         settings=settings,
         memory=memory,
-        model=facts.model.shape.describe(),
+        model=shape.describe(),
         argv=tuple(args.to_argv(version)),
-        env=engine_args.environment(pool),
-        needs=needs,
-        choices=tuple(all_choices),
+        env=environment(pool),
+        pod=pod,
+        choices=_last_per_field(all_choices),
         doubts=tuple(doubts),
     )
 
 
-def _settled(q: Question, sized: Sized) -> EngineSettings:
-    """On a CPU the cache is given to vLLM as a number, in whole MiB: nothing is profiled."""
-    if q.hardware.accelerator.vendor != "cpu":
-        return sized.settings
-    return replace(sized.settings, kv_bytes=int(sized.memory.kv) >> 20 << 20)
-
-
-def _latest(choices: list[Choice]) -> list[Choice]:
-    """One choice per field, the last word, at the place of the first."""
-    last = {choice.field: choice for choice in choices}
-    return [last[field] for field in dict.fromkeys(choice.field for choice in choices)]
+def _last_per_field(choices: list[Choice]) -> tuple[Choice, ...]:
+    """Return the last choice of each field, at the place of the first."""
+    return tuple({choice.field: choice for choice in choices}.values())
 
 
 def _refused(
-    pool: Pool, q: Question, possible: list[Layout], choices: list[Choice], doubts: list[str]
+    pool: Pool, q: SizingInput, layouts: list[Layout], choices: list[Choice], doubts: list[str]
 ) -> Plan:
-    layout, settings, memory = rejection.closest(q, possible)
-    lacking = rejection.shortfall(memory, q.wish.floor)
-    hint = rejection.nearest(q)
-    said = Choice("verdict", "refused", rejection.sentence(q, layout, lacking, hint), "rule of size")
-    needs, _ = pod.pod_needs(pool, q.hardware, layout, memory)
+    floor, row = q.required.floor, q.hardware.accelerator
+    # the candidate that lacks least on its fullest GPU, with the tightest settings
+    settings = [q.settings, *tighter_settings(q.engine, q.required, q.settings)][-1]
+    settings = replace(settings, max_len=floor)
+    candidates = [(layout, q.memory(layout, settings)) for layout in layouts]
+    layout, memory = min(candidates, key=lambda pair: pair[1].missing(floor, 1))
+    lacking = memory.missing(floor, 1)
+    nearest = _nearest(q)
+    gpus = f"{layout.gpus} × {row.name}"
+    reason = f"{floor} tokens of context lack {lacking / GIB:.1f} GiB on each of {gpus}; {nearest}"
+    pod, _ = pod_resources(pool, q.hardware, layout, memory)
     return Plan(
         verdict=PlanVerdict.REFUSED,
         shortfall_bytes=lacking,
-        nearest=hint,
+        nearest=nearest,
         hardware=q.hardware,
         layout=layout,
         settings=settings,
@@ -226,7 +208,37 @@ def _refused(
         model=q.model.shape.describe(),
         argv=(),
         env={},
-        needs=needs,
-        choices=tuple(_latest([*choices, said])),
+        pod=pod,
+        choices=_last_per_field([*choices, Choice("verdict", "refused", reason, RULE)]),
         doubts=tuple(doubts),
     )
+
+
+def _nearest(q: SizingInput) -> str:
+    """Return the nearest configuration that fits: quantized, without the user's limits, or on other GPUs."""
+    if not q.model.shape.quantization.method and not q.settings.online_fp8 and q.hardware.accelerator.fp8:
+        found, _ = size(replace(q, settings=replace(q.settings, online_fp8=True)))
+        if found:
+            return f"spec.engine.quantization: FP8 on {_describe_size(found, q.hardware)} would fit"
+    engine = replace(q.engine, tensor=None, pipeline=None)
+    if q.hardware.count or q.engine.tensor or q.engine.pipeline:
+        found, _ = size(replace(q, engine=engine, hardware=replace(q.hardware, count=None)))
+        if found:
+            on = _describe_size(found, q.hardware)
+            return f"{on} would fit: leave count and parallel sizes to the plan"
+    # the fewest nodes, and of those the least memory in total
+    options = []
+    for row in ROWS:
+        if row.verified and row.vendor in ("nvidia", "amd") and row != q.hardware.accelerator:
+            hardware = Hardware(accelerator=row, per_node=row.per_node)
+            found, _ = size(replace(q, engine=engine, hardware=hardware))
+            if found:
+                memory = found.layout.gpus * row.memory_gib
+                options.append((hardware.nodes(found.layout), memory, _describe_size(found, hardware)))
+    return f"{min(options)[-1]} would fit" if options else "no known accelerator would be enough"
+
+
+def _describe_size(found: SizedLayout, hardware: Hardware) -> str:
+    nodes = hardware.nodes(found.layout)
+    over = f" on {nodes} nodes" if nodes > 1 else ""
+    return f"{found.layout.gpus} × {hardware.accelerator.name}{over}"

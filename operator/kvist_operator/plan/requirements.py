@@ -1,4 +1,4 @@
-"""What is wanted: how long a context, how many at once, how much per step. Pure."""
+"""Requirements of a pool: context length, concurrency and latency targets. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -6,92 +6,107 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvist_operator.errors import SpecError
-from kvist_operator.models.shape import ModelShape
-from kvist_operator.spec.pool import Pool
+from kvist_operator.hardware import Accelerator
+from kvist_operator.memory.layout import Layout
+from kvist_operator.models.shape import ModelShape, active_parameters
+from kvist_operator.spec.pool import Pool, Workload
 
 from .plan import Choice
 
-CONTEXT: Final = 32_768
-CONCURRENCY: Final = 8
-FLOOR: Final = 8192
-"""The context never falls below this to make a model fit."""
+DEFAULT_CONTEXT: Final = 32_768
+DEFAULT_CONCURRENCY: Final = 8
+MIN_CONTEXT: Final = 8192
+"""Shortest context to which a plan reduces it to make a model fit."""
 STEP: Final = 1024
 YARN_LIMIT: Final = 8
-"""Largest factor by which YaRN is known to stretch a context usefully."""
+"""Largest factor by which YaRN is known to extend a context usefully."""
+EFFICIENCY: Final = 0.45
+"""Share of the peak that prefill reaches; the picker learns the true rate."""
+MIN_STEP_TOKENS: Final = 512
+RULE: Final = "sizing rule"
+"""Source of a choice that the plan makes by its own rules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """Context and sequences that a plan tries to have memory for."""
+class Requirements:
+    """Context and sequences for which a plan reserves memory."""
 
     context: int
     floor: int
-    """The shortest context that will do; equal to ``context`` when the user fixed it."""
+    """Shortest acceptable context; equal to ``context`` if the user fixed it."""
     concurrency: int
     typical: int
-    """Tokens one of those requests has; the whole context unless the workload says."""
+    """Tokens of one of those requests; the whole context unless the workload has hints."""
     overrides: Mapping[str, Any] | None
-    """``--hf-overrides`` for a context beyond the native one."""
+    """Value of ``--hf-overrides`` for a context beyond the native one."""
     choices: tuple[Choice, ...]
 
 
-def wish(pool: Pool, shape: ModelShape) -> Wish:
-    """From the spec and the native length. Raises SpecError for a length RoPE cannot be stretched to."""
-    context, why = _context(pool, shape)
-    fixed = pool.engine.max_model_len is not None
-    concurrency = pool.workload.concurrency or CONCURRENCY
+def read_requirements(pool: Pool, shape: ModelShape) -> Requirements:
+    """Return the requirements of a spec. Raises SpecError for a context that the model cannot have."""
+    context, choice = _context(pool, shape)
+    concurrency = pool.workload.concurrency or DEFAULT_CONCURRENCY
     typical = min(context, pool.workload.typical_tokens or context)
-    overrides = _overrides(context, shape) if context > shape.max_len else None
-    return Wish(
+    each = f"{typical} tokens each" if typical < context else f"the full context of {context} tokens each"
+    source = "spec.workload.concurrency" if pool.workload.concurrency else RULE
+    reason = f"the KV cache should hold this many requests, {each}"
+    choices = [choice, Choice("concurrency", concurrency, reason, source)]
+    overrides = None
+    if context > shape.max_len:
+        overrides = _yarn(context, shape)
+        factor = overrides["rope_parameters"]["factor"]
+        reason = (
+            f"YaRN by a factor of {factor:g}, because the native length is {shape.max_len}; answers to short "
+            "prompts may be slightly worse"
+        )
+        choices.append(Choice("hfOverrides", overrides, reason, "spec.engine.maxModelLen"))
+    return Requirements(
         context=context,
-        floor=context if fixed else min(FLOOR, context),
+        floor=context if pool.engine.max_model_len is not None else min(MIN_CONTEXT, context),
         concurrency=concurrency,
         typical=typical,
         overrides=overrides,
-        choices=(why, _at_once(pool, concurrency, typical, context), *_stretched(overrides, shape)),
+        choices=tuple(choices),
     )
 
 
 def _context(pool: Pool, shape: ModelShape) -> tuple[int, Choice]:
-    field, native = "maxModelLen", shape.max_len
-    if pool.engine.max_model_len is not None:
-        chosen = pool.engine.max_model_len
-        return chosen, Choice(
-            field, chosen, f"as asked; the model was made for {native}", "spec.engine.maxModelLen"
-        )
+    field, native, given = "maxModelLen", shape.max_len, pool.engine.max_model_len
+    if given is not None:
+        reason = f"as requested; the model's native length is {native}"
+        return given, Choice(field, given, reason, "spec.engine.maxModelLen")
     hinted = pool.workload.typical_tokens or 0
-    wanted = max(CONTEXT, math.ceil(hinted / STEP) * STEP)
-    chosen = min(native, wanted)
     if hinted > native:
         raise SpecError(
             "spec.workload",
-            f"promptTokens and outputTokens make {hinted}, more than the model's {native}: set "
-            "spec.engine.maxModelLen to stretch its context",
+            f"promptTokens and outputTokens add up to {hinted}, more than the model's {native}: set "
+            "spec.engine.maxModelLen to extend its context",
         )
-    if chosen == native:
-        return chosen, Choice(
-            field, chosen, "the model's native length", "config.json: max_position_embeddings"
+    wanted = max(DEFAULT_CONTEXT, math.ceil(hinted / STEP) * STEP)
+    if wanted >= native:
+        return native, Choice(
+            field, native, "the model's native length", "config.json: max_position_embeddings"
         )
-    why = (
-        "prompt and output of the workload" if wanted > CONTEXT else f"default; the model could take {native}"
-    )
-    return chosen, Choice(field, chosen, why, "spec.workload" if wanted > CONTEXT else "rule of size")
+    if wanted > DEFAULT_CONTEXT:
+        return wanted, Choice(field, wanted, "prompt and output of the workload", "spec.workload")
+    return wanted, Choice(field, wanted, f"default; the model allows {native}", RULE)
 
 
-def _at_once(pool: Pool, concurrency: int, typical: int, context: int) -> Choice:
-    hinted = pool.workload.concurrency is not None
-    each = f"{typical} tokens each" if typical < context else f"the full context of {context} tokens each"
-    source = "spec.workload.concurrency" if hinted else "rule of size"
-    return Choice("concurrency", concurrency, f"room is sought for so many requests of {each}", source)
-
-
-def _overrides(context: int, shape: ModelShape) -> Mapping[str, Any]:
-    """YaRN by ``--hf-overrides``; the length is raised too, because the factor alone does not do it."""
+def _yarn(context: int, shape: ModelShape) -> Mapping[str, Any]:
+    """Return ``--hf-overrides`` for YaRN, the length included, because the factor alone does not raise it."""
     rope = dict(shape.rope)
     kind = str(rope.get("rope_type") or rope.get("type") or "default")
     factor = math.ceil(context / shape.max_len * 100) / 100
-    if kind not in ("default", "yarn") or "mrope_section" in rope or shape.latent or factor > YARN_LIMIT:
-        raise SpecError("spec.engine.maxModelLen", _refusal(context, kind, factor, shape))
+    problem = f"{context} is beyond the model's {shape.max_len} tokens"
+    if factor > YARN_LIMIT:
+        problem += f" by a factor of {factor:g}; YaRN is useful up to {YARN_LIMIT}: set a smaller value"
+        raise SpecError("spec.engine.maxModelLen", problem)
+    if kind not in ("default", "yarn") or "mrope_section" in rope or shape.latent:
+        problem += (
+            f", and a plan cannot extend its RoPE ({kind}): set at most {shape.max_len}, or set "
+            "spec.model.shape.config with the rope_parameters and max_position_embeddings for this length"
+        )
+        raise SpecError("spec.engine.maxModelLen", problem)
     original = int(rope.get("original_max_position_embeddings") or shape.max_len)
     parameters = {
         **({"rope_theta": rope["rope_theta"]} if "rope_theta" in rope else {}),
@@ -102,19 +117,29 @@ def _overrides(context: int, shape: ModelShape) -> Mapping[str, Any]:
     return {"rope_parameters": parameters, "max_position_embeddings": context}
 
 
-def _refusal(context: int, kind: str, factor: float, shape: ModelShape) -> str:
-    head = f"{context} is beyond the model's {shape.max_len} tokens"
-    if factor > YARN_LIMIT:
-        return f"{head} by a factor of {factor:g}; YaRN is of use up to {YARN_LIMIT}: ask for less"
-    return (
-        f"{head}, and its RoPE ({kind}) cannot be stretched by a plan: set at most {shape.max_len}, or give "
-        "spec.model.shape.config with the rope_parameters and max_position_embeddings for this length"
-    )
+def _prefill_rate(shape: ModelShape, gpu: Accelerator, gpus: int = 1) -> float:
+    """Return an estimate of prompt tokens per second, with two operations per active weight and token."""
+    peak = gpu.peak_tflops if shape.quantization.fp8 else gpu.bf16_tflops
+    return EFFICIENCY * peak * 1e12 * gpus / (2 * active_parameters(shape))
 
 
-def _stretched(overrides: Mapping[str, Any] | None, shape: ModelShape) -> list[Choice]:
-    if overrides is None:
+def step_tokens(target_ms: int, shape: ModelShape, gpu: Accelerator, most: int) -> int:
+    """Return the tokens of a step that takes no longer than the TPOT target on one GPU; at most ``most``."""
+    tokens = _prefill_rate(shape, gpu) * target_ms / 1000
+    return int(min(most, max(MIN_STEP_TOKENS, tokens // 256 * 256)))
+
+
+def expected_ttft(workload: Workload, shape: ModelShape, gpu: Accelerator, layout: Layout) -> list[Choice]:
+    """Return whether an idle engine meets the TTFT target, on which nothing else in the plan depends."""
+    target, prompt = workload.ttft_ms, workload.prompt_tokens
+    if target is None or prompt is None:
         return []
-    factor = overrides["rope_parameters"]["factor"]
-    reason = f"YaRN by {factor:g}, since {shape.max_len} is native; short prompts may lose a little quality"
-    return [Choice("hfOverrides", overrides, reason, "spec.engine.maxModelLen")]
+    rate = _prefill_rate(shape, gpu, layout.gpus // layout.data)
+    fresh = prompt - (workload.shared_prefix_tokens or 0)
+    cold, warm = (round(1000 * n / rate) for n in (prompt, fresh))
+    result = "met" if cold <= target else "met with the prefix cached" if warm <= target else "missed"
+    reason = (
+        f"{prompt} tokens take about {cold} ms, {warm} with the shared prefix cached: the target of {target} "
+        f"is {result}"
+    )
+    return [Choice("ttftMilliseconds", cold, reason, "spec.workload.ttftMilliseconds")]

@@ -229,3 +229,15 @@ class Pool:
     def served_name(self) -> str:
         """The model name clients use: ``spec.model.servedName``, or the pool's name."""
         return self.model.served_name or self.name
+
+    @property
+    def kv_events(self) -> bool:
+        """Whether engines publish KV events: a picker reads them, and prefix caching is on."""
+        return self.engine.prefix_caching and self.picker.mode != "Off"
+
+    @property
+    def by_priority(self) -> bool:
+        """Whether engines schedule by priority: as requested, otherwise if priority classes are declared."""
+        if self.engine.scheduling_policy:
+            return self.engine.scheduling_policy == "Priority"
+        return bool(self.picker.priorities)
