@@ -7,8 +7,8 @@ from kvist_epp.index.snapshot.parts import Begin, Part
 from kvist_epp.index.snapshot.read import Reader
 from kvist_epp.index.snapshot.section import Section
 from kvist_epp.index.snapshot.write import Writer
-from kvist_epp.kvevents.decode_check import Checker, Ward
-from kvist_epp.kvevents.publisher_stats import SourceStats
+from kvist_epp.kvevents.decode_check import DecodeChecker, PublisherState
+from kvist_epp.kvevents.publisher_stats import PublisherStats
 
 
 class Shelf:
@@ -16,15 +16,15 @@ class Shelf:
 
     def __init__(self, index: Index) -> None:
         self.index = index
-        self._checker = Checker(index, [], None)
+        self._checker = DecodeChecker(index, [], None)
 
     def restore(self, source: str, group: int | None) -> Section:
-        """As the learner does."""
+        """As the ingestor does."""
         number = self.index.publisher(source)
-        return Section(self.index.restore(number), Ward(number, SourceStats()), self._checker)
+        return Section(self.index.restore(number), PublisherState(number, PublisherStats()), self._checker)
 
     def forget(self, source: str) -> None:
-        """As the learner does."""
+        """As the ingestor does."""
         self.index.forget(self.index.publisher(source))
 
 

@@ -1,4 +1,4 @@
-"""A learner with its index, fed with events of one publisher at a time."""
+"""A ingestor with its index, fed with events of one publisher at a time."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ from tests.fakes.vocabulary import Words
 
 from kvist_epp.engines.vllm.kv_events import Batch, Event, Stored
 from kvist_epp.index.byte_index import Index
-from kvist_epp.kvevents.ingestion import Learner
-from kvist_epp.kvevents.observed import Observed
-from kvist_epp.kvevents.publisher_stats import SourceStats
+from kvist_epp.kvevents.ingestion import Ingestor
+from kvist_epp.kvevents.observation import Observation
+from kvist_epp.kvevents.publisher_stats import PublisherStats
 
 SIZE = 4
 """Tokens a block."""
@@ -16,22 +16,22 @@ PROMPT = b"aaaabbbb"
 
 
 class Learning:
-    """Sends events straight into a learner."""
+    """Sends events straight into a ingestor."""
 
     def __init__(self, *, check: bool = True) -> None:
         self.index = Index()
         self.words = Words()
         self.now = 0.0
-        self.learner = Learner(self.index, self.words, check=check, clock=lambda: self.now)
+        self.ingestor = Ingestor(self.index, self.words, check=check, clock=lambda: self.now)
         self.source = "ns/pod/0"
 
-    def send(self, *events: Event) -> list[Observed]:
+    def send(self, *events: Event) -> list[Observation]:
         """One batch."""
-        return self.learner.apply(self.source, Batch(ts=0.0, rank=0, events=list(events)))
+        return self.ingestor.apply(self.source, Batch(ts=0.0, rank=0, events=list(events)))
 
     def settle(self) -> None:
         """All checks are done."""
-        while self.learner.checker.step():
+        while self.ingestor.checker.step():
             pass
 
     def tokens(
@@ -43,9 +43,9 @@ class Learning:
         return hit.tokens if medium == "GPU" else hit.lower.get(medium, 0)
 
     @property
-    def counters(self) -> SourceStats:
+    def counters(self) -> PublisherStats:
         """Of the present publisher."""
-        return self.learner.stats(self.source)
+        return self.ingestor.stats(self.source)
 
     @property
     def stats(self) -> tuple[int, int, int]:

@@ -1,8 +1,8 @@
 """``GET /fleet``: what each endpoint's cache saves and the state of its engine, for the operator.
 
 The page is stable: ``version`` changes when the meaning of a field changes or a field is removed; fields may
-be added. Savings and prompts are those of this replica's own traffic and add up over replicas; blocks and
-figures of engines are the same everywhere.
+be added. Saved tokens and prompts are those of this replica's own traffic and add up over replicas; blocks
+and figures of engines are the same everywhere.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.engine_state import EngineState
 from kvist_epp.endpoints.kubernetes.pod_endpoints import TERMINATING
-from kvist_epp.prefix_stats.cache_value import Worth
+from kvist_epp.prefix_stats.cache_value import EndpointCacheValue
 from kvist_epp.prefix_stats.window import WINDOW_SECONDS
 
 VERSION: Final = 1
@@ -56,7 +56,7 @@ class FleetPage:
             director = self._registry.director
             now, began = self._registry.clock(), perf_counter()
             publishers = {key: state.member.publishers for key, state in self._registry.states.items()}
-            steps = director.cache_value.appraise(director.index, publishers, now)
+            steps = director.cache_value.compute(director.index, publishers, now)
             values, seconds = await run_in_slices(steps)
             self._last = _document(self._registry, values, now - self._started_at, now)
             self._computed_at = began
@@ -83,7 +83,7 @@ async def run_in_slices(steps: Generator[None, None, T]) -> tuple[T, float]:
 
 
 def _document(
-    registry: EndpointRegistry, values: Mapping[str, Worth], observed: float, now: float
+    registry: EndpointRegistry, values: Mapping[str, EndpointCacheValue], observed: float, now: float
 ) -> dict[str, Any]:
     """Return the page; ``observed``: seconds since this replica started."""
     director, blocks = registry.director, registry.blocks()

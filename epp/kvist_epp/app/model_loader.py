@@ -20,8 +20,8 @@ from typing import Final
 
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.errors import ModelFilesError, SettingsError
-from kvist_epp.kvevents.ingestion import Learner
-from kvist_epp.kvevents.observed import Observed
+from kvist_epp.kvevents.ingestion import Ingestor
+from kvist_epp.kvevents.observation import Observation
 from kvist_epp.kvevents.subscriber import Subscriber
 from kvist_epp.prompt.model import HUB, Chats, Model
 from kvist_epp.settings.settings import Settings
@@ -126,29 +126,32 @@ class ModelActivator:
         Raises SettingsError if the address for KV events cannot be bound.
         """
         registry, director, clock = self.registry, self.registry.director, self.registry.clock
-        learner = subscriber = None
+        ingestor = subscriber = None
         if self.settings.kv_events and model.faithful:
-            learner = Learner(director.index, model)
-            learner.begins = lambda source, endpoint, session: director.progress.on_prefill_started(
-                source, endpoint, session, clock()
+            ingestor = Ingestor(
+                director.index,
+                model,
+                on_prefill_started=lambda publisher, endpoint, session: director.progress.on_prefill_started(
+                    publisher, endpoint, session, clock()
+                ),
             )
-            subscriber = self._subscriber(learner)
+            subscriber = self._subscriber(ingestor)
             self.stack.push_async_callback(subscriber.close)
-        registry.activate(model, learner, subscriber)
+        registry.activate(model, ingestor, subscriber)
 
     def activate_while_serving(self, model: Model) -> None:
         """Activate a model that was loaded after startup, and exclude it from garbage collection."""
         self.activate(model)
         gc.freeze()
 
-    def _subscriber(self, learner: Learner) -> Subscriber:
+    def _subscriber(self, ingestor: Ingestor) -> Subscriber:
         director, clock, bind = self.registry.director, self.registry.clock, self.settings.kv_events_bind
 
-        def observe(seen: Observed) -> None:
+        def observe(seen: Observation) -> None:
             director.progress.on_observation(seen, clock())
 
         try:
-            return Subscriber(learner, observe=observe, bind=bind or None)
+            return Subscriber(ingestor, observe=observe, bind=bind or None)
         except (OSError, ValueError) as error:
             raise SettingsError(f"--kv-events-bind: cannot bind {bind}: {error}") from error
 

@@ -9,7 +9,7 @@ from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import History
 from kvist_epp.load.tracker import LoadTracker
-from kvist_epp.prefix_stats.hot_prefixes import Hot
+from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry.picker_metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import RequestLog
@@ -23,7 +23,7 @@ def make_director(
     now: float,
     wake: Callable[[], None],
     index: Index | None = None,
-    hot: Hot | None = None,
+    hot: HotPrefixes | None = None,
     replica: str = "",
 ) -> Director:
     """Return a director without endpoints and without a model.
@@ -33,7 +33,7 @@ def make_director(
     """
     index, history = Index() if index is None else index, History()
     if hot is None and settings.prewarm_tokens:
-        hot = Hot()
+        hot = HotPrefixes()
     return Director(
         index=index,
         history=history,

@@ -23,7 +23,7 @@ from kvist_epp.flowcontrol.priorities import Priorities, engine_priority
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import History
-from kvist_epp.kvevents.ingestion import Learner
+from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.names import (
@@ -32,10 +32,10 @@ from kvist_epp.names import (
     REQUEST_ID_HEADER,
     SESSION_HEADER,
 )
-from kvist_epp.prefix_stats.cache_value import Savings
-from kvist_epp.prefix_stats.divergence_histogram import Reuse
-from kvist_epp.prefix_stats.hot_prefixes import Hot
-from kvist_epp.prefix_stats.recent_uses import Uses
+from kvist_epp.prefix_stats.cache_value import CacheValue
+from kvist_epp.prefix_stats.divergence_histogram import DivergenceHistogram
+from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
+from kvist_epp.prefix_stats.recent_uses import RecentUses
 from kvist_epp.prompt.model import Model
 from kvist_epp.scheduling.cost import DEFAULT, policy_among
 from kvist_epp.scheduling.pick import Candidate, ScoredEndpoint, choose, explain
@@ -75,7 +75,7 @@ class Director(Dispatcher):
         priorities: Priorities | None = None,
         engine_priorities: bool = False,
         max_endpoints: int = 3,
-        hot: Hot | None = None,
+        hot: HotPrefixes | None = None,
         replica: str = "",
     ) -> None:
         """Make a director without endpoints.
@@ -96,7 +96,7 @@ class Director(Dispatcher):
         self.metrics = metrics
         self.log = log
         self.model = model
-        self.ingestor: Learner | None = None
+        self.ingestor: Ingestor | None = None
         self.candidates: tuple[Candidate, ...] = ()
         """The endpoints; replaced as a whole by ``set_endpoints``."""
         self.adapters: frozenset[str] = frozenset()
@@ -106,9 +106,9 @@ class Director(Dispatcher):
         self.request_count = 0
         """Requests and retries so far; makes ids, and has equal endpoints take turns."""
         self.policy = DEFAULT
-        self.cache_value = Savings()
-        self.divergence = Reuse()
-        self.recent_uses = Uses()
+        self.cache_value = CacheValue()
+        self.divergence = DivergenceHistogram()
+        self.recent_uses = RecentUses()
         self.progress = RequestProgress(
             index=index,
             history=history,
@@ -136,7 +136,7 @@ class Director(Dispatcher):
 
     # What the director knows
 
-    def activate(self, model: Model, ingestor: Learner | None) -> None:
+    def activate(self, model: Model, ingestor: Ingestor | None) -> None:
         """Render prompts by this model from now on; ``ingestor``: takes in events; None: none are
         followed."""
         self.model, self.ingestor = model, ingestor
@@ -333,12 +333,12 @@ class Director(Dispatcher):
         self.tracker.add(request, key, best.uncached_tokens, now, hostport=best.endpoint.hostport)
         self.metrics.predicted_cached[best.endpoint.hostport] += best.matched_tokens
         if match.prompts:
-            self.recent_uses.note(found.place, now)
-            self.divergence.note(found.tokens, best.matched_tokens, now)
-            self.cache_value.picked(key, found, self.lookup.members.get(key), now)
+            self.recent_uses.record(found.place, now)
+            self.divergence.record(found.tokens, best.matched_tokens, now)
+            self.cache_value.record(key, found, self.lookup.members.get(key), now)
             if self.hot is not None:
                 for place in found.ends():
-                    self.hot.note(place, context.tenant, now)
+                    self.hot.record(place, context.tenant, now)
 
     def _headers(self, context: RequestContext, best: ScoredEndpoint) -> tuple[tuple[str, str], ...]:
         """Headers to add: our id as session and request id unless it had them, the data-parallel rank that

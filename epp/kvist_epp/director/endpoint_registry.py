@@ -14,8 +14,8 @@ from kvist_epp.endpoints.engine_state import EngineState, partly_served
 from kvist_epp.endpoints.scraper import Scraper
 from kvist_epp.index.index_accuracy import AccuracyMonitor
 from kvist_epp.index.lookup import Member
-from kvist_epp.kvevents.followed import Followed
-from kvist_epp.kvevents.ingestion import Learner
+from kvist_epp.kvevents.followed import FollowedPublisher
+from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.subscriber import Subscriber
 from kvist_epp.load.in_flight import Attempt, InFlightRequest
 from kvist_epp.load.tracker import RequestListener
@@ -62,7 +62,7 @@ class EndpointRegistry(RequestListener):
             interval=settings.scrape_interval if scrape_interval is None else scrape_interval,
             timeout=settings.scrape_timeout,
         )
-        self.learner: Learner | None = None
+        self.ingestor: Ingestor | None = None
         self.subscriber: Subscriber | None = None
         """None where no events are followed."""
         self.fleet: EndpointSet | None = None
@@ -100,13 +100,13 @@ class EndpointRegistry(RequestListener):
         self._name_models()
         self.director.set_endpoints(self.states.values(), self.clock())
 
-    def activate(self, model: Model, learner: Learner | None, subscriber: Subscriber | None) -> None:
+    def activate(self, model: Model, ingestor: Ingestor | None, subscriber: Subscriber | None) -> None:
         """Render prompts by this model, and follow events where there is a subscriber.
 
         What was routed before is forgotten: it was kept as bodies, which no prompt begins with.
         """
-        self.learner, self.subscriber = learner, subscriber
-        self.director.activate(model, learner)
+        self.ingestor, self.subscriber = ingestor, subscriber
+        self.director.activate(model, ingestor)
         fleet = self.fleet or EndpointSet()
         for endpoint in fleet:
             self.director.history.forget(endpoint.key)
@@ -236,7 +236,7 @@ class EndpointRegistry(RequestListener):
     def _add_to_lookup(self, endpoint: Endpoint) -> Member:
         key, director = endpoint.key, self.director
         publishers: tuple[int, ...] = ()
-        if self.learner is not None:
+        if self.ingestor is not None:
             publishers = tuple(director.index.publisher(s.publisher) for s in endpoint.sources)
         member = Member(publishers, precise=False)
         director.lookup.join(key, member)
@@ -281,9 +281,9 @@ class EndpointRegistry(RequestListener):
                 state.accuracy.on_engine_restart()
 
 
-def _followed(endpoint: Endpoint) -> list[Followed]:
+def _followed(endpoint: Endpoint) -> list[FollowedPublisher]:
     names = (endpoint.hostport, endpoint.name, endpoint.key, *endpoint.aliases)
     return [
-        Followed(endpoint.key, source.publisher, source.rank, source.events, source.replay, names)
+        FollowedPublisher(endpoint.key, source.publisher, source.rank, source.events, source.replay, names)
         for source in endpoint.sources
     ]

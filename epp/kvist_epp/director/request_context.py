@@ -17,7 +17,7 @@ from kvist_epp.flowcontrol.priorities import tenant
 from kvist_epp.index.byte_index import Root
 from kvist_epp.index.lookup import CachedPart, Found, Lookup
 from kvist_epp.names import DATA_PARALLEL_RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
-from kvist_epp.prefix_stats.recent_uses import Uses
+from kvist_epp.prefix_stats.recent_uses import RecentUses
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import Kind, Request, parse
 from kvist_epp.scheduling.pick import Demand, canonical, members
@@ -45,9 +45,9 @@ class PromptMatch(msgspec.Struct):
     mode: str
     """``precise``, ``approximate`` or ``load``: what the choice rests on."""
 
-    def demand(self, uses: Uses, now: float) -> Demand:
+    def demand(self, uses: RecentUses, now: float) -> Demand:
         """Return the request as the policy sees it."""
-        return Demand(self.found.tokens, self.found.hits, uses.lately(self.found.place, now))
+        return Demand(self.found.tokens, self.found.hits, uses.decayed_count(self.found.place, now))
 
     @property
     def prompt_bytes(self) -> int:

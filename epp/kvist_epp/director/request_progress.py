@@ -11,7 +11,7 @@ from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import History
-from kvist_epp.kvevents.observed import Observed
+from kvist_epp.kvevents.observation import Observation
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.scheduling.pick import ROLES_WITHOUT_REQUESTS, Candidate
@@ -60,7 +60,7 @@ class RequestProgress:
             request.indexed_tokens = matches.of(self._index.publisher(source)).tokens
             request.index_compared = True
 
-    def on_observation(self, seen: Observed, now: float) -> None:
+    def on_observation(self, seen: Observation, now: float) -> None:
         """Take in an engine's event about a request of any replica."""
         if not seen.session:
             return
@@ -75,7 +75,7 @@ class RequestProgress:
         backlog = self._backlog_after(seen, attempt.endpoint, request.tokens)
         self._tracker.on_progress(attempt, backlog, now, computed=seen.prefilled)
 
-    def _backlog_after(self, seen: Observed, endpoint: str, tokens: int) -> int:
+    def _backlog_after(self, seen: Observation, endpoint: str, tokens: int) -> int:
         """Tokens that a request of so many still has to prefill; events report whole blocks only."""
         left = 0 if seen.born == "decode" else max(0, tokens - (seen.depth or 0))
         member = self._lookup.members.get(endpoint)

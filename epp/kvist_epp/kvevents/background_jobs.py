@@ -4,7 +4,7 @@ import asyncio
 from time import perf_counter
 
 from kvist_epp.kvevents.cooperative_scheduler import Pump
-from kvist_epp.kvevents.ingestion import Learner
+from kvist_epp.kvevents.ingestion import Ingestor
 
 
 class Chores:
@@ -14,14 +14,14 @@ class Chores:
     PAUSE = 4
     """Rests this many times as long as it worked: blocks gather meanwhile, and are cheaper together."""
 
-    def __init__(self, learner: Learner, pump: Pump) -> None:
-        self._learner = learner
+    def __init__(self, ingestor: Ingestor, pump: Pump) -> None:
+        self._ingestor = ingestor
         self._pump = pump
         self._rest: asyncio.TimerHandle | None = None
 
     def look(self) -> None:
         """Something may have to be done."""
-        if self._learner.unswept or (len(self._learner.checker) and self._rest is None):
+        if self._ingestor.unswept or (len(self._ingestor.checker) and self._rest is None):
             self._pump.ready(self)
 
     def work(self, deadline: float) -> bool:
@@ -29,12 +29,12 @@ class Chores:
         began = perf_counter()
         deadline = min(deadline, began + self.SLICE)
         if self._rest is None:
-            while self._learner.checker.step() and perf_counter() < deadline:
+            while self._ingestor.checker.step() and perf_counter() < deadline:
                 pass
-            if len(self._learner.checker):
+            if len(self._ingestor.checker):
                 pause = self.PAUSE * (perf_counter() - began)
                 self._rest = asyncio.get_running_loop().call_later(pause, self._rested)
-        return self._learner.unswept and self._learner.sweep() > 0
+        return self._ingestor.unswept and self._ingestor.sweep() > 0
 
     def close(self) -> None:
         """No timer is left."""

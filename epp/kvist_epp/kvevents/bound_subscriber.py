@@ -8,7 +8,7 @@ from time import perf_counter
 
 from kvist_epp.engines.vllm.kv_events import rank_of
 from kvist_epp.kvevents.feed import Feed
-from kvist_epp.kvevents.followed import Followed
+from kvist_epp.kvevents.followed import FollowedPublisher
 from kvist_epp.kvevents.ports import Hub
 
 
@@ -22,7 +22,7 @@ class Door:
         self._busy: Feed | None = None
         self._line, self.address = hub.door(address, self.wake)
 
-    def know(self, feeds: dict[Followed, Feed]) -> None:
+    def know(self, feeds: dict[FollowedPublisher, Feed]) -> None:
         """The publishers that may come in."""
         self._feeds = {}
         for followed, feed in feeds.items():

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable
 from time import perf_counter
 
-from kvist_epp.kvevents.followed import Followed
-from kvist_epp.kvevents.ingestion import Learner
+from kvist_epp.kvevents.followed import FollowedPublisher
+from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.intake import Intake, Position
-from kvist_epp.kvevents.observed import Observed
+from kvist_epp.kvevents.observation import Observation
 from kvist_epp.kvevents.ports import Hub, Line
 from kvist_epp.kvevents.replay import Replay
 from kvist_epp.kvevents.stream import Stream
@@ -19,15 +19,15 @@ class Feed:
     def __init__(
         self,
         hub: Hub,
-        followed: Followed,
-        learner: Learner,
-        observe: Callable[[Observed], None],
+        followed: FollowedPublisher,
+        ingestor: Ingestor,
+        observe: Callable[[Observation], None],
         learned: Callable[[], None],
     ) -> None:
         self._hub = hub
         self._learned = learned
         stream = Stream(has_ring=followed.replay is not None)
-        self.intake = Intake(followed.source, learner, stream, observe=observe, ask=self._ask)
+        self.intake = Intake(followed.source, ingestor, stream, observe=observe, ask=self._ask)
         self._replay = Replay(hub, followed.replay or "", self.intake, wake=self.wake, ended=self.replayed)
         self._line: Line | None = None
         self.endpoint = followed.endpoint

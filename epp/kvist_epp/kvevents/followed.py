@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class FollowedPublisher:
     """One publisher to follow: one data-parallel rank of an endpoint."""
 
     endpoint: str

@@ -2,8 +2,8 @@
 
 Only full-attention and MLA groups are learned, one group a publisher: the same prefix has the same hash in
 each group, and a removal names only hash and group. Text is the token ids decoded to bytes. Blocks that hold
-generated tokens go through the ``Checker`` first: an engine stores a prompt in events of many blocks and its
-answer one block at a time.
+generated tokens go through the ``DecodeChecker`` first: an engine stores a prompt in events of many blocks
+and its answer one block at a time.
 """
 
 import time
@@ -18,10 +18,10 @@ from kvist_epp.engines.vllm.kv_events import GPU, Batch, Removed, Stored
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.snapshot.section import Captured, Section
 from kvist_epp.kvevents.canonical import Encode, Piece
-from kvist_epp.kvevents.decode_blocks import Born
-from kvist_epp.kvevents.decode_check import Checker, Ward
-from kvist_epp.kvevents.observed import Observed, Sessions
-from kvist_epp.kvevents.publisher_stats import SourceStats
+from kvist_epp.kvevents.decode_blocks import DecodeBlock
+from kvist_epp.kvevents.decode_check import DecodeChecker, PublisherState
+from kvist_epp.kvevents.observation import Observation, RecentSessions
+from kvist_epp.kvevents.publisher_stats import PublisherStats
 from kvist_epp.kvevents.quarantine import Quarantine
 from kvist_epp.kvevents.removals import joined
 from kvist_epp.kvevents.texts import Texts
@@ -34,7 +34,7 @@ SLICE_BLOCKS = 512
 
 
 class Vocabulary(Protocol):
-    """The part of ``prompt.model.Model`` that the learner uses."""
+    """The part of ``prompt.model.Model`` that the ingestor uses."""
 
     @property
     def pieces(self) -> Sequence[bytes]:
@@ -49,7 +49,7 @@ class _Source:
 
     __slots__ = ("endpoint", "group", "name", "quarantine", "ward")
 
-    def __init__(self, name: str, ward: Ward) -> None:
+    def __init__(self, name: str, ward: PublisherState) -> None:
         self.name = name
         self.endpoint = name.rpartition("/")[0]
         self.ward = ward
@@ -58,10 +58,12 @@ class _Source:
         self.quarantine = Quarantine()
 
 
-class Learner:
+class Ingestor:
     """Applies batches; the only writer of the index.
 
     ``encode`` is taken from the model; ``check=False`` leaves blocks born in decode without credit.
+    ``on_prefill_started(source, endpoint, session)`` is called before the first event of a request is
+    applied, while the index still is as the engine's cache was when it admitted the request.
     """
 
     def __init__(
@@ -70,18 +72,17 @@ class Learner:
         model: Vocabulary,
         *,
         check: bool = True,
+        on_prefill_started: Callable[[str, str, str], None] = lambda _source, _endpoint, _session: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._index = index
         self._vocabulary = Texts(model.pieces)
         encode: Encode | None = model.encode if check else None
-        self.checker = Checker(index, self._vocabulary.pieces, encode)
+        self.checker = DecodeChecker(index, self._vocabulary.pieces, encode)
         self._clock = clock
         self._sources: dict[str, _Source] = {}
-        self._sessions = Sessions()
-        self.begins: Callable[[str, str, str], None] = lambda _source, _endpoint, _session: None
-        """Told of (source, endpoint, session) before the first event of a request is learned: the index still
-        stands as the engine's cache stood when it took the request up."""
+        self._sessions = RecentSessions()
+        self._on_prefill_started = on_prefill_started
         self.unswept = False
         """Something was forgotten whose memory ``sweep`` has to free."""
 
@@ -89,15 +90,15 @@ class Learner:
         """Names the endpoint ("namespace/name") of a publisher whose name does not tell it (a pod UID)."""
         self._source(source).endpoint = endpoint
 
-    def stats(self, source: str) -> SourceStats:
+    def stats(self, source: str) -> PublisherStats:
         """The counters of a publisher; the subscriber fills in its own part."""
         return self._source(source).ward.stats
 
-    def apply(self, source: str, batch: Batch) -> list[Observed]:
+    def apply(self, source: str, batch: Batch) -> list[Observation]:
         """Learns a whole batch at once."""
         return [seen for seen in self.steps(source, batch) if seen is not None]
 
-    def steps(self, source: str, batch: Batch) -> Iterator[Observed | None]:
+    def steps(self, source: str, batch: Batch) -> Iterator[Observation | None]:
         """Learns a batch, and yields after every event or 512 blocks so that the caller can pause."""
         state = self._source(source)
         stats = state.ward.stats
@@ -132,7 +133,7 @@ class Learner:
             self._index.leave(state.ward.number)
             self.unswept = True
 
-    def retry(self, source: str) -> Iterator[Observed | None]:
+    def retry(self, source: str) -> Iterator[Observation | None]:
         """A replay has ended: events whose parents it brought are learned, as ``steps`` does."""
         state = self._source(source)
         known = [name for name in state.quarantine.parents() if self._depth(state, name) is not None]
@@ -179,7 +180,7 @@ class Learner:
     def _source(self, name: str) -> _Source:
         state = self._sources.get(name)
         if state is None:
-            state = _Source(name, Ward(self._index.publisher(name), SourceStats()))
+            state = _Source(name, PublisherState(self._index.publisher(name), PublisherStats()))
             self._sources[name] = state
         return state
 
@@ -203,7 +204,7 @@ class Learner:
         state.quarantine.clear()
         self._index.cleared(state.ward.number)
 
-    def _stored(self, state: _Source, event: Stored) -> Iterator[Observed | None]:
+    def _stored(self, state: _Source, event: Stored) -> Iterator[Observation | None]:
         stats = state.ward.stats
         stats.stored += 1
         if not self._is_learned(state, event):
@@ -236,7 +237,7 @@ class Learner:
         known = self._index.held(state.ward.number, rest, event.medium)
         state.ward.stats.held_unknown += len(rest) - known
 
-    def _learn(self, state: _Source, event: Stored) -> Iterator[Observed | None]:
+    def _learn(self, state: _Source, event: Stored) -> Iterator[Observation | None]:
         work = deque(_slices(event))
         while work:
             part = work.popleft()
@@ -251,10 +252,10 @@ class Learner:
         state.ward.stats.orphans += 1
         state.ward.stats.orphans_dropped += state.quarantine.add(event, self._clock())
 
-    def _place(self, state: _Source, event: Stored) -> Observed | None:
+    def _place(self, state: _Source, event: Stored) -> Observation | None:
         """One event into the index or the checker's hands; None when its parent is unknown."""
         if event.session is not None and not self._sessions.known(state.name, event.session):
-            self.begins(state.name, state.endpoint, event.session)
+            self._on_prefill_started(state.name, state.endpoint, event.session)
         before = self._depth(state, event.parent)
         decode = self._is_decode(state, event)
         texts = self._texts(event, state.ward.stats)
@@ -288,7 +289,9 @@ class Learner:
             medium=event.medium,
         )
 
-    def _place_pending(self, state: _Source, event: Stored, texts: list[bytes], above: Born | None) -> None:
+    def _place_pending(
+        self, state: _Source, event: Stored, texts: list[bytes], above: DecodeBlock | None
+    ) -> None:
         size = event.block_size
         parent = event.parent
         depth = above.depth if above else self._depth(state, parent)
@@ -296,7 +299,7 @@ class Learner:
             depth = None if depth is None else depth + size
             ids = event.token_ids[position * size : (position + 1) * size]
             root = (event.lora, event.salt)
-            born = Born(name, parent, root, Piece(ids, text), size, depth, event.session)
+            born = DecodeBlock(name, parent, root, Piece(ids, text), size, depth, event.session)
             self.checker.add(state.ward, born)
             parent = name
 
@@ -332,7 +335,7 @@ class Learner:
         return self._index.tail(event.hashes[-1], len(texts[-1])) != texts[-1]
 
     @staticmethod
-    def _proves(event: Stored, above: Born) -> bool:
+    def _proves(event: Stored, above: DecodeBlock) -> bool:
         """A prompt hit the chain; the request that generated it proves nothing by computing it again."""
         return event.session is None or event.session != above.session
 
@@ -342,7 +345,7 @@ class Learner:
         born = state.ward.pending.uncredited(name)
         return born.depth if born else self._index.depth(name, state.ward.number)
 
-    def _texts(self, event: Stored, stats: SourceStats) -> list[bytes]:
+    def _texts(self, event: Stored, stats: PublisherStats) -> list[bytes]:
         """The bytes of each block up to the first that is not (only) text."""
         ids = event.token_ids
         if event.opaque_from is not None:
@@ -351,10 +354,10 @@ class Learner:
         stats.unknown_ids += not complete
         return texts
 
-    def _observe(self, state: _Source, event: Stored, before: int | None, *, decode: bool) -> Observed:
+    def _observe(self, state: _Source, event: Stored, before: int | None, *, decode: bool) -> Observation:
         tokens = len(event.token_ids)
         first = self._sessions.heard(state.name, event.session, single=len(event.hashes) == 1)
-        return Observed(
+        return Observation(
             source=state.name,
             endpoint=state.endpoint,
             session=event.session,

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from kvist_epp.engines.vllm.kv_events import decode
 from kvist_epp.errors import EventError
-from kvist_epp.kvevents.ingestion import Learner
-from kvist_epp.kvevents.observed import Observed
+from kvist_epp.kvevents.ingestion import Ingestor
+from kvist_epp.kvevents.observation import Observation
 from kvist_epp.kvevents.stream import MARK_BYTES, Apply, Ask, Forget, Step, Stream
 
 END_SEQ = (1 << 64) - 1
@@ -39,20 +39,20 @@ class Intake:
     def __init__(
         self,
         source: str,
-        learner: Learner,
+        ingestor: Ingestor,
         stream: Stream,
         *,
-        observe: Callable[[Observed], None],
+        observe: Callable[[Observation], None],
         ask: Callable[[int], None],
     ) -> None:
         self.source = source
         self.stream = stream
-        self.stats = learner.stats(source)
-        self._learner = learner
+        self.stats = ingestor.stats(source)
+        self._ingestor = ingestor
         self._observe = observe
         self._ask = ask
         self._steps: deque[Step | Retry] = deque()
-        self._batch: Iterator[Observed | None] = iter(())
+        self._batch: Iterator[Observation | None] = iter(())
         self._applying: Position | None = None
         self._learned: Position | None = None
         self._between = True
@@ -129,16 +129,16 @@ class Intake:
         elif isinstance(step, Forget):
             self._applying = None
             self.stats.restarts += step.restarted
-            self._learner.forget(self.source)
+            self._ingestor.forget(self.source)
         elif isinstance(step, Retry):
-            self._batch = self._learner.retry(self.source)
+            self._batch = self._ingestor.retry(self.source)
 
     def _apply(self, payload: bytes) -> None:
         try:
-            self._batch = self._learner.steps(self.source, decode(payload))
+            self._batch = self._ingestor.steps(self.source, decode(payload))
         except EventError:
             self.stats.garbage += 1
-            self._learner.forget(self.source)  # it may have told of removals
+            self._ingestor.forget(self.source)  # it may have told of removals
 
     def _note(self) -> None:
         stats, stream = self.stats, self.stream

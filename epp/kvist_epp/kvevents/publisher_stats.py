@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class SourceStats:
+class PublisherStats:
     """Counters of one publisher (pod, rank); all only grow, but for the last four."""
 
     messages: int = 0

@@ -21,7 +21,7 @@ MARK_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Give this payload to the learner."""
+    """Give this payload to the ingestor."""
 
     payload: bytes
     seq: int = field(default=-1, compare=False)

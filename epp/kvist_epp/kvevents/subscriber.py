@@ -18,13 +18,13 @@ from kvist_epp.kvevents.background_jobs import Chores
 from kvist_epp.kvevents.bound_subscriber import Door
 from kvist_epp.kvevents.cooperative_scheduler import Pump
 from kvist_epp.kvevents.feed import Feed
-from kvist_epp.kvevents.followed import Followed, SubscriberLimits
-from kvist_epp.kvevents.ingestion import Learner
-from kvist_epp.kvevents.observed import Observed
-from kvist_epp.kvevents.publisher_stats import SourceStats
+from kvist_epp.kvevents.followed import FollowedPublisher, SubscriberLimits
+from kvist_epp.kvevents.ingestion import Ingestor
+from kvist_epp.kvevents.observation import Observation
+from kvist_epp.kvevents.publisher_stats import PublisherStats
 from kvist_epp.kvevents.replay_semaphore import Slots
 
-__all__ = ["Followed", "Subscriber", "SubscriberLimits"]
+__all__ = ["FollowedPublisher", "Subscriber", "SubscriberLimits"]
 
 _log = logging.getLogger(__name__)
 _IPV4 = re.compile(r"tcp://\d+\.")
@@ -32,25 +32,25 @@ _Socket = zmq.Socket[bytes]
 
 
 class Subscriber:
-    """Follows publishers and feeds a ``Learner``; made inside a running event loop."""
+    """Follows publishers and feeds an ``Ingestor``; made inside a running event loop."""
 
     def __init__(
         self,
-        learner: Learner,
+        ingestor: Ingestor,
         *,
-        observe: Callable[[Observed], None] = lambda _: None,
+        observe: Callable[[Observation], None] = lambda _: None,
         bind: str | None = None,
         ipv6: bool = True,
         limits: SubscriberLimits | None = None,
     ) -> None:
         limits = limits or SubscriberLimits()
-        self._learner = learner
+        self._ingestor = ingestor
         self._observe = observe
         self._hub = _Hub(limits, ipv6=ipv6)
-        self._chores = Chores(learner, self._hub.pump)
-        self._feeds: dict[Followed, Feed] = {}
+        self._chores = Chores(ingestor, self._hub.pump)
+        self._feeds: dict[FollowedPublisher, Feed] = {}
         self._by_source: dict[str, Feed] = {}
-        self._stats: dict[str, list[SourceStats]] = {}
+        self._stats: dict[str, list[PublisherStats]] = {}
         """By endpoint: asked for each one, several times a second."""
         self._door = None if bind is None else Door(self._hub, bind)
         self._waiting = False
@@ -67,15 +67,15 @@ class Subscriber:
         """Messages from publishers that are not followed, in bind mode."""
         return 0 if self._door is None else self._door.strangers
 
-    def follow(self, followed: Iterable[Followed]) -> None:
+    def follow(self, followed: Iterable[FollowedPublisher]) -> None:
         """The publishers to follow from now on; those not named any more are forgotten."""
         wanted = set(followed)
         for gone in self._feeds.keys() - wanted:
             self._feeds.pop(gone).close()
-            self._learner.leave(gone.source)
+            self._ingestor.leave(gone.source)
             self._hub.pump.ready(self._chores)
         for new in wanted - self._feeds.keys():
-            self._learner.join(new.source, new.endpoint)
+            self._ingestor.join(new.source, new.endpoint)
             self._feeds[new] = self._feed(new)
         self._by_source = {one.source: feed for one, feed in self._feeds.items()}
         self._stats = {}
@@ -84,11 +84,11 @@ class Subscriber:
         if self._door is not None:
             self._door.know(self._feeds)
 
-    def stats(self) -> dict[str, SourceStats]:
+    def stats(self) -> dict[str, PublisherStats]:
         """Counters by source."""
         return {followed.source: feed.intake.stats for followed, feed in self._feeds.items()}
 
-    def of(self, endpoint: str) -> list[SourceStats]:
+    def of(self, endpoint: str) -> list[PublisherStats]:
         """Counters of the endpoint's publishers; none when it is not followed."""
         return self._stats.get(endpoint, [])
 
@@ -141,8 +141,8 @@ class Subscriber:
             self._door.close()
         self._hub.close()
 
-    def _feed(self, followed: Followed) -> Feed:
-        feed = Feed(self._hub, followed, self._learner, self._observe, self._chores.look)
+    def _feed(self, followed: FollowedPublisher) -> Feed:
+        feed = Feed(self._hub, followed, self._ingestor, self._observe, self._chores.look)
         if self._waiting:
             feed.intake.stream.wait()
         if self._door is None:
@@ -152,7 +152,7 @@ class Subscriber:
         return feed
 
     def _expire(self) -> None:
-        self._learner.expire()
+        self._ingestor.expire()
         self._timer = self._hub.loop.call_later(self._orphans, self._expire)
 
 

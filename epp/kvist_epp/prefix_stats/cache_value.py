@@ -28,13 +28,13 @@ PLACES: Final = 2048
 STEP: Final = 64
 """Notes sorted in one step."""
 
-Steps = Generator[None, None, "dict[str, Worth]"]
+Steps = Generator[None, None, "dict[str, EndpointCacheValue]"]
 Ends = dict[Segment, dict[int, int]]
 """Segment → how many of its first blocks → how often that was matched."""
 Masks = Mapping[Segment, int]
 
 
-class Worth(msgspec.Struct, frozen=True):
+class EndpointCacheValue(msgspec.Struct, frozen=True):
     """Of one endpoint."""
 
     tokens: int = 0
@@ -56,7 +56,7 @@ class _Piece:
         """Tokens by endpoint key, in approximate mode."""
 
 
-class Savings:
+class CacheValue:
     """Notes of the last ten minutes."""
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:
@@ -68,7 +68,7 @@ class Savings:
         """Places that are kept."""
         return sum(len(piece.places) for piece in self._window.all())
 
-    def picked(self, key: str, found: Found, member: Member | None, now: float) -> None:
+    def record(self, key: str, found: Found, member: Member | None, now: float) -> None:
         """A request goes to this endpoint, of which ``found`` was known."""
         holding = found.hits.get(key)
         if holding is None or member is None:
@@ -88,7 +88,7 @@ class Savings:
         for piece in self._window.all():
             piece.guessed.pop(key, None)
 
-    def appraise(self, index: Index, publishers: Mapping[str, Sequence[int]], now: float) -> Steps:
+    def compute(self, index: Index, publishers: Mapping[str, Sequence[int]], now: float) -> Steps:
         """Return the value of each endpoint's cache, by key; in short steps, between which all may change."""
         noted: dict[str, Ends] = {key: {} for key in publishers}
         guessed = dict.fromkeys(publishers, 0)
@@ -105,7 +105,7 @@ class Savings:
                 yield
             tokens = yield from saved(noted[key], masks)
             blocks = sum(map(int.bit_count, masks.values()))
-            found[key] = Worth(tokens + guessed[key], blocks)
+            found[key] = EndpointCacheValue(tokens + guessed[key], blocks)
         return found
 
     def _note(self, piece: _Piece, place: tuple[str, Segment, int]) -> None:

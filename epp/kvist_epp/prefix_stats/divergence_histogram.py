@@ -16,13 +16,13 @@ class _Piece:
         self.parted = [0] * (len(BOUNDS) + 1)
 
 
-class Reuse:
+class DivergenceHistogram:
     """Prompts that were understood and picked for."""
 
     def __init__(self) -> None:
         self._window = Window(_Piece)
 
-    def note(self, tokens: int, matched: int, now: float) -> None:
+    def record(self, tokens: int, matched: int, now: float) -> None:
         """A prompt of so many tokens, so many of which the picked endpoint holds by all that is known."""
         piece = self._window.at(now)
         piece.requests += 1

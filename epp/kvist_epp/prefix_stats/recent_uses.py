@@ -30,7 +30,7 @@ class _Count(NamedTuple):
     since: float
 
 
-class Uses:
+class RecentUses:
     """By place: whatever tells one beginning from another."""
 
     __slots__ = ("_places", "replicas")
@@ -45,19 +45,19 @@ class Uses:
     def __len__(self) -> int:
         return len(self._places)
 
-    def lately(self, place: Hashable, now: float) -> float:
-        """Uses in ``USE_SECONDS``, older ones fading, the present burst left out."""
+    def decayed_count(self, place: Hashable, now: float) -> float:
+        """Return the uses in ``USE_SECONDS``, older ones fading, the present burst left out."""
         count = self._places.get(place)
         if count is None:
             return 0.0
         over = count.burst if now - count.since >= BURST_SECONDS else 0
         return count.settled * self._faded(now - count.at) + over * self._faded(now - count.since)
 
-    def note(self, place: Hashable, now: float) -> None:
+    def record(self, place: Hashable, now: float) -> None:
         """Count a use."""
         count = self._places.get(place)
         if count is None or now - count.since >= BURST_SECONDS:
-            count = _Count(self.lately(place, now), now, 0, now)
+            count = _Count(self.decayed_count(place, now), now, 0, now)
         self._places[place] = count._replace(burst=count.burst + 1)
         self._places.move_to_end(place)
         if len(self._places) > PLACES:

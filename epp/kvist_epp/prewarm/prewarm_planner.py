@@ -24,7 +24,7 @@ from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
 from kvist_epp.load.in_flight import InFlightRequest, Leg
 from kvist_epp.load.tracker import LoadTracker
-from kvist_epp.prefix_stats.hot_prefixes import Beginning, Hot, Masks
+from kvist_epp.prefix_stats.hot_prefixes import HotPrefix, HotPrefixes, Masks
 from kvist_epp.prewarm.prewarm_stats import PrewarmStats
 from kvist_epp.prewarm.refresh_schedule import RefreshSchedule
 from kvist_epp.scheduling.pick import Candidate, Demand, choose
@@ -90,7 +90,7 @@ class PrewarmStep(msgspec.Struct, frozen=True, eq=False):
     session: str
     """Session id in the load tracker and in the engine's events."""
     endpoint: Endpoint
-    prefix: Beginning
+    prefix: HotPrefix
     blocks: int
     """Blocks of the prefix requested, from the first on."""
     tokens: int
@@ -114,11 +114,11 @@ class _Target:
     """An endpoint that may be picked, and what it is to get."""
 
     candidate: Candidate
-    pending: deque[Beginning] = field(default_factory=deque)
+    pending: deque[HotPrefix] = field(default_factory=deque)
     """Prefixes that it gets because it joined."""
     expires_at: float = 0.0
     """Time at which the pending prefixes are dropped."""
-    current: Beginning | None = None
+    current: HotPrefix | None = None
     """Prefix whose steps are requested now."""
     requested: int = 0
     """Tokens of the current prefix requested so far; the engine's events come a little later."""
@@ -136,7 +136,7 @@ class PrewarmPlanner:
     def __init__(
         self,
         pool: PrewarmPool,
-        hot: Hot,
+        hot: HotPrefixes,
         limits: PrewarmLimits,
         *,
         stats: PrewarmStats | None = None,
@@ -160,12 +160,12 @@ class PrewarmPlanner:
         """Endpoints that may be picked, by key."""
         self._leaving: set[str] = set()
         """Endpoints that may not be picked but still exist."""
-        self._lost: deque[Beginning] = deque()
+        self._lost: deque[HotPrefix] = deque()
         """Prefixes that leaving endpoints held, hottest first."""
         self._expires_at = 0.0
         """Time at which lost prefixes are dropped and the pool counts as recovered."""
         self._schedule = RefreshSchedule(hot)
-        self._refreshes: dict[str, deque[Beginning]] = {}
+        self._refreshes: dict[str, deque[HotPrefix]] = {}
         """Prefixes to refresh, by the endpoint that holds them."""
 
     @property
@@ -264,14 +264,14 @@ class PrewarmPlanner:
         if found and self._targets:
             self._announce(f"after the loss of {', '.join(sorted(keys))}", found)
 
-    def _select(self, budget: int, now: float, masks: Masks | None = None) -> deque[Beginning]:
+    def _select(self, budget: int, now: float, masks: Masks | None = None) -> deque[HotPrefix]:
         """Return hot prefixes of the base model; an adapter may be loaded on some endpoints only."""
-        hottest = self._hot.beginnings(budget, now, masks)
+        hottest = self._hot.hottest(budget, now, masks)
         found = deque(one for one in hottest if one.root == (None, None))
         found.rotate(-int(self._start * len(found)))
         return found
 
-    def _announce(self, reason: str, found: Sequence[Beginning]) -> None:
+    def _announce(self, reason: str, found: Sequence[HotPrefix]) -> None:
         self.stats.begun += len(found)
         self._on_selected(reason, sum(one.tokens for one in found))
 
@@ -334,7 +334,7 @@ class PrewarmPlanner:
         self.stats.kept += len(steps)
         return steps
 
-    def _only_holder(self, prefix: Beginning) -> str | None:
+    def _only_holder(self, prefix: HotPrefix) -> str | None:
         """Return the one endpoint that holds the whole prefix; None if there is none, or several."""
         matches = self._pool.index.match(prefix.root, prefix.text + b"?")
         there = {n for n in matches.publishers() if matches.of(n).tokens >= prefix.tokens}
@@ -361,7 +361,7 @@ class PrewarmPlanner:
         return None
 
     def _make_step(
-        self, target: _Target, prefix: Beginning, blocks: int, held: int, now: float
+        self, target: _Target, prefix: HotPrefix, blocks: int, held: int, now: float
     ) -> PrewarmStep:
         """Create a step, in flight from now on."""
         endpoint, session = target.candidate.endpoint, f"{self._name}.{next(self._numbers)}"

@@ -7,7 +7,7 @@ for longest, hot or not. A request keeps a prefix in the cache, at the cost of o
 from collections import deque
 from typing import Final
 
-from kvist_epp.prefix_stats.hot_prefixes import Beginning, Hot, Place
+from kvist_epp.prefix_stats.hot_prefixes import HotPrefix, HotPrefixes, Place
 
 ROUND_SECONDS: Final = 15.0
 """Time in which each hot prefix is due once: caches near their capacity keep what is not requested about
@@ -17,7 +17,7 @@ three times as long (``groups`` of ``kvist bench prewarm``)."""
 class RefreshSchedule:
     """Rounds, one after the other, in each of which every hot prefix is due once."""
 
-    def __init__(self, hot: Hot) -> None:
+    def __init__(self, hot: HotPrefixes) -> None:
         self._hot = hot
         self._places: deque[tuple[Place, int]] = deque()
         """Places left in this round, with their matches."""
@@ -25,7 +25,7 @@ class RefreshSchedule:
         """Time at which the first of them is due."""
         self._gap = ROUND_SECONDS
 
-    def poll(self, budget: int, now: float) -> list[Beginning]:
+    def poll(self, budget: int, now: float) -> list[HotPrefix]:
         """Return the prefixes due since the last call, of the hottest within ``budget`` tokens."""
         found = []
         while now >= self._next_at:
@@ -38,7 +38,7 @@ class RefreshSchedule:
                 self._next_at = now
             place, matches = self._places.popleft()
             if place[1] <= len(place[0].hashes):
-                found.append(self._hot.beginning(place, matches))
+                found.append(self._hot.prefix_at(place, matches))
             self._next_at += self._gap
         return found
 

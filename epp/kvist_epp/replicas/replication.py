@@ -94,18 +94,18 @@ class Replication(RequestListener):
         )
         self._snapshot_server: SnapshotServer | None = None
         self._snapshot_client: SnapshotClient | None = None
-        learner, subscriber = registry.learner, registry.subscriber
-        if learner is not None and subscriber is not None:
+        ingestor, subscriber = registry.ingestor, registry.subscriber
+        if ingestor is not None and subscriber is not None:
             members = director.lookup.members
             self._snapshot_server = SnapshotServer(
                 self._handshake,
-                learner,
+                ingestor,
                 subscriber,
                 is_precise=lambda key: key in members and members[key].precise,
                 stats=self.stats,
             )
             self._snapshot_client = SnapshotClient(
-                learner,
+                ingestor,
                 subscriber,
                 handshake=self._handshake,
                 sources=self._sources,

@@ -14,7 +14,7 @@ from kvist_epp.index.snapshot.parts import Begin, Content, Counted, End, Extra, 
 from kvist_epp.index.tree.holders import ONES
 from kvist_epp.index.tree.segment import GPU
 from kvist_epp.kvevents.canonical import Piece
-from kvist_epp.kvevents.decode_blocks import Born, State
+from kvist_epp.kvevents.decode_blocks import DecodeBlock, DecodeBlockState
 from kvist_epp.replicas.messages import decode_root, encode_root
 from kvist_epp.replicas.pb import replication_pb2 as pb
 
@@ -23,7 +23,7 @@ CHUNK_BYTES: Final = 128 * 1024
 CHUNK_PARTS: Final = 64
 """Parts at which a chunk is closed: about a millisecond of work on either side."""
 
-_STATES: Final = (State.PENDING, State.REJECTED, State.CREDITED)
+_STATES: Final = (DecodeBlockState.PENDING, DecodeBlockState.REJECTED, DecodeBlockState.CREDITED)
 
 
 class ChunkWriter:
@@ -121,7 +121,7 @@ def _encode(parts: pb.Parts, part: Part) -> None:
         message.end.CopyFrom(pb.End(blocks=part.blocks, extras=part.extras))
 
 
-def _encode_decode_block(block: Born) -> pb.DecodeBlock:
+def _encode_decode_block(block: DecodeBlock) -> pb.DecodeBlock:
     return pb.DecodeBlock(
         name=block.name,
         parent=block.parent,
@@ -178,10 +178,10 @@ def _decode(message: pb.Part) -> Part:
     raise SnapshotError("a part has an unknown kind")
 
 
-def _decode_decode_block(message: pb.DecodeBlock) -> Born:
+def _decode_decode_block(message: pb.DecodeBlock) -> DecodeBlock:
     if message.state >= len(_STATES):
         raise SnapshotError("a block has an unknown state")
-    return Born(
+    return DecodeBlock(
         name=message.name,
         parent=message.parent if message.HasField("parent") else None,
         root=decode_root(message.root),

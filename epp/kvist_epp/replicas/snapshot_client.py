@@ -17,7 +17,7 @@ from kvist_epp.errors import ReplicaError, SnapshotError
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.index.snapshot.parts import Begin
 from kvist_epp.index.snapshot.read import Reader
-from kvist_epp.kvevents.ingestion import Learner
+from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.intake import Position
 from kvist_epp.kvevents.subscriber import Subscriber
 from kvist_epp.names import REPLICA_SNAPSHOT_METHOD
@@ -48,7 +48,7 @@ class SnapshotClient:
 
     def __init__(
         self,
-        learner: Learner,
+        ingestor: Ingestor,
         subscriber: Subscriber,
         *,
         handshake: Callable[[], Handshake],
@@ -60,7 +60,7 @@ class SnapshotClient:
         ``subscriber`` follows from now on wait."""
         self.activity = "looking for other replicas"
         """Description of the work in progress; empty when it is over."""
-        self._learner = learner
+        self._ingestor = ingestor
         self._subscriber = subscriber
         self._handshake = handshake
         self._sources = sources
@@ -111,7 +111,7 @@ class SnapshotClient:
         return True
 
     async def _copy(self, address: ReplicaAddress) -> None:
-        reader = Reader(self._learner, self._subscriber.waits, self._on_section_complete)
+        reader = Reader(self._ingestor, self._subscriber.waits, self._on_section_complete)
         publishers = self._subscriber.waiting()
         try:
             async with open_stream(address, REPLICA_SNAPSHOT_METHOD, self._certificates) as stream:

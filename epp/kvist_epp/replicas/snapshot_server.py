@@ -15,7 +15,7 @@ from kvist_epp.http2.call import Sink
 from kvist_epp.index.snapshot.parts import Begin
 from kvist_epp.index.snapshot.write import Writer
 from kvist_epp.kvevents.feed import Feed
-from kvist_epp.kvevents.ingestion import Learner
+from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.subscriber import Subscriber
 from kvist_epp.replicas.messages import Handshake, SnapshotRequest, decode_snapshot_request
 from kvist_epp.replicas.replication_stats import ReplicationStats
@@ -43,7 +43,7 @@ class SnapshotServer:
     """Starts a ``SnapshotCall`` for each client."""
 
     handshake: Callable[[], Handshake]
-    learner: Learner
+    ingestor: Ingestor
     subscriber: Subscriber
     is_precise: Callable[[str], bool]
     """Whether what is known of an endpoint's cache, by its key, is accurate."""
@@ -141,7 +141,7 @@ class SnapshotCall:
         try:
             while not feed.intake.between and self._server.subscriber.feed(source) is feed:
                 yield _WAIT
-            position, captured = feed.intake.position, self._server.learner.capture(source)
+            position, captured = feed.intake.position, self._server.ingestor.capture(source)
             for _ in captured.capture.steps():
                 yield None
         finally:

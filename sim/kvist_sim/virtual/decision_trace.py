@@ -31,7 +31,7 @@ from kvist_epp.endpoints.scraper import Scraper
 from kvist_epp.errors import KvistError, PickError
 from kvist_epp.flowcontrol.flow_controller import FlowController, Poll, QueuedRequest
 from kvist_epp.index.byte_index import Index
-from kvist_epp.kvevents.ingestion import Learner
+from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.prompt.model import Model
 from kvist_epp.replicas.load_server import FollowerCall, LoadServer
 from kvist_epp.replicas.remote_load import RemoteLoad
@@ -296,8 +296,8 @@ class Replay:
                 self.kvist.director.lookup.members[key].precise = precise
         elif entry.kind == "EndpointRegistry.activate":
             assert self._model is not None, "the trace is of a picker with a model"
-            learner = Learner(self.kvist.director.index, self._model)
-            self.kvist.registry.activate(self._model, learner, None)
+            ingestor = Ingestor(self.kvist.director.index, self._model)
+            self.kvist.registry.activate(self._model, ingestor, None)
         elif entry.kind == "Director.offer":
             self._keep(entry, _offered(target, arguments))
         else:

@@ -21,11 +21,11 @@ from kvist_epp.flowcontrol.driver import SLICE_SECONDS
 from kvist_epp.flowcontrol.flow_controller import QueuedRequest
 from kvist_epp.index.byte_index import Index, Root
 from kvist_epp.index.lookup import Member
-from kvist_epp.kvevents.observed import Observed
+from kvist_epp.kvevents.observation import Observation
 from kvist_epp.load.in_flight import Attempt
 from kvist_epp.load.tracker import RequestListener
 from kvist_epp.names import LABEL_MAX_NUM_SEQS, REQUEST_ID_HEADER, SESSION_HEADER
-from kvist_epp.prefix_stats.hot_prefixes import Hot
+from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
 from kvist_epp.replicas.load_server import FollowerCall, LoadServer
 from kvist_epp.replicas.messages import Handshake, decode_update, encode_ack
 from kvist_epp.replicas.prompt_digests import URGENT_TOKENS
@@ -117,7 +117,7 @@ class FollowerSink:
 class Kvist(RequestListener):
     """One replica of the picker: hands arrivals, events, scrapes and ends to the product's objects."""
 
-    hot: Hot | None = None
+    hot: HotPrefixes | None = None
 
     def __init__(
         self,
@@ -308,7 +308,7 @@ class Kvist(RequestListener):
         if endpoint is not None:
             born = "prompt" if prompt else "decode"
             session = self.session(call)
-            seen = Observed(_publisher(pod), endpoint.key, session, tokens, None, born, depth)  # type: ignore[arg-type]
+            seen = Observation(_publisher(pod), endpoint.key, session, tokens, None, born, depth)  # type: ignore[arg-type]
             self.director.progress.on_observation(seen, now)
 
     def scraped(self, pod: Pod, now: float) -> None:

@@ -7,7 +7,7 @@ are only its surroundings: time, answers, and block names instead of text. Every
 from random import Random
 from typing import Any, Final
 
-from kvist_epp.prefix_stats.hot_prefixes import Beginning, Hot, Place
+from kvist_epp.prefix_stats.hot_prefixes import HotPrefix, HotPrefixes, Place
 from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner, PrewarmStep
 from kvist_sim.virtual.jobs import Call
 from kvist_sim.virtual.ours import KVIST, IndexFeed, Kvist
@@ -19,7 +19,7 @@ TERMS: Final = PrewarmLimits(tokens=131_072)
 SESSION: Final = "prewarm"
 
 
-class NamedHotPrefixes(Hot):
+class NamedHotPrefixes(HotPrefixes):
     """Popularity that also keeps the block names of each prefix: engines in virtual time have no text."""
 
     def __init__(self) -> None:
@@ -27,9 +27,9 @@ class NamedHotPrefixes(Hot):
         self.names: dict[bytes, list[int]] = {}
         """Block names by text."""
 
-    def beginning(self, place: Place, matches: int) -> Beginning:
+    def prefix_at(self, place: Place, matches: int) -> HotPrefix:
         """Return a prefix, and keep the names of its blocks."""
-        told = super().beginning(place, matches)
+        told = super().prefix_at(place, matches)
         segment, blocks = place
         names = list(segment.hashes[:blocks])
         while segment.parent is not None:

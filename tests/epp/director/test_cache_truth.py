@@ -6,7 +6,7 @@ from typing import Any
 from tests.epp.parts import BLOCK, CHAT, MODEL, Parts, ask, chat, make
 
 from kvist_epp.engines.vllm.kv_events import Batch, Removed, Stored
-from kvist_epp.kvevents.ingestion import Learner
+from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tracker import RequestListener
 from kvist_epp.names import SESSION_HEADER
@@ -22,11 +22,14 @@ class Engine(RequestListener):
 
     def __init__(self, parts: Parts) -> None:
         self.told: list[tuple[int, int]] = []
-        self._learner = Learner(parts.director.index, MODEL)
-        self._learner.join(SOURCE, KEY)
-        self._learner.begins = lambda source, endpoint, session: parts.director.progress.on_prefill_started(
-            source, endpoint, session, parts.clock()
+        self._ingestor = Ingestor(
+            parts.director.index,
+            MODEL,
+            on_prefill_started=lambda publisher, endpoint, session: (
+                parts.director.progress.on_prefill_started(publisher, endpoint, session, parts.clock())
+            ),
         )
+        self._ingestor.join(SOURCE, KEY)
         self._parts = parts
         parts.director.tracker.add_listener(self)
 
@@ -54,7 +57,7 @@ class Engine(RequestListener):
         self._learn(Removed(hashes=chain(body)[0][-count:]))
 
     def _learn(self, event: Any) -> None:
-        for seen in self._learner.apply(SOURCE, Batch(ts=0.0, events=[event])):
+        for seen in self._ingestor.apply(SOURCE, Batch(ts=0.0, events=[event])):
             self._parts.director.progress.on_observation(seen, self._parts.clock())
 
 

@@ -8,7 +8,7 @@ from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.extproc.response import ObservedResponse, Usage
-from kvist_epp.kvevents.observed import Observed
+from kvist_epp.kvevents.observation import Observation
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.names import REQUEST_ID_HEADER, SESSION_HEADER
 
@@ -157,7 +157,7 @@ def test_usage_tells_the_truth_where_events_do_not() -> None:
     _decide(parts, "s", "id")
     key = parts.endpoints[0].key
     parts.director.progress.on_observation(
-        Observed(f"{key}/0", key, "s", BLOCK, 16, "prompt", 64), parts.clock()
+        Observation(f"{key}/0", key, "s", BLOCK, 16, "prompt", 64), parts.clock()
     )
     after.on_response(_seen(Usage(10, 3, 8)))
 
@@ -179,8 +179,8 @@ def test_a_failed_response_leaves_no_credit() -> None:
         assert bool(parts.director.history.match(request.root, b"<|im_start|>user\nThe")) is kept
 
 
-def _event(session: str, key: str) -> Observed:
-    return Observed(f"{key}/0", key, session, BLOCK, 0, "prompt", 64)
+def _event(session: str, key: str) -> Observation:
+    return Observation(f"{key}/0", key, session, BLOCK, 0, "prompt", 64)
 
 
 def _only_request(parts: Parts) -> InFlightRequest:

@@ -6,7 +6,7 @@ from tests.epp.parts import BLOCK, CHAT, MODEL, Truths, ask, chat, make
 
 from kvist_epp.errors import BadRequest, NoEndpoints
 from kvist_epp.extproc.pick_request import PickResult
-from kvist_epp.kvevents.observed import Observed
+from kvist_epp.kvevents.observation import Observation
 from kvist_epp.names import DATA_PARALLEL_RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
 
 LONG = "The library opens at nine and closes when the last reader has left. " * 12
@@ -18,9 +18,9 @@ def picked(decision: object) -> PickResult:
     return decision
 
 
-def observed(session: str, key: str, cached: int | None, *, depth: int, born: str = "prompt") -> Observed:
+def observed(session: str, key: str, cached: int | None, *, depth: int, born: str = "prompt") -> Observation:
     """An engine's event about a request."""
-    return Observed(f"{key}/0", key, session, BLOCK, cached, born, depth)  # type: ignore[arg-type]
+    return Observation(f"{key}/0", key, session, BLOCK, cached, born, depth)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("holder", [0, 1, 2])

@@ -13,7 +13,7 @@ from kvist_epp.endpoints.kubernetes import pod_endpoints as pods
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
 from kvist_epp.engines.vllm.kv_events import Batch, Cleared
 from kvist_epp.errors import NoEndpoints
-from kvist_epp.kvevents.ingestion import Learner
+from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.subscriber import Subscriber
 from kvist_epp.names import SESSION_HEADER
 from kvist_epp.settings.settings import Settings
@@ -43,9 +43,9 @@ async def registry(parts: Parts) -> EndpointRegistry:
 @pytest.fixture
 async def following(registry: EndpointRegistry) -> AsyncIterator[EndpointRegistry]:
     """The same with a subscriber that no engine answers."""
-    learner = Learner(registry.director.index, MODEL)
-    subscriber = Subscriber(learner, observe=lambda _seen: None)
-    registry.activate(MODEL, learner, subscriber)
+    ingestor = Ingestor(registry.director.index, MODEL)
+    subscriber = Subscriber(ingestor, observe=lambda _seen: None)
+    registry.activate(MODEL, ingestor, subscriber)
     yield registry
     await subscriber.close()
 
@@ -190,9 +190,9 @@ async def test_a_tick_brings_the_counters_up_to_date(following: EndpointRegistry
 
 async def test_ranks_of_a_pod_with_a_port_each_may_connect_to_us(registry: EndpointRegistry) -> None:
     """In bind mode all ranks of a pod name it alike; each batch's own rank tells which endpoint it is of."""
-    registry.learner = Learner(registry.director.index, MODEL)
+    registry.ingestor = Ingestor(registry.director.index, MODEL)
     bound = registry.subscriber = Subscriber(
-        registry.learner, observe=lambda _seen: None, bind="tcp://127.0.0.1:*"
+        registry.ingestor, observe=lambda _seen: None, bind="tcp://127.0.0.1:*"
     )
     registry.follow(EndpointSet(pods.endpoints_of(parsed(pod()), (8000, 8001), print)))
     publisher = Publisher(PublisherConfig(endpoint=bound.bound or "", topic="kv@10.0.0.1:8000@m"))

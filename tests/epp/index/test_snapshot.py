@@ -174,12 +174,12 @@ def test_a_publisher_forgotten_while_it_is_recorded_is_not_told() -> None:
 
 
 def taken_over(engine: Learning, captured: Captured) -> Learning:
-    """Another replica's learner, with what was captured of this one."""
+    """Another replica's ingestor, with what was captured of this one."""
     other = Learning()
     for _ in captured.capture.steps():
         pass
     begin = Begin(engine.source, 1, b"", captured.group)
-    reader = Reader(other.learner, lambda _: True, lambda _: None)
+    reader = Reader(other.ingestor, lambda _: True, lambda _: None)
     for part in (begin, *Writer().section(captured.capture, captured.pending)):
         for _ in reader.feed(part):
             pass
@@ -187,8 +187,8 @@ def taken_over(engine: Learning, captured: Captured) -> Learning:
 
 
 def learned(engine: Learning) -> Learning:
-    """Another replica's learner with this one's snapshot."""
-    return taken_over(engine, engine.learner.capture(engine.source))
+    """Another replica's ingestor with this one's snapshot."""
+    return taken_over(engine, engine.ingestor.capture(engine.source))
 
 
 def test_blocks_that_wait_for_their_check_are_checked_by_the_reader() -> None:
@@ -224,7 +224,7 @@ def test_a_block_credited_while_it_was_recorded_is_held_once() -> None:
     """It is told as waiting and as held; the index decides, and one removal is enough."""
     engine = prompted()
     engine.send(stored([3], 2, b"abcd"), stored([4], 3, b"efgh"))
-    captured = engine.learner.capture(engine.source)
+    captured = engine.ingestor.capture(engine.source)
     engine.settle()
     other = taken_over(engine, captured)
     other.settle()
@@ -249,7 +249,7 @@ def test_a_block_whose_credit_was_taken_back_while_it_was_recorded_is_refused() 
     engine = prompted()
     engine.send(stored([3], 2, [*b"abc", word(b" hel")]))
     engine.settle()
-    captured = engine.learner.capture(engine.source)
+    captured = engine.ingestor.capture(engine.source)
     engine.send(stored([4], 3, [word(b"lo"), *b"xyz"]))
     engine.settle()
     other = taken_over(engine, captured)

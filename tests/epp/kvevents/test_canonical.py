@@ -8,7 +8,7 @@ from tests.fakes.vocabulary import Words, word
 
 from kvist_epp.engines.vllm.kv_events import Cleared, Removed, Stored
 from kvist_epp.kvevents.canonical import CanonicalBlocks, Piece, examine
-from kvist_epp.kvevents.decode_check import Checker
+from kvist_epp.kvevents.decode_check import DecodeChecker
 
 HEL, LO, HELLO, ACCENT = word(b" hel"), word(b"lo"), word(b" hello"), word(b"\xc3\xa9")
 
@@ -93,7 +93,7 @@ def test_a_prompt_is_credited_at_once() -> None:
     """Blocks that come together are a prompt: nothing to check."""
     engine = prompted()
 
-    assert (engine.tokens(PROMPT), len(engine.learner.checker)) == (8, 0)
+    assert (engine.tokens(PROMPT), len(engine.ingestor.checker)) == (8, 0)
 
 
 def test_a_decode_born_block_is_credited_only_after_its_check() -> None:
@@ -116,7 +116,7 @@ def test_a_decode_born_block_of_other_tokens_is_never_credited() -> None:
     engine.settle()
 
     assert engine.tokens(PROMPT + text + b"ddddeeeeffff") == 8
-    assert (engine.stats, engine.learner.stats(engine.source).orphans) == ((0, 4, 0), 0)
+    assert (engine.stats, engine.ingestor.stats(engine.source).orphans) == ((0, 4, 0), 0)
 
 
 def test_credit_is_taken_back_when_the_next_block_shows_the_boundary_is_wrong() -> None:
@@ -225,7 +225,7 @@ def test_without_a_tokenizer_nothing_born_in_decode_is_credited() -> None:
 def test_the_queue_is_bounded() -> None:
     """What does not fit is known and not credited, and so is what follows it."""
     engine = prompted()
-    engine.learner.checker = Checker(engine.index, engine.words.pieces, engine.words.encode, limit=1)
+    engine.ingestor.checker = DecodeChecker(engine.index, engine.words.pieces, engine.words.encode, limit=1)
     engine.send(stored([3], 2, b"cccc"), stored([4], 3, b"dddd"), stored([5], 4, b"eeee"))
     engine.settle()
 

@@ -7,7 +7,7 @@ from tests.fakes.learning import PROMPT, SIZE, Learning, prompted, stored
 from tests.fakes.vocabulary import Words, word
 
 from kvist_epp.engines.vllm.kv_events import Batch, Cleared, Removed, Stored
-from kvist_epp.kvevents.observed import Sessions
+from kvist_epp.kvevents.observation import RecentSessions
 from kvist_epp.kvevents.quarantine import Quarantine
 
 ABSENT = len(Words().pieces) - 1
@@ -44,10 +44,10 @@ def test_forgetting_frees_everything_of_a_publisher_and_of_no_other() -> None:
     engine = prompted()
     engine.source = "ns/pod/1"
     engine.send(stored([1, 2], None, PROMPT))
-    engine.learner.forget("ns/pod/0")
+    engine.ingestor.forget("ns/pod/0")
 
     ranks = [engine.index.match((None, None), PROMPT + b"?").of(n).tokens for n in (0, 1)]
-    assert (ranks, engine.learner.unswept) == ([0, 8], True)
+    assert (ranks, engine.ingestor.unswept) == ([0, 8], True)
 
 
 def test_data_parallel_ranks_are_publishers_of_their_own() -> None:
@@ -227,7 +227,7 @@ def test_orphans_are_tried_again_after_a_replay() -> None:
     engine.send(stored([3, 4], 2, b"ccccdddd"))
     number = engine.index.publisher(engine.source)
     engine.index.stored(number, (None, None), None, [1, 2], [b"aaaa", b"bbbb"], block_size=SIZE)
-    seen = [one for one in engine.learner.retry(engine.source) if one]
+    seen = [one for one in engine.ingestor.retry(engine.source) if one]
 
     assert (engine.tokens(PROMPT + b"ccccdddd"), len(seen)) == (16, 1)
 
@@ -237,7 +237,7 @@ def test_orphans_are_dropped_when_they_waited_too_long_or_are_too_many() -> None
     engine = Learning()
     engine.send(stored([3, 4], 2, b"ccccdddd"))
     engine.now = 31.0
-    engine.learner.expire()
+    engine.ingestor.expire()
     quarantine = Quarantine(limit=2)
     dropped = [quarantine.add(stored([name], name - 1, b"cccc"), 0.0) for name in (10, 20, 30)]
 
@@ -272,7 +272,7 @@ def test_a_long_event_is_learned_in_slices_without_looking_born_in_decode() -> N
     engine = Learning()
     text = PROMPT * 257
     steps = list(
-        engine.learner.steps(
+        engine.ingestor.steps(
             engine.source, Batch(ts=0.0, events=[stored(list(range(1, 514)), None, text[: 513 * SIZE])])
         )
     )
@@ -330,7 +330,7 @@ def test_decode_shows_as_such() -> None:
 def test_a_session_id_used_again_is_a_new_request_when_it_was_announced() -> None:
     """Clients may send their own id with every turn."""
     engine = prompted()
-    engine.learner.expect("s", engine.source)
+    engine.ingestor.expect("s", engine.source)
     seen = engine.send(stored([3, 4], 2, b"ccccdddd"))
 
     assert [one.cached for one in seen] == [8]
@@ -339,7 +339,7 @@ def test_a_session_id_used_again_is_a_new_request_when_it_was_announced() -> Non
 @given(st.lists(st.integers(0, 30), max_size=200), st.integers(2, 12))
 def test_sessions_are_bounded(names: list[int], limit: int) -> None:
     """Never more than the limit; what was heard within the last half of it is not a first event again."""
-    sessions = Sessions(limit=limit)
+    sessions = RecentSessions(limit=limit)
     for at, name in enumerate(names):
         lately = dict.fromkeys(reversed(names[:at]))
         first = sessions.heard("pod/0", str(name), single=False)
@@ -351,7 +351,7 @@ def test_sessions_are_bounded(names: list[int], limit: int) -> None:
 
 def test_a_session_that_is_silent_for_two_generations_is_forgotten() -> None:
     """Memory follows the requests of a few minutes; one that is heard of now and then stays."""
-    sessions = Sessions(seconds=120.0)
+    sessions = RecentSessions(seconds=120.0)
     for name in ("silent", "lively"):
         sessions.heard("pod/0", name, single=True)
     for now in (100.0, 130.0, 200.0, 260.0, 400.0):
@@ -367,7 +367,7 @@ def test_the_endpoint_of_a_publisher_named_by_uid_is_told() -> None:
     """The index knows pods by UID, everybody else by namespace and name."""
     engine = Learning()
     engine.source = "uid-1/0"
-    engine.learner.join("uid-1/0", "ns/pod")
+    engine.ingestor.join("uid-1/0", "ns/pod")
 
     assert [one.endpoint for one in engine.send(stored([1, 2], None, PROMPT))] == ["ns/pod"]
 
@@ -375,8 +375,8 @@ def test_the_endpoint_of_a_publisher_named_by_uid_is_told() -> None:
 def test_a_publisher_that_left_is_gone() -> None:
     """Weakness 2: nothing of it stays in the index."""
     engine = prompted()
-    engine.learner.leave(engine.source)
-    while engine.learner.sweep():
+    engine.ingestor.leave(engine.source)
+    while engine.ingestor.sweep():
         pass
 
     assert (engine.index.stats()["hashes"], engine.index.stats()["publishers"]) == (0, 0)
@@ -385,7 +385,7 @@ def test_a_publisher_that_left_is_gone() -> None:
 def test_counters_tell_what_was_ignored() -> None:
     """Nothing is silent: unknown and malformed events are counted for their publisher."""
     engine = Learning()
-    engine.learner.apply(engine.source, Batch(ts=0.0, events=[Cleared()], unknown=2, malformed=3))
+    engine.ingestor.apply(engine.source, Batch(ts=0.0, events=[Cleared()], unknown=2, malformed=3))
     counters = engine.counters
 
     assert (counters.unknown, counters.malformed, counters.cleared) == (2, 3, 1)

@@ -15,11 +15,11 @@ from tests.fakes.vocabulary import Words
 from kvist_epp.engines.vllm.kv_events import Batch, Event, Form, Removed, encode
 from kvist_epp.index.byte_index import Index
 from kvist_epp.kvevents.cooperative_scheduler import Pump
-from kvist_epp.kvevents.ingestion import Learner
-from kvist_epp.kvevents.observed import Observed
-from kvist_epp.kvevents.publisher_stats import SourceStats
+from kvist_epp.kvevents.ingestion import Ingestor
+from kvist_epp.kvevents.observation import Observation
+from kvist_epp.kvevents.publisher_stats import PublisherStats
 from kvist_epp.kvevents.replay_semaphore import Slots
-from kvist_epp.kvevents.subscriber import Followed, Subscriber, SubscriberLimits
+from kvist_epp.kvevents.subscriber import FollowedPublisher, Subscriber, SubscriberLimits
 from kvist_sim.publisher import Publisher, PublisherConfig
 
 ANY = PublisherConfig(endpoint="tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*")
@@ -44,19 +44,19 @@ def chain(block: int) -> Event:
 
 
 class Following:
-    """A subscriber with its learner and index."""
+    """A subscriber with its ingestor and index."""
 
     def __init__(self, limits: SubscriberLimits, bind: str | None = None) -> None:
         self.index = Index()
-        self.learner = Learner(self.index, Words())
-        self.seen: list[Observed] = []
-        self.subscriber = Subscriber(self.learner, observe=self.seen.append, bind=bind, limits=limits)
+        self.ingestor = Ingestor(self.index, Words())
+        self.seen: list[Observation] = []
+        self.subscriber = Subscriber(self.ingestor, observe=self.seen.append, bind=bind, limits=limits)
 
     def tokens(self, source: str = "ns/pod/0") -> int:
         hits = self.index.match((None, None), PROMPT * 50)
         return hits.of(self.index.publisher(source)).tokens
 
-    def stats(self, source: str = "ns/pod/0") -> SourceStats:
+    def stats(self, source: str = "ns/pod/0") -> PublisherStats:
         return self.subscriber.stats()[source]
 
 
@@ -67,7 +67,7 @@ async def following(
     """Follows each publisher as a rank of ns/pod, from the moment it is warm."""
     new = Following(limits)
     new.subscriber.follow(
-        Followed("ns/pod", f"ns/pod/{at}", at, one.endpoint, one.replay_endpoint if replay else None)
+        FollowedPublisher("ns/pod", f"ns/pod/{at}", at, one.endpoint, one.replay_endpoint if replay else None)
         for at, one in enumerate(publishers)
     )
     try:
@@ -217,7 +217,9 @@ async def test_a_replay_port_where_nobody_listens_is_given_up() -> None:
     """The publisher becomes warm without its past, and what it says meanwhile is not lost."""
     async with publishing(replace(ANY, replay_endpoint=None)) as engine:
         new = Following(QUICK)
-        new.subscriber.follow([Followed("ns/pod", "ns/pod/0", 0, engine.endpoint, "tcp://127.0.0.1:1")])
+        new.subscriber.follow(
+            [FollowedPublisher("ns/pod", "ns/pod/0", 0, engine.endpoint, "tcp://127.0.0.1:1")]
+        )
         await until(lambda: new.stats().replays)
         engine.publish(batch(chain(0)))
         await until(lambda: new.subscriber.warm("ns/pod"))
@@ -241,8 +243,8 @@ async def test_ranks_are_publishers_of_their_own() -> None:
 async def test_an_endpoint_is_warm_when_all_its_ranks_are() -> None:
     """One rank that cannot be reached keeps it cold."""
     async with publishing() as engine, following(engine) as follower:
-        reached = Followed("ns/pod", "ns/pod/0", 0, engine.endpoint, engine.replay_endpoint)
-        lost = Followed("ns/pod", "ns/pod/1", 1, "tcp://127.0.0.1:1", None)
+        reached = FollowedPublisher("ns/pod", "ns/pod/0", 0, engine.endpoint, engine.replay_endpoint)
+        lost = FollowedPublisher("ns/pod", "ns/pod/1", 1, "tcp://127.0.0.1:1", None)
         follower.subscriber.follow([reached, lost])
 
         assert [follower.subscriber.warm(name) for name in ("ns/pod", "ns/none")] == [False, False]
@@ -252,7 +254,9 @@ async def test_an_endpoint_is_warm_when_all_its_ranks_are() -> None:
 async def test_publishers_may_connect_to_us(topic: str) -> None:
     """Bind mode: told apart by topic, strangers are counted and not learned."""
     new = Following(CALM, bind="tcp://127.0.0.1:*")
-    new.subscriber.follow([Followed("ns/pod", "ns/pod/0", 0, "", None, topics=("10.0.0.7:8000", "pod"))])
+    new.subscriber.follow(
+        [FollowedPublisher("ns/pod", "ns/pod/0", 0, "", None, topics=("10.0.0.7:8000", "pod"))]
+    )
     config = PublisherConfig(endpoint=new.subscriber.bound or "", topic=topic)
     async with publishing(config) as engine, publishing(replace(config, topic="kv@stranger@m")) as stranger:
         while not (new.tokens() and new.subscriber.strangers):
@@ -268,7 +272,7 @@ async def test_ranks_that_connect_to_us_are_told_apart_by_their_batches() -> Non
     """They share a topic; each has its own numbers."""
     new = Following(CALM, bind="tcp://127.0.0.1:*")
     new.subscriber.follow(
-        Followed("ns/pod", f"ns/pod/{rank}", rank, "", None, topics=("pod",)) for rank in (0, 1)
+        FollowedPublisher("ns/pod", f"ns/pod/{rank}", rank, "", None, topics=("pod",)) for rank in (0, 1)
     )
     config = PublisherConfig(endpoint=new.subscriber.bound or "", topic="pod")
     async with publishing(config) as zero, publishing(config) as one:
@@ -286,7 +290,7 @@ async def test_a_publisher_not_followed_any_more_is_forgotten() -> None:
     async with publishing() as engine, following(engine) as follower:
         engine.publish(batch(chain(0)))
         await until(follower.tokens)
-        followed = Followed("ns/pod", "ns/pod/0", 0, engine.endpoint, engine.replay_endpoint)
+        followed = FollowedPublisher("ns/pod", "ns/pod/0", 0, engine.endpoint, engine.replay_endpoint)
         follower.subscriber.follow([])
         await until(lambda: not follower.index.stats()["hashes"])
         follower.subscriber.follow([followed])
@@ -323,9 +327,10 @@ async def test_closing_leaves_nothing_behind() -> None:
         before = (descriptors(), threading.active_count(), len(asyncio.all_tasks()))
         async with following(engine) as follower:
             ghosts = [
-                Followed("ns/g", f"ns/g/{n}", n, "tcp://127.0.0.1:1", "tcp://127.0.0.1:1") for n in range(5)
+                FollowedPublisher("ns/g", f"ns/g/{n}", n, "tcp://127.0.0.1:1", "tcp://127.0.0.1:1")
+                for n in range(5)
             ]
-            real = Followed("ns/pod", "ns/pod/0", 0, engine.endpoint, engine.replay_endpoint)
+            real = FollowedPublisher("ns/pod", "ns/pod/0", 0, engine.endpoint, engine.replay_endpoint)
             follower.subscriber.follow([real, *ghosts])
         await until(lambda: descriptors() <= before[0])
 
@@ -335,8 +340,8 @@ async def test_closing_leaves_nothing_behind() -> None:
 async def test_an_address_that_is_none_costs_nobody_else() -> None:
     """It is logged; the others are followed."""
     async with publishing() as engine, following(engine) as follower:
-        real = Followed("ns/pod", "ns/pod/0", 0, engine.endpoint, engine.replay_endpoint)
-        follower.subscriber.follow([real, Followed("ns/bad", "ns/bad/0", 0, "nonsense", "tcp://")])
+        real = FollowedPublisher("ns/pod", "ns/pod/0", 0, engine.endpoint, engine.replay_endpoint)
+        follower.subscriber.follow([real, FollowedPublisher("ns/bad", "ns/bad/0", 0, "nonsense", "tcp://")])
         engine.publish(batch(chain(0)))
         await until(follower.tokens)
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup, Member
 from kvist_epp.index.routing_history import History
-from kvist_epp.prefix_stats.cache_value import PLACES, Savings, Worth
+from kvist_epp.prefix_stats.cache_value import PLACES, CacheValue, EndpointCacheValue
 
 PLAIN = (None, None)
 SIZE = 16
@@ -30,7 +30,7 @@ class World:
         self.index = Index()
         self.history = History()
         self.lookup = Lookup(self.index, self.history)
-        self.savings = Savings(random.Random(1).random)
+        self.savings = CacheValue(random.Random(1).random)
         self.publishers: dict[str, tuple[int, ...]] = {}
         for key in KEYS:
             names = [f"{key}/{rank}" for rank in range(2 if key == "b" else 1)]
@@ -44,16 +44,16 @@ class World:
     def pick(self, key: str, prompt: bytes, now: float = 0.0) -> None:
         """A request goes to this endpoint."""
         found = self.lookup.look(PLAIN, [prompt])
-        self.savings.picked(key, found, self.lookup.members[key], now)
+        self.savings.record(key, found, self.lookup.members[key], now)
 
-    def worth(self, now: float = 0.0) -> Mapping[str, Worth]:
+    def worth(self, now: float = 0.0) -> Mapping[str, EndpointCacheValue]:
         """All steps at once."""
-        steps = self.savings.appraise(self.index, self.publishers, now)
+        steps = self.savings.compute(self.index, self.publishers, now)
         while True:
             try:
                 next(steps)
             except StopIteration as end:
-                found: Mapping[str, Worth] = end.value
+                found: Mapping[str, EndpointCacheValue] = end.value
                 return found
 
     def tokens(self, now: float = 0.0) -> list[int]:
@@ -137,7 +137,7 @@ class Histories(RuleBasedStateMachine):
                 only = self._only(key)
                 live = [c for at, to, c in self.picks if to == key and then // 30 - at // 30 < 20]
                 blocks = sum(chain[: n + 1] in only for chain in live for n in range(len(chain)))
-                assert worth == Worth(blocks * SIZE, len(only))
+                assert worth == EndpointCacheValue(blocks * SIZE, len(only))
 
 
 TestHistories = Histories.TestCase
@@ -164,7 +164,7 @@ def test_ranks_of_one_endpoint_are_no_copies() -> None:
     for publisher in world.publishers["b"]:
         world.store(publisher, b"s", b"t")
     world.pick("b", b"st!")
-    assert world.worth()["b"] == Worth(2 * SIZE, 2)
+    assert world.worth()["b"] == EndpointCacheValue(2 * SIZE, 2)
 
 
 def test_in_approximate_mode_a_pick_says_what_only_one_had() -> None:
@@ -206,7 +206,7 @@ def test_notes_keep_no_text_of_blocks_that_have_gone() -> None:
     world = World()
     world.store(0, b"long text " * 1000)
     found = world.lookup.look(PLAIN, [b"long text " * 1000 + b"!"])
-    world.savings.picked("a", found, world.lookup.members["a"], 0.0)
+    world.savings.record("a", found, world.lookup.members["a"], 0.0)
     [(segment, _)] = world.index.exclusive([0])
     world.index.removed(0, hashes([b"long text " * 1000]))
     assert (segment.text, segment.hashes, world.tokens()[0]) == (b"", (), 0)

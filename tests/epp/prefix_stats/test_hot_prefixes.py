@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from kvist_epp.index.byte_index import Index, Root
 from kvist_epp.index.tree.segment import Segment
-from kvist_epp.prefix_stats.hot_prefixes import PLACES, Beginning, Hot, Place
+from kvist_epp.prefix_stats.hot_prefixes import PLACES, HotPrefix, HotPrefixes, Place
 
 SIZE = 4
 """Tokens a block."""
@@ -19,7 +19,7 @@ class Pool:
     """An index in which one engine holds words, a block a letter; and the notes."""
 
     def __init__(self) -> None:
-        self.index, self.hot = Index(), Hot()
+        self.index, self.hot = Index(), HotPrefixes()
         self.who = self.index.publisher("pod/0")
 
     def hold(self, word: str, root: Root = PLAIN) -> None:
@@ -33,12 +33,12 @@ class Pool:
         if not groups:
             return 0
         segment, blocks = groups[0][4], groups[0][1] // SIZE
-        self.hot.note((segment, blocks - segment.base), tenant, now)
+        self.hot.record((segment, blocks - segment.base), tenant, now)
         return blocks
 
     def told(self, budget_blocks: int, now: float = 0.0) -> list[str]:
         """Texts of the beginnings."""
-        return [one.text.decode() for one in self.hot.beginnings(budget_blocks * SIZE, now)]
+        return [one.text.decode() for one in self.hot.hottest(budget_blocks * SIZE, now)]
 
 
 def test_what_two_tenants_ask_for_is_told_whole() -> None:
@@ -48,7 +48,7 @@ def test_what_two_tenants_ask_for_is_told_whole() -> None:
     pool.hold("sharedB")
     for tenant, word in (("one", "sharedA"), ("two", "sharedB")):
         pool.ask(word, tenant)
-    assert pool.hot.beginnings(1_000, 0.0) == [Beginning(PLAIN, b"shared", 6 * SIZE, 2, (1,) * 6)]
+    assert pool.hot.hottest(1_000, 0.0) == [HotPrefix(PLAIN, b"shared", 6 * SIZE, 2, (1,) * 6)]
 
 
 def test_what_one_tenant_asks_for_is_never_told() -> None:
@@ -76,7 +76,7 @@ def test_adapters_are_told_apart() -> None:
         pool.hold("text", root)
         for tenant in ("one", "two"):
             pool.ask("text", tenant, root=root)
-    roots = [one.root for one in pool.hot.beginnings(1_000, 0.0)]
+    roots = [one.root for one in pool.hot.hottest(1_000, 0.0)]
     assert sorted(roots, key=str) == [("lora", None), PLAIN]
 
 
@@ -100,9 +100,9 @@ def test_only_what_is_asked_for() -> None:
         for tenant in ("one", "two"):
             pool.ask(word, tenant)
     segment = pool.index.match(PLAIN, b"abcd?").groups[0][4]
-    told = [one.text for one in pool.hot.beginnings(2 * SIZE, 0.0, {segment: 0b0110})]
+    told = [one.text for one in pool.hot.hottest(2 * SIZE, 0.0, {segment: 0b0110})]
     assert told == [b"abc"]
-    assert pool.hot.beginnings(10 * SIZE, 0.0, {}) == []
+    assert pool.hot.hottest(10 * SIZE, 0.0, {}) == []
 
 
 def test_heat_fades() -> None:
@@ -139,26 +139,26 @@ def cold(count: int, index: Index) -> list[Place]:
 
 def test_counts_are_bounded() -> None:
     """Of more places than are counted, one that half of the prompts end at keeps its name and its count."""
-    hot = Hot()
+    hot = HotPrefixes()
     first, *rest = cold(20 * PLACES, Index())
     for number, place in enumerate(rest):
-        hot.note(first, f"tenant {number % 2}", 0.0)
-        hot.note(place, "one", 0.0)
-    [found] = hot.beginnings(100, 0.0)
+        hot.record(first, f"tenant {number % 2}", 0.0)
+        hot.record(place, "one", 0.0)
+    [found] = hot.hottest(100, 0.0)
     assert found.text == bytes(4)
     assert len(rest) <= found.matches < 1.1 * len(rest)
-    assert [len(piece.heats) for piece in hot._window.all()] == [PLACES]
+    assert [len(piece.counts) for piece in hot._window.all()] == [PLACES]
 
 
 def test_what_few_ask_for_among_many_others_is_told() -> None:
     """Two requests of two tenants for one beginning are enough, after 200 requests for twenty others."""
-    hot = Hot()
+    hot = HotPrefixes()
     *others, last = cold(21, Index())
     for number in range(200):
-        hot.note(others[number % 20], "", 0.0)
+        hot.record(others[number % 20], "", 0.0)
     for tenant in ("one", "two"):
-        hot.note(last, tenant, 0.0)
-    assert [(one.text, one.matches) for one in hot.beginnings(100, 0.0)] == [((20).to_bytes(4), 2)]
+        hot.record(last, tenant, 0.0)
+    assert [(one.text, one.matches) for one in hot.hottest(100, 0.0)] == [((20).to_bytes(4), 2)]
 
 
 def test_every_note_is_counted_somewhere() -> None:
@@ -167,15 +167,15 @@ def test_every_note_is_counted_somewhere() -> None:
     parts = []
     places = cold(4 * PLACES, Index())
     for run in range(100):
-        hot = Hot()
-        hot._dice.seed(run)
+        hot = HotPrefixes()
+        hot._random.seed(run)
         for number in range(3_000):
             half = places[: 2 * PLACES] if number % 3 == 0 else places[2 * PLACES :]
-            hot.note(half[number // 3 % len(half)], "one", 0.0)
+            hot.record(half[number // 3 % len(half)], "one", 0.0)
         [piece] = hot._window.all()
-        assert sum(heat.matches for heat in piece.heats.values()) == 3_000
+        assert sum(heat.matches for heat in piece.counts.values()) == 3_000
         low = set(places[: 2 * PLACES])
-        parts.append(sum(heat.matches for place, heat in piece.heats.items() if place in low))
+        parts.append(sum(heat.matches for place, heat in piece.counts.items() if place in low))
     assert 950 < sum(parts) / len(parts) < 1_050
 
 
@@ -191,7 +191,7 @@ def test_heat_is_what_ends_at_a_block_or_behind_it(held: list[str], asked: list[
             through[word[:end]] += 1
             tenants.setdefault(word[:end], set()).add(tenant)
     shared = {text for text, who in tenants.items() if len(who) > 1}
-    told = pool.hot.beginnings(1_000, 0.0)
+    told = pool.hot.hottest(1_000, 0.0)
     texts = [one.text.decode() for one in told]
     assert {text[:end] for text in texts for end in range(1, len(text) + 1)} == shared
     assert [one.matches for one in told] == [through[text] for text in texts]

@@ -8,7 +8,7 @@ from kvist_epp.index.byte_index import Index, Root
 from kvist_epp.index.lookup import Lookup, Member
 from kvist_epp.index.routing_history import History
 from kvist_epp.load.tracker import LoadTracker
-from kvist_epp.prefix_stats.hot_prefixes import Hot
+from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
 from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner, PrewarmStep
 from kvist_epp.prewarm.prewarm_stats import PrewarmStats
 from kvist_epp.prewarm.prewarmer import PrewarmLog
@@ -25,7 +25,7 @@ class Pool:
     def __init__(
         self, *names: str, tokens: int = 100 * SIZE, step: int = 2 * SIZE, start: float = 0.0
     ) -> None:
-        self.index, self.tracker, self.hot = Index(), LoadTracker(default_rate=16_000.0), Hot()
+        self.index, self.tracker, self.hot = Index(), LoadTracker(default_rate=16_000.0), HotPrefixes()
         self.lookup = Lookup(self.index, History())
         self.candidates: tuple[Candidate, ...] = ()
         self.now = 100.0
@@ -87,7 +87,7 @@ class Pool:
         """Let each of the tenants request a word."""
         for tenant in tenants or ("one", "two"):
             for place in self.lookup.look(root, [f"{word}?".encode()]).ends():
-                self.hot.note(place, tenant, self.now)
+                self.hot.record(place, tenant, self.now)
 
     def poll(self) -> list[tuple[str, str]]:
         """Return (endpoint, prompt) of the steps to request now; the steps themselves are in ``steps``."""

@@ -10,9 +10,9 @@ from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.engines.vllm.engine_metrics import EngineSample, Served
 from kvist_epp.index.lookup import Member
-from kvist_epp.kvevents.observed import Observed
+from kvist_epp.kvevents.observation import Observation
 from kvist_epp.names import TENANT_HEADERS
-from kvist_epp.prefix_stats.hot_prefixes import Hot
+from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
 from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner
 from kvist_epp.prewarm.prewarm_stats import PrewarmStats
 from kvist_epp.prewarm.prewarmer import cache_tokens_of, model_of, open_prewarmer
@@ -25,7 +25,7 @@ LONG = "A shared beginning of prompts that many tenants have in common. " * 20
 @pytest.fixture
 async def registry() -> EndpointRegistry:
     """Return a registry without scrapes, in which every engine counts as ready."""
-    parts = make(0, hot=Hot())
+    parts = make(0, hot=HotPrefixes())
     return EndpointRegistry(Settings(), parts.director, parts.clock, scrape_interval=0.0)
 
 
@@ -46,11 +46,11 @@ def picks(parts: Parts, *tenants: str) -> None:
 )
 def test_picks_note_heat_with_the_tenant(tenants: tuple[str, ...], told: int) -> None:
     """A prefix is hot as far as two tenants had it cached; requests without a tenant count as one tenant."""
-    hot = Hot()
+    hot = HotPrefixes()
     parts = make(2, hot=hot)
     shared = parts.warm(0, chat(LONG))
     picks(parts, *tenants)
-    found = hot.beginnings(10**6, parts.clock())
+    found = hot.hottest(10**6, parts.clock())
     assert len(found) == told
     assert all(0 < one.tokens <= shared and LONG[:100].encode() in one.text for one in found)
 
@@ -76,7 +76,7 @@ async def test_what_is_known_of_an_engine_is_used(registry: EndpointRegistry) ->
 
 async def test_a_step_is_in_flight_until_it_ends() -> None:
     """Events of the engine change no other request's backlog, and the step counts as no client's request."""
-    hot = Hot()
+    hot = HotPrefixes()
     parts = make(1, hot=hot)
     director, tracker = parts.director, parts.director.tracker
     parts.warm(0, chat(LONG))
@@ -89,7 +89,7 @@ async def test_a_step_is_in_flight_until_it_ends() -> None:
     director.set_endpoints([*parts.candidates(), Candidate(other, tracker.load(other.key))], parts.clock())
     [step] = planner.poll(parts.clock())
     assert (len(director.table), tracker.backlog(other.key)) == (count + 1, step.uncached)
-    event = Observed(f"{other.key}/0", other.key, step.session, step.tokens, 0, "prompt", step.tokens)
+    event = Observation(f"{other.key}/0", other.key, step.session, step.tokens, 0, "prompt", step.tokens)
     director.progress.on_observation(event, parts.clock())
     assert (tracker.backlog(other.key), tracker.backlog("t/e0")) == (0, backlog)
     planner.on_ended(step, parts.clock())

@@ -20,7 +20,7 @@ from kvist_epp.index.byte_index import Index
 from kvist_epp.index.snapshot.parts import Begin, Part
 from kvist_epp.index.snapshot.write import Writer
 from kvist_epp.kvevents.canonical import Piece
-from kvist_epp.kvevents.decode_blocks import Born, State
+from kvist_epp.kvevents.decode_blocks import DecodeBlock, DecodeBlockState
 from kvist_epp.load.in_flight import Attempt, InFlightRequest
 from kvist_epp.load.tracker import LoadTracker, RequestListener
 from kvist_epp.names import REPLICA_FOLLOW_METHOD, REPLICA_SNAPSHOT_METHOD
@@ -44,7 +44,7 @@ HANDSHAKE: Final = Handshake("old", b"\x01\x02\x03", snapshot_ready=True, versio
 LOG_ENTRY: Final = AccessLogEntry("new.9", "request-9", "10.0.0.1:8000", None, 200, None, None)
 PROMPT: Final = b"p" * (2 * STEP_BYTES + 1)
 ROOT: Final = (None, None)
-DECODED: Final = Born(
+DECODED: Final = DecodeBlock(
     name=901,
     parent=105,
     root=ROOT,
@@ -52,7 +52,7 @@ DECODED: Final = Born(
     block_size=16,
     depth=96,
     session="old.1",
-    state=State.CREDITED,
+    state=DecodeBlockState.CREDITED,
     copies=2,
     media=["CPU"],
 )
@@ -180,7 +180,7 @@ def test_both_revisions_request_snapshots_alike_and_grant_them_to_each_other() -
     anything: Any = SimpleNamespace()
     server = SnapshotServer(
         lambda: HANDSHAKE._replace(replica="new"),
-        learner=anything,
+        ingestor=anything,
         subscriber=anything,
         is_precise=lambda _: True,
         stats=ReplicationStats(),

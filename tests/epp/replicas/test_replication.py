@@ -10,7 +10,7 @@ from kvist_epp.director.completion import CompletionHandler
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pick_request import PickResult
-from kvist_epp.kvevents.observed import Observed
+from kvist_epp.kvevents.observation import Observation
 from kvist_epp.replicas.messages import LoadUpdate, RemoteRequest
 from kvist_epp.replicas.replication import Replication, fingerprint
 from kvist_epp.settings.settings import Settings
@@ -56,16 +56,16 @@ def test_events_advance_the_requests_of_other_replicas() -> None:
     replication = joined(parts)
     tell(replication, 1, entry("other.1"))
     load = parts.director.tracker.load("t/e0")
-    seen = Observed("t/e0/0", "t/e0", "other.1", 400, 0, "prompt", 400)
+    seen = Observation("t/e0/0", "t/e0", "other.1", 400, 0, "prompt", 400)
     parts.director.progress.on_observation(seen, parts.clock())
     part_way = load.backlog_tokens
     parts.director.progress.on_observation(
-        Observed("t/e0/0", "t/e0", "other.1", 16, None, "decode", 1016), parts.clock()
+        Observation("t/e0/0", "t/e0", "other.1", 16, None, "decode", 1016), parts.clock()
     )
 
     assert (part_way, load.backlog_tokens, load.running) == (600, 0, 1)
     parts.director.progress.on_observation(
-        Observed("t/e1/0", "t/e1", "stranger", 16, None, "decode", 16), parts.clock()
+        Observation("t/e1/0", "t/e1", "stranger", 16, None, "decode", 16), parts.clock()
     )
 
 

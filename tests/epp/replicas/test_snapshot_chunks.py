@@ -12,7 +12,7 @@ from kvist_epp.errors import SnapshotError
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.snapshot.parts import Begin, Content, Counted, End, Extra, Holding, Part
 from kvist_epp.kvevents.canonical import Piece
-from kvist_epp.kvevents.decode_blocks import Born, State
+from kvist_epp.kvevents.decode_blocks import DecodeBlock, DecodeBlockState
 from kvist_epp.replicas.snapshot_chunks import CHUNK_PARTS, ChunkReader, ChunkWriter
 
 PODS = ("a/0", "b/0", "c/0")
@@ -24,7 +24,7 @@ small = st.integers(0, (1 << 32) - 1)
 roots = st.tuples(st.none() | texts, st.none() | texts)
 pieces = st.builds(Piece, st.lists(small, max_size=3), st.binary(max_size=5))
 born = st.builds(
-    Born,
+    DecodeBlock,
     name=names,
     parent=st.none() | names,
     root=roots,
@@ -32,7 +32,7 @@ born = st.builds(
     block_size=small,
     depth=st.none() | small,
     session=st.none() | texts,
-    state=st.sampled_from(State),
+    state=st.sampled_from(DecodeBlockState),
     copies=small,
     media=st.lists(texts, max_size=2),
 )

@@ -15,8 +15,8 @@ from kvist_epp.engines.vllm.kv_events import Batch, Event, Removed
 from kvist_epp.errors import ReplicaError
 from kvist_epp.http2.call import Call, Method, Server, Sink
 from kvist_epp.index.byte_index import Index
-from kvist_epp.kvevents.ingestion import Learner
-from kvist_epp.kvevents.subscriber import Followed, Subscriber, SubscriberLimits
+from kvist_epp.kvevents.ingestion import Ingestor
+from kvist_epp.kvevents.subscriber import FollowedPublisher, Subscriber, SubscriberLimits
 from kvist_epp.names import REPLICA_SNAPSHOT_METHOD
 from kvist_epp.replicas import snapshot_chunks
 from kvist_epp.replicas import snapshot_client as warm
@@ -48,7 +48,7 @@ def chain(start: int, family: int = 0) -> Event:
 
 @dataclass(eq=False)
 class Replica:
-    """A learner and a subscriber, with their snapshot server."""
+    """A ingestor and a subscriber, with their snapshot server."""
 
     name: str
     fingerprint: bytes = MODEL
@@ -58,10 +58,10 @@ class Replica:
     limits: SubscriberLimits = CALM
 
     def __post_init__(self) -> None:
-        self.learner = Learner(self.index, Words())
-        self.subscriber = Subscriber(self.learner, limits=self.limits)
+        self.ingestor = Ingestor(self.index, Words())
+        self.subscriber = Subscriber(self.ingestor, limits=self.limits)
         self.snapshot_server = SnapshotServer(
-            self.handshake, self.learner, self.subscriber, is_precise=lambda _: True, stats=self.stats
+            self.handshake, self.ingestor, self.subscriber, is_precise=lambda _: True, stats=self.stats
         )
 
     def handshake(self) -> Handshake:
@@ -71,7 +71,9 @@ class Replica:
     def follow(self, engines: Sequence[Publisher], *, replay: bool = True) -> None:
         """Subscribe to each engine as an endpoint of its own."""
         self.subscriber.follow(
-            Followed(f"ns/{at}", f"ns/{at}/0", 0, one.endpoint, one.replay_endpoint if replay else None)
+            FollowedPublisher(
+                f"ns/{at}", f"ns/{at}/0", 0, one.endpoint, one.replay_endpoint if replay else None
+            )
             for at, one in enumerate(engines)
         )
 
@@ -113,7 +115,7 @@ class Stage:
         """Start the copy in the new replica, by default from the old one."""
         given = sources or (self.source(),)
         start = SnapshotClient(
-            self.new.learner,
+            self.new.ingestor,
             self.new.subscriber,
             handshake=self.new.handshake,
             sources=lambda: given,

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from kvist_epp.index.tree.segment import Root
-from kvist_epp.kvevents.decode_blocks import Born
+from kvist_epp.kvevents.decode_blocks import DecodeBlock
 
 
 class Begin(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class Extra(msgspec.Struct, frozen=True):
     """Blocks of text stored more than once, with their copies beyond the first."""
     opaque: tuple[Counted, ...] = ()
     """Blocks that never match."""
-    pending: tuple[Born, ...] = ()
+    pending: tuple[DecodeBlock, ...] = ()
     """Blocks born in decode that are not credited, or not finally."""
 
 

@@ -1,4 +1,4 @@
-"""A snapshot's parts, in the order they come, into a learner: publisher by publisher, in steps.
+"""A snapshot's parts, in the order they come, into an ingestor: publisher by publisher, in steps.
 
 Each section is complete in itself, so a snapshot that breaks off, or contradicts itself, leaves the
 publishers before that point restored and the one it happened in forgotten.
@@ -14,7 +14,7 @@ from kvist_epp.index.tree.holders import SEGMENT_BLOCKS
 
 
 class Books(Protocol):
-    """The part of the learner that a reader uses."""
+    """The part of the ingestor that a reader uses."""
 
     def restore(self, source: str, group: int | None) -> Section:
         """Forgets the publisher and takes its section in."""

@@ -1,5 +1,5 @@
-"""One publisher's section: on its way out, as the learner gives it; on its way in, to the index and the
-learner's books."""
+"""One publisher's section: on its way out, as the ingestor gives it; on its way in, to the index and the
+ingestor's books."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,8 +9,8 @@ from kvist_epp.errors import SnapshotError
 from kvist_epp.index.snapshot.capture import Capture
 from kvist_epp.index.snapshot.parts import Content, End, Extra, Holding
 from kvist_epp.index.snapshot.restore import Restore
-from kvist_epp.kvevents.decode_blocks import Born, State
-from kvist_epp.kvevents.decode_check import Checker, Ward
+from kvist_epp.kvevents.decode_blocks import DecodeBlock, DecodeBlockState
+from kvist_epp.kvevents.decode_check import DecodeChecker, PublisherState
 
 
 class Captured(NamedTuple):
@@ -18,7 +18,7 @@ class Captured(NamedTuple):
 
     group: int | None
     """The one KV cache group learned."""
-    pending: tuple[Born, ...]
+    pending: tuple[DecodeBlock, ...]
     """Blocks born in decode, as they were before the rest was recorded."""
     capture: Capture
 
@@ -26,11 +26,11 @@ class Captured(NamedTuple):
 class Section:
     """Nothing of it counts before ``end`` has returned; a caller that gives it up removes the publisher."""
 
-    def __init__(self, restore: Restore, ward: Ward, checker: Checker) -> None:
+    def __init__(self, restore: Restore, ward: PublisherState, checker: DecodeChecker) -> None:
         self._restore = restore
         self._ward = ward
         self._checker = checker
-        self._pending: dict[int, Born] = {}
+        self._pending: dict[int, DecodeBlock] = {}
         self._extras = 0
 
     @property
@@ -59,8 +59,12 @@ class Section:
             for born in self._pending.values():
                 self._checker.adopt(self._ward, self._judged(born))
 
-    def _judged(self, born: Born) -> Born:
+    def _judged(self, born: DecodeBlock) -> DecodeBlock:
         """The index decides: it may have been credited, or its credit taken back, after it was recorded."""
         if self._restore.holds(born.name):
-            return replace(born, state=State.CREDITED)
-        return replace(born, state=State.REJECTED) if born.state is State.CREDITED else born
+            return replace(born, state=DecodeBlockState.CREDITED)
+        return (
+            replace(born, state=DecodeBlockState.REJECTED)
+            if born.state is DecodeBlockState.CREDITED
+            else born
+        )

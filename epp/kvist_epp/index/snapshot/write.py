@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from kvist_epp.index.snapshot.capture import Capture, Recorded
 from kvist_epp.index.snapshot.parts import Content, End, Extra, Holding, Part
 from kvist_epp.index.tree.segment import Segment
-from kvist_epp.kvevents.decode_blocks import Born
+from kvist_epp.kvevents.decode_blocks import DecodeBlock
 
 EXTRAS = 256
 """Entries in one ``Extra``."""
@@ -21,7 +21,7 @@ class Writer:
         """Segment and identity of its hashes → those, so that the identity stays theirs, and the content's
         number. A segment that changes gets other hashes: then it is told again, whole."""
 
-    def section(self, capture: Capture, pending: Sequence[Born]) -> Iterator[Part]:
+    def section(self, capture: Capture, pending: Sequence[DecodeBlock]) -> Iterator[Part]:
         """Yield the parts after ``Begin``, ``End`` included, of a complete capture."""
         for recorded in capture.segments:
             yield from self._segment(recorded)
@@ -60,7 +60,7 @@ class Writer:
         )
 
 
-def _extras(capture: Capture, pending: Sequence[Born]) -> Iterator[Extra]:
+def _extras(capture: Capture, pending: Sequence[DecodeBlock]) -> Iterator[Extra]:
     copies, opaque = capture.copies, capture.opaque
     for at in range(0, len(copies), EXTRAS):
         yield Extra(copies=tuple(copies[at : at + EXTRAS]))

@@ -1,4 +1,4 @@
-"""Feed the index as the picker does: ZMQ sockets, event messages, the learner, and picks in between.
+"""Feed the index as the picker does: ZMQ sockets, event messages, the ingestor, and picks in between.
 
 ``python -m kvist_sim.bench.index.zmq_ingest SPEC`` measures one thing and prints it as JSON.
 """
@@ -23,8 +23,8 @@ from kvist_epp.extproc.pick_request import PickRequest
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup, Member
 from kvist_epp.index.routing_history import History
-from kvist_epp.kvevents.followed import Followed
-from kvist_epp.kvevents.ingestion import Learner
+from kvist_epp.kvevents.followed import FollowedPublisher
+from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.subscriber import Subscriber
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.names import SESSION_HEADER
@@ -82,21 +82,21 @@ async def _fed(
 ) -> dict[str, float]:
     """Publishes and learns, and runs ``asked`` meanwhile. Wall and CPU seconds from the first block on."""
     spec = {"engines": ENGINES, "messages": messages, "keep": keep, "rate": rate}
-    learner = Learner(index, Words())
+    ingestor = Ingestor(index, Words())
     sources = [f"bench/engine-{number}/0" for number in range(ENGINES)]
     async with _child("publish", json.dumps(spec)) as child:
         assert child.stdout is not None
         ports = json.loads(await child.stdout.readline())
-        subscriber = Subscriber(learner)
+        subscriber = Subscriber(ingestor)
         subscriber.follow(
-            Followed(source.rpartition("/")[0], source, 0, f"tcp://127.0.0.1:{port}", None)
+            FollowedPublisher(source.rpartition("/")[0], source, 0, f"tcp://127.0.0.1:{port}", None)
             for source, port in zip(sources, ports, strict=True)
         )
         beside = asyncio.create_task(asked())
         try:
-            await _learned(learner, sources, 1)
+            await _learned(ingestor, sources, 1)
             begin, cpu = time.perf_counter(), time.process_time()
-            await _learned(learner, sources, ENGINES * messages * EVENT_BLOCKS)
+            await _learned(ingestor, sources, ENGINES * messages * EVENT_BLOCKS)
             took = {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu}
             await beside
         finally:
@@ -105,9 +105,9 @@ async def _fed(
     return took
 
 
-async def _learned(learner: Learner, sources: Sequence[str], blocks: int) -> None:
+async def _learned(ingestor: Ingestor, sources: Sequence[str], blocks: int) -> None:
     """Waits until so many blocks are learned; looks, because a callback would be measured too."""
-    while sum(learner.stats(source).blocks for source in sources) < blocks:  # noqa: ASYNC110
+    while sum(ingestor.stats(source).blocks for source in sources) < blocks:  # noqa: ASYNC110
         await asyncio.sleep(0.002)
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 
-class Observed(msgspec.Struct, frozen=True):
+class Observation(msgspec.Struct, frozen=True):
     """Progress of a request that one stored event reveals (vLLM from 0.32 on names its session id)."""
 
     source: str
@@ -27,7 +27,7 @@ class Observed(msgspec.Struct, frozen=True):
         return self.tokens if self.born == "prompt" else 0
 
 
-class Sessions:
+class RecentSessions:
     """Which requests have been heard of, by (source, session id).
 
     Two generations: what was heard of lately, and before. A request that is silent for two generations is
