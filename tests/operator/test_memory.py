@@ -138,8 +138,8 @@ def test_stages_are_cut_as_vllm_cuts_them() -> None:
     """A remainder goes to the stages before the last: 61 layers over 4 make 15, 15, 16, 15."""
     shape = known("deepseek-ai/DeepSeek-R1").model.shape
 
-    assert [stage.total() for stage in stages(shape, 4)] == [15, 15, 16, 15]
-    assert [stage.total() for stage in stages(shape, 3)] == [20, 21, 20]
+    assert [stage.total() for stage in stages(shape.layers, 4)] == [15, 15, 16, 15]
+    assert [stage.total() for stage in stages(shape.layers, 3)] == [20, 21, 20]
 
 
 def test_the_smallest_stage_decides() -> None:

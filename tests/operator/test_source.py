@@ -13,21 +13,21 @@ from tests.operator.pools import DENSE, pool
 
 from kvist_operator.errors import ModelError, ModelNotFound
 from kvist_operator.models.shape import checkpoint_bytes
-from kvist_operator.models.source import draft_facts, facts, from_folder, from_hub
+from kvist_operator.models.source import ModelHub, draft_facts, facts, from_folder, from_hub
 
 LOAD = """
 import json, sys
 from kvist_operator.errors import ModelError
-from kvist_operator.models.source import HuggingFace, from_hub
+from kvist_operator.models.source import ModelHub, from_hub
 try:
-    found = from_hub(sys.argv[1], "main", HuggingFace())
+    found = from_hub(sys.argv[1], "main", ModelHub())
     print(json.dumps([found.model.shape.describe(), found.model.checkpoint_bytes, found.checkpoint_source]))
 except ModelError as error:
     print(json.dumps(str(error)))
 """
 
 
-class Shelf:
+class Shelf(ModelHub):
     """A hub of files in memory."""
 
     def __init__(self, files: Mapping[str, str], sizes: Mapping[str, int]) -> None:

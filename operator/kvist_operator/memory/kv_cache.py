@@ -80,7 +80,7 @@ class Cache:
 
 def caches(shape: ModelShape, layout: Layout, settings: EngineSettings, capability: int = 90) -> list[Cache]:
     """Return the cache of each pipeline stage."""
-    cut = stages(shape, layout.pipeline)
+    cut = stages(shape.layers, layout.pipeline)
     last = cut[-1] + Counter(_draft_layers(shape, settings))
     return [_cache(layers, shape, layout, settings, capability) for layers in (*cut[:-1], last)]
 

@@ -78,17 +78,13 @@ class EngineSettings:
     """Size of the KV cache where it is fixed (the CPU engine); 0 = what is left."""
 
 
-def stages(shape: ModelShape, pipeline: int) -> tuple[Counter[Layer], ...]:
+@lru_cache(maxsize=256)
+def stages(layers: tuple[Layer, ...], pipeline: int) -> tuple[Counter[Layer], ...]:
     """Return how often each layer occurs in each pipeline stage.
 
     The layers are distributed as by ``distributed/utils.py: get_pp_indices``: a remainder goes to the stages
     before the last, from the back.
     """
-    return _stages(shape.layers, pipeline)
-
-
-@lru_cache(maxsize=256)
-def _stages(layers: tuple[Layer, ...], pipeline: int) -> tuple[Counter[Layer], ...]:
     base, rest = divmod(len(layers), pipeline)
     sizes = [base] * pipeline
     for i in range(rest):

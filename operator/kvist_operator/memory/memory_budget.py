@@ -22,7 +22,13 @@ from kvist_operator.models.layers import (
     encoder_part,
     layer_parts,
 )
-from kvist_operator.models.shape import ModelShape, SizedModel, checkpoint_bytes, embedding, head, mtp_parts
+from kvist_operator.models.shape import (
+    ModelShape,
+    SizedModel,
+    checkpoint_bytes,
+    embedding_and_head,
+    mtp_parts,
+)
 
 from .kv_cache import Cache, caches
 from .layout import GIB, EngineSettings, Layout, stages
@@ -141,7 +147,7 @@ def weight_bytes(
         return part.params / _shards(part, layout) * each
 
     scale = known_checkpoint / checkpoint_bytes(shape) if known_checkpoint else 1.0
-    cut = stages(shape, layout.pipeline)
+    cut = stages(shape.layers, layout.pipeline)
     by_stage = [
         sum(
             number * (sum(map(on_rank, layer_parts(layer, shape.hidden))) + _absorbed(layer) / layout.tensor)
@@ -149,10 +155,11 @@ def weight_bytes(
         )
         for layers in cut
     ]
-    by_stage[0] += on_rank(embedding(shape))
+    embedding, head = embedding_and_head(shape)
+    by_stage[0] += on_rank(embedding)
     if settings.images:
         by_stage[0] += on_rank(encoder_part(shape.encoder))
-    by_stage[-1] += on_rank(head(shape))
+    by_stage[-1] += on_rank(head)
     found = scale * max(by_stage) + _adapters(shape, cut[0], layout, settings)
     draft = settings.draft
     if draft and draft.shape:
@@ -194,7 +201,7 @@ def _adapters(shape: ModelShape, layers: Counter[Layer], layout: Layout, setting
 def _activations(shape: ModelShape, layout: Layout, settings: EngineSettings) -> float:
     """Return the peak bytes of one step on one GPU."""
     tokens = settings.batched_tokens
-    kinds = {layer for stage in stages(shape, layout.pipeline) for layer in stage}
+    kinds = {layer for stage in stages(shape.layers, layout.pipeline) for layer in stage}
     peak = max(
         max(_mixer(layer, tokens, layout, settings), _feedforward(layer, tokens, layout)) for layer in kinds
     )

@@ -4,7 +4,6 @@ The keys are those vLLM reads (``transformers_utils/model_arch_config_convertor.
 models).
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -35,6 +34,7 @@ WORDS: Final = {
 LETTERS: Final = {"*": FULL, "M": LINEAR, "-": NOTHING, "E": NOTHING}
 UNGATED: Final = ("nemotron_h", "gpt2", "opt", "bloom", "falcon", "starcoder2", "gpt_neox", "phi", "nemotron")
 """Families whose feed-forward blocks have no gate matrix."""
+STATE_DTYPE: Final = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 
 
 def decoder_layers(keys: Keys) -> tuple[Layer, ...]:
@@ -51,13 +51,7 @@ def decoder_layers(keys: Keys) -> tuple[Layer, ...]:
 def mixers(keys: Keys) -> list[Mixer | None]:
     """Return the mixer of each decoder layer; None for a layer without one. Raises ModelError."""
     kinds = _mixer_kinds(keys)
-    readers: dict[str, Callable[[Keys], Mixer | None]] = {
-        FULL: _full_attention,
-        SLIDING: _sliding_attention,
-        LINEAR: _recurrent,
-        NOTHING: lambda _: None,
-    }
-    read = {kind: readers[kind](keys) for kind in set(kinds)}
+    read = {kind: _mixer(keys, kind) for kind in set(kinds)}
     found = [read[kind] for kind in kinds]
     types = keys.sequence("indexer_types")
     if types is not None:
@@ -121,68 +115,13 @@ def _periodic_kinds(keys: Keys, count: int) -> list[str]:
     return [FULL if every and (i + 1) % every == 0 else other for i in range(count)]
 
 
-def _full_attention(keys: Keys) -> Mixer:
-    if keys.number("kv_lora_rank", default=0):
+def _mixer(keys: Keys, kind: str) -> Mixer | None:
+    if kind == NOTHING:
+        return None
+    if kind == FULL and keys.number("kv_lora_rank", default=0):
         return _latent(keys)
-    return Attention(
-        heads=_heads(keys),
-        kv_heads=keys.number("num_global_key_value_heads", default=0) or _kv_heads(keys),
-        key_dim=keys.number("global_head_dim", default=0) or _head_dim(keys),
-        value_dim=keys.number("global_head_dim", "v_head_dim", default=0) or _head_dim(keys),
-        gated=keys.flag("attn_output_gate"),
-    )
-
-
-def _sliding_attention(keys: Keys) -> Attention:
-    window = "attention_chunk_size" if keys.model_type == "llama4" else "sliding_window"
-    return Attention(
-        heads=keys.number("swa_num_attention_heads", default=0) or _heads(keys),
-        kv_heads=keys.number("swa_num_key_value_heads", default=0) or _kv_heads(keys),
-        key_dim=keys.number("swa_head_dim", default=0) or _head_dim(keys),
-        value_dim=keys.number("swa_v_head_dim", "v_head_dim", default=0) or _head_dim(keys),
-        window=keys.number(window, default=0) or keys.number("sliding_window_size"),
-        gated=keys.flag("attn_output_gate"),
-    )
-
-
-def _heads(keys: Keys) -> int:
-    return keys.number("num_attention_heads", "n_head", "num_heads")
-
-
-def _kv_heads(keys: Keys) -> int:
-    if keys.flag("multi_query") and not keys.flag("new_decoder_architecture"):
-        return 1
-    names = (
-        "n_head_kv",
-        "num_kv_heads",
-        "num_key_value_heads",
-        "multi_query_group_num",
-        "num_attention_groups",
-    )
-    return keys.number(*names, default=0) or _heads(keys)
-
-
-def _head_dim(keys: Keys) -> int:
-    return keys.number("head_dim", "hidden_size_per_head", default=0) or keys.hidden // _heads(keys)
-
-
-def _latent(keys: Keys) -> Latent:
-    indexer = None
-    if keys.number("index_topk", default=0):
-        indexer = Indexer(heads=keys.number("index_n_heads"), dim=keys.number("index_head_dim"))
-    return Latent(
-        heads=_heads(keys),
-        q_rank=keys.number("q_lora_rank", default=0),
-        kv_rank=keys.number("kv_lora_rank"),
-        nope_dim=keys.number("qk_nope_head_dim"),
-        rope_dim=keys.number("qk_rope_head_dim"),
-        value_dim=keys.number("v_head_dim"),
-        sparse=indexer is not None,
-        indexer=indexer,
-    )
-
-
-def _recurrent(keys: Keys) -> Recurrent:
+    if kind in (FULL, SLIDING):
+        return _attention(keys, kind)
     if keys.number("linear_num_value_heads", default=0):
         return _delta_net(keys)
     if keys.mapping("linear_attn_config"):
@@ -192,8 +131,52 @@ def _recurrent(keys: Keys) -> Recurrent:
     raise ModelError(f"{keys.name}: recurrent layers of model_type {keys.model_type!r} are not known")
 
 
-def _state_dtype(keys: Keys) -> str:
-    return keys.word("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+def _attention(keys: Keys, kind: str) -> Attention:
+    heads = keys.number("num_attention_heads", "n_head", "num_heads")
+    kv_names = (
+        "n_head_kv",
+        "num_kv_heads",
+        "num_key_value_heads",
+        "multi_query_group_num",
+        "num_attention_groups",
+    )
+    one = keys.flag("multi_query") and not keys.flag("new_decoder_architecture")
+    kv_heads = 1 if one else keys.number(*kv_names, default=0) or heads
+    dim = keys.number("head_dim", "hidden_size_per_head", default=0) or keys.hidden // heads
+    gated = keys.flag("attn_output_gate")
+    if kind == FULL:
+        return Attention(
+            heads=heads,
+            kv_heads=keys.number("num_global_key_value_heads", default=0) or kv_heads,
+            key_dim=keys.number("global_head_dim", default=0) or dim,
+            value_dim=keys.number("global_head_dim", "v_head_dim", default=0) or dim,
+            gated=gated,
+        )
+    window = "attention_chunk_size" if keys.model_type == "llama4" else "sliding_window"
+    return Attention(
+        heads=keys.number("swa_num_attention_heads", default=0) or heads,
+        kv_heads=keys.number("swa_num_key_value_heads", default=0) or kv_heads,
+        key_dim=keys.number("swa_head_dim", default=0) or dim,
+        value_dim=keys.number("swa_v_head_dim", "v_head_dim", default=0) or dim,
+        window=keys.number(window, default=0) or keys.number("sliding_window_size"),
+        gated=gated,
+    )
+
+
+def _latent(keys: Keys) -> Latent:
+    indexer = None
+    if keys.number("index_topk", default=0):
+        indexer = Indexer(heads=keys.number("index_n_heads"), dim=keys.number("index_head_dim"))
+    return Latent(
+        heads=keys.number("num_attention_heads", "n_head", "num_heads"),
+        q_rank=keys.number("q_lora_rank", default=0),
+        kv_rank=keys.number("kv_lora_rank"),
+        nope_dim=keys.number("qk_nope_head_dim"),
+        rope_dim=keys.number("qk_rope_head_dim"),
+        value_dim=keys.number("v_head_dim"),
+        sparse=indexer is not None,
+        indexer=indexer,
+    )
 
 
 def _delta_net(keys: Keys) -> Recurrent:
@@ -210,7 +193,7 @@ def _delta_net(keys: Keys) -> Recurrent:
         conv_kernel=kernel,
         state=nv * hv * hk,
         heads=nk,
-        state_dtype=_state_dtype(keys),
+        state_dtype=keys.word(*STATE_DTYPE),
     )
 
 
@@ -245,7 +228,7 @@ def _mamba2(keys: Keys) -> Recurrent:
         conv_kernel=kernel,
         state=n * d * state,
         heads=n,
-        state_dtype=_state_dtype(keys),
+        state_dtype=keys.word(*STATE_DTYPE),
     )
 
 
@@ -266,13 +249,13 @@ def feedforward(keys: Keys, layers: int) -> list[tuple[Mlp | None, Experts | Non
         return [(_dense(keys), None)] * layers
     beside = _dense(keys) if keys.flag("enable_moe_block") else None
     names = ("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size")
-    dense = Mlp(width=keys.number(*names, default=0), gated=experts.gated)
+    dense = Mlp(width=keys.number(*names, default=0), matrices=experts.matrices)
     return [(beside, experts) if sparse else (dense, None) for sparse in _sparse_layers(keys, layers)]
 
 
 def _dense(keys: Keys) -> Mlp:
     width = keys.number("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", default=0)
-    return Mlp(width=width or 4 * keys.hidden, gated=keys.model_type not in UNGATED)
+    return Mlp(width=width or 4 * keys.hidden, matrices=2 if keys.model_type in UNGATED else 3)
 
 
 def _experts(keys: Keys) -> Experts | None:
@@ -289,7 +272,7 @@ def _experts(keys: Keys) -> Experts | None:
         shared_width=_shared_width(keys, width),
         hidden=latent or keys.hidden,
         latent=bool(latent),
-        gated=keys.model_type not in UNGATED,
+        matrices=2 if keys.model_type in UNGATED else 3,
     )
 
 

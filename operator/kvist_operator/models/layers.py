@@ -79,13 +79,8 @@ class Mlp:
     """A dense feed-forward block."""
 
     width: int
-    gated: bool = True
-    """Has three matrices (gate, up, down) instead of two."""
-
-    @property
-    def matrices(self) -> int:
-        """Number of weight matrices."""
-        return 3 if self.gated else 2
+    matrices: int = 3
+    """Gate, up and down; 2 without a gate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +96,8 @@ class Experts:
     """Width of all shared experts together."""
     latent: bool = False
     """Projects from the hidden size to a smaller one and back."""
-    gated: bool = True
-
-    @property
-    def matrices(self) -> int:
-        """Number of weight matrices of one expert."""
-        return 3 if self.gated else 2
+    matrices: int = 3
+    """Weight matrices of one expert: gate, up and down; 2 without a gate."""
 
     @property
     def expert_params(self) -> int:

@@ -191,14 +191,13 @@ def _dtype(keys: Keys) -> str:
     return "bfloat16" if dtype in ("float32", "float") else dtype
 
 
-def embedding(shape: ModelShape) -> WeightPart:
-    """Return the token embedding, which is on the first pipeline stage."""
-    return WeightPart("embedding", shape.vocab * shape.hidden, SHARDED)
+def embedding_and_head(shape: ModelShape) -> tuple[WeightPart, WeightPart]:
+    """Return the token embedding and the output head; a tied head has no weights of its own.
 
-
-def head(shape: ModelShape) -> WeightPart:
-    """Return the output head, which is on the last pipeline stage; without weights if it is tied."""
-    return WeightPart("head", 0 if shape.tied else shape.vocab * shape.hidden, SHARDED)
+    The embedding is on the first pipeline stage, the head on the last.
+    """
+    params = shape.vocab * shape.hidden
+    return WeightPart("embedding", params, SHARDED), WeightPart("head", 0 if shape.tied else params, SHARDED)
 
 
 def mtp_parts(shape: ModelShape) -> list[WeightPart]:
@@ -210,8 +209,7 @@ def mtp_parts(shape: ModelShape) -> list[WeightPart]:
 
 def _loaded_parts(shape: ModelShape) -> Iterator[WeightPart]:
     """Yield all weights that vLLM loads: everything but the layers for multi-token prediction."""
-    yield embedding(shape)
-    yield head(shape)
+    yield from embedding_and_head(shape)
     yield encoder_part(shape.encoder)
     for layer in shape.layers:
         yield from layer_parts(layer, shape.hidden)

@@ -11,7 +11,7 @@ from functools import cache
 from importlib import resources
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import yaml
 
@@ -27,8 +27,8 @@ INDEX: Final = "model.safetensors.index.json"
 TIMEOUT_SECONDS: Final = 10
 
 
-class ModelHub(Protocol):
-    """The requests to a model hub."""
+class ModelHub:
+    """The hub by its own client, set by ``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HOME``, ``HF_HUB_OFFLINE``."""
 
     def text(self, repository: str, revision: str, file: str) -> str | None:
         """Return the text of a file; None if the repository does not have it.
@@ -36,19 +36,53 @@ class ModelHub(Protocol):
         Raises:
             ModelNotFound: the hub, the repository or the revision cannot be reached.
         """
+        from huggingface_hub import errors, hf_hub_download
+
+        try:
+            path = hf_hub_download(repository, file, revision=revision or None, etag_timeout=TIMEOUT_SECONDS)
+        except errors.LocalEntryNotFoundError as error:
+            raise _unreachable(repository, error) from error
+        except errors.EntryNotFoundError:
+            return None
+        except Exception as error:
+            raise _unreachable(repository, error) from error
+        return Path(path).read_text(encoding="utf-8")
 
     def sizes(self, repository: str, revision: str) -> Mapping[str, int]:
         """Return the bytes of each file of the repository. Raises ModelNotFound."""
+        from huggingface_hub import HfApi
+
+        try:
+            info = HfApi().model_info(
+                repository, revision=revision or None, files_metadata=True, timeout=TIMEOUT_SECONDS
+            )
+        except Exception as error:
+            raise _unreachable(repository, error) from error
+        return {file.rfilename: file.size or 0 for file in info.siblings or ()}
 
 
-def facts(ref: ModelRef, hub: ModelHub | None = None) -> Facts:
+def facts(ref: ModelRef, hub: ModelHub | None = None, field: str = "spec.model.source") -> Facts:
     """Return the facts of a pool's model, from the best source that has them.
 
     Raises:
-        ModelError: the facts cannot be used.
+        ModelError: the facts cannot be used. The message begins with ``field``, or another field of the spec.
         ModelNotFound: no source has the facts; the message names the fields to set.
     """
-    return _lookup("spec.model.source", ref, hub)
+    try:
+        if ref.shape is not None:
+            return _from_spec(ref.shape, ref.location)
+        if ref.kind is Source.PATH and Path(ref.location).is_dir():
+            return from_folder(Path(ref.location))
+        if ref.kind is Source.HUB:
+            entry = catalogue().get(ref.location.lower()) if not ref.revision else None
+            return entry.facts() if entry else from_hub(ref.location, ref.revision, hub or ModelHub())
+        raise ModelNotFound(
+            f"spec.model.shape: {ref.location} cannot be read from here: set spec.model.shape.config to the "
+            "keys of its config.json and spec.model.shape.checkpointSize to the size of its files"
+        )
+    except ModelError as error:
+        text = str(error)
+        raise type(error)(text if text.startswith("spec.") else f"{field}: {text}") from error
 
 
 def draft_facts(name: str, shape: Shape | None, hub: ModelHub | None = None) -> Facts:
@@ -57,26 +91,7 @@ def draft_facts(name: str, shape: Shape | None, hub: ModelHub | None = None) -> 
         return _from_spec(shape, name)
     location = name.removeprefix("hf://")
     kind = Source.PATH if location.startswith("/") else Source.HUB
-    return _lookup("spec.engine.speculative.model", ModelRef(kind=kind, location=location), hub)
-
-
-def _lookup(field: str, ref: ModelRef, hub: ModelHub | None) -> Facts:
-    """Errors that do not name a field of the spec are prefixed with ``field``."""
-    try:
-        if ref.shape is not None:
-            return _from_spec(ref.shape, ref.location)
-        if ref.kind is Source.PATH and Path(ref.location).is_dir():
-            return from_folder(Path(ref.location))
-        if ref.kind is Source.HUB:
-            entry = catalogue().get(ref.location.lower()) if not ref.revision else None
-            return entry.facts() if entry else from_hub(ref.location, ref.revision, hub or HuggingFace())
-        raise ModelNotFound(
-            f"spec.model.shape: {ref.location} cannot be read from here: set spec.model.shape.config to the "
-            "keys of its config.json and spec.model.shape.checkpointSize to the size of its files"
-        )
-    except ModelError as error:
-        text = str(error)
-        raise type(error)(text if text.startswith("spec.") else f"{field}: {text}") from error
+    return facts(ModelRef(kind=kind, location=location), hub, "spec.engine.speculative.model")
 
 
 def _from_spec(shape: Shape, name: str) -> Facts:
@@ -211,36 +226,6 @@ def _json_object(text: str, name: str) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise ModelError(f"{name} is not a JSON object")
     return found
-
-
-class HuggingFace:
-    """The hub by its own client, set by ``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HOME``, ``HF_HUB_OFFLINE``."""
-
-    def text(self, repository: str, revision: str, file: str) -> str | None:
-        """See ``ModelHub``."""
-        from huggingface_hub import errors, hf_hub_download
-
-        try:
-            path = hf_hub_download(repository, file, revision=revision or None, etag_timeout=TIMEOUT_SECONDS)
-        except errors.LocalEntryNotFoundError as error:
-            raise _unreachable(repository, error) from error
-        except errors.EntryNotFoundError:
-            return None
-        except Exception as error:
-            raise _unreachable(repository, error) from error
-        return Path(path).read_text(encoding="utf-8")
-
-    def sizes(self, repository: str, revision: str) -> Mapping[str, int]:
-        """See ``ModelHub``."""
-        from huggingface_hub import HfApi
-
-        try:
-            info = HfApi().model_info(
-                repository, revision=revision or None, files_metadata=True, timeout=TIMEOUT_SECONDS
-            )
-        except Exception as error:
-            raise _unreachable(repository, error) from error
-        return {file.rfilename: file.size or 0 for file in info.siblings or ()}
 
 
 def _unreachable(repository: str, error: Exception) -> ModelNotFound:

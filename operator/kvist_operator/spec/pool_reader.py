@@ -72,6 +72,7 @@ def read_pool(resource: Mapping[str, Any]) -> Pool:
     meta = Fields(resource.get("metadata") or {}, "metadata")
     name = _name(meta)
     spec = Fields(resource.get("spec") or {}, "spec")
+    monitoring = spec.section("monitoring")
     pool = Pool(
         name=name,
         namespace=meta.text("namespace", "default"),
@@ -86,9 +87,10 @@ def read_pool(resource: Mapping[str, Any]) -> Pool:
         rollout=_rollout(spec.section("rollout")),
         picker=_picker(spec.section("picker")),
         gateway=_gateway(spec.section("gateway")),
-        pod_monitor=_pod_monitor(spec.section("monitoring")),
+        pod_monitor=monitoring.text("podMonitor", "Auto", choices=("Auto", "Enabled", "Disabled")),
         pod_template=fields.template(spec.section("podTemplate")),
     )
+    monitoring.done(pool)
     return spec.done(pool)
 
 
@@ -305,7 +307,3 @@ def _gateway(f: Fields) -> GatewaySpec:
     if gateway.mode == "Route" and not gateway.parents:
         raise SpecError(f.at("parentRefs"), "is missing: mode Route needs the Gateway to attach to")
     return f.done(gateway)
-
-
-def _pod_monitor(f: Fields) -> str:
-    return f.done(f.text("podMonitor", "Auto", choices=("Auto", "Enabled", "Disabled")))
