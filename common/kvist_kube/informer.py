@@ -125,7 +125,7 @@ class Informer(Generic[ObjectT]):
         self.listed = False
         """Whether there was a complete list."""
         self.problem = ""
-        """Why the resource is not followed at present; empty while it is."""
+        """Why the resource cannot be watched at present; empty while it is."""
         self.watching = False
         self.lists = 0
         self.errors: dict[str, int] = {}
@@ -214,7 +214,7 @@ class Informer(Generic[ObjectT]):
         path, silence = self.resource.path, self._times.silence
         async with self._connection.stream_lines(path, query, silence) as lines:
             if self.problem:
-                logger.info("%s: followed again", self.resource)
+                logger.info("the watch of %s is open again", self.resource)
             self.problem, self.watching = "", True
             opened = self._last_message_at = time.monotonic()
             try:
@@ -274,6 +274,6 @@ class Informer(Generic[ObjectT]):
         if problem == self.problem:
             return
         self.problem = problem
-        kept = f"keeping the {len(self.objects)} known objects" if self.listed else "no object is known yet"
+        kept = f"the {len(self.objects)} known objects are kept" if self.listed else "no object is known yet"
         level = logging.INFO if self.optional else logging.WARNING
-        logger.log(level, "%s: not followed, %s: %s", self.resource, kept, problem)
+        logger.log(level, "cannot watch %s, and %s: %s", self.resource, kept, problem)

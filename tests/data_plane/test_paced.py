@@ -28,4 +28,4 @@ async def test_what_an_engine_cannot_compute_in_time_waits_and_is_served(
         await running.until("kvist_epp_requests_ended_total", 12)
         await emptied(running)
         held = await running.page("/debug/held")
-        assert (held["waiting"], held["ledger"], held["flights"]) == (0, 0, 0)
+        assert (held["queued_requests"], held["attempts"], held["requests_in_flight"]) == (0, 0, 0)

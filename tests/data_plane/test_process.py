@@ -201,7 +201,7 @@ async def test_a_part_that_fails_ends_the_picker(tmp_path: Path, transport: Tran
     async with picker(tmp_path, transport, path="/healthz", program=crashing) as process:
         (tmp_path / "endpoints.yaml").unlink()
         assert await process.ends() == 1
-        assert "kvist-epp: a part of the picker ended: tick" in process.child.tail()
+        assert "kvist-epp: the task 'tick' ended unexpectedly" in process.child.tail()
 
 
 @pytest.mark.parametrize("flag", ["grpc-port", "grpc-health-port", "metrics-port"])

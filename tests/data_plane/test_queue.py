@@ -95,7 +95,7 @@ async def test_overload_waits_and_is_served_by_priority(tmp_path: Path, transpor
         await running.until("kvist_epp_requests_ended_total", 4)
         await emptied(running)
         held = await running.page("/debug/held")
-        assert (held["waiting"], held["ledger"], held["flights"]) == (0, 0, 0)
+        assert (held["queued_requests"], held["attempts"], held["requests_in_flight"]) == (0, 0, 0)
 
 
 async def test_the_sheddable_give_way_and_the_late_are_told(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ async def test_load_routed_by_one_counts_for_all_and_ends_for_all(tmp_path: Path
         await replicas.logged(2, answer, chosen)
         await replicas.all_have(0, 0, 1, 2)
 
-        assert sum(endpoint["owed_tokens"] for endpoint in fleet["endpoints"]) > 0
+        assert sum(endpoint["backlog_tokens"] for endpoint in fleet["endpoints"]) > 0
         assert await metric(replicas, 2, 'kvist_epp_gossip_passed_entries_total{direction="sent"}') >= 2
         assert await metric(replicas, 0, 'kvist_epp_requests_ended_total{source="access-log"}') == 2
 

@@ -192,7 +192,7 @@ async def _errors_as_json(request: web.Request, handler: PageHandler) -> web.Str
         name, frame = type(error).__name__, traceback.extract_tb(error.__traceback__)[-1]
         # not logger.exception: the text of the error would be logged
         place = f"{frame.filename}:{frame.lineno}"
-        logger.error("page %s failed: %s in %s", request.path, name, place)  # noqa: TRY400
+        logger.error("the page %s failed with %s at %s", request.path, name, place)  # noqa: TRY400
         return _refusal(500, "internal_error", name, "this page failed; see the log")
 
 

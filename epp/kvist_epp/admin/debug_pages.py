@@ -53,9 +53,9 @@ def _endpoint(state: EngineState, tracker: LoadTracker, now: float, max_backlog:
         "models": sorted(state.served.models),
         "adapters": sorted(state.served.adapters),
         "max_model_len": state.served.max_model_len,
-        "owed_tokens": round(load.drain(now)),
+        "backlog_tokens": round(load.drain(now)),
         "requests": len(load.attempts),
-        "foreign_requests": load.untracked_requests,
+        "untracked_requests": load.untracked_requests,
         "slots": load.slots,
         "full": load.full(max_backlog),
         "prefill_tokens_per_second": round(load.rate, 1),
@@ -80,7 +80,7 @@ def index_document(registry: EndpointRegistry) -> dict[str, Any]:
         },
         "bytes_per_token": round(director.lookup.bytes_per_token, 3),
         "index": director.index.stats(),
-        "on_their_way": len(director.table),
+        "requests_in_flight": len(director.table),
         "publishers": {
             name: asdict(counters) | {"held_blocks": director.index.blocks(director.index.publisher(name))}
             for name, counters in stats.items()
@@ -102,13 +102,13 @@ def in_flight_document(director: Director, remote_requests: int = 0) -> dict[str
         "tasks": _tasks(),
         "streams": {name: load.streams for name, load in loads.items()},
         "stream_bytes": {name: load.receiving_bytes + load.unsent_bytes for name, load in loads.items()},
-        "ledger": len(director.tracker),
-        "of_peers": remote_requests,
-        "flights": len(director.table),
-        "waiting": 0 if director.flow is None else director.flow.queue.requests,
-        "waiting_bytes": 0 if director.flow is None else director.flow.queue.size,
+        "attempts": len(director.tracker),
+        "remote_requests": remote_requests,
+        "requests_in_flight": len(director.table),
+        "queued_requests": 0 if director.flow is None else director.flow.queue.requests,
+        "queued_bytes": 0 if director.flow is None else director.flow.queue.size,
         "prompt_bytes": director.table.prompt_bytes,
-        "notes": len(director.history),
+        "routing_history": len(director.history),
     }
 
 

@@ -10,7 +10,6 @@ from kvist_epp.director.director import Explanation
 from kvist_epp.flowcontrol.flow_controller import (
     MAX_LEVELS,
     FlowController,
-    FlowLimits,
     QueuedRequest,
 )
 from kvist_epp.telemetry.picker_metrics import Gauges
@@ -34,6 +33,7 @@ def pick_document(explanation: Explanation) -> dict[str, object]:
                 "matched_bytes": row.matched_bytes,
                 "uncached_tokens": row.uncached_tokens,
                 "owed_tokens": row.backlog_tokens,
+                "backlog_tokens": row.backlog_tokens,
                 "predicted_ttft_seconds": round(row.predicted_ttft_seconds, 6),
                 "reason": row.reason,
                 "cost_seconds": round(row.cost_seconds, 6),
@@ -50,13 +50,13 @@ def queue_document(flow: FlowController | None, now: float) -> dict[str, Any]:
     """Return the page ``/debug/queue``."""
     if flow is None:
         return {}
-    waiting = flow.queue
-    oldest = waiting.oldest()
-    levels = sorted(waiting.levels.items(), reverse=True)[:MAX_LEVELS]
+    queue, limits = flow.queue, flow.limits
+    oldest = queue.oldest()
+    levels = sorted(queue.levels.items(), reverse=True)[:MAX_LEVELS]
     return {
-        "requests": waiting.requests,
-        "tokens": waiting.tokens,
-        "bytes": waiting.size,
+        "requests": queue.requests,
+        "tokens": queue.tokens,
+        "bytes": queue.size,
         "oldest_seconds": round(now - oldest.since, 3) if isinstance(oldest, QueuedRequest) else 0.0,
         "levels": [
             {
@@ -70,9 +70,15 @@ def queue_document(flow: FlowController | None, now: float) -> dict[str, Any]:
         ],
         "full_endpoints": full_endpoints(flow, now),
         "pool_empty": flow.deadlines.pool_empty,
-        "owed_seconds": round(backlog_seconds(flow, now), 3),
+        "backlog_seconds": round(backlog_seconds(flow, now), 3),
         "picks_per_second": round(flow.dispatch_rate.rate, 2),
-        "bounds": _bounds(flow.limits),
+        "bounds": {
+            "max_backlog_seconds": limits.max_backlog,
+            "queue_requests": limits.requests,
+            "queue_bytes": limits.size,
+            "queue_seconds": limits.capacity_seconds,
+            "empty_pool_seconds": limits.empty_seconds,
+        },
     }
 
 
@@ -88,17 +94,6 @@ def full_endpoints(flow: FlowController, now: float) -> int:
     for load in able:
         load.drain(now)
     return sum(load.full(flow.limits.max_backlog) for load in able)
-
-
-def _bounds(limits: FlowLimits) -> dict[str, float]:
-    """The limits under the names that the page has always had."""
-    return {
-        "max_owed": limits.max_backlog,
-        "requests": limits.requests,
-        "size": limits.size,
-        "room_seconds": limits.capacity_seconds,
-        "empty_seconds": limits.empty_seconds,
-    }
 
 
 class QueueGauges:

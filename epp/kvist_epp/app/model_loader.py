@@ -63,7 +63,9 @@ class ModelLoader:
             ModelFilesError: the model is required and cannot be loaded.
         """
         if not self._source:
-            logger.warning("no --model: approximate mode, based on the routing history alone")
+            logger.warning(
+                "--model is not set: the picker runs in approximate mode, which uses the routing history only"
+            )
             return None
         self._chats.templates()  # a template file of this machine is readable now or never
         if self._required:
@@ -75,7 +77,7 @@ class ModelLoader:
             self.problem = f"{self._source} was not loaded within {self._wait_seconds:g} s"
         except ModelFilesError as error:
             self._on_failed(error)
-        logger.warning("approximate mode until the tokenizer is loaded: %s", self.problem)
+        logger.warning("the picker runs in approximate mode until the tokenizer is loaded: %s", self.problem)
         return None
 
     async def run(self, activate: Callable[[Model], None]) -> None:
@@ -83,7 +85,7 @@ class ModelLoader:
         pause = FIRST_PAUSE
         while self.problem:
             if self._attempt is None:
-                logger.info("loading the tokenizer again in %.0f s", pause)
+                logger.info("the picker tries to load the tokenizer again in %.0f s", pause)
                 await asyncio.sleep(pause * random.uniform(0.9, 1.1))
                 pause = min(2 * pause, LONGEST_PAUSE)
                 self._attempt = _load_in_thread(self._load, self._source)
@@ -99,7 +101,7 @@ class ModelLoader:
         except Exception as error:  # an unexpected file content is no reason to stop serving
             logger.exception("the tokenizer cannot be loaded")
             self._on_failed(error)
-        logger.warning("still in approximate mode: %s", self.problem)
+        logger.warning("the picker is still in approximate mode: %s", self.problem)
         return None
 
     def _on_loaded(self, model: Model) -> Model:
@@ -186,6 +188,8 @@ def _load_in_thread(load: Callable[[str], Model], source: str) -> Future[Model]:
 def _log_if_unfaithful(model: Model) -> Model:
     if not model.faithful:
         logger.warning(
-            "%s: approximate mode, its tokens do not map to bytes exactly: %s", model.name, model.why_not
+            "the picker runs in approximate mode, because the tokens of %s do not decode to exact bytes: %s",
+            model.name,
+            model.why_not,
         )
     return model

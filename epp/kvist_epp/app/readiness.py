@@ -60,8 +60,9 @@ class Readiness:
         if not waiting or now - self._listed_at >= self._timeout:
             self._reached = True
             self._health.set(True)
-            without = f", timed out waiting for: {'; '.join(waiting)}" if waiting else ""
-            logger.info("ready: %r%s", self._registry.director.index, without)
+            without = f"; timed out waiting for: {'; '.join(waiting)}" if waiting else ""
+            count = len(self._registry.fleet)
+            logger.info("the picker is ready and has %d endpoints%s", count, without)
 
     def stop(self, reason: str) -> None:
         """Stop being ready, for good: the picker shuts down."""

@@ -69,8 +69,8 @@ class Shutdown:
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             return
-        logger.critical("%s ended", task.get_name(), exc_info=task.exception())
-        self._failure = f"a part of the picker ended: {task.get_name()}"
+        logger.critical("the task %r ended unexpectedly", task.get_name(), exc_info=task.exception())
+        self._failure = f"the task {task.get_name()!r} ended unexpectedly"
         self._requested.set()
 
 
@@ -119,7 +119,7 @@ async def _run(settings: Settings, start: Start) -> None:
     async with start(settings, shutdown) as process:
         shutdown.handle_signals()
         logger.info(
-            "listening: ext_proc %d, health %d, metrics %d, transport %s",
+            "listening on port %d for ext_proc, %d for gRPC health and %d for metrics; the transport is %s",
             process.grpc.port,
             process.grpc_health.port,
             process.metrics_port,
@@ -129,7 +129,9 @@ async def _run(settings: Settings, start: Start) -> None:
         # A person at a terminal does not wait until gateways notice.
         delay = 0.0 if shutdown.interactive else min(settings.drain_delay, settings.drain_timeout / 2)
         logger.info(
-            "draining: new requests are accepted for %g s, the end is in %g s", delay, settings.drain_timeout
+            "draining: requests are accepted for another %g s, and the process exits within %g s",
+            delay,
+            settings.drain_timeout,
         )
         await shutdown.run_drain(process.drain(delay, settings.drain_timeout - delay))
     shutdown.raise_if_unclean()

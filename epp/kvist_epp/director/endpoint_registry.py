@@ -272,7 +272,9 @@ class EndpointRegistry(RequestListener):
                 metrics.events[name, kind] = sum(getattr(rank, kind) for rank in ranks)
             gaps, resets = sum(rank.gaps for rank in ranks), sum(rank.resets for rank in ranks)
             if (gaps, resets) != (metrics.gaps[name], metrics.resets[name]):
-                logger.warning("KV events of %s: %d gaps and %d resets so far", name, gaps, resets)
+                logger.warning(
+                    "KV events of %s had %d gaps in their sequence and %d resets so far", name, gaps, resets
+                )
             metrics.gaps[name], metrics.resets[name] = gaps, resets
             metrics.undecodable[name] = sum(rank.garbage + rank.malformed for rank in ranks)
             restarts = sum(rank.restarts for rank in ranks)

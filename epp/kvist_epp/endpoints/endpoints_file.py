@@ -379,7 +379,7 @@ class EndpointsFileWatcher:
         if endpoints == self.endpoints:
             return
         self.endpoints = endpoints
-        logger.info("%s: %d endpoints", self.path, len(endpoints))
+        logger.info("the endpoints file %s has %d endpoints", self.path, len(endpoints))
         self._on_endpoints(endpoints)
 
     def _refuse(self, problem: str) -> None:
@@ -388,8 +388,8 @@ class EndpointsFileWatcher:
         self.problem = problem
         self.bad_files += 1
         old = self.endpoints
-        kept = "waiting for a usable one" if old is None else f"keeping the old {len(old)} endpoints"
-        logger.warning("endpoints file not used, %s: %s", kept, problem)
+        kept = "no endpoint is known yet" if old is None else f"the {len(old)} known endpoints are kept"
+        logger.warning("the endpoints file is invalid and %s: %s", kept, problem)
         self._on_bad_file(problem)
 
 

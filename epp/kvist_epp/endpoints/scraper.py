@@ -165,18 +165,18 @@ class Scraper:
             raise RuntimeError("the scraper must be used with `async with`")
         async with self._session.get(f"http://{endpoint.hostport}{path}", allow_redirects=False) as response:
             if response.status != 200:
-                raise ValueError(f"{path} answered {response.status}")
+                raise ValueError(f"GET {path} returned HTTP status {response.status}")
             body = bytearray()
             async for chunk in response.content.iter_any():
                 body += chunk
                 if len(body) > MAX_PAGE_BYTES:
-                    raise ValueError(f"{path} is larger than {MAX_PAGE_BYTES} bytes")
+                    raise ValueError(f"the answer to GET {path} is larger than {MAX_PAGE_BYTES} bytes")
             return bytes(body)
 
     def on_answer(self, state: EngineState, sample: EngineSample, served: Served, asked_at: float) -> None:
         fresh = state.state is not ScrapeState.READY
         if fresh:
-            logger.info("%s at %s is ready", state.endpoint.key, state.endpoint.hostport)
+            logger.info("endpoint %s (%s) is ready", state.endpoint.key, state.endpoint.hostport)
         news = fresh or served != state.served
         state.state, state.problem, state.failures = ScrapeState.READY, "", 0
         state.sample, state.served, state.asked_at = sample, served, asked_at
@@ -195,10 +195,11 @@ class Scraper:
             state.state = ScrapeState.UNREACHABLE
             state.models_at = None
             endpoint = state.endpoint
-            level = (
-                logging.INFO if endpoint.refusal else logging.WARNING
-            )  # an engine that is starting is expected not to answer
-            logger.log(level, "%s at %s is unreachable: %s", endpoint.key, endpoint.hostport, problem)
+            # An engine that is starting is expected not to answer.
+            level = logging.INFO if endpoint.refusal else logging.WARNING
+            logger.log(
+                level, "endpoint %s (%s) cannot be scraped: %s", endpoint.key, endpoint.hostport, problem
+            )
             self._on_change(state)
 
 

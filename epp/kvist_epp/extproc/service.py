@@ -152,5 +152,5 @@ class _ProcessCall:
         """Log where the pick failed, without the exception's text, which may quote the prompt."""
         self._on_error("pick-failed", 1)
         where = "".join(traceback.format_tb(error.__traceback__))
-        _log.error("pick failed with %s\n%s", type(error).__name__, where)
+        _log.error("a pick failed with %s\n%s", type(error).__name__, where)
         self._sink.close(_INTERNAL, "the pick failed")

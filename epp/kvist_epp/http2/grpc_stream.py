@@ -30,7 +30,9 @@ _OK_HEAD = frames.frame(frames.HEADERS, _BLOCK_FLAGS, b"", frames.TRAILERS_OK)[:
 def _report(error: Exception) -> None:
     """Log where a call failed, without the exception's text, which may quote a prompt."""
     log.error(
-        "a call failed: %s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__))
+        "a gRPC call failed with %s\n%s",
+        type(error).__name__,
+        "".join(traceback.format_tb(error.__traceback__)),
     )
 
 

@@ -364,7 +364,7 @@ class Http2Connection:
     def _on_bug(self, error: Exception) -> None:
         """Log where it failed, without the exception's text, which may quote a prompt."""
         where = "".join(traceback.format_tb(error.__traceback__))
-        log.error("a connection failed: %s\n%s", type(error).__name__, where)
+        log.error("an HTTP/2 connection failed with %s\n%s", type(error).__name__, where)
         self._fail(ProtocolError("internal error", frames.INTERNAL_ERROR))
 
 

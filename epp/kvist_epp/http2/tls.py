@@ -159,7 +159,7 @@ class Certificates:
         self.material, self.expires = found, expires
         self._refused, self._refusal = None, ""
         self.taken += 1
-        logger.info("new certificate in use: %r, until %s", self._source, expires)
+        logger.info("a new certificate is in use: %r, valid until %s", self._source, expires)
 
     def _refuse(self, found: TlsMaterial | None, reason: str) -> None:
         self._refused = found
@@ -167,7 +167,11 @@ class Certificates:
             return
         self._refusal = reason
         self.refused += 1
-        logger.warning("new certificate not used, keeping the old one until %s: %s", self.expires, reason)
+        logger.warning(
+            "the new certificate is invalid; the old one stays in use, which is valid until %s: %s",
+            self.expires,
+            reason,
+        )
 
     def _context(self, material: TlsMaterial) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

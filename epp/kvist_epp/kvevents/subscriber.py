@@ -254,7 +254,7 @@ class _Hub:
         try:
             socket.connect(address)
         except zmq.ZMQError as error:
-            _log.warning("cannot connect to %s: %s", address, error)
+            _log.warning("cannot connect to the KV events of an engine at %s: %s", address, error)
 
 
 def _drain(monitor: _Socket, handshake: Callable[[], None]) -> None:

@@ -108,12 +108,14 @@ class HeaderMetrics:
         return MetricsPage([*PROCESS.collect(), *self._families()])
 
     def _families(self) -> Iterable[Metric]:
-        yield gauge("build_info", "Version of this picker; always 1.", {self.version: 1}, "version")
+        yield gauge("build_info", "Version of this filter; always 1.", {self.version: 1}, "version")
         yield counter("model_header_requests", "Number of requests, by outcome.", self.requests, "outcome")
-        text = "Number of requests whose client had set the header itself."
+        text = "Number of requests whose client had set one of the headers, which is never passed on."
         yield counter("model_header_forged", text, self.forged)
-        yield histogram("model_header_seconds", "Seconds that finding a body's model took.", self.find)
-        text = "Number of gateway messages that could not be read, by kind."
+        yield histogram(
+            "model_header_seconds", "Seconds that finding the model in a request body took.", self.find
+        )
+        text = "Number of gateway messages that could not be decoded, by kind."
         yield counter("protocol_errors", text, self.protocol_errors, "kind")
         yield from port_families(self.ports)
         yield from certificate_families(self.certificate())

@@ -110,8 +110,8 @@ class Prewarmer:
             if outcome is PrewarmOutcome.DENIED and not self.denied:
                 self.denied = True
                 logger.warning(
-                    "prewarming stops: %s requires an API key, or another one. Provide it with "
-                    "--engine-key-file, or set --prewarm-tokens=0",
+                    "prewarming stops, because %s rejects the API key or requires one. Provide the right key "
+                    "with --engine-key-file, or set --prewarm-tokens=0",
                     step.endpoint.key,
                 )
             self._answered.set()

@@ -105,7 +105,9 @@ class ReplicaConnection:
         except (ReplicaError, ProtocolError, OSError) as error:
             self._on_broken(str(error))
         except Exception as error:
-            logger.exception("following %s failed", self.address)  # a defect must not end the other streams
+            logger.exception(
+                "following the replica at %s failed", self.address
+            )  # a defect must not end the other streams
             self._on_broken(type(error).__name__)
         finally:
             if self.handshake is not None and context.followed.get(self.handshake.replica) is self:
@@ -113,7 +115,7 @@ class ReplicaConnection:
 
     def _on_broken(self, problem: str) -> None:
         if problem != self.problem:
-            logger.warning("connection to the replica at %s broke: %s", self.address, problem)
+            logger.warning("the connection to the replica at %s broke: %s", self.address, problem)
         self.problem = problem
         self._context.stats.broken += self.state is ConnectionState.FOLLOWED
         self.state = ConnectionState.BROKEN
@@ -150,7 +152,7 @@ class ReplicaConnection:
             return ConnectionState.SELF
         if self._context.followed.setdefault(replica, self) is not self:
             return ConnectionState.DUPLICATE
-        logger.info("following replica %s at %s", replica, self.address)
+        logger.info("receiving the load of replica %s at %s", replica, self.address)
         self.problem, self._failures = "", 0
         self._context.remote_load.on_connected(replica, self._context.clock())
         return ConnectionState.FOLLOWED
@@ -206,7 +208,7 @@ class ReplicaDirectory:
                 problems.append(f"{host}: {error.strerror or error}")
         problem = "; ".join(problems)
         if problem and problem != self.problem:
-            logger.warning("--replicas: cannot resolve %s", problem)
+            logger.warning("cannot resolve a name in --replicas: %s", problem)
         self.problem = problem
         self.update(found, keep=bool(problem))
         self._resolved.set()

@@ -102,7 +102,7 @@ class SnapshotClient:
         stats.snapshots["taken"] += 1
         stats.snapshot_seconds = perf_counter() - started
         logger.info(
-            "copied the index of replica %s: %d blocks of %d publishers in %.1f s",
+            "the index of replica %s was copied: %d blocks of %d publishers in %.1f s",
             replica,
             stats.snapshot_blocks,
             stats.snapshot_publishers,

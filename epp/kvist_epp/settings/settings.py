@@ -14,6 +14,7 @@ from kvist_epp.names import POOL_GROUP, POOL_GROUPS
 from kvist_epp.settings import arguments, validation
 from kvist_epp.settings.arguments import Program, flag
 
+_BURST: Final = "; bursts of up to ten seconds are allowed, and a connection that exceeds them is closed"
 TRANSPORTS: Final = ("fast", "grpc")
 POLICIES: Final = ("fcfs", "priority")
 TLS_VERSIONS: Final = ("1.2", "1.3")
@@ -133,37 +134,37 @@ class Settings:
     max_streams: int = flag("--max-streams", 4096,
         "largest number of concurrent requests of a connection", unit="N")
     max_held_bytes: int = flag("--max-held-bytes", 1 << 30,
-        "memory of each gRPC port for requests that are incomplete or unanswered and for answers that are "
-        "not yet read", unit="BYTES")
+        "limit of the memory that each gRPC port holds for incomplete or unanswered requests and for unread "
+        "answers", unit="BYTES")
     max_header_bytes: int = flag("--max-header-bytes", 16 << 10,
         "largest gRPC metadata that is accepted", unit="BYTES")
     handshake_timeout: float = flag("--handshake-timeout", 10.0,
         "longest time from accepting a connection to the end of its TLS handshake and "
         "HTTP/2 preface", unit="SECONDS")
     stall_timeout: float = flag("--stall-timeout", 30.0,
-        "time after which a connection is closed that reads nothing, or transfers less than 1 KiB/s of a "
-        "message", unit="SECONDS")
+        "time after which a client that reads no answers is disconnected, and a request that transfers less "
+        "than 1 KiB/s is ended", unit="SECONDS")
     stream_idle_timeout: float = flag("--stream-idle-timeout", 600.0,
-        "time after which a request without any message in either direction is ended; must exceed the "
-        "duration of every response", unit="SECONDS")
+        "time after which an ext_proc stream without any message in either direction is ended; must exceed "
+        "the duration of every response", unit="SECONDS")
     idle_timeout: float = flag("--idle-timeout", 3600.0,
         "time after which a connection without requests is closed gracefully", unit="SECONDS")
     keepalive_time: float = flag("--keepalive-time", 60.0,
-        "time without received data after which a connection is probed with a PING", unit="SECONDS")
+        "time without received data after which the picker sends a PING on a connection", unit="SECONDS")
     keepalive_timeout: float = flag("--keepalive-timeout", 20.0,
-        "time without an answer to that PING after which the connection is closed", unit="SECONDS")
+        "time to wait for the answer to a keepalive PING before the connection is closed", unit="SECONDS")
     max_resets_per_second: float = flag("--max-resets-per-second", 1000.0,
-        "rate at which a connection may cancel requests; like the next four, a burst of ten seconds is "
-        "allowed", unit="RATE")
+        "limit of requests per second that are cancelled or reset on one connection" + _BURST, unit="RATE")
     max_pings_per_second: float = flag("--max-pings-per-second", 50.0,
-        "rate of PING frames of a connection, not counting one per 32 bytes of answers", unit="RATE")
+        "limit of PING frames per second on one connection, in addition to one per 32 bytes of answers"
+        + _BURST, unit="RATE")
     max_settings_per_second: float = flag("--max-settings-per-second", 10.0,
-        "rate of SETTINGS frames of a connection", unit="RATE")
+        "limit of SETTINGS frames per second on one connection" + _BURST, unit="RATE")
     max_empty_frames_per_second: float = flag("--max-empty-frames-per-second", 100.0,
-        "rate of empty DATA frames of a connection", unit="RATE")
+        "limit of empty DATA frames per second on one connection" + _BURST, unit="RATE")
     max_control_frames_per_second: float = flag("--max-control-frames-per-second", 1000.0,
-        "rate of WINDOW_UPDATE, PRIORITY and unknown frames of a connection, not counting one per 32 bytes "
-        "of answers", unit="RATE")
+        "limit of WINDOW_UPDATE, PRIORITY and unknown frames per second on one connection, in addition to "
+        "one per 32 bytes of answers" + _BURST, unit="RATE")
     scrape_interval: float = flag("--scrape-interval", 2.0,
         "time between two scrapes of an endpoint's /metrics", unit="SECONDS")
     scrape_timeout: float = flag("--scrape-timeout", 2.0,
@@ -185,9 +186,9 @@ class Settings:
         "folder with tls.crt, tls.key and ca.crt: replicas present and require certificates of that "
         "authority", old_name="--peer-cert-path", unit="FOLDER")
     replica_insecure: bool = flag("--replica-insecure", False,
-        "let replicas exchange plaintext, even in a cluster", old_name="--peer-insecure")
+        "allow plaintext between replicas, even in a cluster", old_name="--peer-insecure")
     gossip_interval: float = flag("--gossip-interval", 0.1,
-        "time between two updates of the load that are sent to each replica", unit="SECONDS")
+        "interval at which this replica sends its load to each other replica; at most 1", unit="SECONDS")
     prefill_tokens_per_second: float = flag("--prefill-tokens-per-second", 15_928.0,
         "prefill rate of an endpoint until its own rate is measured; the default is Qwen3-32B "
         "on an H100", unit="RATE")
@@ -198,33 +199,35 @@ class Settings:
         "prefill backlog above which an endpoint counts as "
         "full", old_name="--max-owed-seconds", unit="SECONDS")
     tpot_target: float = flag("--tpot-target", 0.0,
-        "time per output token to maintain: requests are queued, newest first, while their prefill would "
-        "slow an endpoint's sequences below it; 0: no target", unit="SECONDS")
+        "largest time per output token to allow: a request stays queued while its prefill would make the "
+        "sequences that an endpoint decodes slower than this; 0: no target", unit="SECONDS")
     queue_requests: int = flag("--queue-requests", 10_000,
-        "largest number of requests that are queued while every endpoint is full; 0: nothing is queued, "
-        "sheddable requests are rejected and all others dispatched", unit="N")
-    queue_bytes: int = flag("--queue-bytes", 512 << 20, "memory for queued requests", unit="BYTES")
+        "largest number of requests that are queued while every endpoint is full; 0: no queue, sheddable "
+        "requests (negative priority) are rejected and all others are dispatched", unit="N")
+    queue_bytes: int = flag("--queue-bytes", 512 << 20,
+        "limit of the memory for queued requests", unit="BYTES")
     queue_seconds: float = flag("--queue-seconds", 60.0,
-        "longest time a request is queued for capacity; the gateway's message timeout must "
+        "longest time a request is queued until an endpoint has capacity; the gateway's message timeout must "
         "be longer", unit="SECONDS")
     empty_pool_seconds: float = flag("--empty-pool-seconds", 180.0,
-        "longest time a request is queued while the pool has no endpoint, in addition to "
+        "longest time a request is queued while the pool has no endpoint; this time does not count towards "
         "--queue-seconds", unit="SECONDS")
     priorities: str = flag("--priorities", "",
         "priorities by name of the objective, such as interactive=10,batch=-1", unit="NAME=N,…")
     scheduling_policy: str = flag("--scheduling-policy", "fcfs",
-        "value of the engines' --scheduling-policy; priority: send each request's "
-        "priority to the engine", choices=POLICIES)
+        "value of the engines' --scheduling-policy; with priority, the picker sends each request's priority "
+        "to the engine", choices=POLICIES)
     max_endpoints: int = flag("--max-endpoints", 3,
-        "number of endpoints in an answer: the picked one, then those for retries", unit="N")
+        "largest number of endpoints in an answer: the picked one first, then those for retries", unit="N")
     request_seconds: float = flag("--request-seconds", 600.0,
-        "time without any progress after which a request counts as ended", unit="SECONDS")
+        "time without reported progress after which a request is assumed to have ended", unit="SECONDS")
     prewarm_tokens: int = flag("--prewarm-tokens", 131_072,
-        "prompt tokens to prewarm on an endpoint that joins, and of those that leaving endpoints cached: "
-        "the prefixes that most tenants request; 0: none", old_name="--hand-over-tokens", unit="TOKENS")
+        "largest number of prompt tokens that an endpoint computes in advance when it joins the pool, for "
+        "the most requested prefixes; also the limit for prefixes that only leaving endpoints had cached, "
+        "which other endpoints then compute; 0: no prewarming", old_name="--hand-over-tokens", unit="TOKENS")
     prewarm_step_tokens: int = flag("--prewarm-step-tokens", 256,
-        "prompt tokens of a prefix that prewarming "
-        "requests from an engine at once", old_name="--hand-over-step-tokens", unit="TOKENS")
+        "prompt tokens that one prewarming request asks an engine to compute; a longer prefix takes several "
+        "requests", old_name="--hand-over-step-tokens", unit="TOKENS")
     engine_key_file: str = flag("--engine-key-file", "",
         "file with the engines' API key, which prewarming needs if they require one", unit="FILE")
     approximate_cache_tokens: int = flag("--approximate-cache-tokens", 250_000,
@@ -233,7 +236,8 @@ class Settings:
         "auto: text on a terminal, otherwise JSON", choices=LOG_FORMATS)
     log_level: str = flag("--log-level", "info", "lowest level that is logged", choices=LOG_LEVELS)
     log_requests: bool = flag("--log-requests", True, "log one line per request")
-    debug_text: bool = flag("--debug-text", False, "show prompt text in logs and on debug pages")
+    debug_text: bool = flag("--debug-text", False,
+        "include the first 200 characters of each prompt in its log line")
     # fmt: on
 
     def __post_init__(self) -> None:

@@ -60,7 +60,9 @@ def port_families(ports: Mapping[str, PortStats]) -> Iterable[Metric]:
     held: dict[tuple[str, str], float] = {}
     for name, load in loads.items():
         held[name, "receiving"], held[name, "unsent"] = load.receiving_bytes, load.unsent_bytes
-    text = "Bytes held of messages that are incomplete or unanswered, and of answers not yet sent."
+    text = (
+        "Bytes held for incomplete or unanswered requests (receiving) and for answers not yet read (unsent)."
+    )
     yield gauge("http2_held_bytes", text, held, "port", "kind")
     text = "Number of connections that the picker closed or refused, by reason."
     ended = {name: stats.connections_ended for name, stats in ports.items()}
@@ -68,7 +70,7 @@ def port_families(ports: Mapping[str, PortStats]) -> Iterable[Metric]:
     text = "Number of streams that the picker ended or refused while their connection stayed open, by reason."
     ended = {name: stats.streams_ended for name, stats in ports.items()}
     yield counter("http2_streams_ended", text, _by_port(ended), "port", "reason")
-    text = "Number of TLS handshakes that failed, by the reason that OpenSSL gives."
+    text = "Number of TLS handshakes that failed, by the reason that OpenSSL reports."
     refused = {name: stats.handshake_failures.counts for name, stats in ports.items()}
     yield counter("tls_refusals", text, _by_port(refused), "port", "reason")
 
@@ -85,41 +87,50 @@ def certificate_families(counters: Mapping[str, float]) -> Iterable[Metric]:
     text = "Time at which the certificate in use expires, in Unix seconds; absent without TLS."
     expiry = counters["expires"] if counters else dict[str, float]()
     yield gauge("certificate_expiry_timestamp_seconds", text, expiry)
-    text = "Number of new certificates, keys or authorities found, by whether they were taken or refused."
+    text = "Number of changed certificates, keys or authorities, by whether they were taken or refused."
     changes = {outcome: int(counters[outcome]) for outcome in ("taken", "refused")} if counters else {}
     yield counter("certificate_changes", text, changes, "outcome")
 
 
 def prewarm_families(stats: PrewarmStats) -> Iterable[Metric]:
     """Return the metrics of prewarming; all are zero where it is off."""
-    text = "Number of prompt tokens that engines computed ahead of requests."
+    text = "Number of prompt tokens that engines computed in advance, for prewarming."
     yield counter("prewarm_tokens", text, stats.tokens)
-    text = "Number of prewarming requests to engines, by outcome."
+    text = "Number of prewarming requests to engines, by outcome: done or failed."
     yield counter("prewarm_steps", text, {"done": stats.steps, "failed": stats.failed}, "outcome")
-    text = "Number of prefixes that prewarming selected (begun), gave up (dropped) or refreshed (kept)."
+    text = "Number of prefixes that prewarming has begun, dropped unfinished, or kept by a refresh."
     found = {"begun": stats.begun, "dropped": stats.dropped, "kept": stats.kept}
     yield counter("prewarm_prefixes", text, found, "what")
-    yield counter("prewarm_seconds", "Total seconds that prewarming requests took.", stats.seconds)
+    yield counter("prewarm_seconds", "Seconds that prewarming requests took in total.", stats.seconds)
 
 
 def replication_families(report: ReplicationReport) -> Iterable[Metric]:
     """Return the metrics of the exchange between replicas; all are empty or zero without ``--replicas``."""
     stats = report.stats
-    yield gauge("peers", "Number of other replicas, by state.", report.states, "state")
-    text = "Number of open requests that other replicas routed."
+    yield gauge(
+        "peers",
+        "Number of other replicas of the picker, by state: heard, silent or left.",
+        report.states,
+        "state",
+    )
+    text = "Number of requests in flight that other replicas of the picker routed."
     yield gauge("peer_requests", text, report.requests)
-    text = "Seconds that the slowest replica takes to acknowledge an update."
+    text = "Seconds that the slowest other replica takes to acknowledge a load update."
     yield gauge("gossip_lag_seconds", text, report.lag)
-    text = "Number of messages exchanged with other replicas, by direction."
+    text = "Number of messages exchanged with other replicas, by direction: sent or received."
     yield counter("gossip_messages", text, stats.messages, "direction")
-    text = "Bytes of the messages exchanged with other replicas, by direction."
+    text = "Bytes of the messages exchanged with other replicas, by direction: sent or received."
     yield counter("gossip_bytes", text, stats.message_bytes, "direction")
-    text = "Number of access-log entries forwarded to the replica that routed the request, by direction."
+    text = "Number of access-log entries forwarded to the replica that routed the request: sent or received."
     yield counter("gossip_passed_entries", text, stats.forwarded, "direction")
-    yield counter("gossip_broken", "Number of connections to other replicas that broke.", stats.broken)
-    text = "Number of snapshots of an index that were given, taken, or failed while being taken."
+    yield counter(
+        "gossip_broken",
+        "Number of connections to other replicas that broke without a farewell.",
+        stats.broken,
+    )
+    text = "Number of index snapshots given to other replicas, taken from one of them, or failed to be taken."
     yield counter("snapshots", text, stats.snapshots, "outcome")
-    text = "Seconds that copying the index of another replica took at startup; 0 if none was copied."
+    text = "Seconds that the copy of another replica's index took at startup; 0 if none was copied."
     yield gauge("snapshot_seconds", text, stats.snapshot_seconds)
-    text = "Number of distinct blocks in the index that was copied at startup."
+    text = "Number of distinct blocks in the index that was copied from another replica at startup."
     yield gauge("snapshot_blocks", text, stats.snapshot_blocks)

@@ -151,7 +151,7 @@ class PickerMetrics:
         gauges = self.gauges
         yield gauge("build_info", "Version of this picker; always 1.", {self.version: 1}, "version")
         yield counter("requests", "Number of requests, by outcome.", self.requests, "outcome")
-        text = "Seconds that a pick took, without waiting for the request body."
+        text = "Seconds that a pick took, without the wait for the request body and in the queue."
         yield histogram("pick_seconds", text, self.pick)
         yield histogram("stage_seconds", "Seconds that each stage of a pick took.", self.stages, "stage")
         yield from self._queue_families()
@@ -164,25 +164,29 @@ class PickerMetrics:
         text = "Number of tokens that an endpoint still has to prefill."
         yield gauge("backlog_tokens", text, gauges.backlog_tokens(), "endpoint")
         yield gauge("endpoints", "Number of endpoints, by state.", gauges.endpoints(), "state")
-        text = "1 if the tokenizer maps tokens to bytes without loss, 0 if all endpoints are approximate."
+        text = (
+            "1 if the tokenizer decodes tokens to exact bytes, so that precise mode is possible; otherwise 0."
+        )
         yield gauge("model_faithful", text, int(gauges.model_faithful()))
         missing, failures = gauges.tokenizer()
-        text = "1 while the tokenizer of --model could not be loaded, so that all endpoints are approximate."
+        text = (
+            "1 while the tokenizer of --model is not loaded and all endpoints are approximate; otherwise 0."
+        )
         yield gauge("tokenizer_missing", text, int(missing))
         yield counter("tokenizer_failures", "Number of failed attempts to load the tokenizer.", failures)
-        text = "Number of endpoints files that were refused as invalid."
+        text = "Number of invalid versions of the endpoints file, which were not used."
         yield counter("bad_endpoints_files", text, self.bad_endpoints_files)
-        text = "Number of gateway messages that could not be read and of picks that failed, by kind."
+        text = "Number of gateway messages that could not be decoded and picks that failed, by kind."
         yield counter("protocol_errors", text, self.protocol_errors, "kind")
-        text = "Number of prompts that could not be rendered and were routed by load, by reason."
+        text = "Number of prompts that the chat template could not render, by reason; load alone routed them."
         yield counter("template_failures", text, self.template_failures, "reason")
-        text = "Number of requests that ended, by how the picker learned of it."
+        text = "Number of requests that ended, by the source that reported the end."
         yield counter("requests_ended", text, self.ended, "source")
-        text = "Number of requests that another endpoint served than the picked one, by the picked one."
+        text = "Number of requests picked for this endpoint that another one served, such as after a failure."
         yield counter("served_elsewhere", text, self.served_elsewhere, "endpoint")
-        text = "Number of responses seen with --observe-responses, by whether they contained their usage."
+        text = "Number of responses observed with --observe-responses, by outcome: usage, none or cut."
         yield counter("observed_responses", text, self.responses, "outcome")
-        text = "Number of tokens according to the usage of observed responses, by kind."
+        text = "Number of tokens by the usage in observed responses, by kind: prompt, completion or cached."
         yield counter("usage_tokens", text, self.usage, "kind")
         text = "Number of log lines that were dropped because stderr was slow."
         yield counter("log_lines_dropped", text, gauges.log_dropped())
@@ -193,47 +197,47 @@ class PickerMetrics:
         yield gauge("queue_requests", text, gauges.queue_requests(), "priority")
         yield gauge("queue_tokens", "Number of prompt tokens in the queue.", gauges.queue_tokens())
         yield gauge("queue_bytes", "Bytes of memory held for queued requests.", gauges.queue_bytes())
-        text = "Seconds that requests spent queued, by outcome."
+        text = "Seconds that requests spent in the queue, by outcome as in kvist_epp_requests_total."
         yield histogram("queue_seconds", text, self.queue_waits, "outcome")
-        text = "Number of endpoints that take no further request now."
+        text = "Number of endpoints that are full, so that requests are queued rather than sent to them."
         yield gauge("full_endpoints", text, gauges.full_endpoints())
-        text = "Mean seconds that the eligible endpoints need to prefill their backlog."
-        yield gauge("owed_seconds", text, gauges.backlog_seconds())
+        text = "Seconds that an eligible endpoint needs on average to prefill its backlog."
+        yield gauge("backlog_seconds", text, gauges.backlog_seconds())
 
     def _cache_families(self) -> Iterable[Metric]:
-        text = "Number of prompt tokens predicted to be cached on the picked endpoint."
+        text = "Number of prompt tokens that were predicted to be cached on the picked endpoint."
         yield counter("predicted_cached_tokens", text, self.predicted_cached, "endpoint")
         text = "Number of prompt tokens that were cached according to the engine's KV events."
         yield counter("true_cached_tokens", text, self.true_cached, "endpoint")
-        text = "Number of KV events applied to the index, by type."
+        text = "Number of KV events applied to the index, by type: stored, removed or cleared."
         yield counter("index_events", text, self.events, "endpoint", "type")
-        text = "Number of gaps in the numbering of an endpoint's event batches."
+        text = "Number of gaps in the sequence numbers of an endpoint's KV event batches."
         yield counter("index_gaps", text, self.gaps, "endpoint")
-        text = "Number of times that all blocks of an endpoint were removed from the index."
+        text = "Number of times that all blocks of an endpoint left the index (restart, lost events)."
         yield counter("index_resets", text, self.resets, "endpoint")
-        text = "Number of event messages that could not be decoded."
+        text = "Number of KV event messages that could not be decoded."
         yield counter("index_undecodable", text, self.undecodable, "endpoint")
         blocks = {
             (endpoint, medium): count
             for endpoint, media in self.gauges.index_blocks().items()
             for medium, count in media.items()
         }
-        text = "Number of KV cache blocks that an endpoint holds, by medium."
+        text = "Number of KV cache blocks that an endpoint holds according to the index, by medium."
         yield gauge("index_blocks", text, blocks, "endpoint", "medium")
-        text = "1 if prompts are matched precisely with an endpoint's cache, 0 if approximately."
+        text = "1 if the endpoint's KV events are used for matching, 0 if it is in approximate mode."
         yield gauge("index_trust", text, self.gauges.precise(), "endpoint")
 
     def _discovery_families(self) -> Iterable[Metric]:
         watches = list(self.gauges.watches())
-        text = "1 while a watch of the Kubernetes API is open, by resource."
+        text = "1 while a watch of the Kubernetes API is open, otherwise 0; by resource."
         yield gauge("discovery_watching", text, {w.resource: int(w.open) for w in watches}, "resource")
         silent = {w.resource: w.silent_seconds for w in watches if w.silent_seconds is not None}
-        text = "Seconds since the Kubernetes API last sent something, by resource."
+        text = "Seconds since the last message of a watch of the Kubernetes API, by resource."
         yield gauge("discovery_silent_seconds", text, silent, "resource")
-        text = "Number of complete lists read from the Kubernetes API, by resource."
+        text = "Number of complete lists that were read from the Kubernetes API, by resource."
         yield counter("discovery_lists", text, {w.resource: w.lists for w in watches}, "resource")
         errors = {(w.resource, status): n for w in watches for status, n in w.errors.items()}
-        text = "Number of lists and watches of the Kubernetes API that failed, by HTTP status."
+        text = "Number of lists and watches of the Kubernetes API that failed, by resource and HTTP status."
         yield counter("discovery_errors", text, errors, "resource", "status")
 
 

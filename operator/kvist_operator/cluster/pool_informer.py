@@ -66,7 +66,7 @@ class PoolInformer:
             known = self.cache.versions(kind)
             differing = [t for t in known.keys() | actual.keys() if known.get(t) != actual.get(t)]
             if differing:
-                logger.info("%s: resync found %d objects out of date", kind.resource, len(differing))
+                logger.info("the resync found %d objects of %s out of date", len(differing), kind.resource)
             for target in sorted(differing):
                 await self._refresh(target)
 

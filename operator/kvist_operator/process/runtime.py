@@ -73,7 +73,7 @@ async def serve(settings: Settings, environment: Mapping[str, str]) -> None:
         work = asyncio.ensure_future(_run(settings, server, load, handle_signals))
         stopped = asyncio.ensure_future(stop.wait())
         await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        logger.info("shutting down")
+        logger.info("the operator is shutting down")
         stopped.cancel()
         work.cancel()
         for outcome in await asyncio.gather(work, stopped, return_exceptions=True):
@@ -93,7 +93,7 @@ async def _run(
     operator.metrics.count_requests(lambda: server.connection.requests)
     host, port = settings.metrics_host, settings.metrics_port
     async with monitoring_port(host, port, operator.metrics_page, operator.alive, operator.ready) as bound:
-        logger.info("kvist-operator %s, metrics port %d", kvist_epp.__version__, bound)
+        logger.info("kvist-operator %s is starting; its metrics port is %d", kvist_epp.__version__, bound)
         await check(server, server, settings.watched)
         await operator.run()
 
@@ -130,7 +130,11 @@ class Operator:
         """Run until cancelled. Raises ClusterError when the first discovery fails."""
         await self.discover()
         self._loaded = True
-        logger.info("%d pools, %d objects", len(self.cache.pools()), len(self.cache))
+        logger.info(
+            "the cluster has %d InferencePools; the operator watches %d objects",
+            len(self.cache.pools()),
+            len(self.cache),
+        )
         try:
             async with self.pickers, asyncio.TaskGroup() as group:
                 group.create_task(self.pickers.run(self.settings.fleet_interval), name="poll pickers")

@@ -182,7 +182,7 @@ async def test_a_fault_is_logged_without_its_text(caplog: pytest.LogCaptureFixtu
         async with admin() as client:
             await client.ask("POST", "/debug/pick", b"fault")
 
-    assert "page /debug/pick failed: RuntimeError in" in caplog.text
+    assert "the page /debug/pick failed with RuntimeError at" in caplog.text
     assert SECRET not in caplog.text
 
 

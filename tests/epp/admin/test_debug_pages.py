@@ -32,7 +32,7 @@ async def test_a_request_is_held_until_it_has_ended() -> None:
     after = in_flight_document(parts.director)
 
     assert zeros(before)
-    assert (during["ledger"], during["flights"], during["notes"]) == (1, 1, 1)
+    assert (during["attempts"], during["requests_in_flight"], during["routing_history"]) == (1, 1, 1)
     assert during["prompt_bytes"] > len("What is held for me?")
     assert zeros(after)
     assert json.loads(json.dumps(after)) == after
@@ -63,7 +63,7 @@ async def test_streams_of_gateways_are_counted_and_those_of_replicas_are_not() -
 
     assert found["streams"] == {"grpc": 3, "grpc-health": 1}
     assert found["stream_bytes"] == {"grpc": 15, "grpc-health": 15}
-    assert found["of_peers"] == 4
+    assert found["remote_requests"] == 4
 
 
 def test_the_page_of_endpoints_joins_scrapes_and_load() -> None:
@@ -74,7 +74,7 @@ def test_the_page_of_endpoints_joins_scrapes_and_load() -> None:
     document = endpoints_document({"ns/a": EngineState(endpoint)}, tracker, now=1.1)
     read = msgspec.json.decode(msgspec.json.encode(document))["endpoints"][0]
 
-    assert (read["state"], read["problem"], read["owed_tokens"], read["requests"]) == (
+    assert (read["state"], read["problem"], read["backlog_tokens"], read["requests"]) == (
         "new",
         "not scraped yet",
         400,

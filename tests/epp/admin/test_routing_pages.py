@@ -59,8 +59,8 @@ async def test_the_page_shows_numbers_only(parts: Parts) -> None:
         sum(level["bytes"] for level in page["levels"]),
     )
     assert (page["oldest_seconds"], page["full_endpoints"], page["pool_empty"]) == (2.0, 2, False)
-    assert page["owed_seconds"] == 2.0
-    assert page["bounds"]["room_seconds"] == 60.0
+    assert page["backlog_seconds"] == 2.0
+    assert page["bounds"]["queue_seconds"] == 60.0
     assert SECRET not in str(page)
     assert "anna" not in str(page)
     assert routing_pages.queue_document(None, 0.0) == {}
@@ -140,6 +140,7 @@ def test_pick_document_is_the_fixed_interface() -> None:
                 "matched_bytes": 64,
                 "uncached_tokens": 10,
                 "owed_tokens": 5,
+                "backlog_tokens": 5,
                 "predicted_ttft_seconds": 0.012346,
                 "reason": "cost",
                 "cost_seconds": 0.25,
@@ -153,6 +154,7 @@ def test_pick_document_is_the_fixed_interface() -> None:
                 "matched_bytes": 0,
                 "uncached_tokens": 26,
                 "owed_tokens": 0,
+                "backlog_tokens": 0,
                 "predicted_ttft_seconds": 1.0,
                 "reason": "unreachable",
                 "cost_seconds": 0.0,

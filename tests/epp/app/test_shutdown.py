@@ -92,7 +92,7 @@ async def test_a_part_that_ends_begins_an_unclean_shutdown(
         shutdown.start_task(stack, part(), "some part")
         await asyncio.wait_for(shutdown.wait(), 10)
 
-    assert "some part ended" in caplog.text
+    assert "the task 'some part' ended unexpectedly" in caplog.text
     with pytest.raises(UncleanShutdownError, match="some part"):
         shutdown.raise_if_unclean()
 

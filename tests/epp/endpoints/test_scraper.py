@@ -109,7 +109,10 @@ async def test_an_engine_that_fails_three_times_is_unreachable_until_it_answers(
         await told.until(lambda: len(told.changes) == 2)
         state = scrapes.states["ns/a"]
 
-        assert (state.state, state.problem) == (ScrapeState.UNREACHABLE, "/metrics answered 503")
+        assert (state.state, state.problem) == (
+            ScrapeState.UNREACHABLE,
+            "GET /metrics returned HTTP status 503",
+        )
         assert scrapes.counts() == {"new": 0, "ready": 0, "unreachable": 1}
 
         engine.status = 200
@@ -132,7 +135,7 @@ async def test_an_api_key_on_models_does_not_matter(engine: Engine) -> None:
         await told.until(lambda: told.scrapes >= 1)
         state = scrapes.states["ns/a"]
 
-        assert (state.ready, state.models_problem) == (True, "/v1/models answered 401")
+        assert (state.ready, state.models_problem) == (True, "GET /v1/models returned HTTP status 401")
 
 
 async def test_another_server_is_no_engine(engine: Engine) -> None:

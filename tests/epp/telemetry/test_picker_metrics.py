@@ -81,7 +81,7 @@ def test_every_name_others_rely_on() -> None:
         ("kvist_epp_queue_tokens", ()): 900,
         ("kvist_epp_queue_bytes", ()): 20_000,
         ("kvist_epp_full_endpoints", ()): 1,
-        ("kvist_epp_owed_seconds", ()): 2.5,
+        ("kvist_epp_backlog_seconds", ()): 2.5,
     }
 
     assert {key: found.get(key) for key in expected} == expected

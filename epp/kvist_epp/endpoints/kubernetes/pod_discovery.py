@@ -169,7 +169,12 @@ class PodDiscovery:
         if selection is None or selection == self._selection:
             return
         old, self._selection = self._selection, selection
-        logger.info("pool %s selects %s at ports %s", self._name, selection.selector, selection.ports)
+        logger.info(
+            "InferencePool %s selects the pods %s at ports %s",
+            self._name,
+            selection.selector,
+            selection.ports,
+        )
         if old is None or old.selector != selection.selector:
             self._reselected.set()
         self._changed.set()
@@ -191,7 +196,7 @@ class PodDiscovery:
         if problem:
             problem = f"InferencePool {self._namespace}/{name}: {problem}"
             if problem != self._pool_problem:
-                logger.warning("%s; the endpoints stay as they are", problem)
+                logger.warning("%s; the known endpoints are kept", problem)
         self._pool_problem = problem
         return found
 
@@ -212,7 +217,11 @@ class PodDiscovery:
         if found == self._published:
             return
         if self._published is None or len(found) != len(self._published):
-            logger.info("%d endpoints, %d of them ready", len(found), sum(not e.refusal for e in found))
+            logger.info(
+                "the pool has %d endpoints, %d of them in ready pods",
+                len(found),
+                sum(not e.refusal for e in found),
+            )
         self._published = found
         self._on_endpoints(found)
 

@@ -59,7 +59,7 @@ FILL_SECONDS: Final = 180.0
 DRAIN_SECONDS: Final = 240.0
 TICK_SECONDS: Final = 0.01
 FAIR_LEVEL: Final = 0
-KEPT: Final = ("notes",)
+KEPT: Final = ("routing_history",)
 """The routing history is all that is known of engines without events: it stays, up to their caches' size."""
 MIX: Final = (
     # share of the requests, priority, tenant: a flood of one tenant comes before the others
@@ -191,7 +191,7 @@ async def _drained(requests: int, name: Path, say: Console) -> Drained:
             await waiting.send(connections)
             queued = await _until_queued(bench, waiting)
             full = resident(pid)
-            say.print(f"held: {queued['waiting']:,} wait in {(full - before) / 1e6:.0f} MB; room from now on")
+            say.print(f"held: {queued['queued_requests']:,} wait in {(full - before) / 1e6:.0f} MB")
             waiting.settler = Settler(connections[0], SERVED_SECONDS)
             begin = asyncio.get_running_loop().time()
             bench.full(False)
@@ -202,7 +202,7 @@ async def _drained(requests: int, name: Path, say: Console) -> Drained:
     order = [by_id[line.id] for line in bench.log.read() if line.outcome == "picked"]
     return Drained(
         requests=len(by_id),
-        queued=queued["waiting"],
+        queued=queued["queued_requests"],
         queued_bytes=queued["waiting_bytes"],
         resident_before=before,
         resident_full=full,
@@ -220,10 +220,12 @@ async def _until_queued(bench: Bench, waiting: Crowd) -> dict[str, int]:
     for _ in range(round(FILL_SECONDS / 0.2)):
         bench.children.check()
         found = await held(bench.picker)
-        if found["waiting"] + sum(waiting.statuses.values()) >= len(waiting.wanted):
+        if found["queued_requests"] + sum(waiting.statuses.values()) >= len(waiting.wanted):
             return found
         await asyncio.sleep(0.2)
-    raise TimeoutError(f"{found['waiting']} of {len(waiting.wanted)} requests wait after {FILL_SECONDS:g} s")
+    raise TimeoutError(
+        f"{found['queued_requests']} of {len(waiting.wanted)} requests wait after {FILL_SECONDS:g} s"
+    )
 
 
 # -- bounded
@@ -257,7 +259,7 @@ async def _bounded(requests: int, name: Path, say: Console) -> Bounded:
         requests=len(wanted),
         bound_bytes=BOUND_BYTES,
         bound_seconds=BOUND_SECONDS,
-        queued=queued["waiting"],
+        queued=queued["queued_requests"],
         queued_bytes=queued["waiting_bytes"],
         refused=refused,
         resident_before=before,
