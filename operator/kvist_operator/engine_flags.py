@@ -1,9 +1,8 @@
-"""vLLM's command line: ``EngineArgs`` ⇄ argv, per engine version. The only module that spells vLLM's flags.
-Pure.
+"""vLLM's command line: the arguments of a plan, and the flags that users may not set. Pure.
 
-Every flag was looked up in the sources of 0.30 and 0.32 (``engine/arg_utils.py``,
-``entrypoints/…/cli_args.py``); 0.33 has them all. What users add (``spec.engine.extraArgs``) may not
-touch a flag the plan owns: vLLM's parser takes unique abbreviations and underscores, so those are refused
+No other module spells vLLM's flags. Each flag was looked up in the sources of 0.30 and 0.32
+(``engine/arg_utils.py``, ``entrypoints/…/cli_args.py``); 0.33 has them all. ``spec.engine.extraArgs`` may
+not set a flag the plan sets. vLLM's parser accepts unique abbreviations and underscores, so those are refused
 too.
 """
 
@@ -11,159 +10,106 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import Any, Final
 
 from kvist_operator.errors import SpecError
 
 VERSIONS: Final = ((0, 30), (0, 31), (0, 32), (0, 33))
-"""Engines whose flags and memory arithmetic are known; a plan for another is unverified."""
+"""Engines whose flags and memory arithmetic are known; a plan for another one is unverified."""
 LATEST: Final = VERSIONS[-1]
 Version = tuple[int, int]
 
 
-def _flag(name: str, default: Any = None, *, since: Version = VERSIONS[0], **kinds: Any) -> Any:
-    return field(default=default, metadata={"flag": name, "since": since, **kinds})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArgs:
-    """Arguments the plan decides. None and False are left out: what vLLM derives well stays its own.
+    """Arguments that a plan sets, in the order of the command line; the name of a field is that of its flag.
 
-    Field order is the order on the command line.
+    Arguments that are None or False are left out, so vLLM decides them.
     """
 
     model: str
-    served_model_name: str | None = _flag("--served-model-name")
-    revision: str | None = _flag("--revision")
-    host: str | None = _flag("--host")
-    port: int | None = _flag("--port")
-    trust_remote_code: bool = _flag("--trust-remote-code", default=False)
-    tensor_parallel_size: int | None = _flag("--tensor-parallel-size")
-    pipeline_parallel_size: int | None = _flag("--pipeline-parallel-size")
-    data_parallel_size: int | None = _flag("--data-parallel-size")
-    enable_expert_parallel: bool = _flag("--enable-expert-parallel", default=False)
-    nnodes: int | None = _flag("--nnodes")
-    node_rank: str | None = _flag("--node-rank")
-    master_addr: str | None = _flag("--master-addr")
-    master_port: int | None = _flag("--master-port")
-    headless: bool = _flag("--headless", default=False)
-    max_model_len: int | None = _flag("--max-model-len")
-    max_num_seqs: int | None = _flag("--max-num-seqs")
-    max_num_batched_tokens: int | None = _flag("--max-num-batched-tokens")
-    gpu_memory_utilization: float | None = _flag("--gpu-memory-utilization")
-    kv_cache_memory_bytes: int | None = _flag("--kv-cache-memory-bytes")
-    kv_cache_dtype: str | None = _flag("--kv-cache-dtype")
-    quantization: str | None = _flag("--quantization")
-    attention_backend: str | None = _flag("--attention-backend")
-    enable_prefix_caching: bool | None = _flag("--enable-prefix-caching", both=True)
-    prefix_caching_hash_algo: str | None = _flag("--prefix-caching-hash-algo")
-    kv_events_config: Mapping[str, Any] | None = _flag("--kv-events-config")
-    kv_offloading_size: float | None = _flag("--kv-offloading-size")
-    kv_transfer_config: Mapping[str, Any] | None = _flag("--kv-transfer-config")
-    speculative_config: Mapping[str, Any] | None = _flag("--speculative-config")
-    scheduling_policy: str | None = _flag("--scheduling-policy")
-    hf_overrides: Mapping[str, Any] | None = _flag("--hf-overrides")
-    limit_mm_per_prompt: Mapping[str, Any] | None = _flag("--limit-mm-per-prompt")
-    language_model_only: bool = _flag("--language-model-only", default=False)
-    enable_lora: bool = _flag("--enable-lora", default=False)
-    max_loras: int | None = _flag("--max-loras")
-    max_lora_rank: int | None = _flag("--max-lora-rank")
-    lora_modules: tuple[str, ...] | None = _flag("--lora-modules")
-    enable_auto_tool_choice: bool = _flag("--enable-auto-tool-choice", default=False)
-    tool_call_parser: str | None = _flag("--tool-call-parser")
-    reasoning_parser: str | None = _flag("--reasoning-parser")
-    enable_prompt_tokens_details: bool = _flag("--enable-prompt-tokens-details", default=False)
-    shutdown_timeout: int | None = _flag("--shutdown-timeout")
+    served_model_name: str | None = None
+    revision: str | None = None
+    port: int | None = None
+    trust_remote_code: bool = False
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    data_parallel_size: int | None = None
+    enable_expert_parallel: bool = False
+    nnodes: int | None = None
+    node_rank: str | None = None
+    master_addr: str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float | None = None
+    kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str | None = None
+    quantization: str | None = None
+    attention_backend: str | None = None
+    enable_prefix_caching: bool | None = None
+    prefix_caching_hash_algo: str | None = None
+    kv_events_config: Mapping[str, Any] | None = None
+    kv_offloading_size: float | None = None
+    kv_transfer_config: Mapping[str, Any] | None = None
+    speculative_config: Mapping[str, Any] | None = None
+    scheduling_policy: str | None = None
+    hf_overrides: Mapping[str, Any] | None = None
+    limit_mm_per_prompt: Mapping[str, Any] | None = None
+    language_model_only: bool = False
+    enable_lora: bool = False
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
+    lora_modules: tuple[str, ...] | None = None
+    enable_auto_tool_choice: bool = False
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    enable_prompt_tokens_details: bool = False
+    shutdown_timeout: int | None = None
     extra: tuple[str, ...] = ()
-    """What the user added, last."""
+    """``spec.engine.extraArgs``, which come last."""
 
-    def to_argv(self, version: Version = LATEST) -> list[str]:
-        """The whole command after ``vllm``. A flag younger than the engine is left out."""
+    def to_argv(self) -> list[str]:
+        """Return the whole command after ``vllm``."""
         words = ["serve", self.model]
-        for f in _flags():
-            if version >= f.metadata["since"]:
-                words += _words(f, getattr(self, f.name))
+        for field in dataclasses.fields(self)[1:-1]:
+            value, flag = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
+            if value is True:
+                words.append(flag)
+            elif value is False and field.name == "enable_prefix_caching":
+                words.append("--no-enable-prefix-caching")
+            elif isinstance(value, tuple):
+                words += [flag, *value]
+            elif isinstance(value, Mapping):
+                words += [flag, json.dumps(value, separators=(",", ":"))]
+            elif value is not None and value is not False:
+                words += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
         return [*words, *self.extra]
-
-    @classmethod
-    def from_argv(cls, argv: Sequence[str]) -> Self:
-        """The arguments a plan rendered; what is not among its flags goes to ``extra``.
-
-        Raises:
-            ValueError: not a ``serve`` command.
-        """
-        if list(argv[:1]) != ["serve"] or len(argv) < 2:
-            raise ValueError("not a `vllm serve MODEL` command")
-        values, extra = _parsed(list(argv[2:]))
-        return cls(model=argv[1], extra=tuple(extra), **values)
-
-
-def _flags() -> list[dataclasses.Field[Any]]:
-    return [f for f in dataclasses.fields(EngineArgs) if "flag" in f.metadata]
-
-
-def _words(f: dataclasses.Field[Any], value: Any) -> list[str]:
-    name: str = f.metadata["flag"]
-    if value is None or (value is False and not f.metadata.get("both")):
-        return []
-    if isinstance(value, bool):
-        return [name if value else f"--no-{name.removeprefix('--')}"]
-    if isinstance(value, tuple):
-        return [name, *value]
-    return [name, _text(value)]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return json.dumps(value, separators=(",", ":"))
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _parsed(words: list[str]) -> tuple[dict[str, Any], list[str]]:
-    by_flag = {f.metadata["flag"]: f for f in _flags()}
-    values: dict[str, Any] = {}
-    while words:
-        word = words[0]
-        negated = word.startswith("--no-")
-        f = by_flag.get(f"--{word.removeprefix('--no-')}" if negated else word)
-        if f is None:
-            break
-        values[f.name], words = _value(f, negated, words[1:])
-    return values, words
-
-
-def _value(f: dataclasses.Field[Any], negated: bool, rest: list[str]) -> tuple[Any, list[str]]:
-    kind = getattr(f.type, "__name__", "") if isinstance(f.type, type) else str(f.type)
-    if kind.startswith("bool"):
-        return not negated, rest
-    if kind.startswith("tuple"):
-        end = next((i for i, word in enumerate(rest) if word.startswith("-")), len(rest))
-        return tuple(rest[:end]), rest[end:]
-    return _read(kind, rest[0]), rest[1:]
-
-
-def _read(kind: str, word: str) -> Any:
-    if "Mapping" in kind:
-        return json.loads(word)
-    if kind.startswith("int"):
-        return int(word)
-    return float(word) if kind.startswith("float") else word
 
 
 def parse_version(text: str) -> Version | None:
-    """``v0.32.1``, ``0.33.0rc1-cu130`` … → (0, 32); None for ``latest``, ``nightly`` and digests."""
+    """Return the version in a tag like ``v0.32.1`` or ``0.33.0rc1-cu130``; None for ``latest`` and digests."""
     found = re.match(r"v?(\d+)\.(\d+)(?:\D|$)", text)
     return (int(found[1]), int(found[2])) if found else None
 
 
 def image_version(image: str) -> Version | None:
-    """From the tag of an image."""
+    """Return the version in the tag of an image; None if it has none."""
     name, _, _ = image.partition("@")
     _, colon, tag = name.rpartition(":")
     return parse_version(tag) if colon and "/" not in tag else None
 
 
+PLAN_ONLY: Final = """
+host port uds config nnodes node-rank master-addr master-port headless kv-cache-memory-bytes
+prefix-caching-hash-algo kv-events-config enable-prompt-tokens-details enable-expert-parallel
+hf-overrides disable-log-stats ssl-keyfile ssl-certfile data-parallel-rank
+data-parallel-start-rank data-parallel-size-local data-parallel-address data-parallel-rpc-port
+data-parallel-backend data-parallel-hybrid-lb data-parallel-external-lb
+data-parallel-multi-port-external-lb prefill-context-parallel-size decode-context-parallel-size
+"""
+"""Flags that no field sets, because gateway, picker or plan depend on them."""
 OWNED: Final[Mapping[str, str]] = {
     "model": "spec.model.source",
     "served-model-name": "spec.model.servedName",
@@ -194,42 +140,9 @@ OWNED: Final[Mapping[str, str]] = {
     "max-loras": "spec.model.adapters",
     "max-lora-rank": "spec.model.adapters",
     "shutdown-timeout": "spec.rollout.drainSeconds",
-    **dict.fromkeys(
-        (
-            "host",
-            "port",
-            "uds",
-            "config",
-            "nnodes",
-            "node-rank",
-            "master-addr",
-            "master-port",
-            "headless",
-            "kv-cache-memory-bytes",
-            "prefix-caching-hash-algo",
-            "kv-events-config",
-            "enable-prompt-tokens-details",
-            "enable-expert-parallel",
-            "hf-overrides",
-            "disable-log-stats",
-            "ssl-keyfile",
-            "ssl-certfile",
-            "data-parallel-rank",
-            "data-parallel-start-rank",
-            "data-parallel-size-local",
-            "data-parallel-address",
-            "data-parallel-rpc-port",
-            "data-parallel-backend",
-            "data-parallel-hybrid-lb",
-            "data-parallel-external-lb",
-            "data-parallel-multi-port-external-lb",
-            "prefill-context-parallel-size",
-            "decode-context-parallel-size",
-        ),
-        "",
-    ),
+    **dict.fromkeys(PLAN_ONLY.split(), ""),
 }
-"""Flag → the field that sets it; empty where none does, because gateway, picker or plan depend on it."""
+"""Flag → the field that sets it; empty where no field does."""
 
 SHORT: Final[Mapping[str, str]] = {
     "tp": "tensor-parallel-size",
@@ -254,7 +167,7 @@ SHORT: Final[Mapping[str, str]] = {
 }
 
 GONE: Final[Mapping[str, str]] = {
-    "swap-space": "vLLM has no swap any more; spec.offload.cpu keeps evicted blocks in memory",
+    "swap-space": "vLLM no longer has swap; spec.offload.cpu keeps evicted blocks in memory",
     "cache-eviction-policy": "never existed; the GPU pool is LRU, the CPU tier is set by spec.offload",
     "speculative-model": "replaced by --speculative-config: set spec.engine.speculative",
     "num-speculative-tokens": "replaced by --speculative-config: set spec.engine.speculative.tokens",
@@ -274,7 +187,7 @@ GONE: Final[Mapping[str, str]] = {
     "disable-log-requests": "removed; requests are not logged unless --enable-log-requests is given",
     "device": "removed; the image decides",
 }
-"""Flags that are gone from vLLM (or were never there, but are in circulation), and what to do instead."""
+"""Flags that vLLM no longer has or never had, and what to do instead."""
 
 AFFECTS_MEMORY: Final = (
     "attention-config",
@@ -293,14 +206,14 @@ AFFECTS_MEMORY: Final = (
     "mm-encoder-tp-mode",
     "mm-processor-kwargs",
 )
-"""Allowed, but they change what the plan counted: it is unverified then."""
+"""Flags that users may set but that change the computed memory, so the plan is unverified."""
 
 YIELDING: Final = ("tool-call-parser", "reasoning-parser", "enable-auto-tool-choice", "trust-remote-code")
-"""Set from the catalogue unless the user gives them."""
+"""Flags that the plan sets from the catalogue unless the user sets them."""
 
 
 def flag_names(words: Sequence[str]) -> list[tuple[int, str]]:
-    """Position and plain name of each flag: no dashes in front, no ``=value``, no dotted key, no ``no-``."""
+    """Return position and name of each flag, without dashes in front, ``=value`` and dotted key."""
     return [(i, _plain(word)) for i, word in enumerate(words) if re.match(r"-{1,2}[A-Za-z]", word)]
 
 
@@ -312,14 +225,14 @@ def _plain(word: str) -> str:
 
 
 def check_extra(words: Sequence[str], path: str = "spec.engine.extraArgs") -> None:
-    """Refuses flags the plan owns, in every spelling vLLM takes, and flags that vLLM no longer has.
+    """Refuse flags that the plan sets, in every spelling vLLM accepts, and flags that vLLM no longer has.
 
     Raises:
-        SpecError: names the word, and the field or flag to use instead.
+        SpecError: the message names the word, and the field or flag to use instead.
     """
     for i, word in enumerate(words):
         if not word.strip("-= \t\n"):
-            raise SpecError(f"{path}[{i}]", f"{word!r} is no flag and no value: leave it out")
+            raise SpecError(f"{path}[{i}]", f"{word!r} is neither a flag nor a value: leave it out")
     for i, name in flag_names(words):
         at = f"{path}[{i}]"
         for candidate in _readings(name):

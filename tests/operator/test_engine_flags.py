@@ -109,12 +109,6 @@ def test_objects_are_compact_json() -> None:
     assert args.to_argv()[-1] == '{"a":{"b":1}}'
 
 
-def test_other_commands_are_not_parsed() -> None:
-    """``from_argv`` is for what a plan rendered."""
-    with pytest.raises(ValueError, match="vllm serve MODEL"):
-        EngineArgs.from_argv(["bench", "latency"])
-
-
 @pytest.mark.parametrize(
     ("text", "version"),
     [

@@ -63,7 +63,7 @@ def make_plan(
         raise impossible(pool.engine, shape, hardware)
     if sized is None:
         return _refused(pool, q, layouts, choices, doubts)
-    return _fitting(pool, facts, q, sized, kv, choices, doubts, version or LATEST)
+    return _fitting(pool, facts, q, sized, kv, choices, doubts)
 
 
 def _engine_version(pool: Pool) -> tuple[Version | None, list[Choice]]:
@@ -144,7 +144,6 @@ def _fitting(
     kv: KvChoice,
     choices: list[Choice],
     doubts: list[str],
-    version: Version,
 ) -> Plan:
     settings, layout, shape = sized.settings, sized.layout, facts.model.shape
     if q.hardware.accelerator.vendor == "cpu":
@@ -170,7 +169,7 @@ def _fitting(
         settings=settings,
         memory=memory,
         model=shape.describe(),
-        argv=tuple(args.to_argv(version)),
+        argv=tuple(args.to_argv()),
         env=environment(pool),
         pod=pod,
         choices=_last_per_field(all_choices),
