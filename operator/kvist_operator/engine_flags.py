@@ -89,7 +89,7 @@ class EngineArgs:
 
 
 def parse_version(text: str) -> Version | None:
-    """Return the version in a tag like ``v0.32.1`` or ``0.33.0rc1-cu130``; None for ``latest`` and digests."""
+    """Return the version in a tag like ``v0.32.1`` or ``0.33.0rc1-cu130``; None for ``latest``."""
     found = re.match(r"v?(\d+)\.(\d+)(?:\D|$)", text)
     return (int(found[1]), int(found[2])) if found else None
 
