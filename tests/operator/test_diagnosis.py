@@ -159,7 +159,7 @@ def _subject() -> Subject:
         ),
         (
             'pods "twig-7d" is forbidden: error looking up account: serviceaccount "x" not found',
-            "that account",
+            "that ServiceAccount",
         ),
         ('admission webhook "policy.example.com" denied the request: no team label', "spec.podTemplate"),
     ],

@@ -40,7 +40,7 @@ def literals() -> Iterator[str]:
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                index = {"Condition": 2, "Note": 1, "Trouble": 0, "Finding": 0}.get(node.func.id)
+                index = {"Condition": 2, "Note": 1, "Trouble": 0, "PodFinding": 0}.get(node.func.id)
                 if index is not None and len(node.args) > index:
                     yield from _texts(node.args[index])
 

@@ -62,19 +62,19 @@ def _given(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _unread(name: str, value: str) -> str:
-    """What the picker itself would say."""
+    """Return the error that the picker itself would report; empty if there is none."""
     told: dict[str, Any] = {name: value}
     try:
         Settings(**told)
     except SettingsError as error:
-        return f"is not understood: {error}"
+        return f"is invalid: {error}"
     return ""
 
 
 def _problem(flag: str, value: str, found: Tokenizer) -> str:
-    """Why the picker cannot have it, and what to do; empty when it can."""
+    """Return why the picker cannot read it, and the remedy; empty when it can."""
     if not value:
-        return "is written so that the picker cannot have it: give its value whole, JSON in one word"
+        return "is written in a form that the picker cannot read: give its value as one word, JSON included"
     if flag != TEMPLATE:
         return _unread(FLAGS[flag], value)
     if JINJA & set(value):
@@ -82,6 +82,6 @@ def _problem(flag: str, value: str, found: Tokenizer) -> str:
     if found.mount is not None and value.startswith(f"{MODEL_MOUNT}/"):
         return ""
     return (
-        f"names a file of the engines, {value}, which the picker cannot read, so no prompt will match: give "
+        f"names a file of the engines, {value}, which the picker cannot read, so no prompt will match: set "
         f"the template's text, or a file below {MODEL_MOUNT}/ of a claim or image that the picker mounts too"
     )

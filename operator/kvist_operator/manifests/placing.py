@@ -37,7 +37,7 @@ def _terms(row: Accelerator, nodes: Sequence[Mapping[str, str]]) -> list[Json]:
 
 
 def unplaced(plan: Plan, site: Site) -> list[Note]:
-    """Said where pods may land on another kind of accelerator than the one the plan is for."""
+    """Return a note where pods may be scheduled to nodes with another accelerator than the plan's."""
     row = plan.hardware.accelerator
     if row.vendor == "cpu" or _terms(row, site.node_labels):
         return []
@@ -45,7 +45,7 @@ def unplaced(plan: Plan, site: Site) -> list[Note]:
         Note(
             "",
             "NodesUnknown",
-            f"no node label tells which nodes have {row.name}: where there are others too, say so with "
-            "spec.podTemplate.spec.nodeSelector",
+            f"no node label is known that selects nodes with {row.name}: if the cluster also has other "
+            "accelerators, set spec.podTemplate.spec.nodeSelector",
         )
     ]

@@ -37,7 +37,7 @@ def tokenizer(pool: Pool, site: Site) -> Tokenizer:
         kind, location = split_source(pool.picker.tokenizer, "spec.picker.tokenizer")
         return _at(pool, kind, location, "")
     if pool.model.kind is Source.PATH:
-        return _none(f"the picker's image has no {pool.model.location}")
+        return _none(f"the picker's image does not contain {pool.model.location}")
     if pool.model.kind is Source.CLAIM and not site.claims.get(pool.model.claim, frozenset()) & SHARED:
         return _none(_claimed(pool.model.claim, site))
     return _at(pool, pool.model.kind, pool.model.location, pool.model.revision)
@@ -57,8 +57,8 @@ def _at(pool: Pool, kind: Source, location: str, revision: str) -> Tokenizer:
 def _claimed(claim: str, site: Site) -> str:
     modes = site.claims.get(claim)
     if modes is None:
-        return f"the access modes of claim {claim} are not known"
-    return f"claim {claim} ({', '.join(sorted(modes))}) can be mounted by one node alone"
+        return f"the access modes of claim {claim} are unknown"
+    return f"claim {claim} ({', '.join(sorted(modes))}) can be mounted by one node only"
 
 
 def _none(why: str) -> Tokenizer:

@@ -154,7 +154,7 @@ class Operator:
         """Return why the process should be restarted; empty when it should not."""
         now = time.monotonic()
         stuck = [str(key) for key, at in self._started_at.items() if now - at > STUCK_SECONDS]
-        return f"reconciling {', '.join(stuck)} does not end" if stuck else ""
+        return f"reconciling {', '.join(stuck)} takes too long" if stuck else ""
 
     def ready(self) -> str:
         """Return why pools are not reconciled at present; empty when they are."""
@@ -220,7 +220,7 @@ class Operator:
             self.metrics.restarts.inc()
             self._watch_problem = problem
             pause = backoff_seconds(failures, first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
-            logger.warning("%s; starting again in %g s", problem, pause)
+            logger.warning("%s; watching again in %g s", problem, pause)
             await asyncio.sleep(pause)
 
     async def _watch(self) -> str:
@@ -276,5 +276,5 @@ class Operator:
     def _on_failure(self, key: PoolKey, reason: str) -> None:
         wait = self.queue.failed(key)
         self.metrics.reconciles.labels(reason).inc()
-        logger.info("%s: %s, will retry in %g s", key, reason, wait)
+        logger.info("%s: reconciling failed (%s), will retry in %g s", key, reason, wait)
         self._enqueue(key, wait)

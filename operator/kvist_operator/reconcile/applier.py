@@ -92,7 +92,7 @@ class Applier:
         except (Unavailable, Conflict):
             raise
         except ClusterError as error:
-            logger.warning("%s/%s: %s", pool.namespace, pool.name, error)
+            logger.warning("%s/%s: writing its objects failed: %s", pool.namespace, pool.name, error)
             run.tried.add(step.key)
             run.failures.append(error)
 

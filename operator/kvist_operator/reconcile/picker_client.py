@@ -111,7 +111,7 @@ class PickerClient:
         try:
             await self.cluster.annotate(target_of(pod), {COST: str(cost)})
         except ClusterError as error:
-            logger.warning("%s: setting its deletion cost failed: %s", pod["metadata"]["name"], error)
+            logger.warning("pod %s: setting its deletion cost failed: %s", pod["metadata"]["name"], error)
 
     async def _ask(self, key: PoolKey, pods: Iterable[Json]) -> MergedReport:
         urls = {str(pod["metadata"]["name"]): url for pod in pods if (url := fleet_url(pod, self.port))}
@@ -119,7 +119,7 @@ class PickerClient:
             raise RuntimeError("PickerClient must be used with `async with`")
         reports, problems = await ask_all(self._session, urls)
         for name, problem in problems.items():
-            logger.info("%s: picker %s: %s", key, name, problem)
+            logger.info("%s: picker %s did not report its engines' caches: %s", key, name, problem)
         return merge_reports(reports)
 
     def kv_tokens(self, key: PoolKey) -> int | None:

@@ -131,16 +131,16 @@ def _off(case: _Case) -> str:
     return f"Cache: {both}. {_less(case.plan) if reported < planned else SURPLUS}"
 
 
-SURPLUS: Final = "The plan was cautious: spec.engine.maxModelLen or spec.engine.maxNumSeqs may be larger."
+SURPLUS: Final = "The plan was cautious: spec.engine.maxModelLen or spec.engine.maxNumSeqs can be raised."
 
 
 def _less(plan: Plan) -> str:
     if plan.doubts:
-        return f"The plan is unverified ({plan.doubts[0]}): what is reported is what there is."
+        return f"The plan is unverified ({plan.doubts[0]}): the reported figure is the true one."
     free = plan.memory.total * (1 - plan.settings.share / 100) / GIB
     return (
-        f"Something else takes more than {free:.1f} GiB of the GPU, or this image more than the plan counts: "
-        "see that no other process uses the GPU, and what spec.engine.extraArgs and env add."
+        f"Something else uses more than {free:.1f} GiB of the GPU, or this image more than the plan counts: "
+        "check that no other process uses the GPU, and what spec.engine.extraArgs and env add."
     )
 
 
@@ -171,7 +171,8 @@ def _missed(case: _Case) -> str:
     shared = f"spec.workload.sharedPrefixTokens ({hints.shared_prefix_tokens} of {hints.prompt_tokens})"
     return (
         f"{head}: {_percent(rate)} of prompt tokens were in a cache, where {shared} promises "
-        f"{_percent(promised)}. Prompts part earlier (a date, a name or an id near the beginning, tools in "
+        f"{_percent(promised)}. Prompts diverge earlier (a date, a name or an id near the beginning, tools "
+        "in "
         f'changing order: "Where prompts part" in {GUIDE}), or are evicted before they come again: then '
         "spec.offload.cpu keeps them."
     )

@@ -33,7 +33,7 @@ def accepted(plan: Plan | None, error: OperatorError | None) -> Condition:
     if error is not None:
         return Condition(ACCEPTED, FALSE, error.reason, str(error))
     if plan is None:
-        return Condition(ACCEPTED, UNKNOWN, "Pending", "not planned yet")
+        return Condition(ACCEPTED, UNKNOWN, "Pending", "the pool has not been planned yet")
     if plan.verdict is PlanVerdict.REFUSED:
         said = next(choice.reason for choice in plan.choices if choice.field == "verdict")
         return Condition(ACCEPTED, FALSE, "DoesNotFit", said)
@@ -47,25 +47,27 @@ def available(found: Counts) -> Condition:
     know it before."""
     if found.available:
         return Condition(
-            AVAILABLE, TRUE, "Serving", f"{found.ready} of {found.wanted} replicas take requests"
+            AVAILABLE, TRUE, "Serving", f"{found.ready} of {found.wanted} replicas are ready for requests"
         )
     if found.current and not found.wanted and not found.there:
-        return Condition(AVAILABLE, FALSE, "ScaledToZero", "no replicas are asked for: raise spec.replicas")
+        return Condition(AVAILABLE, FALSE, "ScaledToZero", "spec.replicas is 0: raise it to serve requests")
     if found.ready:
-        message = f"{found.ready} of {found.wanted} replicas are ready, since a moment only"
+        message = f"{found.ready} of {found.wanted} replicas became ready less than minReadySeconds ago"
         return Condition(AVAILABLE, FALSE, "JustReady", message)
-    return Condition(AVAILABLE, FALSE, "NoReplicaReady", f"none of {found.wanted} replicas takes requests")
+    return Condition(
+        AVAILABLE, FALSE, "NoReplicaReady", f"none of {found.wanted} replicas is ready for requests"
+    )
 
 
 def progressing(observed: ObservedPool, found: Counts) -> Condition:
     """True while something is under way; False when it is done, or stuck. Either way with pods' own words."""
-    where = f"{found.updated} of {found.wanted} replicas run the present plan, {found.ready} are ready"
+    where = f"{found.updated} of {found.wanted} replicas run the current plan, {found.ready} are ready"
     if observed.failure:
         return Condition(PROGRESSING, FALSE, observed.failure.reason, observed.failure.message)
     if observed.waits:
         return Condition(PROGRESSING, TRUE, "Waiting", "; ".join(observed.waits))
     if observed.workload is None:
-        return Condition(PROGRESSING, FALSE, "NotStarted", "no engines have been made")
+        return Condition(PROGRESSING, FALSE, "NotStarted", "the engines have not been created yet")
     if found.settled:
         return Condition(PROGRESSING, FALSE, "Settled", where)
     trouble = worst(observed.troubles, observed.workload, ENGINE)
@@ -73,11 +75,16 @@ def progressing(observed: ObservedPool, found: Counts) -> Condition:
         status = FALSE if found.overdue else TRUE
         return Condition(PROGRESSING, status, trouble.reason, f"{where}; {trouble.message}")
     if found.overdue:
-        more = "no pod gets ready: see their logs, or give them longer with spec.rollout.startupSeconds"
+        more = "no pod became ready in time: see the pods' logs, or raise spec.rollout.startupSeconds"
         return Condition(PROGRESSING, FALSE, "DeadlineExceeded", f"{where}; {more}")
     if found.settling:
         young = found.wanted - found.available
-        return Condition(PROGRESSING, TRUE, "JustReady", f"{where}, {young} of them since a moment only")
+        return Condition(
+            PROGRESSING,
+            TRUE,
+            "JustReady",
+            f"{where}, {young} of them became ready less than minReadySeconds ago",
+        )
     reason = "RollingOut" if found.updated < found.wanted else "Scaling"
     return Condition(PROGRESSING, TRUE, reason, where)
 
@@ -92,9 +99,9 @@ def attached(pool: Pool, observed: ObservedPool, notes: Sequence[Note]) -> Condi
     if pool.gateway.mode == "Envoy":
         ready = counts(observed.envoy).ready
         if ready:
-            return Condition(ATTACHED, TRUE, "EnvoyServing", f"{ready} Envoys take requests")
+            return Condition(ATTACHED, TRUE, "EnvoyServing", f"{ready} Envoy pods are ready")
         why = _why(observed, observed.envoy, ENVOY)
-        return Condition(ATTACHED, FALSE, "EnvoyUnavailable", f"no Envoy is ready: {why}")
+        return Condition(ATTACHED, FALSE, "EnvoyUnavailable", f"no Envoy pod is ready: {why}")
     return _routed(observed)
 
 
@@ -103,7 +110,10 @@ def _routed(observed: ObservedPool) -> Condition:
     silent = [name for name, said in told if not said]
     if silent or not told:
         names = ", ".join(silent) or "a route"
-        message = f"no controller has answered for {names}: does the Gateway exist, and allow this namespace?"
+        message = (
+            f"no controller has reported a status for {names}: check that the Gateway exists and allows "
+            "routes from this namespace"
+        )
         return Condition(ATTACHED, UNKNOWN, "NoAnswer", message)
     for name, said in told:
         for kind in ("Accepted", "ResolvedRefs"):
@@ -136,7 +146,10 @@ def ready(pool: Pool | None, observed: ObservedPool, others: Iterable[Condition]
     by_type = {each.type: each for each in others}
     if observed.conflicts:
         names = ", ".join(observed.conflicts)
-        message = f"somebody else's, and left alone: {names}. Delete or rename them, or rename the pool"
+        message = (
+            f"these names are used by objects that the pool does not own, which were not modified: {names}. "
+            "Delete or rename them, or rename the pool"
+        )
         return Condition(READY, FALSE, "NameConflict", message)
     zero = by_type[AVAILABLE].reason == "ScaledToZero"
     for kind in (ACCEPTED, PROGRESSING, AVAILABLE, ATTACHED):
@@ -146,7 +159,7 @@ def ready(pool: Pool | None, observed: ObservedPool, others: Iterable[Condition]
         return Condition(READY, FALSE, each.reason, each.message)
     if pool is not None and pool.picker.mode != "Off" and not counts(observed.picker).ready:
         why = _why(observed, observed.picker, PICKER)
-        return Condition(READY, FALSE, "PickerUnavailable", f"no picker is ready: {why}")
+        return Condition(READY, FALSE, "PickerUnavailable", f"no picker pod is ready: {why}")
     message = "; ".join([by_type[AVAILABLE].message, *_limping(pool, observed)])
     return Condition(READY, TRUE, "ScaledToZero" if zero else "AsAsked", message)
 
@@ -156,7 +169,7 @@ def _why(observed: ObservedPool, workload: Object | None, component: str) -> str
     trouble = worst(observed.troubles, workload, component)
     if trouble:
         return trouble.message
-    return "its pods are starting" if workload else "its Deployment has not been made"
+    return "its pods are starting" if workload else "its Deployment has not been created yet"
 
 
 def _limping(pool: Pool | None, observed: ObservedPool) -> list[str]:

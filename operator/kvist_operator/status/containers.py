@@ -81,12 +81,12 @@ def _pull_remedy(message: str, container: Object, part: ComponentFields) -> str:
         )
         return f"Check {field} ({image}); a private registry needs a pull secret, in {secret}"
     if re.search(r"(?i)no match for platform|no matching manifest|exec format", message):
-        return f"{field} ({image}) has no variant for the node's architecture: take another image"
+        return f"{field} ({image}) has no variant for the node's architecture: use another image"
     if re.search(r"(?i)not found|manifest unknown|does not exist", message):
         return f"Check the name and tag of {field} ({image})"
     if "no space left" in message:
-        return "The node's disk is full: free it, or take a node with a larger one"
-    return f"Check {field} ({image}), and that nodes reach its registry"
+        return "The node's disk is full: free space on it, or use a node with a larger disk"
+    return f"Check {field} ({image}), and that the nodes can reach its registry"
 
 
 def _config_remedy(message: str, part: ComponentFields) -> str:
@@ -94,19 +94,19 @@ def _config_remedy(message: str, part: ComponentFields) -> str:
     if found:
         fields = "spec.model.tokenSecretRef or spec.engine.env" if part.component == ENGINE else "spec.picker"
         kind = {"secret": "Secret", "configmap": "ConfigMap"}[found["kind"]]
-        return f"Make {kind} {found['name']} in this namespace, or change {fields}"
+        return f"Create the {kind} {found['name']} in this namespace, or change {fields}"
     if "couldn't find key" in message:
         return (
-            "Put the key into the object, or name another one: spec.model.tokenSecretRef.key, spec.engine.env"
+            "Add the key to the object, or name another key: spec.model.tokenSecretRef.key, spec.engine.env"
         )
     if "runAsNonRoot" in message or "run as root" in message:
-        return "Give a numeric user: spec.podTemplate.spec.securityContext.runAsUser"
+        return "Set a numeric user: spec.podTemplate.spec.securityContext.runAsUser"
     return f"Check {part.command}"
 
 
 def _start_remedy(message: str, container: Object, part: ComponentFields) -> str:
     if "executable file not found" in message or "no such file or directory" in message:
-        return f"{_image(container, part)} has no such program on its PATH: take an image with it"
+        return f"{_image(container, part)} has no such program on its PATH: use an image that has it"
     return f"Check {_image(container, part)} and {part.volumes}"
 
 
@@ -127,7 +127,7 @@ def ended(state: Object, container: Object, restarts: int, part: ComponentFields
 
 def _killed_for_memory(container: Object, part: ComponentFields) -> PodFinding:
     limit = ((container.get("resources") or {}).get("limits") or {}).get("memory", "what the node has")
-    words = f"container {container.get('name')} was killed for taking more memory than {limit}"
+    words = f"container {container.get('name')} was killed because it used more memory than {limit}"
     more = " (spec.offload.cpu counts against it)" if part.component == ENGINE else ""
     return PodFinding("OutOfMemory", words, f"Raise the limit, {part.resources}.limits.memory{more}")
 
@@ -139,9 +139,9 @@ def _slow(state: Object, container: Object, part: ComponentFields) -> PodFinding
     lived = _lived(state)
     if not probe or lived is None or lived < allowed:
         return None
-    words = f"container {container.get('name')} was not ready after {allowed} s and was started again"
-    remedy = f"Give it longer with {part.starting}" if part.starting else "See its logs"
-    faster = ", or let it load faster (spec.model.source: pvc:// or oci://)" if part.starting else ""
+    words = f"container {container.get('name')} was not ready after {allowed} s and was restarted"
+    remedy = f"Raise {part.starting}" if part.starting else "See its logs"
+    faster = ", or make it load faster (spec.model.source: pvc:// or oci://)" if part.starting else ""
     return PodFinding("StartsTooSlowly", words, remedy + faster)
 
 
@@ -154,14 +154,16 @@ def _lived(state: Object) -> float | None:
 
 def _crashed(words: str, code: int, restarts: int, part: ComponentFields) -> PodFinding:
     times = f"{restarts + 1} times" if restarts else "once"
-    head = f"it has ended {times}, with code {code}{_signal(code)}"
-    said = f"{head}: {words}" if words else f"{head} and without a word"
+    head = f"the container has exited {times}, with code {code}{_signal(code)}"
+    said = f"{head}: {words}" if words else f"{head} and printed nothing"
     remedies = {
-        BUS: "Shared memory is too small: a larger volume shm in spec.podTemplate.spec.volumes",
-        127: f"Check {part.image}: it lacks the program",
+        BUS: "Shared memory is too small: enlarge the volume shm in spec.podTemplate.spec.volumes",
+        127: f"Check {part.image}: the program is not in it",
     }
     return PodFinding(
-        "CrashLoop", said, remedies.get(code, f"See its log (kubectl logs --previous); check {part.command}")
+        "CrashLoop",
+        said,
+        remedies.get(code, f"See the container's log (kubectl logs --previous); check {part.command}"),
     )
 
 

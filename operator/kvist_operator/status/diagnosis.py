@@ -84,12 +84,21 @@ def refused(workload: Object | None, component: str) -> Trouble | None:
 
 def _refusal_remedy(message: str) -> str:
     if "exceeded quota" in message:
-        return "Raise the namespace's quota, or lower spec.replicas or what each takes (spec.accelerator)"
+        return (
+            "Raise the namespace's quota, or lower spec.replicas or the resources of each replica "
+            "(spec.accelerator)"
+        )
     if "PodSecurity" in message or "SecurityContext" in message:
-        return "The namespace forbids what spec.podTemplate adds: take it out, or allow it"
+        return (
+            "The namespace's Pod Security level forbids what spec.podTemplate adds: remove it, or relax the "
+            "level"
+        )
     if "serviceaccount" in message:
-        return "Make that account, or take serviceAccountName out of spec.podTemplate.spec"
-    return "The API server refuses these pods: mend what it names, often something in spec.podTemplate"
+        return "Create that ServiceAccount, or remove serviceAccountName from spec.podTemplate.spec"
+    return (
+        "The API server rejects these pods: correct what the message names, often something in "
+        "spec.podTemplate"
+    )
 
 
 def newest(pods: Iterable[Object]) -> list[Object]:

@@ -73,7 +73,7 @@ SAYINGS: Final = (
     _saying(
         r"Free memory on device .{0,80}?on startup|Error in memory profiling",
         MEMORY,
-        "Another process holds memory of this GPU: find it on the node, or leave it room with "
+        "Another process holds memory of this GPU: find it on the node, or leave it memory with "
         "spec.engine.gpuMemoryUtilizationPercent",
     ),
     _saying(
@@ -120,37 +120,38 @@ SAYINGS: Final = (
         r"couldn't connect to|LocalEntryNotFoundError|Name or service not known|name resolution"
         r"|Max retries exceeded|ConnectTimeout|ConnectError|Network is unreachable|OfflineModeIsEnabled",
         MODEL,
-        "Pods do not reach the hub: let them out, set HTTPS_PROXY or HF_ENDPOINT in spec.engine.env, or take "
+        "Pods cannot reach the hub: allow the traffic, set HTTPS_PROXY or HF_ENDPOINT in spec.engine.env, or "
+        "take "
         "the model from a claim or an image (spec.model.source: pvc://…, oci://…)",
     ),
     _saying(
         r"trust_remote_code",
         UNSUPPORTED,
-        "The model brings code: read it, pin it with spec.model.revision, then add --trust-remote-code to "
+        "The model comes with its own code: review it, pin it with spec.model.revision, then add "
+        "--trust-remote-code to "
         f"{EXTRA}",
     ),
     _saying(
         r"does not appear to have a file named|Entry Not Found|no config file found"
         r"|Cannot find any model weights|Invalid repository ID or local directory",
         MODEL,
-        "There is no such model there: check the repository or path of spec.model.source, and "
-        "spec.model.revision",
+        "The model was not found: check the repository or path of spec.model.source, and spec.model.revision",
     ),
     _saying(
         r"does not recognize this architecture|are not supported for now|not supported in-tree",
         UNSUPPORTED,
-        "This vLLM does not know the model: take a newer one with spec.engine.image",
+        "This vLLM does not know the model: use a newer image (spec.engine.image)",
     ),
     _saying(
         r"'\]\) \[type=value_error, input_value=ArgsKwargs",
         UNSUPPORTED,
-        "This vLLM does not know the model: take a newer one with spec.engine.image",
+        "This vLLM does not know the model: use a newer image (spec.engine.image)",
         "vLLM lists the hundreds of architectures that it supports, and the model's is not among them",
     ),
     _saying(
         r"User-specified max_model_len \(\d+\) is greater",
         ARGUMENTS,
-        "Lower spec.engine.maxModelLen to what the model was made for",
+        "Lower spec.engine.maxModelLen to the model's own context length",
     ),
     _saying(
         r"must be divisible by tensor parallel size",
@@ -160,13 +161,13 @@ SAYINGS: Final = (
     _saying(
         r"unrecognized arguments?: (?P<flag>[^\n]{1,200})",
         ARGUMENTS,
-        f"This vLLM has no such flag: take it out of {EXTRA}, or set spec.engine.version if the image is an "
+        f"This vLLM has no such flag: remove it from {EXTRA}, or set spec.engine.version if the image is an "
         "older one",
     ),
     _saying(
         r"error: argument (?P<flag>--[a-z0-9-]+)",
         ARGUMENTS,
-        "This vLLM refuses its value: check {field}",
+        "This vLLM rejects the value: check {field}",
     ),
     _saying(
         r"error: ambiguous option: (?P<flag>\S+)",
@@ -183,20 +184,22 @@ SAYINGS: Final = (
     _saying(
         r"driver version is insufficient|driver on your system is too old|unsupported display driver",
         DEVICE,
-        "The node's driver is too old for this image: update it, or take an image for its CUDA with "
+        "The node's driver is too old for this image: update it, or use an image for its CUDA version: "
         "spec.engine.image",
     ),
     _saying(
         r"no kernel image is available|not supported on this (GPU|device)|requires compute capability"
         r"|compute capability .{0,60}(is not|isn't|not) supported",
         DEVICE,
-        "This image has no kernels for this GPU: another spec.engine.image, or without what asks for them "
+        "The image has no kernels for this GPU: use another spec.engine.image, or remove the setting that "
+        "needs them "
         "(spec.engine.kvCacheDtype, attentionBackend, quantization)",
     ),
     _saying(
         r"NCCL error|DistBackendError|ncclUnhandledCudaError|ncclSystemError|Gloo connectFullMesh",
         LINKS,
-        "The accelerators of a replica do not reach each other: NCCL_DEBUG=INFO in spec.engine.env says more",
+        "The accelerators of a replica cannot reach each other: set NCCL_DEBUG=INFO in spec.engine.env and "
+        "see the log",
     ),
     _saying(
         r"Permission denied|Read-only file system",
@@ -207,7 +210,7 @@ SAYINGS: Final = (
     _saying(
         r"validation errors? for",
         ARGUMENTS,
-        f"vLLM refuses its configuration: compare status.plan.args, and check spec.engine and {EXTRA}",
+        f"vLLM rejects its configuration: compare status.plan.args, and check spec.engine and {EXTRA}",
     ),
 )
 

@@ -69,7 +69,7 @@ def _lost_finding(seen: _Seen) -> PodFinding:
     node = seen.spec.get("nodeName", "its node")
     words = _said(seen.status.get("message")) or f"node {node} does not answer"
     remedy = (
-        f"Bring {node} back, or take it out of the cluster (kubectl delete node): its pods are replaced then"
+        f"Restore {node}, or delete it from the cluster (kubectl delete node): then its pods are replaced"
     )
     return PodFinding("NodeLost", words, remedy)
 
@@ -82,7 +82,7 @@ def _failed(seen: _Seen) -> PodFinding | None:
     if why == "Evicted":
         return PodFinding("Evicted", message, _eviction_remedy(message, seen.part))
     if why in SHUTDOWN:
-        return PodFinding("Evicted", message or why, "Nothing to do: another pod takes its place")
+        return PodFinding("Evicted", message or why, "Nothing to do: another pod replaces it")
     if ADMISSION.fullmatch(why):
         return PodFinding("NodeRefused", message or why, ADMISSION_REMEDY)
     return None
@@ -90,20 +90,23 @@ def _failed(seen: _Seen) -> PodFinding | None:
 
 SHUTDOWN: Final = ("Preempting", "Terminated", "Shutdown", "NodeShutdown")
 ADMISSION_REMEDY: Final = (
-    "The node gave away what the scheduler had seen free: another pod is made. If it goes on, restart the "
-    "node's device plugin; failed pods may be deleted"
+    "The node no longer had the resources that the scheduler counted on, and another pod is created. If this "
+    "goes on, restart the node's device plugin; failed pods may be deleted"
 )
 DISK: Final = re.compile(r"ephemeral|nodefs|imagefs|emptydir", re.IGNORECASE)
 
 
 def _eviction_remedy(message: str, part: ComponentFields) -> str:
     if not DISK.search(message):
-        return f"Nodes are short of it: raise the requests in {part.resources}; pods go where there is enough"
+        return (
+            f"The node ran out of it: raise the requests in {part.resources}, so that pods go where there is "
+            "enough"
+        )
     if part.component != ENGINE:
-        return "Take nodes with larger disks"
+        return "Use nodes with larger disks"
     return (
-        "Put the cache on a claim (spec.podTemplate.spec.volumes: cache) or take weights from one "
-        "(spec.model.source: pvc://…), or take nodes with larger disks"
+        "Put the cache on a claim (spec.podTemplate.spec.volumes: cache) or load the weights from one "
+        "(spec.model.source: pvc://…), or use nodes with larger disks"
     )
 
 
@@ -113,7 +116,9 @@ def _unscheduled(seen: _Seen) -> PodFinding | None:
     if found.get("reason") == "SchedulingGated":
         gates = ", ".join(gate["name"] for gate in seen.spec.get("schedulingGates") or ())
         return PodFinding(
-            "SchedulingGated", f"waits for {gates}", "Whoever set the gate takes it away, such as a queue"
+            "SchedulingGated",
+            f"the pod has the scheduling gates {gates}",
+            "The controller that set the gate, such as a queue, has to remove it",
         )
     if found.get("reason") != "Unschedulable":
         return None
@@ -150,7 +155,7 @@ def _mounted(seen: _Seen) -> PodFinding | None:
     message = seen.latest("FailedCreatePodSandBox", "NetworkNotReady", "FailedPrepareDynamicResources")
     if message:
         return PodFinding(
-            "SandboxFailed", message, "The node cannot set up pods: see its network plugin and kubelet"
+            "SandboxFailed", message, "The node cannot set up pods: check its network plugin and kubelet"
         )
     return None
 
@@ -158,12 +163,15 @@ def _mounted(seen: _Seen) -> PodFinding | None:
 def _mount_remedy(message: str, part: ComponentFields) -> str:
     absent = re.search(r'(secret|configmap) "(?P<name>[^"]+)" not found', message)
     if absent and absent["name"].endswith(("-epp-tls", "-epp-ca")):
-        return "The operator makes it: see that it runs, and its log"
+        return "The operator creates it: check that the operator runs, and its log"
     if absent:
-        return f"Make it in this namespace, or change {part.volumes}"
+        return f"Create it in this namespace, or change {part.volumes}"
     if "Multi-Attach" in message:
-        return "The claim can be on one node only: spec.model.source needs one that is ReadOnlyMany"
-    return f"See the claim and its storage class; it is asked for by {part.volumes}"
+        return (
+            "The claim can be attached to one node only: spec.model.source needs a claim with access mode "
+            "ReadOnlyMany"
+        )
+    return f"Check the claim and its storage class; it is mounted because of {part.volumes}"
 
 
 def _probed(seen: _Seen) -> PodFinding | None:
@@ -171,7 +179,7 @@ def _probed(seen: _Seen) -> PodFinding | None:
     message = seen.latest("Unhealthy")
     if not message.startswith("Readiness") or "connection refused" in message:
         return None
-    return PodFinding("ProbeFailed", message, f"See its log; check {seen.part.command}")
+    return PodFinding("ProbeFailed", message, f"See the pod's log; check {seen.part.command}")
 
 
 def _said(message: object) -> str:

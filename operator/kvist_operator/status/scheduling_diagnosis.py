@@ -48,7 +48,7 @@ def remedy(message: str, pod: Object, part: ComponentFields) -> str:
     """Return the remedy for everything that the message names, most urgent first."""
     case = Case(message, pod, part)
     found = [said for rule in RULES if (said := rule(case))]
-    return ". ".join(found) or "See the nodes' conditions and taints"
+    return ". ".join(found) or "Check the nodes' conditions and taints"
 
 
 def _accelerators(case: Case) -> str:
@@ -57,8 +57,9 @@ def _accelerators(case: Case) -> str:
         return ""
     wanted = f"{_asked(case.pod, lacking[0])} {lacking[0]}"
     return (
-        f"Each pod needs {wanted} free on one node: add nodes, lower spec.replicas, or ask for others with "
-        "spec.accelerator (product, count, resourceName); a rollout needs none to spare with "
+        f"Each pod needs {wanted} free on one node: add nodes, lower spec.replicas, or ask for other "
+        "accelerators with "
+        "spec.accelerator (product, count, resourceName); a rollout needs no spare ones with "
         "spec.rollout.strategy: ReplaceFirst"
     )
 
@@ -110,12 +111,13 @@ def _taints(case: Case) -> str:
     if not case.says("untolerated taint", "taints that the pod didn't tolerate"):
         return ""
     if case.says("node.kubernetes.io/"):
-        return "Nodes are in trouble themselves: see kubectl describe nodes"
+        return "Nodes have taints that mark them as unhealthy: see kubectl describe nodes"
     if case.part.component == ENGINE:
         return (
-            "Add a toleration to spec.podTemplate.spec.tolerations (which replace the plan's own: keep that)"
+            "Add a toleration to spec.podTemplate.spec.tolerations (this list replaces the plan's own "
+            "tolerations: repeat those)"
         )
-    return "Leave some nodes without taints"
+    return "Keep some nodes without taints"
 
 
 def _claims(case: Case) -> str:
@@ -125,7 +127,7 @@ def _claims(case: Case) -> str:
     volumes = case.pod["spec"].get("volumes") or ()
     claims = [v["persistentVolumeClaim"]["claimName"] for v in volumes if "persistentVolumeClaim" in v]
     which = named[1] if named else ", ".join(claims)
-    return f"Claim {which} must exist, be bound, and be in reach of these nodes ({case.part.volumes})"
+    return f"Claim {which} must exist, be bound, and be reachable from these nodes ({case.part.volumes})"
 
 
 def _cordoned(case: Case) -> str:
