@@ -1,4 +1,4 @@
-"""Whole plans, kept as files, reviewed as a diff: ``python -m tests.operator.golden`` writes them again."""
+"""Whole plans as files, reviewed as a diff; ``python -m tests.operator.golden`` writes them again."""
 
 import json
 from pathlib import Path
@@ -59,7 +59,7 @@ CASES: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
 
 
 def made(case: str) -> Plan:
-    """The plan of one case."""
+    """Return the plan of one case."""
     name, gpu, spec = CASES[case]
     return make_plan(
         read_pool(pools.resource(f"hf://{name}", **json.loads(json.dumps(spec)))), pools.known(name), gpu=gpu
@@ -67,12 +67,12 @@ def made(case: str) -> Plan:
 
 
 def kept(case: str) -> Any:
-    """What the file says."""
+    """Return the plan in the file of one case."""
     return json.loads((FOLDER / f"{case}.json").read_text())
 
 
 def write() -> None:
-    """All files again."""
+    """Write all files."""
     FOLDER.mkdir(exist_ok=True)
     for case in CASES:
         (FOLDER / f"{case}.json").write_text(

@@ -25,7 +25,7 @@ DENSE: dict[str, Any] = {
 
 
 def resource(source: str = "hf://Qwen/Qwen3-8B", **spec: Any) -> dict[str, Any]:
-    """A pool as it comes from YAML; ``model`` in the spec adds to the source."""
+    """Return a pool as parsed from YAML; ``model`` in the spec adds to the source."""
     model = {"source": source, **spec.pop("model", {})}
     return {
         "apiVersion": "kvist.dev/v1alpha1",
@@ -36,7 +36,7 @@ def resource(source: str = "hf://Qwen/Qwen3-8B", **spec: Any) -> dict[str, Any]:
 
 
 def pool(source: str = "hf://Qwen/Qwen3-8B", **spec: Any) -> Pool:
-    """The same, read."""
+    """Return a pool as frozen data."""
     return read_pool(resource(source, **spec))
 
 
@@ -47,20 +47,20 @@ def known(name: str) -> Facts:
 
 
 def made(**config: Any) -> Facts:
-    """Facts of a model like Llama 3.1 8B, with other keys."""
+    """Return the facts of a model like Llama 3.1 8B, with other keys."""
     return Facts(model=SizedModel(shape=from_config({**DENSE, **config})), source="test")
 
 
 def plan(name: str, gpu: str, **spec: Any) -> Plan:
-    """The plan for a model of the catalogue."""
+    """Return the plan for a model of the catalogue."""
     return make_plan(pool(f"hf://{name}", **spec), known(name), gpu=gpu)
 
 
 def chosen(found: Plan, field: str) -> Any:
-    """The value of one choice."""
+    """Return the value of one choice."""
     return next(choice.value for choice in found.choices if choice.field == field)
 
 
 def reason(found: Plan, field: str) -> str:
-    """The reason of one choice."""
+    """Return the reason of one choice."""
     return next(choice.reason for choice in found.choices if choice.field == field)

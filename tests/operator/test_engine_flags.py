@@ -1,4 +1,4 @@
-"""Promises of the command line: what the plan owns is refused in every spelling, what is gone by name."""
+"""Promises of the command line: flags of the plan are refused in every spelling, removed flags by name."""
 
 import pytest
 
@@ -32,7 +32,7 @@ from kvist_operator.errors import SpecError
     ],
 )
 def test_owned_flags_are_refused_in_every_spelling(word: str, said: str) -> None:
-    """As vLLM's parser would read them; the message names the field to use."""
+    """Flags of the plan are refused as vLLM's parser would read them; the error names the field to use."""
     with pytest.raises(SpecError) as refused:
         check_extra(["--seed", "1", word])
 
@@ -54,7 +54,7 @@ def test_owned_flags_are_refused_in_every_spelling(word: str, said: str) -> None
     ],
 )
 def test_flags_that_are_gone_say_what_replaced_them(word: str, said: str) -> None:
-    """Those that old guides still hand around."""
+    """Flags of old guides that vLLM no longer has are refused with a replacement."""
     with pytest.raises(SpecError, match="is gone from vLLM") as refused:
         check_extra([word])
 
@@ -76,17 +76,17 @@ def test_flags_that_are_gone_say_what_replaced_them(word: str, said: str) -> Non
     ],
 )
 def test_other_flags_are_the_user_s(words: list[str]) -> None:
-    """Including those that merely begin like an owned one."""
+    """Other flags are accepted, even if they begin like a flag of the plan."""
     check_extra(words)
 
 
 def test_no_flag_is_both_owned_and_gone() -> None:
-    """The two tables are about different flags."""
+    """No flag is in both tables."""
     assert set(OWNED) & set(GONE) == set()
 
 
 def test_the_command_says_only_what_was_decided() -> None:
-    """What is None or off is left to vLLM; a switch that is off by word is spelled out."""
+    """Arguments that are None or off are left out; prefix caching that is off is spelled out."""
     args = EngineArgs(
         model="m", tensor_parallel_size=2, enable_prefix_caching=False, gpu_memory_utilization=0.9
     )
@@ -103,7 +103,7 @@ def test_the_command_says_only_what_was_decided() -> None:
 
 
 def test_objects_are_compact_json() -> None:
-    """As one word, so that no shell is needed."""
+    """Objects are compact JSON in one word, so that no shell is needed."""
     args = EngineArgs(model="m", hf_overrides={"a": {"b": 1}})
 
     assert args.to_argv()[-1] == '{"a":{"b":1}}'
@@ -121,7 +121,7 @@ def test_objects_are_compact_json() -> None:
     ],
 )
 def test_versions_are_read_from_tags(text: str, version: tuple[int, int] | None) -> None:
-    """Release tags with whatever follows; no guess for the others."""
+    """Versions are read from release tags with any suffix; other tags have none."""
     assert parse_version(text) == version
 
 
@@ -136,5 +136,5 @@ def test_versions_are_read_from_tags(text: str, version: tuple[int, int] | None)
     ],
 )
 def test_an_image_s_tag_tells_the_version(image: str, version: tuple[int, int] | None) -> None:
-    """A port of a registry is no tag, and a digest tells nothing."""
+    """The port of a registry is not a tag, and a digest has no version."""
     assert image_version(image) == version

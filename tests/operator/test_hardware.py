@@ -25,18 +25,18 @@ ASKED = (
 
 @pytest.mark.parametrize("name", ASKED)
 def test_the_table_has_what_people_run(name: str) -> None:
-    """By short name, in any case."""
+    """The table has common accelerators by short name, in any case."""
     assert find(name.lower()) is not None
 
 
 def test_products_of_node_labels_are_names_too() -> None:
-    """The label's value, with the suffixes of feature discovery."""
+    """A row is found by the value of a node's label, with the suffixes of feature discovery."""
     assert known("NVIDIA-H100-80GB-HBM3").name == "H100-80GB"
     assert known("NVIDIA-A100-SXM4-80GB-SHARED").name == "A100-80GB"
 
 
 def test_an_unknown_product_lists_the_known_ones() -> None:
-    """And says how to give another one."""
+    """The error for an unknown product lists the known ones and the field for another one."""
     with pytest.raises(
         HardwareError, match=r"'X99' is not known; known are A100-40GB.*spec\.accelerator\.memory"
     ):
@@ -44,7 +44,7 @@ def test_an_unknown_product_lists_the_known_ones() -> None:
 
 
 def test_no_name_stands_for_two_rows() -> None:
-    """Short names, products and aliases are unique."""
+    """No short name or product occurs twice."""
     names = [name.lower() for row in ROWS for name in {row.name.lower(), row.product.lower()}]
 
     assert len(names) == len(set(names))
@@ -64,7 +64,7 @@ def test_no_name_stands_for_two_rows() -> None:
     ],
 )
 def test_labels_of_the_usual_places_are_read(labels: dict[str, str], name: str, count: int) -> None:
-    """NVIDIA's and AMD's feature discovery, two clouds."""
+    """Labels of NVIDIA's and AMD's feature discovery and of two clouds are read."""
     found = from_labels(labels)
 
     assert found is not None
@@ -72,13 +72,13 @@ def test_labels_of_the_usual_places_are_read(labels: dict[str, str], name: str, 
 
 
 def test_labels_that_tell_nothing_are_none() -> None:
-    """No product, or one that is not in the table."""
+    """Labels without a product, or with one that is not in the table, give none."""
     assert from_labels({"kubernetes.io/hostname": "a"}) is None
     assert from_labels({"nvidia.com/gpu.product": "NVIDIA-X99"}) is None
 
 
 def test_time_sliced_cards_are_unverified() -> None:
-    """Somebody else may hold memory on them."""
+    """Time-sliced GPUs are unverified, because other processes may use their memory."""
     found = from_labels({"nvidia.com/gpu.product": "NVIDIA-L4-SHARED"})
 
     assert found is not None
@@ -86,7 +86,7 @@ def test_time_sliced_cards_are_unverified() -> None:
 
 
 def test_the_most_numerous_kind_comes_first() -> None:
-    """Of all nodes of a cluster."""
+    """The most numerous kind of node in the cluster comes first."""
     l4 = {"nvidia.com/gpu.product": "NVIDIA-L4"}
     h100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
 
@@ -94,5 +94,5 @@ def test_the_most_numerous_kind_comes_first() -> None:
 
 
 def test_a_product_without_a_row_is_never_verified() -> None:
-    """Only its memory is known."""
+    """A product that is not in the table is never verified."""
     assert not other("NVIDIA-X99", 48).verified

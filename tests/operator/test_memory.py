@@ -16,13 +16,13 @@ ALONE = Layout()
 
 
 def cache(facts: Facts, layout: Layout = ALONE, capability: int = 90, **run: Any) -> Cache:
-    """The cache of the fullest stage."""
+    """Return the KV cache of the fullest stage."""
     found = caches(facts.model.shape, layout, EngineSettings(**run), capability)
     return max(found, key=lambda c: c.block_bytes)
 
 
 def token_bytes(facts: Facts, layout: Layout = ALONE, capability: int = 90, **run: Any) -> float:
-    """Bytes a token of a model whose layers are all alike."""
+    """Return the bytes per token of a model whose layers are all alike."""
     found = cache(facts, layout, capability, **run)
     return found.block_bytes / EngineSettings(**run).block
 
@@ -43,12 +43,12 @@ def token_bytes(facts: Facts, layout: Layout = ALONE, capability: int = 90, **ru
     ],
 )
 def test_bytes_a_token_are_vllm_s(name: str, layout: Layout, dtype: str, expected: int) -> None:
-    """GQA splits over ranks down to one head, MLA is whole on each; the last one is a measured 8 × H200."""
+    """GQA is sharded down to one head, MLA is whole on each rank; the last case was measured on 8 × H200."""
     assert token_bytes(known(name), layout, kv_dtype=dtype) == expected
 
 
 def test_sparse_mla_is_packed_on_hopper_and_plain_on_blackwell() -> None:
-    """656 bytes a row with FLASHMLA_SPARSE, one byte an element with FLASHINFER_MLA_SPARSE."""
+    """A row has 656 bytes with FLASHMLA_SPARSE and one byte per element with FLASHINFER_MLA_SPARSE."""
     hopper, blackwell = (
         token_bytes(known("deepseek-ai/DeepSeek-V3.2"), capability=c, kv_dtype="fp8") for c in (90, 100)
     )
@@ -69,12 +69,12 @@ def test_sparse_mla_is_packed_on_hopper_and_plain_on_blackwell() -> None:
     ],
 )
 def test_each_kv_dtype_has_its_bytes(dtype: str, expected: float) -> None:
-    """Key and value of one head of 128, scales included."""
+    """Key and value of one head of 128 have these bytes, scales included."""
     assert head_bytes(256, dtype, "bfloat16") == expected
 
 
 def test_windows_bound_what_a_long_request_takes() -> None:
-    """gpt-oss: half the layers keep the window and what is in flight, the others everything."""
+    """Half the layers of gpt-oss keep the window and the tokens in flight, the others keep all tokens."""
     found = cache(known("openai/gpt-oss-120b"), batched_tokens=2048)
 
     assert found.request_blocks(131_072) == 131_072 // 16 + (128 - 1 + 2 * 2048) // 16 + 2
@@ -82,7 +82,7 @@ def test_windows_bound_what_a_long_request_takes() -> None:
 
 
 def test_a_recurrent_state_takes_a_page_and_enlarges_the_blocks() -> None:
-    """Qwen3.5: attention blocks grow until the state fits, and a request keeps two states per layer group."""
+    """Attention blocks of Qwen3.5 grow until a state fits, and a request keeps two states per layer group."""
     found = cache(known("Qwen/Qwen3.5-27B"))
     state = (10_240 * 3 * 2) + 48 * 128 * 128 * 4
     page = 16 * 2 * 4 * 256 * 2
@@ -92,26 +92,26 @@ def test_a_recurrent_state_takes_a_page_and_enlarges_the_blocks() -> None:
 
 
 def test_different_heads_share_pages() -> None:
-    """Gemma 4: full layers have half the bytes a token, so their blocks hold twice the tokens."""
+    """Full layers of Gemma 4 have half the bytes per token, so their blocks hold twice the tokens."""
     found = cache(known("google/gemma-4-26B-A4B-it"))
 
     assert sorted(tokens for _, _, tokens in found.kinds) == [16, 32]
 
 
 def test_layers_that_share_a_cache_have_none() -> None:
-    """The last layers of Gemma's small models read an earlier one's."""
+    """The last layers of Gemma's small models read an earlier layer's cache and have none of their own."""
     assert token_bytes(made(num_kv_shared_layers=12)) == 20 * 4096
 
 
 def test_concurrency_is_what_vllm_reports() -> None:
-    """A log of vLLM 0.9 on 4 × H100 with this model: 8.11 GiB, 178,880 tokens."""
+    """The KV cache holds as many tokens as a log of vLLM 0.9 on 4 × H100 says: 8.11 GiB, 178,880 tokens."""
     found = cache(known("Qwen/Qwen3-235B-A22B-FP8"), Layout(tensor=4, expert=True))
 
     assert found.tokens(8.11 * GIB, 40_960) == pytest.approx(178_880, rel=0.02)
 
 
 def test_speculative_drafts_cost_weights_and_cache() -> None:
-    """A draft model's layers join the cache; MTP loads its layer and caches it; n-grams cost nothing."""
+    """A draft model costs weights and KV cache; n-grams cost nothing."""
     target, draft = known("Qwen/Qwen3-32B"), known("Qwen/Qwen3-0.6B")
     plain, run = EngineSettings(), Draft(method="draft_model", tokens=4, shape=draft.model.shape)
     extra = weight_bytes(target.model.shape, Layout(), replace(plain, draft=run)) - weight_bytes(
@@ -124,7 +124,7 @@ def test_speculative_drafts_cost_weights_and_cache() -> None:
 
 
 def test_multi_token_prediction_caches_its_layer() -> None:
-    """DeepSeek's: one more row of MLA, and half a GPU of experts more."""
+    """MTP of DeepSeek adds one row of MLA to the cache and its experts to the weights."""
     facts = known("deepseek-ai/DeepSeek-R1")
     layout, draft = Layout(tensor=8, expert=True), Draft(method="mtp", tokens=1)
 
@@ -135,7 +135,7 @@ def test_multi_token_prediction_caches_its_layer() -> None:
 
 
 def test_stages_are_cut_as_vllm_cuts_them() -> None:
-    """A remainder goes to the stages before the last: 61 layers over 4 make 15, 15, 16, 15."""
+    """A remainder of layers goes to the stages before the last: 61 over 4 stages are 15, 15, 16, 15."""
     shape = known("deepseek-ai/DeepSeek-R1").model.shape
 
     assert [stage.total() for stage in stages(shape.layers, 4)] == [15, 15, 16, 15]
@@ -143,7 +143,7 @@ def test_stages_are_cut_as_vllm_cuts_them() -> None:
 
 
 def test_the_smallest_stage_decides() -> None:
-    """Tokens of a pipeline are those of the stage that holds fewest."""
+    """A pipeline holds as many tokens as the stage that holds the fewest."""
     memory = budget(
         known("deepseek-ai/DeepSeek-R1").model,
         accelerator("H100"),
@@ -156,12 +156,12 @@ def test_the_smallest_stage_decides() -> None:
 
 
 def test_graphs_are_counted_as_logs_count_them() -> None:
-    """vLLM logs 51 piecewise graphs to 512 and 35 full ones to 256; 35 and 19 for half of it."""
+    """vLLM captures 51 graphs up to 512, 35 up to 256 and 19 up to 128, as its logs say."""
     assert [len(capture_sizes(n)) for n in (512, 256, 128)] == [51, 35, 19]
 
 
 def test_a_checkpoint_of_known_size_scales_the_weights() -> None:
-    """Ten per cent more on disk is ten per cent more on each GPU."""
+    """A checkpoint that is ten per cent larger takes ten per cent more on each GPU."""
     shape = known("Qwen/Qwen3-8B").model.shape
     computed = weight_bytes(shape, Layout(), EngineSettings())
 
@@ -171,7 +171,7 @@ def test_a_checkpoint_of_known_size_scales_the_weights() -> None:
 
 
 def test_adapters_take_room_beside_each_matrix() -> None:
-    """Twice the rank, twice the room."""
+    """Adapters of twice the rank take twice the memory."""
     shape = known("Qwen/Qwen3-8B").model.shape
     plain, low, high = (
         weight_bytes(shape, Layout(), EngineSettings(adapters=n, adapter_rank=r))
@@ -182,7 +182,7 @@ def test_adapters_take_room_beside_each_matrix() -> None:
 
 
 def test_a_picture_counts_only_beyond_a_text_step() -> None:
-    """Tower and decoder do not run at once; the cache of encoded pictures comes on top."""
+    """Tower and decoder do not run at once, so only the excess and the cache of encoded images count."""
     model = known("Qwen/Qwen3-VL-8B-Instruct").model
     small, large = (
         budget(model, accelerator("H100"), Layout(), EngineSettings(batched_tokens=n)).encoder

@@ -1,18 +1,20 @@
-"""Promises of the plan: the rule of size on real models, and every decision beside it."""
+"""Promises of the plan: the sizing rule on real models, every other decision, and the comparison of plans."""
 
 import pytest
 from tests.operator import golden, pools
-from tests.operator.pools import chosen, plan, reason
+from tests.operator.pools import chosen, known, plan, reason, resource
 
 from kvist_operator.errors import HardwareError, SpecError
 from kvist_operator.hardware import of_nodes
 from kvist_operator.memory.layout import GIB
 from kvist_operator.plan import PlanVerdict, make_plan
+from kvist_operator.plan.plan import differences, override
+from kvist_operator.spec import read_pool
 
 
 @pytest.mark.parametrize("case", sorted(golden.CASES))
 def test_whole_plans_are_as_they_were_reviewed(case: str) -> None:
-    """Every fact of twelve plans is what somebody has looked at (``python -m tests.operator.golden``)."""
+    """Twelve plans equal the reviewed files, which ``python -m tests.operator.golden`` writes."""
     assert golden.made(case).to_dict() == golden.kept(case)
 
 
@@ -26,7 +28,7 @@ def test_whole_plans_are_as_they_were_reviewed(case: str) -> None:
     ],
 )
 def test_known_models_on_h100_take_what_they_need(name: str, gpus: int, tensor: int, pipeline: int) -> None:
-    """The four of the issue: one GPU, four, a whole node, two nodes."""
+    """The sizing rule chooses one GPU, four, a whole node or two nodes for these models."""
     found = plan(name, "NVIDIA-H100-80GB-HBM3")
 
     assert found.verdict is PlanVerdict.FITS
@@ -34,7 +36,7 @@ def test_known_models_on_h100_take_what_they_need(name: str, gpus: int, tensor: 
 
 
 def test_a_tight_fit_says_what_is_left_and_what_gave_way() -> None:
-    """Kimi K2.5 on one node: experts whole; the plan tells GiB, tokens and each thing that was lowered."""
+    """Kimi K2.5 on one node keeps experts whole; the plan states GiB, tokens and each lowered setting."""
     found = plan("moonshotai/Kimi-K2.5", "H100-80GB")
 
     assert found.layout.expert_size == 8
@@ -48,7 +50,7 @@ def test_a_tight_fit_says_what_is_left_and_what_gave_way() -> None:
 
 @pytest.mark.parametrize(("dtype", "gib"), [("Model", 40.0), ("FP8", 20.0)])
 def test_llama_70b_needs_40_gib_for_a_sequence_of_128k(dtype: str, gib: float) -> None:
-    """The cache of one sequence over all GPUs, in both dtypes."""
+    """The plan states the size of one sequence's KV cache on all GPUs, in both dtypes."""
     found = plan(
         "meta-llama/Llama-3.1-70B-Instruct",
         "H200",
@@ -59,7 +61,7 @@ def test_llama_70b_needs_40_gib_for_a_sequence_of_128k(dtype: str, gib: float) -
 
 
 def test_more_gpus_of_a_node_come_before_less_context() -> None:
-    """Two L40S hold the weights of a 32B FP8 model; four leave the context that is wanted."""
+    """Two L40S hold the weights of a 32B FP8 model, but the plan takes four for the required context."""
     found = plan("Qwen/Qwen3-32B-FP8", "L40S", engine={"kvCacheDtype": "Model"})
 
     assert found.settings.max_len == 32_768
@@ -68,7 +70,7 @@ def test_more_gpus_of_a_node_come_before_less_context() -> None:
 
 
 def test_less_context_comes_before_a_second_node() -> None:
-    """A node of four L4 keeps a 32B model, with less than the wanted 32k."""
+    """A 32B model stays on one node of four L4, with a context below the default of 32k."""
     found = plan("Qwen/Qwen3-32B", "L4", accelerator={"perNode": 4})
 
     assert found.layout.gpus == 4
@@ -77,7 +79,7 @@ def test_less_context_comes_before_a_second_node() -> None:
 
 
 def test_a_count_is_kept_to() -> None:
-    """``spec.accelerator.count`` is the size, whatever the rule would take."""
+    """``spec.accelerator.count`` is the number of GPUs, even if the sizing rule would choose another."""
     found = plan("Qwen/Qwen3-8B", "H100", accelerator={"count": 4})
 
     assert found.layout.tensor == 4
@@ -85,7 +87,7 @@ def test_a_count_is_kept_to() -> None:
 
 
 def test_what_does_not_fit_is_refused_with_the_nearest_that_would() -> None:
-    """The shortfall is what the fullest GPU lacks, and another accelerator is named."""
+    """A refusal states the bytes that the fullest GPU lacks, and names another accelerator."""
     found = plan("meta-llama/Llama-3.3-70B-Instruct", "A10", accelerator={"count": 4})
 
     assert found.verdict is PlanVerdict.REFUSED
@@ -96,7 +98,7 @@ def test_what_does_not_fit_is_refused_with_the_nearest_that_would() -> None:
 
 
 def test_a_refused_16_bit_model_is_offered_fp8() -> None:
-    """Online quantisation is nearer than other hardware."""
+    """A refusal suggests online quantization before other hardware."""
     found = plan("Qwen/Qwen3-32B", "L40S", accelerator={"perNode": 1, "count": 1})
 
     assert found.verdict is PlanVerdict.REFUSED
@@ -117,7 +119,7 @@ def test_a_refused_16_bit_model_is_offered_fp8() -> None:
     ],
 )
 def test_fp8_kv_is_taken_where_gpu_and_backend_do(gpu: str, flag: str | None, said: str) -> None:
-    """Auto names the backend it rests on, or the obstacle."""
+    """The reason for the dtype that Auto chooses names the attention backend or the obstacle."""
     found = plan("Qwen/Qwen3-8B", gpu)
 
     assert ("--kv-cache-dtype" in found.argv) == (flag is not None)
@@ -125,7 +127,7 @@ def test_fp8_kv_is_taken_where_gpu_and_backend_do(gpu: str, flag: str | None, sa
 
 
 def test_a_checkpoint_s_own_kv_scheme_is_not_taken_against_the_user_s_word() -> None:
-    """``Model`` spells the dtype out where vLLM's auto would follow the checkpoint into FP8."""
+    """``Model`` sets the dtype explicitly where vLLM's auto would follow the checkpoint into FP8."""
     found = plan("nvidia/Llama-3.1-70B-Instruct-FP8", "H100", engine={"kvCacheDtype": "Model"})
 
     assert found.argv[found.argv.index("--kv-cache-dtype") + 1] == "bfloat16"
@@ -147,7 +149,7 @@ def test_a_checkpoint_s_own_kv_scheme_is_not_taken_against_the_user_s_word() -> 
     ],
 )
 def test_what_cannot_be_is_refused_by_field(spec: dict[str, object], said: str) -> None:
-    """The message names the field and what to write instead."""
+    """The error names the field and what to write instead."""
     with pytest.raises(SpecError, match=said) as refused:
         plan("Qwen/Qwen3-8B", "H100", **spec)
 
@@ -155,19 +157,19 @@ def test_what_cannot_be_is_refused_by_field(spec: dict[str, object], said: str) 
 
 
 def test_mla_models_refuse_what_their_backends_do_not_take() -> None:
-    """Per-token-head quantisation is for heads, and MLA has none."""
+    """MLA models refuse per-token-head quantization, because their cache has no heads."""
     with pytest.raises(SpecError, match="not for MLA models"):
         plan("deepseek-ai/DeepSeek-R1", "H200", engine={"kvCacheDtype": "Int8PerTokenHead"})
 
 
 def test_quantising_twice_is_refused() -> None:
-    """A checkpoint in FP8 cannot be quantised while loading."""
+    """A checkpoint in FP8 cannot be quantized again while loading."""
     with pytest.raises(SpecError, match=r"already FP8 \(blocks of 128\)"):
         plan("Qwen/Qwen3-32B-FP8", "H100", engine={"quantization": "FP8"})
 
 
 def test_online_fp8_halves_the_linear_weights() -> None:
-    """Embedding and head stay in 16 bits."""
+    """Online FP8 halves the weights except embedding and head, which stay in 16 bits."""
     plain, half = (plan("Qwen/Qwen3-32B", "H100", engine=e) for e in ({}, {"quantization": "FP8"}))
     whole = plain.memory.weights * plain.layout.tensor
 
@@ -184,7 +186,7 @@ def test_online_fp8_halves_the_linear_weights() -> None:
     ],
 )
 def test_what_is_not_known_makes_a_plan_unverified(spec: dict[str, object], doubt: str) -> None:
-    """The plan is made all the same, and says what it cannot vouch for."""
+    """A plan with unknown parts is made and lists what could not be verified."""
     found = plan("Qwen/Qwen3-8B", "H100", **spec)
 
     assert found.verdict is PlanVerdict.UNVERIFIED
@@ -193,7 +195,7 @@ def test_what_is_not_known_makes_a_plan_unverified(spec: dict[str, object], doub
 
 
 def test_an_unknown_product_is_planned_from_its_memory() -> None:
-    """Unverified, and 16-bit, as nothing is known of its kernels."""
+    """A plan for an unknown product is unverified and has a 16-bit cache."""
     found = make_plan(
         pools.pool(accelerator={"product": "NVIDIA-X1", "memory": "48Gi", "perNode": 2}),
         pools.known("Qwen/Qwen3-8B"),
@@ -204,7 +206,7 @@ def test_an_unknown_product_is_planned_from_its_memory() -> None:
 
 
 def test_node_labels_are_read_where_the_spec_is_silent() -> None:
-    """The most numerous kind of node, with as many GPUs as it has."""
+    """Without a product the plan uses the most numerous kind of node, with the number of GPUs on it."""
     labels = {"nvidia.com/gpu.product": "NVIDIA-L40S", "nvidia.com/gpu.count": "4"}
     found = make_plan(pools.pool(), pools.known("Qwen/Qwen3-8B"), nodes=of_nodes([labels, labels, {}]))
 
@@ -213,13 +215,13 @@ def test_node_labels_are_read_where_the_spec_is_silent() -> None:
 
 
 def test_without_any_word_on_hardware_the_remedy_is_named() -> None:
-    """No product, no labels."""
+    """A pool without a product, on a cluster without labels, is an error."""
     with pytest.raises(HardwareError, match=r"spec\.accelerator\.product: is not set"):
         make_plan(pools.pool(), pools.known("Qwen/Qwen3-8B"))
 
 
 def test_fp8_blocks_that_cannot_be_cut_keep_experts_whole() -> None:
-    """Experts of 1,536 columns in blocks of 128 cannot be split by eight: expert parallelism instead."""
+    """Experts of 1,536 columns in blocks of 128 cannot be split by eight, so expert parallelism is used."""
     found = plan("Qwen/Qwen3-235B-A22B-FP8", "H100", accelerator={"count": 8})
 
     assert found.layout.expert_size == 8
@@ -227,7 +229,7 @@ def test_fp8_blocks_that_cannot_be_cut_keep_experts_whole() -> None:
 
 
 def test_prefix_caching_off_turns_events_off() -> None:
-    """Nothing to announce, and the flag says so to vLLM."""
+    """Without prefix caching there are no KV events, and vLLM gets the flag that disables the cache."""
     found = plan("Qwen/Qwen3-8B", "H100", engine={"prefixCaching": "Disabled"})
 
     assert "--no-enable-prefix-caching" in found.argv
@@ -235,7 +237,7 @@ def test_prefix_caching_off_turns_events_off() -> None:
 
 
 def test_offload_raises_shared_memory_and_the_limit() -> None:
-    """The tier lives in /dev/shm, which counts against the container's memory."""
+    """Offloaded blocks are in /dev/shm, which counts as memory of the container."""
     without, with_it = (plan("Qwen/Qwen3-8B", "H100", offload=o) for o in ({}, {"cpu": "32Gi"}))
 
     assert with_it.pod.shm_bytes - without.pod.shm_bytes == 32 * GIB
@@ -244,7 +246,7 @@ def test_offload_raises_shared_memory_and_the_limit() -> None:
 
 
 def test_a_target_between_tokens_bounds_the_step() -> None:
-    """Chunks of prefill are as long as the target allows; without one vLLM's default stays."""
+    """Prefill steps are as long as the TPOT target allows; without a target vLLM's default applies."""
     eager, lazy = (
         plan("meta-llama/Llama-3.1-70B-Instruct", "H200", workload=w) for w in ({"tpotMilliseconds": 20}, {})
     )
@@ -254,7 +256,7 @@ def test_a_target_between_tokens_bounds_the_step() -> None:
 
 
 def test_pictures_that_never_come_leave_the_tower_out() -> None:
-    """``imagesPerRequest: 0`` frees the tower's memory and says so to vLLM."""
+    """``imagesPerRequest: 0`` frees the vision tower's memory and sets the flag of vLLM."""
     found = plan("Qwen/Qwen3-VL-8B-Instruct", "L40S", workload={"imagesPerRequest": 0})
     usual = plan("Qwen/Qwen3-VL-8B-Instruct", "L40S")
 
@@ -264,7 +266,7 @@ def test_pictures_that_never_come_leave_the_tower_out() -> None:
 
 
 def test_a_user_s_own_parser_wins_over_the_catalogue_s() -> None:
-    """No flag is there twice."""
+    """No flag occurs twice."""
     found = plan("Qwen/Qwen3-8B", "H100", engine={"extraArgs": ["--tool-call-parser", "mine"]})
 
     assert found.argv.count("--tool-call-parser") == 1
@@ -272,7 +274,7 @@ def test_a_user_s_own_parser_wins_over_the_catalogue_s() -> None:
 
 
 def test_drain_fits_into_the_grace_period() -> None:
-    """preStop, then vLLM's own drain, then time to end."""
+    """The grace period covers preStop, vLLM's drain and the time to exit."""
     found = plan("Qwen/Qwen3-8B", "H100", rollout={"drainSeconds": 120})
 
     assert found.pod.grace_seconds > found.pod.pre_stop_seconds + found.pod.drain_seconds
@@ -280,7 +282,7 @@ def test_drain_fits_into_the_grace_period() -> None:
 
 
 def test_the_hash_is_of_what_runs_not_of_why() -> None:
-    """A reason may be worded anew without a rollout; an argument may not."""
+    """A changed argument changes the hash of a plan; a changed reason does not."""
     from dataclasses import replace
 
     found = plan("Qwen/Qwen3-8B", "H100")
@@ -300,14 +302,14 @@ def test_the_hash_is_of_what_runs_not_of_why() -> None:
     ],
 )
 def test_weights_are_where_manifests_mount_them(source: str, model: str) -> None:
-    """A claim and an image under one path, a path of the engine's image as it is."""
+    """Claims and images are mounted at one path; a path in the engine's image is used unchanged."""
     found = make_plan(pools.pool(source), pools.made(), gpu="H100")
 
     assert found.argv[1] == model
 
 
 def test_adapters_are_named_with_their_paths() -> None:
-    """A repository of the hub as vLLM takes it, others where manifests mount them."""
+    """Adapters of the hub are named by repository, others by the path where they are mounted."""
     adapters = [
         {"name": "a", "source": "hf://acme/a"},
         {"name": "b", "source": "pvc://claim/b", "rank": 64},
@@ -321,10 +323,48 @@ def test_adapters_are_named_with_their_paths() -> None:
 
 
 def test_expected_requests_keep_their_context_at_the_cost_of_concurrency() -> None:
-    """With hints, fewer at once come before a context that the expected prompts would not fit into."""
+    """With hints, the concurrency is lowered before the context becomes too short for the prompts."""
     workload = {"promptTokens": 20_000, "outputTokens": 2000, "concurrency": 64}
     found = plan("Qwen/Qwen3-32B", "L40S", accelerator={"perNode": 2}, workload=workload)
 
     assert found.settings.max_len >= 22_000
     assert 1 <= chosen(found, "concurrency") < 64
     assert "lowered from 64" in reason(found, "concurrency")
+
+
+def test_one_field_is_changed_and_nothing_else() -> None:
+    """An assignment sets a YAML value in a copy of the resource."""
+    before = resource(engine={"maxNumSeqs": 64})
+    after = override(before, ["engine.kvCacheDtype=Model", "spec.workload.concurrency=4"])
+
+    assert after["spec"]["engine"] == {"maxNumSeqs": 64, "kvCacheDtype": "Model"}
+    assert after["spec"]["workload"] == {"concurrency": 4}
+    assert before == resource(engine={"maxNumSeqs": 64})
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("engine.kvCacheDtype", "write it like engine.kvCacheDtype=Model"),
+        ("model.source.deeper=1", "is not a field"),
+    ],
+)
+def test_what_is_no_assignment_is_refused(assignment: str, said: str) -> None:
+    """An invalid assignment is refused with an example or the path."""
+    with pytest.raises(SpecError, match=said):
+        override(resource(), [assignment])
+
+
+def test_the_differences_are_the_facts_that_changed() -> None:
+    """A 16-bit cache differs by bytes per token, tokens, backend and a flag."""
+    first, second = (
+        make_plan(read_pool(override(resource(), with_)), known("Qwen/Qwen3-8B"), gpu="H100")
+        for with_ in ([], ["engine.kvCacheDtype=Model"])
+    )
+    found = {d.field: (d.before, d.after) for d in differences(first, second)}
+
+    assert found["memory.kv_bytes_per_token"] == (73_728, 147_456)
+    assert found["--kv-cache-dtype"] == ("fp8", None)
+    assert found["choice.kvCacheDtype"] == ("fp8", "bfloat16")
+    assert "memory.weights_gib" not in found
+    assert differences(first, first) == []

@@ -1,4 +1,4 @@
-"""What holds for every plan, whatever the model and the hardware."""
+"""Properties of every plan, for any model and hardware."""
 
 import argparse
 import dataclasses
@@ -29,20 +29,20 @@ kv_dtypes = st.sampled_from(["auto", "fp8"])
 
 
 def planned(name: str, gpu: str, memory: float | None = None) -> Plan:
-    """The plan for a model, on a card with so many GiB."""
+    """Return the plan for a model on a GPU with this many GiB."""
     spec = {} if memory is None else {"accelerator": {"memory": f"{int(memory * 1024)}Mi"}}
     return make_plan(pool(f"hf://{name}", **spec), known(name), gpu=gpu)
 
 
 def measured(name: str, gpu: str, layout: Layout, **run: Any) -> Memory:
-    """The memory of one layout."""
+    """Return the memory of one layout."""
     return budget(known(name).model, accelerator(gpu), layout, EngineSettings(**run))
 
 
 @settings(max_examples=120, deadline=None)
 @given(models, gpus)
 def test_every_model_gets_a_sound_plan_or_a_refusal_with_a_number(name: str, gpu: str) -> None:
-    """What fits leaves room for a request; what does not lacks something; parallelism divides heads."""
+    """A plan that fits holds a request, a refused one lacks memory, and parallelism divides the heads."""
     found = planned(name, gpu)
     shape = known(name).model.shape
 
@@ -60,7 +60,7 @@ def test_every_model_gets_a_sound_plan_or_a_refusal_with_a_number(name: str, gpu
 @settings(max_examples=60, deadline=None)
 @given(models, gpus)
 def test_totals_add_up(name: str, gpu: str) -> None:
-    """Items and cache make the usable share; tokens are what the cache holds at its bytes a token."""
+    """The items add up to the usable share, and tokens are the cache's bytes by the bytes per token."""
     found = planned(name, gpu)
     m = found.memory
 
@@ -75,7 +75,7 @@ def test_totals_add_up(name: str, gpu: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(models, st.floats(20, 180), st.floats(1, 60))
 def test_more_memory_never_gives_less_context(name: str, memory: float, more: float) -> None:
-    """Nor a refusal where less memory had none."""
+    """More memory per GPU never turns a plan into a refusal, or shortens its context on as many nodes."""
     small, large = (_on(name, gib) for gib in (memory, memory + more))
 
     if small.verdict is not PlanVerdict.REFUSED:
@@ -93,7 +93,7 @@ def _on(name: str, gib: float) -> Plan:
 def test_more_cache_never_holds_fewer_tokens(
     name: str, layout: Layout, dtype: str, first: float, second: float
 ) -> None:
-    """Tokens grow with bytes, for every layer type and layout."""
+    """A larger cache holds at least as many tokens, for every layer type and layout."""
     stages = measured(name, "H100", layout, kv_dtype=dtype).stages
     low, high = sorted((first * GIB, second * GIB))
 
@@ -103,7 +103,7 @@ def test_more_cache_never_holds_fewer_tokens(
 @settings(max_examples=60, deadline=None)
 @given(models, layouts, st.integers(1, 131_072), st.integers(1, 131_072))
 def test_longer_requests_never_take_less(name: str, layout: Layout, first: int, second: int) -> None:
-    """Blocks grow with length, windows and states included."""
+    """A longer request takes at least as many blocks, windows and states included."""
     low, high = sorted((first, second))
 
     assert all(c.request_bytes(low) <= c.request_bytes(high) for c in measured(name, "H100", layout).stages)
@@ -112,7 +112,7 @@ def test_longer_requests_never_take_less(name: str, layout: Layout, first: int, 
 @settings(max_examples=60, deadline=None)
 @given(models, st.sampled_from([1, 2, 4]))
 def test_more_ranks_never_hold_more_weights(name: str, tensor: int) -> None:
-    """Doubling tensor parallelism at most halves a GPU's weights, and never adds to them."""
+    """Twice the tensor parallelism at most halves a GPU's weights, and never increases them."""
     one, two = (measured(name, "H100", Layout(tensor=t)).weights for t in (tensor, 2 * tensor))
 
     assert one / 2 - 1 <= two < one
@@ -121,7 +121,7 @@ def test_more_ranks_never_hold_more_weights(name: str, tensor: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(models)
 def test_fp8_never_takes_more_than_16_bits(name: str) -> None:
-    """Per token, whatever the layers are."""
+    """An FP8 cache has at most the bytes per token of a 16-bit one, for any layers."""
     wide, narrow = (measured(name, "H100", Layout(), kv_dtype=d).bytes_per_token for d in ("auto", "fp8"))
 
     assert narrow <= wide
@@ -178,7 +178,7 @@ def test_arguments_survive_the_command_line(args: EngineArgs) -> None:
     st.data(),
 )
 def test_no_spelling_of_an_owned_flag_gets_through(flag: str, data: st.DataObject) -> None:
-    """Abbreviations, underscores, ``=value``: whatever vLLM's parser would read as the flag."""
+    """A flag of the plan is refused in every spelling that vLLM's parser accepts."""
     cut = data.draw(st.integers(5, len(flag)))
     spelled = "--" + "".join(data.draw(st.sampled_from("-_")) if c == "-" else c for c in flag[:cut])
     tail = data.draw(st.sampled_from(["", "=x", ".key"]))

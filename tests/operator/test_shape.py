@@ -1,4 +1,4 @@
-"""Promises of the model layer: config.json of every current kind becomes layers, weights and a size."""
+"""Promises of the model package: config.json of every current kind becomes layers, weights and a size."""
 
 import pytest
 from tests.operator.pools import DENSE, known
@@ -30,18 +30,18 @@ BILLIONS = {
     "mistralai/Mixtral-8x7B-Instruct-v0.1": (46.7, 12.9),
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": (31.6, 3.2),
 }
-"""All and active parameters, as their makers say."""
+"""Total and active parameters, as published."""
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_the_size_from_the_shape_is_the_published_one(name: str) -> None:
-    """Within a hundred-thousandth, for every index that could be looked up."""
+    """The computed size is within a hundred-thousandth of every published index."""
     assert checkpoint_bytes(known(name).model.shape) == pytest.approx(PUBLISHED[name], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", sorted(BILLIONS))
 def test_parameters_are_what_the_makers_say(name: str) -> None:
-    """All of them within two in a hundred, the active ones within one in eight (makers count differently)."""
+    """Total parameters are within 2 % of the published ones, active ones within an eighth (counts differ)."""
     shape = known(name).model.shape
     everything, active = BILLIONS[name]
 
@@ -50,12 +50,12 @@ def test_parameters_are_what_the_makers_say(name: str) -> None:
 
 
 def test_a_compressed_checkpoint_is_as_large_as_its_card_says() -> None:
-    """Kimi K2.5: experts in 4 bits with 16-bit scales per 32, the rest in 16 bits: about 595 GB on disk."""
+    """Kimi K2.5, with experts in 4 bits and the rest in 16 bits, has about 595 GB on disk."""
     assert checkpoint_bytes(known("moonshotai/Kimi-K2.5").model.shape) / 1e9 == pytest.approx(595, rel=0.002)
 
 
 def test_the_catalogue_is_large_and_readable() -> None:
-    """At least 25 models, each a shape, each with a word on where its size is from."""
+    """The catalogue has at least 25 models, each with a readable shape and the source of its size."""
     found = [known(entry.name) for entry in catalogue().values()]
 
     assert len(found) >= 25
@@ -64,7 +64,7 @@ def test_the_catalogue_is_large_and_readable() -> None:
 
 
 def test_gqa_mqa_and_mha_are_told_apart() -> None:
-    """By the number of cached heads, under any of its names."""
+    """MHA, GQA and MQA differ by the number of KV heads, under any of its names."""
     kinds = [
         from_config({**DENSE, **keys}).describe().split(",")[0]
         for keys in ({}, {"num_key_value_heads": None, "multi_query": True}, {"num_key_value_heads": 32})
@@ -74,7 +74,7 @@ def test_gqa_mqa_and_mha_are_told_apart() -> None:
 
 
 def test_a_layer_list_makes_a_hybrid() -> None:
-    """Windows where the list says so, full attention elsewhere."""
+    """Layers have a window where the list says so, and full attention elsewhere."""
     shape = known("openai/gpt-oss-120b").model.shape
     windows = [layer.mixer.window for layer in shape.layers if isinstance(layer.mixer, Attention)]
 
@@ -82,14 +82,14 @@ def test_a_layer_list_makes_a_hybrid() -> None:
 
 
 def test_a_window_that_is_switched_off_is_none() -> None:
-    """Qwen 2's config.json has a window and a switch."""
+    """The window in Qwen 2's config.json is ignored if its switch is off."""
     shape = from_config({**DENSE, "sliding_window": 4096, "use_sliding_window": False})
 
     assert not any(isinstance(layer.mixer, Attention) and layer.mixer.window for layer in shape.layers)
 
 
 def test_mla_is_one_row_for_all_heads() -> None:
-    """With its ranks and dimensions, and the indexer of the sparse kind on every fourth layer of GLM 5.3."""
+    """MLA is read with its dimensions; every fourth layer of GLM 5.3 has an indexer of its own."""
     dense = known("deepseek-ai/DeepSeek-R1").model.shape.latent
     sparse = [layer.mixer for layer in known("zai-org/GLM-5.3-FP8").model.shape.layers]
 
@@ -99,7 +99,7 @@ def test_mla_is_one_row_for_all_heads() -> None:
 
 
 def test_recurrent_states_are_read_with_their_dtype() -> None:
-    """Gated delta net of Qwen3.5, Mamba 2 of Nemotron: states in 32 bits, as config.json says."""
+    """Recurrent states of Qwen3.5 and Nemotron are in 32 bits, as config.json says."""
     qwen, nemotron = (
         next(layer.mixer for layer in known(name).model.shape.layers if isinstance(layer.mixer, Recurrent))
         for name in ("Qwen/Qwen3.5-27B", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
@@ -110,7 +110,7 @@ def test_recurrent_states_are_read_with_their_dtype() -> None:
 
 
 def test_layers_of_one_part_have_no_other() -> None:
-    """Nemotron's pattern has mixers, experts and attention as layers of their own."""
+    """Mixers, experts and attention are separate layers in Nemotron's pattern."""
     layers = known("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16").model.shape.layers
 
     assert len(layers) == 52
@@ -152,7 +152,7 @@ def test_layers_of_one_part_have_no_other() -> None:
 def test_checkpoints_are_read_in_their_own_quantisation(
     quantisation: dict[str, object], bits: float, label: str
 ) -> None:
-    """Bits a weight with its share of scales; embedding and head stay plain."""
+    """A quantized weight has these bits, scales included; embedding and head are not quantized."""
     found = from_config({**DENSE, "quantization_config": quantisation}).quantization
 
     assert found.label == label
@@ -172,7 +172,7 @@ def test_checkpoints_are_read_in_their_own_quantisation(
     ],
 )
 def test_what_a_checkpoint_leaves_out_is_counted_in_full(rule: str, attention: bool, mlp: bool) -> None:
-    """Regular expressions, globs and module names; a router named ``gate`` is no gate projection."""
+    """Skip lists have regular expressions, globs and names; a router ``gate`` is not a gate projection."""
     config = {"quant_method": "compressed-tensors", "ignore": [rule]}
     config["config_groups"] = {"g": {"weights": {"num_bits": 8, "type": "float"}}}  # type: ignore[assignment]
     found = from_config({**DENSE, "quantization_config": config}).quantization
@@ -181,14 +181,14 @@ def test_what_a_checkpoint_leaves_out_is_counted_in_full(rule: str, attention: b
 
 
 def test_a_kv_scheme_in_the_checkpoint_is_seen() -> None:
-    """ModelOpt's and compressed-tensors' ways to say it."""
+    """KV scales are found in the formats of ModelOpt and compressed-tensors."""
     for scheme in ({"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, {"kv_cache_scheme": {"num_bits": 8}}):
         config = {"quant_method": "modelopt", **scheme}
         assert from_config({**DENSE, "quantization_config": config}).quantization.kv == "fp8"
 
 
 def test_modelopt_s_file_beside_config_json_counts() -> None:
-    """Older ModelOpt checkpoints keep their scheme in hf_quant_config.json."""
+    """The scheme of older ModelOpt checkpoints is read from hf_quant_config.json."""
     beside = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16}}
     found = from_config(DENSE, quant_config=beside).quantization
 
@@ -208,18 +208,18 @@ def test_modelopt_s_file_beside_config_json_counts() -> None:
     ],
 )
 def test_what_cannot_be_planned_is_refused_by_name(keys: dict[str, object], said: str) -> None:
-    """The message has the key and the reason."""
+    """The error has the key and the reason."""
     with pytest.raises(ModelError, match=said):
         from_config({**DENSE, **keys}, name="config.json")
 
 
 def test_what_is_not_modelled_is_noted() -> None:
-    """Such a model is planned, unverified."""
+    """A model with parts that are not modelled is planned, unverified."""
     assert from_config({**DENSE, "model_type": "deepseek_v4"}).notes
 
 
 def test_a_vision_tower_is_measured() -> None:
-    """Its layers, the patches of a token, and the most tokens of a picture."""
+    """The vision tower is read with its layers, patches per token, and most tokens of an image."""
     tower = known("Qwen/Qwen3-VL-8B-Instruct").model.shape.encoder
 
     assert tower is not None

@@ -54,7 +54,7 @@ def hub() -> Iterator[str]:
 
 
 def load(repository: str, endpoint: str, home: Path, **environment: str) -> object:
-    """What the real client makes of a repository; in a process, as it reads the environment on import."""
+    """Return the facts that the real client finds; a process, because it reads the environment on import."""
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **environment}
     done = subprocess.run(
         [sys.executable, "-c", LOAD, repository],
@@ -67,7 +67,7 @@ def load(repository: str, endpoint: str, home: Path, **environment: str) -> obje
 
 
 def test_the_hub_s_own_client_finds_shape_and_size_and_no_weights(hub: str, tmp_path: Path) -> None:
-    """config.json is fetched, the files of weights are only measured."""
+    """The client fetches config.json and only the sizes of the weight files."""
     found = load("kvist/twig", hub, tmp_path)
 
     assert found == ["32 layers of GQA 32/8, bfloat16", 8, "size of the files"]
@@ -75,7 +75,7 @@ def test_the_hub_s_own_client_finds_shape_and_size_and_no_weights(hub: str, tmp_
 
 
 def test_the_index_tells_the_size_and_the_cache_keeps_both(hub: str, tmp_path: Path) -> None:
-    """A second plan reads config.json from the cache; the index's total is the size of the checkpoint."""
+    """A second plan reads config.json from the cache, and the checkpoint's size is the index's total."""
     Hub.files["model.safetensors.index.json"] = b'{"metadata": {"total_size": 16060522496}}'
     first = load("kvist/twig", hub, tmp_path)
     served = [path for path in Hub.served if path.endswith("config.json")]
@@ -95,7 +95,7 @@ def test_the_index_tells_the_size_and_the_cache_keeps_both(hub: str, tmp_path: P
 def test_what_the_hub_does_not_give_names_the_remedy(
     hub: str, tmp_path: Path, repository: str, environment: dict[str, str], remedy: str
 ) -> None:
-    """A wrong name, and an empty cache without a hub."""
+    """A wrong name, and an empty cache without a hub, are errors with a remedy."""
     said = load(repository, hub, tmp_path, **environment)
 
     assert isinstance(said, str)
@@ -103,13 +103,13 @@ def test_what_the_hub_does_not_give_names_the_remedy(
 
 
 def test_a_repository_of_gguf_files_is_refused_with_the_reason() -> None:
-    """vLLM has no loader for them; another format is named."""
+    """GGUF is refused, because vLLM does not load it, and other formats are named."""
     with pytest.raises(ModelError, match=r"GGUF checkpoints are refused.*AWQ, GPTQ, FP8"):
         from_hub("kvist/twig-GGUF", "", Shelf({}, {"twig-Q4_K_M.gguf": 1}))
 
 
 def test_modelopt_s_file_is_read_from_the_hub() -> None:
-    """Quantisation beside config.json."""
+    """The quantization is read from the file beside config.json."""
     beside = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
     files = {"config.json": json.dumps(DENSE), "hf_quant_config.json": json.dumps(beside)}
 
@@ -117,7 +117,7 @@ def test_modelopt_s_file_is_read_from_the_hub() -> None:
 
 
 def test_a_folder_is_read_and_measured(tmp_path: Path) -> None:
-    """config.json, and the size of its safetensors files."""
+    """The facts of a folder come from config.json and the size of its safetensors files."""
     (tmp_path / "config.json").write_text(json.dumps(DENSE))
     (tmp_path / "model.safetensors").write_bytes(b"x" * 100)
     found = facts(pool(str(tmp_path)).model)
@@ -135,7 +135,7 @@ def test_a_folder_is_read_and_measured(tmp_path: Path) -> None:
     ],
 )
 def test_a_folder_that_tells_nothing_is_refused(tmp_path: Path, files: dict[str, str], said: str) -> None:
-    """Named, with what is wrong."""
+    """The error names the file and what is wrong with it."""
     for name, text in files.items():
         (tmp_path / name).write_text(text)
 
@@ -144,7 +144,7 @@ def test_a_folder_that_tells_nothing_is_refused(tmp_path: Path, files: dict[str,
 
 
 def test_the_catalogue_answers_without_a_hub() -> None:
-    """For a repository it has, in any case of letters; a size it was told, or one computed."""
+    """The catalogue knows its repositories in any case of letters, with a published or computed size."""
     told, computed = (
         facts(pool(f"hf://{name}").model) for name in ("qwen/qwen3-32b", "moonshotai/Kimi-K2.5")
     )
@@ -154,7 +154,7 @@ def test_the_catalogue_answers_without_a_hub() -> None:
 
 
 def test_a_pinned_revision_is_asked_of_the_hub() -> None:
-    """The catalogue speaks of the newest one only."""
+    """A pinned revision is not taken from the catalogue, which describes the newest one only."""
     shelf = Shelf({"config.json": json.dumps(DENSE)}, {})
     found = facts(pool("hf://Qwen/Qwen3-32B", model={"revision": "abc"}).model, shelf)
 
@@ -162,7 +162,7 @@ def test_a_pinned_revision_is_asked_of_the_hub() -> None:
 
 
 def test_what_the_user_says_wins() -> None:
-    """A shape in the spec, for clusters without a hub."""
+    """A shape in the spec takes precedence, for clusters without a hub."""
     shape = {"config": DENSE, "checkpointSize": "15Gi"}
     found = facts(pool("hf://Qwen/Qwen3-32B", model={"shape": shape}).model)
 
@@ -172,7 +172,7 @@ def test_what_the_user_says_wins() -> None:
 
 @pytest.mark.parametrize("source", ["pvc://claim/llama", "oci://registry/llama:1", "/models/absent"])
 def test_weights_that_cannot_be_looked_into_need_a_shape(source: str) -> None:
-    """The message says which fields."""
+    """The error says which fields to set."""
     with pytest.raises(
         ModelNotFound, match=r"spec\.model\.shape\.config .* spec\.model\.shape\.checkpointSize"
     ):
@@ -180,7 +180,7 @@ def test_weights_that_cannot_be_looked_into_need_a_shape(source: str) -> None:
 
 
 def test_a_draft_model_is_found_like_a_model() -> None:
-    """With or without the scheme."""
+    """A draft model is found with or without the scheme."""
     found = draft_facts("hf://Qwen/Qwen3-0.6B", None)
 
     assert checkpoint_bytes(found.model.shape) == pytest.approx(1.19e9, rel=0.01)

@@ -11,7 +11,7 @@ from kvist_operator.spec.pool import Adapter, KvDtype, Priority, SecretKey, Sour
 
 
 def test_a_pool_needs_only_a_model() -> None:
-    """Everything else has a default or is the plan's."""
+    """All fields but the model have a default or are decided by the plan."""
     found = pool("hf://Qwen/Qwen3-8B")
 
     assert (found.replicas, found.picker.replicas, found.picker.mode) == (1, 2, "Auto")
@@ -30,7 +30,7 @@ def test_a_pool_needs_only_a_model() -> None:
 
 
 def test_every_field_is_read() -> None:
-    """A pool with all of them."""
+    """A pool with all fields is read completely."""
     found = pool(
         "hf://acme/model/",
         model={
@@ -134,7 +134,7 @@ def test_every_field_is_read() -> None:
     ],
 )
 def test_sources_are_told_by_their_scheme(source: str, kind: Source, location: str) -> None:
-    """Hub, claim, image, or a path in the engine's image."""
+    """The scheme distinguishes hub, claim, image, and a path in the engine's image."""
     found = pool(source).model
 
     assert (found.kind, found.location) == (kind, location)
@@ -205,7 +205,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("spec", "said"), INVALID, ids=[said[:40] for _, said in INVALID])
 def test_what_cannot_be_read_names_field_and_remedy(spec: dict[str, Any], said: str) -> None:
-    """Forty ways to get it wrong."""
+    """The error of each of forty invalid specs names the field and the remedy."""
     with pytest.raises(SpecError) as refused:
         read_pool(resource(**spec))
 
@@ -226,7 +226,7 @@ def test_what_cannot_be_read_names_field_and_remedy(spec: dict[str, Any], said: 
     ],
 )
 def test_other_resources_are_told_apart(change: dict[str, Any], said: str) -> None:
-    """The Inference Extension's InferencePool has the same kind, but not our group."""
+    """The Inference Extension's InferencePool, of the same kind but another group, is refused."""
     with pytest.raises(SpecError) as refused:
         read_pool({**resource(), **change})
 
