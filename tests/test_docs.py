@@ -6,10 +6,9 @@ from pathlib import Path
 
 import yaml
 
-from kvist_epp.http2.limits import Limits
-from kvist_epp.http2.port_stats import CONNECTION_ENDS, STREAM_ENDS
+from kvist_epp.http2.limits import CONNECTION_ENDS, STREAM_ENDS, Limits
 from kvist_epp.settings.settings import Settings
-from kvist_epp.telemetry.picker_metrics import PickerMetrics
+from kvist_epp.telemetry.metrics import PickerMetrics
 from tests import docs
 from tests.docs_runner.blocks import documents
 

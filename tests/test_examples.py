@@ -131,7 +131,7 @@ def test_autoscalers_scale_the_pool(kind: str) -> None:
 
 def test_autoscalers_go_by_metrics_that_pickers_have(capsys: pytest.CaptureFixture[str]) -> None:
     """Both ask for series that the picker exports, with the label that the pool's PodMonitors add."""
-    from kvist_epp.telemetry.picker_metrics import PickerMetrics
+    from kvist_epp.telemetry.metrics import PickerMetrics
 
     page, _ = PickerMetrics(version="x").snapshot().format("")
     text = (EXAMPLES / "08-autoscaling" / "hpa" / "adapter-rules.yaml").read_text()

@@ -28,7 +28,7 @@ class KvistError(Exception):
 
 
 class PickError(KvistError):
-    """An answer other than an endpoint; ``extproc.replies`` turns it into OpenAI-style JSON.
+    """An answer other than an endpoint; ``extproc.gateway_messages`` turns it into OpenAI-style JSON.
 
     ``reason`` is the machine-readable value of ``x-kvist-dropped-reason``; the message is for people
     and must never contain prompt text.
@@ -88,7 +88,7 @@ class Shed(PickError):
 class ProtocolError(KvistError):
     """A peer broke the protocol; ``code`` is the HTTP/2 error code (RFC 9113 section 7).
 
-    ``reason`` is one of ``http2.port_stats.CONNECTION_ENDS``; empty: the reason that belongs to the code.
+    ``reason`` is one of ``http2.limits.CONNECTION_ENDS``; empty: the reason that belongs to the code.
     """
 
     def __init__(self, message: str, code: int = 1, *, reason: str = "") -> None:

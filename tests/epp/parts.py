@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvist_epp.admin.routing_pages import pick_document
+from kvist_epp.admin.debug_pages import pick_document
 from kvist_epp.director.director import Director
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.extproc.pick_request import PickRequest, PickResult
@@ -19,7 +19,7 @@ from kvist_epp.load.tracker import LoadTracker, RequestListener
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import parse
 from kvist_epp.scheduling.pick import Candidate
-from kvist_epp.telemetry.picker_metrics import PickerMetrics
+from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import LogWriter, RequestLine, RequestLog
 
 MODEL = Model.load(str(Path(__file__).parents[2] / "sim" / "kvist_sim" / "model"))

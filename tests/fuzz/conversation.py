@@ -11,8 +11,7 @@ from tests.epp.http2.h2 import get_fields, grpc_fields, message
 from kvist_epp.http2 import frames as f
 from kvist_epp.http2.call import Sink
 from kvist_epp.http2.http2_connection import Http2Connection
-from kvist_epp.http2.limits import Limits, Rate
-from kvist_epp.http2.port_stats import PortStats
+from kvist_epp.http2.limits import Limits, PortStats, Rate
 from kvist_epp.http2.stream_table import STREAM_BYTES
 
 ECHO: Final = "/t/Echo"

@@ -4,6 +4,5 @@ No page changes anything, and none contains prompt text.
 
 - ``admin_server``: the HTTP server, its paths, and errors as JSON.
 - ``fleet_page``: ``GET /fleet``, how much each endpoint's cache saves, for the operator.
-- ``debug_pages``: ``/debug/fleet``, ``/debug/index`` and ``/debug/held``.
-- ``routing_pages``: ``/debug/pick``, ``/debug/queue``, and the queue's gauges.
+- ``debug_pages``: contents of the pages under ``/debug``, and the queue's gauges.
 """

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from kvist_epp.errors import PickError, SettingsError
 from kvist_epp.names import PATH_HEADER
-from kvist_epp.telemetry.picker_metrics import MetricsPage
+from kvist_epp.telemetry.metrics import MetricsPage
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 import kvist_epp
 from kvist_epp.admin import admin_server, debug_pages
 from kvist_epp.admin.admin_server import PickerPages
+from kvist_epp.admin.debug_pages import QueueGauges, pick_document, queue_document
 from kvist_epp.admin.fleet_page import FleetPage
-from kvist_epp.admin.routing_pages import QueueGauges, pick_document, queue_document
 from kvist_epp.app.listeners import listen, open_certificates
 from kvist_epp.app.model_loader import ModelActivator, ModelLoader
 from kvist_epp.app.readiness import Readiness
@@ -32,7 +32,7 @@ from kvist_epp.http2.tls import Certificates
 from kvist_epp.prewarm.prewarmer import open_prewarmer
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry import request_log as log
-from kvist_epp.telemetry.picker_metrics import PickerMetrics
+from kvist_epp.telemetry.metrics import PickerMetrics
 
 if TYPE_CHECKING:
     from kvist_epp.replicas.replication import Replication

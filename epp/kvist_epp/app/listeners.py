@@ -5,8 +5,7 @@ from collections.abc import Mapping, MutableMapping
 
 from kvist_epp.errors import CertificateError, SettingsError
 from kvist_epp.http2.call import Method, Server
-from kvist_epp.http2.limits import Limits
-from kvist_epp.http2.port_stats import PortStats
+from kvist_epp.http2.limits import Limits, PortStats
 from kvist_epp.http2.tls import Certificates, own_names
 from kvist_epp.names import LASTING_METHODS
 from kvist_epp.settings.settings import Settings

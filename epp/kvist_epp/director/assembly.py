@@ -11,7 +11,7 @@ from kvist_epp.index.routing_history import History
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
 from kvist_epp.settings.settings import Settings
-from kvist_epp.telemetry.picker_metrics import PickerMetrics
+from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import RequestLog
 
 

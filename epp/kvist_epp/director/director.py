@@ -40,7 +40,7 @@ from kvist_epp.prompt.model import Model
 from kvist_epp.scheduling.cost import DEFAULT, policy_among
 from kvist_epp.scheduling.pick import Candidate, ScoredEndpoint, choose, explain
 from kvist_epp.telemetry.histogram import Stages
-from kvist_epp.telemetry.picker_metrics import PickerMetrics
+from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import RequestLog
 
 

@@ -15,7 +15,7 @@ from kvist_epp.kvevents.observation import Observation
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.scheduling.pick import ROLES_WITHOUT_REQUESTS, Candidate
-from kvist_epp.telemetry.picker_metrics import PickerMetrics
+from kvist_epp.telemetry.metrics import PickerMetrics
 
 CREDIT_SECONDS: Final = 2.0
 """After an engine reported that a prefill is done its blocks may wait this long for a check; they are not

@@ -8,8 +8,7 @@ request ended.
 - ``service``: the table of gRPC methods, and the ext_proc stream that connects a session to the picker.
 - ``session``: state machine of one ext_proc stream, in every body mode of Envoy.
 - ``pick_request``: the question to the picker and its answer, at once or deferred.
-- ``gateway_messages``: reading of the gateway's messages: body chunks, headers, subset hint, configuration.
-- ``replies``: encoding of the answers to the gateway.
+- ``gateway_messages``: reads the gateway's messages (body chunks, headers, subset hint), encodes the answers.
 - ``response``: observed responses: echo of their chunks, token usage, the model's name restored.
 - ``rewrite``: replacement of the model's name in request and response bodies.
 - ``access_log``: Envoy's access log: how requests ended.

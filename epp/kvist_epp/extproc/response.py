@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvist_epp.extproc import replies
+from kvist_epp.extproc import gateway_messages as gateway
 from kvist_epp.extproc.gateway_messages import BodyChunk, header_values, served_endpoint
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import Metadata
@@ -167,8 +167,8 @@ class Response:
         if message.end_of_stream or not _is_readable(headers):
             self._reader = self._restorer = None
         if self._restorer and self._mode not in _WHOLE_MESSAGE:
-            return replies.RESPONSE_HEADERS_WITHOUT_LENGTH
-        return replies.CONTINUE_RESPONSE_HEADERS
+            return gateway.RESPONSE_HEADERS_WITHOUT_LENGTH
+        return gateway.CONTINUE_RESPONSE_HEADERS
 
     def chunk(self, chunk: BodyChunk) -> list[bytes]:
         """Return the answers to one chunk of the body."""
@@ -176,13 +176,13 @@ class Response:
         if self._reader:
             self._reader.feed(data)
         if not self._restorer:
-            return replies.echo(chunk) if self._mode == _ECHOED else [replies.CONTINUE_RESPONSE_BODY]
+            return gateway.encode_echo(chunk) if self._mode == _ECHOED else [gateway.CONTINUE_RESPONSE_BODY]
         data = self._restorer.feed(data, last=chunk.end_of_stream)
         if self._mode != _ECHOED:
-            return [replies.replace_response_chunk(data, set_length=self._mode in _WHOLE_MESSAGE)]
+            return [gateway.replace_response_chunk(data, set_length=self._mode in _WHOLE_MESSAGE)]
         if not data and not chunk.end_of_stream:
             return []
-        return replies.streamed(replies.RESPONSE_BODY, data, end_of_stream=chunk.end_of_stream)
+        return gateway.encode_streamed(gateway.REPLY_RESPONSE_BODY, data, end_of_stream=chunk.end_of_stream)
 
     def trailers(self) -> list[bytes]:
         """Return the answers to trailers: the bytes held back of the body, then the trailers pass.
@@ -191,8 +191,8 @@ class Response:
         stays split there.
         """
         held = self._restorer.feed(b"", last=True) if self._restorer and self._mode == _ECHOED else b""
-        body = replies.streamed(replies.RESPONSE_BODY, held, end_of_stream=False) if held else []
-        return [*body, replies.CONTINUE_RESPONSE_TRAILERS]
+        body = gateway.encode_streamed(gateway.REPLY_RESPONSE_BODY, held, end_of_stream=False) if held else []
+        return [*body, gateway.CONTINUE_RESPONSE_TRAILERS]
 
 
 def _is_readable(headers: dict[str, str]) -> bool:

@@ -38,7 +38,7 @@ from google.protobuf.message import DecodeError
 
 from kvist_epp.errors import PickError, ProtocolError
 from kvist_epp.extproc import gateway_messages as gateway
-from kvist_epp.extproc import replies, rewrite
+from kvist_epp.extproc import rewrite
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
 from kvist_epp.extproc.response import ObservedResponse, Response
@@ -128,7 +128,7 @@ class ExtProcSession:
         self._response: Response | None = None
         self._session = ""
         self._trailers = False
-        self._answer_in = replies.REQUEST_HEADERS
+        self._answer_in = gateway.REPLY_REQUEST_HEADERS
 
     def feed(self, message: bytes) -> SessionStep:
         """Process one serialised ``ProcessingRequest``; raises `ProtocolError` if it cannot be decoded."""
@@ -157,7 +157,7 @@ class ExtProcSession:
             return _NOTHING
         if isinstance(decision, PickError):
             self._phase = _Phase.ENDED
-            return SessionStep((replies.immediate(decision),), end=True)
+            return SessionStep((gateway.encode_rejection(decision),), end=True)
         if decision.body is not None and self._whole and self._chunk_count:
             self._body, self._replaced = decision.body, True
         answers = self._answers(decision)
@@ -185,7 +185,7 @@ class ExtProcSession:
             return self._pick()
         if self._mode in _WHOLE_MESSAGE:
             forged = [name for name in self._labels if name in self._headers]
-            answer = replies.remove_request_headers(forged) if forged else replies.CONTINUE_REQUEST_HEADERS
+            answer = gateway.remove_request_headers(forged) if forged else gateway.CONTINUE_REQUEST_HEADERS
             return SessionStep((answer,))
         collects = self._mode == pb.FULL_DUPLEX_STREAMED
         if self._mode == pb.STREAMED and self._config:
@@ -208,11 +208,11 @@ class ExtProcSession:
         if self._phase is not _Phase.REQUEST:
             if self._mode != pb.STREAMED:
                 return _NOTHING
-            return self._pass(replies.CONTINUE_REQUEST_BODY, last=end_of_stream)
+            return self._pass(gateway.CONTINUE_REQUEST_BODY, last=end_of_stream)
         self._chunks.append(data)
         self._size += len(data)
         if self._mode in _WHOLE_MESSAGE:
-            self._answer_in = replies.REQUEST_BODY
+            self._answer_in = gateway.REPLY_REQUEST_BODY
             return self._pick(partial=self._mode == pb.BUFFERED_PARTIAL and not end_of_stream)
         if end_of_stream:
             return self._pick()
@@ -238,9 +238,9 @@ class ExtProcSession:
 
     def _request_trailers(self, _: pb.ProcessingRequest) -> SessionStep:
         if self._phase is not _Phase.REQUEST:
-            return self._pass(replies.CONTINUE_REQUEST_TRAILERS, last=True)
+            return self._pass(gateway.CONTINUE_REQUEST_TRAILERS, last=True)
         if self._mode in _WHOLE_MESSAGE:  # no body came: the headers have been answered
-            self._answer_in = replies.REQUEST_TRAILERS
+            self._answer_in = gateway.REPLY_REQUEST_TRAILERS
         self._trailers = True
         return self._pick()
 
@@ -281,14 +281,14 @@ class ExtProcSession:
         return renamed.body
 
     def _answers(self, result: PickResult) -> tuple[bytes, ...]:
-        if self._answer_in == replies.REQUEST_TRAILERS:
-            return (replies.pick_at_trailers(result.endpoints),)
+        if self._answer_in == gateway.REPLY_REQUEST_TRAILERS:
+            return (gateway.encode_pick_at_trailers(result.endpoints),)
         headers, body = result.headers, None
         if self._replaced:
-            headers = (*headers, replies.content_length(self._body))
-            body = self._body if self._answer_in == replies.REQUEST_BODY else None
+            headers = (*headers, gateway.content_length(self._body))
+            body = self._body if self._answer_in == gateway.REPLY_REQUEST_BODY else None
         remove = self._remove + result.remove
-        first = replies.pick(self._answer_in, result.endpoints, headers, remove, body)
+        first = gateway.encode_pick(self._answer_in, result.endpoints, headers, remove, body)
         if self._mode == pb.FULL_DUPLEX_STREAMED:
             return (first, *self._echoed_body())
         return (first, *self._chunk_answers()) if self._mode == pb.STREAMED else (first,)
@@ -296,19 +296,21 @@ class ExtProcSession:
     def _echoed_body(self) -> list[bytes]:
         answers = []
         if self._chunk_count:
-            answers += replies.streamed(replies.REQUEST_BODY, self._body, end_of_stream=not self._trailers)
+            answers += gateway.encode_streamed(
+                gateway.REPLY_REQUEST_BODY, self._body, end_of_stream=not self._trailers
+            )
         if self._trailers:
-            answers.append(replies.CONTINUE_REQUEST_TRAILERS)
+            answers.append(gateway.CONTINUE_REQUEST_TRAILERS)
         return answers
 
     def _chunk_answers(self) -> list[bytes]:
         """Answer each STREAMED chunk so far; a new body goes with the first, the others become empty."""
-        answers = [replies.CONTINUE_REQUEST_BODY] * self._chunk_count
+        answers = [gateway.CONTINUE_REQUEST_BODY] * self._chunk_count
         if self._replaced:
-            answers = [replies.replace_request_chunk(b"")] * self._chunk_count
-            answers[0] = replies.replace_request_chunk(self._body)
-        answers += [replies.CONTINUE_REQUEST_BODY] * self._late_chunks
-        return answers + [replies.CONTINUE_REQUEST_TRAILERS] * self._trailers
+            answers = [gateway.replace_request_chunk(b"")] * self._chunk_count
+            answers[0] = gateway.replace_request_chunk(self._body)
+        answers += [gateway.CONTINUE_REQUEST_BODY] * self._late_chunks
+        return answers + [gateway.CONTINUE_REQUEST_TRAILERS] * self._trailers
 
     # -- the response
 

@@ -9,11 +9,9 @@ but the servers and the transport is free of I/O.
 - ``http2_connection``: one HTTP/2 connection: frames in, calls driven, frames out.
 - ``frames``: frames as bytes: constants, encoders, and the parser.
 - ``headers``: HPACK and the rules for header blocks of requests.
-- ``stream_table``: the open streams of a connection, and how each of them ends.
+- ``stream_table``: the open streams of a connection, how each of them ends, and the bytes to send.
 - ``grpc_stream``: one stream: gRPC messages out of DATA, and the sink of its call.
-- ``outbox``: output of a connection: frames for the socket, messages behind flow control.
-- ``limits``: every bound, token buckets for frames, the detector of stalled streams.
-- ``port_stats``: statistics shared by the connections of a port: memory, ends, failed handshakes.
+- ``limits``: every bound, and what is measured against them: rates, stalls, memory, ends by reason.
 - ``call``: the interface between gRPC methods and their transport.
 - ``grpc_health``: the gRPC health service.
 - ``grpc_server``: the same methods on grpc.aio, as reference and fallback.

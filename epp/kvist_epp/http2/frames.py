@@ -8,10 +8,10 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from kvist_epp.errors import ProtocolError
-from kvist_epp.http2.limits import Limits
 
 if TYPE_CHECKING:
     from kvist_epp.http2.http2_connection import Http2Connection
+    from kvist_epp.http2.limits import Limits
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -190,7 +190,7 @@ class FrameReader:
         "settled",
     )
 
-    def __init__(self, receiver: "Http2Connection", limits: Limits) -> None:
+    def __init__(self, receiver: "Http2Connection", limits: "Limits") -> None:
         self._receiver = receiver
         self._limits = limits
         self.greeted = False

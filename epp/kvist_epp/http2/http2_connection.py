@@ -15,10 +15,8 @@ from kvist_epp.http2.call import Method
 from kvist_epp.http2.frames import FrameReader
 from kvist_epp.http2.grpc_stream import GrpcStream
 from kvist_epp.http2.headers import HeaderReader, Malformed
-from kvist_epp.http2.limits import Budget, Limits
-from kvist_epp.http2.outbox import LARGEST_FRAME, Outbox, Output
-from kvist_epp.http2.port_stats import MemoryShare, PortStats, reason_of
-from kvist_epp.http2.stream_table import StreamTable
+from kvist_epp.http2.limits import Budget, Limits, MemoryShare, PortStats, reason_of
+from kvist_epp.http2.stream_table import LARGEST_FRAME, Outbox, Output, StreamTable
 
 log = logging.getLogger(__name__)
 

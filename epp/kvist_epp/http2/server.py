@@ -7,8 +7,7 @@ from ssl import SSLContext
 from typing import Final
 
 from kvist_epp.http2.call import Method
-from kvist_epp.http2.limits import Limits
-from kvist_epp.http2.port_stats import PortLoad, PortStats
+from kvist_epp.http2.limits import Limits, PortLoad, PortStats
 from kvist_epp.http2.server_transport import FairReads, ServerTransport
 
 _BACKLOG: Final = 1024

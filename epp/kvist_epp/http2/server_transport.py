@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from kvist_epp.errors import ProtocolError
 from kvist_epp.http2.http2_connection import Http2Connection
-from kvist_epp.http2.limits import CHECKS_PER_STALL, Limits
-from kvist_epp.http2.port_stats import HUNG_UP
+from kvist_epp.http2.limits import CHECKS_PER_STALL, HUNG_UP, Limits
 from kvist_epp.http2.tls_session import PREFIX, TlsSession
 
 if TYPE_CHECKING:

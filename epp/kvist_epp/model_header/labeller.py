@@ -17,11 +17,18 @@ from prometheus_client.core import Metric
 
 from kvist_epp.extproc.pick_request import PickRequest, PickResult
 from kvist_epp.extproc.rewrite import requested_model
-from kvist_epp.http2.port_stats import PortStats
+from kvist_epp.http2.limits import PortStats
 from kvist_epp.names import BASE_MODEL_HEADER, MODEL_HEADER, REQUEST_ID_HEADER
 from kvist_epp.telemetry.histogram import Histogram
-from kvist_epp.telemetry.metric_families import certificate_families, counter, gauge, histogram, port_families
-from kvist_epp.telemetry.picker_metrics import PROCESS, MetricsPage
+from kvist_epp.telemetry.metrics import (
+    PROCESS,
+    MetricsPage,
+    certificate_families,
+    counter,
+    gauge,
+    histogram,
+    port_families,
+)
 from kvist_epp.telemetry.request_log import RequestLine, RequestLog
 
 LABELS: Final = (MODEL_HEADER, BASE_MODEL_HEADER)

@@ -7,13 +7,11 @@ snapshot of its index, which is faster than replaying the event buffers of all e
 - ``replication``: starts and stops all of it, and connects it with the director and the ledger.
 - ``remote_load``: requests that the other replicas routed, in this replica's ledger. Pure.
 - ``load_server``: sends this replica's load to the replicas that follow it. Pure.
-- ``replica_connection``: finds the other replicas and follows the load of each.
-- ``snapshot_server``: sends the index to replicas that start.
-- ``snapshot_client``: copies the index of another replica at startup.
+- ``replica_connection``: finds the other replicas, opens gRPC streams to them, follows the load of each.
+- ``snapshot_transfer``: sends the index to replicas that start; copies that of another one at startup.
 - ``snapshot_chunks``: encodes and decodes snapshots of the index. Pure.
 - ``messages``: encodes and decodes all other messages between replicas. Pure.
 - ``prompt_digests``: prompts that other replicas have just sent to an endpoint, found by digests. Pure.
-- ``rpc_client``: gRPC streams to other replicas.
 - ``replication_stats``: counters for the metrics page.
 - ``pb``: generated protobuf code.
 """

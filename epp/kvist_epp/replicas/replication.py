@@ -37,8 +37,7 @@ from kvist_epp.replicas.replica_connection import (
     ReplicaDirectory,
 )
 from kvist_epp.replicas.replication_stats import ReplicationReport, ReplicationStats
-from kvist_epp.replicas.snapshot_client import SnapshotClient, SnapshotSource
-from kvist_epp.replicas.snapshot_server import SnapshotServer
+from kvist_epp.replicas.snapshot_transfer import SnapshotClient, SnapshotServer, SnapshotSource
 from kvist_epp.settings.settings import Settings
 from kvist_epp.settings.validation import is_loopback_only, parse_replica_names
 

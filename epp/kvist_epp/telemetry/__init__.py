@@ -4,8 +4,7 @@ Counters are plain numbers that the hot path increments; they become Prometheus 
 read. Log lines go through a bounded queue and a thread, so that a slow reader of stderr never blocks the
 picker.
 
-- ``picker_metrics``: all counters of the picker, the gauges read at each scrape, and the metrics page.
-- ``metric_families``: Prometheus families of parts that several roles have: ports, certificates, replicas.
+- ``metrics``: all counters of the picker, the gauges read at each scrape, and the metrics page.
 - ``histogram``: cheap histograms, and the time of each stage of a pick.
 - ``request_log``: one line per request, log records in the same form, and the writer of both.
 """

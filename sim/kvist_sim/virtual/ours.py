@@ -34,7 +34,7 @@ from kvist_epp.replicas.replication import POLL_SECONDS, URGENT_SECONDS
 from kvist_epp.replicas.replication_stats import ReplicationStats
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry.histogram import Stages
-from kvist_epp.telemetry.picker_metrics import PickerMetrics
+from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import LogWriter, RequestLine, RequestLog
 from kvist_sim.virtual.jobs import Call, block_text
 from kvist_sim.virtual.passage import BLOCK

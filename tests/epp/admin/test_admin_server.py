@@ -10,7 +10,7 @@ import pytest
 
 from kvist_epp.admin.admin_server import AdminServer, Document, PickerPages, serve
 from kvist_epp.errors import BadRequest, SettingsError
-from kvist_epp.telemetry.picker_metrics import PickerMetrics
+from kvist_epp.telemetry.metrics import PickerMetrics
 
 SECRET = "a secret prompt"
 

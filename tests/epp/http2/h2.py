@@ -8,8 +8,7 @@ from hpack import Decoder, Encoder
 from kvist_epp.http2 import frames
 from kvist_epp.http2.call import Method, Sink
 from kvist_epp.http2.http2_connection import Http2Connection
-from kvist_epp.http2.limits import Limits
-from kvist_epp.http2.port_stats import PortStats
+from kvist_epp.http2.limits import Limits, PortStats
 from kvist_epp.http2.stream_table import STREAM_BYTES
 
 Fields = Sequence[tuple[str, str]]

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tests.epp.http2.h2 import LASTING, RECORD, Client, data, ending, frame, message
 
 from kvist_epp.http2 import frames as f
-from kvist_epp.http2.port_stats import MemoryShare, PortStats
+from kvist_epp.http2.limits import MemoryShare, PortStats
 from kvist_epp.http2.stream_table import STREAM_BYTES
 
 STREAM_CALM = (f.RST_STREAM, f.ENHANCE_YOUR_CALM)

@@ -17,9 +17,8 @@ from kvist_epp.names import REPLICA_FOLLOW_METHOD
 from kvist_epp.replicas.load_server import LoadServer
 from kvist_epp.replicas.messages import Handshake
 from kvist_epp.replicas.remote_load import RemoteLoad
-from kvist_epp.replicas.replica_connection import ConnectionContext, ReplicaConnection
+from kvist_epp.replicas.replica_connection import ConnectionContext, ReplicaAddress, ReplicaConnection
 from kvist_epp.replicas.replication_stats import ReplicationStats
-from kvist_epp.replicas.rpc_client import ReplicaAddress
 
 HOST = "127.0.0.1"
 POD = "ns/pod"

@@ -15,8 +15,14 @@ from kvist_epp.names import REPLICA_FOLLOW_METHOD
 from kvist_epp.replicas import load_server
 from kvist_epp.replicas.load_server import MAX_CHANGES, MAX_ROWS
 from kvist_epp.replicas.messages import decode_update, encode_ack
-from kvist_epp.replicas.replica_connection import ConnectionState, ReplicaDirectory, resolve
-from kvist_epp.replicas.rpc_client import ReplicaAddress, RpcStream, open_stream
+from kvist_epp.replicas.replica_connection import (
+    ConnectionState,
+    ReplicaAddress,
+    ReplicaDirectory,
+    RpcStream,
+    open_stream,
+    resolve,
+)
 from kvist_sim.relays import TcpRelay
 
 

@@ -30,7 +30,7 @@ from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.names import SESSION_HEADER
 from kvist_epp.prompt.model import Model
 from kvist_epp.scheduling.pick import Candidate
-from kvist_epp.telemetry.picker_metrics import PickerMetrics
+from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import LogWriter, RequestLog
 from kvist_sim import model as model_files
 from kvist_sim.bench.index.data import EVENT_BLOCKS

@@ -15,7 +15,7 @@ from kvist_epp.endpoints.endpoint import EndpointSet
 from kvist_epp.endpoints.endpoints_file import EndpointsFileWatcher
 from kvist_epp.endpoints.kubernetes.pod_discovery import PodDiscovery
 from kvist_epp.settings.settings import Settings
-from kvist_epp.telemetry.picker_metrics import PickerMetrics
+from kvist_epp.telemetry.metrics import PickerMetrics
 
 POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/ns/inferencepools"
 OBJECTIVES = "/apis/llm-d.ai/v1alpha2/namespaces/ns/inferenceobjectives"

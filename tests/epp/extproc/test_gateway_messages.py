@@ -9,7 +9,7 @@ from tests.epp.extproc import messages as m
 
 from kvist_epp.errors import BadRequest, NoEndpoints, PickError, Shed
 from kvist_epp.extproc import gateway_messages as gateway
-from kvist_epp.extproc import replies as reply
+from kvist_epp.extproc import gateway_messages as reply
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import HeaderValue, HeaderValueOption
 from kvist_epp.names import BODY_CHUNK_BYTES
@@ -31,11 +31,11 @@ def test_a_pick_is_what_protobuf_makes(headers: list[tuple[str, str]], endpoint:
     wanted.dynamic_metadata.update({"envoy.lb": {"x-gateway-destination-endpoint": endpoint}})
 
     wanted.request_headers.response.CopyFrom(common)
-    made = reply.pick(reply.REQUEST_HEADERS, (endpoint,), tuple(headers))
+    made = reply.encode_pick(reply.REPLY_REQUEST_HEADERS, (endpoint,), tuple(headers))
     assert pb.ProcessingResponse.FromString(made) == wanted
 
     wanted.request_body.response.CopyFrom(common)
-    made = reply.pick(reply.REQUEST_BODY, (endpoint,), tuple(headers))
+    made = reply.encode_pick(reply.REPLY_REQUEST_BODY, (endpoint,), tuple(headers))
     assert pb.ProcessingResponse.FromString(made) == wanted
 
 
@@ -69,7 +69,7 @@ def test_constants_are_what_protobuf_makes(made: bytes, wanted: pb.ProcessingRes
 )
 def test_refusals(error: PickError, status: int, kind: str, headers: dict[str, str]) -> None:
     """A refusal has its status, an OpenAI error body, both reason headers, and says when to come back."""
-    response = pb.ProcessingResponse.FromString(reply.immediate(error)).immediate_response
+    response = pb.ProcessingResponse.FromString(reply.encode_rejection(error)).immediate_response
     found = m.set_headers(pb.CommonResponse(header_mutation=response.headers))
 
     assert response.status.code == status
@@ -120,7 +120,7 @@ def test_echoes_are_what_protobuf_makes(size: int, end: bool) -> None:
 
     echoed = [
         pb.ProcessingResponse.FromString(made).response_body.response.body_mutation.streamed_response
-        for made in reply.echo(chunk)
+        for made in reply.encode_echo(chunk)
     ]
 
     assert b"".join(part.body for part in echoed) == b"x" * size

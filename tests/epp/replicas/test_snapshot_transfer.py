@@ -18,14 +18,11 @@ from kvist_epp.index.byte_index import Index
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.subscriber import FollowedPublisher, Subscriber, SubscriberLimits
 from kvist_epp.names import REPLICA_SNAPSHOT_METHOD
-from kvist_epp.replicas import snapshot_chunks
-from kvist_epp.replicas import snapshot_client as warm
-from kvist_epp.replicas import snapshot_server as giver
+from kvist_epp.replicas import snapshot_chunks, snapshot_transfer
 from kvist_epp.replicas.messages import Handshake, encode_snapshot_request
+from kvist_epp.replicas.replica_connection import ReplicaAddress, open_stream
 from kvist_epp.replicas.replication_stats import ReplicationStats
-from kvist_epp.replicas.rpc_client import ReplicaAddress, open_stream
-from kvist_epp.replicas.snapshot_client import SnapshotClient, SnapshotSource
-from kvist_epp.replicas.snapshot_server import SnapshotServer
+from kvist_epp.replicas.snapshot_transfer import SnapshotClient, SnapshotServer, SnapshotSource
 from kvist_sim.publisher import Publisher, PublisherConfig
 
 ANY = PublisherConfig(endpoint="tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*")
@@ -203,7 +200,7 @@ async def test_a_client_may_grant_more_chunks_than_there_are(
         await found.start()
 
         assert found.new.stats.snapshots == {"given": 0, "taken": 1, "failed": 0}
-        assert found.new.stats.messages["received"] > 2 * warm.CREDIT
+        assert found.new.stats.messages["received"] > 2 * snapshot_transfer.CREDIT
         assert not found.old.snapshot_server.calls
 
 
@@ -321,8 +318,8 @@ class Silent(Sinking):
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use small chunks, one at a time, and short time limits, so that much can happen between two chunks."""
     monkeypatch.setattr(snapshot_chunks, "CHUNK_PARTS", 4)
-    monkeypatch.setattr(warm, "CREDIT", 1)
-    monkeypatch.setattr(warm, "CHUNK_SECONDS", 0.3)
+    monkeypatch.setattr(snapshot_transfer, "CREDIT", 1)
+    monkeypatch.setattr(snapshot_transfer, "CHUNK_SECONDS", 0.3)
 
 
 async def replaced(found: Stage) -> None:
@@ -416,7 +413,7 @@ async def test_a_client_is_sent_no_more_chunks_than_it_grants(monkeypatch: pytes
 
 async def test_clients_are_limited_and_strangers_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few clients get the index at once; a request that lacks a handshake gets nothing."""
-    monkeypatch.setattr(giver, "MAX_CLIENTS", 1)
+    monkeypatch.setattr(snapshot_transfer, "MAX_CLIENTS", 1)
     async with stage(1) as found:
         address = found.source()[0]
         want = encode_snapshot_request(0, found.new.handshake(), ["ns/0/0"])
