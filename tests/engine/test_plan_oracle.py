@@ -26,7 +26,7 @@ from tests.engine import install
 from kvist_operator.hardware import known
 from kvist_operator.memory.layout import EngineSettings, Layout
 from kvist_operator.memory.memory_budget import budget
-from kvist_operator.models.shape import SizedModel, from_config
+from kvist_operator.models.shape import Facts, from_config
 
 PACKAGE: Final = "aiconfigurator-core==0.12.0"
 VERSIONS: Final = {"a100_sxm": "0.14.0"}
@@ -145,7 +145,7 @@ def tokens(theirs: Estimate, gpu: str, tp: int) -> int:
     shape = from_config(theirs.config)
     layout = Layout(tensor=tp, expert=shape.experts is not None and tp > 1)
     run = EngineSettings(max_len=LENGTH, images=False)
-    memory = budget(SizedModel(shape=shape), known(gpu), layout, run)
+    memory = budget(Facts(shape=shape, source="test"), known(gpu), layout, run)
     free = theirs.capacity * SHARE / 100 - memory.weights - theirs.others
     [cache] = memory.stages
     return replace(cache, in_flight=0).tokens(free, LENGTH)

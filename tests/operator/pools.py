@@ -3,8 +3,8 @@
 from functools import cache
 from typing import Any
 
-from kvist_operator.models.shape import Facts, SizedModel, from_config
-from kvist_operator.models.source import catalogue
+from kvist_operator.models.shape import Facts, from_config
+from kvist_operator.models.source import from_catalogue
 from kvist_operator.plan import Plan, make_plan
 from kvist_operator.spec import Pool, read_pool
 
@@ -43,12 +43,14 @@ def pool(source: str = "hf://Qwen/Qwen3-8B", **spec: Any) -> Pool:
 @cache
 def known(name: str) -> Facts:
     """Return the facts of a model of the catalogue."""
-    return catalogue()[name.lower()].facts()
+    found = from_catalogue(name)
+    assert found is not None, name
+    return found
 
 
 def made(**config: Any) -> Facts:
     """Return the facts of a model like Llama 3.1 8B, with other keys."""
-    return Facts(model=SizedModel(shape=from_config({**DENSE, **config})), source="test")
+    return Facts(shape=from_config({**DENSE, **config}), source="test")
 
 
 def plan(name: str, gpu: str, **spec: Any) -> Plan:

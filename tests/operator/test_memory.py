@@ -17,7 +17,7 @@ ALONE = Layout()
 
 def cache(facts: Facts, layout: Layout = ALONE, capability: int = 90, **run: Any) -> Cache:
     """Return the KV cache of the fullest stage."""
-    found = caches(facts.model.shape, layout, EngineSettings(**run), capability)
+    found = caches(facts.shape, layout, EngineSettings(**run), capability)
     return max(found, key=lambda c: c.block_bytes)
 
 
@@ -113,12 +113,12 @@ def test_concurrency_is_what_vllm_reports() -> None:
 def test_speculative_drafts_cost_weights_and_cache() -> None:
     """A draft model costs weights and KV cache; n-grams cost nothing."""
     target, draft = known("Qwen/Qwen3-32B"), known("Qwen/Qwen3-0.6B")
-    plain, run = EngineSettings(), Draft(method="draft_model", tokens=4, shape=draft.model.shape)
-    extra = weight_bytes(target.model.shape, Layout(), replace(plain, draft=run)) - weight_bytes(
-        target.model.shape, Layout(), plain
+    plain, run = EngineSettings(), Draft(method="draft_model", tokens=4, shape=draft.shape)
+    extra = weight_bytes(target.shape, Layout(), replace(plain, draft=run)) - weight_bytes(
+        target.shape, Layout(), plain
     )
 
-    assert extra == pytest.approx(weight_bytes(draft.model.shape, Layout(), plain))
+    assert extra == pytest.approx(weight_bytes(draft.shape, Layout(), plain))
     assert token_bytes(target, draft=run) == 64 * 4096 + 28 * 4096
     assert token_bytes(target, draft=Draft(method="ngram", tokens=4)) == 64 * 4096
 
@@ -129,14 +129,14 @@ def test_multi_token_prediction_caches_its_layer() -> None:
     layout, draft = Layout(tensor=8, expert=True), Draft(method="mtp", tokens=1)
 
     assert token_bytes(facts, layout, draft=draft) == 62 * 1152
-    assert weight_bytes(facts.model.shape, layout, EngineSettings(draft=draft)) > weight_bytes(
-        facts.model.shape, layout, EngineSettings()
+    assert weight_bytes(facts.shape, layout, EngineSettings(draft=draft)) > weight_bytes(
+        facts.shape, layout, EngineSettings()
     )
 
 
 def test_stages_are_cut_as_vllm_cuts_them() -> None:
     """A remainder of layers goes to the stages before the last: 61 over 4 stages are 15, 15, 16, 15."""
-    shape = known("deepseek-ai/DeepSeek-R1").model.shape
+    shape = known("deepseek-ai/DeepSeek-R1").shape
 
     assert [stage.total() for stage in stages(shape.layers, 4)] == [15, 15, 16, 15]
     assert [stage.total() for stage in stages(shape.layers, 3)] == [20, 21, 20]
@@ -145,7 +145,7 @@ def test_stages_are_cut_as_vllm_cuts_them() -> None:
 def test_the_smallest_stage_decides() -> None:
     """A pipeline holds as many tokens as the stage that holds the fewest."""
     memory = budget(
-        known("deepseek-ai/DeepSeek-R1").model,
+        known("deepseek-ai/DeepSeek-R1"),
         accelerator("H100"),
         Layout(tensor=8, pipeline=2),
         EngineSettings(),
@@ -162,7 +162,7 @@ def test_graphs_are_counted_as_logs_count_them() -> None:
 
 def test_a_checkpoint_of_known_size_scales_the_weights() -> None:
     """A checkpoint that is ten per cent larger takes ten per cent more on each GPU."""
-    shape = known("Qwen/Qwen3-8B").model.shape
+    shape = known("Qwen/Qwen3-8B").shape
     computed = weight_bytes(shape, Layout(), EngineSettings())
 
     assert weight_bytes(shape, Layout(), EngineSettings(), 1.1 * 16_381_443_072) == pytest.approx(
@@ -172,7 +172,7 @@ def test_a_checkpoint_of_known_size_scales_the_weights() -> None:
 
 def test_adapters_take_room_beside_each_matrix() -> None:
     """Adapters of twice the rank take twice the memory."""
-    shape = known("Qwen/Qwen3-8B").model.shape
+    shape = known("Qwen/Qwen3-8B").shape
     plain, low, high = (
         weight_bytes(shape, Layout(), EngineSettings(adapters=n, adapter_rank=r))
         for n, r in ((0, 16), (2, 16), (2, 32))
@@ -183,7 +183,7 @@ def test_adapters_take_room_beside_each_matrix() -> None:
 
 def test_a_picture_counts_only_beyond_a_text_step() -> None:
     """Tower and decoder do not run at once, so only the excess and the cache of encoded images count."""
-    model = known("Qwen/Qwen3-VL-8B-Instruct").model
+    model = known("Qwen/Qwen3-VL-8B-Instruct")
     small, large = (
         budget(model, accelerator("H100"), Layout(), EngineSettings(batched_tokens=n)).encoder
         for n in (2048, 16_384)

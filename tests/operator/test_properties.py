@@ -19,7 +19,7 @@ from kvist_operator.memory.memory_budget import Memory, budget
 from kvist_operator.models.source import catalogue
 from kvist_operator.plan import Plan, PlanVerdict, make_plan
 
-NAMES = sorted(entry.name for entry in catalogue().values())
+NAMES = sorted(catalogue())
 models = st.sampled_from(NAMES)
 gpus = st.sampled_from([row.name for row in ROWS if row.vendor in ("nvidia", "amd")])
 layouts = st.builds(
@@ -36,7 +36,7 @@ def planned(name: str, gpu: str, memory: float | None = None) -> Plan:
 
 def measured(name: str, gpu: str, layout: Layout, **run: Any) -> Memory:
     """Return the memory of one layout."""
-    return budget(known(name).model, accelerator(gpu), layout, EngineSettings(**run))
+    return budget(known(name), accelerator(gpu), layout, EngineSettings(**run))
 
 
 @settings(max_examples=120, deadline=None)
@@ -44,7 +44,7 @@ def measured(name: str, gpu: str, layout: Layout, **run: Any) -> Memory:
 def test_every_model_gets_a_sound_plan_or_a_refusal_with_a_number(name: str, gpu: str) -> None:
     """A plan that fits holds a request, a refused one lacks memory, and parallelism divides the heads."""
     found = planned(name, gpu)
-    shape = known(name).model.shape
+    shape = known(name).shape
 
     if found.verdict is PlanVerdict.REFUSED:
         assert found.shortfall_bytes > 0

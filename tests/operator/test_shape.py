@@ -36,13 +36,13 @@ BILLIONS = {
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_the_size_from_the_shape_is_the_published_one(name: str) -> None:
     """The computed size is within a hundred-thousandth of every published index."""
-    assert checkpoint_bytes(known(name).model.shape) == pytest.approx(PUBLISHED[name], rel=1e-5)
+    assert checkpoint_bytes(known(name).shape) == pytest.approx(PUBLISHED[name], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", sorted(BILLIONS))
 def test_parameters_are_what_the_makers_say(name: str) -> None:
     """Total parameters are within 2 % of the published ones, active ones within an eighth (counts differ)."""
-    shape = known(name).model.shape
+    shape = known(name).shape
     everything, active = BILLIONS[name]
 
     assert parameters(shape) / 1e9 == pytest.approx(everything, rel=0.02)
@@ -51,16 +51,16 @@ def test_parameters_are_what_the_makers_say(name: str) -> None:
 
 def test_a_compressed_checkpoint_is_as_large_as_its_card_says() -> None:
     """Kimi K2.5, with experts in 4 bits and the rest in 16 bits, has about 595 GB on disk."""
-    assert checkpoint_bytes(known("moonshotai/Kimi-K2.5").model.shape) / 1e9 == pytest.approx(595, rel=0.002)
+    assert checkpoint_bytes(known("moonshotai/Kimi-K2.5").shape) / 1e9 == pytest.approx(595, rel=0.002)
 
 
 def test_the_catalogue_is_large_and_readable() -> None:
     """The catalogue has at least 25 models, each with a readable shape and the source of its size."""
-    found = [known(entry.name) for entry in catalogue().values()]
+    found = [known(name) for name in catalogue()]
 
     assert len(found) >= 25
     assert all(facts.checkpoint_source for facts in found)
-    assert not any(facts.model.shape.notes for facts in found)
+    assert not any(facts.shape.notes for facts in found)
 
 
 def test_gqa_mqa_and_mha_are_told_apart() -> None:
@@ -75,7 +75,7 @@ def test_gqa_mqa_and_mha_are_told_apart() -> None:
 
 def test_a_layer_list_makes_a_hybrid() -> None:
     """Layers have a window where the list says so, and full attention elsewhere."""
-    shape = known("openai/gpt-oss-120b").model.shape
+    shape = known("openai/gpt-oss-120b").shape
     windows = [layer.mixer.window for layer in shape.layers if isinstance(layer.mixer, Attention)]
 
     assert windows == [128, 0] * 18
@@ -90,8 +90,8 @@ def test_a_window_that_is_switched_off_is_none() -> None:
 
 def test_mla_is_one_row_for_all_heads() -> None:
     """MLA is read with its dimensions; every fourth layer of GLM 5.3 has an indexer of its own."""
-    dense = known("deepseek-ai/DeepSeek-R1").model.shape.latent
-    sparse = [layer.mixer for layer in known("zai-org/GLM-5.3-FP8").model.shape.layers]
+    dense = known("deepseek-ai/DeepSeek-R1").shape.latent
+    sparse = [layer.mixer for layer in known("zai-org/GLM-5.3-FP8").shape.layers]
 
     assert dense is not None
     assert (dense.kv_rank, dense.rope_dim, dense.sparse) == (512, 64, False)
@@ -101,7 +101,7 @@ def test_mla_is_one_row_for_all_heads() -> None:
 def test_recurrent_states_are_read_with_their_dtype() -> None:
     """Recurrent states of Qwen3.5 and Nemotron are in 32 bits, as config.json says."""
     qwen, nemotron = (
-        next(layer.mixer for layer in known(name).model.shape.layers if isinstance(layer.mixer, Recurrent))
+        next(layer.mixer for layer in known(name).shape.layers if isinstance(layer.mixer, Recurrent))
         for name in ("Qwen/Qwen3.5-27B", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16")
     )
 
@@ -111,7 +111,7 @@ def test_recurrent_states_are_read_with_their_dtype() -> None:
 
 def test_layers_of_one_part_have_no_other() -> None:
     """Mixers, experts and attention are separate layers in Nemotron's pattern."""
-    layers = known("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16").model.shape.layers
+    layers = known("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16").shape.layers
 
     assert len(layers) == 52
     assert all((layer.mixer is None) != (layer.experts is None) for layer in layers)
@@ -220,7 +220,7 @@ def test_what_is_not_modelled_is_noted() -> None:
 
 def test_a_vision_tower_is_measured() -> None:
     """The vision tower is read with its layers, patches per token, and most tokens of an image."""
-    tower = known("Qwen/Qwen3-VL-8B-Instruct").model.shape.encoder
+    tower = known("Qwen/Qwen3-VL-8B-Instruct").shape.encoder
 
     assert tower is not None
     assert (tower.layers, tower.hidden, tower.merge, tower.tokens) == (27, 1152, 4, 16_384)

@@ -21,7 +21,7 @@ from kvist_operator.errors import ModelError
 from kvist_operator.models.source import ModelHub, from_hub
 try:
     found = from_hub(sys.argv[1], "main", ModelHub())
-    print(json.dumps([found.model.shape.describe(), found.model.checkpoint_bytes, found.checkpoint_source]))
+    print(json.dumps([found.shape.describe(), found.checkpoint_bytes, found.checkpoint_source]))
 except ModelError as error:
     print(json.dumps(str(error)))
 """
@@ -113,7 +113,7 @@ def test_modelopt_s_file_is_read_from_the_hub() -> None:
     beside = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
     files = {"config.json": json.dumps(DENSE), "hf_quant_config.json": json.dumps(beside)}
 
-    assert from_hub("kvist/twig", "", Shelf(files, {})).model.shape.quantization.label == "FP8"
+    assert from_hub("kvist/twig", "", Shelf(files, {})).shape.quantization.label == "FP8"
 
 
 def test_a_folder_is_read_and_measured(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_folder_is_read_and_measured(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"x" * 100)
     found = facts(pool(str(tmp_path)).model)
 
-    assert (found.model.checkpoint_bytes, found.source) == (100, f"folder {tmp_path}")
+    assert (found.checkpoint_bytes, found.source) == (100, f"folder {tmp_path}")
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_the_catalogue_answers_without_a_hub() -> None:
         facts(pool(f"hf://{name}").model) for name in ("qwen/qwen3-32b", "moonshotai/Kimi-K2.5")
     )
 
-    assert told.model.checkpoint_bytes == 65_524_246_528
-    assert (computed.model.checkpoint_bytes, computed.checkpoint_source) == (0, "computed from the shape")
+    assert told.checkpoint_bytes == 65_524_246_528
+    assert (computed.checkpoint_bytes, computed.checkpoint_source) == (0, "computed from the shape")
 
 
 def test_a_pinned_revision_is_asked_of_the_hub() -> None:
@@ -166,8 +166,8 @@ def test_what_the_user_says_wins() -> None:
     shape = {"config": DENSE, "checkpointSize": "15Gi"}
     found = facts(pool("hf://Qwen/Qwen3-32B", model={"shape": shape}).model)
 
-    assert found.model.checkpoint_bytes == 15 << 30
-    assert found.model.shape.model_type == "llama"
+    assert found.checkpoint_bytes == 15 << 30
+    assert found.shape.model_type == "llama"
 
 
 @pytest.mark.parametrize("source", ["pvc://claim/llama", "oci://registry/llama:1", "/models/absent"])
@@ -183,4 +183,4 @@ def test_a_draft_model_is_found_like_a_model() -> None:
     """A draft model is found with or without the scheme."""
     found = draft_facts("hf://Qwen/Qwen3-0.6B", None)
 
-    assert checkpoint_bytes(found.model.shape) == pytest.approx(1.19e9, rel=0.01)
+    assert checkpoint_bytes(found.shape) == pytest.approx(1.19e9, rel=0.01)

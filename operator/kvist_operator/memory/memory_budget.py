@@ -23,8 +23,8 @@ from kvist_operator.models.layers import (
     layer_parts,
 )
 from kvist_operator.models.shape import (
+    Facts,
     ModelShape,
-    SizedModel,
     checkpoint_bytes,
     embedding_and_head,
     mtp_parts,
@@ -103,12 +103,12 @@ class Memory:
         return self.concurrency(length) >= sequences
 
 
-def budget(model: SizedModel, gpu: Accelerator, layout: Layout, settings: EngineSettings) -> Memory:
+def budget(facts: Facts, gpu: Accelerator, layout: Layout, settings: EngineSettings) -> Memory:
     """Return the memory of the fullest GPU."""
-    shape = model.shape
+    shape = facts.shape
     total = gpu.memory_gib * GIB
     usable = total * settings.share / 100
-    weights = weight_bytes(shape, layout, settings, model.checkpoint_bytes)
+    weights = weight_bytes(shape, layout, settings, facts.checkpoint_bytes)
     step = _activations(shape, layout, settings)
     encoder = _encoder(shape, settings, step)
     graphs = _graphs(shape, layout, settings, gpu)

@@ -6,7 +6,6 @@ quantization file and the size of the weights from the hub, never the weights; t
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import cycle, islice
@@ -19,7 +18,7 @@ from kvist_operator.errors import ModelError, ModelNotFound
 from kvist_operator.spec.pool import ModelRef, Shape, Source
 
 from .quantization import REFUSED
-from .shape import COMPUTED, Facts, SizedModel, from_config
+from .shape import COMPUTED, Facts, from_config
 
 CONFIG: Final = "config.json"
 QUANT_CONFIG: Final = "hf_quant_config.json"
@@ -74,8 +73,8 @@ def facts(ref: ModelRef, hub: ModelHub | None = None, field: str = "spec.model.s
         if ref.kind is Source.PATH and Path(ref.location).is_dir():
             return from_folder(Path(ref.location))
         if ref.kind is Source.HUB:
-            entry = catalogue().get(ref.location.lower()) if not ref.revision else None
-            return entry.facts() if entry else from_hub(ref.location, ref.revision, hub or ModelHub())
+            found = from_catalogue(ref.location) if not ref.revision else None
+            return found or from_hub(ref.location, ref.revision, hub or ModelHub())
         raise ModelNotFound(
             f"spec.model.shape: {ref.location} cannot be read from here: set spec.model.shape.config to the "
             "keys of its config.json and spec.model.shape.checkpointSize to the size of its files"
@@ -95,59 +94,40 @@ def draft_facts(name: str, shape: Shape | None, hub: ModelHub | None = None) -> 
 
 
 def _from_spec(shape: Shape, name: str) -> Facts:
-    model = from_config(shape.config, name="spec.model.shape.config")
     return Facts(
-        model=SizedModel(shape=model, checkpoint_bytes=shape.checkpoint_bytes),
+        shape=from_config(shape.config, name="spec.model.shape.config"),
+        checkpoint_bytes=shape.checkpoint_bytes,
         source=f"spec.model.shape for {name}",
         checkpoint_source="spec.model.shape.checkpointSize" if shape.checkpoint_bytes else COMPUTED,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogueEntry:
-    """One model of the catalogue: a current model, for clusters that cannot reach the hub."""
-
-    name: str
-    config: Mapping[str, Any]
-    checkpoint_bytes: int
-    """0 = computed from the shape."""
-    checkpoint_source: str
-    tool_parser: str
-    reasoning_parser: str
-    remote_code: bool
-    """The tokenizer is code of the repository, which vLLM runs only with --trust-remote-code."""
-
-    def facts(self) -> Facts:
-        """Return the facts of the model. Raises ModelError."""
-        shape = from_config(self.config, name=self.name)
-        return Facts(
-            model=SizedModel(shape=shape, checkpoint_bytes=self.checkpoint_bytes),
-            source="catalogue",
-            checkpoint_source=self.checkpoint_source,
-            tool_parser=self.tool_parser,
-            reasoning_parser=self.reasoning_parser,
-            remote_code=self.remote_code,
-        )
-
-
 @cache
-def catalogue() -> Mapping[str, CatalogueEntry]:
-    """Return the entries of catalogue.yaml by repository name in lower case."""
+def catalogue() -> Mapping[str, Any]:
+    """Return catalogue.yaml: current models by repository, for clusters that cannot reach the hub."""
     text = resources.files(__package__).joinpath("catalogue.yaml").read_text(encoding="utf-8")
-    raw = yaml.safe_load(text)
-    found = {}
-    for name, each in raw.items():
-        size = each.get("checkpoint") or {}
-        found[name.lower()] = CatalogueEntry(
-            name=name,
-            config=_expanded((each if "config" in each else raw[each["as"]])["config"]),
-            checkpoint_bytes=size.get("bytes", 0),
-            checkpoint_source=size.get("source", COMPUTED),
-            tool_parser=each.get("tool_parser", ""),
-            reasoning_parser=each.get("reasoning_parser", ""),
-            remote_code=each.get("remote_code", False),
-        )
+    found: Mapping[str, Any] = yaml.safe_load(text)
     return found
+
+
+def from_catalogue(repository: str) -> Facts | None:
+    """Return the facts of a repository in the catalogue, in any case of letters; None for another one."""
+    models = catalogue()
+    name = next((name for name in models if name.lower() == repository.lower()), "")
+    if not name:
+        return None
+    entry = models[name]
+    config = (entry if "config" in entry else models[entry["as"]])["config"]
+    size = entry.get("checkpoint") or {}
+    return Facts(
+        shape=from_config(_expanded(config), name=name),
+        checkpoint_bytes=size.get("bytes", 0),
+        source="catalogue",
+        checkpoint_source=size.get("source", COMPUTED),
+        tool_parser=entry.get("tool_parser", ""),
+        reasoning_parser=entry.get("reasoning_parser", ""),
+        remote_code=entry.get("remote_code", False),
+    )
 
 
 def _expanded(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -208,8 +188,8 @@ def _from_files(
     name = f"{prefix}{CONFIG}"
     quant = _json_object(quant_config, f"{prefix}{QUANT_CONFIG}") if quant_config else None
     shape = from_config(_json_object(config, name), name=name, quant_config=quant)
-    model = SizedModel(shape=shape, checkpoint_bytes=size)
-    return Facts(model=model, source=source, checkpoint_source=size_source if size else COMPUTED)
+    size_source = size_source if size else COMPUTED
+    return Facts(shape=shape, checkpoint_bytes=size, source=source, checkpoint_source=size_source)
 
 
 def _without_config(where: str, files: list[str]) -> ModelError:

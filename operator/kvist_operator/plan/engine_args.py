@@ -42,8 +42,8 @@ def read_draft(speculative: Speculative | None, mtp_layers: int, facts: Facts | 
     return Draft(
         method=METHODS[speculative.method],
         tokens=speculative.tokens,
-        shape=facts.model.shape if facts else None,
-        checkpoint_bytes=facts.model.checkpoint_bytes if facts else 0,
+        shape=facts.shape if facts else None,
+        checkpoint_bytes=facts.checkpoint_bytes if facts else 0,
     )
 
 
@@ -146,7 +146,7 @@ def _speculative_config(speculative: Speculative | None) -> Mapping[str, Any] | 
 
 def _images(pool: Pool, facts: Facts) -> dict[str, Any]:
     images = pool.workload.images
-    if facts.model.shape.encoder is None or images is None:
+    if facts.shape.encoder is None or images is None:
         return {}
     return {"limit_mm_per_prompt": {"image": images}} if images else {"language_model_only": True}
 
@@ -218,7 +218,7 @@ def describe_arguments(pool: Pool, facts: Facts, settings: EngineSettings) -> li
         found.append(Choice("speculative", value, f"as requested; {counted}", "spec.engine.speculative"))
     if pool.offload.cpu_bytes:
         found.append(_describe_offload(pool))
-    if pool.workload.images == 0 and facts.model.shape.encoder:
+    if pool.workload.images == 0 and facts.shape.encoder:
         reason = "no request has images: the vision tower is not loaded"
         found.append(Choice("languageModelOnly", True, reason, "spec.workload.imagesPerRequest"))
     return found

@@ -41,7 +41,7 @@ def make_plan(
         SpecError: a field that has an invalid value.
         HardwareError: no source names the accelerator, or it is not known.
     """
-    shape = facts.model.shape
+    shape = facts.shape
     version, versioned = _engine_version(pool)
     hardware, described = choose_hardware(pool.accelerator, nodes=nodes, gpu=gpu)
     required = read_requirements(pool, shape)
@@ -50,10 +50,8 @@ def make_plan(
     base = _base_settings(pool, hardware, kv, proposer)
     settings, first = first_settings(pool, shape, hardware.accelerator, required, base)
     _check(pool, facts, hardware)
-    q = SizingInput(
-        model=facts.model, hardware=hardware, engine=pool.engine, required=required, settings=settings
-    )
-    size_gib = (facts.model.checkpoint_bytes or checkpoint_bytes(shape)) / GIB
+    q = SizingInput(facts=facts, hardware=hardware, engine=pool.engine, required=required, settings=settings)
+    size_gib = (facts.checkpoint_bytes or checkpoint_bytes(shape)) / GIB
     counted = f"{parameters(shape) / 1e9:.1f} billion weights; files of {size_gib:.1f} GiB"
     model = Choice("model", shape.describe(), f"{counted}: {facts.checkpoint_source}", facts.source)
     choices = [model, *versioned, *described, *required.choices, *kv.choices, *first]
@@ -92,13 +90,13 @@ def _base_settings(pool: Pool, hardware: Hardware, kv: KvChoice, draft: Draft | 
 
 def _check(pool: Pool, facts: Facts, hardware: Hardware) -> None:
     """Raise SpecError for settings with which vLLM would not start, and for a size without its unit."""
-    shape, row = facts.model.shape, hardware.accelerator
+    shape, row = facts.shape, hardware.accelerator
     if pool.engine.quantization and shape.quantization.method:
         problem = f"the checkpoint is already {shape.quantization.label}: leave it out"
         raise SpecError("spec.engine.quantization", problem)
     if pool.engine.quantization and not row.fp8:
         raise SpecError("spec.engine.quantization", f"{row.name} does not compute in FP8: leave it out")
-    given, weights = facts.model.checkpoint_bytes, parameters(shape)
+    given, weights = facts.checkpoint_bytes, parameters(shape)
     if pool.model.shape and given and given < weights * MIN_BITS / 8:
         raise SpecError(
             "spec.model.shape.checkpointSize",
@@ -111,12 +109,12 @@ def _check(pool: Pool, facts: Facts, hardware: Hardware) -> None:
 
 def _doubts(pool: Pool, facts: Facts, hardware: Hardware, version: Version | None) -> list[str]:
     """Return why the plan is unverified; empty if it is not."""
-    shape, row = facts.model.shape, hardware.accelerator
+    shape, row = facts.shape, hardware.accelerator
     found = [*shape.notes]
     if not row.verified:
         found.append(f"vLLM's memory on {row.name} is not modelled; figures are estimates ({row.source})")
     label = shape.quantization.label
-    if not shape.quantization.exact and not facts.model.checkpoint_bytes:
+    if not shape.quantization.exact and not facts.checkpoint_bytes:
         found.append(f"the size of {label} weights is an estimate: set spec.model.shape.checkpointSize")
     if label == "NVFP4" and row.vendor != "nvidia":
         found.append(f"vLLM is not known to have kernels for NVFP4 weights on {row.name}")
@@ -145,7 +143,7 @@ def _fitting(
     choices: list[Choice],
     doubts: list[str],
 ) -> Plan:
-    settings, layout, shape = sized.settings, sized.layout, facts.model.shape
+    settings, layout, shape = sized.settings, sized.layout, facts.shape
     if q.hardware.accelerator.vendor == "cpu":
         # vLLM does not profile a CPU: the cache has a fixed size, in whole MiB
         settings = replace(settings, kv_bytes=int(sized.memory.kv) >> 20 << 20)
@@ -204,7 +202,7 @@ def _refused(
         layout=layout,
         settings=settings,
         memory=memory,
-        model=q.model.shape.describe(),
+        model=q.facts.shape.describe(),
         argv=(),
         env={},
         pod=pod,
@@ -215,7 +213,7 @@ def _refused(
 
 def _nearest(q: SizingInput) -> str:
     """Return the nearest configuration that fits: quantized, without the user's limits, or on other GPUs."""
-    if not q.model.shape.quantization.method and not q.settings.online_fp8 and q.hardware.accelerator.fp8:
+    if not q.facts.shape.quantization.method and not q.settings.online_fp8 and q.hardware.accelerator.fp8:
         found, _ = size(replace(q, settings=replace(q.settings, online_fp8=True)))
         if found:
             return f"spec.engine.quantization: FP8 on {_describe_size(found, q.hardware)} would fit"

@@ -13,7 +13,7 @@ from typing import Final
 from kvist_operator.hardware import Accelerator
 from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory, budget
-from kvist_operator.models.shape import ModelShape, SizedModel
+from kvist_operator.models.shape import Facts, ModelShape
 from kvist_operator.spec.pool import EngineSpec, Pool
 
 from .layouts import layouts_over_nodes, layouts_within_node
@@ -42,7 +42,7 @@ class SizedLayout:
 class SizingInput:
     """Input of the sizing rule."""
 
-    model: SizedModel
+    facts: Facts
     hardware: Hardware
     engine: EngineSpec
     required: Requirements
@@ -51,7 +51,7 @@ class SizingInput:
 
     def memory(self, layout: Layout, settings: EngineSettings) -> Memory:
         """Return the memory of one candidate."""
-        return budget(self.model, self.hardware.accelerator, layout, settings)
+        return budget(self.facts, self.hardware.accelerator, layout, settings)
 
     def satisfied_by(self, memory: Memory) -> bool:
         """Return whether all requirements are met."""
@@ -130,8 +130,8 @@ def tighter_settings(
 
 def size(q: SizingInput) -> tuple[SizedLayout | None, list[Layout]]:
     """Return the layout to use, None if none fits, and all layouts that are possible. Raises SpecError."""
-    near = layouts_within_node(q.engine, q.model.shape, q.hardware)
-    far = layouts_over_nodes(q.engine, q.model.shape, q.hardware)
+    near = layouts_within_node(q.engine, q.facts.shape, q.hardware)
+    far = layouts_over_nodes(q.engine, q.facts.shape, q.hardware)
     found = _smallest(q, near) or (_tightened(q, near[-1]) if near else None) or _over_nodes(q, far)
     return found, [*near, *far]
 
