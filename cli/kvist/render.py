@@ -5,7 +5,7 @@ import sys
 
 from kvist_operator.errors import OperatorError, SpecError
 from kvist_operator.manifests import Api, Rendered, Site, render
-from kvist_operator.manifests.text import to_yaml
+from kvist_operator.manifests.render import to_yaml
 from kvist_operator.plan import Plan, PlanVerdict
 from kvist_operator.spec import read_pool
 

@@ -1,7 +1,7 @@
 """``python -m tests.charts.generate``: writes what the chart takes from elsewhere; ``test_generated.py``
 holds it to that.
 
-The CRD from crds/, the operator's rules from ``kvist_operator.cluster.rights``, the table of values in
+The CRD from crds/, the operator's rules from ``kvist_operator.cluster.kinds``, the table of values in
 README.md from the comments of values.yaml.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import yaml
 
-from kvist_operator.cluster.rights import Rule, everywhere, namespaced
+from kvist_operator.cluster.kinds import Rule, everywhere, namespaced
 
 ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "charts" / "kvist"
@@ -33,7 +33,7 @@ def crd() -> str:
 
 def rules() -> str:
     """Two templates: rules of a Role, and of the ClusterRole."""
-    head = "{{/* Written by `make docs` from kvist_operator.cluster.rights, which says why. */}}\n"
+    head = "{{/* Written by `make docs` from kvist_operator.cluster.kinds, which says why. */}}\n"
     return head + "".join(
         f'{{{{- define "kvist.rules.{name}" }}}}\n{_listed(found)}{{{{- end }}}}\n'
         for name, found in (("namespaced", namespaced()), ("everywhere", everywhere()))

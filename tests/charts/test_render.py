@@ -10,7 +10,7 @@ import yaml
 from tests.charts.generate import CHART, CRD
 from tests.charts.helm import NAMESPACE, VALUES, Helm, HelmError, Json, of_kind, one, settings
 
-from kvist_operator.cluster.rights import Right, everywhere, namespaced, single_rights
+from kvist_operator.cluster.kinds import Right, everywhere, namespaced, single_rights
 from kvist_operator.manifests.cluster_facts import PICKER_IMAGE
 from kvist_operator.manifests.policy import ANYWHERE
 from kvist_operator.process.settings import Settings

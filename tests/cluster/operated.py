@@ -18,8 +18,7 @@ from tests.golang import cache
 from kvist_kube.connection import find_cluster
 from kvist_operator.cluster.apiserver import ApiServer
 from kvist_operator.cluster.cluster_api import Hook, Json
-from kvist_operator.cluster.kinds import CHILDREN, POOL, ObjectKind, Target
-from kvist_operator.cluster.rights import everywhere, namespaced
+from kvist_operator.cluster.kinds import CHILDREN, POOL, ObjectKind, Target, everywhere, namespaced
 from kvist_operator.manifests.object_names import OURS
 from kvist_sim.http1 import answers, get
 from kvist_sim.ports import free_ports

@@ -13,7 +13,7 @@ from tests.cluster.space import Apis, Space, ready
 from tests.cluster.steady import Steady
 from tests.crd.cases import CRD
 
-from kvist_operator.cluster.rights import everywhere
+from kvist_operator.cluster.kinds import everywhere
 from kvist_operator.process.settings import Settings
 from kvist_sim import model
 

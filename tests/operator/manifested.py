@@ -10,7 +10,7 @@ from typing import Any, Final
 from tests.crd.cases import cases, planned
 
 from kvist_operator.manifests import Rendered, Site, render
-from kvist_operator.manifests.text import to_yaml
+from kvist_operator.manifests.render import to_yaml
 from kvist_operator.spec import read_pool
 
 FOLDER: Final = Path(__file__).parent / "golden_manifests"

@@ -7,8 +7,7 @@ from tests.operator.pools import plan, pool
 
 from kvist_epp.settings.settings import Settings
 from kvist_operator.manifests import Site, render
-from kvist_operator.manifests.chats import chats
-from kvist_operator.manifests.tokenizer import Tokenizer
+from kvist_operator.manifests.tokenizer import Tokenizer, chats
 
 QWEN = "Qwen/Qwen3-8B"
 TEXT = "{{ messages[0].content }}"

@@ -8,8 +8,16 @@ import yaml
 from tests.operator.manifested import CASES, rendered
 
 from kvist_operator.cluster.capabilities import required_rights, review
-from kvist_operator.cluster.kinds import CHILDREN, POOL, SECRET, kind_of
-from kvist_operator.cluster.rights import Right, everywhere, namespaced, single_rights
+from kvist_operator.cluster.kinds import (
+    CHILDREN,
+    POOL,
+    SECRET,
+    Right,
+    everywhere,
+    kind_of,
+    namespaced,
+    single_rights,
+)
 from kvist_operator.process.observability import Metrics
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "operator.md"

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_operator.manifests.overlay import merged
+from kvist_operator.manifests.pods import merged
 
 BASE: dict[str, Any] = {
     "metadata": {"labels": {"a": "1"}},

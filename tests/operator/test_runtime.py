@@ -10,10 +10,19 @@ from tests.operator.memory import Memory
 
 from kvist_operator.cluster.capabilities import check
 from kvist_operator.cluster.cluster_api import Json
-from kvist_operator.cluster.kinds import CHILDREN, DEPLOYMENT, POD, POOL, SECRET, ObjectKind, Target, kind_of
+from kvist_operator.cluster.kinds import (
+    CHILDREN,
+    DEPLOYMENT,
+    POD,
+    POOL,
+    SECRET,
+    ObjectKind,
+    Right,
+    Target,
+    kind_of,
+)
 from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.cluster.pool_informer import PoolInformer
-from kvist_operator.cluster.rights import Right
 from kvist_operator.errors import StartError, Unavailable
 from kvist_operator.process.runtime import Operator
 from kvist_operator.process.settings import Settings

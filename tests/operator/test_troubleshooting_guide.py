@@ -14,7 +14,7 @@ from kvist_operator.manifests.object_names import ObjectNames
 from kvist_operator.status.advice import GUIDE as NAMED
 from kvist_operator.status.advice import RULES
 from kvist_operator.status.diagnosis import ORDER
-from kvist_operator.status.known_errors import SAYINGS
+from kvist_operator.status.termination_message import SAYINGS
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / NAMED).read_text()

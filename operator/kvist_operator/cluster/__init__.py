@@ -1,7 +1,6 @@
 """The cluster as the operator sees it: the API it uses, and what it knows of the cluster's objects.
 
-- ``kinds``: the kinds of objects that the operator reads or writes, and their API paths; pure.
-- ``rights``: the rules of the operator's ClusterRole or Roles; pure.
+- ``kinds``: the kinds of objects that the operator reads or writes, their API paths, and its rights; pure.
 - ``cluster_api``: the operations that the operator needs of a cluster; an interface.
 - ``api_errors``: meaning of the API server's failures, and pauses between attempts; pure.
 - ``apiserver``: the interface on a real API server.

@@ -18,8 +18,7 @@ from kvist_operator.manifests.object_names import MANAGER
 from .api_errors import UNAUTHORIZED, error_of, retry_pause
 from .capabilities import review
 from .cluster_api import Hook, Json, Moment, Write
-from .kinds import ObjectKind, Target, target_of
-from .rights import Right
+from .kinds import ObjectKind, Right, Target, target_of
 
 PAGE: Final = 500
 ANSWER_SECONDS: Final = 30.0

@@ -19,8 +19,18 @@ from kvist_operator.plan.resources import NODE_LABELS
 from kvist_operator.spec.pool import Pool, Source
 
 from .cluster_api import Cluster
-from .kinds import CHILDREN, CLAIM, NODE, POOL, ObjectKind, Target
-from .rights import Right, everywhere, namespaced, single_rights
+from .kinds import (
+    CHILDREN,
+    CLAIM,
+    NODE,
+    POOL,
+    ObjectKind,
+    Right,
+    Target,
+    everywhere,
+    namespaced,
+    single_rights,
+)
 
 CLAIM_SECONDS: Final = 60.0
 """Time after which an absent claim is looked up again; access modes never change."""

@@ -1,10 +1,20 @@
 """Complete Kubernetes objects, as dicts, from a plan. Pure.
 
-``render`` combines what the other modules make: ``engine_workload`` (with ``termination_log``, ``tokenizer``,
-``chats`` and ``sources``), ``picker``, ``gateway``, ``envoy``, ``bootstrap``, ``monitoring`` and ``policy``.
-``pods``, ``placing``, ``overlay``, ``text`` and ``object_names`` are shared by them. What only a cluster can
-tell (its APIs, claims, nodes) comes in as a ``Site`` (``cluster_facts``). What could not be made, and why,
-goes out as notes, each of which becomes a condition.
+What only a cluster can tell (its APIs, claims, nodes) comes in as a ``Site``. What could not be made, and
+why, goes out as notes, each of which becomes a condition.
+
+- ``render``: all objects of a pool, and objects as YAML.
+- ``engine_workload``: the engines' Deployment or LeaderWorkerSet.
+- ``termination_log``: the file by which engines report why they died.
+- ``picker``: the pickers' Deployment, Services and rights.
+- ``tokenizer``: the pickers' tokenizer and chat settings.
+- ``gateway``: routes and policies for a Gateway.
+- ``envoy``: the pool's own Envoy.
+- ``bootstrap``: the configuration of that Envoy.
+- ``policy``: NetworkPolicies and PodMonitors.
+- ``pods``: parts of all pods, Services and budgets.
+- ``object_names``: names, labels and annotations.
+- ``cluster_facts``: what the cluster offers, and notes.
 """
 
 from .cluster_facts import Api, Note, Site

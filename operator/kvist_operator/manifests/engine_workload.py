@@ -17,9 +17,7 @@ from kvist_operator.spec.pool import ENGINE_CONTAINER, Pool, Source
 from . import pods, termination_log
 from .cluster_facts import Json, Site
 from .object_names import ENGINE, ENGINE_PORT, PLAN, ObjectNames
-from .overlay import merged
-from .placing import placing
-from .sources import model_mounts, token
+from .pods import merged, model_mounts, placing, token
 
 USER: Final = 2000
 """vLLM's image names no user; any but root will do."""

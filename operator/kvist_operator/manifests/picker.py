@@ -10,11 +10,10 @@ from kvist_operator.spec.pool import Pool
 
 from . import object_names as child
 from . import pods
-from .chats import chats
 from .cluster_facts import Json, Site
 from .object_names import PICKER, ObjectNames
 from .termination_log import POLICY
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, chats
 
 USER: Final = 65532
 CERTIFICATES: Final = "/etc/kvist/tls"

@@ -4,22 +4,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import yaml
+
 from kvist_operator.errors import RenderError
 from kvist_operator.plan import Plan
 from kvist_operator.spec.pool import Pool
 
-from .chats import chats
 from .cluster_facts import Api, Json, Note, Ref, Site
 from .engine_workload import engine
 from .envoy import envoy
 from .gateway import gateway, missing
-from .monitoring import monitoring, unmonitored
 from .object_names import API_VERSION, ObjectNames
 from .picker import picker
-from .placing import unplaced
-from .policy import policies
+from .pods import unplaced
+from .policy import monitoring, policies, unmonitored
+from .tokenizer import chats, tokenizer
 from .tokenizer import notes as said
-from .tokenizer import tokenizer
 
 ORDER: Final = (
     "ServiceAccount",
@@ -118,3 +118,23 @@ def owner(pool: Pool) -> dict[str, Any]:
         "controller": True,
         "blockOwnerDeletion": True,
     }
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, _data: Any) -> bool:
+        return True
+
+
+def _string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _string)
+
+
+def to_yaml(objects: Iterable[Json]) -> str:
+    """Documents, each begun by ``---``, in the order given."""
+    return yaml.dump_all(
+        objects, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True, explicit_start=True
+    )

@@ -1,21 +1,15 @@
 """The status of a pool, from its plan or error, what was observed, the old status and the time. Pure.
 
-- ``status_builder``: the status object.
-- ``conditions``: the rules that all conditions follow.
-- ``conditions_builder``: what each condition says.
+- ``status_builder``: the status object and its conditions.
 - ``views``: numbers and states read from the pool's objects.
-- ``diagnosis``: why components do not run, and the remedy.
-- ``pod_diagnosis``: the same for one pod.
-- ``containers``: the same for one container.
-- ``scheduling_diagnosis``: remedies for a pod that no node takes.
-- ``termination_message``: the last error of an engine.
-- ``known_errors``: what is known of such errors.
-- ``spec_fields``: the fields that remedies name.
+- ``diagnosis``: why components do not run, the most urgent fault first.
+- ``pod_diagnosis``: the fault of one pod, and its remedy.
+- ``container_diagnosis``: the fault of one container, and the fields that remedies name.
+- ``termination_message``: the last error of an engine, and the table of known errors.
 - ``advice``: advice on a running pool.
 """
 
-from .conditions import Condition
-from .status_builder import Subject, status
+from .status_builder import Condition, Subject, status
 from .views import ObservedPool, Trouble, plan_status
 
 __all__ = ["Condition", "ObservedPool", "Subject", "Trouble", "plan_status", "status"]

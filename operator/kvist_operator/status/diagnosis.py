@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from kvist_operator.manifests.object_names import PLAN
 
-from .containers import PodFinding
+from .container_diagnosis import PodFinding, part_of
 from .pod_diagnosis import cause
-from .spec_fields import part_of
 from .termination_message import masked, shortened
 from .views import Trouble
 

@@ -1,21 +1,251 @@
-"""The whole status, from everything known. Pure; the same input gives the same status: at rest nothing is
-written."""
+"""The status of a pool: its conditions, counts and plan. Pure.
 
-from collections.abc import Mapping, Sequence
+The same input gives the same status, so at rest nothing is written. Conditions follow the API conventions:
+their time changes only with their status.
+
+- Accepted: the spec can be planned.
+- Available: requests are answered, by whichever generation.
+- Progressing: a change is under way.
+- GatewayAttached, Precise, Monitored: present only where they apply.
+- Ready: everything that the spec asks for is there.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final
 
 from kvist_epp.names import LABEL_POOL
 from kvist_operator.errors import OperatorError
 from kvist_operator.manifests.cluster_facts import Note
-from kvist_operator.manifests.object_names import ENGINE_PORT, ObjectNames
+from kvist_operator.manifests.object_names import ENGINE, ENGINE_PORT, ENVOY, PICKER, ObjectNames
 from kvist_operator.plan import Plan, PlanVerdict
 from kvist_operator.spec.pool import Pool
 
-from . import conditions_builder as build
-from .conditions import Condition, Json, written
-from .views import Counts, ObservedPool, counts, plan_status
+from .diagnosis import worst
+from .views import Counts, Object, ObservedPool, counts, parents, plan_status, summary
+
+Json = dict[str, Any]
+MESSAGE: Final = 4096
+"""Characters of a message that are kept: an engine's own words may be many."""
+
+
+class Truth(StrEnum):
+    """Status of a condition."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition, without its time."""
+
+    type: str
+    status: Truth
+    reason: str
+    """CamelCase, stable: for machines."""
+    message: str
+    """For people: what is, and what to do."""
+
+    @property
+    def holds(self) -> bool:
+        return self.status is Truth.TRUE
+
+
+def written(
+    conditions: Iterable[Condition], old: Sequence[Mapping[str, Any]], generation: int, now: datetime
+) -> list[Json]:
+    """In the order given; one that is not given any more is gone."""
+    before = {each.get("type"): each for each in old}
+    return [_written(each, before.get(each.type), generation, now) for each in conditions]
+
+
+def _written(condition: Condition, old: Mapping[str, Any] | None, generation: int, now: datetime) -> Json:
+    kept = old.get("lastTransitionTime") if old and old.get("status") == condition.status else None
+    return {
+        "type": condition.type,
+        "status": str(condition.status),
+        "observedGeneration": generation,
+        "lastTransitionTime": kept or timestamp(now),
+        "reason": condition.reason,
+        "message": condition.message[:MESSAGE],
+    }
+
+
+def timestamp(now: datetime) -> str:
+    """RFC 3339 in UTC, whole seconds."""
+    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+ACCEPTED: Final = "Accepted"
+AVAILABLE: Final = "Available"
+PROGRESSING: Final = "Progressing"
+ATTACHED: Final = "GatewayAttached"
+PRECISE: Final = "Precise"
+MONITORED: Final = "Monitored"
+READY: Final = "Ready"
+TRUE, FALSE, UNKNOWN = Truth.TRUE, Truth.FALSE, Truth.UNKNOWN
+
+
+def accepted(plan: Plan | None, error: OperatorError | None) -> Condition:
+    """From the plan, or the error that kept it from being made."""
+    if error is not None:
+        return Condition(ACCEPTED, FALSE, error.reason, str(error))
+    if plan is None:
+        return Condition(ACCEPTED, UNKNOWN, "Pending", "the pool has not been planned yet")
+    if plan.verdict is PlanVerdict.REFUSED:
+        said = next(choice.reason for choice in plan.choices if choice.field == "verdict")
+        return Condition(ACCEPTED, FALSE, "DoesNotFit", said)
+    if plan.verdict is PlanVerdict.UNVERIFIED:
+        return Condition(ACCEPTED, TRUE, "Unverified", "; ".join(plan.doubts))
+    return Condition(ACCEPTED, TRUE, "Planned", f"{summary(plan)}: the reasons are in status.plan.choices")
+
+
+def available(found: Counts) -> Condition:
+    """One replica is enough that has been ready for long enough: a gateway that looks names up does not
+    know it before."""
+    if found.available:
+        return Condition(
+            AVAILABLE, TRUE, "Serving", f"{found.ready} of {found.wanted} replicas are ready for requests"
+        )
+    if found.current and not found.wanted and not found.there:
+        return Condition(AVAILABLE, FALSE, "ScaledToZero", "spec.replicas is 0: raise it to serve requests")
+    if found.ready:
+        message = f"{found.ready} of {found.wanted} replicas became ready less than minReadySeconds ago"
+        return Condition(AVAILABLE, FALSE, "JustReady", message)
+    return Condition(
+        AVAILABLE, FALSE, "NoReplicaReady", f"none of {found.wanted} replicas is ready for requests"
+    )
+
+
+def progressing(observed: ObservedPool, found: Counts) -> Condition:
+    """True while something is under way; False when it is done, or stuck. Either way with pods' own words."""
+    where = f"{found.updated} of {found.wanted} replicas run the current plan, {found.ready} are ready"
+    if observed.failure:
+        return Condition(PROGRESSING, FALSE, observed.failure.reason, observed.failure.message)
+    if observed.waits:
+        return Condition(PROGRESSING, TRUE, "Waiting", "; ".join(observed.waits))
+    if observed.workload is None:
+        return Condition(PROGRESSING, FALSE, "NotStarted", "the engines have not been created yet")
+    if found.settled:
+        return Condition(PROGRESSING, FALSE, "Settled", where)
+    trouble = worst(observed.troubles, observed.workload, ENGINE)
+    if trouble:
+        status = FALSE if found.overdue else TRUE
+        return Condition(PROGRESSING, status, trouble.reason, f"{where}; {trouble.message}")
+    if found.overdue:
+        more = "no pod became ready in time: see the pods' logs, or raise spec.rollout.startupSeconds"
+        return Condition(PROGRESSING, FALSE, "DeadlineExceeded", f"{where}; {more}")
+    if found.settling:
+        young = found.wanted - found.available
+        return Condition(
+            PROGRESSING,
+            TRUE,
+            "JustReady",
+            f"{where}, {young} of them became ready less than minReadySeconds ago",
+        )
+    reason = "RollingOut" if found.updated < found.wanted else "Scaling"
+    return Condition(PROGRESSING, TRUE, reason, where)
+
+
+def attached(pool: Pool, observed: ObservedPool, notes: Sequence[Note]) -> Condition | None:
+    """None without a way in."""
+    if pool.gateway.mode == "None":
+        return None
+    missing = [note for note in notes if note.condition == ATTACHED]
+    if missing:
+        return _noted(missing)
+    if pool.gateway.mode == "Envoy":
+        ready = counts(observed.envoy).ready
+        if ready:
+            return Condition(ATTACHED, TRUE, "EnvoyServing", f"{ready} Envoy pods are ready")
+        why = _why(observed, observed.envoy, ENVOY)
+        return Condition(ATTACHED, FALSE, "EnvoyUnavailable", f"no Envoy pod is ready: {why}")
+    return _routed(observed)
+
+
+def _routed(observed: ObservedPool) -> Condition:
+    told = parents(observed.route)
+    silent = [name for name, said in told if not said]
+    if silent or not told:
+        names = ", ".join(silent) or "a route"
+        message = (
+            f"no controller has reported a status for {names}: check that the Gateway exists and allows "
+            "routes from this namespace"
+        )
+        return Condition(ATTACHED, UNKNOWN, "NoAnswer", message)
+    for name, said in told:
+        for kind in ("Accepted", "ResolvedRefs"):
+            if kind in said and said[kind].get("status") != "True":
+                reason = str(said[kind].get("reason") or "NotAttached")
+                return Condition(ATTACHED, FALSE, reason, f"{name}: {said[kind].get('message') or kind}")
+    return Condition(ATTACHED, TRUE, "RouteAccepted", ", ".join(name for name, _ in told))
+
+
+def precise(pool: Pool, notes: Sequence[Note]) -> Condition | None:
+    """Whether picks use the engines' own events; None where the mode is not Auto or prefix caching is off."""
+    if pool.picker.mode != "Auto" or not pool.engine.prefix_caching:
+        return None
+    found = [note for note in notes if note.condition == PRECISE]
+    return _noted(found) if found else Condition(PRECISE, TRUE, "KvEvents", "the picker follows KV events")
+
+
+def monitored(notes: Sequence[Note]) -> Condition | None:
+    """Only where monitoring was asked for and cannot be had."""
+    found = [note for note in notes if note.condition == MONITORED]
+    return _noted(found) if found else None
+
+
+def _noted(notes: Sequence[Note]) -> Condition:
+    return Condition(notes[0].condition, FALSE, notes[0].reason, "; ".join(note.message for note in notes))
+
+
+def ready(pool: Pool | None, observed: ObservedPool, others: Iterable[Condition]) -> Condition:
+    """The first thing that is missing, in the order in which it has to be mended."""
+    by_type = {each.type: each for each in others}
+    if observed.conflicts:
+        names = ", ".join(observed.conflicts)
+        message = (
+            f"these names are used by objects that the pool does not own, which were not modified: {names}. "
+            "Delete or rename them, or rename the pool"
+        )
+        return Condition(READY, FALSE, "NameConflict", message)
+    zero = by_type[AVAILABLE].reason == "ScaledToZero"
+    for kind in (ACCEPTED, PROGRESSING, AVAILABLE, ATTACHED):
+        each = by_type.get(kind)
+        if each is None or _fine(each, zero=zero):
+            continue
+        return Condition(READY, FALSE, each.reason, each.message)
+    if pool is not None and pool.picker.mode != "Off" and not counts(observed.picker).ready:
+        why = _why(observed, observed.picker, PICKER)
+        return Condition(READY, FALSE, "PickerUnavailable", f"no picker pod is ready: {why}")
+    message = "; ".join([by_type[AVAILABLE].message, *_limping(pool, observed)])
+    return Condition(READY, TRUE, "ScaledToZero" if zero else "AsAsked", message)
+
+
+def _why(observed: ObservedPool, workload: Object | None, component: str) -> str:
+    """Why none of a component's pods is ready, as far as they tell."""
+    trouble = worst(observed.troubles, workload, component)
+    if trouble:
+        return trouble.message
+    return "its pods are starting" if workload else "its Deployment has not been created yet"
+
+
+def _limping(pool: Pool | None, observed: ObservedPool) -> list[str]:
+    """Trouble of pickers and Envoys of which others serve."""
+    shown = [(PICKER, observed.picker)] if pool and pool.picker.mode != "Off" else []
+    shown += [(ENVOY, observed.envoy)] if pool and pool.gateway.mode == "Envoy" else []
+    found = [(workload, worst(observed.troubles, workload, of)) for of, workload in shown]
+    return [each.message for workload, each in found if each and not counts(workload).settled]
+
+
+def _fine(condition: Condition, *, zero: bool) -> bool:
+    if condition.type == PROGRESSING:
+        return condition.reason == "Settled"
+    return condition.holds or (condition.type == AVAILABLE and zero)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,20 +289,20 @@ def status(subject: Subject, observed: ObservedPool, old: Mapping[str, Any], now
 
 def _conditions(subject: Subject, observed: ObservedPool, found: Counts) -> list[Condition]:
     basic = [
-        build.accepted(subject.plan, subject.error),
-        build.available(found),
-        build.progressing(observed, found),
+        accepted(subject.plan, subject.error),
+        available(found),
+        progressing(observed, found),
     ]
     more = _optional(subject.pool, observed, subject.notes) if subject.pool else []
     others = [*basic, *more]
-    return [build.ready(subject.pool, observed, others), *others]
+    return [ready(subject.pool, observed, others), *others]
 
 
 def _optional(pool: Pool, observed: ObservedPool, notes: Sequence[Note]) -> list[Condition]:
     asked = (
-        build.attached(pool, observed, notes),
-        build.precise(pool, notes),
-        build.monitored(notes),
+        attached(pool, observed, notes),
+        precise(pool, notes),
+        monitored(notes),
     )
     return [condition for condition in asked if condition]
 
