@@ -1,9 +1,13 @@
 """Whole sets of objects, kept as files, reviewed as a diff.
 
-``python -m tests.operator.manifested`` writes them again.
+Two cases are kept complete (``COMPLETE``). Each other case is kept as its differences from the nearer of
+them, object by object. ``python -m tests.operator.manifested`` writes the files again.
 """
 
+import difflib
 import json
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +28,7 @@ SITE: Final = Site(
         {"kubernetes.io/os": "linux"},
     ],
 )
+COMPLETE: Final = ("minimal", "agents")
 CASES: Final = {case.name: case.pool for case in cases("valid")}
 
 
@@ -52,11 +57,56 @@ def text(found: Rendered) -> str:
     return to_yaml(found.objects)
 
 
+def golden(case: str, found: Rendered) -> str:
+    """Return the text that is kept of a case: all of its objects, or the differences from a complete case."""
+    if case in COMPLETE:
+        return text(found)
+    return min((difference(base, found) for base in COMPLETE), key=lambda lines: lines.count("\n"))
+
+
+def difference(base: str, found: Rendered) -> str:
+    """Return the differences of these objects from those of a complete case: whole objects where that case
+    has none of this kind and name, changed lines with one line around them elsewhere."""
+    before, after = _complete(base), _by_name(found)
+    lines = [f"# differences from {base}.yaml", *_order(list(before), list(after))]
+    lines += [f"# without {name}" for name in before if name not in after]
+    for name, made in after.items():
+        if name not in before:
+            lines += [f"# new {name}", *made]
+        elif before[name] != made:
+            changed = difflib.unified_diff(before[name], made, n=1, lineterm="")
+            lines += [f"# changed {name}", *(line for line in changed if line[:3] not in ("---", "+++"))]
+    return "\n".join(lines) + "\n"
+
+
+@cache
+def _complete(case: str) -> dict[str, list[str]]:
+    return _by_name(rendered(case))
+
+
+def _order(before: list[str], after: list[str]) -> Iterator[str]:
+    """A line if the objects that both have come in another order."""
+    both = [name for name in after if name in before]
+    if both != [name for name in before if name in after]:
+        yield f"# order: {', '.join(after)}"
+
+
+def _by_name(found: Rendered) -> dict[str, list[str]]:
+    return {f"{o['kind']} {o['metadata']['name']}": to_yaml([o]).splitlines() for o in found.objects}
+
+
+def path(case: str) -> Path:
+    """Return the file of a case."""
+    return FOLDER / f"{case}.{'yaml' if case in COMPLETE else 'diff'}"
+
+
 def write() -> None:
-    """All files again."""
+    """Write all files, and remove those of no case."""
     FOLDER.mkdir(exist_ok=True)
     for case in CASES:
-        (FOLDER / f"{case}.yaml").write_text(text(rendered(case)))
+        path(case).write_text(golden(case, rendered(case)))
+    for stale in {*FOLDER.iterdir()} - {path(case) for case in CASES}:
+        stale.unlink()
 
 
 if __name__ == "__main__":

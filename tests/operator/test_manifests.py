@@ -12,7 +12,7 @@ import pytest
 import yaml
 from tests.cluster.test_rights import rules_of_the_guide
 from tests.crd.cases import planned
-from tests.operator.manifested import CASES, FOLDER, SITE, one, rendered, resource, text
+from tests.operator.manifested import CASES, SITE, golden, one, path, rendered, resource, text
 
 from kvist_epp.names import POOL_GROUP
 from kvist_epp.settings.settings import Settings
@@ -30,8 +30,21 @@ Json = dict[str, Any]
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_objects_are_those_of_the_file(case: str) -> None:
-    """Whole sets, reviewed as a diff; the same input gives the same text."""
-    assert text(rendered(case)) == (FOLDER / f"{case}.yaml").read_text()
+    """Whole sets, or their differences from a whole set, are reviewed as a diff of files."""
+    assert golden(case, rendered(case)) == path(case).read_text()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_change_of_an_object_is_missed(case: str) -> None:
+    """A changed label of any object, a missing object and another order change what is kept of a case."""
+    kept, found = path(case).read_text(), rendered(case)
+    for made in found.objects:
+        made["metadata"]["labels"]["changed"] = "yes"
+        assert golden(case, found) != kept
+        del made["metadata"]["labels"]["changed"]
+    assert golden(case, replace(found, objects=found.objects[:-1])) != kept
+    assert golden(case, replace(found, objects=found.objects[::-1])) != kept
+    assert golden(case, found) == kept
 
 
 @pytest.mark.parametrize("version", VERSIONS)
