@@ -87,5 +87,5 @@ class StubPicker:
         if transport == "grpc":
             name = f"[{host}]" if ":" in host else host
             return await serve_grpc(table, name, port, tls=tls, lasting=LASTING_METHODS)
-        context = tls.server_context() if tls else None
+        context = tls.context if tls else None
         return await serve_http2(table, host, port, ssl=context, lasting=LASTING_METHODS)

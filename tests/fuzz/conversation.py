@@ -176,12 +176,12 @@ class Conversation:
 
     def take(self, most: int) -> None:
         """The socket takes something."""
-        self._out += b"".join(self.connection.take(most))
+        self._out += b"".join(self.connection.outbox.take(most))
         self._check()
 
     def park(self, beyond: int = 0) -> None:
         """The socket is full, and so many bytes wait before it."""
-        self.connection.park(beyond)
+        self.connection.outbox.park(beyond)
         self._check()
 
     def wait(self, seconds: float) -> None:
@@ -222,7 +222,7 @@ class Conversation:
 
     def _check_sums(self) -> None:
         connection, streams = self.connection, list(self.connection._open.values())
-        share, outbox, known = connection.memory, connection.outbox, connection._streams
+        share, outbox, known = connection.memory, connection.outbox, connection.stream_table
         assert len(streams) <= LIMITS.streams
         kept = sum(stream._held + stream._delivered for stream in streams)
         assert share.receiving == kept + STREAM_BYTES * len(streams)

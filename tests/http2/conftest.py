@@ -30,7 +30,7 @@ def authority(tls: Certificates | None, tmp_path: Path) -> Path | None:
     if tls is None:
         return None
     path = tmp_path / "ca.pem"
-    path.write_bytes(tls.ca_pem())
+    path.write_bytes(tls.material.ca)
     return path
 
 

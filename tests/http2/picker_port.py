@@ -73,7 +73,7 @@ async def opened(tls: Certificates | None, **limits: Any) -> AsyncIterator[Picke
     port = PickerPort(Limits(message_bytes=33 << 20, **limits))
     port.health.set(True)
     served = ext_proc_methods(port._decided, port._logged, port.health)
-    ssl = tls.server_context() if tls is not None else None
+    ssl = tls.context if tls is not None else None
     port.server = await serve_http2(served, "127.0.0.1", 0, port.limits, ssl=ssl, lasting=LASTING_METHODS)
     try:
         yield port

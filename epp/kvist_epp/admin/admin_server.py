@@ -8,7 +8,7 @@ import logging
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 from aiohttp import web
@@ -41,18 +41,12 @@ CONTENTS: Final = {
 }
 
 
-class MetricsSource(Protocol):
-    """Source of the metrics of a role."""
-
-    def snapshot(self) -> MetricsPage:
-        """Return all metrics as they are now."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolePages:
     """Sources of the pages that every role has."""
 
-    metrics: MetricsSource
+    metrics: Callable[[], MetricsPage]
+    """Returns all metrics as they are now."""
     not_ready: Callable[[], str]
     """Reason for which the picker is not ready; empty if it is."""
     warning: Callable[[], str] = str
@@ -109,7 +103,7 @@ async def serve(
 
 def _role_routes(pages: RolePages) -> list[web.RouteDef]:
     async def metrics(request: web.Request) -> web.Response:
-        page, accept = pages.metrics.snapshot(), request.headers.get("Accept", "")
+        page, accept = pages.metrics(), request.headers.get("Accept", "")
         body, content_type = await asyncio.to_thread(page.format, accept)
         return web.Response(body=body, headers={"Content-Type": content_type})
 

@@ -16,7 +16,7 @@ from kvist_epp.admin.fleet_page import FleetPage
 from kvist_epp.app.listeners import listen, open_certificates
 from kvist_epp.app.model_loader import ModelActivator, ModelLoader
 from kvist_epp.app.readiness import Readiness
-from kvist_epp.app.shutdown import Shutdown, freeze_startup_objects, run_process
+from kvist_epp.app.shutdown import Process, Shutdown, freeze_startup_objects, run_process
 from kvist_epp.director.assembly import make_director
 from kvist_epp.director.completion import CompletionHandler
 from kvist_epp.director.director import Director
@@ -43,17 +43,14 @@ ANSWER_SECONDS: Final = 1.0
 """Time reserved at the end of a drain to answer queued requests; 10,000 of them take half of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class App:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class App(Process):
     """A picker whose ports are open."""
 
     director: Director
     driver: FlowDriver
     registry: EndpointRegistry
     readiness: Readiness
-    grpc: Server
-    grpc_health: Server
-    metrics_port: int
     replication: "Replication | None" = None
 
     async def drain(self, delay_seconds: float, grace_seconds: float) -> None:
@@ -102,7 +99,7 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
         _gauges(director, registry, logs, loader)
         discovery = _discovery(settings, director, registry)
         health = Health()
-        replication = _replication(settings, registry)
+        replication = _replication(settings, registry, health)
         forward = None if replication is None else replication.forward_end
         completion = CompletionHandler(director, time.monotonic, forward)
         grpc, grpc_health = await _servers(
@@ -112,8 +109,6 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
             await replication.start(shutdown, stack)
         conditions = () if replication is None else (replication.waiting,)
         readiness = Readiness(registry, health, settings.warmup_timeout, conditions=conditions)
-        if replication is not None:
-            replication.ready = lambda: readiness.is_ready
         problems = (lambda: loader.problem, lambda: "" if certificates is None else certificates.problem)
         pages = await _pages(
             settings, registry, discovery, readiness, certificates, replication, problems, stack
@@ -128,7 +123,16 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
             shutdown.start_task(stack, prewarmer.run(), "prewarming")
         shutdown.start_task(stack, _tick(registry, readiness), "tick")
         freeze_startup_objects()
-        yield App(director, driver, registry, readiness, grpc, grpc_health, pages.port, replication)
+        yield App(
+            director=director,
+            driver=driver,
+            registry=registry,
+            readiness=readiness,
+            grpc=grpc,
+            grpc_health=grpc_health,
+            metrics_port=pages.port,
+            replication=replication,
+        )
 
 
 def _director(settings: Settings, logs: log.Logs, driver: FlowDriver) -> Director:
@@ -171,12 +175,12 @@ def _discovery(settings: Settings, director: Director, registry: EndpointRegistr
     return discovery
 
 
-def _replication(settings: Settings, registry: EndpointRegistry) -> "Replication | None":
+def _replication(settings: Settings, registry: EndpointRegistry, health: Health) -> "Replication | None":
     if not settings.replicas:
         return None
     from kvist_epp.replicas.replication import Replication  # imports grpc: slow, and 20 MB
 
-    return Replication(settings, registry)
+    return Replication(settings, registry, lambda: health.ready)
 
 
 async def _servers(
@@ -224,7 +228,7 @@ async def _pages(
     director, fleet_page = registry.director, FleetPage(registry)
     stack.push_async_callback(fleet_page.close)
     pages = PickerPages(
-        metrics=director.metrics,
+        metrics=director.metrics.snapshot,
         explain=lambda path, headers, body: pick_document(
             director.explain(path, headers, body, time.monotonic())
         ),
@@ -238,7 +242,7 @@ async def _pages(
         replicas=lambda: {} if replication is None else replication.document(),
         not_ready=lambda: readiness.not_ready_reason(discovery.problem),
         warning=lambda: "; ".join(filter(None, (problem() for problem in problems))),
-        ca=lambda: tls.ca_pem() if tls is not None else b"",
+        ca=lambda: tls.material.ca if tls is not None else b"",
     )
     server = await admin_server.serve(
         pages, settings.host, settings.metrics_port, body_limit=settings.max_message_bytes

@@ -60,7 +60,7 @@ async def listen(
             )
         from kvist_epp.http2.server import serve_http2
 
-        limits, ssl = Limits.of(settings), tls.server_context() if tls is not None else None
+        limits, ssl = Limits.of(settings), tls.context if tls is not None else None
         server = await serve_http2(served, settings.host, port, limits, ssl=ssl, lasting=LASTING_METHODS)
     except OSError as error:
         raise SettingsError(f"{flag}: cannot listen on port {port}: {error}") from error

@@ -35,11 +35,6 @@ class Readiness:
         self._reached = False
         self._stopped = ""
 
-    @property
-    def is_ready(self) -> bool:
-        """Return whether the picker takes requests: ready was reached, and no shutdown has begun."""
-        return self._reached and not self._stopped
-
     def not_ready_reason(self, discovery_problem: str = "") -> str:
         """Return what startup waits for, or why the picker stopped being ready; empty while it is ready.
 

@@ -5,9 +5,11 @@ import gc
 import logging
 import os
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from kvist_epp.errors import UncleanShutdownError
 from kvist_epp.http2.call import Server
@@ -79,21 +81,16 @@ async def _cancel(task: asyncio.Future[Any]) -> None:
     await asyncio.wait((task,))
 
 
-class Process(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process(ABC):
     """A process of either role whose ports are open."""
 
-    @property
-    def grpc(self) -> Server:
-        """Return the server of the ext_proc port."""
+    grpc: Server
+    """Server of the ext_proc port."""
+    grpc_health: Server
+    metrics_port: int
 
-    @property
-    def grpc_health(self) -> Server:
-        """Return the server of the gRPC health port."""
-
-    @property
-    def metrics_port(self) -> int:
-        """Return the port of the metrics and pages."""
-
+    @abstractmethod
     async def drain(self, delay_seconds: float, grace_seconds: float) -> None:
         """Become not ready, accept new calls for the delay, then give running calls the grace period."""
 

@@ -110,12 +110,7 @@ def _is_tail(rest: bytes) -> bool:
     """
     if not rest or rest == _NO_METADATA:
         return True
-    return _is_cached_tail(rest) if len(rest) <= _CACHED_TAIL_BYTES else _decodes_as_tail(rest)
-
-
-@lru_cache(maxsize=256)
-def _is_cached_tail(rest: bytes) -> bool:
-    return _decodes_as_tail(rest)
+    return _cached_decodes_as_tail(rest) if len(rest) <= _CACHED_TAIL_BYTES else _decodes_as_tail(rest)
 
 
 def _decodes_as_tail(rest: bytes) -> bool:
@@ -123,6 +118,9 @@ def _decodes_as_tail(rest: bytes) -> bool:
         return pb.ProcessingRequest.FromString(rest).WhichOneof("request") is None
     except DecodeError:
         return False
+
+
+_cached_decodes_as_tail: Final = lru_cache(maxsize=256)(_decodes_as_tail)
 
 
 def configuration(request: pb.ProcessingRequest) -> pb.ProtocolConfiguration:
@@ -152,13 +150,11 @@ def header_values(message: pb.HttpHeaders) -> dict[str, str]:
     headers: dict[str, str] = {}
     for header in message.headers.headers:
         key, raw = header.key.lower(), header.raw_value
-        value = raw.decode("latin-1") if raw else _as_latin_1(header.value)
+        value = raw.decode("latin-1") if raw else header.value
+        if not raw and not value.isascii():
+            value = value.encode().decode("latin-1")
         headers[key] = f"{headers[key]},{value}" if key in headers else value
     return headers
-
-
-def _as_latin_1(value: str) -> str:
-    return value if value.isascii() else value.encode().decode("latin-1")
 
 
 def subset(metadata: Metadata) -> tuple[str, ...] | None:
@@ -231,16 +227,19 @@ RESPONSE_HEADERS_WITHOUT_LENGTH: Final = field(2, field(1, field(2, field(2, _LE
 def encode_pick(
     number: int,
     endpoints: tuple[str, ...],
-    headers: tuple[tuple[str, str], ...],
+    headers: tuple[tuple[str, str], ...] = (),
     remove: tuple[str, ...] = (),
     body: bytes | None = None,
 ) -> bytes:
     """Return the pick as an answer in field ``number``: destination set, metadata set, route cache cleared.
 
     ``headers`` are request headers to set, ``remove`` those to remove. ``body`` replaces the whole body where
-    it is sent in one message (field 3); its length is set with it, as Envoy demands in the mode BUFFERED.
+    it is sent in one message (field 3); its length is set with it, as Envoy demands in the mode BUFFERED. In
+    an answer to request trailers only the metadata can still be set.
     """
     set_destination, metadata = _destination(endpoints)
+    if number == REPLY_REQUEST_TRAILERS:
+        return CONTINUE_REQUEST_TRAILERS + metadata
     mutation = set_destination + b"".join(_set_header(key, value) for key, value in headers)
     if remove:
         mutation += b"".join(field(2, key.encode()) for key in remove)
@@ -248,11 +247,6 @@ def encode_pick(
     if body is not None:
         common += _body_mutation(body)
     return field(number, field(1, common)) + metadata
-
-
-def encode_pick_at_trailers(endpoints: tuple[str, ...]) -> bytes:
-    """Return the pick as an answer to request trailers: metadata can still be set there, headers cannot."""
-    return CONTINUE_REQUEST_TRAILERS + _destination(endpoints)[1]
 
 
 def remove_request_headers(names: Iterable[str]) -> bytes:

@@ -117,13 +117,12 @@ def _model_spans(text: bytes) -> list[tuple[int, int]]:
             depth += 1
         elif kind in b"}]":
             depth -= 1
-        elif depth == 1 and _is_model(token[0]) and (colon := _COLON.match(text, token.end())):
-            spans.append((colon.end(), value_end(text, colon.end())))
+        elif depth == 1:
+            key = token[0]
+            is_model = key == _MODEL or (b"\\" in key and _string(key) == "model")
+            if is_model and (colon := _COLON.match(text, token.end())):
+                spans.append((colon.end(), value_end(text, colon.end())))
     return spans
-
-
-def _is_model(key: bytes) -> bool:
-    return key == _MODEL or (b"\\" in key and _string(key) == "model")
 
 
 def _string(encoded: bytes) -> str | None:

@@ -45,7 +45,7 @@ def ext_proc_methods(
 
     With ``on_response`` the ext_proc streams stay open to the end of the response, and each is reported.
     """
-    observe, report = on_response is not None, on_response or _ignore
+    observe, report = on_response is not None, on_response or (lambda _response: None)
     return {
         PROCESS_METHOD: lambda sink: _ProcessCall(
             sink, decide, ExtProcSession(observe_responses=observe), on_error, report
@@ -61,14 +61,10 @@ def model_header_methods(
     """Return ext_proc for a filter that sets the headers ``labels`` and nothing else, and health."""
     return {
         PROCESS_METHOD: lambda sink: _ProcessCall(
-            sink, decide, ExtProcSession(labels=labels), on_error, _ignore
+            sink, decide, ExtProcSession(labels=labels), on_error, lambda _response: None
         ),
         **health_methods(health),
     }
-
-
-def _ignore(_response: ObservedResponse) -> None:
-    pass
 
 
 class _ProcessCall:

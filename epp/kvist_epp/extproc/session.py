@@ -282,7 +282,7 @@ class ExtProcSession:
 
     def _answers(self, result: PickResult) -> tuple[bytes, ...]:
         if self._answer_in == gateway.REPLY_REQUEST_TRAILERS:
-            return (gateway.encode_pick_at_trailers(result.endpoints),)
+            return (gateway.encode_pick(self._answer_in, result.endpoints),)
         headers, body = result.headers, None
         if self._replaced:
             headers = (*headers, gateway.content_length(self._body))

@@ -32,19 +32,15 @@ class Health:
     """State of the health service; not ready at first."""
 
     def __init__(self) -> None:
-        self._ready = False
+        self.ready = False
+        """Whether requests may be sent here; changed by ``set``."""
         self._watchers: dict[object, tuple[str, Watcher]] = {}
-
-    @property
-    def ready(self) -> bool:
-        """Return whether requests may be sent here."""
-        return self._ready
 
     def set(self, ready: bool) -> None:
         """Change readiness; watchers of the readiness names are called if it differs."""
-        if ready == self._ready:
+        if ready == self.ready:
             return
-        self._ready = ready
+        self.ready = ready
         for service, watcher in list(self._watchers.values()):
             if service in READINESS:
                 watcher(self.answer(service))
@@ -62,21 +58,17 @@ class Health:
         names = (LIVENESS, *READINESS)
         return HealthListResponse(statuses={n: self._response(n) for n in names}).SerializeToString()
 
-    def watch(self, service: str, watcher: Watcher) -> Callable[[], None]:
+    def watch(self, service: str, watcher: Watcher) -> Callable[[], object]:
         """Call ``watcher`` with the answer now and after every change; return a function that stops this."""
         watch = object()
         self._watchers[watch] = (service, watcher)
         watcher(self.answer(service))
-
-        def stop() -> None:
-            self._watchers.pop(watch, None)
-
-        return stop
+        return lambda: self._watchers.pop(watch, None)
 
     def _response(self, service: str) -> HealthCheckResponse:
         if not self.knows(service):
             return HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN)
-        serving = self._ready or service == LIVENESS
+        serving = self.ready or service == LIVENESS
         status = HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING
         return HealthCheckResponse(status=status)
 
@@ -150,7 +142,7 @@ class _Watch(_HealthCall):
 
     def __init__(self, sink: Sink, health: Health) -> None:
         super().__init__(sink, health)
-        self._stop: Callable[[], None] = lambda: None
+        self._stop: Callable[[], object] = lambda: None
 
     def _answer(self, data: bytes, /) -> None:
         self._stop()

@@ -127,14 +127,6 @@ class GrpcStream:
         if not self.ended:
             self.call = call
 
-    def abort_for_shutdown(self) -> None:
-        """End a call that would never end by itself, because the server shuts down."""
-        self._abort(frames.UNAVAILABLE, "the server is going away")
-
-    def abort_as_stalled(self) -> None:
-        """End the call, because the client took too long."""
-        self._abort(frames.DEADLINE_EXCEEDED, "the client went silent")
-
     def data(self, chunk: bytes, start: int, stop: int) -> None:
         """Process a piece of the request's content; ``chunk[start:stop]`` is copied at most once."""
         if self._expected is not None and not self._as_announced(stop - start):
@@ -173,7 +165,7 @@ class GrpcStream:
         elif self.sent:
             self._table.remove(self)
         elif self._missing or self._fraction:
-            self._abort(frames.INTERNAL, "the last message is incomplete")
+            self.abort(frames.INTERNAL, "the last message is incomplete")
         elif self.call is not None:
             try:
                 self.call.half_closed()
@@ -236,12 +228,12 @@ class GrpcStream:
 
     def _unacceptable(self, flag: int) -> None:
         if flag == 1:
-            self._abort(frames.UNIMPLEMENTED, "compressed messages are not supported")
+            self.abort(frames.UNIMPLEMENTED, "compressed messages are not supported")
         elif flag:
-            self._abort(frames.INTERNAL, "reserved bits in a message prefix")
+            self.abort(frames.INTERNAL, "reserved bits in a message prefix")
         else:
             self._table.count_end("message-bytes")
-            self._abort(
+            self.abort(
                 frames.RESOURCE_EXHAUSTED, f"a message is over {self._table.limits.message_bytes} bytes"
             )
 
@@ -270,9 +262,9 @@ class GrpcStream:
 
     def _crashed(self, error: Exception) -> None:
         _report(error)
-        self._abort(frames.UNKNOWN, "internal error")
+        self.abort(frames.UNKNOWN, "internal error")
 
-    def _abort(self, status: int, message: str) -> None:
+    def abort(self, status: int, message: str) -> None:
         """Cancel the call, and end the stream with a status."""
         call, self.call = self.call, None
         if call is not None:

@@ -59,23 +59,24 @@ class HeaderReader:
         known = self._known.get(block)
         if known is not None:
             return known
-        fields, steady = self._decode(block)
+        fields, steady = self.decode(block)
         head = _head(fields)
-        if steady:
-            self._remember(block, head)
+        if steady and len(block) <= _REMEMBERED_BYTES:
+            if len(self._known) >= _REMEMBERED_BLOCKS:
+                self._known.clear()
+            self._known[block] = head
         return head
 
     def trailers(self, block: bytes) -> None:
         """Read a header block that ends a stream; raises as ``request`` does."""
-        for name, value in self._decode(block)[0]:
+        for name, value in self.decode(block)[0]:
             _check_field(name, value)
 
-    def skip(self, block: bytes) -> None:
-        """Read a header block of a stream that is gone, to keep the table in step."""
-        self._decode(block)
+    def decode(self, block: bytes) -> tuple[Fields, bool]:
+        """Return the fields, and whether the dynamic table is unchanged. Raises ProtocolError.
 
-    def _decode(self, block: bytes) -> tuple[Fields, bool]:
-        """Return the fields, and whether the dynamic table is unchanged."""
+        Header blocks of streams that are gone must be decoded too, to keep the table in step.
+        """
         newest, count, size = self._table()
         try:
             decoded = self._decoder.decode(block, raw=True)
@@ -102,13 +103,6 @@ class HeaderReader:
         entries = table.dynamic_entries
         return entries[0] if entries else None, len(entries), table.maxsize
 
-    def _remember(self, block: bytes, head: RequestHead) -> None:
-        if len(block) > _REMEMBERED_BYTES:
-            return
-        if len(self._known) >= _REMEMBERED_BLOCKS:
-            self._known.clear()
-        self._known[block] = head
-
 
 def _check_field(name: bytes, value: bytes) -> None:
     if not name or name.translate(None, _NAME_BYTES):
@@ -128,11 +122,15 @@ def _head(fields: Fields) -> RequestHead:
     method = pseudo.get(b":method")
     path = pseudo.get(b":path", b"")
     _check_target(method, path, pseudo)
-    _check_host(pseudo.get(b":authority"), regular)
+    authority, host = pseudo.get(b":authority"), regular.get(b"host")
+    if authority is not None and host is not None and authority.lower() != host.lower():
+        raise Malformed("host differs from :authority")
     content_type = regular.get(b"content-type", b"")
+    # ``application/grpc`` alone, with ``+format`` or with parameters; grpc-web is another protocol.
+    is_grpc = content_type.startswith(b"application/grpc") and content_type[16:17] in (b"", b"+", b";")
     return RequestHead(
         path=path,
-        grpc=method == b"POST" and _is_grpc(content_type),
+        grpc=method == b"POST" and is_grpc,
         bodyless=method == b"HEAD",
         content_length=_content_length(fields),
     )
@@ -166,17 +164,6 @@ def _check_target(method: bytes | None, path: bytes, pseudo: dict[bytes, bytes])
         raise Malformed(":scheme")
     if not path.startswith(b"/") and not (path == b"*" and method == b"OPTIONS"):
         raise Malformed(":path")
-
-
-def _check_host(authority: bytes | None, regular: dict[bytes, bytes]) -> None:
-    host = regular.get(b"host")
-    if authority is not None and host is not None and authority.lower() != host.lower():
-        raise Malformed("host differs from :authority")
-
-
-def _is_grpc(content_type: bytes) -> bool:
-    """Return whether it is ``application/grpc``, alone or with ``+format`` or parameters; grpc-web is not."""
-    return content_type.startswith(b"application/grpc") and content_type[16:17] in (b"", b"+", b";")
 
 
 def _content_length(fields: Fields) -> int | None:

@@ -15,8 +15,8 @@ from kvist_epp.http2.call import Method
 from kvist_epp.http2.frames import FrameReader
 from kvist_epp.http2.grpc_stream import GrpcStream
 from kvist_epp.http2.headers import HeaderReader, Malformed
-from kvist_epp.http2.limits import Budget, Limits, MemoryShare, PortStats, reason_of
-from kvist_epp.http2.stream_table import LARGEST_FRAME, Outbox, Output, StreamTable
+from kvist_epp.http2.limits import Budget, Limits, MemoryShare, PortStats
+from kvist_epp.http2.stream_table import LARGEST_FRAME, Outbox, StreamTable
 
 log = logging.getLogger(__name__)
 
@@ -24,12 +24,15 @@ _DRAIN_PING: Final = b"kvistbye"
 _ALIVE_PING: Final = b"kvist up"
 
 
+_REASONS: Final = {
+    frames.INTERNAL_ERROR: "internal",
+    frames.FLOW_CONTROL_ERROR: "flow-control",
+    frames.FRAME_SIZE_ERROR: "frame-size",
+    frames.COMPRESSION_ERROR: "compression",
+}
+"""Reasons in the metrics for the error codes of a connection; all other codes are ``protocol``."""
 _UNKNOWN: Final = (None, False)
 _SMALL_DATA: Final = 1024
-
-
-def _no_wake() -> None:
-    pass
 
 
 class Http2Connection:
@@ -40,12 +43,12 @@ class Http2Connection:
         methods: Mapping[str, Method],
         limits: Limits,
         *,
-        wake: Callable[[], None] = _no_wake,
+        wake: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         lasting: Collection[str] = (),
         stats: PortStats | None = None,
     ) -> None:
-        """``wake`` is called when a sink used outside `receive` leaves output to `take`.
+        """``wake`` is called when a sink used outside `receive` leaves output in ``outbox``.
 
         ``lasting`` names the methods whose calls never end by themselves: they do not delay `drain`.
         ``stats`` are the port's; without them the connection has its own.
@@ -54,16 +57,17 @@ class Http2Connection:
         self.memory = MemoryShare(stats or PortStats(limits.held_bytes))
         self.outbox = Outbox(limits.connection_send_bytes, wake, self.memory)
         self.closing = False
+        """True when the transport is to be closed, once `Outbox.take` returns nothing more."""
         self._methods = {path.encode(): (method, path in lasting) for path, method in methods.items()}
         self._frames = FrameReader(self, limits)
         self._headers = HeaderReader(limits.header_bytes)
         self._credit = limits.connection_window
         self._draining = False
         self._resets = Budget(limits.resets, clock)
-        self._streams = StreamTable(
+        self.stream_table = StreamTable(
             limits, self.outbox, self.memory, self._resets, fail=self._fail, done=self._on_streams_done
         )
-        self._open = self._streams.open
+        self._open = self.stream_table.open
         self._pings = Budget(limits.pings, clock, lambda: self.outbox.answered)
         self._changes = Budget(limits.settings, clock)
         self._empties = Budget(limits.empty_frames, clock)
@@ -98,23 +102,12 @@ class Http2Connection:
         except Exception as error:  # noqa: BLE001 - a bug must cost this connection only
             self._on_bug(error)
 
-    def take(self, most: int = 1 << 62) -> list[Output]:
-        """Return the bytes to write now, in order, up to the piece that reaches ``most`` bytes.
-
-        When none are left and ``closing`` is set, close the transport.
-        """
-        return self.outbox.take(most)
-
-    def park(self, beyond: int = 0) -> None:
-        """Keep the output, because the socket is full and ``beyond`` bytes wait in front of it already."""
-        self.outbox.park(beyond)
-
     def check_streams(self, now: float) -> None:
         """End stalled streams; to be called ``CHECKS_PER_STALL`` times in ``stall_seconds``."""
         if self.closing:
             return
         try:
-            self._streams.check(now)
+            self.stream_table.check(now)
         except Exception as error:  # noqa: BLE001 - as in receive
             self._on_bug(error)
 
@@ -137,7 +130,7 @@ class Http2Connection:
     def lost(self) -> None:
         """Cancel every open call and drop all output, because the transport is gone."""
         self.closing = True
-        self._streams.cancel_all()
+        self.stream_table.cancel_all()
         self.outbox.clear()
 
     @property
@@ -149,16 +142,6 @@ class Http2Connection:
     def streams(self) -> int:
         """Return the number of open streams."""
         return len(self._open)
-
-    @property
-    def unsent_bytes(self) -> int:
-        """Return the bytes that wait for the peer, or for the transport."""
-        return self.outbox.size + self.outbox.waiting_bytes
-
-    @property
-    def last_stream(self) -> int:
-        """Return the number of the newest stream, which only grows."""
-        return self._streams.last
 
     # -- DATA
 
@@ -175,7 +158,7 @@ class Http2Connection:
         if stream is None:
             self._stray(number, size)
         elif stream.half_closed:
-            self._streams.reset(stream, frames.STREAM_CLOSED)
+            self.stream_table.reset(stream, frames.STREAM_CLOSED)
         elif not ends:
             if empty:
                 self._spend(self._empties, "empty-frames")
@@ -195,7 +178,7 @@ class Http2Connection:
         stream.credit -= size
         if stream.sent:
             # Answered already: the rest of the request is of no use (RFC 9113 section 8.1).
-            self._streams.reset(stream, frames.NO_ERROR)
+            self.stream_table.reset(stream, frames.NO_ERROR)
         elif stream.credit < 0:
             raise ProtocolError("stream window exceeded", frames.FLOW_CONTROL_ERROR)
         elif stream.credit * 2 < self.limits.stream_window:
@@ -212,12 +195,12 @@ class Http2Connection:
 
     def _stray(self, number: int, size: int) -> None:
         """Handle DATA for a stream that is not open; frames under way to one reset by us are no flood."""
-        self._streams.check_opened(number)
-        if self._streams.was_reset(number):
+        self.stream_table.check_opened(number)
+        if number in self.stream_table.reset_by_us:
             if size < _SMALL_DATA:
                 self._spend(self._controls, "control-frames")
         else:
-            self._streams.refuse(number, frames.STREAM_CLOSED, "protocol")
+            self.stream_table.refuse(number, frames.STREAM_CLOSED, "protocol")
 
     # -- header blocks
 
@@ -226,8 +209,8 @@ class Http2Connection:
         stream = self._open.get(number)
         if stream is not None:
             self._trailers(stream, ends, block)
-        elif number > self._streams.last and number & 1:
-            self._streams.last = number
+        elif number > self.stream_table.last and number & 1:
+            self.stream_table.last = number
             self._request(number, ends, block)
         else:
             self._late_headers(number, block)
@@ -236,10 +219,10 @@ class Http2Connection:
         try:
             head = self._headers.request(block)
         except Malformed:
-            self._streams.refuse(number, frames.PROTOCOL_ERROR, "protocol")
+            self.stream_table.refuse(number, frames.PROTOCOL_ERROR, "protocol")
             return
         method, lasting = self._methods.get(head.path, _UNKNOWN) if head.grpc else _UNKNOWN
-        stream = self._streams.begin(number, head, lasting=lasting)
+        stream = self.stream_table.begin(number, head, lasting=lasting)
         if stream is None:
             return
         if head.grpc:
@@ -252,18 +235,18 @@ class Http2Connection:
         try:
             self._headers.trailers(block)
         except Malformed:
-            self._streams.reset(stream, code)
+            self.stream_table.reset(stream, code)
             return
         if stream.half_closed or not ends:
-            self._streams.reset(stream, code)
+            self.stream_table.reset(stream, code)
         else:
             stream.finish()
 
     def _late_headers(self, number: int, block: bytes) -> None:
-        if self._streams.was_reset(number):
+        if number in self.stream_table.reset_by_us:
             self._spend(self._controls, "control-frames")
-            self._headers.skip(block)
-        elif self._streams.was_open(number):
+            self._headers.decode(block)  # keeps the table in step
+        elif number in self.stream_table.closed:
             raise ProtocolError("HEADERS on a closed stream", frames.STREAM_CLOSED)
         else:
             raise ProtocolError("HEADERS on a stream that cannot be opened")
@@ -275,23 +258,23 @@ class Http2Connection:
         if kind < len(_HANDLERS):
             _HANDLERS[kind](self, flags, number, payload)
         else:
-            self._idle(flags, number, payload)
+            self._ignored(flags, number, payload)
 
-    def _idle(self, _flags: int, _number: int, _payload: bytes) -> None:
+    def _ignored(self, _flags: int, _number: int, _payload: bytes) -> None:
         self._spend(self._controls, "control-frames")
 
     def _push_promise(self, _flags: int, _number: int, _payload: bytes) -> None:
         raise ProtocolError("clients do not push")
 
     def _rst_stream(self, _flags: int, number: int, _payload: bytes) -> None:
-        self._streams.check_opened(number)
+        self.stream_table.check_opened(number)
         stream = self._open.get(number)
         if stream is None:
             self._spend(self._controls, "control-frames")
             return
         if not stream.sent:
             self._spend(self._resets, "resets")
-        self._streams.remove(stream)
+        self.stream_table.remove(stream)
 
     def _settings(self, flags: int, _number: int, payload: bytes) -> None:
         if len(payload) % 6 or (flags & frames.ACK and payload):
@@ -309,7 +292,7 @@ class Http2Connection:
         if key == frames.SETTING_ENABLE_PUSH and value > 1:
             raise ProtocolError("ENABLE_PUSH is 0 or 1")
         if key == frames.SETTING_INITIAL_WINDOW_SIZE:
-            self._streams.resize_windows(value)
+            self.stream_table.resize_windows(value)
         elif key == frames.SETTING_MAX_FRAME_SIZE:
             if not frames.DEFAULT_FRAME_BYTES <= value <= frames.LARGEST_FRAME_BYTES:
                 raise ProtocolError("MAX_FRAME_SIZE out of range")
@@ -320,8 +303,8 @@ class Http2Connection:
         if not flags & frames.ACK:
             self.outbox.control(frames.frame(frames.PING, frames.ACK, frames.CONNECTION, payload))
         elif payload == _DRAIN_PING and self._draining:
-            self.outbox.put(frames.goaway(self._streams.last, frames.NO_ERROR))
-            self._streams.close_when_idle()
+            self.outbox.put(frames.goaway(self.stream_table.last, frames.NO_ERROR))
+            self.stream_table.close_when_idle()
 
     def _goaway(self, _flags: int, _number: int, payload: bytes) -> None:
         if len(payload) < 8:
@@ -336,10 +319,10 @@ class Http2Connection:
                 raise ProtocolError("WINDOW_UPDATE of nothing")
             self.outbox.widen(increment)
             return
-        self._streams.check_opened(number)
+        self.stream_table.check_opened(number)
         stream = self._open.get(number)
         if stream is not None:
-            self._streams.widen(stream, increment)
+            self.stream_table.widen(stream, increment)
 
     def _spend(self, budget: Budget, reason: str) -> None:
         if not budget.spend():
@@ -355,9 +338,9 @@ class Http2Connection:
         if self.closing:
             return
         self.closing = True
-        self.memory.stats.connections_ended[error.reason or reason_of(error.code)] += 1
-        self.outbox.put(frames.goaway(self._streams.last, error.code, str(error)))
-        self._streams.cancel_all()
+        self.memory.stats.connections_ended[error.reason or _REASONS.get(error.code, "protocol")] += 1
+        self.outbox.put(frames.goaway(self.stream_table.last, error.code, str(error)))
+        self.stream_table.cancel_all()
 
     def _on_bug(self, error: Exception) -> None:
         """Log where it failed, without the exception's text, which may quote a prompt."""
@@ -367,9 +350,9 @@ class Http2Connection:
 
 
 _HANDLERS: tuple[Callable[[Http2Connection, int, int, bytes], None], ...] = (
-    Http2Connection._idle,
-    Http2Connection._idle,
-    Http2Connection._idle,
+    Http2Connection._ignored,
+    Http2Connection._ignored,
+    Http2Connection._ignored,
     Http2Connection._rst_stream,
     Http2Connection._settings,
     Http2Connection._push_promise,

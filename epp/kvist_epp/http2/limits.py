@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from kvist_epp.http2 import frames
 from kvist_epp.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -255,19 +254,6 @@ STREAM_ENDS: Final = (
 )
 """Reasons for which a stream is ended before its call ends it; the values of a metric's label."""
 
-_BY_CODE: Final = {
-    frames.INTERNAL_ERROR: "internal",
-    frames.FLOW_CONTROL_ERROR: "flow-control",
-    frames.FRAME_SIZE_ERROR: "frame-size",
-    frames.COMPRESSION_ERROR: "compression",
-}
-
-
-def reason_of(code: int) -> str:
-    """Return the reason that belongs to an HTTP/2 error code of ours."""
-    return _BY_CODE.get(code, "protocol")
-
-
 WARN_SECONDS: Final = 60.0
 MAX_REASONS: Final = 32
 """Number of reasons counted separately. They are OpenSSL's, a few hundred, and peers choose among them."""
@@ -356,9 +342,6 @@ class PortStats:
         self.connections_ended = dict.fromkeys(CONNECTION_ENDS, 0)
         self.streams_ended = dict.fromkeys(STREAM_ENDS, 0)
         self.handshake_failures = HandshakeFailures()
-
-    def __repr__(self) -> str:
-        return f"<PortStats {self.held} of {self.limit} bytes, {self.connections} connections>"
 
 
 class MemoryShare:

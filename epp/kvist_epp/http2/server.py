@@ -101,10 +101,6 @@ class Http2Server:
             await asyncio.wait((self._sweeper,))
         for transport in list(self.transports):
             transport.abort()
-        await self.wait_until_empty()
-
-    async def wait_until_empty(self) -> None:
-        """Wait until no connection is left."""
         await self._empty.wait()
 
     async def _wait_until_deserted(self) -> None:
@@ -115,7 +111,7 @@ class Http2Server:
         """
         quiet = False
         while not quiet:
-            await self.wait_until_empty()
+            await self._empty.wait()
             self._joined.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._joined.wait(), _QUIET_SECONDS)

@@ -97,7 +97,7 @@ class ServerTransport(asyncio.Protocol):
         self.connection = Http2Connection(
             server.methods,
             server.limits,
-            wake=self._wake,
+            wake=lambda: loop.call_soon(self._flush),  # once for all answers of one turn of the loop
             clock=loop.time,
             lasting=server.lasting,
             stats=server.stats,
@@ -193,13 +193,13 @@ class ServerTransport(asyncio.Protocol):
     def unsent_bytes(self) -> int:
         """Return the bytes of answers that wait for this peer, including the event loop's buffer."""
         buffered = self._transport.get_write_buffer_size() if self._transport is not None else 0
-        return self.connection.unsent_bytes + buffered
+        return self.connection.outbox.size + self.connection.outbox.waiting_bytes + buffered
 
     def idle_for(self, now: float) -> float:
         """Return the seconds without a call; 0 while there is one."""
         connection = self.connection
-        if connection.streams or connection.last_stream != self._last_stream:
-            self._last_stream = connection.last_stream
+        if connection.streams or connection.stream_table.last != self._last_stream:
+            self._last_stream = connection.stream_table.last
             self._busy_at = now
         return now - self._busy_at
 
@@ -302,10 +302,6 @@ class ServerTransport(asyncio.Protocol):
 
     # -- writing
 
-    def _wake(self) -> None:
-        """Flush once for all answers of the same turn of the event loop."""
-        self._loop.call_soon(self._flush)
-
     def _flush(self) -> None:
         transport = self._transport
         if transport is None or self._leaving:
@@ -313,7 +309,7 @@ class ServerTransport(asyncio.Protocol):
         if self._tls is None or self._tls.established:
             self._write(transport)
         if self._paused:
-            self.connection.park(transport.get_write_buffer_size())
+            self.connection.outbox.park(transport.get_write_buffer_size())
         elif self.connection.closing:
             self._leave(transport)
         elif self._tls is not None:
@@ -322,7 +318,7 @@ class ServerTransport(asyncio.Protocol):
     def _write(self, transport: asyncio.Transport) -> None:
         """Write as much as the socket takes; the rest waits in the outbox."""
         while not self._paused:
-            chunks = self.connection.take(_WRITE_BYTES)
+            chunks = self.connection.outbox.take(_WRITE_BYTES)
             if not chunks:
                 return
             if self._tls is None:

@@ -41,7 +41,7 @@ class Outbox:
         "window",
     )
 
-    def __init__(self, limit: int, wake: Callable[[], None], memory: MemoryShare) -> None:
+    def __init__(self, limit: int, wake: Callable[[], object], memory: MemoryShare) -> None:
         self.window = frames.DEFAULT_WINDOW
         self.max_frame = frames.DEFAULT_FRAME_BYTES
         self.limit = limit
@@ -75,21 +75,27 @@ class Outbox:
         self.answered -= len(frame)
         self.put(frame)
 
-    def take(self, most: int) -> list[Output]:
+    def take(self, most: int = 1 << 62) -> list[Output]:
         """Return bytes for the socket, in order, up to the piece that reaches ``most`` bytes."""
         self.awake = False
         if self.parked:
             self._memory.queue(-self.parked)
             self.parked = 0
-        if self.size > most or self._rest:
-            return self._part(most)
-        chunks = self._chunks
+        if self.size <= most and not self._rest:
+            chunks, size = self._chunks, self.size
+        else:
+            self._rest.extend(self._chunks)
+            chunks, size = [], 0
+            while self._rest and size < most:
+                chunk = self._rest.popleft()
+                size += len(chunk)
+                chunks.append(chunk)
         self._chunks = []
-        self.answered += self.size
-        self.size = 0
+        self.answered += size
+        self.size -= size
         return chunks
 
-    def park(self, beyond: int) -> None:
+    def park(self, beyond: int = 0) -> None:
         """Keep the output, because the socket is full; it counts as held, with ``beyond`` bytes elsewhere."""
         self.awake = False
         self._memory.queue(self.size + beyond - self.parked)
@@ -123,7 +129,12 @@ class Outbox:
                 if stream.window > 0:
                     self._blocked[stream.id] = stream
                 return
-            self._emit(stream, piece[:room])
+            stream.window -= room
+            stream.emitted += room
+            self.window -= room
+            self._add_waiting(stream, -room)
+            self.put(frames.pack_head(room >> 16, room & 0xFFFF, frames.DATA, 0, stream.id))
+            self.put(piece[:room])
             if room == len(piece):
                 waiting.popleft()
             else:
@@ -143,27 +154,6 @@ class Outbox:
         self._blocked.pop(stream.id, None)
         self._add_waiting(stream, -stream.waiting_bytes)
         stream.waiting = None
-
-    def _part(self, most: int) -> list[Output]:
-        self._rest.extend(self._chunks)
-        self._chunks = []
-        chunks, size = [], 0
-        while self._rest and size < most:
-            chunk = self._rest.popleft()
-            size += len(chunk)
-            chunks.append(chunk)
-        self.answered += size
-        self.size -= size
-        return chunks
-
-    def _emit(self, stream: GrpcStream, piece: memoryview) -> None:
-        size = len(piece)
-        stream.window -= size
-        stream.emitted += size
-        self._add_waiting(stream, -size)
-        self.window -= size
-        self.put(frames.pack_head(size >> 16, size & 0xFFFF, frames.DATA, 0, stream.id))
-        self.put(piece)
 
     def _add_waiting(self, stream: GrpcStream, size: int) -> None:
         stream.waiting_bytes += size
@@ -222,8 +212,10 @@ class StreamTable:
         self._resets = resets
         self._fail = fail
         self._done = done
-        self._reset_by_us = _RecentNumbers(_REMEMBERED)
-        self._closed: deque[int] = deque(maxlen=_REMEMBERED)
+        self.reset_by_us = _RecentNumbers(_REMEMBERED)
+        """Numbers of the streams that this side reset last."""
+        self.closed: deque[int] = deque(maxlen=_REMEMBERED)
+        """Numbers of the streams that ended last; other numbers were skipped by the client."""
 
     # -- beginnings
 
@@ -245,7 +237,7 @@ class StreamTable:
 
     def refuse(self, number: int, code: int, reason: str) -> None:
         """Send RST_STREAM; the client's frames already under way will be ignored."""
-        self._reset_by_us.add(number)
+        self.reset_by_us.add(number)
         self.outbox.put(frames.rst_stream(number.to_bytes(4, "big"), code))
         if code == frames.NO_ERROR:
             return
@@ -263,14 +255,6 @@ class StreamTable:
         """Raise ``ProtocolError`` for a stream that is still idle, or that no client can open."""
         if number > self.last or not number & 1:
             raise ProtocolError("a frame on an idle stream")
-
-    def was_reset(self, number: int) -> bool:
-        """Return whether the stream was reset by us, not long ago."""
-        return number in self._reset_by_us
-
-    def was_open(self, number: int) -> bool:
-        """Return whether the stream was open, not long ago; others were skipped by the client."""
-        return number in self._closed
 
     # -- windows
 
@@ -308,7 +292,7 @@ class StreamTable:
         """Remove a stream, however it ended; a call still open is cancelled."""
         if self.open.pop(stream.number, None) is None:
             return
-        self._closed.append(stream.number)
+        self.closed.append(stream.number)
         self.memory.receive(-STREAM_BYTES)
         if stream.sent:
             self._answered.pop(stream.number, None)
@@ -340,7 +324,7 @@ class StreamTable:
                 self.reset(stream, frames.CANCEL, reason)
             else:
                 self.count_end(reason)
-                stream.abort_as_stalled()
+                stream.abort(frames.DEADLINE_EXCEEDED, "the client went silent")
 
     def close_when_idle(self) -> None:
         """Open no more streams; ``done`` is called when the last call has ended."""
@@ -369,7 +353,7 @@ class StreamTable:
         if not self._running:
             self._closing = False  # or each stream that ends here would come back here
             for stream in [stream for stream in self.open.values() if not stream.sent]:
-                stream.abort_for_shutdown()
+                stream.abort(frames.UNAVAILABLE, "the server is going away")
             self._closing = True
         if not self.open:
             self._done()

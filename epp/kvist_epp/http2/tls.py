@@ -49,7 +49,7 @@ class TlsMaterial:
     """The server's certificate and the intermediate ones up to its authority."""
     key: bytes = field(repr=False)
     ca: bytes = b""
-    """Authority that verifies the server; empty when not known."""
+    """Authority that verifies the server; empty when ``cert_path`` has no ``ca.crt``."""
     clients: bytes = b""
     """Authorities whose clients are accepted; if empty, every client is, without a certificate."""
 
@@ -88,7 +88,10 @@ class Certificates:
         self.refused = 0
         """Number of times that new material was found unusable."""
         self.material = self._read()
-        self._shared = _CurrentContext(self._context(self.material))
+        self.context = _CurrentContext(self._make_context(self.material))
+        """Context of servers, whose handshakes use the material current at their time. ALPN offers only
+        ``h2``, but OpenSSL completes the handshake of a client that does not offer it; the server has to
+        check ``selected_alpn_protocol()``, as ``TlsSession`` does."""
         self.expires = _expiry(self.material.chain)
         """Expiry of the certificate in use; aware, UTC."""
 
@@ -101,18 +104,6 @@ class Certificates:
         if self._refusal:
             return self._refusal
         return f"the certificate expired at {self.expires}" if self.expires <= self._now() else ""
-
-    def server_context(self) -> ssl.SSLContext:
-        """Return a context whose handshakes use the material current at their time. ALPN offers only ``h2``.
-
-        OpenSSL completes the handshake of a client that does not offer ``h2``; the server has to check
-        ``selected_alpn_protocol()``, as ``TlsSession`` does.
-        """
-        return self._shared
-
-    def ca_pem(self) -> bytes:
-        """Return the authority that verifies the server, PEM; empty when ``cert_path`` has no ``ca.crt``."""
-        return self.material.ca
 
     def counters(self) -> Mapping[str, float]:
         """Return metrics: the expiry in Unix seconds, and the changes that were taken and refused."""
@@ -148,14 +139,14 @@ class Certificates:
 
     def _use(self, found: TlsMaterial) -> None:
         try:
-            context, expires = self._context(found), _expiry(found.chain)
+            context, expires = self._make_context(found), _expiry(found.chain)
         except CertificateError as error:
             self._refuse(found, str(error))
             return
         if expires <= self._now() < self.expires:
             self._refuse(found, f"{self._source!r}: the new certificate expired at {expires}")
             return
-        self._shared.current = context
+        self.context.current = context
         self.material, self.expires = found, expires
         self._refused, self._refusal = None, ""
         self.taken += 1
@@ -173,7 +164,7 @@ class Certificates:
             reason,
         )
 
-    def _context(self, material: TlsMaterial) -> ssl.SSLContext:
+    def _make_context(self, material: TlsMaterial) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = self._minimum
         context.set_ciphers(CIPHERS)

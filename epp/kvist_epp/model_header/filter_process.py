@@ -9,7 +9,7 @@ import kvist_epp
 from kvist_epp.admin import admin_server
 from kvist_epp.admin.admin_server import RolePages
 from kvist_epp.app.listeners import listen, open_certificates
-from kvist_epp.app.shutdown import Shutdown, freeze_startup_objects, run_process
+from kvist_epp.app.shutdown import Process, Shutdown, freeze_startup_objects, run_process
 from kvist_epp.extproc.service import model_header_methods
 from kvist_epp.http2.call import Server
 from kvist_epp.http2.grpc_health import Health, health_methods
@@ -20,14 +20,11 @@ from kvist_epp.settings.validation import parse_base_models
 from kvist_epp.telemetry import request_log as log
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter(Process):
     """The filter while its ports are open."""
 
     health: Health
-    grpc: Server
-    grpc_health: Server
-    metrics_port: int
 
     async def drain(self, delay_seconds: float, grace_seconds: float) -> None:
         """Become not ready, accept new calls for the delay, then give running calls the grace period.
@@ -67,7 +64,7 @@ async def open_filter(settings: Settings, shutdown: Shutdown) -> AsyncIterator[F
             shutdown.start_task(stack, certificates.run(), "certificates")
         freeze_startup_objects()
         health.set(True)
-        yield Filter(health, grpc, grpc_health, pages.port)
+        yield Filter(health=health, grpc=grpc, grpc_health=grpc_health, metrics_port=pages.port)
 
 
 async def _servers(
@@ -101,10 +98,10 @@ async def _pages(
     stack: AsyncExitStack,
 ) -> admin_server.AdminServer:
     pages = RolePages(
-        metrics=metrics,
+        metrics=metrics.snapshot,
         not_ready=lambda: "" if health.ready else "starting or draining",
         warning=lambda: "" if tls is None else tls.problem,
-        ca=lambda: b"" if tls is None else tls.ca_pem(),
+        ca=lambda: b"" if tls is None else tls.material.ca,
     )
     server = await admin_server.serve(pages, settings.host, settings.metrics_port)
     stack.push_async_callback(server.close)

@@ -58,12 +58,15 @@ class Replication(RequestListener):
         self,
         settings: Settings,
         registry: EndpointRegistry,
+        ready: Callable[[], bool] = bool,
     ) -> None:
-        """Raises SettingsError: the certificates cannot be used."""
+        """``ready``: whether this replica is ready, so that its index may be copied.
+
+        Raises SettingsError: the certificates cannot be used.
+        """
         director, clock = registry.director, registry.clock
         certificates = _certificates(settings)
-        self.ready: Callable[[], bool] = bool
-        """Whether this replica is ready, so that its index may be copied."""
+        self.ready = ready
         self.stats = ReplicationStats()
         self.remote_load = RemoteLoad(
             director.replica, director.tracker, director.lookup.members.__contains__
@@ -277,7 +280,7 @@ def _certificates(settings: Settings) -> Certificates | None:
         found = Certificates(cert_path=path, client_ca_path=path)
     except CertificateError as error:
         raise SettingsError(f"--replica-cert-path: {error}") from error
-    if not found.ca_pem():
+    if not found.material.ca:
         raise SettingsError(f"--replica-cert-path: no ca.crt in {path}")
     return found
 

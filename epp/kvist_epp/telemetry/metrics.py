@@ -150,32 +150,24 @@ def replication_families(report: ReplicationReport) -> Iterable[Metric]:
 Counts = defaultdict[str, int]
 
 
-def _none() -> Mapping[str, int]:
-    return {}
-
-
-def _no_blocks() -> Mapping[str, Mapping[str, int]]:
-    return {}
-
-
 @dataclass(slots=True)
 class Gauges:
     """Sources of the gauges, called on the event loop at each scrape; each must be quick."""
 
-    index_blocks: Callable[[], Mapping[str, Mapping[str, int]]] = _no_blocks
+    index_blocks: Callable[[], Mapping[str, Mapping[str, int]]] = dict
     """Blocks held, by endpoint and medium."""
-    precise: Callable[[], Mapping[str, int]] = _none
+    precise: Callable[[], Mapping[str, int]] = dict
     """By endpoint: 1 if it is matched precisely, 0 if approximately."""
-    backlog_tokens: Callable[[], Mapping[str, int]] = _none
+    backlog_tokens: Callable[[], Mapping[str, int]] = dict
     """Tokens still to prefill, by endpoint."""
     backlog_seconds: Callable[[], float] = float
     """Mean time that eligible endpoints need to prefill their backlog."""
-    queue_requests: Callable[[], Mapping[str, int]] = _none
+    queue_requests: Callable[[], Mapping[str, int]] = dict
     """Queued requests, by priority."""
     queue_tokens: Callable[[], int] = int
     queue_bytes: Callable[[], int] = int
     full_endpoints: Callable[[], int] = int
-    endpoints: Callable[[], Mapping[str, int]] = _none
+    endpoints: Callable[[], Mapping[str, int]] = dict
     """Endpoints by state."""
     model_faithful: Callable[[], bool] = bool
     """Whether the tokenizer maps tokens to bytes without loss, so that precise mode is possible."""
@@ -189,7 +181,7 @@ class Gauges:
     """Figures of the exchange with other replicas."""
     prewarm: Callable[[], PrewarmStats] = PrewarmStats
     """Counters of prewarming."""
-    certificate: Callable[[], Mapping[str, float]] = _none
+    certificate: Callable[[], Mapping[str, float]] = dict
     """Of the ext_proc port: ``expires`` in Unix seconds, changes ``taken`` and ``refused``; empty without
     TLS."""
 

@@ -42,7 +42,7 @@ class Picker:
 
     def pages(self) -> PickerPages:
         return PickerPages(
-            metrics=PickerMetrics(),
+            metrics=PickerMetrics().snapshot,
             explain=self.explain,
             debug_fleet=self.fleet,
             index=self.index,

@@ -28,7 +28,7 @@ def self_made() -> Certificates:
 
 def client_context(server: Certificates | None, *alpn: str) -> ssl.SSLContext | None:
     """Return the TLS context of a client that verifies the server and speaks h2 by default; None for None."""
-    return verifying(server.ca_pem(), *alpn) if server is not None else None
+    return verifying(server.material.ca, *alpn) if server is not None else None
 
 
 def verifying(ca: bytes, *alpn: str) -> ssl.SSLContext:

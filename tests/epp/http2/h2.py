@@ -119,7 +119,7 @@ class Client:
 
     def answer(self) -> list[Frame]:
         """Return the frames that the server has to send now."""
-        self._unparsed += b"".join(self.connection.take())
+        self._unparsed += b"".join(self.connection.outbox.take())
         found = []
         while len(self._unparsed) >= 9:
             size = int.from_bytes(self._unparsed[:3], "big")

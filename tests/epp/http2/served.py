@@ -76,7 +76,7 @@ async def serving(**limits: Any) -> AsyncIterator[Bench]:
     bench = Bench()
     limits.setdefault("sweep_seconds", 0.05)
     methods: dict[str, Method] = {ECHO: Echo, RECORD: bench.record, HEALTH_WATCH_METHOD: bench.record}
-    ssl = tls.server_context() if (tls := TLS.get()) else None
+    ssl = tls.context if (tls := TLS.get()) else None
     bounds = Limits(**limits)
     bench.server = await serve_http2(methods, "127.0.0.1", 0, bounds, ssl=ssl, lasting=LASTING_METHODS)
     try:
@@ -97,7 +97,7 @@ def grpc_channel(target: str) -> Any:
     if (tls := TLS.get()) is None:
         return grpc.aio.insecure_channel(target, options=LARGE)
     options = [*LARGE, ("grpc.ssl_target_name_override", "localhost")]
-    return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(tls.ca_pem()), options=options)
+    return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(tls.material.ca), options=options)
 
 
 async def connect(bench: Bench) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -139,5 +139,5 @@ def on_both_loops(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[st
 
 async def gone(bench: Bench) -> bool:
     """Whether the server comes to forget every connection."""
-    await asyncio.wait_for(bench.server.wait_until_empty(), 10)
+    await asyncio.wait_for(bench.server._empty.wait(), 10)
     return repr(bench.server).endswith(" 0 connections>")

@@ -156,12 +156,12 @@ def sent(count: int, streams: int, step: int) -> int:
     client.send(f.settings({f.SETTING_INITIAL_WINDOW_SIZE: 1 << 24}), *opened)
     for call in client.calls:
         call.sink.send(bytes(f.DEFAULT_WINDOW + count))
-    client.connection.take()
+    client.connection.outbox.take()
     update = f.window_update(f.CONNECTION, step)
     with operations() as done:
         for _ in range(0, streams * count, step):
             client.connection.receive(update)
-            client.connection.take()
+            client.connection.outbox.take()
     return done[0]
 
 

@@ -76,12 +76,12 @@ def test_what_a_full_socket_leaves_behind_is_held() -> None:
     client = Client()
     client.send(client.request(1, RECORD))
     client.calls[0].sink.send(bytes(1000))
-    client.connection.park()
+    client.connection.outbox.park()
     client.calls[0].sink.send(bytes(500))
-    client.connection.park()
-    assert client.held == client.connection.unsent_bytes > 1500
-    client.connection.park(300)
-    assert client.held == client.connection.unsent_bytes + 300
+    client.connection.outbox.park()
+    assert client.held == client.connection.outbox.size + client.connection.outbox.waiting_bytes > 1500
+    client.connection.outbox.park(300)
+    assert client.held == client.connection.outbox.size + client.connection.outbox.waiting_bytes + 300
     client.answer()
     assert client.held == 0
 
@@ -92,9 +92,9 @@ def test_output_is_taken_in_parts() -> None:
     client.send(client.request(1, RECORD))
     for at in range(20):
         client.calls[0].sink.send(bytes((at,)) * 1000)
-    parts = [b"".join(client.connection.take(2500))]
+    parts = [b"".join(client.connection.outbox.take(2500))]
     client.calls[0].sink.send(b"late")
-    while part := b"".join(client.connection.take(2500)):
+    while part := b"".join(client.connection.outbox.take(2500)):
         parts.append(part)
     assert max(map(len, parts)) < 2500 + 1100
     whole = b"".join(parts)
@@ -111,7 +111,7 @@ def test_a_lost_connection_gives_everything_back() -> None:
     client.send(client.request(3, RECORD), data(3, message(bytes(900))))
     client.send(client.request(5, RECORD))
     client.calls[2].sink.send(bytes(100_000))
-    client.connection.park()
+    client.connection.outbox.park()
     assert client.stats.held > 100_000
     client.connection.lost()
     assert client.stats.held == 0

@@ -111,7 +111,7 @@ async def test_the_log_says_who_failed_and_what_to_do(
 ) -> None:
     """Three peers that cannot be talked to: one warning with address and remedy, three counted."""
     caplog.set_level(logging.INFO)
-    server = await serve_http2({ECHO: Echo}, HOST, 0, ssl=self_made().server_context())
+    server = await serve_http2({ECHO: Echo}, HOST, 0, ssl=self_made().context)
     stats = server.stats
     try:
         for number in range(3):
@@ -138,7 +138,9 @@ async def _fails(kind: str, port: int) -> None:
     if kind == "distrust":
         await asyncio.to_thread(_says_why, port)
         return
-    context = verifying(self_made().ca_pem(), "http/1.1") if kind == "alpn" else ssl.create_default_context()
+    context = (
+        verifying(self_made().material.ca, "http/1.1") if kind == "alpn" else ssl.create_default_context()
+    )
     tls = kind in ("silent distrust", "alpn")
     with suppress(ssl.SSLError, ConnectionError):
         reader, writer = await asyncio.open_connection(

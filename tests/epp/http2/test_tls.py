@@ -82,7 +82,7 @@ async def connect(server: Server, context: ssl.SSLContext) -> Client:
 
 async def serve(certificates: Certificates) -> Server:
     """On a free port."""
-    return await serve_http2({ECHO: Echo}, HOST, 0, ssl=certificates.server_context())
+    return await serve_http2({ECHO: Echo}, HOST, 0, ssl=certificates.context)
 
 
 def mounted(folder: Path, pki: Pki) -> tuple[Mounted, Certificates]:
@@ -106,23 +106,23 @@ def test_a_self_made_certificate() -> None:
     assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7", "fd00::7"]
     assert (NOW - leaf.not_valid_before_utc) // dt.timedelta(minutes=1) == 60
     assert certificates.problem == ""
-    leaf.verify_directly_issued_by(x509.load_pem_x509_certificate(certificates.ca_pem()))
+    leaf.verify_directly_issued_by(x509.load_pem_x509_certificate(certificates.material.ca))
 
 
 def test_every_process_has_its_own_authority() -> None:
     """Two pickers' authorities differ in name and key, so that both fit into one bundle."""
     first, second = (Certificates(), Certificates())
-    names = {x509.load_pem_x509_certificate(each.ca_pem()).subject for each in (first, second)}
+    names = {x509.load_pem_x509_certificate(each.material.ca).subject for each in (first, second)}
 
     assert len(names) == 2
-    verifying(first.ca_pem() + second.ca_pem())
+    verifying(first.material.ca + second.material.ca)
 
 
 async def test_it_is_renewed_in_time() -> None:
     """A month before it expires there is a new one, of the same authority."""
     clock = Clock()
     certificates = Certificates(now=clock)
-    before, authority = certificates.material, certificates.ca_pem()
+    before, authority = certificates.material, certificates.material.ca
     seen = []
     for days in (59, 61):
         clock.now = NOW + days * DAY
@@ -130,7 +130,7 @@ async def test_it_is_renewed_in_time() -> None:
         seen.append((certificates.material != before, certificates.expires > NOW + 100 * DAY))
 
     assert seen == [(False, False), (True, True)]
-    assert certificates.ca_pem() == authority
+    assert certificates.material.ca == authority
 
 
 def test_no_key_is_shown() -> None:
@@ -200,7 +200,7 @@ async def test_files_replaced_one_by_one(tmp_path: Path) -> None:
     _rename(folder / "tls.key", key)
     await certificates.check()
     assert (certificates.material.chain, certificates.problem) == (chain, "")
-    assert certificates.ca_pem() == b""
+    assert certificates.material.ca == b""
 
 
 def _rename(path: Path, content: bytes) -> None:
@@ -326,7 +326,7 @@ async def test_mutual_tls(tmp_path: Path) -> None:
     bundle.write_bytes(old.pem)
     certificates = Certificates(client_ca_path=str(bundle))
     server = await serve(certificates)
-    contexts = [verifying(certificates.ca_pem()) for _ in range(3)]
+    contexts = [verifying(certificates.material.ca) for _ in range(3)]
     for context, pki in zip(contexts[1:], (old, new), strict=True):
         _show(context, pki, tmp_path)
 
@@ -381,7 +381,7 @@ async def test_whoever_offers_nothing_must_speak_h2() -> None:
     """A client without ALPN, as Envoy Gateway's health checks are, is served; one that then speaks HTTP/1.1
     gets no answer to it, but HTTP/2's own farewell."""
     server = await serve(self_made())
-    client = await connect(server, verifying(self_made().ca_pem(), NO_ALPN))
+    client = await connect(server, verifying(self_made().material.ca, NO_ALPN))
     assert client.writer.get_extra_info("ssl_object").selected_alpn_protocol() is None
     assert await client.works()
     await client.close()
@@ -391,7 +391,7 @@ async def test_whoever_offers_nothing_must_speak_h2() -> None:
 
 async def _told(server: Server, alpn: str) -> bytes:
     """All that a client hears that speaks HTTP/1.1."""
-    context = verifying(self_made().ca_pem(), alpn)
+    context = verifying(self_made().material.ca, alpn)
     reader, writer = await asyncio.open_connection(
         HOST, server.port, ssl=context, server_hostname="localhost"
     )
@@ -407,7 +407,7 @@ async def test_the_oldest_version(minimum: str) -> None:
     """TLS 1.2 is taken unless 1.3 is asked for, with ciphers that HTTP/2 allows; nothing older ever is."""
     certificates = Certificates(minimum=minimum)
     server = await serve(certificates)
-    context = verifying(certificates.ca_pem())
+    context = verifying(certificates.material.ca)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     assert await _admitted(server, context) == (minimum == "1.2")
     context.set_ciphers("AES128-SHA")
@@ -423,7 +423,7 @@ async def test_a_session_does_not_outlive_a_change(tmp_path: Path, version: ssl.
     bundle.write_bytes(old.pem)
     certificates = Certificates(client_ca_path=str(bundle))
     server = await serve(certificates)
-    context = verifying(certificates.ca_pem())
+    context = verifying(certificates.material.ca)
     context.minimum_version = context.maximum_version = version
     _show(context, old, tmp_path)
 

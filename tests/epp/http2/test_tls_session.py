@@ -19,7 +19,7 @@ class Peer:
 
     def __init__(self, *alpn: str, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        context = verifying(self_made().ca_pem(), *alpn)
+        context = verifying(self_made().material.ca, *alpn)
         context.maximum_version = newest
         self.tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname="localhost")
 
@@ -39,7 +39,7 @@ class Peer:
 
 def agreed(peer: Peer | None = None) -> tuple[Peer, TlsSession]:
     """Both sides after their handshake."""
-    peer, server = peer or Peer(), TlsSession(self_made().server_context())
+    peer, server = peer or Peer(), TlsSession(self_made().context)
     data = b""
     while not server.established:
         server.receive(peer.step(data, peer.tls.do_handshake))
@@ -75,7 +75,7 @@ def test_what_is_sent_arrives_however_it_is_cut(messages: list[bytes], cuts: lis
 @given(CUTS)
 def test_a_handshake_however_it_is_cut(cuts: list[int]) -> None:
     """A hello may come in any pieces, and the first request right behind the handshake's end."""
-    peer, server = Peer(), TlsSession(self_made().server_context())
+    peer, server = Peer(), TlsSession(self_made().context)
     for piece in pieces(peer.step(b"", peer.tls.do_handshake), cuts):
         assert not server.established
         server.receive(piece)
@@ -89,7 +89,7 @@ def test_a_handshake_however_it_is_cut(cuts: list[int]) -> None:
 @given(st.binary(max_size=2000))
 def test_nonsense_instead_of_a_hello(data: bytes) -> None:
     """Any bytes are refused or waited for, never anything else."""
-    server = TlsSession(self_made().server_context())
+    server = TlsSession(self_made().context)
     with suppress(ProtocolError):
         assert server.receive(data) == b""
     assert not server.established
@@ -129,7 +129,7 @@ def test_our_farewell() -> None:
 
 def test_a_farewell_without_a_handshake() -> None:
     """Nothing to say to a peer that has said nothing."""
-    server = TlsSession(self_made().server_context())
+    server = TlsSession(self_made().context)
     server.finish()
     assert server.take() == b""
 
@@ -144,7 +144,7 @@ def test_another_protocol_is_refused() -> None:
 @given(CUTS)
 def test_who_offers_nothing_is_believed(newest: ssl.TLSVersion, cuts: list[int]) -> None:
     """A client without ALPN goes on, whatever pieces its hello comes in."""
-    peer, server = Peer(NO_ALPN, newest=newest), TlsSession(self_made().server_context())
+    peer, server = Peer(NO_ALPN, newest=newest), TlsSession(self_made().context)
     for piece in pieces(peer.step(b"", peer.tls.do_handshake), cuts):
         server.receive(piece)
     while not server.established:

@@ -37,7 +37,7 @@ async def listen(
     """Serve methods on either transport."""
     if transport == "grpc":
         return await serve_grpc(methods, HOST, port, tls=tls)
-    return await serve_http2(methods, HOST, port, ssl=tls.server_context() if tls else None)
+    return await serve_http2(methods, HOST, port, ssl=tls.context if tls else None)
 
 
 @dataclass(eq=False)
