@@ -1,4 +1,4 @@
-"""A pool's file in YAML, from anybody: bounded, no key twice, nothing that refers to itself."""
+"""Read a pool's YAML file from an untrusted source: limits on its size and depth, no duplicate keys."""
 
 import sys
 from collections.abc import Hashable, Mapping
@@ -10,14 +10,14 @@ import yaml
 from kvist_operator.errors import SpecError
 
 MOST_BYTES: Final = 4 << 20
-"""More than any API server takes."""
+"""More than any API server accepts."""
 MOST_NODES: Final = 200_000
-"""Values, aliases counted as often as they are used."""
+"""Maximum number of values; an alias counts each time it is used."""
 DEEPEST: Final = 100
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, as ``kubectl`` does: the first would be lost without a word."""
+    """Loader that refuses duplicate keys, as ``kubectl`` does, because the first value would be lost."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
@@ -25,26 +25,26 @@ class _Loader(yaml.SafeLoader):
             name = key.value if isinstance(key, yaml.ScalarNode) else None
             if name in seen:
                 raise yaml.constructor.ConstructorError(
-                    problem=f"{name!r} is there twice", problem_mark=key.start_mark
+                    problem=f"{name!r} occurs twice", problem_mark=key.start_mark
                 )
             seen.add(name or object())
         return super().construct_mapping(node, deep)
 
 
 def read_resource(file: str) -> Mapping[str, Any]:
-    """The first InferencePool of the file, else its first document. Raises SpecError."""
+    """Return the first InferencePool of the file, or its first document without one. Raises SpecError."""
     where = f"--filename {file}"
     try:
         documents = [d for d in yaml.load_all(_text(file, where), _Loader) if isinstance(d, dict)]
     except (OSError, yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         raise SpecError(where, f"cannot be read: {error}") from error
     except RecursionError:
-        raise SpecError(where, f"is nested deeper than {DEEPEST}: no pool is") from None
+        raise SpecError(where, f"is nested deeper than {DEEPEST}, which no pool is") from None
     if not documents:
         raise SpecError(where, "has no YAML object: write apiVersion, kind, metadata and spec of a pool")
     pools = [d for d in documents if str(d.get("apiVersion", "")).startswith("kvist.dev/")]
     found: dict[str, Any] = (pools or documents)[0]
-    _weigh(found, where, {}, 0)
+    _count_values(found, where, {}, 0)
     return found
 
 
@@ -55,19 +55,19 @@ def _text(file: str, where: str) -> str:
         with Path(file).open("rb") as opened:
             content = opened.read(MOST_BYTES + 1).decode("utf-8")
     if len(content) > MOST_BYTES:
-        raise SpecError(where, "is larger than 4 MiB: no pool is")
+        raise SpecError(where, "is larger than 4 MiB, which no pool is")
     return content
 
 
-def _weigh(value: Any, where: str, known: dict[int, int], depth: int) -> int:
-    """Values in it, each use of an alias counted. Raises SpecError where they are too many or too deep."""
+def _count_values(value: Any, where: str, known: dict[int, int], depth: int) -> int:
+    """Return the number of values, aliases expanded. Raises SpecError if there are too many or too deep."""
     if not isinstance(value, dict | list):
         return 1
     if depth > DEEPEST:
-        raise SpecError(where, f"is nested deeper than {DEEPEST}, or refers to itself: no pool does")
+        raise SpecError(where, f"is nested deeper than {DEEPEST}, or refers to itself")
     if id(value) not in known:
         below = value.values() if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_weigh(each, where, known, depth + 1) for each in below)
+        known[id(value)] = 1 + sum(_count_values(each, where, known, depth + 1) for each in below)
     if known[id(value)] > MOST_NODES:
-        raise SpecError(where, f"has more than {MOST_NODES} values: no pool has")
+        raise SpecError(where, f"has more than {MOST_NODES} values, which no pool has")
     return known[id(value)]

@@ -1,4 +1,4 @@
-"""``kvist plan`` and ``kvist compare``: a pool's file in, what would run and why out. No cluster needed."""
+"""``kvist plan`` and ``kvist compare``: print what would run for a pool, and why; they need no cluster."""
 
 import argparse
 import json
@@ -11,11 +11,10 @@ from typing import Any, Final
 import yaml
 
 from kvist_operator.errors import OperatorError
-from kvist_operator.models.shape import Facts
 from kvist_operator.models.source import draft_facts, facts
 from kvist_operator.plan import Choice, Plan, PlanVerdict, make_plan
 from kvist_operator.plan.plan import Difference, differences, override
-from kvist_operator.spec import Pool, read_pool
+from kvist_operator.spec import read_pool
 
 from .files import read_resource
 
@@ -33,7 +32,7 @@ PARTS: Final = (
 
 
 def plan_main(options: argparse.Namespace) -> int:
-    """Exit code 0 for a plan that fits or is unverified, 3 for a refusal, 2 for what cannot be read."""
+    """Print a plan. Return 0 if it fits or is unverified, 3 if it is refused, 2 for an invalid file."""
     try:
         plan = planned(read_resource(options.file), options.gpu or "")
     except OperatorError as error:
@@ -43,7 +42,7 @@ def plan_main(options: argparse.Namespace) -> int:
 
 
 def compare_main(options: argparse.Namespace) -> int:
-    """Exit code 0 when both can be planned, 3 when one is refused, 2 for what cannot be read."""
+    """Print how two plans differ. Return 0, 3 if one is refused, or 2 for an invalid file or change."""
     try:
         resource = read_resource(options.file)
         before = planned(resource, options.gpu or "")
@@ -55,7 +54,7 @@ def compare_main(options: argparse.Namespace) -> int:
 
 
 def emit(text: str) -> None:
-    """Prints; a reader that has seen enough (``| head``) is no error."""
+    """Print a text; a reader that closes the pipe (``| head``) is not an error."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -63,20 +62,17 @@ def emit(text: str) -> None:
 
 
 def fail(error: OperatorError) -> int:
-    """Says what is wrong; the exit code."""
+    """Print an error and return the exit code."""
     print(f"kvist: {error}", file=sys.stderr)
     return INVALID
 
 
 def planned(resource: Mapping[str, Any], gpu: str) -> Plan:
-    """The plan of a pool's resource. Raises OperatorError."""
+    """Return the plan of a pool's resource. Raises OperatorError."""
     pool = read_pool(resource)
-    return make_plan(pool, facts(pool.model), gpu=gpu, draft=_draft(pool))
-
-
-def _draft(pool: Pool) -> Facts | None:
     proposer = pool.engine.speculative
-    return draft_facts(proposer.model, proposer.shape) if proposer and proposer.model else None
+    draft = draft_facts(proposer.model, proposer.shape) if proposer and proposer.model else None
+    return make_plan(pool, facts(pool.model), gpu=gpu, draft=draft)
 
 
 def _printed(plan: Plan, output: str) -> str:
@@ -88,23 +84,22 @@ def _printed(plan: Plan, output: str) -> str:
 
 
 def table(plan: Plan) -> list[str]:
-    """For people: the verdict, a bar per GPU, the arguments, the reasons."""
+    """Return the lines of a plan as text: the verdict, a bar per GPU, the arguments, the reasons."""
     return [*_head(plan), "", *_bar(plan), "", *_command(plan), "", "why", *_reasons(plan.choices)]
 
 
 def _head(plan: Plan) -> list[str]:
     whole = plan.to_dict()
-    seat, p = whole["accelerator"], whole["parallelism"]
-    nodes = f" on {seat['nodes']} nodes" if seat["nodes"] > 1 else ""
-    sizes = [f"{short} {p[name]}" for short, name in _SIZES if p[name] > 1]
+    gpus, p = whole["accelerator"], whole["parallelism"]
+    nodes = f" on {gpus['nodes']} nodes" if gpus["nodes"] > 1 else ""
+    sizes = " × ".join(f"{short} {p[name]}" for short, name in _SIZES if p[name] > 1)
     lines = [
-        f"{plan.verdict}: {seat['per_replica']} × {seat['name']}{nodes}"
-        + (f", {' × '.join(sizes)}" if sizes else ""),
+        f"{plan.verdict}: {gpus['per_replica']} × {gpus['name']}{nodes}{', ' if sizes else ''}{sizes}",
         f"model: {plan.model}",
     ]
     lines += [f"unverified: {doubt}" for doubt in plan.doubts]
     if plan.verdict is PlanVerdict.REFUSED:
-        lines.append(f"lacks {whole['shortfall_gib']} GiB on each; {plan.nearest}")
+        lines.append(f"{whole['shortfall_gib']} GiB are missing on each; {plan.nearest}")
     return lines
 
 
@@ -120,19 +115,19 @@ def _bar(plan: Plan) -> list[str]:
         drawn += mark * (min(BAR, round(BAR * sums / (total or sums or 1))) - len(drawn))
     named = [f"{mark} {name} {memory[key]:.2f}" for name, key, mark in PARTS]
     rest = total - memory["usable_gib"]
-    sequences = f"{memory['max_concurrency']:g} sequences of {plan.settings.max_len:,}"
-    each = f"each {memory['kv_gib_per_sequence']:.2f} GiB in all"
+    sequences = f"{memory['max_concurrency']:g} sequences of {plan.settings.max_len:,} tokens"
+    each = f"{memory['kv_gib_per_sequence']:.2f} GiB each"
     return [
-        f"each {plan.hardware.accelerator.name}, {total:.2f} GiB",
+        f"memory of each {plan.hardware.accelerator.name}: {total:.2f} GiB",
         f"[{drawn:·<{BAR}}]",
-        *textwrap.wrap("  ".join([*named, f"· not used by vLLM {rest:.2f}"]), WIDTH),
-        f"{memory['kv_tokens']:,} tokens in the cache of a replica: {sequences}, {each}",
+        *textwrap.wrap("  ".join([*named, f"· free {rest:.2f}"]), WIDTH),
+        f"KV cache of a replica: {memory['kv_tokens']:,} tokens, {sequences} ({each})",
     ]
 
 
 def _command(plan: Plan) -> list[str]:
     if not plan.argv:
-        return ["nothing to run"]
+        return ["no command, because the plan is refused"]
     lines, line = [], "vllm"
     for word in plan.argv:
         shown = word if _plain(word) else f"'{word}'"
@@ -175,11 +170,11 @@ def _compared(before: Plan, after: Plan, options: argparse.Namespace) -> str:
 
 
 def _beside(found: list[Difference], before: Plan, after: Plan, changes: list[str]) -> list[str]:
-    rows = [("", "as it is", ", ".join(changes)), ("", str(before.verdict), str(after.verdict))]
+    rows = [("", "before", ", ".join(changes)), ("", str(before.verdict), str(after.verdict))]
     rows += [(d.field, _cell(d.before), _cell(d.after)) for d in found]
     first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
     lines = [f"{a:<{first}}  {b:<{second}}  {c}".rstrip() for a, b, c in rows]
-    return lines if found else [*lines, "no difference"]
+    return lines if found else [*lines, "no differences"]
 
 
 def _cell(value: Any) -> str:

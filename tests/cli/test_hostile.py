@@ -73,7 +73,7 @@ def shaped(**config: Any) -> str:
             "more than 200000 values",
         ),
         ("# " + "x" * (5 << 20), "4 MiB"),
-        (pool(f"{MODEL}, replicas: 1, replicas: 2"), "'replicas' is there twice"),
+        (pool(f"{MODEL}, replicas: 1, replicas: 2"), "'replicas' occurs twice"),
         (pool(f"{MODEL}, null: 1"), "spec.None"),
         (pool(f"{MODEL}, replicas: .nan"), "spec.replicas"),
         (pool(f"{MODEL}, replicas: 2026-01-01"), "spec.replicas: is a date"),

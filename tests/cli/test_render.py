@@ -28,7 +28,7 @@ def test_the_objects_are_yaml_in_the_order_they_are_made(capsys: pytest.CaptureF
     assert first.out == again.out
     assert kinds.index("ServiceAccount") < kinds.index("Deployment") < kinds.index("HTTPRoute")
     assert "Secret" not in kinds
-    assert "Secret twig-epp-tls is made by the operator and not shown" in first.err
+    assert "Secret twig-epp-tls is created by the operator and not shown" in first.err
     assert "ownerReferences" not in first.out
 
 
@@ -67,7 +67,7 @@ def test_what_is_said_of_a_claim(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["render", "-f", str(file)]) == 0
     assert "NoTokenizer: the picker has no tokenizer" in capsys.readouterr().err
     assert main(["render", "-f", str(file), "--claim", "models"]) == 2
-    assert "--claim: 'models' is no NAME=MODE" in capsys.readouterr().err
+    assert "--claim: 'models' is not NAME=MODE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -57,4 +57,4 @@ def refusal(plan: Plan) -> str:
     """Why a plan is refused; empty when it is not."""
     if plan.verdict is not PlanVerdict.REFUSED:
         return ""
-    return next(choice.reason for choice in plan.choices if choice.field == "verdict")
+    return plan.refusal

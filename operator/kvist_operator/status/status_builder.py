@@ -97,8 +97,7 @@ def accepted(plan: Plan | None, error: OperatorError | None) -> Condition:
     if plan is None:
         return Condition(ACCEPTED, UNKNOWN, "Pending", "the pool has not been planned yet")
     if plan.verdict is PlanVerdict.REFUSED:
-        said = next(choice.reason for choice in plan.choices if choice.field == "verdict")
-        return Condition(ACCEPTED, FALSE, "DoesNotFit", said)
+        return Condition(ACCEPTED, FALSE, "DoesNotFit", plan.refusal)
     if plan.verdict is PlanVerdict.UNVERIFIED:
         return Condition(ACCEPTED, TRUE, "Unverified", "; ".join(plan.doubts))
     return Condition(ACCEPTED, TRUE, "Planned", f"{summary(plan)}: the reasons are in status.plan.choices")
