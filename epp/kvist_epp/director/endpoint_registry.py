@@ -259,7 +259,7 @@ class EndpointRegistry(RequestListener):
             director.progress.on_ended(request, "left", now)
         director.history.forget(key)
         director.lookup.leave(key)
-        director.cache_value.forget(key)
+        director.cache_value.remove(key)
         director.metrics.forget(endpoint.hostport)
 
     def _count(self, subscriber: Subscriber) -> None:

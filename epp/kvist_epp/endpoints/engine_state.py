@@ -82,7 +82,7 @@ class RecentCounters:
         """Add a sample taken at ``now`` seconds of a monotonic clock."""
         if self._last is not None and sample.prompt_tokens < self._last[1].prompt_tokens:
             self._reset()
-        slot = self._window.at(now)
+        slot = self._window.current(now)
         if slot.sample is None:
             slot.sample, slot.at = sample, now
         self._last = now, sample

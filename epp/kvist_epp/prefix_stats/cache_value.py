@@ -1,13 +1,14 @@
-"""What an endpoint's cache is worth: tokens of prefill that blocks which nobody else holds saved. Pure.
+"""Value of an endpoint's cache: tokens of prefill saved by blocks that no other endpoint holds. Pure.
 
-A pick notes where in the index its match ends: the endpoint, a segment, a number of its blocks. Who else
-holds those blocks is not asked then but when somebody wants to know, because a copy made a minute ago makes
-the original worth nothing. All notes together then go up the tree once, so the work is bounded by the notes
-and by the segments that the endpoints hold; it comes in small steps.
+Each pick records where in the index its match ends: the endpoint, a segment, and the number of its blocks
+matched. Which other endpoints hold those blocks is determined only when the values are computed, because a
+copy made a minute ago makes the original worthless. The computation adds all recorded matches up towards the
+root once, so its work is bounded by the recorded places and the segments that the endpoints hold. It runs in
+short steps.
 
-Notes are bounded: where a piece of the window has too many places, every second note is forgotten and the
-others count twice. Blocks that were evicted and computed again begin anew, unless their segment outlived
-them: then they count as those whose place they took.
+Memory is bounded: when a slot of the window has too many places, half of its matches are removed at random,
+and each that stays counts twice. Blocks that were evicted and computed again start from zero, unless their
+segment outlived them; then they inherit the matches of the blocks they replace.
 """
 
 import random
@@ -24,119 +25,120 @@ from kvist_epp.index.tree.segment import Segment
 from kvist_epp.prefix_stats.window import Window
 
 PLACES: Final = 2048
-"""Distinct places that a piece of the window keeps: 40,000 in all, some 10 MB."""
+"""Distinct places kept in a slot of the window: 40,000 in all, some 10 MB."""
 STEP: Final = 64
-"""Notes sorted in one step."""
+"""Places sorted in one step."""
 
 Steps = Generator[None, None, "dict[str, EndpointCacheValue]"]
 Ends = dict[Segment, dict[int, int]]
-"""Segment → how many of its first blocks → how often that was matched."""
+"""Segment → number of its first blocks → number of matches that ended there."""
 Masks = Mapping[Segment, int]
 
 
 class EndpointCacheValue(msgspec.Struct, frozen=True):
-    """Of one endpoint."""
+    """Value of one endpoint's cache."""
 
     tokens: int = 0
-    """Saved by blocks that only it holds now; without trusted events: by what only it had then."""
+    """Tokens saved by blocks that only this endpoint holds now; in approximate mode, by those that only this
+    endpoint held at the time of the pick."""
     exclusive_blocks: int = 0
+    """Number of blocks that only this endpoint holds."""
 
 
-class _Piece:
-    """Half a minute of notes."""
+class _SlotMatches:
+    """Matches of half a minute."""
 
-    __slots__ = ("guessed", "places", "scale")
+    __slots__ = ("approximate", "places", "scale")
 
     def __init__(self) -> None:
         self.places: dict[tuple[str, Segment, int], int] = {}
         """(endpoint key, segment, blocks) → matches."""
         self.scale = 1
-        """Matches that one note stands for."""
-        self.guessed: dict[str, int] = {}
+        """Matches that one recorded match stands for."""
+        self.approximate: dict[str, int] = {}
         """Tokens by endpoint key, in approximate mode."""
 
 
 class CacheValue:
-    """Notes of the last ten minutes."""
+    """Matches of the last ten minutes, and the values computed from them."""
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:
-        """``chance`` gives numbers from 0 up to 1."""
-        self._window = Window(_Piece)
+        """``chance`` returns random numbers from 0 up to, but not including, 1."""
+        self._window = Window(_SlotMatches)
         self._chance = chance
 
     def __len__(self) -> int:
-        """Places that are kept."""
-        return sum(len(piece.places) for piece in self._window.all())
+        return sum(len(slot.places) for slot in self._window.all())
 
     def record(self, key: str, found: Found, member: Member | None, now: float) -> None:
-        """A request goes to this endpoint, of which ``found`` was known."""
+        """Record that a request with the matches ``found`` goes to this endpoint."""
         holding = found.hits.get(key)
         if holding is None or member is None:
             return
-        piece = self._window.at(now)
+        slot = self._window.current(now)
         if not member.precise:
             others = max((other.tokens for at, other in found.hits.items() if at != key), default=0)
-            piece.guessed[key] = piece.guessed.get(key, 0) + max(0, holding.tokens - others)
+            slot.approximate[key] = slot.approximate.get(key, 0) + max(0, holding.tokens - others)
             return
         publisher = member.publishers[holding.rank or 0]
         for matches in found.matches:
             if (end := matches.end(publisher)) is not None:
-                self._note(piece, (key, *end))
+                self._record_place(slot, (key, *end))
 
-    def forget(self, key: str) -> None:
-        """The endpoint has left."""
-        for piece in self._window.all():
-            piece.guessed.pop(key, None)
+    def remove(self, key: str) -> None:
+        """Remove an endpoint that has left."""
+        for slot in self._window.all():
+            slot.approximate.pop(key, None)
 
     def compute(self, index: Index, publishers: Mapping[str, Sequence[int]], now: float) -> Steps:
-        """Return the value of each endpoint's cache, by key; in short steps, between which all may change."""
-        noted: dict[str, Ends] = {key: {} for key in publishers}
-        guessed = dict.fromkeys(publishers, 0)
-        for piece in self._window.live(now):
-            for key, tokens in tuple(piece.guessed.items()):
-                guessed[key] = guessed.get(key, 0) + tokens
-            yield from _sorted(piece, noted)
-        found = {}
+        """Return the value of each endpoint's cache, by key.
+
+        A generator of short steps; the index and the endpoints may change between them.
+        """
+        ends: dict[str, Ends] = {key: {} for key in publishers}
+        approximate = dict.fromkeys(publishers, 0)
+        for slot in self._window.live(now):
+            for key, tokens in tuple(slot.approximate.items()):
+                approximate[key] = approximate.get(key, 0) + tokens
+            for number, ((key, segment, blocks), weight) in enumerate(tuple(slot.places.items())):
+                if (own := ends.get(key)) is not None:
+                    _add(own, segment, blocks, weight)
+                if not number % STEP:
+                    yield
+        values = {}
         for key, numbers in publishers.items():
             masks: dict[Segment, int] = {}
             for segment, mask in index.exclusive(numbers):
                 if mask:
                     masks[segment] = mask
                 yield
-            tokens = yield from saved(noted[key], masks)
+            tokens = yield from saved_tokens(ends[key], masks)
             blocks = sum(map(int.bit_count, masks.values()))
-            found[key] = EndpointCacheValue(tokens + guessed[key], blocks)
-        return found
+            values[key] = EndpointCacheValue(tokens + approximate[key], blocks)
+        return values
 
-    def _note(self, piece: _Piece, place: tuple[str, Segment, int]) -> None:
-        scale, places = piece.scale, piece.places
+    def _record_place(self, slot: _SlotMatches, place: tuple[str, Segment, int]) -> None:
+        scale, places = slot.scale, slot.places
         if scale > 1 and self._chance() * scale >= 1:
             return
         places[place] = places.get(place, 0) + scale
-        while len(piece.places) > PLACES:
-            self._thin(piece)
+        while len(slot.places) > PLACES:
+            self._halve(slot)
 
-    def _thin(self, piece: _Piece) -> None:
-        """Half of the notes of each place stay; of an odd number one more, or not."""
-        scale = piece.scale
-        piece.scale = 2 * scale
-        notes = ((place, weight // scale) for place, weight in piece.places.items())
-        kept = ((place, count // 2 + (count % 2 and self._chance() < 0.5)) for place, count in notes)
-        piece.places = {place: count * piece.scale for place, count in kept if count}
-
-
-def _sorted(piece: _Piece, noted: Mapping[str, Ends]) -> Generator[None]:
-    for number, ((key, segment, blocks), weight) in enumerate(tuple(piece.places.items())):
-        if (ends := noted.get(key)) is not None:
-            _add(ends, segment, blocks, weight)
-        if not number % STEP:
-            yield
+    def _halve(self, slot: _SlotMatches) -> None:
+        """Keep half of the matches of each place; half of an odd number is rounded up or down at random."""
+        scale = slot.scale
+        slot.scale = 2 * scale
+        counts = ((place, weight // scale) for place, weight in slot.places.items())
+        kept = ((place, count // 2 + (count % 2 and self._chance() < 0.5)) for place, count in counts)
+        slot.places = {place: count * slot.scale for place, count in kept if count}
 
 
-def saved(ends: Ends, masks: Masks) -> Generator[None, None, int]:
-    """Tokens of matches that ended there, as far as they are of blocks in the masks; ``ends`` is used up.
+def saved_tokens(ends: Ends, masks: Masks) -> Generator[None, None, int]:
+    """Return the tokens of all matches in ``ends``, counting only blocks in the masks; ``ends`` is used up.
 
-    The deepest segment first: its matches went through its parent too, up to where it hangs.
+    Segments are visited deepest first: a match that ends in a segment also passed through its parent, up to
+    the block where the segment is attached.
     """
     todo = [(-segment.base, id(segment), segment) for segment in ends]
     heapify(todo)

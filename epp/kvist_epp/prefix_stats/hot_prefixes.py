@@ -6,7 +6,7 @@ towards the root, so that a block is as hot as all matches that end at it or beh
 that fit a budget are returned as whole prefixes. A block is never hotter than its parent, so the hottest
 blocks always form prefixes.
 
-Each piece of the window counts a bounded number of places. When all are taken, a new place is counted where
+Each slot of the window counts a bounded number of places. When all are taken, a new place is counted where
 the count is lowest, and takes over that place's name with the probability that keeps every sum of counts
 unbiased (D. Ting, Data Sketches for Disaggregated Subset Sum and Frequent Item Estimation, SIGMOD 2018).
 Frequently matched places therefore stay, and counts are exact while there are few places.
@@ -27,7 +27,7 @@ from kvist_epp.index.tree.segment import Root, Segment
 from kvist_epp.prefix_stats.window import Window
 
 PLACES: Final = 128
-"""Places counted in one piece of the window. Computing the hot prefixes among 2,560 places takes
+"""Places counted in one slot of the window. Computing the hot prefixes among 2,560 places takes
 milliseconds, during which no request is picked for."""
 
 Place = tuple[Segment, int]
@@ -72,7 +72,7 @@ class _Run(msgspec.Struct, frozen=True):
     end: int
 
 
-class _Piece:
+class _PlaceCounts:
     """Counts of half a minute."""
 
     __slots__ = ("_level", "_lowest", "counts")
@@ -99,19 +99,19 @@ class HotPrefixes:
     """Counts of matches in the last ten minutes."""
 
     def __init__(self) -> None:
-        self._window = Window(_Piece)
+        self._window = Window(_PlaceCounts)
         self._random = Random(0)
 
     def record(self, place: Place, tenant: str, now: float) -> None:
         """Record that the match of a prompt of this tenant ended here."""
-        piece = self._window.at(now)
-        counts = piece.counts
+        slot = self._window.current(now)
+        counts = slot.counts
         if place in counts:
             counts[place].add(MatchCount(1, tenant))
         elif len(counts) < PLACES:
             counts[place] = MatchCount(1, tenant)
         else:
-            lowest = piece.lowest()
+            lowest = slot.lowest()
             counts[lowest].matches += 1
             matches = counts[lowest].matches
             if self._random.random() * matches < 1.0:
@@ -140,14 +140,14 @@ class HotPrefixes:
 
     def places(self, budget: int, now: float, masks: Masks | None = None) -> list[tuple[Place, int]]:
         """Return where the hottest prefixes end, and the matches of their last blocks; see ``hottest``."""
-        runs = _shared_runs(_sums(piece.counts for piece in self._window.live(now)))
+        runs = _shared_runs(_sums(slot.counts for slot in self._window.live(now)))
         return list(_leaves(_hottest_within(budget, runs if masks is None else _masked(runs, masks))))
 
 
-def _sums(pieces: Iterable[Mapping[Place, MatchCount]]) -> dict[Segment, dict[int, MatchCount]]:
+def _sums(slots: Iterable[Mapping[Place, MatchCount]]) -> dict[Segment, dict[int, MatchCount]]:
     """Return counts by segment and number of blocks, without those of salted or removed segments."""
     ends: dict[Segment, dict[int, MatchCount]] = {}
-    for counts in pieces:
+    for counts in slots:
         for (segment, blocks), count in counts.items():
             if segment.tree.key[1] is None and 0 < blocks <= len(segment.hashes):
                 _add(ends, segment, blocks, count)

@@ -1,8 +1,8 @@
-"""How often each beginning of prompts was asked for in the last moments. Pure; the clock is a parameter.
+"""Number of recent uses of each prefix, decayed exponentially. Pure; the clock is a parameter.
 
-A copy of a beginning on one more pod is worth its work when others will use it there. Who is asked for sixty
-times a second has sixty uses to share the work among; a conversation that goes on has none, and a burst of
-one prompt is over before a copy could serve it.
+Copying a prefix to one more endpoint pays if other requests will use the copy. A prefix requested sixty times
+a second has sixty uses to share the cost among. A conversation that continues has none, and a burst of
+identical prompts is over before a copy could serve it.
 """
 
 from collections import OrderedDict
@@ -11,47 +11,51 @@ from math import exp
 from typing import Final, NamedTuple
 
 USE_SECONDS: Final = 1.0
-"""A use counts for so long (an exponential's time constant): as long as one pod takes to fall behind. 0.3 s
-and 1 s differ little (``docs/decisions/0014``)."""
+"""Time constant of the exponential decay: about the time in which one endpoint falls behind. 0.3 s and 1 s
+differ little (``docs/decisions/0014``)."""
 BURST_SECONDS: Final = 0.05
-"""What comes within this of the first is one burst, and counts when the burst is over: many answers to one
-prompt come together, and none asks for it again. Counted at once they made copies for nothing: 82 % of
-the tokens of ``rollouts`` were cached, with this 92 % (``docs/decisions/0015``)."""
+"""Uses within this time of the first form one burst, and count once the burst is over: many completions of
+one prompt arrive together, and none follows. When they counted at once they caused useless copies: 82 % of
+the tokens of ``rollouts`` were cached, against 92 % with this rule (``docs/decisions/0015``)."""
 PLACES: Final = 8_192
-"""Beginnings remembered; of those that go, the last use is longest ago."""
+"""Prefixes kept in memory; the least recently used one is removed first."""
 
 
 class _Count(NamedTuple):
     settled: float
-    """Uses before the burst …"""
+    """Decayed uses before the burst, as of ``at``."""
     at: float
-    """… as of then."""
     burst: int
+    """Uses in the burst that began at ``since``."""
     since: float
 
 
 class RecentUses:
-    """By place: whatever tells one beginning from another."""
+    """Decayed counts by place: any key that identifies a prefix."""
 
     __slots__ = ("_places", "replicas")
 
     def __init__(self) -> None:
         self.replicas = 1
-        """Of the picker: each sees its share of the uses, so it looks back as many times as long. To multiply
-        what it sees in a second would make three of one, and cold prefixes look hot."""
+        """Number of picker replicas. Each sees only its share of the uses, so the time constant is multiplied
+        by it. Multiplying the count instead would make three uses of one: cold prefixes would look hot."""
         self._places: OrderedDict[Hashable, _Count] = OrderedDict()
-        """Least recent first."""
+        """Least recently used first."""
 
     def __len__(self) -> int:
         return len(self._places)
 
     def decayed_count(self, place: Hashable, now: float) -> float:
-        """Return the uses in ``USE_SECONDS``, older ones fading, the present burst left out."""
+        """Return the decayed number of uses, without those of the present burst.
+
+        For a steady rate this is the number of uses in ``USE_SECONDS``.
+        """
         count = self._places.get(place)
         if count is None:
             return 0.0
-        over = count.burst if now - count.since >= BURST_SECONDS else 0
-        return count.settled * self._faded(now - count.at) + over * self._faded(now - count.since)
+        seconds = USE_SECONDS * self.replicas
+        burst = count.burst if now - count.since >= BURST_SECONDS else 0
+        return count.settled * exp((count.at - now) / seconds) + burst * exp((count.since - now) / seconds)
 
     def record(self, place: Hashable, now: float) -> None:
         """Count a use."""
@@ -62,6 +66,3 @@ class RecentUses:
         self._places.move_to_end(place)
         if len(self._places) > PLACES:
             self._places.popitem(last=False)
-
-    def _faded(self, seconds: float) -> float:
-        return exp(-seconds / (USE_SECONDS * self.replicas))

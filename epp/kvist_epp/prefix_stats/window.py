@@ -1,4 +1,4 @@
-"""The last ten minutes, cut in pieces that fade one by one. Pure; the clock is a parameter."""
+"""A sliding window: the last ten minutes in slots that expire one by one. Pure; the clock is a parameter."""
 
 import math
 from collections import deque
@@ -6,45 +6,45 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 WINDOW_SECONDS: Final = 600.0
-PIECES: Final = 20
+SLOTS: Final = 20
 
 T = TypeVar("T")
 
 
 class Window(Generic[T]):
-    """Pieces of 30 seconds, each with what was noted in it.
+    """Slots of 30 seconds, each with a record of type ``T`` of what happened in it.
 
-    What was noted at ``t`` is there as long as fewer than 20 borders of pieces lie between ``t`` and now: for
-    9.5 to 10 minutes.
+    A slot is live while fewer than 20 slot boundaries lie between it and now: for 9.5 to 10 minutes.
     """
 
-    __slots__ = ("_make", "_newest", "_pieces", "_seconds", "_until")
+    __slots__ = ("_make", "_newest", "_seconds", "_slots", "_until")
 
-    def __init__(self, make: Callable[[], T], seconds: float = WINDOW_SECONDS, pieces: int = PIECES) -> None:
+    def __init__(self, make: Callable[[], T], seconds: float = WINDOW_SECONDS, slots: int = SLOTS) -> None:
+        """``make`` returns the empty record of a new slot."""
         self._make = make
         self._newest = make()
-        self._seconds = seconds / pieces
-        self._pieces: deque[tuple[int, T]] = deque(maxlen=pieces)
+        self._seconds = seconds / slots
+        self._slots: deque[tuple[int, T]] = deque(maxlen=slots)
         self._until = -math.inf
-        """When the newest piece is over."""
+        """End of the newest slot."""
 
-    def at(self, now: float) -> T:
-        """The piece of this moment, to be written to; time that runs backwards stays in the newest."""
+    def current(self, now: float) -> T:
+        """Return the record of the slot that contains ``now``, to be written to.
+
+        If the clock runs backwards, this is the newest slot.
+        """
         if now >= self._until:
-            number = self._number(now)
+            number = math.floor(now / self._seconds)
             self._newest, self._until = self._make(), (number + 1) * self._seconds
-            self._pieces.append((number, self._newest))
+            self._slots.append((number, self._newest))
         return self._newest
 
     def live(self, now: float) -> list[T]:
-        """Pieces that have not faded, oldest first."""
-        pieces = self._pieces
-        newest = max(self._number(now), pieces[-1][0] if pieces else 0)
-        return [piece for number, piece in pieces if newest - number < (pieces.maxlen or 0)]
+        """Return the records of slots that have not expired, oldest first."""
+        slots = self._slots
+        newest = max(math.floor(now / self._seconds), slots[-1][0] if slots else 0)
+        return [record for number, record in slots if newest - number < (slots.maxlen or 0)]
 
     def all(self) -> list[T]:
-        """Every piece that is still kept, faded or not."""
-        return [piece for _, piece in self._pieces]
-
-    def _number(self, now: float) -> int:
-        return math.floor(now / self._seconds)
+        """Return all records in memory, expired ones included."""
+        return [record for _, record in self._slots]

@@ -1,4 +1,4 @@
-"""What caches are worth, against an oracle that remembers every pick and looks at every block."""
+"""Tests of the value of caches against an oracle that remembers every pick and every block."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -19,18 +19,18 @@ Chain = tuple[bytes, ...]
 
 
 def hashes(chain: Sequence[bytes]) -> list[int]:
-    """What every engine calls the blocks of a prompt."""
+    """Return the block hashes of a prompt; all engines compute the same."""
     return [hash((b"name", *chain[: n + 1])) & (1 << 64) - 1 for n in range(len(chain))]
 
 
 class World:
-    """Endpoints, one of them with two ranks; what they hold, and what was picked."""
+    """Three endpoints, one of them with two ranks, their blocks, and the picks."""
 
     def __init__(self, *, precise: bool = True) -> None:
         self.index = Index()
         self.history = History()
         self.lookup = Lookup(self.index, self.history)
-        self.savings = CacheValue(random.Random(1).random)
+        self.value = CacheValue(random.Random(1).random)
         self.publishers: dict[str, tuple[int, ...]] = {}
         for key in KEYS:
             names = [f"{key}/{rank}" for rank in range(2 if key == "b" else 1)]
@@ -38,17 +38,17 @@ class World:
             self.lookup.join(key, Member(self.publishers[key], precise=precise, block_size=SIZE))
 
     def store(self, publisher: int, *chain: bytes, medium: str = "GPU") -> None:
-        """An engine's event."""
+        """Apply an event that stores a prompt's blocks."""
         self.index.stored(publisher, PLAIN, None, hashes(chain), chain, block_size=SIZE, medium=medium)
 
     def pick(self, key: str, prompt: bytes, now: float = 0.0) -> None:
-        """A request goes to this endpoint."""
+        """Route a request to this endpoint."""
         found = self.lookup.look(PLAIN, [prompt])
-        self.savings.record(key, found, self.lookup.members[key], now)
+        self.value.record(key, found, self.lookup.members[key], now)
 
-    def worth(self, now: float = 0.0) -> Mapping[str, EndpointCacheValue]:
-        """All steps at once."""
-        steps = self.savings.compute(self.index, self.publishers, now)
+    def compute(self, now: float = 0.0) -> Mapping[str, EndpointCacheValue]:
+        """Run all steps of the computation."""
+        steps = self.value.compute(self.index, self.publishers, now)
         while True:
             try:
                 next(steps)
@@ -57,15 +57,15 @@ class World:
                 return found
 
     def tokens(self, now: float = 0.0) -> list[int]:
-        """Worth of a, b and c."""
-        return [worth.tokens for worth in self.worth(now).values()]
+        """Return the tokens saved by a, b and c."""
+        return [value.tokens for value in self.compute(now).values()]
 
 
 class Histories(RuleBasedStateMachine):
     """Stores, copies, evictions and picks, while time goes on.
 
-    A block that nobody holds any more does not come back here, nor does another one take its place: from then
-    on the notes and the oracle count differently (see the module).
+    A block that no endpoint holds any more is never stored again here, nor is another one stored in its
+    place, because the product and the oracle would then count differently (see the module).
     """
 
     def __init__(self) -> None:
@@ -77,15 +77,15 @@ class Histories(RuleBasedStateMachine):
         self.gone: set[Chain] = set()
         self.now = 0.0
 
-    def _anybody(self, chain: Chain) -> bool:
+    def _is_held(self, chain: Chain) -> bool:
         return any(chain in held for held in self.held.values())
 
     @rule(publisher=st.integers(0, 3), text=st.text("xyz", min_size=1, max_size=70), medium=st.booleans())
     def store(self, publisher: int, text: str, medium: bool) -> None:
-        """A whole prompt is cached, or copied from somebody."""
+        """Store a whole prompt, new or copied."""
         chain = tuple(letter.encode() for letter in text)
         prefixes = [chain[: n + 1] for n in range(len(chain))]
-        new = [prefix for prefix in prefixes if not self._anybody(prefix)]
+        new = [prefix for prefix in prefixes if not self._is_held(prefix)]
         if any(old[:-1] == prefix[:-1] for prefix in new for old in self.gone):
             return
         self.world.store(publisher, *chain, medium="CPU" if medium else "GPU")
@@ -93,7 +93,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(publisher=st.integers(0, 3), data=st.data())
     def evict(self, publisher: int, data: st.DataObject) -> None:
-        """One block goes from every medium, wherever it is."""
+        """Remove one block, anywhere in a prompt, from every medium."""
         if not self.held[publisher]:
             return
         chain = data.draw(st.sampled_from(sorted(self.held[publisher])))
@@ -101,20 +101,20 @@ class Histories(RuleBasedStateMachine):
             while self.world.index.removed(publisher, hashes(chain)[-1:], medium=medium):
                 pass
         self.held[publisher].discard(chain)
-        if not self._anybody(chain):
+        if not self._is_held(chain):
             self.gone.add(chain)
 
     @rule(publisher=st.integers(0, 3))
     def restart(self, publisher: int) -> None:
-        """An engine loses all it has."""
+        """Restart an engine, which loses all its blocks."""
         self.world.index.forget(publisher)
         self.world.index.sweep(10_000)
         lost, self.held[publisher] = self.held[publisher], set()
-        self.gone |= {chain for chain in lost if not self._anybody(chain)}
+        self.gone |= {chain for chain in lost if not self._is_held(chain)}
 
     @rule(key=st.sampled_from(KEYS), text=st.text("xyz", max_size=72), wait=st.floats(0, 100))
     def pick(self, key: str, text: str, wait: float) -> None:
-        """A request, some time later."""
+        """Route a request after a while."""
         self.now += wait
         self.world.pick(key, text.encode() + b"!", self.now)
         chain = tuple(letter.encode() for letter in text)
@@ -130,22 +130,22 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def as_the_oracle_says(self) -> None:
-        """Worth and exclusive blocks of every endpoint, now and some minutes later."""
+        """Saved tokens and exclusive blocks of every endpoint are right, now and some minutes later."""
         for later in (0, 300, 600):
             then = self.now + later
-            for key, worth in self.world.worth(then).items():
+            for key, value in self.world.compute(then).items():
                 only = self._only(key)
                 live = [c for at, to, c in self.picks if to == key and then // 30 - at // 30 < 20]
                 blocks = sum(chain[: n + 1] in only for chain in live for n in range(len(chain)))
-                assert worth == EndpointCacheValue(blocks * SIZE, len(only))
+                assert value == EndpointCacheValue(blocks * SIZE, len(only))
 
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 
 
-def test_a_copy_makes_the_original_worth_nothing() -> None:
-    """Matches count as long as only one endpoint holds the blocks; what it holds beyond still counts."""
+def test_a_copied_block_saves_nothing() -> None:
+    """Matches count while one endpoint alone holds the blocks; blocks behind a copied prefix still count."""
     world = World()
     world.store(0, b"s", b"t", b"u")
     for _ in range(3):
@@ -159,16 +159,16 @@ def test_a_copy_makes_the_original_worth_nothing() -> None:
 
 
 def test_ranks_of_one_endpoint_are_no_copies() -> None:
-    """Blocks that two ranks of an endpoint hold are its own, and counted once."""
+    """Blocks that two ranks of one endpoint hold are exclusive to it, and counted once."""
     world = World()
     for publisher in world.publishers["b"]:
         world.store(publisher, b"s", b"t")
     world.pick("b", b"st!")
-    assert world.worth()["b"] == EndpointCacheValue(2 * SIZE, 2)
+    assert world.compute()["b"] == EndpointCacheValue(2 * SIZE, 2)
 
 
-def test_in_approximate_mode_a_pick_says_what_only_one_had() -> None:
-    """Without events the routing history counts, as it stood at the pick; it fades, and goes with the pod."""
+def test_in_approximate_mode_values_are_computed_at_the_pick() -> None:
+    """Without events the routing history at the pick counts; values expire, and go with their endpoint."""
     world = World(precise=False)
     text = b"x" * 4000
     world.history.note("a", PLAIN, text)
@@ -179,13 +179,13 @@ def test_in_approximate_mode_a_pick_says_what_only_one_had() -> None:
     assert world.tokens(599.0)[0] == alone
     assert world.tokens(600.0)[0] == 0
 
-    world.savings.forget("a")
+    world.value.remove("a")
     assert world.tokens()[0] == 0
 
 
-def test_notes_are_bounded_and_still_tell() -> None:
-    """Ten times more places than are kept: what they tell together is right within a few percent, and so is
-    what one hot place tells."""
+def test_memory_is_bounded_and_values_stay_right() -> None:
+    """With ten times more places than are kept, the sum over them is right within a few percent, and so is
+    the value of one hot place."""
     world = World()
     hot = b"hot!"
     world.store(0, b"hot")
@@ -195,18 +195,18 @@ def test_notes_are_bounded_and_still_tell() -> None:
     for prompt in prompts:
         world.pick("b", prompt + b"!")
         world.pick("a", hot)
-    assert len(world.savings) <= PLACES
+    assert len(world.value) <= PLACES
     hot_tokens, cold_tokens, _ = world.tokens()
     assert abs(cold_tokens / (SIZE * len(prompts)) - 1) < 0.05
     assert abs(hot_tokens / (SIZE * len(prompts)) - 1) < 0.05
 
 
-def test_notes_keep_no_text_of_blocks_that_have_gone() -> None:
-    """A segment that nobody holds any more is empty, whoever still refers to it."""
+def test_recorded_matches_keep_no_text_of_removed_blocks() -> None:
+    """A segment that no endpoint holds any more is emptied, even while recorded matches refer to it."""
     world = World()
     world.store(0, b"long text " * 1000)
     found = world.lookup.look(PLAIN, [b"long text " * 1000 + b"!"])
-    world.savings.record("a", found, world.lookup.members["a"], 0.0)
+    world.value.record("a", found, world.lookup.members["a"], 0.0)
     [(segment, _)] = world.index.exclusive([0])
     world.index.removed(0, hashes([b"long text " * 1000]))
     assert (segment.text, segment.hashes, world.tokens()[0]) == (b"", (), 0)

@@ -1,4 +1,4 @@
-"""How much of prompts was known, over ten minutes."""
+"""Tests of the histogram of cached prompt tokens."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,11 +10,11 @@ pairs = st.lists(st.tuples(st.integers(1, 2_000_000), st.integers(0, 2_000_000))
 
 @given(pairs)
 def test_every_prompt_is_in_one_row(prompts: list[list[int]]) -> None:
-    """Each request counts between two bounds, and the sums are those of all requests."""
-    reuse = DivergenceHistogram()
+    """Each request counts between two bounds, and the totals are those of all requests."""
+    histogram = DivergenceHistogram()
     for matched, tokens in prompts:
-        reuse.record(tokens, matched, 100.0)
-    page = reuse.document(100.0)
+        histogram.record(tokens, matched, 100.0)
+    page = histogram.document(100.0)
     assert (page["requests"], page["tokens"]) == (len(prompts), sum(tokens for _, tokens in prompts))
     assert page["matched_tokens"] == sum(matched for matched, _ in prompts)
     for row in page["parted"]:
@@ -26,8 +26,8 @@ def test_every_prompt_is_in_one_row(prompts: list[list[int]]) -> None:
 
 
 def test_prompts_fade() -> None:
-    """After ten minutes a prompt is not told of any more."""
-    reuse = DivergenceHistogram()
-    reuse.record(100, 50, 0.0)
-    assert reuse.document(599.0)["parted"] == [{"before": 64, "requests": 1}]
-    assert reuse.document(600.0) == {"requests": 0, "tokens": 0, "matched_tokens": 0, "parted": []}
+    """A prompt is no longer reported after ten minutes."""
+    histogram = DivergenceHistogram()
+    histogram.record(100, 50, 0.0)
+    assert histogram.document(599.0)["parted"] == [{"before": 64, "requests": 1}]
+    assert histogram.document(600.0) == {"requests": 0, "tokens": 0, "matched_tokens": 0, "parted": []}

@@ -1,4 +1,4 @@
-"""Hot beginnings: what is told, what never is."""
+"""Tests of hot prefixes: which are returned, and which never are."""
 
 from collections import Counter
 
@@ -16,19 +16,19 @@ words = st.text("ab", min_size=1, max_size=5)
 
 
 class Pool:
-    """An index in which one engine holds words, a block a letter; and the notes."""
+    """An index in which one engine holds words, one block per letter, and the recorded matches."""
 
     def __init__(self) -> None:
         self.index, self.hot = Index(), HotPrefixes()
         self.who = self.index.publisher("pod/0")
 
     def hold(self, word: str, root: Root = PLAIN) -> None:
-        """The engine has computed it."""
+        """Store a word in the engine's cache."""
         hashes = [hash((root, word[: end + 1])) % 2**64 for end in range(len(word))]
         self.index.stored(self.who, root, None, hashes, [c.encode() for c in word], block_size=SIZE)
 
     def ask(self, word: str, tenant: str, now: float = 0.0, root: Root = PLAIN) -> int:
-        """A prompt; how many of its blocks were known."""
+        """Match and record a prompt; return the number of its blocks that matched."""
         groups = self.index.match(root, f"{word}?".encode()).groups
         if not groups:
             return 0
@@ -36,13 +36,13 @@ class Pool:
         self.hot.record((segment, blocks - segment.base), tenant, now)
         return blocks
 
-    def told(self, budget_blocks: int, now: float = 0.0) -> list[str]:
-        """Texts of the beginnings."""
+    def texts(self, budget_blocks: int, now: float = 0.0) -> list[str]:
+        """Return the texts of the hot prefixes."""
         return [one.text.decode() for one in self.hot.hottest(budget_blocks * SIZE, now)]
 
 
-def test_what_two_tenants_ask_for_is_told_whole() -> None:
-    """The shared part of two prompts is one beginning, with its text, its tokens and its matches."""
+def test_a_prefix_that_two_tenants_request_is_returned_whole() -> None:
+    """The shared part of two prompts is one prefix, with its text, tokens and matches."""
     pool = Pool()
     pool.hold("sharedA")
     pool.hold("sharedB")
@@ -51,26 +51,26 @@ def test_what_two_tenants_ask_for_is_told_whole() -> None:
     assert pool.hot.hottest(1_000, 0.0) == [HotPrefix(PLAIN, b"shared", 6 * SIZE, 2, (1,) * 6)]
 
 
-def test_what_one_tenant_asks_for_is_never_told() -> None:
-    """However often: it is that tenant's alone."""
+def test_a_prefix_that_one_tenant_requests_is_never_returned() -> None:
+    """A prefix of a single tenant is private, however often it is requested."""
     pool = Pool()
     pool.hold("secret")
     for _ in range(100):
         pool.ask("secret", "one")
-    assert pool.told(1_000) == []
+    assert pool.texts(1_000) == []
 
 
-def test_what_is_salted_is_never_told() -> None:
-    """A salt says that nobody else may profit."""
+def test_a_salted_prefix_is_never_returned() -> None:
+    """A cache salt makes a prefix private, even if several tenants request it."""
     pool = Pool()
     pool.hold("secret", (None, "salt"))
     for tenant in ("one", "two", "three"):
         assert pool.ask("secret", tenant, root=(None, "salt")) == 6
-    assert pool.told(1_000) == []
+    assert pool.texts(1_000) == []
 
 
-def test_adapters_are_told_apart() -> None:
-    """The same text under an adapter is another beginning."""
+def test_adapters_have_prefixes_of_their_own() -> None:
+    """Equal texts under two adapters are two prefixes."""
     pool = Pool()
     for root in (PLAIN, ("lora", None)):
         pool.hold("text", root)
@@ -81,53 +81,53 @@ def test_adapters_are_told_apart() -> None:
 
 
 def test_the_hottest_come_first_within_the_budget() -> None:
-    """Ten blocks: all six of the hotter one, and the first four of the other."""
+    """A budget of ten blocks holds all six of the hotter prefix and the first four of the other."""
     pool = Pool()
     for word, times in (("colder", 2), ("hotter", 5)):
         pool.hold(word)
         for turn in range(times):
             pool.ask(word, f"tenant {turn}")
-    assert pool.told(10) == ["hotter", "cold"]
-    assert pool.told(3) == ["hot"]
-    assert pool.told(0) == []
+    assert pool.texts(10) == ["hotter", "cold"]
+    assert pool.texts(3) == ["hot"]
+    assert pool.texts(0) == []
 
 
-def test_only_what_is_asked_for() -> None:
-    """With masks only beginnings that end in their blocks, the masks' blocks counted against the budget."""
+def test_masks_select_blocks() -> None:
+    """With masks, prefixes end in masked blocks, and only those count against the budget."""
     pool = Pool()
     for word in ("abcd", "wxyz"):
         pool.hold(word)
         for tenant in ("one", "two"):
             pool.ask(word, tenant)
     segment = pool.index.match(PLAIN, b"abcd?").groups[0][4]
-    told = [one.text for one in pool.hot.hottest(2 * SIZE, 0.0, {segment: 0b0110})]
-    assert told == [b"abc"]
+    texts = [one.text for one in pool.hot.hottest(2 * SIZE, 0.0, {segment: 0b0110})]
+    assert texts == [b"abc"]
     assert pool.hot.hottest(10 * SIZE, 0.0, {}) == []
 
 
 def test_heat_fades() -> None:
-    """Ten minutes later nothing is hot."""
+    """Nothing is hot ten minutes after the last request."""
     pool = Pool()
     pool.hold("text")
     for tenant in ("one", "two"):
         pool.ask("text", tenant, 0.0)
-    assert pool.told(10, 500.0) == ["text"]
-    assert pool.told(10, 700.0) == []
+    assert pool.texts(10, 500.0) == ["text"]
+    assert pool.texts(10, 700.0) == []
 
 
-def test_what_the_engines_have_evicted_is_not_told() -> None:
-    """Its text is gone with it."""
+def test_an_evicted_prefix_is_not_returned() -> None:
+    """The text of an evicted prefix is removed with its blocks."""
     pool = Pool()
     pool.hold("text")
     for tenant in ("one", "two"):
         pool.ask("text", tenant)
     pool.index.cleared(pool.who)
     assert pool.index.sweep(100) == 0
-    assert pool.told(10) == []
+    assert pool.texts(10) == []
 
 
 def cold(count: int, index: Index) -> list[Place]:
-    """As many places of one block each."""
+    """Return ``count`` places of one block each."""
     index.publisher("pod/0")
     places = []
     for number in range(count):
@@ -138,7 +138,7 @@ def cold(count: int, index: Index) -> list[Place]:
 
 
 def test_counts_are_bounded() -> None:
-    """Of more places than are counted, one that half of the prompts end at keeps its name and its count."""
+    """Among more places than are counted, one at which half of the prompts end keeps its name and count."""
     hot = HotPrefixes()
     first, *rest = cold(20 * PLACES, Index())
     for number, place in enumerate(rest):
@@ -147,11 +147,11 @@ def test_counts_are_bounded() -> None:
     [found] = hot.hottest(100, 0.0)
     assert found.text == bytes(4)
     assert len(rest) <= found.matches < 1.1 * len(rest)
-    assert [len(piece.counts) for piece in hot._window.all()] == [PLACES]
+    assert [len(slot.counts) for slot in hot._window.all()] == [PLACES]
 
 
-def test_what_few_ask_for_among_many_others_is_told() -> None:
-    """Two requests of two tenants for one beginning are enough, after 200 requests for twenty others."""
+def test_a_rarely_requested_prefix_is_returned_among_many_others() -> None:
+    """Two requests of two tenants are enough, after 200 requests for twenty other prefixes."""
     hot = HotPrefixes()
     *others, last = cold(21, Index())
     for number in range(200):
@@ -161,9 +161,9 @@ def test_what_few_ask_for_among_many_others_is_told() -> None:
     assert [(one.text, one.matches) for one in hot.hottest(100, 0.0)] == [((20).to_bytes(4), 2)]
 
 
-def test_every_note_is_counted_somewhere() -> None:
-    """However many places there are, the counts of a piece add up to the notes, and parts are right in the
-    mean: of 100 runs, the half of the places that got a third of the notes has about that much."""
+def test_every_match_is_counted_somewhere() -> None:
+    """The counts of a slot add up to the recorded matches, however many places there are, and parts are right
+    in the mean: over 100 runs, the half of the places that got a third of the matches has about a third."""
     parts = []
     places = cold(4 * PLACES, Index())
     for run in range(100):
@@ -172,17 +172,17 @@ def test_every_note_is_counted_somewhere() -> None:
         for number in range(3_000):
             half = places[: 2 * PLACES] if number % 3 == 0 else places[2 * PLACES :]
             hot.record(half[number // 3 % len(half)], "one", 0.0)
-        [piece] = hot._window.all()
-        assert sum(heat.matches for heat in piece.counts.values()) == 3_000
+        [slot] = hot._window.all()
+        assert sum(count.matches for count in slot.counts.values()) == 3_000
         low = set(places[: 2 * PLACES])
-        parts.append(sum(heat.matches for place, heat in piece.counts.items() if place in low))
+        parts.append(sum(count.matches for place, count in slot.counts.items() if place in low))
     assert 950 < sum(parts) / len(parts) < 1_050
 
 
 @given(st.lists(words, max_size=6), st.lists(st.tuples(words, st.sampled_from("xyz")), max_size=12))
 def test_heat_is_what_ends_at_a_block_or_behind_it(held: list[str], asked: list[tuple[str, str]]) -> None:
-    """With budget for all, exactly the blocks that two tenants went through are told, each in one beginning
-    at least, and matches are those of the last block."""
+    """With budget for all, the prefixes returned cover exactly the blocks that two tenants matched, and their
+    matches are those of the last block."""
     pool, through, tenants = Pool(), Counter[str](), dict[str, set[str]]()
     for word in held:
         pool.hold(word)
@@ -191,10 +191,10 @@ def test_heat_is_what_ends_at_a_block_or_behind_it(held: list[str], asked: list[
             through[word[:end]] += 1
             tenants.setdefault(word[:end], set()).add(tenant)
     shared = {text for text, who in tenants.items() if len(who) > 1}
-    told = pool.hot.hottest(1_000, 0.0)
-    texts = [one.text.decode() for one in told]
+    hottest = pool.hot.hottest(1_000, 0.0)
+    texts = [one.text.decode() for one in hottest]
     assert {text[:end] for text in texts for end in range(1, len(text) + 1)} == shared
-    assert [one.matches for one in told] == [through[text] for text in texts]
+    assert [one.matches for one in hottest] == [through[text] for text in texts]
     assert not any(a != b and b.startswith(a) for a in texts for b in texts)
 
 
@@ -206,8 +206,8 @@ def test_heat_is_what_ends_at_a_block_or_behind_it(held: list[str], asked: list[
 def test_a_budget_is_kept_and_spent_on_the_hottest(
     held: list[str], asked: list[tuple[str, str]], budget: int
 ) -> None:
-    """No more distinct blocks than the budget, as many as it or all there are, and none left out that is
-    hotter than one that is in."""
+    """The distinct blocks returned use the whole budget or are all there are, and no block left out is hotter
+    than one returned."""
     pool, through, tenants = Pool(), Counter[str](), dict[str, set[str]]()
     for word in held:
         pool.hold(word)
@@ -216,17 +216,17 @@ def test_a_budget_is_kept_and_spent_on_the_hottest(
             through[word[:end]] += 1
             tenants.setdefault(word[:end], set()).add(tenant)
     shared = {text for text, who in tenants.items() if len(who) > 1}
-    inside = {text[: end + 1] for text in pool.told(budget) for end in range(len(text))}
+    inside = {text[: end + 1] for text in pool.texts(budget) for end in range(len(text))}
     assert len(inside) == min(budget, len(shared))
     assert all(through[a] >= through[b] for a in inside for b in shared - inside)
 
 
 def test_a_segment_that_was_cut_is_left_out() -> None:
-    """A note of more blocks than the segment has now tells nothing that is not there."""
+    """A recorded match of more blocks than the segment has now returns nothing."""
     pool = Pool()
     pool.hold("abcdef")
     for tenant in ("one", "two"):
         pool.ask("abcdef", tenant)
     segment: Segment = pool.index.match(PLAIN, b"abcdef?").groups[0][4]
     segment.cut(3)
-    assert pool.told(10) == []
+    assert pool.texts(10) == []

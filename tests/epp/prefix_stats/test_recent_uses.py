@@ -1,4 +1,4 @@
-"""How often beginnings were asked for."""
+"""Tests of the decayed number of uses of a prefix."""
 
 from math import exp
 
@@ -10,7 +10,7 @@ from kvist_epp.prefix_stats.recent_uses import BURST_SECONDS, PLACES, USE_SECOND
 
 
 def test_uses_add_up_and_fade() -> None:
-    """Each counts one when it comes and a third of that a second later; other places do not count."""
+    """A use counts one at first and about a third a second later; uses of other places do not count."""
     uses = RecentUses()
     for now in (0.0, 0.0, USE_SECONDS):
         uses.record("a", now)
@@ -21,7 +21,7 @@ def test_uses_add_up_and_fade() -> None:
 
 
 def test_a_burst_counts_when_it_is_over() -> None:
-    """Sixteen at once are no reason for a copy yet; those that still ask afterwards find them counted."""
+    """Sixteen uses at once count nothing during their burst, and sixteen after it."""
     uses = RecentUses()
     for number in range(16):
         uses.record("a", number * BURST_SECONDS / 32)
@@ -31,8 +31,8 @@ def test_a_burst_counts_when_it_is_over() -> None:
 
 
 @given(st.floats(0.1, 200))
-def test_a_steady_stream_counts_what_comes_in_the_time(rate: float) -> None:
-    """Requests a second times the seconds that a use counts, but for a burst or two."""
+def test_the_count_of_a_steady_stream_is_its_uses_in_one_time_constant(rate: float) -> None:
+    """The count is the rate times the time constant, give or take a burst or two."""
     uses = RecentUses()
     for number in range(round(20 * rate) + 1):
         uses.record("a", number / rate)
@@ -42,8 +42,8 @@ def test_a_steady_stream_counts_what_comes_in_the_time(rate: float) -> None:
 
 
 @given(st.integers(1, 5), st.floats(5, 100))
-def test_a_replica_sees_what_one_alone_would(replicas: int, rate: float) -> None:
-    """Of a steady stream each gets a share, and looks back so much longer."""
+def test_a_replica_counts_as_much_as_a_single_picker_would(replicas: int, rate: float) -> None:
+    """Each replica gets a share of a steady stream and looks back longer in proportion."""
     uses, step = RecentUses(), replicas / rate
     uses.replicas = replicas
     for number in range(round(20 * rate) + 1):
@@ -54,7 +54,7 @@ def test_a_replica_sees_what_one_alone_would(replicas: int, rate: float) -> None
 
 
 def test_memory_is_bounded() -> None:
-    """The place that was used longest ago goes first."""
+    """The least recently used place is removed first."""
     uses = RecentUses()
     for number in range(PLACES + 10):
         uses.record(number, 0.0)
