@@ -7,8 +7,8 @@ from kvist_epp.index.snapshot.parts import Begin, Part
 from kvist_epp.index.snapshot.read import Reader
 from kvist_epp.index.snapshot.section import Section
 from kvist_epp.index.snapshot.write import Writer
-from kvist_epp.kvevents.decode_check import DecodeChecker, PublisherState
-from kvist_epp.kvevents.publisher_stats import PublisherStats
+from kvist_epp.kvevents.decode_check import DecodeChecker
+from kvist_epp.kvevents.publisher_state import PublisherState
 
 
 class Shelf:
@@ -21,7 +21,7 @@ class Shelf:
     def restore(self, source: str, group: int | None) -> Section:
         """As the ingestor does."""
         number = self.index.publisher(source)
-        return Section(self.index.restore(number), PublisherState(number, PublisherStats()), self._checker)
+        return Section(self.index.restore(number), PublisherState(source, number), self._checker)
 
     def forget(self, source: str) -> None:
         """As the ingestor does."""

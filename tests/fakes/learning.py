@@ -8,7 +8,7 @@ from kvist_epp.engines.vllm.kv_events import Batch, Event, Stored
 from kvist_epp.index.byte_index import Index
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.observation import Observation
-from kvist_epp.kvevents.publisher_stats import PublisherStats
+from kvist_epp.kvevents.publisher_state import PublisherStats
 
 SIZE = 4
 """Tokens a block."""

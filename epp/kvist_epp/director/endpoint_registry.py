@@ -14,8 +14,8 @@ from kvist_epp.endpoints.engine_state import EngineState, partly_served
 from kvist_epp.endpoints.scraper import Scraper
 from kvist_epp.index.index_accuracy import AccuracyMonitor
 from kvist_epp.index.lookup import Member
-from kvist_epp.kvevents.followed import FollowedPublisher
 from kvist_epp.kvevents.ingestion import Ingestor
+from kvist_epp.kvevents.publisher_feed import FollowedPublisher
 from kvist_epp.kvevents.subscriber import Subscriber
 from kvist_epp.load.in_flight import Attempt, InFlightRequest
 from kvist_epp.load.tracker import RequestListener
@@ -216,7 +216,7 @@ class EndpointRegistry(RequestListener):
             return "its first replay is not over"
         if self.subscriber.suspect(key):
             return "events are missing"
-        if state.accuracy.silent(sum(rank.messages for rank in self.subscriber.of(key))):
+        if state.accuracy.silent(sum(rank.messages for rank in self.subscriber.stats_of(key))):
             return "it publishes no events"
         return state.accuracy.why_not
 
@@ -267,7 +267,7 @@ class EndpointRegistry(RequestListener):
         metrics = self.director.metrics
         for state in self.states.values():
             name = state.endpoint.hostport
-            ranks = subscriber.of(state.endpoint.key)
+            ranks = subscriber.stats_of(state.endpoint.key)
             for kind in ("stored", "removed", "cleared"):
                 metrics.events[name, kind] = sum(getattr(rank, kind) for rank in ranks)
             gaps, resets = sum(rank.gaps for rank in ranks), sum(rank.resets for rank in ranks)

@@ -77,7 +77,7 @@ class RequestProgress:
 
     def _backlog_after(self, seen: Observation, endpoint: str, tokens: int) -> int:
         """Tokens that a request of so many still has to prefill; events report whole blocks only."""
-        left = 0 if seen.born == "decode" else max(0, tokens - (seen.depth or 0))
+        left = 0 if seen.phase == "decode" else max(0, tokens - (seen.depth or 0))
         member = self._lookup.members.get(endpoint)
         return 0 if member is None or left < member.block_size else left
 

@@ -1,133 +1,138 @@
-"""One publisher's blocks that were born in decode and are not credited (yet).
+"""Blocks that one publisher's engine computed in decode and that are not credited, or not finally. Pure.
 
-They are known, so that their children are neither unknown nor credited, but not in the index.
+They are known here, so that their children are neither orphans nor credited, but they are not in the index.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import takewhile
 
 from kvist_epp.engines.vllm.kv_events import GPU
-from kvist_epp.kvevents.canonical import Piece
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTokens:
+    """Token ids of one block and the bytes that they decode to."""
+
+    ids: Sequence[int]
+    data: bytes
 
 
 class DecodeBlockState(Enum):
-    """A block that was computed in decode."""
+    """State of a block that was computed in decode."""
 
     PENDING = "pending"
     REJECTED = "rejected"
-    """Not canonical, or nobody could check it. Its children are rejected too."""
+    """Not canonical, or it could not be checked. Its children are rejected, too."""
     CREDITED = "credited"
-    """In the index; kept here until a child has shown that the boundary between them is canonical."""
+    """In the index; kept here until a child has shown that the boundary between the two is canonical."""
 
 
 @dataclass(slots=True, eq=False)
 class DecodeBlock:
-    """One block born in decode."""
+    """One block that was computed in decode."""
 
-    name: int
-    """Its hash."""
+    hash: int
     parent: int | None
     root: tuple[str | None, str | None]
-    """(adapter, salt); counts only for a block without parent."""
-    piece: Piece
+    """(adapter, salt); has a meaning only for a block without parent."""
+    tokens: BlockTokens
     block_size: int
     depth: int | None
-    """Tokens from the root to its end."""
+    """Tokens from the root to the end of the block."""
     session: str | None = None
     state: DecodeBlockState = DecodeBlockState.PENDING
     copies: int = 1
-    """How often the engine stored it and did not remove it (two requests may store the same block)."""
+    """Times that the engine stored the block minus removals: two requests may store the same block."""
     media: list[str] = field(default_factory=list)
-    """Offload tiers that hold it as well."""
+    """Offload tiers that hold the block, too."""
 
 
 class DecodeBlockTable:
-    """The table of one publisher."""
+    """Blocks of one publisher by hash."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, DecodeBlock] = {}
         self._children: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
-        """Blocks in the table, in any state."""
+        """Return the number of blocks, in any state."""
         return len(self._blocks)
 
     def all(self) -> list[DecodeBlock]:
-        """The blocks, in any state, in the order they came."""
+        """Return the blocks, in any state, oldest first."""
         return list(self._blocks.values())
 
-    def get(self, name: int | None) -> DecodeBlock | None:
-        """The block of this hash."""
-        return self._blocks.get(name) if name is not None else None
+    def get(self, block_hash: int | None) -> DecodeBlock | None:
+        """Return the block of this hash, if there is one."""
+        return None if block_hash is None else self._blocks.get(block_hash)
 
-    def uncredited(self, name: int | None) -> DecodeBlock | None:
-        """The block of this hash, unless it is in the index."""
-        born = self._blocks.get(name) if name is not None else None
-        return None if born is None or born.state is DecodeBlockState.CREDITED else born
+    def uncredited(self, block_hash: int | None) -> DecodeBlock | None:
+        """Return the block of this hash, unless it is in the index."""
+        block = self._blocks.get(block_hash) if block_hash is not None else None
+        return None if block is None or block.state is DecodeBlockState.CREDITED else block
 
-    def add(self, born: DecodeBlock) -> None:
-        """Takes in a block that is not in the table."""
-        self._blocks[born.name] = born
-        if born.parent is not None:
-            self._children.setdefault(born.parent, []).append(born.name)
+    def add(self, block: DecodeBlock) -> None:
+        """Add a block that is not in the table."""
+        self._blocks[block.hash] = block
+        if block.parent is not None:
+            self._children.setdefault(block.parent, []).append(block.hash)
 
-    def drop(self, born: DecodeBlock) -> None:
-        """The block leaves the table, with all its copies."""
-        del self._blocks[born.name]
-        if born.parent is not None:
-            siblings = self._children[born.parent]
-            siblings.remove(born.name)
+    def remove(self, block: DecodeBlock) -> None:
+        """Remove a block with all its copies."""
+        del self._blocks[block.hash]
+        if block.parent is not None:
+            siblings = self._children[block.parent]
+            siblings.remove(block.hash)
             if not siblings:
-                del self._children[born.parent]
+                del self._children[block.parent]
 
-    def removed(self, name: int, medium: str) -> bool:
-        """The engine dropped one copy; returns whether that was all there was to it (not in the index)."""
-        born = self._blocks.get(name)
-        if born is None:
+    def on_removed(self, block_hash: int, medium: str) -> bool:
+        """Remove one copy, as the engine did; return True if the block is not in the index either."""
+        block = self._blocks.get(block_hash)
+        if block is None:
             return False
+        credited = block.state is DecodeBlockState.CREDITED
         if medium != GPU:
-            if born.state is not DecodeBlockState.CREDITED and medium in born.media:
-                born.media.remove(medium)
-            return born.state is not DecodeBlockState.CREDITED
-        born.copies -= 1
-        if born.copies == 0:
-            self.drop(born)
-        return born.state is not DecodeBlockState.CREDITED
+            if not credited and medium in block.media:
+                block.media.remove(medium)
+            return not credited
+        block.copies -= 1
+        if block.copies == 0:
+            self.remove(block)
+        return not credited
 
     def clear(self) -> None:
-        """The pool was emptied, or the publisher forgotten."""
+        """Remove all blocks."""
         self._blocks.clear()
         self._children.clear()
 
-    def above(self, born: DecodeBlock) -> Iterator[DecodeBlock]:
-        """Its ancestors that are in the table and not in the index, nearest first."""
-        parent = self.uncredited(born.parent)
+    def ancestors(self, block: DecodeBlock) -> Iterator[DecodeBlock]:
+        """Yield the ancestors that are in the table and not in the index, nearest first."""
+        parent = self.uncredited(block.parent)
         while parent is not None:
             yield parent
             parent = self.uncredited(parent.parent)
 
-    def run(self, born: DecodeBlock, limit: int) -> list[DecodeBlock]:
-        """Return pending blocks in a chain, from the topmost pending ancestor of ``born`` on.
+    def pending_chain(self, block: DecodeBlock, limit: int) -> list[DecodeBlock]:
+        """Return pending blocks in a chain, from the topmost pending ancestor of ``block`` on.
 
-        ``limit``: bytes of text after which no block is added, but for the second: it may settle the first.
+        ``limit``: bytes of text after which no block is added, except a second one, which may settle the
+        first.
         """
-        pending = takewhile(lambda block: block.state is DecodeBlockState.PENDING, self.above(born))
-        chain = [born, *pending][::-1]
-        while (below := self._pending_child(chain[-1])) is not None and _size(chain) < limit:
-            chain.append(below)
-        while len(chain) > 2 and _size(chain[:-1]) >= limit:
+        pending = takewhile(lambda other: other.state is DecodeBlockState.PENDING, self.ancestors(block))
+        chain = [block, *pending][::-1]
+        while (child := self._pending_child(chain[-1])) is not None and _text_bytes(chain) < limit:
+            chain.append(child)
+        while len(chain) > 2 and _text_bytes(chain[:-1]) >= limit:
             chain.pop()
         return chain
 
-    def _pending_child(self, born: DecodeBlock) -> DecodeBlock | None:
-        for name in self._children.get(born.name, ()):
-            child = self._blocks[name]
-            if child.state is DecodeBlockState.PENDING:
-                return child
-        return None
+    def _pending_child(self, block: DecodeBlock) -> DecodeBlock | None:
+        children = map(self._blocks.__getitem__, self._children.get(block.hash, ()))
+        return next((child for child in children if child.state is DecodeBlockState.PENDING), None)
 
 
-def _size(chain: list[DecodeBlock]) -> int:
-    return sum(len(born.piece.data) for born in chain)
+def _text_bytes(chain: list[DecodeBlock]) -> int:
+    return sum(len(block.tokens.data) for block in chain)

@@ -1,41 +1,105 @@
-"""Credits blocks born in decode: off the hot path, in slices, each after a check against the tokenizer.
+"""Check and credit blocks computed in decode: off the hot path, in slices, against the tokenizer. Pure.
 
-The subscriber calls ``step`` between other work, on the event loop: the tokenizer holds the interpreter's
-lock while it encodes, so that a thread would only make stalls longer. Blocks that gather while the checker
-waits for its turn are checked in one window, so that the cost of a block falls as the load grows.
+A model may generate tokens that are not the canonical tokenisation of the text they spell. A later prompt
+with that text is tokenised canonically and does not hit such blocks, although their bytes are equal.
+Therefore a short window of text is tokenised again and compared, which takes about 60 us for 300 bytes.
+
+The window begins some text before the blocks, because how a token splits depends on what precedes it, and
+ends with the blocks that follow, because it depends on that, too: " hel" is a token of its own only while
+"lo" has not come. Blocks that end inside a character, or differ only in their last tokens, wait for more
+text.
+
+The check runs on the event loop: the tokenizer holds the interpreter's lock while it encodes, so that a
+thread would only make stalls longer. Blocks that gather while the check waits for its turn are checked in one
+window, so that the cost of a block falls as the load grows.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeAlias
 
 from kvist_epp.index.byte_index import Index
-from kvist_epp.kvevents.canonical import CanonicalBlocks, Encode, Piece, examine
-from kvist_epp.kvevents.decode_blocks import DecodeBlock, DecodeBlockState, DecodeBlockTable
-from kvist_epp.kvevents.publisher_stats import PublisherStats
+from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock, DecodeBlockState
+from kvist_epp.kvevents.publisher_state import PublisherState
 
+Encode: TypeAlias = Callable[[str], list[int]]
+
+SETTLING_TOKENS = 4
+"""A difference this close to the end of the text may vanish when the text continues: wait, do not reject."""
 TAIL_BYTES = 64
-"""Text before a block in the first look; tokens settle within a word or two."""
+"""Text before a block in the first check; tokens settle within a word or two."""
 LONG_TAIL_BYTES = 1024
-"""Text in the second look, before anything is rejected: long words, long runs of spaces."""
+"""Text in the second check, before anything is rejected: long words, long runs of spaces."""
 RUN_BYTES = 512
-"""Text of the blocks in one window: bounds how long one call of the tokenizer takes (about 1 us a byte)."""
+"""Text of the blocks in one window: bounds the time of one call of the tokenizer (about 1 us a byte)."""
 
 
-class PublisherState:
-    """A publisher under care: its number in the index, its blocks that are not credited, its counters."""
+@dataclass(frozen=True, slots=True)
+class CanonicalBlocks:
+    """Number of leading blocks that are canonical, and of trailing ones that cannot be judged yet."""
 
-    __slots__ = ("number", "pending", "stats")
+    canonical: int
+    waiting: int
 
-    def __init__(self, number: int, stats: PublisherStats) -> None:
-        self.number = number
-        self.pending = DecodeBlockTable()
-        self.stats = stats
+
+def find_canonical(
+    tail: bytes, blocks: Sequence[BlockTokens], encode: Encode, pieces: Sequence[bytes | None]
+) -> CanonicalBlocks:
+    """Compare ``blocks`` with the tokenisation of their text after ``tail``.
+
+    ``tail`` is the text that precedes, cut anywhere; ``pieces`` are the bytes of each token id.
+    """
+    start = 0
+    while start < min(4, len(tail)) and tail[start] & 0xC0 == 0x80:
+        start += 1  # a continuation byte of a character that was cut
+    tail = tail[start:]
+    text = tail + b"".join(block.data for block in blocks)
+    valid, cut_short = _valid_prefix(text)
+    canonical_ids = encode(text[:valid].decode())
+    first = _token_at(canonical_ids, len(tail), pieces)
+    ids = [token for block in blocks for token in block.ids]
+    agreed = 0
+    if first is not None:
+        for ours, theirs in zip(ids, canonical_ids[first:], strict=False):
+            if ours != theirs:
+                break
+            agreed += 1
+    text_ends = list(accumulate(len(block.data) for block in blocks))
+    id_ends = list(accumulate(len(block.ids) for block in blocks))
+    readable = sum(len(tail) + end <= valid for end in text_ends)
+    canonical = sum(end <= agreed for end in id_ends[:readable])
+    if canonical == readable:
+        return CanonicalBlocks(canonical, len(blocks) - readable if cut_short else 0)
+    unsettled = first is not None and canonical == len(blocks) - 1 and agreed >= id_ends[-1] - SETTLING_TOKENS
+    return CanonicalBlocks(canonical, int(unsettled))
+
+
+def _valid_prefix(text: bytes) -> tuple[int, bool]:
+    """Return the number of leading bytes that are UTF-8, and whether the rest is one unfinished character."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return error.start, error.reason == "unexpected end of data"
+    return len(text), True
+
+
+def _token_at(ids: Sequence[int], offset: int, pieces: Sequence[bytes | None]) -> int | None:
+    """Return the index of the token that begins at this byte; None if a token spans it."""
+    at = 0
+    for index, token in enumerate(ids):
+        if at >= offset:
+            return index if at == offset else None
+        at += len(pieces[token] or b"")
+    return len(ids) if at == offset else None
 
 
 class DecodeChecker:
-    """Owns the queue of blocks to check; ``encode`` None: nothing can be checked, nothing is credited.
+    """Queue of blocks to check; the subscriber calls ``step`` between other work.
 
-    ``limit``: blocks that may wait; more are not credited.
+    Without ``encode`` no block can be checked, and none is credited. At most ``limit`` blocks wait; any more
+    are not credited.
     """
 
     def __init__(
@@ -48,135 +112,123 @@ class DecodeChecker:
         self._queue: deque[tuple[PublisherState, DecodeBlock]] = deque()
 
     def __len__(self) -> int:
-        """Blocks that wait for their check."""
+        """Return the number of blocks that wait for their check."""
         return len(self._queue)
 
-    def add(self, ward: PublisherState, born: DecodeBlock) -> None:
-        """Takes in a block, known by its hash from now on; a block stored again is one copy more."""
-        known = ward.pending.uncredited(born.name)
+    def add(self, publisher: PublisherState, block: DecodeBlock) -> None:
+        """Add a block to the publisher's table and check it later; a known block has one copy more."""
+        known = publisher.decode_blocks.uncredited(block.hash)
         if known is not None:
             known.copies += 1
             return
-        ward.pending.add(born)
-        parent = ward.pending.uncredited(born.parent)
-        if (
-            (parent is not None and parent.state is DecodeBlockState.REJECTED)
-            or self._encode is None
-            or len(self._queue) >= self._limit
-        ):
-            self._reject(ward, born)
-        else:
-            self._queue.append((ward, born))
+        publisher.decode_blocks.add(block)
+        parent = publisher.decode_blocks.uncredited(block.parent)
+        self._enqueue(
+            publisher, block, reject=parent is not None and parent.state is DecodeBlockState.REJECTED
+        )
 
-    def adopt(self, ward: PublisherState, born: DecodeBlock) -> None:
-        """Takes over a block from a peer's snapshot, as far as it got there."""
-        ward.pending.add(born)
-        if born.state is not DecodeBlockState.PENDING:
-            return
-        if self._encode is None or len(self._queue) >= self._limit:
-            self._reject(ward, born)
-        else:
-            self._queue.append((ward, born))
+    def adopt(self, publisher: PublisherState, block: DecodeBlock) -> None:
+        """Add a block from another replica's snapshot, in the state it has there."""
+        publisher.decode_blocks.add(block)
+        if block.state is DecodeBlockState.PENDING:
+            self._enqueue(publisher, block)
 
-    def prove(self, ward: PublisherState, born: DecodeBlock) -> bool:
-        """An engine's own prompt matched this block: it and what it follows are canonical."""
-        for block in reversed([born, *ward.pending.above(born)]):
-            if not self._credit(ward, block):
+    def prove(self, publisher: PublisherState, block: DecodeBlock) -> bool:
+        """Credit a block and its ancestors, since an engine's own prompt matched it.
+
+        Returns False if the index no longer has their parent.
+        """
+        for ancestor in reversed([block, *publisher.decode_blocks.ancestors(block)]):
+            if not self._credit(publisher, ancestor):
                 return False
-            ward.pending.drop(block)
+            publisher.decode_blocks.remove(ancestor)
         return True
 
     def step(self) -> bool:
-        """Checks one run of blocks, 0.1 to 0.5 ms; returns whether more wait."""
+        """Check one chain of blocks, which takes 0.1 to 0.5 ms; return whether more wait."""
         encode = self._encode
         while encode and self._queue:
-            ward, born = self._queue.popleft()
-            if born.state is DecodeBlockState.PENDING and ward.pending.get(born.name) is born:
-                self._check_around(ward, born, encode)
+            publisher, block = self._queue.popleft()
+            pending = block.state is DecodeBlockState.PENDING
+            if pending and publisher.decode_blocks.get(block.hash) is block:
+                chain = publisher.decode_blocks.pending_chain(block, RUN_BYTES)
+                self._check(publisher, chain, encode)
+                if block not in chain:
+                    self._queue.append((publisher, block))
                 break
         return bool(self._queue)
 
-    def _check_around(self, ward: PublisherState, born: DecodeBlock, encode: Encode) -> None:
-        run = ward.pending.run(born, RUN_BYTES)
-        self._check(ward, run, encode)
-        if born not in run:
-            self._queue.append((ward, born))
+    def _enqueue(self, publisher: PublisherState, block: DecodeBlock, *, reject: bool = False) -> None:
+        if reject or self._encode is None or len(self._queue) >= self._limit:
+            self._reject(publisher, [block])
+        else:
+            self._queue.append((publisher, block))
 
-    def _check(self, ward: PublisherState, run: list[DecodeBlock], encode: Encode) -> None:
-        parent = run[0].parent
-        above = ward.pending.get(parent)
-        if parent is not None and self._index.depth(parent, ward.number) is None:
-            self._reject_all(ward, run)
+    def _check(self, publisher: PublisherState, chain: list[DecodeBlock], encode: Encode) -> None:
+        parent = chain[0].parent
+        if parent is not None and self._index.depth(parent, publisher.number) is None:
+            self._reject(publisher, chain)
             return
-        guard = [] if above is None else [above]
-        finding = self._examine(ward, [*guard, *run], encode)
-        if guard and finding.canonical == 0:
-            self._refuse(ward, guard[0], run, finding)
+        credited = publisher.decode_blocks.get(parent)
+        boundary = [] if credited is None else [credited]
+        result = self._examine(publisher, [*boundary, *chain], encode)
+        if credited is not None and result.canonical == 0:
+            if not result.waiting:
+                self._revoke(publisher, credited, chain)
             return
-        self._settle(ward, run, CanonicalBlocks(finding.canonical - len(guard), finding.waiting))
+        canonical = result.canonical - len(boundary)
+        for position, block in enumerate(chain):
+            if position < canonical:
+                self._credit(publisher, block)
+            elif position < len(chain) - result.waiting:
+                self._reject(publisher, [block])
 
-    def _examine(self, ward: PublisherState, blocks: list[DecodeBlock], encode: Encode) -> CanonicalBlocks:
-        """With a short tail; with a long one before anything is rejected."""
-        pieces = [block.piece for block in blocks]
-        finding = CanonicalBlocks(0, 0)
+    def _examine(
+        self, publisher: PublisherState, blocks: list[DecodeBlock], encode: Encode
+    ) -> CanonicalBlocks:
+        """Check with a short tail, and with a long one before anything is rejected."""
+        tokens, parent = [block.tokens for block in blocks], blocks[0].parent
+        result = CanonicalBlocks(0, 0)
         for limit in (TAIL_BYTES, LONG_TAIL_BYTES):
-            tail = self._tail(ward, blocks[0].parent, limit)
-            finding = examine(tail, pieces, encode, self._pieces)
-            if finding.canonical + finding.waiting == len(pieces) or len(tail) < limit:
+            tail = b"" if parent is None else self._index.tail(parent, limit, publisher.number) or b""
+            result = find_canonical(tail, tokens, encode, self._pieces)
+            if result.canonical + result.waiting == len(tokens) or len(tail) < limit:
                 break
-        return finding
+        return result
 
-    def _tail(self, ward: PublisherState, parent: int | None, limit: int) -> bytes:
-        return b"" if parent is None else self._index.tail(parent, limit, ward.number) or b""
+    def _revoke(self, publisher: PublisherState, credited: DecodeBlock, chain: list[DecodeBlock]) -> None:
+        """Remove a credited block: the text that followed shows that its last boundary is not canonical."""
+        copies = 0
+        while self._index.removed(publisher.number, [credited.hash]):
+            copies += 1
+        credited.copies = max(1, copies)
+        publisher.stats.revoked += 1
+        self._reject(publisher, [credited, *chain])
 
-    def _settle(self, ward: PublisherState, run: list[DecodeBlock], finding: CanonicalBlocks) -> None:
-        for position, born in enumerate(run):
-            if position < finding.canonical:
-                self._credit(ward, born)
-            elif position < len(run) - finding.waiting:
-                self._reject(ward, born)
+    def _reject(self, publisher: PublisherState, blocks: Sequence[DecodeBlock]) -> None:
+        for block in blocks:
+            block.state = DecodeBlockState.REJECTED
+            block.tokens = BlockTokens((), block.tokens.data)
+        publisher.stats.uncredited += len(blocks)
 
-    def _refuse(
-        self, ward: PublisherState, guard: DecodeBlock, run: list[DecodeBlock], finding: CanonicalBlocks
-    ) -> None:
-        """The text that came shows that the boundary before it is not canonical: the credit is taken back."""
-        if finding.waiting:
-            return
-        gone = 0
-        while self._index.removed(ward.number, [guard.name]):
-            gone += 1
-        guard.copies = max(1, gone)
-        ward.stats.revoked += 1
-        self._reject(ward, guard)
-        self._reject_all(ward, run)
-
-    def _reject_all(self, ward: PublisherState, run: list[DecodeBlock]) -> None:
-        for born in run:
-            self._reject(ward, born)
-
-    def _reject(self, ward: PublisherState, born: DecodeBlock) -> None:
-        born.state = DecodeBlockState.REJECTED
-        born.piece = Piece((), born.piece.data)
-        ward.stats.uncredited += 1
-
-    def _credit(self, ward: PublisherState, born: DecodeBlock) -> bool:
-        """Into the index, as often as it was stored; False when its parent is gone."""
-        for _ in range(born.copies):
+    def _credit(self, publisher: PublisherState, block: DecodeBlock) -> bool:
+        """Add a block to the index, as often as it was stored; return False if its parent is gone."""
+        for _ in range(block.copies):
             if not self._index.stored(
-                ward.number,
-                born.root,
-                born.parent,
-                [born.name],
-                [born.piece.data],
-                block_size=born.block_size,
+                publisher.number,
+                block.root,
+                block.parent,
+                [block.hash],
+                [block.tokens.data],
+                block_size=block.block_size,
             ):
-                self._reject(ward, born)
+                self._reject(publisher, [block])
                 return False
-        for medium in born.media:
-            self._index.held(ward.number, [born.name], medium)
-        ward.stats.credited += 1
-        born.state = DecodeBlockState.CREDITED
-        above = ward.pending.get(born.parent)
-        if above is not None:
-            ward.pending.drop(above)
+        for medium in block.media:
+            self._index.held(publisher.number, [block.hash], medium)
+        publisher.stats.credited += 1
+        block.state = DecodeBlockState.CREDITED
+        parent = publisher.decode_blocks.get(block.parent)
+        if parent is not None:
+            publisher.decode_blocks.remove(parent)
         return True

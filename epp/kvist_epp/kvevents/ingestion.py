@@ -1,36 +1,34 @@
-"""Events into the index: which count, as what text, and what they reveal about requests.
+"""Apply events to the index: which blocks count, with what text, and what they reveal about requests. Pure.
 
-Only full-attention and MLA groups are learned, one group a publisher: the same prefix has the same hash in
-each group, and a removal names only hash and group. Text is the token ids decoded to bytes. Blocks that hold
-generated tokens go through the ``DecodeChecker`` first: an engine stores a prompt in events of many blocks
-and its answer one block at a time.
+Only full-attention and MLA groups are indexed, and of each publisher one group: the same prefix has the same
+hash in each group, and a removal names only hash and group. The text of a block is its token ids decoded to
+bytes. Blocks with generated tokens pass through the ``DecodeChecker`` first; they are told apart by their
+number, since an engine stores a prompt in events of many blocks and its answer one block at a time.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Protocol
 
-import msgspec
-
-from kvist_epp.engines.vllm.kv_events import GPU, Batch, Removed, Stored
+from kvist_epp.engines.vllm.kv_events import GPU, Batch, Event, Removed, Stored
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.snapshot.section import Captured, Section
-from kvist_epp.kvevents.canonical import Encode, Piece
-from kvist_epp.kvevents.decode_blocks import DecodeBlock
-from kvist_epp.kvevents.decode_check import DecodeChecker, PublisherState
+from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock
+from kvist_epp.kvevents.decode_check import DecodeChecker, Encode
 from kvist_epp.kvevents.observation import Observation, RecentSessions
-from kvist_epp.kvevents.publisher_stats import PublisherStats
-from kvist_epp.kvevents.quarantine import Quarantine
-from kvist_epp.kvevents.removals import joined
-from kvist_epp.kvevents.texts import Texts
+from kvist_epp.kvevents.publisher_state import PublisherState, PublisherStats
 
 FULL_KINDS = frozenset({None, "full_attention", "mla_attention", "sink_full_attention", "unknown"})
-"""``KVCacheSpecKind`` values (``vllm/v1/kv_cache_interface.py``) whose blocks hold a prefix for ever."""
+"""``KVCacheSpecKind`` values (``vllm/v1/kv_cache_interface.py``) whose blocks keep a whole prefix."""
 
-SLICE_BLOCKS = 512
-"""Blocks learned between two chances to let a pick run: about half a millisecond."""
+
+MAX_BLOCKS = 512
+"""Blocks placed or removed in one step, between which a pick may run: about half a millisecond to place, a
+millisecond to remove."""
 
 
 class Vocabulary(Protocol):
@@ -41,29 +39,39 @@ class Vocabulary(Protocol):
         """Bytes of each token id; b"" where the id does not exist."""
 
     def encode(self, text: str) -> list[int]:
-        """The tokenizer: specials recognised in the text, none added."""
+        """Tokenize, with special tokens recognised in the text and none added."""
 
 
-class _Source:
-    """One publisher: its ward (number, pending blocks, counters) and what waits for a parent."""
+class BlockDecoder:
+    """Decodes token ids to the bytes of their blocks.
 
-    __slots__ = ("endpoint", "group", "name", "quarantine", "ward")
+    ``pieces``: bytes of each token id, b"" where the id does not exist.
+    """
 
-    def __init__(self, name: str, ward: PublisherState) -> None:
-        self.name = name
-        self.endpoint = name.rpartition("/")[0]
-        self.ward = ward
-        self.group: int | None = None
-        """The one KV cache group learned; None: not known yet."""
-        self.quarantine = Quarantine()
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.pieces: list[bytes | None] = [piece or None for piece in pieces]
+        """None makes ``join`` fail, so that an id that does not exist is noticed at no cost to the others."""
+
+    def decode(self, ids: Sequence[int], block_size: int) -> tuple[list[bytes], bool]:
+        """Return the bytes of each block up to the first unknown id, and whether all ids are known."""
+        try:
+            if len(ids) > 1:  # itemgetter is the fastest way to look up many
+                tokens: Any = iter(itemgetter(*ids)(self.pieces))
+            else:
+                tokens = iter([self.pieces[token] for token in ids])
+            return list(map(b"".join, zip(*[tokens] * block_size, strict=False))), True
+        except (IndexError, TypeError):
+            known, pieces = len(self.pieces), self.pieces
+            unknown = next(at for at, token in enumerate(ids) if token >= known or pieces[token] is None)
+            return self.decode(ids[: unknown - unknown % block_size], block_size)[0], False
 
 
 class Ingestor:
-    """Applies batches; the only writer of the index.
+    """Applies batches of events to the index, as its only writer.
 
-    ``encode`` is taken from the model; ``check=False`` leaves blocks born in decode without credit.
-    ``on_prefill_started(source, endpoint, session)`` is called before the first event of a request is
-    applied, while the index still is as the engine's cache was when it admitted the request.
+    ``check=False`` leaves blocks from decode without credit. ``on_prefill_started(publisher, endpoint,
+    session)`` is called before the first event of a request is applied, while the index still is as the
+    engine's cache was when it admitted the request.
     """
 
     def __init__(
@@ -72,215 +80,229 @@ class Ingestor:
         model: Vocabulary,
         *,
         check: bool = True,
-        on_prefill_started: Callable[[str, str, str], None] = lambda _source, _endpoint, _session: None,
+        on_prefill_started: Callable[[str, str, str], None] = lambda _publisher, _endpoint, _session: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._index = index
-        self._vocabulary = Texts(model.pieces)
+        self._decoder = BlockDecoder(model.pieces)
         encode: Encode | None = model.encode if check else None
-        self.checker = DecodeChecker(index, self._vocabulary.pieces, encode)
-        self._clock = clock
-        self._sources: dict[str, _Source] = {}
-        self._sessions = RecentSessions()
+        self.checker = DecodeChecker(index, self._decoder.pieces, encode)
         self._on_prefill_started = on_prefill_started
-        self.unswept = False
-        """Something was forgotten whose memory ``sweep`` has to free."""
+        self._clock = clock
+        self._publishers: dict[str, PublisherState] = {}
+        self._sessions = RecentSessions()
+        self.needs_sweep = False
+        """True if blocks were forgotten whose memory ``sweep`` has to free."""
 
-    def join(self, source: str, endpoint: str) -> None:
-        """Names the endpoint ("namespace/name") of a publisher whose name does not tell it (a pod UID)."""
-        self._source(source).endpoint = endpoint
+    def add_publisher(self, publisher: str, endpoint: str) -> None:
+        """Set the endpoint ("namespace/name") of a publisher whose name does not contain it (a pod UID)."""
+        self._state(publisher).endpoint = endpoint
 
-    def stats(self, source: str) -> PublisherStats:
-        """The counters of a publisher; the subscriber fills in its own part."""
-        return self._source(source).ward.stats
+    def remove_publisher(self, publisher: str) -> None:
+        """Remove a publisher that has left, with all its blocks."""
+        state = self._publishers.pop(publisher, None)
+        if state is not None:
+            state.decode_blocks.clear()
+            self._index.leave(state.number)
+            self.needs_sweep = True
 
-    def apply(self, source: str, batch: Batch) -> list[Observation]:
-        """Learns a whole batch at once."""
-        return [seen for seen in self.steps(source, batch) if seen is not None]
+    def stats(self, publisher: str) -> PublisherStats:
+        """Return the counters of a publisher; its feed adds those of messages and replays."""
+        return self._state(publisher).stats
 
-    def steps(self, source: str, batch: Batch) -> Iterator[Observation | None]:
-        """Learns a batch, and yields after every event or 512 blocks so that the caller can pause."""
-        state = self._source(source)
-        stats = state.ward.stats
+    def apply(self, publisher: str, batch: Batch) -> list[Observation]:
+        """Apply a whole batch at once."""
+        return [seen for seen in self.apply_in_steps(publisher, batch) if seen is not None]
+
+    def apply_in_steps(self, publisher: str, batch: Batch) -> Iterator[Observation | None]:
+        """Apply a batch, and yield after every event or 512 blocks so that the caller can pause."""
+        state = self._state(publisher)
+        stats = state.stats
         stats.unknown += batch.unknown
         stats.malformed += batch.malformed
-        for event, count in joined(batch.events):
+        for event, count in merge_removals(batch.events):
             if isinstance(event, Stored):
-                yield from self._stored(state, event)
+                yield from self._apply_stored(state, event)
             elif isinstance(event, Removed):
                 stats.removed += count
-                self._removed(state, event)
+                self._apply_removed(state, event)
                 yield None
             else:
-                self._cleared(state)
+                stats.cleared += 1
+                state.clear()
+                self._index.cleared(state.number)
                 yield None
 
-    def forget(self, source: str) -> None:
-        """Nothing the publisher said holds any more: it restarted, or messages were lost."""
-        state = self._source(source)
-        self._index.forget(state.ward.number)
-        state.ward.pending.clear()
-        state.quarantine.clear()
+    def forget(self, publisher: str) -> None:
+        """Remove all blocks of a publisher: its engine restarted, or messages were lost."""
+        state = self._state(publisher)
+        self._index.forget(state.number)
+        state.clear()
         state.group = None
-        state.ward.stats.resets += 1
-        self.unswept = True
+        state.stats.resets += 1
+        self.needs_sweep = True
 
-    def leave(self, source: str) -> None:
-        """The publisher is gone for good."""
-        state = self._sources.pop(source, None)
-        if state is not None:
-            state.ward.pending.clear()
-            self._index.leave(state.ward.number)
-            self.unswept = True
+    def retry_quarantined(self, publisher: str) -> Iterator[Observation | None]:
+        """Apply the events whose parents a replay has brought, in steps as ``apply_in_steps`` does."""
+        state = self._state(publisher)
+        known = [parent for parent in state.quarantine.parents() if self._depth(state, parent) is not None]
+        for event in state.quarantine.take_children(known):
+            yield from self._place_in_steps(state, event)
 
-    def retry(self, source: str) -> Iterator[Observation | None]:
-        """A replay has ended: events whose parents it brought are learned, as ``steps`` does."""
-        state = self._source(source)
-        known = [name for name in state.quarantine.parents() if self._depth(state, name) is not None]
-        for event in state.quarantine.children(known):
-            yield from self._learn(state, event)
+    def capture(self, publisher: str) -> Captured:
+        """Return the publisher's blocks, to be recorded before its next event is applied.
 
-    def capture(self, source: str) -> Captured:
-        """The publisher's blocks, to be recorded before its next event is learned.
-
-        Its blocks born in decode are copied first: one that is credited while the others are recorded is then
-        in both, never in none. Events that wait for their parents are left out: they were never credited. So
-        is which requests have begun to generate: what they compute again after a preemption passes unchecked.
+        Its blocks from decode are copied first: one that is credited while the others are recorded is then in
+        both parts, never in none. Events that wait for their parents are left out, since they were never
+        credited. So are the requests that have begun to generate: blocks that they compute again after a
+        preemption pass unchecked.
         """
-        state = self._source(source)
-        pending = tuple(replace(born, media=list(born.media)) for born in state.ward.pending.all())
-        return Captured(state.group, pending, self._index.capture(state.ward.number))
+        state = self._state(publisher)
+        pending = tuple(replace(block, media=list(block.media)) for block in state.decode_blocks.all())
+        return Captured(state.group, pending, self._index.capture(state.number))
 
-    def restore(self, source: str, group: int | None) -> Section:
-        """The publisher's section of a peer's snapshot comes in, instead of whatever was known of it."""
-        state = self._source(source)
-        state.ward.pending.clear()
-        state.quarantine.clear()
+    def restore(self, publisher: str, group: int | None) -> Section:
+        """Replace what is known of the publisher by its section of another replica's snapshot."""
+        state = self._state(publisher)
+        state.clear()
         state.group = group
-        self.unswept = True
-        return Section(self._index.restore(state.ward.number), state.ward, self.checker)
+        self.needs_sweep = True
+        return Section(self._index.restore(state.number), state, self.checker)
 
     def expire(self) -> None:
-        """Drops events whose parents never came, and forgets requests that have been silent for long."""
+        """Drop events whose parents never came, and forget requests that have been silent for long."""
         now = self._clock()
         self._sessions.age(now)
-        for state in self._sources.values():
-            state.ward.stats.orphans_dropped += state.quarantine.expire(now)
+        for state in self._publishers.values():
+            state.stats.orphans_dropped += state.quarantine.expire(now)
 
     def sweep(self, budget: int = 256) -> int:
-        """Frees memory of what was forgotten, up to ``budget`` segments; returns how many are left."""
+        """Free the memory of up to ``budget`` forgotten segments; return how many are left."""
         left = self._index.sweep(budget)
-        self.unswept = left > 0
+        self.needs_sweep = left > 0
         return left
 
-    def expect(self, session: str, source: str) -> None:
-        """A request with this id was just routed: its next event is a first one, though the id was used."""
-        self._sessions.expect(source, session)
+    def expect(self, session: str, publisher: str) -> None:
+        """Note that a request was routed: its next event is its first, although the session id was used."""
+        self._sessions.remove(publisher, session)
 
-    def _source(self, name: str) -> _Source:
-        state = self._sources.get(name)
+    def _state(self, publisher: str) -> PublisherState:
+        state = self._publishers.get(publisher)
         if state is None:
-            state = _Source(name, PublisherState(self._index.publisher(name), PublisherStats()))
-            self._sources[name] = state
+            state = PublisherState(publisher, self._index.publisher(publisher))
+            self._publishers[publisher] = state
         return state
 
-    def _removed(self, state: _Source, event: Removed) -> None:
-        ward = state.ward
+    def _apply_removed(self, state: PublisherState, event: Removed) -> None:
         if not _same_group(state.group, event.group):
-            ward.stats.other_groups += 1
+            state.stats.other_groups += 1
             return
         hashes = event.hashes
         if len(state.quarantine):
-            for name in hashes:
-                state.quarantine.removed(name)
-        if len(ward.pending):
-            hashes = [name for name in hashes if not ward.pending.removed(name, event.medium)]
+            for block in hashes:
+                state.quarantine.on_removed(block)
+        if len(state.decode_blocks):
+            hashes = [block for block in hashes if not state.decode_blocks.on_removed(block, event.medium)]
         if hashes:
-            self._index.removed(ward.number, hashes, medium=event.medium)
+            self._index.removed(state.number, hashes, medium=event.medium)
 
-    def _cleared(self, state: _Source) -> None:
-        state.ward.stats.cleared += 1
-        state.ward.pending.clear()
-        state.quarantine.clear()
-        self._index.cleared(state.ward.number)
-
-    def _stored(self, state: _Source, event: Stored) -> Iterator[Observation | None]:
-        stats = state.ward.stats
+    def _apply_stored(self, state: PublisherState, event: Stored) -> Iterator[Observation | None]:
+        stats = state.stats
         stats.stored += 1
-        if not self._is_learned(state, event):
+        if event.kind in FULL_KINDS and state.group is None and event.token_ids:
+            state.group = event.group
+        if event.kind not in FULL_KINDS or not _same_group(state.group, event.group):
             stats.other_groups += 1
         elif not event.token_ids and event.block_size == 0:
-            self._held(state, event)
+            self._hold(state, event)
         elif len(event.token_ids) != len(event.hashes) * event.block_size or not event.hashes:
             stats.missized += 1
         else:
-            yield from self._learn(state, event)
+            yield from self._place_in_steps(state, event)
             return
         yield None
 
-    def _is_learned(self, state: _Source, event: Stored) -> bool:
-        if event.kind not in FULL_KINDS:
-            return False
-        if state.group is None and event.token_ids:
-            state.group = event.group
-        return _same_group(state.group, event.group)
+    def _hold(self, state: PublisherState, event: Stored) -> None:
+        """Add blocks of an offload tier that are known by their hash."""
+        table, rest = state.decode_blocks, event.hashes
+        waiting = [block for block_hash in rest if (block := table.uncredited(block_hash)) is not None]
+        for block in waiting:
+            block.media.append(event.medium)
+        if waiting:
+            rest = [block_hash for block_hash in rest if table.uncredited(block_hash) is None]
+        known = self._index.held(state.number, rest, event.medium)
+        state.stats.held_unknown += len(rest) - known
 
-    def _held(self, state: _Source, event: Stored) -> None:
-        """Add blocks of an offload tier, which events name by hash alone."""
-        pending = state.ward.pending
-        waiting = [born for name in event.hashes if (born := pending.uncredited(name)) is not None]
-        for born in waiting:
-            born.media.append(event.medium)
-        rest = (
-            [name for name in event.hashes if pending.uncredited(name) is None] if waiting else event.hashes
-        )
-        known = self._index.held(state.ward.number, rest, event.medium)
-        state.ward.stats.held_unknown += len(rest) - known
-
-    def _learn(self, state: _Source, event: Stored) -> Iterator[Observation | None]:
-        work = deque(_slices(event))
+    def _place_in_steps(self, state: PublisherState, event: Stored) -> Iterator[Observation | None]:
+        """Place an event and the quarantined events that follow from it."""
+        work = deque(split_stored(event))
         while work:
             part = work.popleft()
             seen = self._place(state, part)
             if seen is None:
-                self._quarantine(state, part)
+                state.stats.orphans += 1
+                state.stats.orphans_dropped += state.quarantine.add(part, self._clock())
             elif len(state.quarantine):
-                work.extend(state.quarantine.children(part.hashes))
+                work.extend(state.quarantine.take_children(part.hashes))
             yield seen
 
-    def _quarantine(self, state: _Source, event: Stored) -> None:
-        state.ward.stats.orphans += 1
-        state.ward.stats.orphans_dropped += state.quarantine.add(event, self._clock())
-
-    def _place(self, state: _Source, event: Stored) -> Observation | None:
-        """One event into the index or the checker's hands; None when its parent is unknown."""
-        if event.session is not None and not self._sessions.known(state.name, event.session):
-            self._on_prefill_started(state.name, state.endpoint, event.session)
+    def _place(self, state: PublisherState, event: Stored) -> Observation | None:
+        """Add one event to the index or to the checker; return None if its parent is unknown."""
+        session = event.session
+        if session is not None and not self._sessions.known(state.name, session):
+            self._on_prefill_started(state.name, state.endpoint, session)
         before = self._depth(state, event.parent)
-        decode = self._is_decode(state, event)
-        texts = self._texts(event, state.ward.stats)
+        # A prompt comes many blocks at a time. Blocks that follow a single block in the same request may be
+        # the recomputation of its own answer after a preemption.
+        decode = len(event.hashes) == 1 or self._sessions.decoding(state.name, session)
+        ids = event.token_ids
+        if event.opaque_from is not None:
+            ids = ids[: event.opaque_from * event.block_size]
+        texts, complete = self._decoder.decode(ids, event.block_size)
+        state.stats.unknown_ids += not complete
         if texts and not self._place_texts(state, event, texts, decode=decode):
             return None
-        if len(texts) < len(event.hashes):
-            self._place_opaque(state, event, len(texts))
-        state.ward.stats.blocks += len(event.hashes)
-        return self._observe(state, event, before, decode=decode)
+        if opaque := event.hashes[len(texts) :]:
+            parent = event.hashes[len(texts) - 1] if texts else event.parent
+            self._index.opaque(state.number, parent, opaque, medium=event.medium)
+            state.stats.opaque_blocks += len(opaque)
+        state.stats.blocks += len(event.hashes)
+        tokens = len(event.token_ids)
+        first = self._sessions.add(state.name, session, single=len(event.hashes) == 1)
+        return Observation(
+            publisher=state.name,
+            endpoint=state.endpoint,
+            session=session,
+            tokens=tokens,
+            cached=before if first else None,
+            phase="decode" if decode else "prefill",
+            depth=None if before is None else before + tokens,
+        )
 
-    def _place_texts(self, state: _Source, event: Stored, texts: list[bytes], *, decode: bool) -> bool:
+    def _place_texts(self, state: PublisherState, event: Stored, texts: list[bytes], *, decode: bool) -> bool:
+        """Add blocks of text; return False if the parent is unknown."""
         if event.medium != GPU:
             return self._place_on_tier(state, event, texts)
-        ward = state.ward
-        above = ward.pending.uncredited(event.parent)
-        if above is not None and not decode and self._proves(event, above):
-            above = None if self.checker.prove(ward, above) else above
-        if above is None and not (decode and self._needs_check(state, event, texts)):
+        parent = state.decode_blocks.uncredited(event.parent)
+        if parent is not None and not decode and (event.session is None or event.session != parent.session):
+            # A prompt hit the chain. The request that generated it would prove nothing by computing it again.
+            parent = None if self.checker.prove(state, parent) else parent
+        if parent is None and not (decode and self._needs_check(state, event, texts)):
             return self._place_credited(state, event, texts)
-        self._place_pending(state, event, texts, above)
+        size, previous = event.block_size, event.parent
+        depth = parent.depth if parent else self._depth(state, previous)
+        for position, (block_hash, text) in enumerate(zip(event.hashes, texts, strict=False)):
+            depth = None if depth is None else depth + size
+            tokens = BlockTokens(event.token_ids[position * size : (position + 1) * size], text)
+            root = (event.lora, event.salt)
+            block = DecodeBlock(block_hash, previous, root, tokens, size, depth, event.session)
+            self.checker.add(state, block)
+            previous = block_hash
         return True
 
-    def _place_credited(self, state: _Source, event: Stored, texts: list[bytes]) -> bool:
+    def _place_credited(self, state: PublisherState, event: Stored, texts: list[bytes]) -> bool:
         return self._index.stored(
-            state.ward.number,
+            state.number,
             (event.lora, event.salt),
             event.parent,
             event.hashes[: len(texts)],
@@ -289,104 +311,60 @@ class Ingestor:
             medium=event.medium,
         )
 
-    def _place_pending(
-        self, state: _Source, event: Stored, texts: list[bytes], above: DecodeBlock | None
-    ) -> None:
-        size = event.block_size
-        parent = event.parent
-        depth = above.depth if above else self._depth(state, parent)
-        for position, (name, text) in enumerate(zip(event.hashes, texts, strict=False)):
-            depth = None if depth is None else depth + size
-            ids = event.token_ids[position * size : (position + 1) * size]
-            root = (event.lora, event.salt)
-            born = DecodeBlock(name, parent, root, Piece(ids, text), size, depth, event.session)
-            self.checker.add(state.ward, born)
-            parent = name
-
-    def _place_opaque(self, state: _Source, event: Stored, start: int) -> None:
-        parent = event.hashes[start - 1] if start else event.parent
-        self._index.opaque(state.ward.number, parent, event.hashes[start:], medium=event.medium)
-        state.ward.stats.opaque_blocks += len(event.hashes) - start
-
-    def _place_on_tier(self, state: _Source, event: Stored, texts: list[bytes]) -> bool:
-        """An offload tier that says which tokens: mostly blocks known from the GPU."""
-        ward = state.ward
-        pending = any(ward.pending.uncredited(name) for name in event.hashes)
-        known = all(self._index.depth(name, ward.number) is not None for name in event.hashes)
+    def _place_on_tier(self, state: PublisherState, event: Stored, texts: list[bytes]) -> bool:
+        """Add blocks of an offload tier that names their tokens: mostly blocks known from the GPU."""
+        pending = any(state.decode_blocks.uncredited(block) for block in event.hashes)
+        known = all(self._index.depth(block, state.number) is not None for block in event.hashes)
         if not (pending or known or len(event.hashes) == 1):
             return self._place_credited(state, event, texts)
-        self._held(state, event)
+        self._hold(state, event)
         return True
 
-    def _is_decode(self, state: _Source, event: Stored) -> bool:
-        """Whether the blocks may hold generated tokens.
-
-        A prompt comes many blocks at a time. What follows a single block in the same request may be the
-        recomputation of its own answer after a preemption.
-        """
-        if len(event.hashes) == 1:
-            return True
-        return self._sessions.decoding(state.name, event.session)
-
-    def _needs_check(self, state: _Source, event: Stored, texts: list[bytes]) -> bool:
-        """Not when the parent is unknown or opaque (the index tells which), nor when the block is known."""
-        if event.parent is not None and self._index.depth(event.parent, state.ward.number) is None:
+    def _needs_check(self, state: PublisherState, event: Stored, texts: list[bytes]) -> bool:
+        """Return False if the parent is unknown or opaque (the index tells which), or the block is known."""
+        if event.parent is not None and self._index.depth(event.parent, state.number) is None:
             return False
         return self._index.tail(event.hashes[-1], len(texts[-1])) != texts[-1]
 
-    @staticmethod
-    def _proves(event: Stored, above: DecodeBlock) -> bool:
-        """A prompt hit the chain; the request that generated it proves nothing by computing it again."""
-        return event.session is None or event.session != above.session
-
-    def _depth(self, state: _Source, name: int | None) -> int | None:
-        if name is None:
+    def _depth(self, state: PublisherState, block_hash: int | None) -> int | None:
+        if block_hash is None:
             return 0
-        born = state.ward.pending.uncredited(name)
-        return born.depth if born else self._index.depth(name, state.ward.number)
-
-    def _texts(self, event: Stored, stats: PublisherStats) -> list[bytes]:
-        """The bytes of each block up to the first that is not (only) text."""
-        ids = event.token_ids
-        if event.opaque_from is not None:
-            ids = ids[: event.opaque_from * event.block_size]
-        texts, complete = self._vocabulary.spell(ids, event.block_size)
-        stats.unknown_ids += not complete
-        return texts
-
-    def _observe(self, state: _Source, event: Stored, before: int | None, *, decode: bool) -> Observation:
-        tokens = len(event.token_ids)
-        first = self._sessions.heard(state.name, event.session, single=len(event.hashes) == 1)
-        return Observation(
-            source=state.name,
-            endpoint=state.endpoint,
-            session=event.session,
-            tokens=tokens,
-            cached=before if first else None,
-            born="decode" if decode else "prompt",
-            depth=None if before is None else before + tokens,
-        )
+        block = state.decode_blocks.uncredited(block_hash)
+        return block.depth if block else self._index.depth(block_hash, state.number)
 
 
-def _same_group(learned: int | None, group: int | None) -> bool:
-    return learned is None or group is None or learned == group
+def _same_group(indexed: int | None, group: int | None) -> bool:
+    return indexed is None or group is None or indexed == group
 
 
-def _slices(event: Stored) -> list[Stored]:
-    """Equal parts of at most 512 blocks; never one of a single block, which would look born in decode."""
+def merge_removals(events: Sequence[Event]) -> Iterator[tuple[Event, int]]:
+    """Yield the events in order, neighbouring removals as one, with the number of events merged.
+
+    vLLM publishes an event for each evicted block, and the index removes many blocks at once several times
+    faster. Only removals of one medium and group are merged, up to ``MAX_BLOCKS`` events.
+    """
+    for kind, run in groupby(events, _removal_kind):
+        if kind is None:
+            yield from ((event, 1) for event in run)
+            continue
+        removals = [event for event in run if isinstance(event, Removed)]
+        for at in range(0, len(removals), MAX_BLOCKS):
+            part = removals[at : at + MAX_BLOCKS]
+            hashes = [block for event in part for block in event.hashes]
+            yield Removed(hashes=hashes, medium=part[0].medium, group=part[0].group), len(part)
+
+
+def _removal_kind(event: Event) -> tuple[str, int | None] | None:
+    return (event.medium, event.group) if isinstance(event, Removed) else None
+
+
+def split_stored(event: Stored) -> list[Stored]:
+    """Return the event in equal parts of at most ``MAX_BLOCKS`` blocks.
+
+    No part has a single block, which would look like a block computed in decode.
+    """
     blocks = len(event.hashes)
-    if blocks <= SLICE_BLOCKS:
+    if blocks <= MAX_BLOCKS:
         return [event]
-    width = -(-blocks // -(-blocks // SLICE_BLOCKS))
-    return [_slice(event, start, min(start + width, blocks)) for start in range(0, blocks, width)]
-
-
-def _slice(event: Stored, start: int, end: int) -> Stored:
-    opaque_from = None if event.opaque_from is None else max(0, event.opaque_from - start)
-    return msgspec.structs.replace(
-        event,
-        hashes=event.hashes[start:end],
-        parent=event.hashes[start - 1] if start else event.parent,
-        token_ids=event.token_ids[start * event.block_size : end * event.block_size],
-        opaque_from=opaque_from if opaque_from is not None and opaque_from < end - start else None,
-    )
+    width = -(-blocks // -(-blocks // MAX_BLOCKS))
+    return [event.slice(start, min(start + width, blocks)) for start in range(0, blocks, width)]

@@ -1,4 +1,4 @@
-"""What events reveal about the requests that caused them."""
+"""What events reveal about the requests that caused them. Pure."""
 
 from typing import Literal
 
@@ -6,9 +6,9 @@ import msgspec
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """Progress of a request that one stored event reveals (vLLM from 0.32 on names its session id)."""
+    """Progress of a request, from one stored event; vLLM from 0.32 on adds the request's session id."""
 
-    source: str
+    publisher: str
     """"namespace/name/rank"."""
     endpoint: str
     """"namespace/name"."""
@@ -16,74 +16,75 @@ class Observation(msgspec.Struct, frozen=True):
     tokens: int
     """Tokens newly stored."""
     cached: int | None
-    """Tokens that were cached before the request: only in its first event, when the parent is known."""
-    born: Literal["prompt", "decode"]
+    """Tokens cached before the request; set only in its first event, and if the parent is known."""
+    phase: Literal["prefill", "decode"]
     depth: int | None
     """Tokens from the root to the end of the last block."""
 
     @property
     def prefilled(self) -> int:
         """Prompt tokens that were computed."""
-        return self.tokens if self.born == "prompt" else 0
+        return self.tokens if self.phase == "prefill" else 0
 
 
 class RecentSessions:
-    """Which requests have been heard of, by (source, session id).
+    """Requests that events were seen of, by (publisher, session id).
 
-    Two generations: what was heard of lately, and before. A request that is silent for two generations is
-    forgotten, so memory follows the requests of a few minutes and not of all time. Kept are hashes, a quarter
-    of the ids' size.
+    There are two generations. A request without events for two generations is forgotten, so that memory
+    follows the requests of a few minutes and not of all time. Hashes are kept, a quarter of the size of the
+    ids.
     """
 
-    __slots__ = ("_before", "_lately", "_limit", "_seconds", "_since")
+    __slots__ = ("_current", "_limit", "_previous", "_seconds", "_since")
 
     def __init__(self, limit: int = 65_536, seconds: float = 120.0) -> None:
-        """At most ``limit`` requests; a generation lasts ``seconds``, or half of the limit."""
+        """Keep at most ``limit`` requests; a generation lasts ``seconds``, or half of the limit."""
         self._limit = limit
         self._seconds = seconds
         self._since = 0.0
-        self._lately: dict[int, bool] = {}
-        self._before: dict[int, bool] = {}
+        self._current: dict[int, bool] = {}
+        """Hash → whether the request has stored a single block."""
+        self._previous: dict[int, bool] = {}
 
     def __len__(self) -> int:
-        return len(self._lately) + len(self._before)
+        return len(self._current) + len(self._previous)
 
-    def expect(self, source: str, session: str) -> None:
-        """A request with this id is on its way: its next event is a first one, though the id was used."""
-        key = hash((source, session))
-        self._lately.pop(key, None)
-        self._before.pop(key, None)
-
-    def known(self, source: str, session: str) -> bool:
-        """Whether an event of the request has been heard of."""
-        key = hash((source, session))
-        return key in self._lately or key in self._before
-
-    def decoding(self, source: str, session: str | None) -> bool:
-        """Whether the request has stored a single block, and so may have begun to generate."""
+    def add(self, publisher: str, session: str | None, *, single: bool) -> bool:
+        """Note an event, of a ``single`` block or of several; return True if it is the request's first."""
         if session is None:
             return False
-        key = hash((source, session))
-        return self._lately.get(key, False) or self._before.get(key, False)
-
-    def heard(self, source: str, session: str | None, *, single: bool) -> bool:
-        """Notes an event; returns whether it is the request's first."""
-        if session is None:
-            return False
-        key = hash((source, session))
-        known = self._lately.get(key)
+        key = hash((publisher, session))
+        known = self._current.get(key)
         if known is None:
-            known = self._before.pop(key, None)
-        self._lately[key] = single or bool(known)
-        if 2 * len(self._lately) >= self._limit:
-            self._turn()
+            known = self._previous.pop(key, None)
+        self._current[key] = single or bool(known)
+        if 2 * len(self._current) >= self._limit:
+            self._start_generation()
         return known is None
 
+    def remove(self, publisher: str, session: str) -> None:
+        """Forget a request, so that the next event with its session id is a first one."""
+        key = hash((publisher, session))
+        self._current.pop(key, None)
+        self._previous.pop(key, None)
+
+    def known(self, publisher: str, session: str) -> bool:
+        """Return True if an event of the request was seen."""
+        key = hash((publisher, session))
+        return key in self._current or key in self._previous
+
+    def decoding(self, publisher: str, session: str | None) -> bool:
+        """Return True if the request has stored a single block, and so may have begun to decode."""
+        if session is None:
+            return False
+        key = hash((publisher, session))
+        return self._current.get(key, False) or self._previous.get(key, False)
+
     def age(self, now: float) -> None:
-        """Time has passed: begin another generation if this one has had its time."""
+        """Start a new generation if the current one is old enough."""
         if now - self._since >= self._seconds:
             self._since = now
-            self._turn()
+            self._start_generation()
 
-    def _turn(self) -> None:
-        self._before, self._lately = self._lately, {}
+    def _start_generation(self) -> None:
+        self._previous, self._current = self._current, {}

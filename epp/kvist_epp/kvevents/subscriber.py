@@ -1,38 +1,25 @@
-"""Sockets to the engines' KV events: the only module that knows ZMQ.
+"""Follow the KV events of the engines: one feed for each publisher, and work that belongs to no publisher.
 
-Two directions. *Connect* (vLLM binds): one SUB socket for each publisher. *Bind* (``bind=``): one SUB socket
-here; publishers connect to it and are told apart by topic (``door``).
-
-Raw ZMQ sockets on the loop's readers instead of ``zmq.asyncio``, which costs 50 us a message. Their
-descriptors are edge triggered: a socket is read until it has no more, or its job stays with the pump.
+There are two directions. In *connect* mode vLLM binds, and there is one SUB socket for each publisher. In
+*bind* mode one SUB socket is bound here, and publishers that connect to it are told apart by topic.
 """
 
 import asyncio
-import logging
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from time import perf_counter
 
-import zmq
-
-from kvist_epp.kvevents.background_jobs import Chores
-from kvist_epp.kvevents.bound_subscriber import Door
-from kvist_epp.kvevents.cooperative_scheduler import Pump
-from kvist_epp.kvevents.feed import Feed
-from kvist_epp.kvevents.followed import FollowedPublisher, SubscriberLimits
+from kvist_epp.engines.vllm.kv_events import rank_of
 from kvist_epp.kvevents.ingestion import Ingestor
+from kvist_epp.kvevents.io_context import CooperativeScheduler, IoContext, SubscriberLimits
 from kvist_epp.kvevents.observation import Observation
-from kvist_epp.kvevents.publisher_stats import PublisherStats
-from kvist_epp.kvevents.replay_semaphore import Slots
+from kvist_epp.kvevents.publisher_feed import FollowedPublisher, PublisherFeed
+from kvist_epp.kvevents.publisher_state import PublisherStats
 
 __all__ = ["FollowedPublisher", "Subscriber", "SubscriberLimits"]
 
-_log = logging.getLogger(__name__)
-_IPV4 = re.compile(r"tcp://\d+\.")
-_Socket = zmq.Socket[bytes]
-
 
 class Subscriber:
-    """Follows publishers and feeds an ``Ingestor``; made inside a running event loop."""
+    """Follows publishers and applies their events; created inside a running event loop."""
 
     def __init__(
         self,
@@ -43,232 +30,213 @@ class Subscriber:
         ipv6: bool = True,
         limits: SubscriberLimits | None = None,
     ) -> None:
+        """``observe`` gets what events reveal about requests; ``bind`` is the address in bind mode."""
         limits = limits or SubscriberLimits()
         self._ingestor = ingestor
         self._observe = observe
-        self._hub = _Hub(limits, ipv6=ipv6)
-        self._chores = Chores(ingestor, self._hub.pump)
-        self._feeds: dict[FollowedPublisher, Feed] = {}
-        self._by_source: dict[str, Feed] = {}
+        self._io = IoContext(limits, ipv6=ipv6)
+        self._background = _BackgroundJobs(ingestor, self._io.scheduler)
+        self._feeds: dict[FollowedPublisher, PublisherFeed] = {}
+        self._by_name: dict[str, PublisherFeed] = {}
         self._stats: dict[str, list[PublisherStats]] = {}
-        """By endpoint: asked for each one, several times a second."""
-        self._door = None if bind is None else Door(self._hub, bind)
-        self._waiting = False
+        """By endpoint: read for each endpoint several times a second."""
+        self._bound = None if bind is None else _BoundSubscriber(self._io, bind)
+        self._wait_for_snapshots = False
         self._orphans = limits.orphans
-        self._timer = self._hub.loop.call_later(limits.orphans, self._expire)
+        self._timer = self._io.loop.call_later(limits.orphans, self._expire)
 
     @property
-    def bound(self) -> str | None:
-        """Where publishers connect, in bind mode."""
-        return None if self._door is None else self._door.address
+    def scheduler(self) -> CooperativeScheduler:
+        """Scheduler of work in slices between picks."""
+        return self._io.scheduler
 
     @property
-    def strangers(self) -> int:
-        """Messages from publishers that are not followed, in bind mode."""
-        return 0 if self._door is None else self._door.strangers
+    def bound_address(self) -> str | None:
+        """Address that publishers connect to, in bind mode."""
+        return None if self._bound is None else self._bound.address
 
-    def follow(self, followed: Iterable[FollowedPublisher]) -> None:
-        """The publishers to follow from now on; those not named any more are forgotten."""
-        wanted = set(followed)
+    @property
+    def unknown_publisher_messages(self) -> int:
+        """Number of messages from publishers that are not followed, in bind mode."""
+        return 0 if self._bound is None else self._bound.unknown_publisher_messages
+
+    def follow(self, publishers: Iterable[FollowedPublisher]) -> None:
+        """Follow exactly these publishers from now on; remove all others with their blocks."""
+        wanted = set(publishers)
         for gone in self._feeds.keys() - wanted:
             self._feeds.pop(gone).close()
-            self._ingestor.leave(gone.source)
-            self._hub.pump.ready(self._chores)
+            self._ingestor.remove_publisher(gone.name)
+            self._io.scheduler.add(self._background)
         for new in wanted - self._feeds.keys():
-            self._ingestor.join(new.source, new.endpoint)
-            self._feeds[new] = self._feed(new)
-        self._by_source = {one.source: feed for one, feed in self._feeds.items()}
+            self._ingestor.add_publisher(new.name, new.endpoint)
+            self._feeds[new] = self._start_feed(new)
+        self._by_name = {publisher.name: feed for publisher, feed in self._feeds.items()}
         self._stats = {}
-        for one, feed in self._feeds.items():
-            self._stats.setdefault(one.endpoint, []).append(feed.intake.stats)
-        if self._door is not None:
-            self._door.know(self._feeds)
+        for publisher, feed in self._feeds.items():
+            self._stats.setdefault(publisher.endpoint, []).append(feed.stats)
+        if self._bound is not None:
+            self._bound.follow(self._feeds)
+
+    def feed(self, publisher: str) -> PublisherFeed | None:
+        """Return the feed of a publisher; None if it is not followed."""
+        return self._by_name.get(publisher)
 
     def stats(self) -> dict[str, PublisherStats]:
-        """Counters by source."""
-        return {followed.source: feed.intake.stats for followed, feed in self._feeds.items()}
+        """Return the counters by publisher."""
+        return {publisher.name: feed.stats for publisher, feed in self._feeds.items()}
 
-    def of(self, endpoint: str) -> list[PublisherStats]:
-        """Counters of the endpoint's publishers; none when it is not followed."""
+    def stats_of(self, endpoint: str) -> list[PublisherStats]:
+        """Return the counters of the endpoint's publishers; empty if it is not followed."""
         return self._stats.get(endpoint, [])
 
     def warm(self, endpoint: str) -> bool:
-        """Whether the first replay of each of its publishers is over and learned."""
-        mine = self.of(endpoint)
-        return bool(mine) and all(stats.warm for stats in mine)
+        """Return True if the first replay of each of the endpoint's publishers is over and applied."""
+        ranks = self.stats_of(endpoint)
+        return bool(ranks) and all(stats.warm for stats in ranks)
 
     def suspect(self, endpoint: str) -> bool:
-        """Whether messages of one of its publishers are missing and not explained yet."""
-        return any(stats.suspect for stats in self.of(endpoint))
+        """Return True if messages of one of the endpoint's publishers are missing and not yet explained."""
+        return any(stats.suspect for stats in self.stats_of(endpoint))
 
-    @property
-    def pump(self) -> Pump:
-        """Where work is done in slices between picks."""
-        return self._hub.pump
+    def wait_for_snapshots(self) -> None:
+        """Let publishers followed from now on wait for a snapshot before their replay buffers are asked."""
+        self._wait_for_snapshots = True
 
-    def wait(self) -> None:
-        """Publishers followed from now on wait for ``adopt`` or ``resume`` before their rings are asked."""
-        self._waiting = True
-
-    def waiting(self) -> list[str]:
-        """The publishers that wait for a peer's snapshot."""
-        return [one.source for one, feed in self._feeds.items() if feed.intake.stream.waiting]
-
-    def waits(self, source: str) -> bool:
-        """Whether this publisher waits for a peer's snapshot."""
-        feed = self.feed(source)
-        return feed is not None and feed.intake.stream.waiting
-
-    def resume(self) -> None:
-        """Note that no further snapshot comes: publishers that still wait for one use their replay buffer."""
-        self._waiting = False
+    def skip_snapshots(self) -> None:
+        """Note that no further snapshot comes: publishers that wait for one use their replay buffers."""
+        self._wait_for_snapshots = False
         for feed in self._feeds.values():
-            if feed.intake.stream.waiting:
-                feed.resume()
+            if feed.sequencer.waiting_for_snapshot:
+                feed.skip_snapshot()
 
-    def feed(self, source: str) -> Feed | None:
-        """The feed of a publisher."""
-        return self._by_source.get(source)
+    def waiting_for_snapshot(self) -> list[str]:
+        """Return the publishers that wait for a snapshot."""
+        return [
+            publisher.name for publisher, feed in self._feeds.items() if feed.sequencer.waiting_for_snapshot
+        ]
+
+    def waits_for_snapshot(self, publisher: str) -> bool:
+        """Return True if this publisher waits for a snapshot."""
+        feed = self.feed(publisher)
+        return feed is not None and feed.sequencer.waiting_for_snapshot
 
     async def close(self) -> None:
-        """Closes all sockets and timers; nothing is left behind."""
+        """Close all sockets and stop all timers."""
         self._timer.cancel()
-        self._chores.close()
+        self._background.close()
         for feed in self._feeds.values():
             feed.close()
         self._feeds.clear()
-        if self._door is not None:
-            self._door.close()
-        self._hub.close()
+        if self._bound is not None:
+            self._bound.close()
+        self._io.close()
 
-    def _feed(self, followed: FollowedPublisher) -> Feed:
-        feed = Feed(self._hub, followed, self._ingestor, self._observe, self._chores.look)
-        if self._waiting:
-            feed.intake.stream.wait()
-        if self._door is None:
-            feed.connect(followed.events)
+    def _start_feed(self, publisher: FollowedPublisher) -> PublisherFeed:
+        feed = PublisherFeed(
+            self._io,
+            publisher,
+            self._ingestor,
+            observe=self._observe,
+            on_applied=self._background.schedule_if_needed,
+        )
+        if self._wait_for_snapshots:
+            feed.sequencer.wait_for_snapshot()
+        if self._bound is None:
+            feed.connect()
         else:
-            feed.begin()
+            feed.on_connected()
         return feed
 
     def _expire(self) -> None:
         self._ingestor.expire()
-        self._timer = self._hub.loop.call_later(self._orphans, self._expire)
+        self._timer = self._io.loop.call_later(self._orphans, self._expire)
 
 
-class _Line:
-    """A ZMQ socket on the loop's readers."""
+class _BoundSubscriber:
+    """Bind mode: one SUB socket that all publishers connect to.
 
-    def __init__(self, socket: _Socket, wake: Callable[[], None]) -> None:
-        self._socket = socket
-        self._watched: dict[int, _Socket] = {}
-        self._calls: list[asyncio.Handle] = []
-        self.watch(socket, wake)
+    The topic names the endpoint, as ``kv@<ip:port or name>@<model>`` (so llm-d's charts and simulators set
+    it) or by its name alone; ranks are told apart by the data-parallel rank in the batch.
+    """
 
-    def watch(self, socket: _Socket, wake: Callable[[], None]) -> None:
-        """``wake`` is called when ``socket`` (this one or its monitor) may have something to read."""
-        loop = asyncio.get_running_loop()
-        descriptor = int(socket.getsockopt(zmq.FD))
-        loop.add_reader(descriptor, wake)
-        self._watched[descriptor] = socket
-        self._calls.append(loop.call_soon(wake))  # it is silent until the socket was looked at once
+    def __init__(self, io: IoContext, address: str) -> None:
+        self.unknown_publisher_messages = 0
+        self._io = io
+        self._feeds: dict[str, dict[int, PublisherFeed]] = {}
+        """By name in the topic and by rank."""
+        self._current: PublisherFeed | None = None
+        self._socket, self.address = io.bind_subscriber(address, lambda: io.scheduler.add(self))
 
-    def receive(self) -> list[bytes] | None:
-        """One message; None when there is none."""
-        return _receive(self._socket)
+    def follow(self, feeds: Mapping[FollowedPublisher, PublisherFeed]) -> None:
+        """Accept messages of exactly these publishers."""
+        self._feeds = {}
+        for publisher, feed in feeds.items():
+            for name in (*publisher.topics, publisher.endpoint):
+                self._feeds.setdefault(name, {})[publisher.rank] = feed
 
-    def pending(self) -> bool:
-        """Whether there is something to read."""
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
-
-    def send(self, frames: list[bytes]) -> None:
-        """Queued until the connection is up; dropped when that queue is full."""
-        try:
-            self._socket.send_multipart(frames, zmq.DONTWAIT)
-        except zmq.Again:
-            _log.warning("a replay request could not be queued")
-
-    def close(self) -> None:
-        """No reader and no descriptor is left."""
-        for descriptor in self._watched:
-            asyncio.get_running_loop().remove_reader(descriptor)
-        for call in self._calls:
-            call.cancel()
-        self._socket.disable_monitor()
-        for socket in self._watched.values():
-            socket.close(0)
-
-
-class _Hub:
-    """The ``ports.Hub`` of real sockets."""
-
-    def __init__(self, limits: SubscriberLimits, *, ipv6: bool) -> None:
-        self.limits = limits
-        self.loop = asyncio.get_running_loop()
-        self.pump = Pump(limits.slice_seconds)
-        self.slots = Slots(limits.replays)
-        self._ipv6 = ipv6
-        self._context: zmq.Context[_Socket] = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, int(self._context.get(zmq.SOCKET_LIMIT)))
-
-    def subscribe(self, address: str, wake: Callable[[], None], handshake: Callable[[], None]) -> _Line:
-        """A SUB socket that connects, and says whenever a connection came up."""
-        socket = self._socket(zmq.SUB)
-        line = _Line(socket, wake)
-        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        line.watch(monitor, lambda: _drain(monitor, handshake))
-        self._connect(socket, address)
-        return line
-
-    def dealer(self, address: str, wake: Callable[[], None]) -> _Line:
-        """A DEALER socket for one replay."""
-        socket = self._socket(zmq.DEALER)
-        self._connect(socket, address)
-        return _Line(socket, wake)
-
-    def door(self, address: str, wake: Callable[[], None]) -> tuple[_Line, str]:
-        """A SUB socket that is bound, and its address."""
-        socket = self._socket(zmq.SUB)
-        if _IPV4.match(address):
-            socket.setsockopt(zmq.IPV6, 0)  # else it would be bound, and told, as an IPv6 address
-        socket.bind(address)
-        return _Line(socket, wake), str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+    def work(self, deadline: float) -> bool:
+        """Pass a message to its feed, and let the feed apply it before the next one is read."""
+        while perf_counter() < deadline:
+            if self._current is not None and self._current.work(deadline):
+                return True
+            self._current = None
+            frames = self._socket.receive()
+            if frames is None:
+                return False
+            self._current = self._find(frames)
+            if self._current is None:
+                self.unknown_publisher_messages += 1
+            else:
+                self._current.on_live(frames)
+        return True
 
     def close(self) -> None:
-        """No handle and no thread of ZMQ is left."""
-        self.pump.close()
-        self._context.destroy(linger=0)
+        """Close the socket."""
+        self._io.scheduler.remove(self)
+        self._socket.close()
 
-    def _socket(self, kind: int) -> _Socket:
-        socket = self._context.socket(kind)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.RCVHWM, self.limits.receive_hwm if kind == zmq.SUB else 0)
-        socket.setsockopt(zmq.IPV6, int(self._ipv6))
-        socket.setsockopt(zmq.RECONNECT_IVL, 100)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        if kind == zmq.SUB:
-            socket.setsockopt(zmq.SUBSCRIBE, b"")
-        return socket
-
-    def _connect(self, socket: _Socket, address: str) -> None:
-        try:
-            socket.connect(address)
-        except zmq.ZMQError as error:
-            _log.warning("cannot connect to the KV events of an engine at %s: %s", address, error)
+    def _find(self, frames: list[bytes]) -> PublisherFeed | None:
+        topic = frames[0].decode(errors="replace")
+        ranks = self._feeds.get(topic.split("@", 2)[1] if topic.startswith("kv@") else topic, {})
+        if len(ranks) < 2:
+            return next(iter(ranks.values()), None)
+        return ranks.get(rank_of(frames[-1]) or 0)
 
 
-def _drain(monitor: _Socket, handshake: Callable[[], None]) -> None:
-    seen = False
-    while _receive(monitor) is not None:
-        seen = True
-    if seen:
-        handshake()
+class _BackgroundJobs:
+    """Work that belongs to no publisher: checks of blocks from decode, and freeing memory."""
 
+    SLICE = 0.0005
+    PAUSE = 4
+    """Factor of the pause after a slice of checks: blocks gather meanwhile, and are cheaper together."""
 
-def _receive(socket: _Socket) -> list[bytes] | None:
-    if socket.closed:
-        return None
-    try:
-        return socket.recv_multipart(zmq.DONTWAIT)
-    except zmq.Again:
-        return None
+    def __init__(self, ingestor: Ingestor, scheduler: CooperativeScheduler) -> None:
+        self._ingestor = ingestor
+        self._scheduler = scheduler
+        self._pause: asyncio.TimerHandle | None = None
+
+    def schedule_if_needed(self) -> None:
+        """Schedule a turn if there is work."""
+        if self._ingestor.needs_sweep or (len(self._ingestor.checker) and self._pause is None):
+            self._scheduler.add(self)
+
+    def work(self, deadline: float) -> bool:
+        """Check blocks for a slice, then free memory."""
+        start = perf_counter()
+        deadline = min(deadline, start + self.SLICE)
+        if self._pause is None:
+            while self._ingestor.checker.step() and perf_counter() < deadline:
+                pass
+            if len(self._ingestor.checker):
+                pause = self.PAUSE * (perf_counter() - start)
+                self._pause = asyncio.get_running_loop().call_later(pause, self._on_pause_over)
+        return self._ingestor.needs_sweep and self._ingestor.sweep() > 0
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._pause is not None:
+            self._pause.cancel()
+
+    def _on_pause_over(self) -> None:
+        self._pause = None
+        self.schedule_if_needed()

@@ -13,8 +13,7 @@ from kvist_epp.errors import SnapshotError
 from kvist_epp.index.snapshot.parts import Begin, Content, Counted, End, Extra, Holding, Part
 from kvist_epp.index.tree.holders import ONES
 from kvist_epp.index.tree.segment import GPU
-from kvist_epp.kvevents.canonical import Piece
-from kvist_epp.kvevents.decode_blocks import DecodeBlock, DecodeBlockState
+from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock, DecodeBlockState
 from kvist_epp.replicas.messages import decode_root, encode_root
 from kvist_epp.replicas.pb import replication_pb2 as pb
 
@@ -123,11 +122,11 @@ def _encode(parts: pb.Parts, part: Part) -> None:
 
 def _encode_decode_block(block: DecodeBlock) -> pb.DecodeBlock:
     return pb.DecodeBlock(
-        name=block.name,
+        name=block.hash,
         parent=block.parent,
         root=encode_root(block.root),
-        ids=block.piece.ids,
-        data=block.piece.data,
+        ids=block.tokens.ids,
+        data=block.tokens.data,
         block_size=block.block_size,
         depth=block.depth,
         session=block.session,
@@ -182,10 +181,10 @@ def _decode_decode_block(message: pb.DecodeBlock) -> DecodeBlock:
     if message.state >= len(_STATES):
         raise SnapshotError("a block has an unknown state")
     return DecodeBlock(
-        name=message.name,
+        hash=message.name,
         parent=message.parent if message.HasField("parent") else None,
         root=decode_root(message.root),
-        piece=Piece(list(message.ids), message.data),
+        tokens=BlockTokens(list(message.ids), message.data),
         block_size=message.block_size,
         depth=message.depth if message.HasField("depth") else None,
         session=message.session if message.HasField("session") else None,

@@ -24,9 +24,8 @@ from kvist_epp.http2.tls import Certificates
 from kvist_epp.index.snapshot.parts import Begin
 from kvist_epp.index.snapshot.read import Reader
 from kvist_epp.index.snapshot.write import Writer
-from kvist_epp.kvevents.feed import Feed
 from kvist_epp.kvevents.ingestion import Ingestor
-from kvist_epp.kvevents.intake import Position
+from kvist_epp.kvevents.publisher_feed import Position, PublisherFeed
 from kvist_epp.kvevents.subscriber import Subscriber
 from kvist_epp.names import REPLICA_SNAPSHOT_METHOD
 from kvist_epp.replicas.messages import (
@@ -83,7 +82,7 @@ class SnapshotServer:
 
 
 class SnapshotCall:
-    """One client: a ``Call`` of the ``Snapshot`` method, and a job of the subscriber's pump."""
+    """One client: a ``Call`` of the ``Snapshot`` method, and a job of the subscriber's scheduler."""
 
     __slots__ = ("_chunks", "_credit", "_server", "_sink", "_started")
 
@@ -105,7 +104,7 @@ class SnapshotCall:
         else:
             self._credit = min(self._credit + request.chunks, MAX_CREDIT)
             if self._chunks is not None and self._credit:
-                self._server.subscriber.pump.ready(self)
+                self._server.subscriber.scheduler.add(self)
 
     def half_closed(self) -> None:
         """Close the call, since the client needs no more."""
@@ -154,16 +153,16 @@ class SnapshotCall:
         self._server.stats.snapshots["given"] += 1
         yield chunk_writer.finish()
 
-    def _section(self, source: str, feed: Feed, writer: Writer, chunk_writer: ChunkWriter) -> Chunks:
+    def _section(self, source: str, feed: PublisherFeed, writer: Writer, chunk_writer: ChunkWriter) -> Chunks:
         feed.pause()
         try:
-            while not feed.intake.between and self._server.subscriber.feed(source) is feed:
+            while not feed.between_steps and self._server.subscriber.feed(source) is feed:
                 yield _WAIT
-            position, captured = feed.intake.position, self._server.ingestor.capture(source)
+            position, captured = feed.position, self._server.ingestor.capture(source)
             for _ in captured.capture.steps():
                 yield None
         finally:
-            feed.go_on()
+            feed.unpause()
         if position is not None and captured.capture.valid:
             yield chunk_writer.add(Begin(source, position.next, position.mark, captured.group))
             for part in writer.section(captured.capture, captured.pending):
@@ -176,7 +175,7 @@ class SnapshotCall:
     def _stop(self) -> None:
         chunks, self._chunks = self._chunks, None
         self._server.calls.discard(self)
-        self._server.subscriber.pump.drop(self)
+        self._server.subscriber.scheduler.remove(self)
         if chunks is not None:
             chunks.close()
 
@@ -221,7 +220,7 @@ class SnapshotClient:
         self._sources = sources
         self._certificates = certificates
         self._stats = stats
-        subscriber.wait()
+        subscriber.wait_for_snapshots()
 
     async def run(self, listed: asyncio.Event, all_tried: Callable[[], Awaitable[None]]) -> None:
         """Copy an index if there is one.
@@ -235,14 +234,14 @@ class SnapshotClient:
                     await all_tried()
             own = self._handshake()
             for address, other in list(self._sources()):
-                if not self._subscriber.waiting():
+                if not self._subscriber.waiting_for_snapshot():
                     return
                 same = (other.version, other.fingerprint) == (own.version, own.fingerprint)
                 if other.snapshot_ready and same and await self._try_source(address, other.replica):
                     return
         finally:
             self.activity = ""
-            self._subscriber.resume()
+            self._subscriber.skip_snapshots()
 
     async def _try_source(self, address: ReplicaAddress, replica: str) -> bool:
         self.activity = f"copying the index of replica {replica}"
@@ -266,8 +265,8 @@ class SnapshotClient:
         return True
 
     async def _copy(self, address: ReplicaAddress) -> None:
-        reader = Reader(self._ingestor, self._subscriber.waits, self._on_section_complete)
-        publishers = self._subscriber.waiting()
+        reader = Reader(self._ingestor, self._subscriber.waits_for_snapshot, self._on_section_complete)
+        publishers = self._subscriber.waiting_for_snapshot()
         try:
             async with open_stream(address, REPLICA_SNAPSHOT_METHOD, self._certificates) as stream:
                 request = encode_snapshot_request(CREDIT, self._handshake(), publishers)
@@ -294,7 +293,7 @@ class SnapshotClient:
     def _on_section_complete(self, begin: Begin) -> None:
         feed = self._subscriber.feed(begin.publisher)
         if feed is not None:
-            feed.adopt(Position(begin.next, begin.mark))
+            feed.adopt_snapshot(Position(begin.next, begin.mark))
             self._stats.snapshot_publishers += 1
 
 

@@ -306,9 +306,9 @@ class Kvist(RequestListener):
         """Take in a stored event of one of the engine's requests."""
         endpoint = self.endpoints.get(pod)
         if endpoint is not None:
-            born = "prompt" if prompt else "decode"
+            phase = "prefill" if prompt else "decode"
             session = self.session(call)
-            seen = Observation(_publisher(pod), endpoint.key, session, tokens, None, born, depth)  # type: ignore[arg-type]
+            seen = Observation(_publisher(pod), endpoint.key, session, tokens, None, phase, depth)  # type: ignore[arg-type]
             self.director.progress.on_observation(seen, now)
 
     def scraped(self, pod: Pod, now: float) -> None:

@@ -29,7 +29,7 @@ class Engine(RequestListener):
                 parts.director.progress.on_prefill_started(publisher, endpoint, session, parts.clock())
             ),
         )
-        self._ingestor.join(SOURCE, KEY)
+        self._ingestor.add_publisher(SOURCE, KEY)
         self._parts = parts
         parts.director.tracker.add_listener(self)
 

@@ -157,7 +157,7 @@ def test_usage_tells_the_truth_where_events_do_not() -> None:
     _decide(parts, "s", "id")
     key = parts.endpoints[0].key
     parts.director.progress.on_observation(
-        Observation(f"{key}/0", key, "s", BLOCK, 16, "prompt", 64), parts.clock()
+        Observation(f"{key}/0", key, "s", BLOCK, 16, "prefill", 64), parts.clock()
     )
     after.on_response(_seen(Usage(10, 3, 8)))
 
@@ -180,7 +180,7 @@ def test_a_failed_response_leaves_no_credit() -> None:
 
 
 def _event(session: str, key: str) -> Observation:
-    return Observation(f"{key}/0", key, session, BLOCK, 0, "prompt", 64)
+    return Observation(f"{key}/0", key, session, BLOCK, 0, "prefill", 64)
 
 
 def _only_request(parts: Parts) -> InFlightRequest:

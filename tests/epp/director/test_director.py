@@ -18,9 +18,11 @@ def picked(decision: object) -> PickResult:
     return decision
 
 
-def observed(session: str, key: str, cached: int | None, *, depth: int, born: str = "prompt") -> Observation:
+def observed(
+    session: str, key: str, cached: int | None, *, depth: int, phase: str = "prefill"
+) -> Observation:
     """An engine's event about a request."""
-    return Observation(f"{key}/0", key, session, BLOCK, cached, born, depth)  # type: ignore[arg-type]
+    return Observation(f"{key}/0", key, session, BLOCK, cached, phase, depth)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("holder", [0, 1, 2])

@@ -195,12 +195,12 @@ async def test_ranks_of_a_pod_with_a_port_each_may_connect_to_us(registry: Endpo
         registry.ingestor, observe=lambda _seen: None, bind="tcp://127.0.0.1:*"
     )
     registry.follow(EndpointSet(pods.endpoints_of(parsed(pod()), (8000, 8001), print)))
-    publisher = Publisher(PublisherConfig(endpoint=bound.bound or "", topic="kv@10.0.0.1:8000@m"))
+    publisher = Publisher(PublisherConfig(endpoint=bound.bound_address or "", topic="kv@10.0.0.1:8000@m"))
     try:
         while not bound.stats()["uid-a/1"].messages:
             publisher.publish(Batch(ts=1.0, rank=1, events=[Cleared()]))
             await asyncio.sleep(0.01)
-        assert (bound.stats()["uid-a/0"].messages, bound.strangers) == (0, 0)
+        assert (bound.stats()["uid-a/0"].messages, bound.unknown_publisher_messages) == (0, 0)
     finally:
         publisher.close()
         await bound.close()

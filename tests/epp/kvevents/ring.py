@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from kvist_epp.kvevents.stream import Apply, Ask, Forget, Step, Stream
+from kvist_epp.kvevents.sequencing import Apply, EventSequencer, Forget, RequestReplay, Step
 
 
 def batch(seq: int, life: int = 0) -> bytes:
@@ -10,14 +10,14 @@ def batch(seq: int, life: int = 0) -> bytes:
     return b"life %d batch %d" % (life, seq)
 
 
-def after(*seqs: int) -> Stream:
-    """A stream that has replayed an empty ring and then applied live messages."""
-    stream = Stream()
-    stream.connected()
-    stream.ring_ended()
+def after(*seqs: int) -> EventSequencer:
+    """A sequencer that has replayed an empty ring and then applied live messages."""
+    sequencer = EventSequencer()
+    sequencer.on_connected()
+    sequencer.on_replay_end()
     for seq in seqs:
-        stream.live(seq, batch(seq))
-    return stream
+        sequencer.on_live(seq, batch(seq))
+    return sequencer
 
 
 class Engine:
@@ -45,7 +45,7 @@ class Follower:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.stream = Stream()
+        self.sequencer = EventSequencer()
         self.applied: list[bytes] = []
         self.asked = 0
 
@@ -64,6 +64,10 @@ class Follower:
     def answer(self, start: int) -> list[Step]:
         steps: list[Step] = []
         for seq, payload in list(self.engine.ring):
-            if seq >= start and not any(isinstance(step, Ask) for step in steps):
-                steps += self.stream.ring(seq, payload)
-        return steps if any(isinstance(step, Ask) for step in steps) else steps + self.stream.ring_ended()
+            if seq >= start and not any(isinstance(step, RequestReplay) for step in steps):
+                steps += self.sequencer.on_replayed(seq, payload)
+        return (
+            steps
+            if any(isinstance(step, RequestReplay) for step in steps)
+            else steps + self.sequencer.on_replay_end()
+        )

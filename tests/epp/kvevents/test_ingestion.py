@@ -8,7 +8,7 @@ from tests.fakes.vocabulary import Words, word
 
 from kvist_epp.engines.vllm.kv_events import Batch, Cleared, Removed, Stored
 from kvist_epp.kvevents.observation import RecentSessions
-from kvist_epp.kvevents.quarantine import Quarantine
+from kvist_epp.kvevents.publisher_state import Quarantine
 
 ABSENT = len(Words().pieces) - 1
 
@@ -47,7 +47,7 @@ def test_forgetting_frees_everything_of_a_publisher_and_of_no_other() -> None:
     engine.ingestor.forget("ns/pod/0")
 
     ranks = [engine.index.match((None, None), PROMPT + b"?").of(n).tokens for n in (0, 1)]
-    assert (ranks, engine.ingestor.unswept) == ([0, 8], True)
+    assert (ranks, engine.ingestor.needs_sweep) == ([0, 8], True)
 
 
 def test_data_parallel_ranks_are_publishers_of_their_own() -> None:
@@ -227,7 +227,7 @@ def test_orphans_are_tried_again_after_a_replay() -> None:
     engine.send(stored([3, 4], 2, b"ccccdddd"))
     number = engine.index.publisher(engine.source)
     engine.index.stored(number, (None, None), None, [1, 2], [b"aaaa", b"bbbb"], block_size=SIZE)
-    seen = [one for one in engine.ingestor.retry(engine.source) if one]
+    seen = [one for one in engine.ingestor.retry_quarantined(engine.source) if one]
 
     assert (engine.tokens(PROMPT + b"ccccdddd"), len(seen)) == (16, 1)
 
@@ -261,8 +261,8 @@ def test_the_quarantine_gives_back_what_it_took_once(moves: list[tuple[int, int]
     for name, parent in moves:
         taken += 1
         quarantine.add(stored([name], parent, b"cccc"), 0.0)
-        given_back += len(quarantine.children([name]))
-    given_back += len(quarantine.children(quarantine.parents()))
+        given_back += len(quarantine.take_children([name]))
+    given_back += len(quarantine.take_children(quarantine.parents()))
 
     assert (given_back, len(quarantine)) == (taken, 0)
 
@@ -272,7 +272,7 @@ def test_a_long_event_is_learned_in_slices_without_looking_born_in_decode() -> N
     engine = Learning()
     text = PROMPT * 257
     steps = list(
-        engine.ingestor.steps(
+        engine.ingestor.apply_in_steps(
             engine.source, Batch(ts=0.0, events=[stored(list(range(1, 514)), None, text[: 513 * SIZE])])
         )
     )
@@ -294,11 +294,11 @@ def test_the_first_event_of_a_request_tells_what_was_cached() -> None:
     engine = prompted()
     seen = engine.send(stored([3, 4], 2, b"ccccdddd", session="t"), stored([5, 6], 4, PROMPT, session="t"))
 
-    assert [(one.session, one.cached, one.tokens, one.depth, one.born) for one in seen] == [
-        ("t", 8, 8, 16, "prompt"),
-        ("t", None, 8, 24, "prompt"),
+    assert [(one.session, one.cached, one.tokens, one.depth, one.phase) for one in seen] == [
+        ("t", 8, 8, 16, "prefill"),
+        ("t", None, 8, 24, "prefill"),
     ]
-    assert (seen[0].source, seen[0].endpoint) == ("ns/pod/0", "ns/pod")
+    assert (seen[0].publisher, seen[0].endpoint) == ("ns/pod/0", "ns/pod")
 
 
 def test_a_miss_is_cached_0_and_an_unknown_parent_says_nothing() -> None:
@@ -324,7 +324,7 @@ def test_decode_shows_as_such() -> None:
     engine = prompted()
     seen = engine.send(stored([3], 2, b"cccc"))
 
-    assert [(one.born, one.cached, one.depth) for one in seen] == [("decode", None, 12)]
+    assert [(one.phase, one.cached, one.depth) for one in seen] == [("decode", None, 12)]
 
 
 def test_a_session_id_used_again_is_a_new_request_when_it_was_announced() -> None:
@@ -342,7 +342,7 @@ def test_sessions_are_bounded(names: list[int], limit: int) -> None:
     sessions = RecentSessions(limit=limit)
     for at, name in enumerate(names):
         lately = dict.fromkeys(reversed(names[:at]))
-        first = sessions.heard("pod/0", str(name), single=False)
+        first = sessions.add("pod/0", str(name), single=False)
 
         assert len(sessions) <= limit
         assert first or name in names[:at]
@@ -353,10 +353,10 @@ def test_a_session_that_is_silent_for_two_generations_is_forgotten() -> None:
     """Memory follows the requests of a few minutes; one that is heard of now and then stays."""
     sessions = RecentSessions(seconds=120.0)
     for name in ("silent", "lively"):
-        sessions.heard("pod/0", name, single=True)
+        sessions.add("pod/0", name, single=True)
     for now in (100.0, 130.0, 200.0, 260.0, 400.0):
         sessions.age(now)
-        sessions.heard("pod/0", "lively", single=False)
+        sessions.add("pod/0", "lively", single=False)
 
     assert not sessions.known("pod/0", "silent")
     assert sessions.decoding("pod/0", "lively")
@@ -367,7 +367,7 @@ def test_the_endpoint_of_a_publisher_named_by_uid_is_told() -> None:
     """The index knows pods by UID, everybody else by namespace and name."""
     engine = Learning()
     engine.source = "uid-1/0"
-    engine.ingestor.join("uid-1/0", "ns/pod")
+    engine.ingestor.add_publisher("uid-1/0", "ns/pod")
 
     assert [one.endpoint for one in engine.send(stored([1, 2], None, PROMPT))] == ["ns/pod"]
 
@@ -375,7 +375,7 @@ def test_the_endpoint_of_a_publisher_named_by_uid_is_told() -> None:
 def test_a_publisher_that_left_is_gone() -> None:
     """Weakness 2: nothing of it stays in the index."""
     engine = prompted()
-    engine.ingestor.leave(engine.source)
+    engine.ingestor.remove_publisher(engine.source)
     while engine.ingestor.sweep():
         pass
 

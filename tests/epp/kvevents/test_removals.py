@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvist_epp.engines.vllm.kv_events import Cleared, Event, Removed, Stored
-from kvist_epp.kvevents.removals import LIMIT, joined
+from kvist_epp.kvevents.ingestion import MAX_BLOCKS, merge_removals
 
 REMOVED = st.builds(
     Removed,
@@ -27,12 +27,12 @@ def flat(events: list[Event]) -> list[object]:
 @given(st.lists(REMOVED | STORED | st.just(Cleared()), max_size=20))
 def test_joining_changes_neither_what_happens_nor_its_order(events: list[Event]) -> None:
     """Block by block the joined events are the same in the same order, and none is lost from the count."""
-    result = list(joined(events))
+    result = list(merge_removals(events))
     assert flat([event for event, _ in result]) == flat(events)
     assert sum(count for _, count in result) == len(events)
 
 
 def test_one_call_stays_short() -> None:
     """A pool that is emptied block by block comes in pieces, so that a pick gets its turn."""
-    events: list[Event] = [Removed(hashes=[n]) for n in range(2 * LIMIT + 1)]
-    assert [count for _, count in joined(events)] == [LIMIT, LIMIT, 1]
+    events: list[Event] = [Removed(hashes=[n]) for n in range(2 * MAX_BLOCKS + 1)]
+    assert [count for _, count in merge_removals(events)] == [MAX_BLOCKS, MAX_BLOCKS, 1]

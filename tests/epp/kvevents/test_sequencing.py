@@ -7,177 +7,200 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.epp.kvevents.ring import Engine, Follower, after, batch
 
-from kvist_epp.kvevents.sequencing import Cursor, Verdict, advance, begin, ended, release, replayed
-from kvist_epp.kvevents.stream import Apply, Ask, Forget, Step, Stream
+from kvist_epp.kvevents.sequencing import (
+    Action,
+    Apply,
+    Cursor,
+    EventSequencer,
+    Forget,
+    RequestReplay,
+    Step,
+    begin_replay,
+    judge_held,
+    judge_live,
+    judge_replay_end,
+    judge_replayed,
+)
 
 
 def test_the_first_thing_is_a_replay_from_0() -> None:
     """A late subscriber misses everything published before."""
-    stream = Stream()
+    sequencer = EventSequencer()
 
-    assert stream.connected() == [Ask(0)]
-    assert not stream.warm
+    assert sequencer.on_connected() == [RequestReplay(0)]
+    assert not sequencer.warm
 
 
 def test_next_numbers_apply() -> None:
     """In order, each message applies, once."""
-    stream = after()
+    sequencer = after()
 
-    assert stream.live(0, batch(0)) == [Apply(batch(0))]
-    assert stream.live(1, batch(1)) == [Apply(batch(1))]
+    assert sequencer.on_live(0, batch(0)) == [Apply(batch(0))]
+    assert sequencer.on_live(1, batch(1)) == [Apply(batch(1))]
 
 
 def test_live_messages_wait_for_the_replay_and_duplicates_are_dropped() -> None:
     """Replay and live stream overlap: each number applies once, in order, and no restart is seen in it."""
-    stream = Stream()
-    stream.connected()
-    held = stream.live(2, batch(2)) + stream.live(3, batch(3))
-    ring = [step for seq in range(3) for step in stream.ring(seq, batch(seq))]
+    sequencer = EventSequencer()
+    sequencer.on_connected()
+    held = sequencer.on_live(2, batch(2)) + sequencer.on_live(3, batch(3))
+    ring = [step for seq in range(3) for step in sequencer.on_replayed(seq, batch(seq))]
 
     assert held == []
     assert ring == [Apply(batch(seq)) for seq in range(3)]
-    assert stream.ring_ended() == [Apply(batch(3))]
-    assert (stream.warm, stream.suspect) == (True, False)
+    assert sequencer.on_replay_end() == [Apply(batch(3))]
+    assert (sequencer.warm, sequencer.suspect) == (True, False)
 
 
 def test_a_live_message_below_next_is_overlap_not_restart() -> None:
     """A replay may run ahead of the live socket: numbers that only repeat what it brought are ignored."""
-    stream = after(0)
-    stream.connected()
+    sequencer = after(0)
+    sequencer.on_connected()
     for seq in range(4):
-        stream.ring(seq, batch(seq))
-    stream.ring_ended()
+        sequencer.on_replayed(seq, batch(seq))
+    sequencer.on_replay_end()
 
-    assert [stream.live(seq, batch(seq)) for seq in (1, 2, 3)] == [[], [], []]
-    assert stream.live(4, batch(4)) == [Apply(batch(4))]
+    assert [sequencer.on_live(seq, batch(seq)) for seq in (1, 2, 3)] == [[], [], []]
+    assert sequencer.on_live(4, batch(4)) == [Apply(batch(4))]
 
 
 def test_a_gap_asks_the_ring_and_marks_the_publisher_suspect() -> None:
     """Nothing is applied past a hole: it may hide a removal."""
-    stream = after(0, 1)
+    sequencer = after(0, 1)
 
-    assert stream.live(4, batch(4)) == [Ask(1)]
-    assert (stream.suspect, stream.gaps) == (True, 1)
-    assert stream.ring(1, batch(1)) == []
-    assert stream.ring(2, batch(2)) + stream.ring(3, batch(3)) == [Apply(batch(2)), Apply(batch(3))]
-    assert stream.ring(4, batch(4)) + stream.ring_ended() == [Apply(batch(4))]
-    assert not stream.suspect
+    assert sequencer.on_live(4, batch(4)) == [RequestReplay(1)]
+    assert (sequencer.suspect, sequencer.gaps) == (True, 1)
+    assert sequencer.on_replayed(1, batch(1)) == []
+    assert sequencer.on_replayed(2, batch(2)) + sequencer.on_replayed(3, batch(3)) == [
+        Apply(batch(2)),
+        Apply(batch(3)),
+    ]
+    assert sequencer.on_replayed(4, batch(4)) + sequencer.on_replay_end() == [Apply(batch(4))]
+    assert not sequencer.suspect
 
 
 def test_a_restart_forgets_at_once() -> None:
     """Weakness 1: a restarted engine's old blocks must not stay."""
-    stream = after(0, 1, 2)
+    sequencer = after(0, 1, 2)
 
-    assert stream.live(0, batch(0, life=1)) == [Forget(restarted=True), Apply(batch(0, life=1))]
+    assert sequencer.on_live(0, batch(0, life=1)) == [Forget(restarted=True), Apply(batch(0, life=1))]
 
 
 def test_a_restart_with_its_beginning_missed_is_replayed_from_0() -> None:
     """A number that steps back, but not to 0: the ring shows the new life, and what it said before."""
-    stream = after(0, 1, 2, 3)
+    sequencer = after(0, 1, 2, 3)
 
-    assert stream.live(2, batch(2, life=1)) == [Ask(3)]
-    assert stream.suspect
-    assert stream.ring_ended() == [Forget(restarted=True), Ask(0)]
-    assert stream.ring(0, batch(0, life=1)) == [Apply(batch(0, life=1))]
+    assert sequencer.on_live(2, batch(2, life=1)) == [RequestReplay(3)]
+    assert sequencer.suspect
+    assert sequencer.on_replay_end() == [Forget(restarted=True), RequestReplay(0)]
+    assert sequencer.on_replayed(0, batch(0, life=1)) == [Apply(batch(0, life=1))]
 
 
 def test_a_message_that_was_overtaken_costs_nothing_that_was_learned() -> None:
     """A number that steps back in the same life: the ring fills the hole and shows that nothing else was."""
-    stream = after(0, 1)
+    sequencer = after(0, 1)
 
-    assert stream.live(3, batch(3)) == [Ask(1)]
-    assert stream.live(2, batch(2)) == []
-    assert stream.ring(1, batch(1)) == []
-    assert stream.ring(2, batch(2)) + stream.ring(3, batch(3)) == [Apply(batch(2)), Apply(batch(3))]
-    assert stream.ring_ended() == [Ask(3)]
-    assert stream.ring(3, batch(3)) + stream.ring_ended() == []
-    assert stream.live(4, batch(4)) == [Apply(batch(4))]
+    assert sequencer.on_live(3, batch(3)) == [RequestReplay(1)]
+    assert sequencer.on_live(2, batch(2)) == []
+    assert sequencer.on_replayed(1, batch(1)) == []
+    assert sequencer.on_replayed(2, batch(2)) + sequencer.on_replayed(3, batch(3)) == [
+        Apply(batch(2)),
+        Apply(batch(3)),
+    ]
+    assert sequencer.on_replay_end() == [RequestReplay(3)]
+    assert sequencer.on_replayed(3, batch(3)) + sequencer.on_replay_end() == []
+    assert sequencer.on_live(4, batch(4)) == [Apply(batch(4))]
 
 
 def test_a_number_that_stepped_back_and_a_silent_ring_is_a_restart() -> None:
     """What cannot be shown to be of the same life is forgotten, with what was held of either."""
-    stream = after(0, 1, 2)
-    stream.live(4, batch(4))
-    stream.live(1, batch(1, life=1))
+    sequencer = after(0, 1, 2)
+    sequencer.on_live(4, batch(4))
+    sequencer.on_live(1, batch(1, life=1))
 
-    assert stream.failed() == [Forget(restarted=True)]
-    assert stream.live(2, batch(2, life=1)) == [Ask(0)]
+    assert sequencer.on_replay_failed() == [Forget(restarted=True)]
+    assert sequencer.on_live(2, batch(2, life=1)) == [RequestReplay(0)]
 
 
 def test_a_number_that_stepped_back_before_a_ring_that_has_wrapped_is_a_restart() -> None:
     """The last batch applied is not there any more: the next one may be of another life."""
-    stream = after(0, 1, 2)
-    stream.live(1, batch(1, life=1))
+    sequencer = after(0, 1, 2)
+    sequencer.on_live(1, batch(1, life=1))
 
-    assert stream.ring(3, batch(3, life=1)) == [Forget(restarted=False), Apply(batch(3, life=1))]
+    assert sequencer.on_replayed(3, batch(3, life=1)) == [Forget(restarted=False), Apply(batch(3, life=1))]
 
 
 def test_the_same_number_twice_on_the_live_socket_is_a_restart() -> None:
     """Live numbers only grow: an engine that had sent one batch and restarted sends number 0 again."""
-    stream = after(0)
+    sequencer = after(0)
 
-    assert stream.live(0, batch(0, life=1)) == [Forget(restarted=True), Apply(batch(0, life=1))]
+    assert sequencer.on_live(0, batch(0, life=1)) == [Forget(restarted=True), Apply(batch(0, life=1))]
 
 
 def test_a_restart_that_ran_past_our_cursor_is_seen_by_its_fingerprint() -> None:
     """Weakness 5: after a reconnection the numbers may go on as if nothing had happened."""
-    stream = after(0, 1)
-    stream.connected()
-    stream.ring(1, batch(1))
-    stream.ring_ended()
+    sequencer = after(0, 1)
+    sequencer.on_connected()
+    sequencer.on_replayed(1, batch(1))
+    sequencer.on_replay_end()
 
-    assert stream.connected() == [Ask(1)]
-    assert stream.ring(1, batch(1, life=1)) == [Forget(restarted=True), Ask(0)]
+    assert sequencer.on_connected() == [RequestReplay(1)]
+    assert sequencer.on_replayed(1, batch(1, life=1)) == [Forget(restarted=True), RequestReplay(0)]
 
 
 def test_a_restart_that_has_said_nothing_yet_is_seen_by_its_empty_ring() -> None:
     """Weakness 3: an idle engine announces nothing; its ring not knowing our last batch says enough."""
-    stream = after(0, 1)
-    stream.connected()
-    stream.ring(1, batch(1))
-    stream.ring_ended()
-    stream.connected()
+    sequencer = after(0, 1)
+    sequencer.on_connected()
+    sequencer.on_replayed(1, batch(1))
+    sequencer.on_replay_end()
+    sequencer.on_connected()
 
-    assert stream.ring_ended() == [Forget(restarted=True), Ask(0)]
-    assert stream.ring_ended() == []
+    assert sequencer.on_replay_end() == [Forget(restarted=True), RequestReplay(0)]
+    assert sequencer.on_replay_end() == []
 
 
 def test_a_ring_that_never_has_anything_resets_only_once() -> None:
     """An engine that keeps no ring must not lose its index at every look."""
-    stream = after(0, 1)
-    stream.connected()
-    first = stream.ring_ended() + stream.ring_ended() + stream.live(2, batch(2)) + stream.ring_ended()
-    stream.connected()
+    sequencer = after(0, 1)
+    sequencer.on_connected()
+    first = (
+        sequencer.on_replay_end()
+        + sequencer.on_replay_end()
+        + sequencer.on_live(2, batch(2))
+        + sequencer.on_replay_end()
+    )
+    sequencer.on_connected()
 
-    assert first == [Forget(restarted=True), Ask(0), Ask(0), Apply(batch(2))]
-    assert stream.ring_ended() == []
+    assert first == [Forget(restarted=True), RequestReplay(0), RequestReplay(0), Apply(batch(2))]
+    assert sequencer.on_replay_end() == []
 
 
 def test_a_ring_that_has_wrapped_resets_and_gives_what_it_has() -> None:
     """Weakness 6: the gap is older than the ring; one question, one reset, and on it goes, no loop."""
-    stream = after(0, 1)
-    steps = [*stream.live(9, batch(9))]
+    sequencer = after(0, 1)
+    steps = [*sequencer.on_live(9, batch(9))]
     for seq in (7, 8, 9):
-        steps += stream.ring(seq, batch(seq))
-    steps += stream.ring_ended() + stream.live(10, batch(10))
+        steps += sequencer.on_replayed(seq, batch(seq))
+    steps += sequencer.on_replay_end() + sequencer.on_live(10, batch(10))
 
-    assert steps == [Ask(1), Forget(restarted=False), *(Apply(batch(seq)) for seq in (7, 8, 9, 10))]
+    assert steps == [RequestReplay(1), Forget(restarted=False), *(Apply(batch(seq)) for seq in (7, 8, 9, 10))]
 
 
 def test_a_number_lost_for_good_is_asked_for_once_more_and_resets() -> None:
     """A batch whose sending failed is in no ring: what came before it cannot be trusted, what follows can."""
-    stream = after(0, 1)
-    steps = stream.live(5, batch(5))
+    sequencer = after(0, 1)
+    steps = sequencer.on_live(5, batch(5))
     for seq in (1, 2, 4):
-        steps += stream.ring(seq, batch(seq))
+        steps += sequencer.on_replayed(seq, batch(seq))
     for seq in (2, 4, 5):
-        steps += stream.ring(seq, batch(seq))
-    steps += stream.ring_ended()
+        steps += sequencer.on_replayed(seq, batch(seq))
+    steps += sequencer.on_replay_end()
 
     assert steps == [
-        Ask(1),
+        RequestReplay(1),
         Apply(batch(2)),
-        Ask(2),
+        RequestReplay(2),
         Forget(restarted=False),
         Apply(batch(4)),
         Apply(batch(5)),
@@ -186,91 +209,94 @@ def test_a_number_lost_for_good_is_asked_for_once_more_and_resets() -> None:
 
 def test_a_first_replay_that_begins_late_resets_nothing() -> None:
     """The ring of an old engine does not reach back to 0: its suffix is applied to the empty index."""
-    stream = Stream()
-    stream.connected()
+    sequencer = EventSequencer()
+    sequencer.on_connected()
 
-    assert stream.ring(500, batch(500)) == [Apply(batch(500))]
+    assert sequencer.on_replayed(500, batch(500)) == [Apply(batch(500))]
 
 
 def test_without_a_ring_a_gap_resets_and_goes_on() -> None:
     """No replay endpoint: the publisher is warm at once, and a hole costs what came before it."""
-    stream = Stream(has_ring=False)
+    sequencer = EventSequencer(has_replay=False)
     steps = (
-        stream.connected() + stream.live(3, batch(3)) + stream.live(4, batch(4)) + stream.live(6, batch(6))
+        sequencer.on_connected()
+        + sequencer.on_live(3, batch(3))
+        + sequencer.on_live(4, batch(4))
+        + sequencer.on_live(6, batch(6))
     )
 
     assert steps == [Apply(batch(3)), Apply(batch(4)), Forget(restarted=False), Apply(batch(6))]
-    assert stream.warm
+    assert sequencer.warm
 
 
 def test_a_replay_that_never_answers_is_given_up() -> None:
     """What was held is applied; what lies before the hole is forgotten; nothing is asked again."""
-    stream = after(0)
-    stream.live(2, batch(2))
+    sequencer = after(0)
+    sequencer.on_live(2, batch(2))
 
-    assert stream.stalled() == []
-    assert stream.failed() == [Forget(restarted=False), Apply(batch(2))]
-    assert (stream.replaying, stream.suspect) == (False, False)
+    assert sequencer.on_replay_stalled() == []
+    assert sequencer.on_replay_failed() == [Forget(restarted=False), Apply(batch(2))]
+    assert (sequencer.replaying, sequencer.suspect) == (False, False)
 
 
 def test_an_answer_that_breaks_off_is_asked_for_from_where_it_stopped() -> None:
     """Engines before 0.33 drop messages of a long replay, the end marker too."""
-    stream = Stream()
-    stream.connected()
-    stream.ring(0, batch(0))
-    stream.ring(1, batch(1))
+    sequencer = EventSequencer()
+    sequencer.on_connected()
+    sequencer.on_replayed(0, batch(0))
+    sequencer.on_replayed(1, batch(1))
 
-    assert stream.stalled() == [Ask(1)]
+    assert sequencer.on_replay_stalled() == [RequestReplay(1)]
 
 
 def test_the_end_of_a_long_replay_is_asked_for_again() -> None:
     """The end marker may arrive where the last batches did not."""
-    stream = Stream()
-    stream.connected()
+    sequencer = EventSequencer()
+    sequencer.on_connected()
     for seq in range(300):
-        stream.ring(seq, batch(seq))
+        sequencer.on_replayed(seq, batch(seq))
 
-    assert stream.ring_ended() == [Ask(299)]
-    assert stream.ring(299, batch(299)) + stream.ring_ended() == []
-    assert stream.warm
+    assert sequencer.on_replay_end() == [RequestReplay(299)]
+    assert sequencer.on_replayed(299, batch(299)) + sequencer.on_replay_end() == []
+    assert sequencer.warm
 
 
 def test_held_messages_are_bounded_in_bytes() -> None:
     """A replay that lasts is given up before memory is."""
-    stream = Stream(hold_limit=60)
-    stream.connected()
-    steps = [step for seq in range(4, 9) for step in stream.live(seq, batch(seq))]
+    sequencer = EventSequencer(hold_limit=60)
+    sequencer.on_connected()
+    steps = [step for seq in range(4, 9) for step in sequencer.on_live(seq, batch(seq))]
 
     assert steps == [Apply(batch(seq)) for seq in range(4, 9)]
-    assert stream.held == 0
+    assert sequencer.held == 0
 
 
 def test_a_restart_drops_what_was_held_of_the_old_life() -> None:
     """Messages of the old life that waited for a replay must not be applied to the new one."""
-    stream = after(0)
-    stream.live(5, batch(5))
+    sequencer = after(0)
+    sequencer.on_live(5, batch(5))
 
-    assert stream.live(0, batch(0, life=1)) == [Forget(restarted=True), Apply(batch(0, life=1))]
-    assert (stream.held, stream.replaying) == (0, False)
+    assert sequencer.on_live(0, batch(0, life=1)) == [Forget(restarted=True), Apply(batch(0, life=1))]
+    assert (sequencer.held, sequencer.replaying) == (0, False)
 
 
 def test_late_answers_of_an_abandoned_replay_are_ignored() -> None:
     """Only the replay that is under way is listened to."""
-    cursor = Cursor(next=5, mark=b"m", live=4)
+    cursor = Cursor(next=5, mark=b"m", last_live=4)
 
-    assert replayed(cursor, 5, b"n") == (cursor, Verdict.IGNORE)
-    assert ended(cursor) == (cursor, Verdict.IGNORE)
+    assert judge_replayed(cursor, 5, b"n") == (cursor, Action.IGNORE)
+    assert judge_replay_end(cursor) == (cursor, Action.IGNORE)
 
 
 def test_a_hole_before_a_message_that_came_after_the_question_is_asked_about() -> None:
     """The ring had not seen the far side of the hole when it was asked, so its silence was not final."""
-    cursor = begin(Cursor(next=3, mark=b"m", live=2))
-    cursor, held = advance(cursor, 6, b"x")
-    cursor, _ = replayed(cursor, 2, b"m")
-    cursor, done = ended(cursor)
+    cursor = begin_replay(Cursor(next=3, mark=b"m", last_live=2))
+    cursor, held = judge_live(cursor, 6, b"x")
+    cursor, _ = judge_replayed(cursor, 2, b"m")
+    cursor, done = judge_replay_end(cursor)
 
-    assert (held, done) == (Verdict.HOLD, Verdict.DONE)
-    assert release(cursor, 6, b"x")[1] is Verdict.ASK
+    assert (held, done) == (Action.HOLD, Action.DONE)
+    assert judge_held(cursor, 6, b"x")[1] is Action.REPLAY
 
 
 HAPPENINGS = ["sent"] * 3 + ["lost", "overtaken", "restart", "restart, heard before it is seen", "reconnect"]
@@ -288,25 +314,25 @@ def test_what_is_believed_is_always_a_gapless_suffix_of_the_present_life(
     loop."""
     engine = Engine(ring)
     follower = Follower(engine)
-    follower.do(follower.stream.connected())
+    follower.do(follower.sequencer.on_connected())
     for happening in [*history, "reconnect"]:
         before = follower.asked
         if happening == "restart, heard before it is seen":
             engine.restart()
-            follower.do(follower.stream.live(*engine.publish()))
-            follower.do(follower.stream.connected())
+            follower.do(follower.sequencer.on_live(*engine.publish()))
+            follower.do(follower.sequencer.on_connected())
         elif happening == "restart":
             engine.restart()
-            follower.do(follower.stream.connected())
+            follower.do(follower.sequencer.on_connected())
         elif happening == "reconnect":
-            follower.do(follower.stream.connected())
+            follower.do(follower.sequencer.on_connected())
         else:
             sent = [engine.publish() for _ in range(2 if happening == "overtaken" else 1)]
             for seq, payload in reversed(sent):
                 if happening != "lost":
-                    follower.do(follower.stream.live(seq, payload))
-            if not follower.stream.proven:
-                follower.do(follower.stream.connected())
+                    follower.do(follower.sequencer.on_live(seq, payload))
+            if not follower.sequencer.cursor.proven:
+                follower.do(follower.sequencer.on_connected())
         assert follower.asked - before <= 4 * (2 if happening == "overtaken" else 1)
         numbers = [int(payload.split()[-1]) for payload in follower.applied]
         assert all(second == first + 1 for first, second in pairwise(numbers))
@@ -320,12 +346,12 @@ def test_what_is_believed_is_always_a_gapless_suffix_of_the_present_life(
 @pytest.mark.parametrize("life", [0, 1])
 def test_a_message_after_a_reconnection_without_a_ring_is_judged_by_its_number(life: int) -> None:
     """Without a ring nothing can be verified: the next number goes on, a lower one is a restart."""
-    stream = Stream(has_ring=False)
-    stream.connected()
-    stream.live(0, batch(0))
-    stream.live(1, batch(1))
-    stream.connected()
+    sequencer = EventSequencer(has_replay=False)
+    sequencer.on_connected()
+    sequencer.on_live(0, batch(0))
+    sequencer.on_live(1, batch(1))
+    sequencer.on_connected()
     seq = 2 if life == 0 else 0
     expected: list[Step] = [Apply(batch(seq, life))]
 
-    assert stream.live(seq, batch(seq, life)) == ([Forget(restarted=True)] if life else []) + expected
+    assert sequencer.on_live(seq, batch(seq, life)) == ([Forget(restarted=True)] if life else []) + expected

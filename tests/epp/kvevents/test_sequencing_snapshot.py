@@ -6,91 +6,99 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.epp.kvevents.ring import Engine, Follower, batch
 
-from kvist_epp.kvevents.stream import Apply, Ask, Forget, Stream
+from kvist_epp.kvevents.sequencing import Apply, EventSequencer, Forget, RequestReplay
 
 
-def waiting(*held: int, has_ring: bool = True, life: int = 0) -> Stream:
-    """A stream that waits for a peer's snapshot and has heard these live messages."""
-    stream = Stream(has_ring=has_ring)
-    stream.wait()
+def waiting(*held: int, has_replay: bool = True, life: int = 0) -> EventSequencer:
+    """A sequencer that waits for a peer's snapshot and has heard these live messages."""
+    sequencer = EventSequencer(has_replay=has_replay)
+    sequencer.wait_for_snapshot()
     for seq in held:
-        assert stream.live(seq, batch(seq, life)) == []
-    return stream
+        assert sequencer.on_live(seq, batch(seq, life)) == []
+    return sequencer
 
 
 def test_while_a_snapshot_may_come_messages_are_held_and_no_ring_is_asked() -> None:
     """A replay of thousands of batches is not begun when a peer can tell what they come to."""
-    stream = waiting()
-    steps = [*stream.connected(), *stream.live(7, batch(7)), *stream.live(8, batch(8))]
+    sequencer = waiting()
+    steps = [*sequencer.on_connected(), *sequencer.on_live(7, batch(7)), *sequencer.on_live(8, batch(8))]
 
-    assert (steps, stream.warm, stream.held) == ([], False, 2)
-    assert stream.resume() == [Ask(0)]
+    assert (steps, sequencer.warm, sequencer.held) == ([], False, 2)
+    assert sequencer.skip_snapshot() == [RequestReplay(0)]
 
 
 def test_after_a_snapshot_the_ring_is_asked_from_its_last_batch_on() -> None:
     """What the peer had learned is not learned again; the overlap proves that the same engine goes on."""
-    stream = waiting(7, 8, 9)
+    sequencer = waiting(7, 8, 9)
 
-    assert stream.adopt(8, batch(7)) == [Ask(7)]
-    assert stream.ring(7, batch(7)) + stream.ring(8, batch(8)) == [Apply(batch(8))]
-    assert stream.ring_ended() == [Apply(batch(9))]
-    assert (stream.warm, stream.suspect, stream.live(10, batch(10))) == (True, False, [Apply(batch(10))])
+    assert sequencer.adopt_snapshot(8, batch(7)) == [RequestReplay(7)]
+    assert sequencer.on_replayed(7, batch(7)) + sequencer.on_replayed(8, batch(8)) == [Apply(batch(8))]
+    assert sequencer.on_replay_end() == [Apply(batch(9))]
+    assert (sequencer.warm, sequencer.suspect, sequencer.on_live(10, batch(10))) == (
+        True,
+        False,
+        [Apply(batch(10))],
+    )
 
 
 def test_a_snapshot_of_an_older_life_is_forgotten() -> None:
     """The engine restarted between the peer's look and ours: its ring says so."""
-    stream = waiting()
+    sequencer = waiting()
 
-    assert stream.adopt(8, batch(7)) == [Ask(7)]
-    assert stream.ring(7, batch(7, life=1)) == [Forget(restarted=True), Ask(0)]
+    assert sequencer.adopt_snapshot(8, batch(7)) == [RequestReplay(7)]
+    assert sequencer.on_replayed(7, batch(7, life=1)) == [Forget(restarted=True), RequestReplay(0)]
 
 
 def test_a_snapshot_that_nothing_proves_is_forgotten() -> None:
     """The ring does not answer: a peer's word alone is not believed, whatever was held is."""
-    stream = waiting(9)
-    stream.adopt(8, batch(7))
+    sequencer = waiting(9)
+    sequencer.adopt_snapshot(8, batch(7))
 
-    assert stream.failed() == [Forget(restarted=False), Apply(batch(9))]
-    assert stream.warm
+    assert sequencer.on_replay_failed() == [Forget(restarted=False), Apply(batch(9))]
+    assert sequencer.warm
 
 
 def test_without_a_ring_a_held_message_proves_the_snapshot() -> None:
     """The snapshot's last batch was heard live as well: the same engine goes on."""
-    proven, unproven, other = waiting(7, 8, has_ring=False), waiting(9, has_ring=False), waiting(7, life=1)
+    proven, unproven, other = (
+        waiting(7, 8, has_replay=False),
+        waiting(9, has_replay=False),
+        waiting(7, life=1),
+    )
 
-    assert proven.adopt(8, batch(7)) == [Apply(batch(8))]
-    assert unproven.adopt(8, batch(7)) == [Forget(restarted=False), Apply(batch(9))]
-    assert other.adopt(8, batch(7)) == [Ask(7)]
-    assert other.failed() == [Forget(restarted=False), Apply(batch(7, life=1))]
+    assert proven.adopt_snapshot(8, batch(7)) == [Apply(batch(8))]
+    assert unproven.adopt_snapshot(8, batch(7)) == [Forget(restarted=False), Apply(batch(9))]
+    assert other.adopt_snapshot(8, batch(7)) == [RequestReplay(7)]
+    assert other.on_replay_failed() == [Forget(restarted=False), Apply(batch(7, life=1))]
 
 
 def test_a_restart_while_waiting_ends_the_waiting() -> None:
     """Whatever a peer tells of it is of an older life: half a section that came in is forgotten."""
-    stream = waiting(7, 8)
+    sequencer = waiting(7, 8)
 
-    assert stream.live(0, batch(0, life=1)) == [Forget(restarted=True), Apply(batch(0, life=1))]
-    assert (stream.waiting, stream.warm) == (False, True)
+    assert sequencer.on_live(0, batch(0, life=1)) == [Forget(restarted=True), Apply(batch(0, life=1))]
+    assert (sequencer.waiting_for_snapshot, sequencer.warm) == (False, True)
 
 
 def test_too_much_held_while_waiting_ends_the_waiting() -> None:
     """Memory is bounded; what was taken in of a section is forgotten before what was held is applied."""
-    stream = Stream(hold_limit=40)
-    stream.wait()
-    steps = [step for seq in (4, 5, 6) for step in stream.live(seq, batch(seq))]
+    sequencer = EventSequencer(hold_limit=40)
+    sequencer.wait_for_snapshot()
+    steps = [step for seq in (4, 5, 6) for step in sequencer.on_live(seq, batch(seq))]
 
     assert steps == [Forget(restarted=False), *(Apply(batch(seq)) for seq in (4, 5, 6))]
-    assert not stream.waiting
+    assert not sequencer.waiting_for_snapshot
 
 
 def test_what_was_held_before_a_reconnection_proves_no_snapshot() -> None:
     """The engine began anew meanwhile, and only the number goes on: the snapshot is of its old life."""
-    stream = waiting(0, 1)
-    stream.connected()
-    stream.live(2, batch(2, life=1))
+    sequencer = waiting(0, 1)
+    sequencer.on_connected()
+    sequencer.on_live(2, batch(2, life=1))
 
-    assert stream.adopt(2, batch(1)) == [Ask(1)]
-    assert stream.ring(2, batch(2, life=1)) == [Forget(restarted=False), Apply(batch(2, life=1))]
-    assert stream.ring_ended() == []
+    assert sequencer.adopt_snapshot(2, batch(1)) == [RequestReplay(1)]
+    assert sequencer.on_replayed(2, batch(2, life=1)) == [Forget(restarted=False), Apply(batch(2, life=1))]
+    assert sequencer.on_replay_end() == []
 
 
 @example(ring=1, history=["sent", "sent", "look", "restart", "lost", "lost", "sent"])
@@ -103,26 +111,30 @@ def test_what_is_believed_after_a_snapshot_is_a_gapless_suffix_too(ring: int, hi
     """Whatever happens between the peer's look at the engine, ours and the snapshot."""
     engine = Engine(ring)
     peer, late = Follower(engine), Follower(engine)
-    late.stream.wait()
-    peer.do(peer.stream.connected())
+    late.sequencer.wait_for_snapshot()
+    peer.do(peer.sequencer.on_connected())
     told: tuple[int, bytes, list[bytes]] | None = None
     for happening in [*history, "adopt", "reconnect"]:
         if happening == "restart":
             engine.restart()
         elif happening == "look" and peer.applied:
-            told = peer.stream.cursor.next, peer.applied[-1], list(peer.applied)
-        elif happening == "adopt" and late.stream.waiting:
+            told = peer.sequencer.cursor.next, peer.applied[-1], list(peer.applied)
+        elif happening == "adopt" and late.sequencer.waiting_for_snapshot:
             late.applied = [] if told is None else told[2]
-            late.do(late.stream.resume() if told is None else late.stream.adopt(told[0], told[1]))
+            late.do(
+                late.sequencer.skip_snapshot()
+                if told is None
+                else late.sequencer.adopt_snapshot(told[0], told[1])
+            )
         elif happening in {"sent", "lost"}:
             seq, payload = engine.publish()
             for follower in (peer, late)[: 2 if happening == "sent" else 1]:
-                follower.do(follower.stream.live(seq, payload))
-        if happening in {"restart", "reconnect"} or not late.stream.proven:
+                follower.do(follower.sequencer.on_live(seq, payload))
+        if happening in {"restart", "reconnect"} or not late.sequencer.cursor.proven:
             for follower in (peer, late):
-                follower.do(follower.stream.connected())
+                follower.do(follower.sequencer.on_connected())
 
-    assert late.stream.warm
+    assert late.sequencer.warm
     assert all(payload.startswith(b"life %d " % engine.life) for payload in late.applied)
     numbers = [int(payload.split()[-1]) for payload in late.applied]
     assert all(second == first + 1 for first, second in pairwise(numbers))

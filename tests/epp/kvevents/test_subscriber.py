@@ -14,11 +14,10 @@ from tests.fakes.vocabulary import Words
 
 from kvist_epp.engines.vllm.kv_events import Batch, Event, Form, Removed, encode
 from kvist_epp.index.byte_index import Index
-from kvist_epp.kvevents.cooperative_scheduler import Pump
 from kvist_epp.kvevents.ingestion import Ingestor
+from kvist_epp.kvevents.io_context import CooperativeScheduler, ReplaySemaphore
 from kvist_epp.kvevents.observation import Observation
-from kvist_epp.kvevents.publisher_stats import PublisherStats
-from kvist_epp.kvevents.replay_semaphore import Slots
+from kvist_epp.kvevents.publisher_state import PublisherStats
 from kvist_epp.kvevents.subscriber import FollowedPublisher, Subscriber, SubscriberLimits
 from kvist_sim.publisher import Publisher, PublisherConfig
 
@@ -257,9 +256,9 @@ async def test_publishers_may_connect_to_us(topic: str) -> None:
     new.subscriber.follow(
         [FollowedPublisher("ns/pod", "ns/pod/0", 0, "", None, topics=("10.0.0.7:8000", "pod"))]
     )
-    config = PublisherConfig(endpoint=new.subscriber.bound or "", topic=topic)
+    config = PublisherConfig(endpoint=new.subscriber.bound_address or "", topic=topic)
     async with publishing(config) as engine, publishing(replace(config, topic="kv@stranger@m")) as stranger:
-        while not (new.tokens() and new.subscriber.strangers):
+        while not (new.tokens() and new.subscriber.unknown_publisher_messages):
             engine.publish(batch(chain(0)))
             stranger.publish(batch(chain(2)))
             await asyncio.sleep(0.01)
@@ -274,7 +273,7 @@ async def test_ranks_that_connect_to_us_are_told_apart_by_their_batches() -> Non
     new.subscriber.follow(
         FollowedPublisher("ns/pod", f"ns/pod/{rank}", rank, "", None, topics=("pod",)) for rank in (0, 1)
     )
-    config = PublisherConfig(endpoint=new.subscriber.bound or "", topic="pod")
+    config = PublisherConfig(endpoint=new.subscriber.bound_address or "", topic="pod")
     async with publishing(config) as zero, publishing(config) as one:
         while not (new.tokens("ns/pod/0") and new.tokens("ns/pod/1")):
             zero.publish(batch(chain(0), rank=0))
@@ -363,9 +362,9 @@ class Steps:
 async def test_the_loop_gets_its_turn_between_slices_and_jobs_take_turns() -> None:
     """A pick waits for one slice, never for the whole of a burst."""
     log: list[str] = []
-    pump = Pump(slice_seconds=0.0)
-    pump.ready(Steps(log, "a", 2))
-    pump.ready(Steps(log, "b", 2))
+    scheduler = CooperativeScheduler(slice_seconds=0.0)
+    scheduler.add(Steps(log, "a", 2))
+    scheduler.add(Steps(log, "b", 2))
     for _ in range(4):
         await asyncio.sleep(0)
         log.append("pick")
@@ -375,11 +374,11 @@ async def test_the_loop_gets_its_turn_between_slices_and_jobs_take_turns() -> No
 
 def test_replays_queue_for_a_place() -> None:
     """So many at once and no more; who leaves the queue is not started."""
-    slots, started = Slots(limit=1), list[str]()
+    slots, started = ReplaySemaphore(limit=1), list[str]()
     for name in ("a", "b", "c"):
-        slots.enter(name, lambda name=name: started.append(name))  # type: ignore[misc]
-    slots.leave("b")
+        slots.acquire(name, lambda name=name: started.append(name))  # type: ignore[misc]
+    slots.release("b")
     first = list(started)
-    slots.leave("a")
+    slots.release("a")
 
     assert (first, started) == (["a"], ["a", "c"])

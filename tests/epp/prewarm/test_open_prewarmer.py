@@ -89,7 +89,7 @@ async def test_a_step_is_in_flight_until_it_ends() -> None:
     director.set_endpoints([*parts.candidates(), Candidate(other, tracker.load(other.key))], parts.clock())
     [step] = planner.poll(parts.clock())
     assert (len(director.table), tracker.backlog(other.key)) == (count + 1, step.uncached)
-    event = Observation(f"{other.key}/0", other.key, step.session, step.tokens, 0, "prompt", step.tokens)
+    event = Observation(f"{other.key}/0", other.key, step.session, step.tokens, 0, "prefill", step.tokens)
     director.progress.on_observation(event, parts.clock())
     assert (tracker.backlog(other.key), tracker.backlog("t/e0")) == (0, backlog)
     planner.on_ended(step, parts.clock())

@@ -19,8 +19,7 @@ from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.snapshot.parts import Begin, Part
 from kvist_epp.index.snapshot.write import Writer
-from kvist_epp.kvevents.canonical import Piece
-from kvist_epp.kvevents.decode_blocks import DecodeBlock, DecodeBlockState
+from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock, DecodeBlockState
 from kvist_epp.load.in_flight import Attempt, InFlightRequest
 from kvist_epp.load.tracker import LoadTracker, RequestListener
 from kvist_epp.names import REPLICA_FOLLOW_METHOD, REPLICA_SNAPSHOT_METHOD
@@ -45,10 +44,10 @@ LOG_ENTRY: Final = AccessLogEntry("new.9", "request-9", "10.0.0.1:8000", None, 2
 PROMPT: Final = b"p" * (2 * STEP_BYTES + 1)
 ROOT: Final = (None, None)
 DECODED: Final = DecodeBlock(
-    name=901,
+    hash=901,
     parent=105,
     root=ROOT,
-    piece=Piece([7, 8], b"xy"),
+    tokens=BlockTokens([7, 8], b"xy"),
     block_size=16,
     depth=96,
     session="old.1",

@@ -56,7 +56,7 @@ def test_events_advance_the_requests_of_other_replicas() -> None:
     replication = joined(parts)
     tell(replication, 1, entry("other.1"))
     load = parts.director.tracker.load("t/e0")
-    seen = Observation("t/e0/0", "t/e0", "other.1", 400, 0, "prompt", 400)
+    seen = Observation("t/e0/0", "t/e0", "other.1", 400, 0, "prefill", 400)
     parts.director.progress.on_observation(seen, parts.clock())
     part_way = load.backlog_tokens
     parts.director.progress.on_observation(

@@ -11,8 +11,7 @@ from tests.fakes.copying import heard, told
 from kvist_epp.errors import SnapshotError
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.snapshot.parts import Begin, Content, Counted, End, Extra, Holding, Part
-from kvist_epp.kvevents.canonical import Piece
-from kvist_epp.kvevents.decode_blocks import DecodeBlock, DecodeBlockState
+from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock, DecodeBlockState
 from kvist_epp.replicas.snapshot_chunks import CHUNK_PARTS, ChunkReader, ChunkWriter
 
 PODS = ("a/0", "b/0", "c/0")
@@ -22,13 +21,13 @@ texts = st.text(max_size=8)
 names = st.integers(0, (1 << 64) - 1)
 small = st.integers(0, (1 << 32) - 1)
 roots = st.tuples(st.none() | texts, st.none() | texts)
-pieces = st.builds(Piece, st.lists(small, max_size=3), st.binary(max_size=5))
-born = st.builds(
+pieces = st.builds(BlockTokens, st.lists(small, max_size=3), st.binary(max_size=5))
+block = st.builds(
     DecodeBlock,
-    name=names,
+    hash=names,
     parent=st.none() | names,
     root=roots,
-    piece=pieces,
+    tokens=pieces,
     block_size=small,
     depth=st.none() | small,
     session=st.none() | texts,
@@ -57,7 +56,7 @@ parts = st.one_of(
         media=st.lists(st.tuples(texts, names), max_size=3).map(tuple),
         names=st.none() | st.lists(names, min_size=1, max_size=4).map(tuple),
     ),
-    st.builds(Extra, counted, counted, st.lists(born, max_size=2).map(tuple)),
+    st.builds(Extra, counted, counted, st.lists(block, max_size=2).map(tuple)),
     st.builds(End, names, names),
 )
 

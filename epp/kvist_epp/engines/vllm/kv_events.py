@@ -1,21 +1,25 @@
-"""KV event messages: msgpack in, plain events out, and back.
+"""Codec of vLLM's KV event messages: msgpack to plain events and back. Pure.
 
 Source of the format: ``vllm/distributed/kv_events.py`` (0.19 to 0.33). A batch is the array
 ``[ts, [event, ...], data_parallel_rank]``. An event is a map with the class name under ``"type"`` (0.26 on)
 or a positional array that begins with the class name (before). Newer engines add fields; unknown ones are
 ignored.
 
-Everything an event says is normalised here, once, so that nobody behind this module meets a second form:
-hashes are unsigned 64-bit ints, media are upper case, extra keys are taken apart into salt and media.
+Events are normalised here, once, so that all other modules see a single form: hashes are unsigned 64-bit
+ints, media are upper case, extra keys are split into salt and media.
+
+Extra keys are what a block's hash covers besides its tokens. In messages they are untagged so far
+(``to_event_extra_keys`` in ``v1/core/kv_cache_utils.py``), in this order: the LoRA name, pairs (media id,
+offset), the cache salt (only in the block that begins at token 0), a digest of prompt embeddings. Inside, the
+engine uses tagged tuples, which its authors mean to publish one day: both are understood. Any other key makes
+a block opaque: a block that is never matched costs a cache hit, a wrong match would make the index wrong.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
-from kvist_epp.engines.vllm.extra_keys import read_extra_keys, write_extra_keys
 from kvist_epp.errors import EventError
 
 MASK: int = (1 << 64) - 1
@@ -25,7 +29,7 @@ Form: TypeAlias = Literal["map", "array"]
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Blocks that became reusable, in chain order.
+    """BlockStored: blocks that became reusable, in chain order.
 
     ``token_ids`` is empty and ``block_size`` 0 for the placeholders of offload tiers, which name blocks by
     hash only.
@@ -49,9 +53,20 @@ class Stored(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     session: str | None = None
     """``X-Session-ID`` of the request that caused the event (0.32 on)."""
 
+    def slice(self, start: int, end: int) -> "Stored":
+        """Return the event of the blocks from ``start`` up to ``end``."""
+        opaque_from = None if self.opaque_from is None else max(0, self.opaque_from - start)
+        return msgspec.structs.replace(
+            self,
+            hashes=self.hashes[start:end],
+            parent=self.hashes[start - 1] if start else self.parent,
+            token_ids=self.token_ids[start * self.block_size : end * self.block_size],
+            opaque_from=opaque_from if opaque_from is not None and opaque_from < end - start else None,
+        )
+
 
 class Removed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """Blocks that can no longer be reused."""
+    """BlockRemoved: blocks that can no longer be reused."""
 
     hashes: list[int]
     medium: str = GPU
@@ -59,23 +74,23 @@ class Removed(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class Cleared(msgspec.Struct, frozen=True, gc=False):
-    """The GPU pool was emptied."""
+    """AllBlocksCleared: the GPU pool was emptied."""
 
 
 Event: TypeAlias = Stored | Removed | Cleared
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One message: what one engine step changed."""
+    """One message: the changes of one engine step."""
 
     ts: float
     """Seconds since the epoch, by the engine's clock."""
     rank: int | None = None
     events: list[Event]
     unknown: int = 0
-    """Events of types we do not know."""
+    """Number of events of unknown types."""
     malformed: int = 0
-    """Events of a known type that could not be read; the others of the batch stand."""
+    """Number of events of known types that could not be decoded; the others of the batch are valid."""
 
 
 _Hash: TypeAlias = int | bytes
@@ -169,9 +184,9 @@ _TYPES = frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"})
 
 
 def decode(payload: bytes) -> Batch:
-    """Reads one message of either form.
+    """Decode a message of either form.
 
-    Raises EventError when it is no msgpack or no batch; a single event that cannot be read is only counted.
+    Raises EventError if it is not msgpack or not a batch; an event that cannot be decoded is only counted.
     """
     for whole in (_map_batch, _array_batch):
         try:
@@ -183,7 +198,7 @@ def decode(payload: bytes) -> Batch:
 
 
 def rank_of(payload: bytes) -> int | None:
-    """The data-parallel rank of a batch whose events are not decoded; None if it cannot be read."""
+    """Return the data-parallel rank of a batch without decoding its events; None if it cannot be read."""
     try:
         return _rank_only(payload).rank
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -222,13 +237,9 @@ def _is_unknown(item: msgspec.Raw) -> bool:
         event = msgspec.msgpack.decode(item)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return False
-    tag = (
-        event.get("type")
-        if isinstance(event, dict)
-        else event[0]
-        if isinstance(event, list) and event
-        else None
-    )
+    tag = event.get("type") if isinstance(event, dict) else None
+    if isinstance(event, list) and event:
+        tag = event[0]
     return isinstance(tag, str) and tag not in _TYPES
 
 
@@ -277,7 +288,7 @@ def _hashes(hashes: list[_Hash]) -> list[int]:
 
 
 def _hash(value: _Hash) -> int:
-    """The last 8 bytes, as the engine itself shortens them (``maybe_convert_block_hash``)."""
+    """Return the last 8 bytes, as the engine itself shortens hashes (``maybe_convert_block_hash``)."""
     if isinstance(value, int):
         return value & MASK
     if not value:
@@ -286,9 +297,8 @@ def _hash(value: _Hash) -> int:
 
 
 def encode(batch: Batch, form: Form = "map") -> bytes:
-    """The message an engine would send: ``map`` as vLLM from 0.26 on, ``array`` as before."""
-    wire = partial(_wire, form)
-    return _encode([batch.ts, list(map(wire, batch.events)), batch.rank])
+    """Return the message an engine would send: ``map`` as vLLM from 0.26 on, ``array`` as before."""
+    return _encode([batch.ts, [_wire(form, event) for event in batch.events], batch.rank])
 
 
 def _wire(form: Form, event: Event) -> Any:
@@ -324,3 +334,55 @@ def _wire_stored(event: Stored, *, mapped: bool) -> dict[str, Any] | list[Any]:
         given = {key: value for key, value in optional.items() if value is not None}
         return {"type": "BlockStored", **always, **given}
     return ["BlockStored", *always.values(), *optional.values()]
+
+
+def read_extra_keys(
+    extra_keys: Sequence[Any], lora: str | None, *, at_root: bool
+) -> tuple[str | None, int | None]:
+    """Return (cache salt, index of the first block that is not only text); one entry for each block."""
+    salt: str | None = None
+    for position, keys in enumerate(extra_keys):
+        if not keys:
+            continue
+        rest, found = _text_keys(keys, lora)
+        misplaced = found is not None and not (at_root and position == 0)
+        if rest or misplaced:
+            return salt or (None if misplaced else found), position
+        salt = salt or found
+    return salt, None
+
+
+def _text_keys(keys: Any, lora: str | None) -> tuple[list[Any], str | None]:
+    """Return the keys of one block without adapter and salt, and the salt."""
+    rest = list(keys) if isinstance(keys, list | tuple) else [keys]
+    if lora is not None and rest[0] == lora:
+        del rest[0]
+    rest = [key for key in rest if not _tagged(key, "lora")]
+    salts = [key for key in rest if _is_salt(key)]
+    if len(salts) != 1:
+        return rest, None
+    salt = salts[0] if isinstance(salts[0], str) else salts[0][1]
+    return [key for key in rest if not _is_salt(key)], salt
+
+
+def _is_salt(key: Any) -> bool:
+    return isinstance(key, str) or _tagged(key, "cache_salt")
+
+
+def _tagged(key: Any, tag: str) -> bool:
+    """Return True for (tag, text, …); in a media pair whose id equals the tag, a number is second."""
+    return isinstance(key, list) and len(key) > 1 and key[0] == tag and isinstance(key[1], str)
+
+
+def write_extra_keys(
+    blocks: int, lora: str | None, salt: str | None, opaque_from: int | None
+) -> list[list[Any] | None] | None:
+    """Return extra keys as vLLM publishes them; None if no block has any."""
+    if lora is None and salt is None and opaque_from is None:
+        return None
+    keys: list[list[Any]] = [[] if lora is None else [lora] for _ in range(blocks)]
+    if opaque_from is not None:
+        keys[opaque_from].append(["media", 0])
+    if salt is not None:
+        keys[0].append(salt)
+    return [block or None for block in keys]

@@ -10,7 +10,8 @@ from kvist_epp.index.snapshot.capture import Capture
 from kvist_epp.index.snapshot.parts import Content, End, Extra, Holding
 from kvist_epp.index.snapshot.restore import Restore
 from kvist_epp.kvevents.decode_blocks import DecodeBlock, DecodeBlockState
-from kvist_epp.kvevents.decode_check import DecodeChecker, PublisherState
+from kvist_epp.kvevents.decode_check import DecodeChecker
+from kvist_epp.kvevents.publisher_state import PublisherState
 
 
 class Captured(NamedTuple):
@@ -26,9 +27,9 @@ class Captured(NamedTuple):
 class Section:
     """Nothing of it counts before ``end`` has returned; a caller that gives it up removes the publisher."""
 
-    def __init__(self, restore: Restore, ward: PublisherState, checker: DecodeChecker) -> None:
+    def __init__(self, restore: Restore, publisher: PublisherState, checker: DecodeChecker) -> None:
         self._restore = restore
-        self._ward = ward
+        self._publisher = publisher
         self._checker = checker
         self._pending: dict[int, DecodeBlock] = {}
         self._extras = 0
@@ -46,8 +47,8 @@ class Section:
         """The rest. Raises SnapshotError."""
         self._extras += len(extra.copies) + len(extra.opaque) + len(extra.pending)
         self._restore.extra(extra.copies, extra.opaque)
-        for born in extra.pending:
-            if self._pending.setdefault(born.name, born) is not born:
+        for block in extra.pending:
+            if self._pending.setdefault(block.hash, block) is not block:
                 raise SnapshotError("a block waits for its check twice")
 
     def end(self, end: End) -> Iterator[None]:
@@ -56,15 +57,15 @@ class Section:
             raise SnapshotError("a section is not what its end says")
         yield from self._restore.finish()
         if self.valid:
-            for born in self._pending.values():
-                self._checker.adopt(self._ward, self._judged(born))
+            for block in self._pending.values():
+                self._checker.adopt(self._publisher, self._judged(block))
 
-    def _judged(self, born: DecodeBlock) -> DecodeBlock:
+    def _judged(self, block: DecodeBlock) -> DecodeBlock:
         """The index decides: it may have been credited, or its credit taken back, after it was recorded."""
-        if self._restore.holds(born.name):
-            return replace(born, state=DecodeBlockState.CREDITED)
+        if self._restore.holds(block.hash):
+            return replace(block, state=DecodeBlockState.CREDITED)
         return (
-            replace(born, state=DecodeBlockState.REJECTED)
-            if born.state is DecodeBlockState.CREDITED
-            else born
+            replace(block, state=DecodeBlockState.REJECTED)
+            if block.state is DecodeBlockState.CREDITED
+            else block
         )

@@ -23,8 +23,8 @@ from kvist_epp.extproc.pick_request import PickRequest
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup, Member
 from kvist_epp.index.routing_history import History
-from kvist_epp.kvevents.followed import FollowedPublisher
 from kvist_epp.kvevents.ingestion import Ingestor
+from kvist_epp.kvevents.publisher_feed import FollowedPublisher
 from kvist_epp.kvevents.subscriber import Subscriber
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.names import SESSION_HEADER

@@ -7,8 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_epp.engines.vllm.extra_keys import read_extra_keys
-from kvist_epp.engines.vllm.kv_events import Batch, Cleared, Form, Removed, Stored, decode, encode, rank_of
+from kvist_epp.engines.vllm.kv_events import (
+    Batch,
+    Cleared,
+    Form,
+    Removed,
+    Stored,
+    decode,
+    encode,
+    rank_of,
+    read_extra_keys,
+)
 from kvist_epp.errors import EventError
 
 pack = msgspec.msgpack.encode

@@ -7,8 +7,8 @@ from tests.fakes.learning import PROMPT, Learning, prompted, stored
 from tests.fakes.vocabulary import Words, word
 
 from kvist_epp.engines.vllm.kv_events import Cleared, Removed, Stored
-from kvist_epp.kvevents.canonical import CanonicalBlocks, Piece, examine
-from kvist_epp.kvevents.decode_check import DecodeChecker
+from kvist_epp.kvevents.decode_blocks import BlockTokens
+from kvist_epp.kvevents.decode_check import CanonicalBlocks, DecodeChecker, find_canonical
 
 HEL, LO, HELLO, ACCENT = word(b" hel"), word(b"lo"), word(b" hello"), word(b"\xc3\xa9")
 
@@ -17,13 +17,13 @@ def spell(ids: Sequence[int]) -> bytes:
     return b"".join(Words().pieces[token] for token in ids)
 
 
-def piece(*ids: int) -> Piece:
-    return Piece(ids, spell(ids))
+def piece(*ids: int) -> BlockTokens:
+    return BlockTokens(ids, spell(ids))
 
 
-def look(tail: bytes, *blocks: Piece) -> CanonicalBlocks:
+def look(tail: bytes, *blocks: BlockTokens) -> CanonicalBlocks:
     words = Words()
-    return examine(tail, blocks, words.encode, words.pieces)
+    return find_canonical(tail, blocks, words.encode, words.pieces)
 
 
 A, B, C = b"abcd"[0], b"b"[0], b"c"[0]
