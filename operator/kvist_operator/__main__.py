@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from kvist_operator.errors import OperatorError
-from kvist_operator.process.settings import Settings
+from kvist_operator.process.settings import OperatorSettings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -16,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] in (["check"], ["trial"]):  # trial: the earlier name
         return _check(words[1:])
     try:
-        settings = Settings.from_args(words, os.environ)
+        settings = OperatorSettings.from_args(words, os.environ)
     except OperatorError as error:
         return _fail(error, 2)
     # As process 1 of a container it would ignore a signal without a handler, while modules are loaded.

@@ -18,7 +18,7 @@
     ├── FleetError       a picker does not answer GET /fleet, or not correctly
     ├── InternalError    a defect of the operator
     ├── StartError       the operator cannot start: no cluster, no CRD, rights that are missing
-    └── SettingsError    flags that do not go together
+    └── OperatorSettingsError  flags that do not go together
 
 A plan that does not fit is a verdict, not an exception: see ``plan.plan``.
 """
@@ -134,7 +134,7 @@ class StartError(OperatorError):
     reason = "CannotStart"
 
 
-class SettingsError(OperatorError):
+class OperatorSettingsError(OperatorError):
     """An invalid flag, named by the message."""
 
     reason = "InvalidSettings"

@@ -13,7 +13,7 @@ from tests.charts.helm import NAMESPACE, VALUES, Helm, HelmError, Json, of_kind,
 from kvist_operator.cluster.kinds import Right, everywhere, namespaced, single_rights
 from kvist_operator.manifests.cluster_facts import PICKER_IMAGE
 from kvist_operator.manifests.policy import ANYWHERE
-from kvist_operator.process.settings import Settings
+from kvist_operator.process.settings import OperatorSettings
 from kvist_operator.spec import read_pool
 
 VERSIONS = [f"1.{minor}" for minor in range(30, 38)]
@@ -109,7 +109,7 @@ def test_the_operator_understands_its_flags(helm4: Helm, values: Path) -> None:
     )
     made = rendered(helm4, values)
     [container] = one(made, "Deployment")["spec"]["template"]["spec"]["containers"]
-    found = Settings.from_args(container["args"])
+    found = OperatorSettings.from_args(container["args"])
     assert container["command"] == ["kvist-operator"]
     assert list(found.watched) == told.get("watchNamespaces", [])
     assert found.envoy_image == {**chart, **told}["envoy"]["image"]
@@ -136,7 +136,7 @@ def images(helm: Helm, *words: str) -> list[str]:
 def pickers(helm: Helm, *words: str) -> list[str]:
     """Return the image that the operator uses for pickers."""
     [container] = one(helm.template(*words), "Deployment")["spec"]["template"]["spec"]["containers"]
-    return [Settings.from_args(container["args"]).picker_image]
+    return [OperatorSettings.from_args(container["args"]).picker_image]
 
 
 def rights(made: Json) -> list[Right]:

@@ -14,13 +14,13 @@ from tests.cluster.steady import Steady
 from tests.crd.cases import CRD
 
 from kvist_operator.cluster.kinds import everywhere
-from kvist_operator.process.settings import Settings
+from kvist_operator.process.settings import OperatorSettings
 from kvist_sim import model
 
 Json = dict[str, Any]
 NAMESPACE: Final = "kvist-system"
 NAME: Final = "kvist-operator"
-SETTINGS: Final = Settings(discovery_interval=2.0, log_format="json")
+SETTINGS: Final = OperatorSettings(discovery_interval=2.0, log_format="json")
 MODEL: Final = "oci://kvist-test/model:1"
 """An image of the test cluster: the simulator's vocabulary and template, for engines and pickers alike."""
 CONFIG: Final[Json] = json.loads((model.folder() / "config.json").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from kvist_operator.cluster.apiserver import ApiServer
 from kvist_operator.cluster.cluster_api import Hook, Moment, Write
 from kvist_operator.cluster.pool_cache import PoolKey
 from kvist_operator.process.runtime import Operator
-from kvist_operator.process.settings import Settings
+from kvist_operator.process.settings import OperatorSettings
 
 ROUNDS = 10
 
@@ -38,7 +38,7 @@ class Fuse:
 async def fresh(plane: ControlPlane, space: str, hook: Hook | None = None) -> AsyncIterator["Stepper"]:
     """An operator that knows nothing but what the cluster says."""
     async with administrator(plane, hook) as server:
-        operator = Operator(Settings(namespaces=space), server, _deaf)
+        operator = Operator(OperatorSettings(namespaces=space), server, _deaf)
         try:
             async with operator.pickers:
                 yield Stepper(operator, server)

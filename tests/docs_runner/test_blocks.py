@@ -12,7 +12,7 @@ from tests.docs_runner.running import WrongError, run
 from tests.shapes import ROOT
 
 from kvist_epp.settings.settings import Settings
-from kvist_operator.process.settings import Settings as OperatorSettings
+from kvist_operator.process.settings import OperatorSettings
 
 
 @pytest.mark.parametrize("block", commands("unit"), ids=lambda block: block.name)

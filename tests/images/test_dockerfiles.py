@@ -14,7 +14,7 @@ from tests.test_packaging import PROJECT
 
 from kvist_epp.settings.settings import Settings as PickerSettings
 from kvist_operator.manifests.picker import USER
-from kvist_operator.process.settings import Settings as OperatorSettings
+from kvist_operator.process.settings import OperatorSettings
 
 FOLDER = ROOT / "docker"
 IMAGES = {"operator": "operator", "picker": "epp"}

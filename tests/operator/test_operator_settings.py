@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_operator.errors import SettingsError
-from kvist_operator.process.settings import Settings
+from kvist_operator.errors import OperatorSettingsError
+from kvist_operator.process.settings import OperatorSettings
 
 NAMES = st.lists(st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True), max_size=3).map(",".join)
 SECONDS = st.floats(1, 1e6)
@@ -13,7 +13,7 @@ SECONDS = st.floats(1, 1e6)
 
 @given(
     st.builds(
-        Settings,
+        OperatorSettings,
         namespaces=NAMES,
         picker_image=st.from_regex(r"[a-z]{1,9}:[0-9]{1,3}", fullmatch=True),
         workers=st.integers(1, 99),
@@ -24,16 +24,16 @@ SECONDS = st.floats(1, 1e6)
         log_format=st.sampled_from(["auto", "json", "text"]),
     )
 )
-def test_a_command_line_gives_the_settings_it_was_made_from(made: Settings) -> None:
+def test_a_command_line_gives_the_settings_it_was_made_from(made: OperatorSettings) -> None:
     """Settings survive the round trip through a command line, since a chart writes it and the operator reads
     it."""
-    assert Settings.from_args(made.to_args()) == made
+    assert OperatorSettings.from_args(made.to_args()) == made
 
 
 def test_an_environment_variable_stands_for_a_flag() -> None:
     """An environment variable sets a flag, and the command line takes precedence."""
     environment = {"KVIST_OPERATOR_NAMESPACES": "a,b", "KVIST_OPERATOR_WORKERS": "3"}
-    found = Settings.from_args(["--workers=5"], environment)
+    found = OperatorSettings.from_args(["--workers=5"], environment)
 
     assert (found.watched, found.workers) == (("a", "b"), 5)
 
@@ -54,6 +54,6 @@ def test_what_cannot_be_is_refused_by_its_flag(
     argument: str, flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The message names the flag, whether it comes from the settings or from argparse."""
-    with pytest.raises((SettingsError, SystemExit)) as refused:
-        Settings.from_args([argument])
+    with pytest.raises((OperatorSettingsError, SystemExit)) as refused:
+        OperatorSettings.from_args([argument])
     assert flag in f"{refused.value} {capsys.readouterr().err}"

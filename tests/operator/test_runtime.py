@@ -25,10 +25,10 @@ from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.cluster.pool_informer import PoolInformer
 from kvist_operator.errors import StartError, Unavailable
 from kvist_operator.process.runtime import Operator
-from kvist_operator.process.settings import Settings
+from kvist_operator.process.settings import OperatorSettings
 
 OPTIONAL = {kind for kind in CHILDREN if kind.optional}
-SETTINGS = Settings(fleet_interval=0.0, resync=3600.0, discovery_interval=3600.0)
+SETTINGS = OperatorSettings(fleet_interval=0.0, resync=3600.0, discovery_interval=3600.0)
 
 
 class Ears:
@@ -63,7 +63,9 @@ def cluster() -> Memory:
 
 
 @asynccontextmanager
-async def running(cluster: Memory, settings: Settings = SETTINGS) -> AsyncIterator[tuple[Operator, Ears]]:
+async def running(
+    cluster: Memory, settings: OperatorSettings = SETTINGS
+) -> AsyncIterator[tuple[Operator, Ears]]:
     """Run all loops."""
     ears = Ears()
     operator = Operator(settings, cluster, ears)
@@ -145,7 +147,7 @@ async def test_a_new_api_is_watched_within_the_interval(cluster: Memory) -> None
     """A new optional API is watched and used within the discovery interval."""
     cluster.put(pool(monitoring={"podMonitor": "Auto"}))
     monitors = next(kind for kind in OPTIONAL if kind.kind == "PodMonitor")
-    settings = Settings(fleet_interval=0.0, resync=3600.0, discovery_interval=1.0)
+    settings = OperatorSettings(fleet_interval=0.0, resync=3600.0, discovery_interval=1.0)
     async with running(cluster, settings) as (_, ears):
         await until(lambda: engines(cluster) is not None)
         cluster.absent.discard(monitors)

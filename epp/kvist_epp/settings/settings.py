@@ -178,8 +178,8 @@ class Settings:
         "longest wait for the index to be filled by replays "
         "before the picker reports that it is ready", old_name="--warm-seconds", unit="SECONDS")
     replicas: str = flag("--replicas", "",
-        "other replicas of the picker, which share load and index: name:port of a headless Service, or a "
-        "comma-separated list of host:port", old_name="--peers", unit="LIST")
+        "other replicas of the picker, with which this one shares load and index: name:port of a headless "
+        "Service, or a comma-separated list of host:port", old_name="--peers", unit="LIST")
     replica_port: int = flag("--replica-port", 9004,
         "port for the other replicas; open only with --replicas", old_name="--peer-port", unit="PORT")
     replica_cert_path: str = flag("--replica-cert-path", "",
@@ -190,8 +190,8 @@ class Settings:
     gossip_interval: float = flag("--gossip-interval", 0.1,
         "interval at which this replica sends its load to each other replica; at most 1", unit="SECONDS")
     prefill_tokens_per_second: float = flag("--prefill-tokens-per-second", 15_928.0,
-        "prefill rate of an endpoint until its own rate is measured; the default is Qwen3-32B "
-        "on an H100", unit="RATE")
+        "prefill rate of an endpoint, in tokens per second, until its own rate is measured; the default is "
+        "that of Qwen3-32B on an H100", unit="RATE")
     max_num_seqs: int = flag("--max-num-seqs", 256,
         "sequences that an engine runs concurrently, if the endpoint has no label kvist.dev/max-"
         "num-seqs", unit="N")

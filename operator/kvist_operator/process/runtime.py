@@ -34,7 +34,7 @@ from kvist_operator.reconcile.reconciler import Reconciler
 from kvist_operator.reconcile.work_queue import WorkQueue
 
 from .observability import Metrics, configure_logging, monitoring_port
-from .settings import Settings
+from .settings import OperatorSettings
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ Follow = Callable[[Iterable[ObjectKind], OnEvent], Awaitable[None]]
 """Watches these kinds until cancelled; raises Unavailable when it ends by itself."""
 
 
-async def serve(settings: Settings, environment: Mapping[str, str]) -> None:
+async def serve(settings: OperatorSettings, environment: Mapping[str, str]) -> None:
     """Run the operator until SIGTERM or SIGINT.
 
     Raises StartError, or ClusterError when the cluster does not answer.
@@ -84,7 +84,7 @@ async def serve(settings: Settings, environment: Mapping[str, str]) -> None:
 
 
 async def _run(
-    settings: Settings, server: ApiServer, load: LoadConfiguration, handle_signals: Callable[[], None]
+    settings: OperatorSettings, server: ApiServer, load: LoadConfiguration, handle_signals: Callable[[], None]
 ) -> None:
     async def follow(kinds: Iterable[ObjectKind], on_event: OnEvent) -> None:
         await kopf_watch.follow(load, kinds, settings.watched, on_event, handle_signals)
@@ -101,7 +101,7 @@ async def _run(
 class Operator:
     """All parts and their loops; ``follow`` watches the cluster."""
 
-    def __init__(self, settings: Settings, cluster: Cluster, follow: Follow) -> None:
+    def __init__(self, settings: OperatorSettings, cluster: Cluster, follow: Follow) -> None:
         self.settings = settings
         self.cache = PoolCache()
         self.queue: WorkQueue[PoolKey] = WorkQueue()

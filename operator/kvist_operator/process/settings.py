@@ -1,7 +1,7 @@
 """The operator's settings: one frozen object, to and from a command line.
 
-``Settings.from_args(s.to_args()) == s`` for every ``s``. Each flag can also be given as an environment
-variable ``KVIST_OPERATOR_<FLAG>``, dashes as underscores; the command line wins.
+``OperatorSettings.from_args(s.to_args()) == s`` for every ``s``. Each flag can also be given as an
+environment variable ``KVIST_OPERATOR_<FLAG>``, dashes as underscores; the command line wins.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Final, Self
 from kvist_epp.errors import SettingsError as ArgumentError
 from kvist_epp.settings import arguments
 from kvist_epp.settings.arguments import flag
-from kvist_operator.errors import SettingsError
+from kvist_operator.errors import OperatorSettingsError
 from kvist_operator.manifests.cluster_facts import ENVOY_IMAGE, PICKER_IMAGE
 
 LOG_FORMATS: Final = ("auto", "json", "text")
@@ -34,49 +34,52 @@ _NAMESPACE: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class OperatorSettings:
     """All settings. Each field has its flag, default and help."""
 
     namespaces: str = flag(
         "--namespaces",
         "",
-        "comma-separated namespaces whose pools are managed, with a Role in each; empty: all, with a "
-        "ClusterRole. Node labels are read only with a ClusterRole; without one, set spec.accelerator",
+        "comma-separated namespaces whose pools are managed, each with a Role; empty: all namespaces, with a "
+        "ClusterRole; node labels need a ClusterRole, so that without one pools must set spec.accelerator",
         unit="NAMES",
     )
     picker_image: str = flag(
-        "--picker-image", PICKER_IMAGE, "image of pickers, unless a pool sets its own", unit="IMAGE"
+        "--picker-image", PICKER_IMAGE, "container image of pickers, unless a pool sets its own", unit="IMAGE"
     )
     envoy_image: str = flag(
-        "--envoy-image", ENVOY_IMAGE, "image of Envoy, for spec.gateway.mode: Envoy", unit="IMAGE"
+        "--envoy-image",
+        ENVOY_IMAGE,
+        "container image of Envoy, for pools with spec.gateway.mode: Envoy",
+        unit="IMAGE",
     )
-    workers: int = flag("--workers", 8, "pools that are reconciled at the same time", unit="N")
+    workers: int = flag("--workers", 8, "number of pools that are reconciled at the same time", unit="N")
     resync: float = flag(
         "--resync",
         600.0,
-        "time between two complete resyncs with the cluster, even without events",
+        "time between two complete lists of the cluster's objects, even without events",
         unit="SECONDS",
     )
     discovery_interval: float = flag(
         "--discovery-interval",
         30.0,
-        "time between two discoveries of optional APIs and node labels",
+        "time between two checks of which optional APIs and node labels the cluster has",
         unit="SECONDS",
     )
     fleet_interval: float = flag(
         "--fleet-interval",
         60.0,
-        "time between two polls of the pickers of a pool; 0 = pickers are not polled",
+        "time between two polls of a pool's pickers for the state of its endpoints; 0: no polls",
         unit="SECONDS",
     )
     metrics_host: str = flag(
-        "--metrics-host", "", "address of the metrics port (default: every address)", unit="ADDRESS"
+        "--metrics-host", "", "address to listen on for metrics (default: every address)", unit="ADDRESS"
     )
     metrics_port: int = flag(
-        "--metrics-port", 9095, "/metrics, /healthz, /readyz; 0 = any free port", unit="PORT"
+        "--metrics-port", 9095, "port for /metrics, /healthz and /readyz; 0: any free port", unit="PORT"
     )
     log_format: str = flag(
-        "--log-format", "auto", "auto = text on a terminal, else JSON", choices=LOG_FORMATS
+        "--log-format", "auto", "auto: text on a terminal, otherwise JSON", choices=LOG_FORMATS
     )
     log_level: str = flag(
         "--log-level", "info", "lowest level that is logged", choices=("debug", "info", "warning", "error")
@@ -85,11 +88,11 @@ class Settings:
     def __post_init__(self) -> None:
         for name in self.watched:
             if not re.fullmatch(_NAMESPACE, name):
-                raise SettingsError(f"--namespaces: {name!r} is not a valid namespace name")
+                raise OperatorSettingsError(f"--namespaces: {name!r} is not a valid namespace name")
         if not 0 <= self.metrics_port <= 65_535:
-            raise SettingsError(f"--metrics-port: {self.metrics_port} is not a port (0 to 65535)")
+            raise OperatorSettingsError(f"--metrics-port: {self.metrics_port} is not a port (0 to 65535)")
         if self.workers < 1:
-            raise SettingsError("--workers: must be at least 1")
+            raise OperatorSettingsError("--workers: must be at least 1")
         for name in ("resync", "discovery_interval", "fleet_interval"):
             self._check_time(name)
 
@@ -97,7 +100,9 @@ class Settings:
         value = getattr(self, name)
         least = 0.0 if name == "fleet_interval" else 1.0
         if not math.isfinite(value) or value < least:
-            raise SettingsError(f"{arguments.flags_of(type(self))[name]}: must be at least {least:g} s")
+            raise OperatorSettingsError(
+                f"{arguments.flags_of(type(self))[name]}: must be at least {least:g} s"
+            )
 
     @property
     def watched(self) -> tuple[str, ...]:
@@ -110,10 +115,12 @@ class Settings:
 
     @classmethod
     def from_args(cls, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> Self:
-        """Return the settings of a command line. Raises SettingsError; argparse exits with 2 on unknown
-        flags."""
+        """Return the settings of a command line; argparse exits with 2 on unknown flags.
+
+        Raises OperatorSettingsError.
+        """
         try:
             found = arguments.parse(dataclasses.fields(cls), argv, environment or {}, PROGRAM)
         except ArgumentError as error:
-            raise SettingsError(str(error)) from error
+            raise OperatorSettingsError(str(error)) from error
         return cls(**found)
