@@ -1,1 +1,10 @@
-"""The ``kvist`` command: thin parsers that call the simulator, the demo and the benchmarks."""
+"""The ``kvist`` command: plans, the demo, the simulator, the benchmarks.
+
+- ``commands``: the record of every subcommand, with its help, options and function.
+- ``options``: options of the subcommands, and parsers of their values.
+- ``pool_commands``: plans, comparisons and objects of a pool.
+- ``pool_file``: reads a pool's file.
+
+``__main__`` finds the subcommand and runs it. Parsers need the standard library only, so ``--help`` works
+without extras.
+"""

@@ -1,7 +1,4 @@
-"""The ``kvist`` command: find the subcommand, run it, and report a missing package in one line.
-
-Parsers need the standard library only, so ``--help`` works without extras.
-"""
+"""The ``kvist`` command: find the subcommand, run it, and report a missing package in one line."""
 
 import argparse
 import importlib
@@ -10,8 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any, Final
 
-from .command import Command
-from .commands import COMMANDS, GROUPS
+from .commands import COMMANDS, GROUPS, Command
 
 EPILOG: Final = """\
 examples:

@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from kvist.__main__ import main
-from kvist.command import Command
-from kvist.commands import COMMANDS
+from kvist.commands import COMMANDS, Command
 
 BLOCKED = """
 import sys

@@ -75,6 +75,21 @@ def test_the_table_shows_bar_command_and_reasons(pool: str, capsys: pytest.Captu
     assert any("kvCacheDtype" in line and "fp8" in line for line in lines)
 
 
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_the_table_fits_the_terminal_and_keeps_labels_with_their_numbers(
+    pool: str, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The legend of the bar breaks between its entries only, and no line of it is too long."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    main(["plan", "-f", pool])
+    lines = capsys.readouterr().out.splitlines()
+    first = next(at for at, line in enumerate(lines) if line.startswith("[")) + 1
+    legend = lines[first : next(at for at, line in enumerate(lines) if "KV cache of a replica" in line)]
+
+    assert max(len(line) for line in lines[first - 1 : first + len(legend)]) <= min(columns, 100)
+    assert all(line[-1].isdigit() for line in legend)
+
+
 def test_another_accelerator_can_be_asked_for(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
     """``--gpu`` wins over the file."""
     main(["plan", "-f", pool, "--gpu", "L40S", "-o", "json"])

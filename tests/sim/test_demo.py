@@ -119,6 +119,15 @@ def test_live_figures_are_of_the_latest_answers() -> None:
     assert figures(state) == "   4 answers · TTFT 0.25 s · cached 50% · 1 errors"
 
 
+def test_cancelled_requests_are_not_among_the_live_figures() -> None:
+    """Requests cancelled at the end have no usage; the share of cached tokens stays that of the answers."""
+    answer = load.Outcome(0.0, 0.25, 1.0, 200, prompt_tokens=10, cached_tokens=5)
+    cancelled = load.Outcome(0.0, None, 8.0, load.NO_ANSWER, finished=False)
+    state = load.Progress(outcomes=[answer] + [cancelled] * 200)
+
+    assert figures(state) == "   1 answers · TTFT 0.25 s · cached 50% · 0 errors"
+
+
 def test_progress_off_a_terminal_is_plain_lines() -> None:
     """In a log file there are no control characters."""
     console = Console(file=io.StringIO(), width=100)

@@ -73,13 +73,17 @@ class LoadDisplay:
 
 
 def figures(state: load.Progress) -> str:
-    """Live figures of the latest answers."""
-    recent = state.outcomes[-RECENT:]
+    """Return the live figures: of the latest answers, without requests that were cancelled.
+
+    Cancelled requests have no usage, so that at the end of the drain time they would show as ``cached 0%``.
+    """
+    answers = [outcome for outcome in state.outcomes if outcome.finished]
+    recent = answers[-RECENT:]
     waits = [o.ttft for o in recent if o.ttft is not None]
     prompt = sum(o.prompt_tokens for o in recent)
-    cached = sum(o.cached_tokens for o in recent) / prompt if prompt else 0.0
+    shown = f"{sum(o.cached_tokens for o in recent) / prompt:>3.0%}" if prompt else "  –"
     errors = sum(o.finished and not o.good for o in state.outcomes)
     return (
-        f"{len(state.outcomes):>4} answers · TTFT {load.percentile(waits, 0.5):.2f} s · "
-        f"cached {cached:>3.0%} · {errors} errors"
+        f"{len(answers):>4} answers · TTFT {load.percentile(waits, 0.5):.2f} s · "
+        f"cached {shown} · {errors} errors"
     )

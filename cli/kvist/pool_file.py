@@ -14,6 +14,7 @@ MOST_BYTES: Final = 4 << 20
 MOST_NODES: Final = 200_000
 """Maximum number of values; an alias counts each time it is used."""
 DEEPEST: Final = 100
+"""Most levels of nesting."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -35,7 +36,7 @@ def read_resource(file: str) -> Mapping[str, Any]:
     """Return the first InferencePool of the file, or its first document without one. Raises SpecError."""
     where = f"--filename {file}"
     try:
-        documents = [d for d in yaml.load_all(_text(file, where), _Loader) if isinstance(d, dict)]
+        documents = [d for d in yaml.load_all(_read_text(file, where), _Loader) if isinstance(d, dict)]
     except (OSError, yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         raise SpecError(where, f"cannot be read: {error}") from error
     except RecursionError:
@@ -48,7 +49,7 @@ def read_resource(file: str) -> Mapping[str, Any]:
     return found
 
 
-def _text(file: str, where: str) -> str:
+def _read_text(file: str, where: str) -> str:
     if file == "-":
         content = sys.stdin.read(MOST_BYTES + 1)
     else:

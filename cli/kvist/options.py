@@ -1,0 +1,280 @@
+"""Options of the subcommands, and parsers of their values, for argparse. Standard library only."""
+
+import argparse
+from pathlib import Path
+from typing import Final
+
+PROMPT_KILOBYTES: Final = (1, 8, 40, 160, 450)
+SHAPES: Final = ("completion", "chat-2", "chat-40")
+
+
+def demo_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist demo``."""
+    parser.add_argument(
+        "--seconds", type=positive, default=25.0, help="measured time of each of the two runs (default: 25)"
+    )
+    parser.add_argument("--engines", type=count, default=4, help="simulated engines (default: 4)")
+    parser.add_argument(
+        "--rate", type=positive, help="requests per second to the whole pool (default: 6 per engine)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same traffic (default: 0)")
+    parser.add_argument("--json", action="store_true", help="only JSON on stdout; progress goes to stderr")
+
+
+def bench_epp_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist bench epp``."""
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and shapes, under 90 seconds")
+    parser.add_argument(
+        "--sizes",
+        type=sizes,
+        metavar="KB,…",
+        help=f"prompt bodies in KB (default: {','.join(map(str, PROMPT_KILOBYTES))})",
+    )
+    parser.add_argument(
+        "--seconds", type=positive, metavar="N", help="measured time of each cell (default: 2.4, quick: 0.9)"
+    )
+    parser.add_argument("--transport", choices=("fast", "grpc"), help="only this one (default: both)")
+    parser.add_argument("--mode", choices=("buffered", "duplex"), help="only this one (default: both)")
+    parser.add_argument("--shape", choices=SHAPES, help="only this one (default: all; quick: the first two)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - is stdout")
+    parser.add_argument(
+        "--baseline",
+        metavar="REV",
+        help="beside the picker of this git revision: CPU per request then and now",
+    )
+    parser.add_argument(
+        "--write-docs",
+        metavar="FILE",
+        help="with --baseline: put the comparison into this page (benchmarks.md)",
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="show which functions the pickers spend their CPU time in"
+    )
+
+
+def bench_chaos_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist bench chaos``."""
+    parser.add_argument(
+        "--phase-seconds",
+        type=positive,
+        default=60.0,
+        metavar="N",
+        help="length of each phase (default: 60; shorter ones are no proof)",
+    )
+    parser.add_argument("--rate", type=positive, default=200.0, help="requests per second (default: 200)")
+    parser.add_argument("--engines", type=count, default=4, help="simulated engines (default: 4)")
+    parser.add_argument(
+        "--only", type=words, metavar="PHASE,…", default=(), help="only these phases, by their names"
+    )
+    parser.add_argument("--plaintext", action="store_true", help="no TLS between Envoy and the pickers")
+    parser.add_argument("--seed", type=int, default=0, help="same seed, same traffic (default: 0)")
+    _results(parser)
+
+
+def bench_soak_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist bench soak``."""
+    parser.add_argument(
+        "--seconds",
+        type=positive,
+        default=600.0,
+        metavar="N",
+        help="length of each part (default: 600; shorter ones are no proof)",
+    )
+    parser.add_argument("--part", choices=("direct", "stack"), help="only this one (default: both)")
+    parser.add_argument(
+        "--picks", type=positive, default=1000.0, help="direct picks per second (default: 1000)"
+    )
+    parser.add_argument(
+        "--rate", type=positive, default=200.0, help="requests per second through the stack (default: 200)"
+    )
+    _results(parser)
+
+
+def bench_queue_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist bench queue``."""
+    parser.add_argument(
+        "--requests",
+        type=count,
+        default=50_000,
+        metavar="N",
+        help="how many wait at once (default: 50000; fewer are no proof)",
+    )
+    _results(parser)
+
+
+def bench_prewarm_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist bench prewarm`` and its older name ``handover``."""
+    parser.add_argument("--part", choices=("virtual", "sockets"), help="only this one (default: both)")
+    parser.add_argument("--seeds", type=count, default=8, metavar="N", help="virtual triples (default: 8)")
+    parser.add_argument("--first-seed", type=int, default=3000, metavar="N", help="(default: 3000)")
+    parser.add_argument(
+        "--seconds", type=positive, default=800.0, metavar="N", help="of virtual time a run (default: 800)"
+    )
+    parser.add_argument(
+        "--slot-seconds", type=positive, default=60.0, metavar="N", help="a pod, over sockets (default: 60)"
+    )
+    parser.add_argument("--jobs", type=count, default=2, metavar="N", help="processes (default: 2)")
+    _results(parser)
+
+
+def bench_routers_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist bench routers``."""
+    parser.add_argument(
+        "--seconds", type=positive, default=60.0, metavar="N", help="measured time of each (default: 60)"
+    )
+    parser.add_argument("--engines", type=count, default=4, help="simulated engines (default: 4)")
+    parser.add_argument(
+        "--rate", type=positive, default=6.0, help="requests per second and engine (default: 6)"
+    )
+    parser.add_argument(
+        "--only", type=words, metavar="ROUTER,…", default=(), help="only these routers, by their names"
+    )
+    _results(parser)
+
+
+def bench_route_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist bench route``."""
+    names = "comma-separated; default: all"
+    parser.add_argument("--workload", type=words, metavar="NAME,…", default=(), help=names)
+    parser.add_argument("--policy", type=words, metavar="NAME,…", default=(), help=names)
+    parser.add_argument(
+        "--load",
+        type=loads,
+        metavar="SHARE,…",
+        default=(0.3, 0.6, 0.8, 1.0, 1.3),
+        help="offered, by the capacity of a pool with one shared cache (default: 0.3,0.6,0.8,1,1.3)",
+    )
+    parser.add_argument("--engines", type=count, default=16, help="simulated engines (default: 16)")
+    parser.add_argument(
+        "--requests", type=count, default=5_000, metavar="N", help="requests of a run (default: 5000)"
+    )
+    parser.add_argument("--seeds", type=count, default=8, metavar="N", help="pairs of runs (default: 8)")
+    parser.add_argument("--first-seed", type=int, default=1000, metavar="N", help="(default: 1000)")
+    parser.add_argument(
+        "--screen",
+        type=int,
+        default=0,
+        metavar="N",
+        help="after so many seeds only ours, the two best others, if within 10 points or a quarter of the "
+        "best's goodput, and round robin and least requests within 10 of ours go on (default: all do)",
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FILE",
+        help="keep each run there as it ends, and do not repeat those of the same code",
+    )
+    parser.add_argument("--pickers", type=count, default=1, metavar="N", help="replicas (default: 1)")
+    parser.add_argument(
+        "--gossip-delay", type=delay, default=0.1, metavar="SECONDS", help="between them (default: 0.1)"
+    )
+    parser.add_argument(
+        "--event-delay", type=delay, default=0.02, metavar="SECONDS", help="of KV events (default: 0.02)"
+    )
+    parser.add_argument(
+        "--prefill-rate-factor",
+        type=positive,
+        default=1.0,
+        metavar="F",
+        help="prefill rate that routers are given, as a multiple of the engines' real rate (default: 1)",
+    )
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="a trace in Mooncake's format instead")
+    parser.add_argument("--jobs", type=count, default=2, metavar="N", help="processes (default: 2)")
+    parser.add_argument("--json", metavar="FILE", help="write every run there too; - is stdout")
+    parser.add_argument(
+        "--write-docs", metavar="FILE", help="put rows and pictures into this page (benchmarks.md)"
+    )
+
+
+def _results(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - is stdout")
+    parser.add_argument("--logs", metavar="FOLDER", help="keep the components' logs there (an empty folder)")
+    parser.add_argument("--write-docs", metavar="FILE", help="put the result into this page (benchmarks.md)")
+
+
+def plan_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist plan``."""
+    parser.add_argument(
+        "-f", "--filename", dest="file", required=True, metavar="FILE", help="the pool; - is stdin"
+    )
+    parser.add_argument(
+        "--gpu", metavar="NAME", help="on this accelerator, whatever the pool says: H100-80GB, NVIDIA-L40S, …"
+    )
+    parser.add_argument(
+        "-o", "--output", choices=("table", "json", "yaml"), default="table", help="default: table"
+    )
+
+
+def render_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist render``."""
+    parser.add_argument(
+        "-f", "--filename", dest="file", required=True, metavar="FILE", help="the pool; - is stdin"
+    )
+    parser.add_argument("--gpu", metavar="NAME", help="on this accelerator, whatever the pool says")
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="API",
+        help="for a cluster that lacks this API, such as podmonitors; may be given again",
+    )
+    parser.add_argument(
+        "--claim",
+        dest="claims",
+        action="append",
+        default=[],
+        metavar="NAME=MODE",
+        help="access mode of a claim, such as models=ReadOnlyMany; may be given again",
+    )
+
+
+def compare_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist compare``."""
+    plan_options(parser)
+    parser.add_argument(
+        "--with",
+        dest="changes",
+        action="append",
+        required=True,
+        metavar="FIELD=VALUE",
+        help="a field of the spec and its other value; may be given again",
+    )
+
+
+def positive(text: str) -> float:
+    """Parse a number above zero. Raises ArgumentTypeError or ValueError, like the other parsers."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above zero")
+    return value
+
+
+def count(text: str) -> int:
+    """Parse a whole number of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return value
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """Parse comma-separated whole numbers of at least 1."""
+    return tuple(count(part) for part in text.split(","))
+
+
+def delay(text: str) -> float:
+    """Parse a number of at least zero."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is below zero")
+    return value
+
+
+def loads(text: str) -> tuple[float, ...]:
+    """Parse comma-separated numbers above zero."""
+    return tuple(positive(part) for part in text.split(","))
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Parse comma-separated words; empty ones are dropped."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
