@@ -122,7 +122,7 @@ def bound(role: str) -> Json:
 
 
 async def may(space: Space, user: str, verb: str) -> bool:
-    """What the API server would say."""
+    """Return whether the API server allows the verb on pools to the user."""
     attributes = {"namespace": space.name, "group": "kvist.dev", "resource": "inferencepools", "verb": verb}
     body = {"spec": {"user": user, "resourceAttributes": attributes}}
     path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"

@@ -30,14 +30,14 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def run_bare(*words: str) -> subprocess.CompletedProcess[str]:
-    """The same where no package of any extra can be imported."""
+    """Run the command where no package of any extra can be imported."""
     return subprocess.run(
         [sys.executable, "-c", BLOCKED, *words], capture_output=True, text=True, check=False
     )
 
 
 def options_of(*words: str) -> argparse.Namespace:
-    """What a command's function would be called with."""
+    """Return the options with which a command's function would be called."""
     from kvist.__main__ import _parser
 
     return _parser().parse_args(words)

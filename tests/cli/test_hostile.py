@@ -1,4 +1,5 @@
-"""Promises to somebody who is careless or means harm: an exit code, a field, a remedy; never a traceback."""
+"""Careless or hostile input ends with an exit code, the name of a field and a remedy, never with a
+traceback."""
 
 import contextlib
 import io
@@ -47,7 +48,7 @@ def pool(spec: str, meta: str = "metadata: {name: twig}\n") -> str:
 
 
 def shaped(**config: Any) -> str:
-    """A pool whose model is told by its config."""
+    """Return a pool with a model of this config."""
     model = {"source": "hf://acme/model", "shape": {"config": {**CONFIG, **config}}}
     return pool(f"model: {json.dumps(model)}")
 
@@ -129,7 +130,7 @@ def test_a_file_that_is_none_is_named(file: str) -> None:
     "change", ["engine.x=[", "=5", "model=5", "model.source.x=1", "engine.extraArgs=!!x {}", "x"]
 )
 def test_a_change_that_is_none_is_named(tmp_path: Path, change: str) -> None:
-    """``--with`` takes YAML from anybody, too."""
+    """A change given with ``--with`` is untrusted YAML, too: the error names the option or the field."""
     words = ("compare", "--gpu", GPU, "--with", change)
     code, errors = run(tmp_path / "pool.yaml", *words, content=pool(MODEL))
 
@@ -170,7 +171,7 @@ QUANTISED = st.fixed_dictionaries(
 def test_any_config_is_planned_refused_or_explained(
     tmp_path_factory: pytest.TempPathFactory, odd: dict[str, Any], quantised: dict[str, Any] | None
 ) -> None:
-    """A model's config.json is somebody else's: whatever it has, the command ends in order."""
+    """Any config.json is planned, refused or explained; the command never crashes."""
     config = {**CONFIG, **odd, **({"quantization_config": quantised} if quantised else {})}
     model = {"source": "hf://acme/model", "shape": {"config": config}}
     found = {"apiVersion": "kvist.dev/v1alpha1", "kind": "InferencePool", "metadata": {"name": "twig"}}

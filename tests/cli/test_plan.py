@@ -54,7 +54,7 @@ def test_json_has_the_agreed_form(pool: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_yaml_has_the_same_facts(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As JSON."""
+    """The YAML output has the same content as the JSON output."""
     main(["plan", "-f", pool, "-o", "json"])
     as_json = json.loads(capsys.readouterr().out)
     main(["plan", "-f", pool, "-o", "yaml"])
@@ -98,7 +98,7 @@ def test_another_accelerator_can_be_asked_for(pool: str, capsys: pytest.CaptureF
 
 
 def test_a_refusal_ends_with_three(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """And says what is lacking and what would do."""
+    """A refusal has exit code 3 and says what is lacking and which configuration would fit."""
     Path(pool).write_text(
         POOL.replace("H100-80GB-HBM3}", "H100-80GB-HBM3, count: 1}").replace(
             "Qwen3-32B-FP8", "Qwen3-235B-A22B"
@@ -139,13 +139,13 @@ def test_what_cannot_be_read_ends_with_two(
 
 
 def test_an_absent_file_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """Not a traceback."""
+    """A missing file is an error that names it, not a traceback."""
     assert main(["plan", "-f", "/nowhere/pool.yaml"]) == 2
     assert "/nowhere/pool.yaml" in capsys.readouterr().err
 
 
 def test_two_plans_stand_side_by_side(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Only what differs, both values."""
+    """A comparison shows only the fields that differ, with both values."""
     code = main(["compare", "-f", pool, "--with", "engine.kvCacheDtype=Model"])
     shown = capsys.readouterr().out
 

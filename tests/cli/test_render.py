@@ -18,7 +18,7 @@ def pool(case: str) -> str:
 
 
 def test_the_objects_are_yaml_in_the_order_they_are_made(capsys: pytest.CaptureFixture[str]) -> None:
-    """The same text each time; accounts first, workloads before the way in; no Secret among them."""
+    """The output is the same each time: accounts first, workloads before routes, and no Secret among them."""
     assert main(["render", "-f", pool("route")]) == 0
     first = capsys.readouterr()
     assert main(["render", "-f", pool("route")]) == 0
@@ -45,7 +45,7 @@ def test_in_another_process_the_text_is_the_same() -> None:
 
 
 def test_a_cluster_without_an_api(capsys: pytest.CaptureFixture[str]) -> None:
-    """``--without podmonitors`` leaves them out; an API nobody knows is an error that lists all."""
+    """``--without podmonitors`` leaves PodMonitors out; an unknown API is an error that lists all of them."""
     assert main(["render", "-f", pool("agents"), "--without", "podmonitors"]) == 0
     shown = capsys.readouterr()
     assert "PodMonitor" not in {d["kind"] for d in yaml.safe_load_all(shown.out)}

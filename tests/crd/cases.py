@@ -22,7 +22,7 @@ GPU: Final = "H100-80GB"
 
 @dataclass(frozen=True)
 class Case:
-    """One file."""
+    """One pool in a file, with the error that is expected of it."""
 
     name: str
     pool: dict[str, Any]
@@ -47,7 +47,7 @@ def _case(path: Path) -> Case:
 
 
 def planned(resource: dict[str, Any]) -> Plan:
-    """What the operator makes of a pool, without a cluster. Raises OperatorError."""
+    """Plan a pool as the operator does, without a cluster. Raises OperatorError."""
     pool = read_pool(resource)
     says = pool.accelerator.product or pool.accelerator.resource
     return make_plan(pool, facts(pool.model), gpu="" if says else GPU)

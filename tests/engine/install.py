@@ -31,7 +31,7 @@ class InstallError(RuntimeError):
 
 
 def folder() -> Path:
-    """Where the virtual environment lives: one folder per set of pins."""
+    """Return the folder of the virtual environment: one for each set of pins."""
     pins = "\n".join((VLLM, TORCH, *LEFT_OUT, PYTHON))
     return cache() / f"vllm-0.32.0-{hashlib.sha256(pins.encode()).hexdigest()[:8]}"
 
@@ -57,7 +57,8 @@ def install() -> Path:
 
 
 def requirements(metadata: Iterable[str]) -> list[str]:
-    """What vLLM needs besides torch, from its ``Requires-Dist`` lines; markers other than extras stay."""
+    """Return vLLM's requirements besides torch, from its ``Requires-Dist`` lines; markers other than extras
+    stay."""
     return [line for line in metadata if "extra ==" not in line and _name(line) not in ("torch", *LEFT_OUT)]
 
 

@@ -1,4 +1,5 @@
-"""A relay of KV events that loses what it is told to lose: reality does not drop messages on demand."""
+"""A relay of KV events that drops messages when a test asks for it, because real networks do not do so on
+demand."""
 
 import asyncio
 from contextlib import suppress

@@ -110,7 +110,7 @@ class Pool:
         return self._folder / "endpoints.json"
 
     def listed(self, *numbers: int) -> None:
-        """From now on these engines are in the endpoints file."""
+        """Write these engines to the endpoints file."""
         fresh = self._file.with_suffix(".fresh")
         fresh.write_text(json.dumps({"endpoints": [self._endpoint(number) for number in numbers]}))
         fresh.replace(self._file)

@@ -40,7 +40,7 @@ def called(*calls: Body, **fields: Any) -> Body:
 
 
 def result(content: Any = '{"degrees": 17.50}', **fields: Any) -> Body:
-    """What a tool answered."""
+    """Return the message with a tool's result."""
     return {"role": "tool", "tool_call_id": "call12345", "content": content, **fields}
 
 

@@ -93,7 +93,7 @@ def test_table_is_vllms(vllm: tuple[dict[str, list[Any]], list[bool]]) -> None:
 
 @pytest.mark.timeout(900)
 def test_same_lines_are_refused(vllm: tuple[dict[str, list[Any]], list[bool]]) -> None:
-    """What vLLM accepts is accepted, what it refuses is refused."""
+    """Our parser accepts what vLLM's parser accepts, and refuses what it refuses."""
     assert dict(zip(map(str, LINES), map(_accepts, LINES), strict=True)) == dict(
         zip(map(str, LINES), vllm[1], strict=True)
     )

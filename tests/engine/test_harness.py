@@ -27,7 +27,7 @@ def chat(question: str) -> dict[str, Any]:
 
 
 async def ask(engine: VllmEngine, body: dict[str, Any]) -> dict[str, Any]:
-    """What the engine answers."""
+    """Send a chat and return the engine's answer."""
     async with aiohttp.ClientSession() as client, client.post(f"{engine.url}{PATH}", json=body) as response:
         answer: dict[str, Any] = await response.json()
         return answer
@@ -47,7 +47,8 @@ async def first_stored(engine: VllmEngine) -> dict[str, Any]:
 
 @pytest.mark.timeout(900)
 async def test_blocks_of_a_served_request_are_the_bytes_of_its_rendered_prompt(tmp_path: Path) -> None:
-    """What an engine cached, decoded, is what we render; a repeat is a hit; a kill leaves no process."""
+    """Cached blocks, decoded, are the prompt that we render; a repeat is a cache hit; SIGKILL leaves no
+    process."""
     folder = tiny.build("llama3", tmp_path / "llama3")
     model = Model.load(str(folder))
     before = set(psutil.Process().children(recursive=True))

@@ -22,7 +22,7 @@ async def pool(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pool]:
 
 
 def error(outcomes: Sequence[Outcome]) -> float:
-    """How far the sums of predicted and reported cached tokens are apart."""
+    """Return the relative difference between the sums of predicted and reported cached tokens."""
     predicted, cached = sum(o.predicted for o in outcomes), sum(o.cached for o in outcomes)
     return abs(predicted - cached) / max(cached, 1)
 
@@ -33,7 +33,7 @@ def short(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def report(name: str, outcomes: Sequence[Outcome]) -> None:
-    """What was seen, in the test's output."""
+    """Print the figures of a run to the test's output."""
     predicted, cached = sum(o.predicted for o in outcomes), sum(o.cached for o in outcomes)
     exact = sum(o.predicted == o.cached for o in outcomes)
     over = sum(o.predicted > o.cached for o in outcomes)
@@ -46,7 +46,7 @@ def report(name: str, outcomes: Sequence[Outcome]) -> None:
 
 
 async def one_by_one(pool: Pool, mix: Mix, count: int) -> list[Outcome]:
-    """So many requests, each after the other."""
+    """Send ``count`` requests, one after the other."""
     return [await pool.ask(mix.next()) for _ in range(count)]
 
 

@@ -55,7 +55,7 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Parser:
-    """What vLLM's parser said."""
+    """Results of vLLM's parser."""
 
     options: list[str]
     plans: dict[str, dict[str, Any] | None]
@@ -89,7 +89,7 @@ def parser() -> Parser:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", CASES)
 def test_vllm_reads_a_plan_as_it_was_meant(parser: Parser, case: str) -> None:
-    """It is parsed, and each value arrives."""
+    """vLLM parses a plan's arguments, and each value arrives."""
     plan, found = golden.made(case), parser.plans[case]
 
     assert found is not None
@@ -121,7 +121,7 @@ def test_no_plan_rests_on_an_abbreviation(parser: Parser, case: str) -> None:
 
 @pytest.mark.timeout(900)
 def test_the_tables_of_flags_are_vllm_s(parser: Parser) -> None:
-    """What is owned, short or named elsewhere exists; what is said to be gone is gone."""
+    """Flags that we own, abbreviate or rename exist in vLLM; flags that we list as removed do not."""
     ours = [*OWNED, *AFFECTS_MEMORY, *YIELDING]
 
     assert [flag for flag in ours if f"--{flag}" not in parser.options] == []

@@ -17,7 +17,7 @@ HARNESS = ("--served-model-name", "--port", "--kv-events-config")
 
 
 def planned(folder: Path) -> Plan:
-    """What would run for the model in the folder, on this machine."""
+    """Return the plan for the model in the folder, on this machine."""
     pool = read_pool(
         {
             "apiVersion": "kvist.dev/v1alpha1",

@@ -87,7 +87,7 @@ print("FOUND" + json.dumps(found))
 
 @dataclass(frozen=True)
 class Estimate:
-    """What they say of one pair."""
+    """The published estimates for one model on one accelerator."""
 
     config: dict[str, Any]
     capacity: int

@@ -1,4 +1,4 @@
-"""What the engine makes of the priority that the picker hands on."""
+"""Effect of the priority that the picker passes on to the engine."""
 
 import asyncio
 from pathlib import Path

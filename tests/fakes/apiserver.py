@@ -1,4 +1,4 @@
-"""A Kubernetes API server as small as lists and watches allow, which misbehaves when told to.
+"""A minimal Kubernetes API server for lists and watches that misbehaves on request.
 
 The real one is in ``tests/cluster``; this one does what that one does too rarely: refuses, stalls, lies.
 """
@@ -17,7 +17,7 @@ Document = dict[str, Any]
 
 
 class ApiServer:
-    """Objects by collection path; every change has a version, and watches are told of it."""
+    """Objects by collection path; every change has a version and is sent to the watches."""
 
     def __init__(self) -> None:
         self.version = 100
@@ -33,7 +33,7 @@ class ApiServer:
         """Lists are answered."""
         self.open.set()
         self.mute = False
-        """Watches that are open are told nothing; those opened later are."""
+        """Open watches receive nothing; watches opened later do."""
         self._objects: dict[str, dict[str, Document]] = {}
         self._log: list[tuple[int, str, Document]] = []
         self._watches: set[tuple[str, asyncio.Queue[bytes | None]]] = set()
@@ -140,7 +140,7 @@ class ApiServer:
         return response
 
     async def start(self) -> None:
-        """Listen."""
+        """Listen on the port."""
         app = web.Application()
         app.router.add_get("/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -155,7 +155,7 @@ class ApiServer:
             await self._runner.cleanup()
 
     def kubeconfig(self, folder: Path, token: str = "t") -> Path:
-        """For whoever wants to ask it."""
+        """Write a kubeconfig for this server and return its path."""
         document = {
             "current-context": "c",
             "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}],

@@ -19,12 +19,12 @@ class Shelf:
         self._checker = DecodeChecker(index, [], None)
 
     def restore(self, source: str, group: int | None) -> Section:
-        """As the ingestor does."""
+        """Return a section of the snapshot, made as the ingestor makes it."""
         number = self.index.publisher(source)
         return Section(self.index.restore(number), PublisherState(source, number), self._checker)
 
     def forget(self, source: str) -> None:
-        """As the ingestor does."""
+        """Forget a publisher as the ingestor does."""
         self.index.forget(self.index.publisher(source))
 
 

@@ -12,7 +12,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(BaseHTTPRequestHandler):
-    """What the hub's client asks for when it takes a snapshot."""
+    """Answers the requests that the hub's client sends for a snapshot."""
 
     files: ClassVar[dict[str, bytes]] = {}
     served: ClassVar[list[str]] = []
@@ -59,12 +59,12 @@ class Hub(BaseHTTPRequestHandler):
         return json.dumps({"id": "kvist/twig", "sha": COMMIT, "siblings": siblings}).encode()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Silence."""
+        """Log no requests."""
 
 
 @contextmanager
 def hub_with(files: Mapping[str, bytes], port: int = 0) -> Iterator[str]:
-    """It answers while the context lasts; its address, for ``HF_ENDPOINT``."""
+    """Serve the files while the context lasts; yield the address for ``HF_ENDPOINT``."""
     Hub.files, Hub.served = dict(files), []
     server = ThreadingHTTPServer(("127.0.0.1", port), Hub)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

@@ -26,7 +26,7 @@ class Learning:
         self.source = "ns/pod/0"
 
     def send(self, *events: Event) -> list[Observation]:
-        """One batch."""
+        """Apply one batch of events."""
         return self.ingestor.apply(self.source, Batch(ts=0.0, rank=0, events=list(events)))
 
     def settle(self) -> None:
@@ -44,7 +44,7 @@ class Learning:
 
     @property
     def counters(self) -> PublisherStats:
-        """Of the present publisher."""
+        """Return the counters of the current publisher."""
         return self.ingestor.stats(self.source)
 
     @property

@@ -37,7 +37,7 @@ ALONE: Final = (
 
 @dataclass(frozen=True)
 class Start:
-    """How the image is started."""
+    """Arguments, environment and files with which the image is started."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -99,7 +99,7 @@ def _environment(stage: Stage, more: Mapping[str, str]) -> str:
 
 
 def _measures(folder: Path) -> Iterable[str]:
-    """What the tests ask about, as lines of the log."""
+    """Yield the shell commands that log the figures that tests check."""
     packages = f"{folder}/root/opt/kvist/lib/python3*/site-packages"
     yield f'echo "site-packages KiB: $(du -sk {packages} | cut -f1)"'
     yield f'echo "packages: $(ls -d {packages}/*.dist-info | wc -l)"'

@@ -23,18 +23,18 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 
 
 def dockerfile(name: str) -> Path:
-    """Of an image."""
+    """Return the path of an image's Dockerfile."""
     return FOLDER / f"{name}.Dockerfile"
 
 
 def stages(name: str) -> list[Stage]:
-    """Of an image, for a release."""
+    """Return the stages of an image's Dockerfile as a release builds it."""
     return read(dockerfile(name), {"VERSION": "1.2.3"}, path_variable=PATH)
 
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_hadolint_has_nothing_to_say(name: str) -> None:
-    """Not even in its smallest voice."""
+    """Hadolint has no findings, not even of style."""
     hadolint = Path(sys.executable).with_name("hadolint")
     command = [str(hadolint), "--failure-threshold=style", str(dockerfile(name))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -64,7 +64,7 @@ def test_the_base_is_a_python_that_is_tested() -> None:
 
 
 def test_images_start_the_commands_that_pods_name() -> None:
-    """And say which ports they listen on."""
+    """Images start the commands that pods name, and expose the ports on which these listen."""
     operator, picker = stages("operator")[-1], stages("picker")[-1]
     told = PickerSettings()
     ports = (told.grpc_port, told.grpc_health_port, told.replica_port, told.metrics_port)

@@ -30,7 +30,7 @@ IDENTITY = "/run/secrets/kubernetes.io/serviceaccount"
 
 @pytest.fixture(scope="session")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a builder would see: the locks, and the wheel of `make build`."""
+    """Return a build context with what a builder needs: the locks, and the wheel of `make build`."""
     made = tmp_path_factory.mktemp("context")
     (made / "docker").symlink_to(ROOT / "docker")
     to = ("--outdir", str(made / "dist"), str(ROOT))
@@ -50,7 +50,7 @@ async def served(folder: Path, name: str, context: Path, start: Start, port: int
 
 
 def log(folder: Path, name: str) -> str:
-    """What a child has said."""
+    """Return the log of a child process."""
     return "\n".join(path.read_text() for path in folder.glob(f"{name}*.log"))
 
 
@@ -60,7 +60,7 @@ def flags(**values: object) -> Sequence[str]:
 
 
 def small(said: str, name: str) -> None:
-    """The environment is within its bounds, and is told."""
+    """The environment is smaller than its bounds; its size is printed."""
     [size] = re.findall(r"site-packages KiB: (\d+)", said)
     [count] = re.findall(r"packages: (\d+)", said)
     print(f"{name}: {int(size) / 1024:.0f} MiB in {count} packages")  # noqa: T201 - shown by -rP
@@ -80,7 +80,7 @@ async def test_the_picker_s_image_serves(tmp_path: Path, context: Path) -> None:
 async def test_the_operator_s_image_serves(
     tmp_path: Path, context: Path, plane: ControlPlane, space: Namespace, admin: Client
 ) -> None:
-    """The same, with a cluster: ready means that it found its CRD, its rights and all pools."""
+    """The operator's image becomes ready on a cluster: it has found its CRD, its rights and all pools."""
     await with_crd(admin)
     await account(plane, admin, space.name)
     made = await admin.ask("GET", f"{space.path}/serviceaccounts/{ACCOUNT}")

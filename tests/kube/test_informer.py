@@ -96,7 +96,7 @@ async def test_a_list_in_pages(server: ApiServer, tmp_path: Path) -> None:
 
 
 async def test_a_next_page_that_is_too_late(server: ApiServer, tmp_path: Path) -> None:
-    """When the next page of a list has expired, the whole list is requested in one page."""
+    """If the next page of a list has expired, the whole list is requested in one page."""
     for number in range(300):
         server.put(PODS, f"p{number}", **pod(f"p{number}"))
     server.expired_pages = 1

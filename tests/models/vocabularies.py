@@ -120,7 +120,8 @@ def _vocabulary(tokenizer: Tokenizer) -> list[tuple[str, float]]:
 
 
 def _without_added(tokenizer: Tokenizer, names: Iterable[str]) -> Tokenizer:
-    """The same model with byte tokens as plain pieces: only then does the fallback use them, not the text."""
+    """Return the model with byte tokens as plain pieces: the fallback uses them only then, and text does
+    not."""
     spec = json.loads(tokenizer.to_str())
     dropped = set(names)
     spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] not in dropped]

@@ -16,8 +16,11 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Qwen3-32B on one H100 80 GB, bf16. The figures are those of ``facts/measured.md``, where they drive
-    the policy model; the first is the prefill rate llm-d publishes for this pair."""
+    """Step times of Qwen3-32B on one H100 80 GB, bf16.
+
+    llm-d publishes the prefill rate for this pair; the other figures follow from the sizes of weights and
+    KV cache and from the memory's bandwidth (3.35 TB/s).
+    """
 
     prefill_tokens_per_second: float = 15_928.0
     """Prompt tokens computed per second when nothing else limits."""
@@ -46,5 +49,4 @@ KV_BYTES_PER_TOKEN: int = 262_144
 """Qwen3-32B: 64 layers x 2 (keys, values) x 8 KV heads x 128 x 2 bytes; half with an 8-bit cache."""
 
 KV_CACHE_TOKENS: int = 250_000
-"""Cache of the default engine (``facts/measured.md``, the policy model): about 61 GiB, as two H100 would
-leave."""
+"""Cache of the default engine: about 61 GiB, as two H100 would leave. All measurements of policies use it."""

@@ -55,7 +55,7 @@ def test_a_difference_is_the_mean_over_cells_with_its_error() -> None:
 
 
 def test_results_survive_the_file() -> None:
-    """What was measured is read back as it was written."""
+    """Results are read back from the file as they were written."""
     runs = Runs("machine", 8, 1500, "abc", {"chat": 99.0}, [Variant("cost.evicted", 0.5, {"chat": 98.0})])
     assert msgspec.json.decode(msgspec.json.encode(runs), type=Runs) == runs
     assert isinstance(constants()[0], Constant)

@@ -74,7 +74,7 @@ def joined(policy: Policy, fleet: Sequence[Pod]) -> None:
 def send(policy: Policy, request: Asked, fleet: Sequence[Pod], now: float = 0.0) -> int:
     """Choose and route; the number of the pod."""
     at = policy.choose(request, fleet, now)
-    assert at is not None, "these policies hold nobody"
+    assert at is not None, "these policies queue no request"
     pod = fleet[at]
     policy.routed(request, pod, now)
     return pod.number
