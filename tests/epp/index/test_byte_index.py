@@ -1,7 +1,6 @@
-"""What an index promises: one suite for the index and for its naive twin.
+"""Promises of an index: one suite for the byte index and for its naive implementation.
 
-"Trap" is a row of the table in DESIGN section 1; a number is a weakness of other indexes that users report
-(facts/indexers.md section 5). Each test fails in an index that falls for it.
+Many tests name a weakness that users of other indexes reported; such a test fails in an index that has it.
 """
 
 import pytest
