@@ -8,7 +8,7 @@ import pytest
 from tests.engine import tiny
 from tests.engine.vllm import VllmEngine
 
-from kvist_epp.engines.vllm.engine_metrics import parse
+from kvist_epp.engines.vllm.engine_metrics import parse_metrics
 from kvist_epp.flowcontrol.priorities import engine_priority
 from kvist_epp.names import ENGINE_PRIORITY_HEADER
 
@@ -37,7 +37,7 @@ class Line:
         """Wait until the engine says that it has so many; the test's time limit bounds it."""
         while True:
             async with self.client.get(f"{self.engine.url}/metrics") as response:
-                sample = parse(await response.text())
+                sample = parse_metrics(await response.text())
             if (sample.running, sample.waiting) == (running, waiting):
                 return
             await asyncio.sleep(0.05)

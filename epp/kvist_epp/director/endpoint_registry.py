@@ -129,7 +129,7 @@ class EndpointRegistry(RequestListener):
             rate=scrape.rates.prefill,
             decode_seconds=scrape.rates.decode_seconds,
             slots=scrape.slots(self.settings.max_num_seqs),
-            kv_full_at=scrape.crowd,
+            kv_full_at=scrape.kv_full_at,
         )
         for request in tracker.reconcile(key, sample.running, sample.waiting, now, asked_at=scrape.asked_at):
             director.progress.on_ended(request, "reconciled", now)

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from kvist_epp.endpoints.endpoint import Endpoint
-from kvist_epp.engines.vllm.engine_metrics import EngineSample, Rates, Served
+from kvist_epp.engines.vllm.engine_metrics import EngineRates, EngineSample, ServedModels
 from kvist_epp.prefix_stats.window import Window
 
 _BATCH_SHARE: Final = 4
@@ -118,11 +118,11 @@ class EngineState:
     failures: int = 0
     """Failed scrapes in a row."""
     sample: EngineSample = field(default_factory=EngineSample)
-    served: Served = field(default_factory=Served)
+    served: ServedModels = field(default_factory=ServedModels)
     models_problem: str = ""
     """Why ``/v1/models`` could not be read. The engine may be ready all the same: an API key may guard that
     path."""
-    rates: Rates = field(default_factory=Rates)
+    rates: EngineRates = field(default_factory=EngineRates)
     recent: RecentCounters = field(default_factory=RecentCounters)
     asked_at: float = 0.0
     """Monotonic time at which the last answered scrape was sent."""
@@ -140,9 +140,9 @@ class EngineState:
         return self.endpoint.refusal or self.state.value
 
     @property
-    def crowd(self) -> int | None:
+    def kv_full_at(self) -> int | None:
         """Number of running sequences while requests wait because the KV cache is full; None otherwise."""
-        return max(1, self.sample.running) if self.sample.crowded else None
+        return max(1, self.sample.running) if self.sample.kv_full else None
 
     def slots(self, guess: int | None = None) -> int | None:
         """Return the number of sequences that the engine runs at once, all ranks together: by its label, else
@@ -157,7 +157,7 @@ class EngineState:
         return None if guess is None else max(guess * ranks, self.batch.limit)
 
 
-def partly_served(engines: Iterable[tuple[Endpoint, Served]]) -> Mapping[str, tuple[str, ...]]:
+def partly_served(engines: Iterable[tuple[Endpoint, ServedModels]]) -> Mapping[str, tuple[str, ...]]:
     """Return the ``ip:port`` of the endpoints that list a model, by its name, for models not listed by all.
 
     LoRA adapters are often loaded on some engines only; the others answer 404 for their names. A name that no

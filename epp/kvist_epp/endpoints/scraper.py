@@ -20,8 +20,8 @@ from kvist_epp.endpoints.engine_state import EngineState, ScrapeState
 from kvist_epp.engines.vllm.engine_metrics import (
     FULL_CACHE,
     EngineSample,
-    Served,
-    parse,
+    ServedModels,
+    parse_metrics,
     parse_models,
     require_engine,
 )
@@ -148,9 +148,9 @@ class Scraper:
         served = state.served
         if state.models_at is None or asked_at - state.models_at >= self._models_interval:
             served = await self._models(state, asked_at)
-        self.on_answer(state, parse(text), served, asked_at)
+        self.on_answer(state, parse_metrics(text), served, asked_at)
 
-    async def _models(self, state: EngineState, now: float) -> Served:
+    async def _models(self, state: EngineState, now: float) -> ServedModels:
         try:
             served = parse_models(await self._get(state.endpoint, "/v1/models"))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -173,7 +173,9 @@ class Scraper:
                     raise ValueError(f"the answer to GET {path} is larger than {MAX_PAGE_BYTES} bytes")
             return bytes(body)
 
-    def on_answer(self, state: EngineState, sample: EngineSample, served: Served, asked_at: float) -> None:
+    def on_answer(
+        self, state: EngineState, sample: EngineSample, served: ServedModels, asked_at: float
+    ) -> None:
         fresh = state.state is not ScrapeState.READY
         if fresh:
             logger.info("endpoint %s (%s) is ready", state.endpoint.key, state.endpoint.hostport)

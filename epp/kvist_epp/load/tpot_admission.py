@@ -125,7 +125,7 @@ class TpotAdmission:
         if (capacity := sample.reported_tokens) is not None:
             self._most = capacity / 2
             free = (1.0 - sample.cache_usage - FREE_SHARE) * capacity - backlog
-            self._free = 0.0 if sample.crowded else free
+            self._free = 0.0 if sample.kv_full else free
         computed, self._computed = self._computed, 0.0
         if self._last is not None and now > self._last[0] and sample.running:
             self._learn(self._last, sample, min(now - self._last[0], computed / rate), now)

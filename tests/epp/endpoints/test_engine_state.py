@@ -2,7 +2,7 @@
 
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.endpoints.engine_state import BatchLimit, CounterDeltas, RecentCounters, partly_served
-from kvist_epp.engines.vllm.engine_metrics import EngineSample, Served
+from kvist_epp.engines.vllm.engine_metrics import EngineSample, ServedModels
 
 
 def scraped(limit: int, load: list[int]) -> list[int]:
@@ -65,9 +65,11 @@ def test_a_restart_begins_anew() -> None:
     assert recent.deltas() == CounterDeltas(10.0, 2.0, 0.0, 200.0, 80.0)
 
 
-def _engine(number: int, *adapters: str, models: tuple[str, ...] = ("base",)) -> tuple[Endpoint, Served]:
+def _engine(
+    number: int, *adapters: str, models: tuple[str, ...] = ("base",)
+) -> tuple[Endpoint, ServedModels]:
     endpoint = Endpoint(f"e{number}", "t", f"10.0.0.{number}", 8000)
-    return endpoint, Served(models=frozenset(models), adapters=frozenset(adapters))
+    return endpoint, ServedModels(models=frozenset(models), adapters=frozenset(adapters))
 
 
 def test_a_model_on_some_engines_lists_them() -> None:

@@ -250,11 +250,11 @@ def test_slots(
     ("running", "waiting", "usage", "expected"),
     [(20, 3, 0.99, 20), (0, 1, 1.0, 1), (20, 0, 0.99, None), (20, 3, 0.9, None)],
 )
-def test_crowd(running: int, waiting: int, usage: float, expected: int | None) -> None:
+def test_kv_full_at(running: int, waiting: int, usage: float, expected: int | None) -> None:
     """While requests wait and over 95 % of the KV cache is used, the running sequences are the capacity."""
     state = EngineState(Endpoint("a", "ns", "10.0.0.1", 1))
     state.sample = EngineSample(running=running, waiting=waiting, cache_usage=usage)
-    assert state.crowd == expected
+    assert state.kv_full_at == expected
 
 
 def test_every_rank_has_its_own_batch() -> None:

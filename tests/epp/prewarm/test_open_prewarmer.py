@@ -8,7 +8,7 @@ from tests.epp.parts import Parts, ask, chat, make
 
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
-from kvist_epp.engines.vllm.engine_metrics import EngineSample, Served
+from kvist_epp.engines.vllm.engine_metrics import EngineSample, ServedModels
 from kvist_epp.index.lookup import Member
 from kvist_epp.kvevents.observation import Observation
 from kvist_epp.names import TENANT_HEADERS
@@ -68,7 +68,7 @@ async def test_what_is_known_of_an_engine_is_used(registry: EndpointRegistry) ->
     registry.follow(EndpointSet((endpoint(1),)))
     state = registry.scraper.states["t/e1"]
     assert (model_of(registry, "t/e1"), cache_tokens_of(registry, "t/e1")) == (None, None)
-    state.served = Served(models=frozenset({"m", "alias"}), adapters=frozenset({"a"}))
+    state.served = ServedModels(models=frozenset({"m", "alias"}), adapters=frozenset({"a"}))
     state.sample = EngineSample(block_size=16, blocks=100)
     assert (model_of(registry, "t/e1"), cache_tokens_of(registry, "t/e1")) == ("alias", 1600)
     assert (model_of(registry, "t/gone"), cache_tokens_of(registry, "t/gone")) == (None, None)

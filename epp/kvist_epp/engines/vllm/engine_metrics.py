@@ -1,9 +1,8 @@
-"""What an engine's own pages say, without I/O: ``/metrics`` and ``/v1/models``, and the rates learned from
-them.
+"""Parser of vLLM's ``/metrics`` and ``/v1/models``, and rates derived from successive samples. No I/O.
 
 Names and labels are vLLM's (``vllm/v1/metrics/loggers.py``, ``vllm/entrypoints/openai/models``). One regular
-expression picks the few lines needed out of the thousand; whatever is absent or malformed is passed over.
-Ranks (label ``engine``) are summed.
+expression finds the few lines needed among a thousand; absent or malformed values are skipped. Data-parallel
+ranks (label ``engine``) are summed.
 """
 
 import math
@@ -25,41 +24,41 @@ _LINE: Final = re.compile(
     re.MULTILINE,
 )
 FULL_CACHE: Final = 0.95
-"""KV usage from which requests that wait do so for blocks, not for their turn to prefill."""
+"""KV cache usage from which queued requests wait for blocks, not for their turn to prefill."""
 _LABEL: Final = re.compile(r'([A-Za-z_]\w*)="((?:\\.|[^"\\\n])*)"')
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSample:
-    """One scrape. Counters are totals since the engine started; what the engine does not export is 0 or
-    None."""
+    """Metrics of one scrape. Counters are totals since the engine started; metrics that the engine does not
+    export are 0 or None."""
 
     running: int = 0
     """Requests in the batch."""
     waiting: int = 0
     """Requests in the engine's queue."""
     cache_usage: float = 0.0
-    """Share of KV blocks that cannot be evicted, 0..1, the fullest rank's."""
+    """Share of KV cache blocks in use, 0..1, of the fullest rank. Blocks that can be evicted do not count."""
     block_size: int | None = None
-    """Tokens a block."""
+    """Tokens per block."""
     blocks: int | None = None
-    """KV blocks of all ranks."""
+    """KV cache blocks of all ranks."""
     size_tokens: int | None = None
-    """Tokens that all ranks' caches hold, by the engine's own account: where layers differ, blocks do not
-    tell (label ``kv_cache_size_tokens``)."""
+    """Size of all ranks' KV caches in tokens as the engine reports it (label ``kv_cache_size_tokens``). Where
+    layers differ, it cannot be computed from the number of blocks."""
     queries: float = 0.0
-    """Tokens looked up in the prefix cache."""
+    """Prompt tokens looked up in the prefix cache."""
     hits: float = 0.0
-    """Tokens found there."""
+    """Prompt tokens found there."""
     preemptions: float = 0.0
-    """Requests thrown out of the cache, to be computed again."""
+    """Requests whose blocks were freed, and have to be computed again."""
     prompt_tokens: float = 0.0
     computed_tokens: float = 0.0
-    """Prompt tokens computed, not cached, of requests that got their first token; prompt_tokens - hits in
-    older engines."""
+    """Prompt tokens computed, not cached, of requests that got their first token; in older engines
+    ``prompt_tokens - hits``."""
     generation_tokens: float = 0.0
     prefills: float = 0.0
-    """Finished requests whose prefill is in the next two."""
+    """Finished requests that ``prefill_seconds`` and ``prefill_tokens`` sum over."""
     prefill_seconds: float = 0.0
     prefill_tokens: float = 0.0
     decodes: float = 0.0
@@ -70,22 +69,22 @@ class EngineSample:
 
     @property
     def cache_tokens(self) -> int | None:
-        """Tokens the KV cache holds."""
+        """Size of the KV cache in tokens, computed from its blocks; None when unknown."""
         return None if self.blocks is None or self.block_size is None else self.blocks * self.block_size
 
     @property
     def reported_tokens(self) -> int | None:
-        """The same in the engine's own words, where it has any."""
+        """Size of the KV cache in tokens as the engine reports it, else ``cache_tokens``."""
         return self.size_tokens or self.cache_tokens
 
     @property
-    def crowded(self) -> bool:
-        """Requests wait because the KV cache is full."""
+    def kv_full(self) -> bool:
+        """True if requests wait because the KV cache is full."""
         return self.waiting > 0 and self.cache_usage >= FULL_CACHE
 
 
-def parse(text: str) -> EngineSample:
-    """Prometheus text → sample. Never raises: a page that says nothing gives the empty sample."""
+def parse_metrics(text: str) -> EngineSample:
+    """Parse Prometheus text. Never raises: a page without any of the metrics gives the empty sample."""
     totals: dict[str, float] = {}
     usage = 0.0
     block_size: int | None = None
@@ -136,7 +135,7 @@ def parse(text: str) -> EngineSample:
 
 
 def require_engine(text: str) -> str:
-    """The page itself. Raises ``ValueError`` when it is not vLLM's: other servers have a /metrics, too."""
+    """Return the page; raise ``ValueError`` if it is not vLLM's, since other servers have a /metrics too."""
     if "vllm:num_requests_running" not in text:
         raise ValueError("its /metrics page is not vLLM's")
     return text
@@ -155,15 +154,15 @@ def _whole(raw: str | None) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """Models that an engine serves, from its metrics."""
+class ServedModels:
+    """Models that an engine lists in ``/v1/models``."""
 
     models: frozenset[str] = frozenset()
     """Names of the base model."""
     adapters: frozenset[str] = frozenset()
-    """LoRA adapters: entries that have a parent."""
+    """LoRA adapters: entries with a parent."""
     max_model_len: int | None = None
-    """Tokens of prompt and answer together, at most."""
+    """Maximum number of tokens of prompt and completion together."""
 
 
 class _Entry(msgspec.Struct):
@@ -176,8 +175,8 @@ class _Models(msgspec.Struct):
     data: list[_Entry]
 
 
-def parse_models(body: bytes) -> Served:
-    """``GET /v1/models`` → what is served. Raises ``ValueError`` when the body is not vLLM's list."""
+def parse_models(body: bytes) -> ServedModels:
+    """Parse the body of ``GET /v1/models``. Raises ``ValueError`` when it is not vLLM's list."""
     try:
         entries = msgspec.json.decode(body, type=_Models).data
     except msgspec.MsgspecError as error:
@@ -185,7 +184,7 @@ def parse_models(body: bytes) -> Served:
     except RecursionError:
         raise ValueError("not a list of models: nested too deeply") from None
     lengths = [e.max_model_len for e in entries if e.max_model_len is not None]
-    return Served(
+    return ServedModels(
         models=frozenset(e.id for e in entries if e.parent is None),
         adapters=frozenset(e.id for e in entries if e.parent is not None),
         max_model_len=min(lengths, default=None),
@@ -193,54 +192,54 @@ def parse_models(body: bytes) -> Served:
 
 
 @dataclass(slots=True)
-class Rates:
-    """Figures learned from successive samples of one engine. ``None``: not learned yet.
+class EngineRates:
+    """Rates of one engine derived from successive samples; None while unknown.
 
-    Prefill time is summed over requests that overlap in one batch, and each waits for the whole step: on a
-    busy engine with a warm cache it told a quarter of the true rate, prompts left such pods, and the others
-    were crowded (``kvist bench route``). So only windows teach in which hardly any prefills overlapped and
-    prompts were long enough for a step's fixed cost not to count.
+    vLLM sums prefill time over requests that overlap in one batch, and each of them waits for the whole step.
+    On a busy engine with a warm cache, tokens divided by that time gave a quarter of the true rate: prompts
+    avoided such endpoints and overloaded the others (``kvist bench route``). The prefill rate is therefore
+    updated only from windows in which hardly any prefills overlapped, and in which prompts were long enough
+    for the fixed cost of a step to be negligible.
     """
 
     WINDOW_SECONDS = 30.0
     MIN_TOKENS = 4_000.0
     MIN_TOKENS_PER_PREFILL = 2_000.0
-    """At 15,928 tokens/s these take 126 ms, six times the fixed cost of a step."""
+    """At 15,928 tokens/s, 2,000 tokens take 126 ms: six times the fixed cost of a step."""
     OVERLAP = 0.2
-    """Mean number of prefills under way from which they are not told apart (Little's law): with 0.2, one in
-    five finds another before it."""
+    """Mean number of prefills in progress (Little's law) above which they overlap too much: at 0.2, one
+    prefill in five starts while another runs."""
     STEADY = 1.2
-    """Tokens computed may exceed those of finished requests by this factor. While a batch fills up more begin
-    than end, and the few that ended say nothing of how many overlapped."""
+    """Maximum ratio of the tokens computed to those of finished requests. While a batch fills up, more
+    requests start than end, and the few that ended do not show how many overlapped."""
     BOUNDS = (50.0, 2_000_000.0)
-    """Prefill tokens/s outside of these is a counter that lies."""
+    """Range of credible prefill tokens/s; counters that give a rate outside of it are wrong."""
     SMOOTHING = 0.3
-    """Share of the new window in the average: three windows forget half of the past, one odd one moves it by
-    30 %."""
+    """Weight of the new window in the average: the past loses 30 % of its weight with each window."""
 
     prefill: float | None = None
     """Prefill tokens/s."""
     decode_seconds: float | None = None
-    """Mean time from first to last token."""
+    """Mean seconds from the first to the last token."""
     token_seconds: float | None = None
-    """Mean time per output token."""
+    """Mean seconds per output token."""
     hit_ratio: float | None = None
-    """Prefix-cache hits per token looked up, over the window."""
+    """Prefix cache hits per token looked up, over the window."""
     _window: deque[tuple[float, EngineSample]] = field(default_factory=deque)
-    _learned_at: float = -math.inf
+    _updated_at: float = -math.inf
 
     def observe(self, sample: EngineSample, now: float) -> None:
-        """One more sample, at ``now`` seconds of a monotonic clock."""
+        """Add a sample taken at ``now`` seconds of a monotonic clock."""
         if self._window and sample.prompt_tokens < self._window[-1][1].prompt_tokens:
-            self._window.clear()  # the engine restarted: its counters begin anew
+            self._window.clear()  # the engine restarted: its counters start from zero
         while len(self._window) > 1 and now - self._window[1][0] >= self.WINDOW_SECONDS:
             self._window.popleft()
         if self._window:
             since, first = self._window[0]
-            self._learn(first, sample, now - since, now)
+            self._update(first, sample, now - since, now)
         self._window.append((now, sample))
 
-    def _learn(self, first: EngineSample, last: EngineSample, wall: float, now: float) -> None:
+    def _update(self, first: EngineSample, last: EngineSample, wall: float, now: float) -> None:
         self.decode_seconds = (
             _mean(last.decode_seconds - first.decode_seconds, last.decodes - first.decodes)
             or self.decode_seconds
@@ -252,13 +251,13 @@ class Rates:
         looked_up = last.queries - first.queries
         if looked_up > 0:
             self.hit_ratio = min(1.0, max(0.0, (last.hits - first.hits) / looked_up))
-        rate = self._rate(first, last, wall)
-        if rate is None or now - self._learned_at < self.WINDOW_SECONDS / 10:
+        rate = self._prefill_rate(first, last, wall)
+        if rate is None or now - self._updated_at < self.WINDOW_SECONDS / 10:
             return
-        self._learned_at = now
+        self._updated_at = now
         self.prefill = rate if self.prefill is None else self.prefill + self.SMOOTHING * (rate - self.prefill)
 
-    def _rate(self, first: EngineSample, last: EngineSample, wall: float) -> float | None:
+    def _prefill_rate(self, first: EngineSample, last: EngineSample, wall: float) -> float | None:
         tokens = last.prefill_tokens - first.prefill_tokens
         prefills = last.prefills - first.prefills
         seconds = last.prefill_seconds - first.prefill_seconds

@@ -1,14 +1,14 @@
-"""What is read from an engine's pages, and the rates learned from it."""
+"""Tests of the parser of an engine's pages, and of the rates derived from them."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvist_epp.engines.vllm.engine_metrics import (
+    EngineRates,
     EngineSample,
-    Rates,
-    Served,
-    parse,
+    ServedModels,
+    parse_metrics,
     parse_models,
     require_engine,
 )
@@ -43,8 +43,8 @@ vllm:request_time_per_output_token_seconds_count{engine="0"} 5.0 1700000000000
 """
 
 
-def test_a_page_is_read_whole() -> None:
-    """Ranks are summed, the fullest cache counts, and names that only look alike are left alone."""
+def test_all_metrics_of_a_page_are_parsed() -> None:
+    """Ranks are summed, the fullest cache counts, and metrics with similar names are ignored."""
     expected = EngineSample(
         running=7,
         waiting=2,
@@ -65,43 +65,43 @@ def test_a_page_is_read_whole() -> None:
         token_seconds=0.1,
     )
 
-    assert parse(PAGE) == expected
+    assert parse_metrics(PAGE) == expected
     assert expected.cache_tokens == 2400
 
 
 def test_an_engines_own_count_of_its_tokens_comes_first() -> None:
-    """Where layers keep different things, blocks are not tokens: the engine says how many it holds; ranks
-    add up, and an older engine's blocks do where it says nothing. Preemptions are read too."""
-    told = "".join(
+    """The size that the engine reports counts, summed over ranks; the size computed from blocks serves where
+    there is none. Preemptions are parsed too."""
+    page = "".join(
         f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="100",kv_cache_size_tokens="{size}",'
         f'engine="{rank}"}} 1.0\nvllm:num_preemptions_total{{engine="{rank}"}} 2.0\n'
         for rank, size in enumerate((700, 800))
     )
-    assert (parse(told).reported_tokens, parse(told).preemptions) == (1500, 4.0)
-    assert parse(told.replace("kv_cache_size", "other")).reported_tokens == 3200
-    assert parse(told.replace('="700"', '="None"')).reported_tokens == 800
-    assert parse("").reported_tokens is None
+    assert (parse_metrics(page).reported_tokens, parse_metrics(page).preemptions) == (1500, 4.0)
+    assert parse_metrics(page.replace("kv_cache_size", "other")).reported_tokens == 3200
+    assert parse_metrics(page.replace('="700"', '="None"')).reported_tokens == 800
+    assert parse_metrics("").reported_tokens is None
 
 
-def test_older_engines_tell_computed_tokens_by_difference() -> None:
-    """Without the counter by source, what was not a hit was computed."""
+def test_computed_tokens_of_older_engines_are_a_difference() -> None:
+    """Without the counter by source, tokens that were not hits were computed."""
     page = "vllm:prompt_tokens_total 50\nvllm:prefix_cache_hits_total 20\n"
 
-    assert parse(page).computed_tokens == 30.0
+    assert parse_metrics(page).computed_tokens == 30.0
 
 
 @given(st.text(alphabet='vllm:num_requests_running{}"\\=,. \n0123e+-NaInf_total', max_size=200))
 def test_no_page_raises(page: str) -> None:
-    """Garbage gives a sample without sense but within bounds, never an exception."""
-    sample = parse(PAGE[:300] + page)
+    """Garbage gives a sample within bounds, never an exception."""
+    sample = parse_metrics(PAGE[:300] + page)
 
     assert sample.running >= 0
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "x", "1e400"])
-def test_odd_values_are_passed_over(value: str) -> None:
-    """A gauge that is no count of requests is no request."""
-    assert parse(f"vllm:num_requests_running {value}\n") == EngineSample()
+def test_invalid_values_are_skipped(value: str) -> None:
+    """A gauge whose value is no number of requests counts as absent."""
+    assert parse_metrics(f"vllm:num_requests_running {value}\n") == EngineSample()
 
 
 def test_another_servers_page_is_no_engine() -> None:
@@ -117,12 +117,12 @@ def test_models_and_adapters() -> None:
         {"id": "alias", "parent": null, "max_model_len": 2048},
         {"id": "sql", "parent": "base"}]}"""
 
-    assert parse_models(body) == Served(frozenset({"base", "alias"}), frozenset({"sql"}), 2048)
+    assert parse_models(body) == ServedModels(frozenset({"base", "alias"}), frozenset({"sql"}), 2048)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"data": [1]}', b'{"data": [{"id": 1}]}', b"\xff"])
 def test_other_lists_are_refused(body: bytes) -> None:
-    """What is not vLLM's list of models is a ValueError, which the scraper takes as a failed scrape."""
+    """A body that is not vLLM's list of models raises ValueError, which the scraper counts as a failure."""
     with pytest.raises(ValueError, match="not a list of models"):
         parse_models(body)
 
@@ -138,8 +138,8 @@ def sample(prefills: float, tokens: float, seconds: float, **more: float) -> Eng
 
 
 def test_rate_is_tokens_by_prefill_time() -> None:
-    """Prefills that did not overlap: computed tokens divided by their time."""
-    rates = Rates()
+    """The rate of prefills that did not overlap is their computed tokens divided by their time."""
+    rates = EngineRates()
     rates.observe(sample(0, 0, 0), now=0.0)
     rates.observe(sample(5, 10_000, 2.0), now=10.0)
 
@@ -147,27 +147,27 @@ def test_rate_is_tokens_by_prefill_time() -> None:
 
 
 @pytest.mark.parametrize("seconds", [40.0, 9.0, 3.1])
-def test_overlapping_prefills_teach_nothing(seconds: float) -> None:
-    """Requests that share a batch wait for each other: their times say nothing of the engine's speed."""
-    rates = Rates()
+def test_overlapping_prefills_do_not_change_the_rate(seconds: float) -> None:
+    """Requests that share a batch wait for each other, so their times do not show the engine's speed."""
+    rates = EngineRates()
     rates.observe(sample(0, 0, 0), now=0.0)
     rates.observe(sample(100, 200_000, seconds), now=10.0)
 
     assert rates.prefill is None
 
 
-def test_a_batch_that_fills_up_teaches_nothing() -> None:
-    """Many prompts were computed and few requests have ended: these few say nothing of the overlap."""
-    rates = Rates()
+def test_a_batch_that_fills_up_does_not_change_the_rate() -> None:
+    """While many prompts were computed and few requests have ended, those few do not show the overlap."""
+    rates = EngineRates()
     rates.observe(sample(0, 0, 0), now=0.0)
     rates.observe(sample(5, 10_000, 2.0, computed_tokens=13_000.0), now=10.0)
 
     assert rates.prefill is None
 
 
-def test_short_prefills_teach_nothing() -> None:
-    """A warm cache leaves short prefills, mostly a step's fixed cost: they do not make a pod look slow."""
-    rates = Rates()
+def test_short_prefills_do_not_change_the_rate() -> None:
+    """Short prefills behind a warm cache are mostly a step's fixed cost, and do not lower the rate."""
+    rates = EngineRates()
     rates.observe(sample(0, 0, 0), now=0.0)
     rates.observe(sample(10, 20_000, 2.0), now=10.0)
     rates.observe(sample(1010, 40_000, 30.0), now=60.0)
@@ -175,9 +175,9 @@ def test_short_prefills_teach_nothing() -> None:
     assert rates.prefill == 10_000.0
 
 
-def test_an_odd_window_moves_the_rate_a_little() -> None:
-    """The rate follows smoothly."""
-    rates = Rates()
+def test_one_window_changes_the_rate_by_a_part() -> None:
+    """The rate is an exponential average over windows."""
+    rates = EngineRates()
     rates.observe(sample(0, 0, 0), now=0.0)
     rates.observe(sample(5, 10_000, 1.0), now=30.0)
     rates.observe(sample(10, 20_000, 3.0), now=60.0)
@@ -185,9 +185,9 @@ def test_an_odd_window_moves_the_rate_a_little() -> None:
     assert rates.prefill == pytest.approx(10_000 + 0.3 * (5_000 - 10_000))
 
 
-def test_a_restarted_engine_begins_anew() -> None:
-    """Counters that fall back start a new window; what was learned stays."""
-    rates = Rates()
+def test_a_restarted_engine_starts_a_new_window() -> None:
+    """Counters that decrease start a new window; the rates stay."""
+    rates = EngineRates()
     rates.observe(sample(0, 0, 0), now=0.0)
     rates.observe(sample(5, 10_000, 1.0), now=10.0)
     rates.observe(sample(0, 0, 0), now=20.0)
@@ -196,9 +196,9 @@ def test_a_restarted_engine_begins_anew() -> None:
     assert rates.prefill == 10_000.0
 
 
-def test_counters_that_lie_are_not_believed() -> None:
-    """A rate no machine has is left out."""
-    rates = Rates()
+def test_incredible_rates_are_ignored() -> None:
+    """A rate that no accelerator reaches is ignored."""
+    rates = EngineRates()
     rates.observe(sample(0, 0, 0), now=0.0)
     rates.observe(sample(1, 1e9, 1e-3), now=20.0)
 
@@ -207,7 +207,7 @@ def test_counters_that_lie_are_not_believed() -> None:
 
 def test_decode_times_and_hits() -> None:
     """Mean decode time, mean time per token and the hit ratio come from the same window."""
-    rates = Rates()
+    rates = EngineRates()
     rates.observe(EngineSample(), now=0.0)
     rates.observe(
         EngineSample(
