@@ -13,7 +13,7 @@ from kvist_epp.extproc.pick_request import PickRequest, PickResult
 from kvist_epp.flowcontrol.flow_controller import FlowLimits, QueuedRequest
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup, Member
-from kvist_epp.index.routing_history import History
+from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tracker import LoadTracker, RequestListener
 from kvist_epp.prompt.model import Model
@@ -120,7 +120,7 @@ def make(
     **more: Any,
 ) -> Parts:
     """A director over so many ready endpoints."""
-    index, history, clock = Index(), History(), clock or Clock()
+    index, history, clock = Index(), RoutingHistory(), clock or Clock()
     log = KeptLog(LogWriter(2))
     director = Director(
         index=index,

@@ -7,7 +7,7 @@ from kvist_epp.flowcontrol.flow_controller import FlowLimits
 from kvist_epp.flowcontrol.priorities import Priorities, named_priorities
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
-from kvist_epp.index.routing_history import History
+from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
 from kvist_epp.settings.settings import Settings
@@ -31,7 +31,7 @@ def make_director(
     ``wake`` is called when ``flow.poll`` should be. ``index`` and ``replica``: its own by default. ``hot``:
     by default there is one if the settings ask for prewarming.
     """
-    index, history = Index() if index is None else index, History()
+    index, history = Index() if index is None else index, RoutingHistory()
     if hot is None and settings.prewarm_tokens:
         hot = HotPrefixes()
     return Director(

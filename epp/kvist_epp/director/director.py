@@ -22,7 +22,7 @@ from kvist_epp.flowcontrol.flow_controller import Dispatcher, FlowController, Fl
 from kvist_epp.flowcontrol.priorities import Priorities, engine_priority
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
-from kvist_epp.index.routing_history import History
+from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tracker import LoadTracker
@@ -63,7 +63,7 @@ class Director(Dispatcher):
         self,
         *,
         index: Index,
-        history: History,
+        history: RoutingHistory,
         lookup: Lookup,
         tracker: LoadTracker,
         metrics: PickerMetrics,

@@ -10,7 +10,7 @@ from typing import Final
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
-from kvist_epp.index.routing_history import History
+from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.kvevents.observation import Observation
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tracker import LoadTracker
@@ -29,7 +29,7 @@ class RequestProgress:
         self,
         *,
         index: Index,
-        history: History,
+        history: RoutingHistory,
         lookup: Lookup,
         tracker: LoadTracker,
         metrics: PickerMetrics,

@@ -1,25 +1,21 @@
-"""The byte tree: which publisher holds which prefix, as its engine's KV events tell.
+"""The index: which publisher holds which prefix, by its engine's KV events.
 
 Engines announce blocks by hash; here each is a node of a tree over *bytes*, so that a prompt is matched
 without being tokenised. One mapping, shared by all publishers, leads from an engine hash to its segment:
 engines that run the same software give equal blocks equal hashes. That is checked whenever a block is stored
 (same parent, same bytes); a publisher to which a hash means another block has it in a dictionary of its own.
 
-The parts: ``segment`` (the tree's pieces), ``holders`` (who holds them), ``presence`` (what is kept per
-publisher), ``forest`` (consistent small changes), ``storing`` (chains on their way in), ``matches`` (the way
-down), ``names`` (the mapping).
+The parts of the tree are in the package ``tree``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from kvist_epp.index.snapshot.capture import Capture
-from kvist_epp.index.snapshot.restore import Restore
+from kvist_epp.index.snapshot.capture import Capture, Restore
 from kvist_epp.index.tree.forest import Forest, Place
-from kvist_epp.index.tree.holders import ONES
+from kvist_epp.index.tree.holders import ONES, Presence
 from kvist_epp.index.tree.matches import Hit, Matches, search
-from kvist_epp.index.tree.presence import Presence
 from kvist_epp.index.tree.segment import GPU, Root, Segment
 from kvist_epp.index.tree.storing import Storing
 
@@ -27,8 +23,10 @@ __all__ = ["GPU", "Hit", "Index", "Matches", "Root"]
 
 
 class Index:
-    """Verbs that change it: ``publisher``, ``leave``, ``forget``, ``sweep``, ``stored``, ``opaque``,
-    ``held``, ``removed``, ``cleared``. The others only look.
+    """The byte tree of all publishers.
+
+    Methods that change it: ``publisher``, ``leave``, ``forget``, ``sweep``, ``stored``, ``opaque``, ``held``,
+    ``removed``, ``cleared``. The others only read.
 
     Hashes are unsigned 64-bit integers. The case of a medium does not matter.
     """

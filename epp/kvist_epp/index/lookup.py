@@ -1,7 +1,7 @@
-"""What each endpoint holds of a prompt: the index where it is trusted, the routing history elsewhere.
+"""The look-up: how much of a prompt each endpoint has cached. Pure.
 
-Precise endpoints answer from their own events, plus what is on its way to them (pending credit: the prompts
-just routed there, until their events arrive). Approximate ones answer from the routing history alone. Pure.
+On a precise endpoint that is what its own events say, plus the prompts just sent there until their events
+arrive (cache credit). On an approximate endpoint it is the routing history alone.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -11,14 +11,14 @@ from typing import Final
 import msgspec
 
 from kvist_epp.index.byte_index import Index, Root
-from kvist_epp.index.routing_history import History
+from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.index.tree.matches import MISS, Hit, Matches
 from kvist_epp.index.tree.segment import Segment
 
 RATIO_TOKENS: Final = 64
 """Tokens a match needs for its own bytes per token to count."""
 PLACE_BYTES: Final = 64
-"""Before the end of what was routed: these and their position tell one beginning from another."""
+"""Bytes before the end of a routed prefix that, with their position, tell one prefix from another."""
 RATIO_WEIGHT: Final = 0.05
 """How much one such match moves the running mean."""
 
@@ -30,7 +30,7 @@ class CachedPart(msgspec.Struct, frozen=True):
     bytes: int
     lower: Mapping[str, int]
     indexed: int
-    """Tokens by the index alone, trusted or not: what the self-check compares with the truth."""
+    """Tokens by the index alone, trusted or not: compared with the engine's true cache hits."""
     rank: int | None = None
     """Data-parallel rank that holds them; None: any."""
 
@@ -40,7 +40,7 @@ class Member:
     """One endpoint as the look-up sees it."""
 
     publishers: tuple[int, ...]
-    """Its number in the index, by data-parallel rank; empty: it publishes no events."""
+    """Number of each data-parallel rank in the index; empty: the endpoint publishes no events."""
     precise: bool = True
     block_size: int = 16
     """Tokens; used where only bytes are known."""
@@ -52,16 +52,16 @@ class Found(msgspec.Struct):
     size: int
     """Bytes of all prompts."""
     tokens: int
-    """Their tokens: exact as far as somebody's blocks match, estimated beyond."""
+    """Their tokens: exact as far as the index has matching blocks, estimated beyond."""
     hits: dict[str, CachedPart]
     """By endpoint key; endpoints that hold nothing are absent."""
     matches: tuple[Matches, ...] = ()
-    """Of each prompt: where in the index its hits end."""
+    """Where in the index the hits of each prompt end."""
     place: Hashable = None
     """Where the longest hit of the first prompt ends: equal for requests that begin alike; None: nowhere."""
 
     def ends(self) -> Iterator[tuple[Segment, int]]:
-        """Where the longest match of each prompt ends, whoever holds it: a segment, and how many of its
+        """Yield where the longest match of each prompt on any publisher ends: a segment, and a number of its
         blocks."""
         for matches in self.matches:
             if matches.groups:
@@ -70,21 +70,22 @@ class Found(msgspec.Struct):
 
 
 class Lookup:
-    """Answers ``look``; its members follow the fleet."""
+    """The look-up of all endpoints; ``members`` follow the set of endpoints."""
 
-    def __init__(self, index: Index, history: History, *, bytes_per_token: float = 4.0) -> None:
+    def __init__(self, index: Index, history: RoutingHistory, *, bytes_per_token: float = 4.0) -> None:
         self.members: dict[str, Member] = {}
         """By endpoint key; changed by ``join`` and ``leave``."""
         self.bytes_per_token = bytes_per_token
         """Running mean over matches; the prior until there are any."""
-        self.elsewhere: Callable[[Root, bytes], Mapping[str, int]] | None = None
-        """Bytes of a prompt's beginning that other replicas sent to endpoints; None: there are none."""
+        self.remote_prefixes: Callable[[Root, bytes], Mapping[str, int]] | None = None
+        """Returns the bytes of a prompt's prefix that other replicas sent to each endpoint; None: there are
+        no other replicas."""
         self._owners: dict[int, str] = {}
         self._index = index
         self._history = history
 
     def join(self, key: str, member: Member) -> None:
-        """An endpoint is to be looked at."""
+        """Add an endpoint to the look-up."""
         self.members[key] = member
         self._owners |= dict.fromkeys(member.publishers, key)
 
@@ -111,15 +112,15 @@ class Lookup:
         return found
 
     def tokens(self, size: int) -> int:
-        """An estimate of the tokens in ``size`` bytes of a body that is not understood."""
+        """Return an estimate of the tokens in ``size`` bytes of a body that cannot be parsed."""
         return round(size / self.bytes_per_token)
 
     def _of(self, root: Root, prompt: bytes) -> Found:
         size = len(prompt)
         matches = self._index.match(root, prompt)
         routed = self._history.match(root, prompt)
-        if self.elsewhere is not None:
-            for key, sent in self.elsewhere(root, prompt).items():
+        if self.remote_prefixes is not None:
+            for key, sent in self.remote_prefixes(root, prompt).items():
                 routed[key] = max(sent, routed.get(key, 0))
         ratio = self._ratio(matches)
         known_tokens, known = matches.groups[0][1:3] if matches.groups else (0, 0)

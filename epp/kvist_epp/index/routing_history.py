@@ -1,8 +1,9 @@
-"""What kvist itself routed where: prefixes that must be on a pod, or on their way, though it did not say so.
+"""Routing history: the prompts that kvist sent to each endpoint, which must be cached there or soon will be.
 
-Two uses. *Pending credit*: the prompt of a request just routed counts for its pod until the engine's
-events arrive (``note``, then ``drop``). *Approximate mode*: nothing else is known of the pod; notes are kept,
-and the least recent give way when their text exceeds what the pod's cache can hold (``limit``).
+It has two uses. *Cache credit*: the prompt of a request just sent counts as cached on its endpoint until the
+engine's events arrive (``note``, then ``drop``). *Approximate mode*: nothing else is known of the endpoint's
+cache; prompts are kept, and the least recent give way when their text exceeds what the cache can hold
+(``limit``).
 
 The ``Index`` is cut in blocks because engines announce blocks. Nothing cuts a prompt here, so this is a radix
 tree over bytes: it matches to the byte, and a prompt of 450 KB is a handful of nodes. As blocks of 128 bytes
@@ -21,8 +22,8 @@ END_BYTES: Final = 64
 """What a note costs besides its text: each request ends in a block of its own (16 tokens, 64 bytes)."""
 
 
-class Note:
-    """A prompt that was routed: what ``drop`` takes back."""
+class RoutedPrompt:
+    """A prompt that was sent to an endpoint; ``drop`` takes it back."""
 
     __slots__ = ("_end",)
 
@@ -64,7 +65,7 @@ class _Node:
             node = node.parent
 
 
-class _Book:
+class _EndpointPrompts:
     """Prefixes of one endpoint."""
 
     __slots__ = ("ends", "limit", "size")
@@ -77,31 +78,31 @@ class _Book:
         self.limit: int | None = None
 
 
-class History:
+class RoutingHistory:
     """Names are endpoint keys. Only ``match`` changes nothing."""
 
     def __init__(self) -> None:
         self._roots: dict[Root, _Node] = {}
-        self._books: dict[str, _Book] = {}
+        self._books: dict[str, _EndpointPrompts] = {}
 
     def __repr__(self) -> str:
-        return f"<History {len(self._books)} names, {len(self)} ends>"
+        return f"<RoutingHistory {len(self._books)} names, {len(self)} ends>"
 
     def __len__(self) -> int:
         """Prompts that are kept, each counted once for a name."""
         return sum(len(book.ends) for book in self._books.values())
 
-    def note(self, name: str, root: Root, prompt: bytes) -> Note:
+    def note(self, name: str, root: Root, prompt: bytes) -> RoutedPrompt:
         """The prompt was routed to this name."""
-        book = self._books.setdefault(name, _Book())
+        book = self._books.setdefault(name, _EndpointPrompts())
         node = self._place(root, prompt)
         end = node.ends.get(name) or self._add(book, name, node)
         end.count += 1
         book.ends.move_to_end(end)
         self._evict(book)
-        return Note(end)
+        return RoutedPrompt(end)
 
-    def drop(self, note: Note) -> None:
+    def drop(self, note: RoutedPrompt) -> None:
         """The note no longer counts; dropping it again changes nothing."""
         end, note._end = note._end, None
         if end is not None and end.node is not None:
@@ -109,7 +110,7 @@ class History:
             if not end.count:
                 self._remove(end)
 
-    def moved(self, note: Note, root: Root, name: str) -> Note:
+    def moved(self, note: RoutedPrompt, root: Root, name: str) -> RoutedPrompt:
         """The prompt went to this name instead."""
         node = None if note._end is None else note._end.node
         if node is None:
@@ -136,7 +137,7 @@ class History:
 
     def limit(self, name: str, size: int | None) -> None:
         """The name keeps at most ``size`` bytes of distinct text, the most recent; None: no bound."""
-        book = self._books.setdefault(name, _Book())
+        book = self._books.setdefault(name, _EndpointPrompts())
         book.limit = size
         self._evict(book)
 
@@ -165,7 +166,7 @@ class History:
             node = child
         return node
 
-    def _add(self, book: _Book, name: str, node: _Node) -> _End:
+    def _add(self, book: _EndpointPrompts, name: str, node: _Node) -> _End:
         end = node.ends[name] = _End(name, node)
         book.ends[end] = None
         book.size += END_BYTES
@@ -176,7 +177,7 @@ class History:
                 book.size += len(above.text)
         return end
 
-    def _remove(self, end: _End, book: _Book | None = None) -> None:
+    def _remove(self, end: _End, book: _EndpointPrompts | None = None) -> None:
         node, end.node = end.node, None
         if node is None:
             return
@@ -200,7 +201,7 @@ class History:
         elif not node.holders:
             self._roots = {root: top for root, top in self._roots.items() if top is not node}
 
-    def _evict(self, book: _Book) -> None:
+    def _evict(self, book: _EndpointPrompts) -> None:
         while book.limit is not None and book.size > book.limit and book.ends:
             self._remove(next(iter(book.ends)))
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from kvist_epp.engines.vllm.kv_events import GPU, Batch, Event, Removed, Stored
 from kvist_epp.index.byte_index import Index
-from kvist_epp.index.snapshot.section import Captured, Section
+from kvist_epp.index.snapshot.sections import Captured, Section
 from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock
 from kvist_epp.kvevents.decode_check import DecodeChecker, Encode
 from kvist_epp.kvevents.observation import Observation, RecentSessions

@@ -20,7 +20,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvist_epp.index.byte_index import Root
-from kvist_epp.index.routing_history import Note
+from kvist_epp.index.routing_history import RoutedPrompt
 
 if TYPE_CHECKING:
     from kvist_epp.load.endpoint_load import EndpointLoad
@@ -96,7 +96,7 @@ class InFlightRequest:
     root: Root = (None, None)
     prompt: bytes | None = None
     """Kept until the engine takes the request up, to match it with the index at that moment."""
-    cache_credit: list[Note] = field(default_factory=list)
+    cache_credit: list[RoutedPrompt] = field(default_factory=list)
     """Its prompts in the routing history: they count as cached where it went until events show the blocks."""
     indexed_tokens: int = 0
     """Cached tokens by the index alone: when it was routed, then when the engine took it up."""
@@ -224,7 +224,7 @@ class InFlightTable:
         return requests[0] if requests else None
 
     def on_decoding(self, request: InFlightRequest, now: float) -> None:
-        """Note that the engine has computed the whole prompt."""
+        """RoutedPrompt that the engine has computed the whole prompt."""
         if request.state is not RequestState.DECODING:
             request.state = RequestState.DECODING
             self._decoding.append((now, request))

@@ -234,7 +234,7 @@ class Replication(RequestListener):
         director = self._director
         director.tracker.add_listener(self)
         director.tracker.add_listener(self.load_server)
-        director.lookup.elsewhere = self.remote_load.prefixes.match
+        director.lookup.remote_prefixes = self.remote_load.prefixes.match
         director.metrics.gauges.replication = self.report
 
     def forward_end(self, entry: AccessLogEntry) -> None:

@@ -265,7 +265,7 @@ class Replay:
         )
         self.kvist = Kvist(context, settings, log=self._log, replica=replica, scrape_interval=inf)
         director = self.kvist.director
-        director.lookup.elsewhere = self.kvist.remote_load.prefixes.match
+        director.lookup.remote_prefixes = self.kvist.remote_load.prefixes.match
         director.tracker.add_listener(self.kvist.load_server)
         assert director.flow is not None, "it has limits"
         self._made: dict[int, Any] = {}

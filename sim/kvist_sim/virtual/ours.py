@@ -324,7 +324,7 @@ class Kvist(RequestListener):
         if not others:
             return
         self.director.set_other_replicas(len(others))
-        self.director.lookup.elsewhere = self.remote_load.prefixes.match
+        self.director.lookup.remote_prefixes = self.remote_load.prefixes.match
         self.director.tracker.add_listener(self)
         self.director.tracker.add_listener(self.load_server)
         for other in others:

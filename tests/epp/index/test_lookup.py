@@ -2,7 +2,7 @@ from tests.epp.parts import BLOCK
 
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup, Member
-from kvist_epp.index.routing_history import History
+from kvist_epp.index.routing_history import RoutingHistory
 
 ROOT = (None, None)
 TEXT = bytes(range(32, 96)) * 40
@@ -18,7 +18,7 @@ def blocks(count: int) -> list[bytes]:
 def lookup(*held: int, precise: bool = True) -> Lookup:
     """Endpoints e0, e1, … that hold so many blocks of the text."""
     index = Index()
-    found = Lookup(index, History())
+    found = Lookup(index, RoutingHistory())
     for number, count in enumerate(held):
         publisher = index.publisher(f"e{number}/0")
         hashes = [1000 * number + at for at in range(count)]

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.strategies import roots
 
-from kvist_epp.index.routing_history import END_BYTES, History, Note
+from kvist_epp.index.routing_history import END_BYTES, RoutedPrompt, RoutingHistory
 from kvist_epp.index.tree.segment import Root
 
 PLAIN: Root = (None, None)
@@ -13,7 +13,7 @@ PLAIN: Root = (None, None)
 
 def test_a_note_counts_to_the_byte_where_the_prompts_part() -> None:
     """A prompt that shares a beginning with a noted one matches exactly so far."""
-    history = History()
+    history = RoutingHistory()
     history.note("a", PLAIN, b"system prompt, question one")
 
     assert history.match(PLAIN, b"system prompt, question two") == {"a": len(b"system prompt, question ")}
@@ -21,7 +21,7 @@ def test_a_note_counts_to_the_byte_where_the_prompts_part() -> None:
 
 def test_each_name_has_its_own_longest_prefix() -> None:
     """Two names that were sent different prompts match differently, and a third not at all."""
-    history = History()
+    history = RoutingHistory()
     history.note("a", PLAIN, b"hello world")
     history.note("b", PLAIN, b"hello there")
 
@@ -30,7 +30,7 @@ def test_each_name_has_its_own_longest_prefix() -> None:
 
 def test_roots_are_apart() -> None:
     """A prompt routed with one adapter or salt says nothing of another."""
-    history = History()
+    history = RoutingHistory()
     history.note("a", ("lora", None), b"hello")
 
     assert history.match(PLAIN, b"hello") == {}
@@ -40,7 +40,7 @@ def test_roots_are_apart() -> None:
 
 def test_a_dropped_note_counts_no_more_and_leaves_nothing() -> None:
     """When the engine's events have arrived the pending credit goes, once, however often it is dropped."""
-    history = History()
+    history = RoutingHistory()
     first = history.note("a", PLAIN, b"hello")
     second = history.note("a", PLAIN, b"hello")
     history.drop(first)
@@ -56,7 +56,7 @@ def test_a_dropped_note_counts_no_more_and_leaves_nothing() -> None:
 
 def test_a_moved_note_counts_for_its_new_name() -> None:
     """The whole prompt is the new name's, and the old one has nothing of it left."""
-    history = History()
+    history = RoutingHistory()
     kept = history.note("a", PLAIN, b"one two")
     moved = history.moved(history.note("a", PLAIN, b"one two three"), PLAIN, "b")
 
@@ -69,7 +69,7 @@ def test_a_moved_note_counts_for_its_new_name() -> None:
 
 def test_a_note_that_is_gone_moves_nowhere() -> None:
     """Dropped before, or evicted: there is nothing to move."""
-    history = History()
+    history = RoutingHistory()
     note = history.note("a", PLAIN, b"text")
     history.drop(note)
 
@@ -79,7 +79,7 @@ def test_a_note_that_is_gone_moves_nowhere() -> None:
 
 def test_the_least_recent_text_gives_way() -> None:
     """A name with a limit keeps its most recent prompts; noting one again makes it recent."""
-    history = History()
+    history = RoutingHistory()
     history.limit("a", 2 * (100 + END_BYTES))
     for letter in (b"x", b"y", b"x", b"z"):
         history.note("a", PLAIN, letter * 100)
@@ -93,7 +93,7 @@ def test_the_least_recent_text_gives_way() -> None:
 
 def test_a_growing_chat_costs_its_text_once() -> None:
     """A conversation's turns share their text; each costs the block it ends in besides."""
-    history = History()
+    history = RoutingHistory()
     for turn in range(1, 50):
         history.note("a", PLAIN, b"turn " * turn)
 
@@ -102,18 +102,18 @@ def test_a_growing_chat_costs_its_text_once() -> None:
 
 def test_requests_without_text_of_their_own_are_bounded_too() -> None:
     """The limit bounds memory, not only text: many short questions to one long prompt give way."""
-    history = History()
+    history = RoutingHistory()
     history.limit("a", 1000 + 10 * END_BYTES)
     for question in range(500):
         history.note("a", PLAIN, b"x" * 900 + b"%03d" % question)
 
     assert history.size("a") <= 1000 + 10 * END_BYTES
-    assert repr(history) == "<History 1 names, 11 ends>"
+    assert repr(history) == "<RoutingHistory 1 names, 11 ends>"
 
 
 def test_a_limit_does_not_mix_up_requests_of_one_prompt() -> None:
     """Two requests with the same prompt are in flight: dropping one leaves the other's credit."""
-    history = History()
+    history = RoutingHistory()
     history.limit("a", 10**6)
     first = history.note("a", PLAIN, b"hello")
     history.note("a", PLAIN, b"hello")
@@ -124,7 +124,7 @@ def test_a_limit_does_not_mix_up_requests_of_one_prompt() -> None:
 
 def test_a_prompt_beyond_the_limit_is_not_kept() -> None:
     """What the pod's cache cannot hold gives no credit."""
-    history = History()
+    history = RoutingHistory()
     history.limit("a", 50)
     history.note("a", PLAIN, b"x" * 100)
 
@@ -133,7 +133,7 @@ def test_a_prompt_beyond_the_limit_is_not_kept() -> None:
 
 def test_a_forgotten_name_has_nothing_and_its_notes_can_still_be_dropped() -> None:
     """A pod that is gone takes its notes with it; late drops do no harm."""
-    history = History()
+    history = RoutingHistory()
     note = history.note("a", PLAIN, b"hello")
     history.note("b", PLAIN, b"hello")
     history.forget("a")
@@ -147,7 +147,7 @@ def test_a_forgotten_name_has_nothing_and_its_notes_can_still_be_dropped() -> No
 )
 def test_any_two_prompts_match_in_their_common_beginning(noted: bytes, asked: bytes) -> None:
     """The match is the longest common prefix."""
-    history = History()
+    history = RoutingHistory()
     history.note("a", PLAIN, noted)
     common = next(
         (n for n in range(min(len(noted), len(asked))) if noted[n] != asked[n]), min(len(noted), len(asked))
@@ -161,8 +161,8 @@ class Notes(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.history = History()
-        self.notes: list[tuple[Note, str, Root, bytes]] = []
+        self.history = RoutingHistory()
+        self.notes: list[tuple[RoutedPrompt, str, Root, bytes]] = []
 
     @rule(name=st.sampled_from("abc"), root=roots, prompt=st.text(alphabet="ab", max_size=8).map(str.encode))
     def note(self, name: str, root: Root, prompt: bytes) -> None:

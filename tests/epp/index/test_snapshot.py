@@ -16,9 +16,7 @@ from tests.strategies import chains
 from kvist_epp.engines.vllm.kv_events import Removed
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.snapshot.parts import Begin
-from kvist_epp.index.snapshot.read import Reader
-from kvist_epp.index.snapshot.section import Captured
-from kvist_epp.index.snapshot.write import Writer
+from kvist_epp.index.snapshot.sections import Captured, Reader, Writer
 
 NAMES = [f"pod/{number}" for number in range(PUBLISHERS)]
 ROOT = (None, None)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup, Member
-from kvist_epp.index.routing_history import History
+from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.prefix_stats.cache_value import PLACES, CacheValue, EndpointCacheValue
 
 PLAIN = (None, None)
@@ -28,7 +28,7 @@ class World:
 
     def __init__(self, *, precise: bool = True) -> None:
         self.index = Index()
-        self.history = History()
+        self.history = RoutingHistory()
         self.lookup = Lookup(self.index, self.history)
         self.value = CacheValue(random.Random(1).random)
         self.publishers: dict[str, tuple[int, ...]] = {}

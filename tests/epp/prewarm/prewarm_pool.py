@@ -6,7 +6,7 @@ from itertools import count
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.index.byte_index import Index, Root
 from kvist_epp.index.lookup import Lookup, Member
-from kvist_epp.index.routing_history import History
+from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
 from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner, PrewarmStep
@@ -26,7 +26,7 @@ class Pool:
         self, *names: str, tokens: int = 100 * SIZE, step: int = 2 * SIZE, start: float = 0.0
     ) -> None:
         self.index, self.tracker, self.hot = Index(), LoadTracker(default_rate=16_000.0), HotPrefixes()
-        self.lookup = Lookup(self.index, History())
+        self.lookup = Lookup(self.index, RoutingHistory())
         self.candidates: tuple[Candidate, ...] = ()
         self.now = 100.0
         self.cache_tokens: dict[str, int] = {}

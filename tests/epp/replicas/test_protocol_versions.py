@@ -18,7 +18,7 @@ from tests.fakes.copying import heard
 from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.snapshot.parts import Begin, Part
-from kvist_epp.index.snapshot.write import Writer
+from kvist_epp.index.snapshot.sections import Writer
 from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock, DecodeBlockState
 from kvist_epp.load.in_flight import Attempt, InFlightRequest
 from kvist_epp.load.tracker import LoadTracker, RequestListener

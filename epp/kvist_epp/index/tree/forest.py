@@ -1,23 +1,80 @@
-"""The trees as they stand, and the small changes that keep them consistent.
+"""All trees, and the small changes that keep them consistent.
 
 Between two calls it always holds that
 
-- a block lives as long as somebody holds it or a descendant of it (unheld blocks at a segment's end may
+- a block lives as long as a publisher holds it or a descendant of it (unheld blocks at a segment's end may
   stay until they are half of it: eviction takes one block at a time, and often the block comes back);
 - ``nodes[h]`` is a living segment with ``h`` among its ``hashes``;
 - what a publisher calls a block is in ``Segment.alias`` where it differs from ``hashes``, and in its
   ``Presence.own`` where ``nodes`` would lead elsewhere;
-- a publisher has at most one name for a block. Blocks of equal bytes and different tokens are twins.
+- a publisher has at most one name for a block. Blocks of equal bytes and different tokens are
+  separate nodes (``Segment.twin``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Final
 
-from kvist_epp.index.tree.hash_index import HashIndex
-from kvist_epp.index.tree.holders import ONES, each
-from kvist_epp.index.tree.presence import Presence
+from kvist_epp.index.tree.holders import ONES, Presence, each
 from kvist_epp.index.tree.segment import GPU, Root, Segment, Tree, attach, detach
+
+SHARDS: Final = 256
+SHIFT: Final = 56
+"""The upper bits choose the shard: the lower ones choose the place in it, and would all be equal."""
+
+
+class HashIndex:
+    """A mapping of engine hashes to segments, for millions of hashes, without long pauses.
+
+    One dictionary of a million entries stops everything for 50 to 70 ms whenever it grows, one of four
+    million for half a second, and picks wait for that. A few hundred small ones do the same work a
+    millisecond at a time.
+    """
+
+    __slots__ = ("_shards",)
+
+    def __init__(self) -> None:
+        self._shards: tuple[dict[int, Segment], ...] = tuple({} for _ in range(SHARDS))
+
+    def __len__(self) -> int:
+        return sum(map(len, self._shards))
+
+    def items(self) -> Iterator[tuple[int, Segment]]:
+        """All of them."""
+        return chain.from_iterable(shard.items() for shard in self._shards)
+
+    def get(self, name: int) -> Segment | None:
+        """The segment of this name."""
+        return self._shards[name >> SHIFT & 255].get(name)
+
+    def any_of(self, names: Iterable[int]) -> bool:
+        """Whether one of these names is known."""
+        shards = self._shards
+        for name in names:  # noqa: SIM110  # a generator expression in any() takes twice as long
+            if name in shards[name >> SHIFT & 255]:
+                return True
+        return False
+
+    def put(self, names: Iterable[int], segment: Segment) -> None:
+        """Map these hashes to this segment."""
+        shards = self._shards
+        for name in names:
+            shards[name >> SHIFT & 255][name] = segment
+
+    def claim(self, name: int, segment: Segment) -> bool:
+        """Map a hash that is not mapped to this segment; return whether it is the segment's."""
+        return self._shards[name >> SHIFT & 255].setdefault(name, segment) is segment
+
+    def drop(self, names: Iterable[int], segment: Segment) -> None:
+        """These names do not lead to this segment any more; those that lead elsewhere stay."""
+        shards = self._shards
+        for name in names:
+            shard = shards[name >> SHIFT & 255]
+            if shard.get(name) is segment:
+                del shard[name]
+
 
 Place = tuple[Segment, int]
 """A block: its segment and its position there; (tree root, -1) stands before the first block."""

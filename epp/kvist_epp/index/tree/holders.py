@@ -1,15 +1,112 @@
-"""Who holds which blocks of one segment on one medium.
+"""Holders: which publishers hold which blocks of one segment on one medium; and what is kept of each
+publisher.
 
 Nearly every holder holds a segment from its first block on: all of it, or as far as its request went,
-or what eviction (tail first) has left. So holders are kept as bit sets by the length of that run, and
-asking "who holds the first m blocks" costs the same for ten or a thousand of them. Only a holder with
+or what eviction (tail first) has left. So holders are kept as bit sets by the length of that run, and finding
+the holders of the first m blocks costs the same for ten or a thousand of them. Only a holder with
 a hole has a block mask of its own.
 
 A holder is named by one bit (``1 << slot``); a mask has one bit for each block of the segment.
 """
 
-from collections.abc import Iterator
-from typing import Final
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from kvist_epp.index.tree.segment import Segment
+
+
+class Presence:
+    """One publisher between two resets: when it is forgotten, a new presence with another bit replaces it."""
+
+    __slots__ = ("bit", "copies", "counts", "name", "opaque", "own", "segments")
+
+    name: str
+    bit: int
+    """Its bit in every ``Holders``; 0 until it holds something, so that pods that are gone use none."""
+    counts: dict[str, int]
+    """Medium → blocks held there, opaque ones included."""
+    segments: set[Segment]
+    """Where it holds something: what a reset has to visit."""
+    copies: dict[tuple[str, int], int]
+    """(medium, hash) → copies beyond the first. vLLM stores a block twice when two requests compute it."""
+    own: dict[int, Segment]
+    """Hashes that mean another block to this publisher than to the others."""
+    opaque: dict[str, dict[int, int]]
+    """Medium → hash → copies, of blocks that never match (media, embeddings, and all that follows them)."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.bit = 0
+        self.counts = {}
+        self.segments = set()
+        self.copies = {}
+        self.own = {}
+        self.opaque = {}
+
+    def count(self, medium: str, change: int) -> None:
+        """Adds to the number of blocks held on a medium."""
+        self.counts[medium] = self.counts.get(medium, 0) + change
+
+    def copy(self, medium: str, name: int) -> None:
+        """A block that is held already was stored once more."""
+        self.copies[medium, name] = self.copies.get((medium, name), 0) + 1
+
+    def drop_copy(self, medium: str, name: int) -> bool:
+        """Takes one of several copies away; False: there was but one."""
+        extra = self.copies.get((medium, name), 0)
+        if extra > 1:
+            self.copies[medium, name] = extra - 1
+        elif extra:
+            del self.copies[medium, name]
+        return extra > 0
+
+    def knows_opaque(self, name: int) -> bool:
+        """Whether it holds an opaque block of this hash on any medium."""
+        return any(name in blocks for blocks in self.opaque.values())
+
+    def add_opaque(self, medium: str, name: int) -> None:
+        """One more copy of an opaque block."""
+        blocks = self.opaque.setdefault(medium, {})
+        if name not in blocks:
+            self.count(medium, 1)
+        blocks[name] = blocks.get(name, 0) + 1
+
+    def drop_opaque(self, medium: str, name: int) -> bool:
+        """Takes a copy of an opaque block away; False: it holds none."""
+        blocks = self.opaque.get(medium, {})
+        if name not in blocks:
+            return False
+        if blocks[name] > 1:
+            blocks[name] -= 1
+            return True
+        del blocks[name]
+        self.count(medium, -1)
+        if not blocks:
+            del self.opaque[medium]
+        return True
+
+    def forget_opaque(self, names: Sequence[int]) -> None:
+        """These hashes mean blocks of text now."""
+        for medium in [
+            medium for medium, blocks in self.opaque.items() if not blocks.keys().isdisjoint(names)
+        ]:
+            for name in names:
+                while self.drop_opaque(medium, name):
+                    pass
+
+    def clear_medium(self, medium: str) -> None:
+        """Forgets copies and opaque blocks on one medium."""
+        self.copies = {key: extra for key, extra in self.copies.items() if key[0] != medium}
+        if blocks := self.opaque.pop(medium, None):
+            self.count(medium, -len(blocks))
+
+    def retire(self) -> None:
+        """Only ``segments`` and ``bit`` are needed after this."""
+        self.counts, self.copies, self.own, self.opaque = {}, {}, {}, {}
+
 
 SEGMENT_BLOCKS: Final = 64
 ONES: Final = tuple((1 << count) - 1 for count in range(SEGMENT_BLOCKS + 1))

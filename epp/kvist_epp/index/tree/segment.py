@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from kvist_epp.index.tree.holders import SEGMENT_BLOCKS, Holders
 
 if TYPE_CHECKING:
-    from kvist_epp.index.tree.presence import Presence
+    from kvist_epp.index.tree.holders import Presence
 
 GPU: Final = "GPU"
 

@@ -6,8 +6,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from kvist_epp.index.tree.forest import Forest, Place
-from kvist_epp.index.tree.holders import ONES, SEGMENT_BLOCKS
-from kvist_epp.index.tree.presence import Presence
+from kvist_epp.index.tree.holders import ONES, SEGMENT_BLOCKS, Presence
 from kvist_epp.index.tree.segment import Segment, child
 
 

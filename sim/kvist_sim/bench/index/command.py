@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvist_epp.index.byte_index import Index
-from kvist_epp.index.routing_history import History
+from kvist_epp.index.routing_history import RoutingHistory
 from kvist_sim.bench.index.data import BLOCK_BYTES, EVENT_BLOCKS, ROOT, Chain, chain, chains
 
 BLOCKS: Final = 400_000
@@ -85,7 +85,7 @@ def measure_match(kilobytes: int, *, prompts: int, holders: int = 10) -> Figures
 def measure_history(kilobytes: int) -> Figures:
     """Microseconds to note and to match a prompt, two thirds of which earlier prompts share."""
     length = kilobytes * 1000 // BLOCK_BYTES
-    shared, history = chain("shared", length * 2 // 3).prompt, History()
+    shared, history = chain("shared", length * 2 // 3).prompt, RoutingHistory()
     prompts = [shared + chain(number, length // 3).prompt for number in range(20)]
     noted = [_seconds(history.note, "engine", ROOT, prompt) * 1e6 for prompt in prompts]
     matched = [_best(history.match, ROOT, prompt) * 1e6 for prompt in prompts]

@@ -16,7 +16,7 @@ from rich.table import Table
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Found, Lookup, Member
-from kvist_epp.index.routing_history import History
+from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.scheduling.pick import Candidate, Demand, choose
@@ -35,7 +35,7 @@ class Pool:
 
     def __init__(self, count: int, prompt: Chain, tpot_seconds: float) -> None:
         self._index, self._tracker = Index(), LoadTracker(tpot_seconds=tpot_seconds)
-        self._lookup = Lookup(self._index, History())
+        self._lookup = Lookup(self._index, RoutingHistory())
         self._prompt = prompt.prompt
         self._candidates = [self._member(number, prompt) for number in range(count)]
 

@@ -22,7 +22,7 @@ from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.extproc.pick_request import PickRequest
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup, Member
-from kvist_epp.index.routing_history import History
+from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.publisher_feed import FollowedPublisher
 from kvist_epp.kvevents.subscriber import Subscriber
@@ -179,7 +179,7 @@ async def _exactly(stream: asyncio.StreamReader, size: int) -> bytes:
 
 
 def _director() -> Director:
-    index, history, tracker = Index(), History(), LoadTracker()
+    index, history, tracker = Index(), RoutingHistory(), LoadTracker()
     lookup = Lookup(index, history)
     endpoints = [
         Endpoint(name=f"engine-{number}", namespace="bench", address=f"10.0.0.{number + 1}", port=8000)

@@ -1,0 +1,255 @@
+"""Writes captures as the parts of a snapshot, and reads these parts into an ingestor, in steps.
+
+Text that several publishers hold is written once. Each section is complete in itself, so a snapshot that
+breaks off, or contradicts itself, leaves the publishers before that point restored and the one it happened in
+forgotten."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+from kvist_epp.errors import SnapshotError
+from kvist_epp.index.snapshot.capture import Capture, Recorded, Restore
+from kvist_epp.index.snapshot.parts import Begin, Content, End, Extra, Holding, Part
+from kvist_epp.index.tree.holders import SEGMENT_BLOCKS
+from kvist_epp.index.tree.segment import Segment
+from kvist_epp.kvevents.decode_blocks import DecodeBlock, DecodeBlockState
+from kvist_epp.kvevents.decode_check import DecodeChecker
+from kvist_epp.kvevents.publisher_state import PublisherState
+
+
+class Captured(NamedTuple):
+    """Parts of a section."""
+
+    group: int | None
+    """The one KV cache group learned."""
+    pending: tuple[DecodeBlock, ...]
+    """Blocks born in decode, as they were before the rest was recorded."""
+    capture: Capture
+
+
+class Section:
+    """The section of one publisher that is being read.
+
+    Nothing of it counts before ``end`` has returned; a caller that gives it up removes the publisher.
+    """
+
+    def __init__(self, restore: Restore, publisher: PublisherState, checker: DecodeChecker) -> None:
+        self._restore = restore
+        self._publisher = publisher
+        self._checker = checker
+        self._pending: dict[int, DecodeBlock] = {}
+        self._extras = 0
+
+    @property
+    def valid(self) -> bool:
+        """Whether it goes on: its publisher is still there and was not forgotten."""
+        return self._restore.valid
+
+    def hold(self, content: Content, holding: Holding) -> None:
+        """Blocks of text. Raises SnapshotError."""
+        self._restore.hold(content, holding)
+
+    def extra(self, extra: Extra) -> None:
+        """The rest. Raises SnapshotError."""
+        self._extras += len(extra.copies) + len(extra.opaque) + len(extra.pending)
+        self._restore.extra(extra.copies, extra.opaque)
+        for block in extra.pending:
+            if self._pending.setdefault(block.hash, block) is not block:
+                raise SnapshotError("a block waits for its check twice")
+
+    def end(self, end: End) -> Iterator[None]:
+        """Complete: yields now and then. Raises SnapshotError when something is missing."""
+        if (end.blocks, end.extras) != (self._restore.blocks, self._extras):
+            raise SnapshotError("a section is not what its end says")
+        yield from self._restore.finish()
+        if self.valid:
+            for block in self._pending.values():
+                self._checker.adopt(self._publisher, self._judged(block))
+
+    def _judged(self, block: DecodeBlock) -> DecodeBlock:
+        """The index decides: it may have been credited, or its credit taken back, after it was recorded."""
+        if self._restore.holds(block.hash):
+            return replace(block, state=DecodeBlockState.CREDITED)
+        return (
+            replace(block, state=DecodeBlockState.REJECTED)
+            if block.state is DecodeBlockState.CREDITED
+            else block
+        )
+
+
+EXTRAS = 256
+"""Entries in one ``Extra``."""
+
+
+class Writer:
+    """One for each snapshot."""
+
+    def __init__(self) -> None:
+        self.blocks = 0
+        """Told so far."""
+        self._told: dict[tuple[Segment, int], tuple[tuple[int, ...], int]] = {}
+        """Segment and identity of its hashes → those, so that the identity stays theirs, and the content's
+        number. A segment that changes gets other hashes: then it is told again, whole."""
+
+    def section(self, capture: Capture, pending: Sequence[DecodeBlock]) -> Iterator[Part]:
+        """Yield the parts after ``Begin``, ``End`` included, of a complete capture."""
+        for recorded in capture.segments:
+            yield from self._segment(recorded)
+        entries = 0
+        for extra in _extras(capture, pending):
+            entries += len(extra.copies) + len(extra.opaque) + len(extra.pending)
+            yield extra
+        yield End(blocks=capture.blocks, extras=entries)
+
+    def _segment(self, recorded: Recorded) -> Iterator[Part]:
+        told = self._told.get((recorded.segment, id(recorded.hashes)))
+        if told is None:
+            content = self._content(recorded, len(self._told) + 1)
+            self._told[recorded.segment, id(recorded.hashes)] = told = recorded.hashes, content.number
+            self.blocks += len(recorded.hashes)
+            yield content
+        names = None if recorded.names is None else recorded.names[: recorded.reach]
+        yield Holding(
+            content=told[1],
+            reach=recorded.reach,
+            media=recorded.media,
+            names=None if names is None else tuple(name or 0 for name in names),
+        )
+
+    def _content(self, recorded: Recorded, number: int) -> Content:
+        parent, tree = recorded.parent, recorded.segment.tree
+        return Content(
+            number=number,
+            parent=0 if parent is None else self._told[parent.segment, id(parent.hashes)][1],
+            at=-1 if parent is None else recorded.at,
+            root=tree.key,
+            block_size=tree.block_size,
+            hashes=recorded.hashes,
+            sizes=tuple(recorded.sizes[: len(recorded.hashes)]),
+            text=recorded.text,
+        )
+
+
+def _extras(capture: Capture, pending: Sequence[DecodeBlock]) -> Iterator[Extra]:
+    copies, opaque = capture.copies, capture.opaque
+    for at in range(0, len(copies), EXTRAS):
+        yield Extra(copies=tuple(copies[at : at + EXTRAS]))
+    for at in range(0, len(opaque), EXTRAS):
+        yield Extra(opaque=tuple(opaque[at : at + EXTRAS]))
+    for at in range(0, len(pending), EXTRAS):
+        yield Extra(pending=tuple(pending[at : at + EXTRAS]))
+
+
+class Books(Protocol):
+    """The part of the ingestor that a reader uses."""
+
+    def restore(self, source: str, group: int | None) -> Section:
+        """Forgets the publisher and takes its section in."""
+
+    def forget(self, source: str) -> None:
+        """Nothing the publisher said holds any more."""
+
+
+class Reader:
+    """One for each snapshot."""
+
+    def __init__(
+        self, books: Books, wanted: Callable[[str], bool], complete: Callable[[Begin], None]
+    ) -> None:
+        """``wanted``: whether a publisher's section is still of use, asked again while it comes in.
+        ``complete``: told of each section when all of it is in."""
+        self.blocks = 0
+        """Distinct blocks told."""
+        self._books = books
+        self._wanted = wanted
+        self._complete = complete
+        self._contents: dict[int, Content] = {}
+        self._begin: Begin | None = None
+        self._section: Section | None = None
+        """None while ``_begin`` is there: not wanted, what is told of it is passed over."""
+
+    def feed(self, part: Part) -> Iterator[None]:
+        """Takes in one part; yields where something else may run. Raises SnapshotError, after ``close``."""
+        try:
+            yield from self._take(part)
+        except SnapshotError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the snapshot: a publisher whose section is incomplete is removed."""
+        if self._section is not None:
+            self._give_up()
+        self._begin = None
+
+    def _take(self, part: Part) -> Iterator[None]:
+        if isinstance(part, Content):
+            self._content(part)
+        elif isinstance(part, Begin):
+            self._open(part)
+        elif self._begin is None:
+            raise SnapshotError("blocks of no publisher")
+        elif self._useful():
+            yield from self._told(part)
+        elif isinstance(part, End):
+            self._begin = None
+
+    def _told(self, part: Holding | Extra | End) -> Iterator[None]:
+        section, begin = self._section, self._begin
+        assert section is not None
+        assert begin is not None
+        if isinstance(part, Holding):
+            section.hold(self._known(part.content), part)
+        elif isinstance(part, Extra):
+            section.extra(part)
+        else:
+            yield from section.end(part)
+            if self._useful():
+                self._complete(begin)
+            self._begin = self._section = None
+
+    def _open(self, begin: Begin) -> None:
+        if self._begin is not None:
+            raise SnapshotError("a section begins before the last one has ended")
+        self._begin = begin
+        if self._wanted(begin.publisher):
+            self._section = self._books.restore(begin.publisher, begin.group)
+
+    def _useful(self) -> bool:
+        """Whether the section at hand is taken in; one that is not of use any more is given up."""
+        if self._section is None or self._begin is None:
+            return False
+        if self._section.valid and self._wanted(self._begin.publisher):
+            return True
+        self._give_up()
+        return False
+
+    def _give_up(self) -> None:
+        section, self._section = self._section, None
+        if section is not None and section.valid and self._begin is not None:
+            self._books.forget(self._begin.publisher)
+
+    def _known(self, number: int) -> Content:
+        if number not in self._contents:
+            raise SnapshotError("a holding of a content that was not told")
+        return self._contents[number]
+
+    def _content(self, content: Content) -> None:
+        length = len(content.hashes)
+        if content.number != len(self._contents) + 1 or not 0 < length <= SEGMENT_BLOCKS:
+            raise SnapshotError("a content out of order, or of no or too many blocks")
+        if len(content.sizes) != length or sum(content.sizes) != len(content.text):
+            raise SnapshotError("a content's text is not as long as its blocks")
+        if content.parent:
+            self._check_parent(content, self._known(content.parent))
+        elif content.at != -1 or content.block_size < 1:
+            raise SnapshotError("a content that begins nowhere")
+        self._contents[content.number] = content
+        self.blocks += length
+
+    def _check_parent(self, content: Content, parent: Content) -> None:
+        if not 0 <= content.at < len(parent.hashes):
+            raise SnapshotError("a content that follows no block")
+        if (content.root, content.block_size) != (parent.root, parent.block_size):
+            raise SnapshotError("a content of another tree than its parent's")
