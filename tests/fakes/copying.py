@@ -4,9 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.snapshot.parts import Begin, Part
-from kvist_epp.index.snapshot.sections import Reader
-from kvist_epp.index.snapshot.sections import Section
-from kvist_epp.index.snapshot.sections import Writer
+from kvist_epp.index.snapshot.sections import Reader, Section, Writer
 from kvist_epp.kvevents.decode_check import DecodeChecker
 from kvist_epp.kvevents.publisher_state import PublisherState
 

@@ -22,8 +22,7 @@ from kvist_epp.errors import ProtocolError, ReplicaError, SnapshotError
 from kvist_epp.http2.call import Sink
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.index.snapshot.parts import Begin
-from kvist_epp.index.snapshot.sections import Reader
-from kvist_epp.index.snapshot.sections import Writer
+from kvist_epp.index.snapshot.sections import Reader, Writer
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.publisher_feed import Position, PublisherFeed
 from kvist_epp.kvevents.subscriber import Subscriber
