@@ -55,7 +55,7 @@ class Call:
         self.gone = 0
         self.wrong: list[str] = []
 
-    def message(self, data: bytes) -> None:
+    def on_message(self, data: bytes) -> None:
         """A message; the echo answers it, the crasher fails."""
         self._expect(not self.half, "a message after the half-close")
         if self.path == CRASH:
@@ -63,14 +63,14 @@ class Call:
         if self.path == ECHO:
             self.sink.send(data)
 
-    def half_closed(self) -> None:
+    def on_half_closed(self) -> None:
         """The client's end; the echo ends too."""
         self._expect(not self.half, "half-closed twice")
         self.half += 1
         if self.path == ECHO:
             self.close()
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         """The end from outside."""
         self._expect(True, "")
         self.gone += 1
@@ -200,7 +200,7 @@ class Conversation:
         self.feed(b"")
         self.take(1 << 30)
         self._check_frames()
-        self.connection.lost()
+        self.connection.on_lost()
         assert self.stats.held == 0
         assert self.connection.streams == 0
         for call in self.calls:

@@ -115,7 +115,7 @@ class AccessLogCall:
         self._on_entries = on_entries
         self._on_error = on_error
 
-    def message(self, data: bytes) -> None:
+    def on_message(self, data: bytes) -> None:
         try:
             entries = decode_access_log(data, lambda count: self._on_error("access-log-entry", count))
         except ProtocolError:
@@ -124,9 +124,9 @@ class AccessLogCall:
         if entries:
             self._on_entries(entries)
 
-    def half_closed(self) -> None:
+    def on_half_closed(self) -> None:
         self._sink.send(b"")
         self._sink.close()
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         pass

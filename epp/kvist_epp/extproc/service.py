@@ -88,7 +88,7 @@ class _ProcessCall:
         self._deferred: DeferredResult | None = None
         self._half_closed = False
 
-    def message(self, data: bytes) -> None:
+    def on_message(self, data: bytes) -> None:
         try:
             step = self._session.feed(data)
         except ProtocolError as error:
@@ -97,13 +97,13 @@ class _ProcessCall:
             return
         self._perform(step)
 
-    def half_closed(self) -> None:
+    def on_half_closed(self) -> None:
         self._half_closed = True
         if self._deferred is None:
             self._report_unfinished()
             self._sink.close()
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         self._report_unfinished()
         if self._deferred is not None:
             self._deferred.cancel()

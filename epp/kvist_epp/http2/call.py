@@ -11,18 +11,18 @@ from typing import Protocol
 class Call(Protocol):
     """One gRPC call in progress: an ext_proc stream, an access-log stream, a health check or watch.
 
-    The transport calls these from one thread, in order: any number of ``message``, then at most one of
-    ``half_closed`` and ``cancelled``; ``cancelled`` may also follow ``half_closed``. No method is called once
-    the call has closed its sink.
+    The transport calls these from one thread, in order: any number of ``on_message``, then at most one of
+    ``on_half_closed`` and ``on_cancelled``; ``on_cancelled`` may also follow ``on_half_closed``. No method is
+    called once the call has closed its sink.
     """
 
-    def message(self, data: bytes) -> None:
+    def on_message(self, data: bytes) -> None:
         """Process a whole gRPC message (without its five-byte prefix)."""
 
-    def half_closed(self) -> None:
+    def on_half_closed(self) -> None:
         """Note that the client ended its side; the call may still answer."""
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         """Note that the stream was reset or the connection lost; further answers are dropped."""
 
 

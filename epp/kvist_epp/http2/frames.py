@@ -217,13 +217,13 @@ class FrameReader:
             data = bytes(self._rest)
             self._rest.clear()
         if not self.greeted:
-            position = self._greet(data)
+            position = self._check_preface(data)
         if self.greeted:
             position = self._frames(data, position)
         if position < len(data):
             self._rest += data[position:]
 
-    def _greet(self, data: bytes) -> int:
+    def _check_preface(self, data: bytes) -> int:
         """Check the preface; return the position of the first frame."""
         if not PREFACE.startswith(data[:_PREFACE_BYTES]):
             raise ProtocolError("not an HTTP/2 client")
@@ -242,7 +242,7 @@ class FrameReader:
             number &= _STREAM_MASK
             if kind == DATA and not flags & PADDED and self._block is None:
                 ends = flags & END_STREAM
-                receiver.charge(number, size, not size, ends)
+                receiver.on_data_begin(number, size, not size, ends)
                 position = self._content(number, size, ends, data, position + _HEAD_BYTES)
                 continue
             stop = position + _HEAD_BYTES + size
@@ -262,13 +262,13 @@ class FrameReader:
         end = len(data)
         if stop <= end:
             self._left = 0
-            self._receiver.content(number, data, start, stop, ends)
+            self._receiver.on_data(number, data, start, stop, ends)
             return stop
         self._left = stop - end
         self._left_stream = number
         self._left_ends = ends
         if start < end:
-            self._receiver.content(number, data, start, end, 0)
+            self._receiver.on_data(number, data, start, end, 0)
         return end
 
     # -- all others
@@ -286,17 +286,17 @@ class FrameReader:
             content = _unpadded(flags, payload)
             ends = flags & END_STREAM
             # Padding counts for flow control (RFC 9113 section 6.1).
-            self._receiver.charge(number, len(payload), not content, ends)
-            self._receiver.content(number, content, 0, len(content), ends)
+            self._receiver.on_data_begin(number, len(payload), not content, ends)
+            self._receiver.on_data(number, content, 0, len(content), ends)
         elif kind == HEADERS:
             self._headers(flags, number, payload)
         elif kind == CONTINUATION:
             self._continuation(flags, number, payload)
         elif kind == PRIORITY:
             _check_priority(number, payload)
-            self._receiver.frame(kind, flags, number, payload)
+            self._receiver.on_frame(kind, flags, number, payload)
         else:
-            self._receiver.frame(kind, flags, number, payload)
+            self._receiver.on_frame(kind, flags, number, payload)
 
     def _headers(self, flags: int, number: int, payload: bytes) -> None:
         payload = _unpadded(flags, payload)
@@ -306,7 +306,7 @@ class FrameReader:
         self._check_block(len(payload))
         ends = flags & END_STREAM
         if flags & END_HEADERS:
-            self._receiver.header_block(number, ends, payload)
+            self._receiver.on_header_block(number, ends, payload)
             return
         self._block = bytearray(payload)
         self._block_stream = number
@@ -322,7 +322,7 @@ class FrameReader:
         block += payload
         if flags & END_HEADERS:
             self._block = None
-            self._receiver.header_block(number, self._block_ends, bytes(block))
+            self._receiver.on_header_block(number, self._block_ends, bytes(block))
 
     def _check_block(self, size: int, continuations: int = 0) -> None:
         if size > self._limits.header_bytes or continuations > self._limits.continuations:

@@ -99,7 +99,7 @@ class _HealthCall(ABC):
         self._sink = sink
         self._health = health
 
-    def message(self, data: bytes) -> None:
+    def on_message(self, data: bytes) -> None:
         try:
             self._answer(data)
         except ProtocolError as error:
@@ -108,10 +108,10 @@ class _HealthCall(ABC):
     @abstractmethod
     def _answer(self, data: bytes, /) -> None: ...
 
-    def half_closed(self) -> None:
+    def on_half_closed(self) -> None:
         self._sink.close(_INTERNAL, "ended without a request")
 
-    def cancelled(self) -> None:  # noqa: B027  nothing is under way
+    def on_cancelled(self) -> None:  # noqa: B027  nothing is under way
         pass
 
 
@@ -148,8 +148,8 @@ class _Watch(_HealthCall):
         self._stop()
         self._stop = self._health.watch(service_of(data), self._sink.send)
 
-    def half_closed(self) -> None:
+    def on_half_closed(self) -> None:
         pass
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         self._stop()

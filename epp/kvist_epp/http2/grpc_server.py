@@ -133,7 +133,7 @@ def _behaviour(method: Method, kept: set["_QueueSink"] | None) -> Callable[[Any,
         try:
             return await sink.pump(context)
         except asyncio.CancelledError:
-            call.cancelled()
+            call.on_cancelled()
             raise
         finally:
             reader.cancel()
@@ -149,9 +149,9 @@ async def _read(context: _Context, call: Call, sink: "_QueueSink") -> None:
         if sink.closed:
             return
         if data is grpc.aio.EOF:  # type: ignore[attr-defined]  # absent from the stubs
-            call.half_closed()
+            call.on_half_closed()
             return
-        call.message(data)
+        call.on_message(data)
 
 
 class _QueueSink:

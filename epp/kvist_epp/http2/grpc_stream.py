@@ -43,14 +43,14 @@ class GrpcStream:
         "_delivered",
         "_discarded",
         "_expected",
-        "_fraction",
         "_held",
         "_missing",
         "_outbox",
+        "_partial_prefix",
         "_parts",
         "_started",
         "_table",
-        "_tail",
+        "_trailers",
         "_unanswered",
         "call",
         "credit",
@@ -88,9 +88,9 @@ class GrpcStream:
         self.waiting_bytes = 0
         self.emitted = 0
         self._started = False
-        self._tail = b""
+        self._trailers = b""
         self._expected = head.content_length
-        self._fraction = b""
+        self._partial_prefix = b""
         self._parts: list[bytes | bytearray] = []
         self._held = 0
         self._missing = 0
@@ -110,7 +110,7 @@ class GrpcStream:
     @property
     def incomplete(self) -> bool:
         """Return whether a message has begun and not ended."""
-        return bool(self._missing or self._fraction)
+        return bool(self._missing or self._partial_prefix)
 
     # -- what arrives
 
@@ -122,15 +122,18 @@ class GrpcStream:
         try:
             call = method(self)
         except Exception as error:  # noqa: BLE001 - an exception of a call ends that call
-            self._crashed(error)
+            self._on_error(error)
             return
         if not self.ended:
             self.call = call
 
-    def data(self, chunk: bytes, start: int, stop: int) -> None:
+    def on_data(self, chunk: bytes, start: int, stop: int) -> None:
         """Process a piece of the request's content; ``chunk[start:stop]`` is copied at most once."""
-        if self._expected is not None and not self._as_announced(stop - start):
-            return
+        if self._expected is not None:  # content-length (RFC 9113 section 8.1.1)
+            self._expected -= stop - start
+            if self._expected < 0:
+                self._table.reset(self, frames.PROTOCOL_ERROR)
+                return
         if self.call is None:
             # Content that is not used: of a request that is not gRPC, or of a call already answered.
             self._discarded += stop - start
@@ -138,39 +141,39 @@ class GrpcStream:
                 self._table.reset(self, frames.ENHANCE_YOUR_CALM, "message-bytes")
             return
         if self._missing:
-            start = self._continue(chunk, start, stop)
-        elif self._fraction:
-            chunk = self._fraction + chunk[start:stop]
+            start = self._continue_message(chunk, start, stop)
+        elif self._partial_prefix:
+            chunk = self._partial_prefix + chunk[start:stop]
             start, stop = 0, len(chunk)
         while stop - start >= 5 and self.call is not None:
             flag, size = _message_head(chunk, start)
             start += 5
             if flag or size > self._table.limits.message_bytes:
-                self._unacceptable(flag)
+                self._reject_message(flag)
                 return
             if stop - start < size:
-                self._fraction = b""
+                self._partial_prefix = b""
                 self._missing = size
-                self._keep(chunk[start:stop])
+                self._keep_part(chunk[start:stop])
                 return
             self._deliver(chunk[start : start + size])
             start += size
-        self._fraction = b"" if self.ended else chunk[start:stop]
+        self._partial_prefix = b"" if self.ended else chunk[start:stop]
 
-    def finish(self) -> None:
+    def on_end_stream(self) -> None:
         """Process the client's END_STREAM."""
         self.half_closed = True
         if self._expected:
             self._table.reset(self, frames.PROTOCOL_ERROR)
         elif self.sent:
             self._table.remove(self)
-        elif self._missing or self._fraction:
+        elif self._missing or self._partial_prefix:
             self.abort(frames.INTERNAL, "the last message is incomplete")
         elif self.call is not None:
             try:
-                self.call.half_closed()
+                self.call.on_half_closed()
             except Exception as error:  # noqa: BLE001 - an exception of a call ends that call
-                self._crashed(error)
+                self._on_error(error)
         elif not self.ended:
             self._not_found()
 
@@ -190,18 +193,10 @@ class GrpcStream:
         self._held = self._delivered = self._missing = 0
         self._parts.clear()
 
-    def _as_announced(self, size: int) -> bool:
-        """Count against content-length (RFC 9113 section 8.1.1); return whether the size is allowed."""
-        self._expected = (self._expected or 0) - size
-        if self._expected >= 0:
-            return True
-        self._table.reset(self, frames.PROTOCOL_ERROR)
-        return False
-
-    def _continue(self, chunk: bytes, start: int, stop: int) -> int:
+    def _continue_message(self, chunk: bytes, start: int, stop: int) -> int:
         """Add to the message begun; return the position of the next message."""
         if stop - start < self._missing:
-            self._keep(chunk[start:stop])
+            self._keep_part(chunk[start:stop])
             return stop
         end = start + self._missing
         self._parts.append(chunk[start:end])
@@ -212,7 +207,7 @@ class GrpcStream:
         self._deliver(message)
         return end
 
-    def _keep(self, piece: bytes) -> None:
+    def _keep_part(self, piece: bytes) -> None:
         size = len(piece)
         self._missing -= size
         self._held += size
@@ -226,7 +221,7 @@ class GrpcStream:
         if not self._table.memory.receive(size):
             self._table.reset(self, frames.ENHANCE_YOUR_CALM, "held-bytes")
 
-    def _unacceptable(self, flag: int) -> None:
+    def _reject_message(self, flag: int) -> None:
         if flag == 1:
             self.abort(frames.UNIMPLEMENTED, "compressed messages are not supported")
         elif flag:
@@ -245,9 +240,9 @@ class GrpcStream:
             return
         self._unanswered = True
         try:
-            call.message(message)
+            call.on_message(message)
         except Exception as error:  # noqa: BLE001 - an exception of a call ends that call
-            self._crashed(error)
+            self._on_error(error)
         if self._unanswered and self.call is not None and not self.lasting:
             # The call may keep a message until it answers.
             self._delivered += len(message)
@@ -256,11 +251,11 @@ class GrpcStream:
 
     def _cancel(self, call: Call) -> None:
         try:
-            call.cancelled()
+            call.on_cancelled()
         except Exception as error:  # noqa: BLE001 - the stream is gone, the others must not be
             _report(error)
 
-    def _crashed(self, error: Exception) -> None:
+    def _on_error(self, error: Exception) -> None:
         _report(error)
         self.abort(frames.UNKNOWN, "internal error")
 
@@ -274,7 +269,7 @@ class GrpcStream:
     # -- the sink
 
     def send(self, data: bytes) -> None:
-        """Send one gRPC message. Too slow a reader is reset: ``cancelled`` may come before the return."""
+        """Send one gRPC message. Too slow a reader is reset: ``on_cancelled`` may come before the return."""
         if self.ended:
             return
         box = self._outbox
@@ -322,8 +317,8 @@ class GrpcStream:
 
     def on_drained(self) -> None:
         """Send the trailers if they waited for the messages, of which the last was just sent."""
-        if self._tail:
-            self._finish_sending(self._tail)
+        if self._trailers:
+            self._finish_sending(self._trailers)
 
     def _end(self, tail: bytes) -> None:
         self.ended = True
@@ -331,12 +326,12 @@ class GrpcStream:
         if self._delivered or self._held:
             self._release()
         if self.waiting:
-            self._tail = tail
+            self._trailers = tail
         else:
             self._finish_sending(tail)
 
     def _finish_sending(self, tail: bytes) -> None:
-        self._tail = b""
+        self._trailers = b""
         self.sent = True
         self._outbox.put(tail)
         self._table.on_answered(self)

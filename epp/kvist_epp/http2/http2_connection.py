@@ -127,7 +127,7 @@ class Http2Connection:
         self.outbox.put(frames.goaway(frames.LARGEST_STREAM, frames.NO_ERROR))
         self.outbox.put(frames.frame(frames.PING, 0, frames.CONNECTION, _DRAIN_PING))
 
-    def lost(self) -> None:
+    def on_lost(self) -> None:
         """Cancel every open call and drop all output, because the transport is gone."""
         self.closing = True
         self.stream_table.cancel_all()
@@ -145,7 +145,7 @@ class Http2Connection:
 
     # -- DATA
 
-    def charge(self, number: int, size: int, empty: bool, ends: int) -> None:
+    def on_data_begin(self, number: int, size: int, empty: bool, ends: int) -> None:
         """Account for the begin of a DATA frame, with ``size`` bytes for flow control (RFC 9113 section 5.2).
 
         ``empty`` means that it has no content. Raises ``ProtocolError``, as every callback of the parser may:
@@ -153,28 +153,28 @@ class Http2Connection:
         """
         self._credit -= size
         if self._credit * 2 < self.limits.connection_window:
-            self._widen()
+            self._refill_window()
         stream = self._open.get(number)
         if stream is None:
-            self._stray(number, size)
+            self._on_stray_data(number, size)
         elif stream.half_closed:
             self.stream_table.reset(stream, frames.STREAM_CLOSED)
         elif not ends:
             if empty:
                 self._spend(self._empties, "empty-frames")
-            self._charge_stream(stream, size)
+            self._charge(stream, size)
 
-    def content(self, number: int, chunk: bytes, start: int, stop: int, ends: int) -> None:
+    def on_data(self, number: int, chunk: bytes, start: int, stop: int, ends: int) -> None:
         """Process ``chunk[start:stop]`` of DATA; ``ends`` with the last piece of a frame with END_STREAM."""
         stream = self._open.get(number)
         if stream is None:
             return
         if start < stop:
-            stream.data(chunk, start, stop)
+            stream.on_data(chunk, start, stop)
         if ends and number in self._open:
-            stream.finish()
+            stream.on_end_stream()
 
-    def _charge_stream(self, stream: GrpcStream, size: int) -> None:
+    def _charge(self, stream: GrpcStream, size: int) -> None:
         stream.credit -= size
         if stream.sent:
             # Answered already: the rest of the request is of no use (RFC 9113 section 8.1).
@@ -186,14 +186,14 @@ class Http2Connection:
             stream.refilled += self.limits.stream_window - stream.credit
             stream.credit = self.limits.stream_window
 
-    def _widen(self) -> None:
+    def _refill_window(self) -> None:
         full = self.limits.connection_window
         if self._credit < 0:
             raise ProtocolError("connection window exceeded", frames.FLOW_CONTROL_ERROR)
         self.outbox.control(frames.window_update(frames.CONNECTION, full - self._credit))
         self._credit = full
 
-    def _stray(self, number: int, size: int) -> None:
+    def _on_stray_data(self, number: int, size: int) -> None:
         """Handle DATA for a stream that is not open; frames under way to one reset by us are no flood."""
         self.stream_table.check_opened(number)
         if number in self.stream_table.reset_by_us:
@@ -204,7 +204,7 @@ class Http2Connection:
 
     # -- header blocks
 
-    def header_block(self, number: int, ends: int, block: bytes) -> None:
+    def on_header_block(self, number: int, ends: int, block: bytes) -> None:
         """Process HEADERS with all its CONTINUATION: a request, its trailers, or too late."""
         stream = self._open.get(number)
         if stream is not None:
@@ -228,7 +228,7 @@ class Http2Connection:
         if head.grpc:
             stream.begin(method)
         if ends:
-            stream.finish()
+            stream.on_end_stream()
 
     def _trailers(self, stream: GrpcStream, ends: int, block: bytes) -> None:
         code = frames.STREAM_CLOSED if stream.half_closed else frames.PROTOCOL_ERROR
@@ -240,7 +240,7 @@ class Http2Connection:
         if stream.half_closed or not ends:
             self.stream_table.reset(stream, code)
         else:
-            stream.finish()
+            stream.on_end_stream()
 
     def _late_headers(self, number: int, block: bytes) -> None:
         if number in self.stream_table.reset_by_us:
@@ -253,7 +253,7 @@ class Http2Connection:
 
     # -- the other frames
 
-    def frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+    def on_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         """Process any other frame; unknown types are ignored (RFC 9113 section 5.5) while they are few."""
         if kind < len(_HANDLERS):
             _HANDLERS[kind](self, flags, number, payload)

@@ -174,7 +174,7 @@ class ServerTransport(asyncio.Protocol):
         if exc is not None:
             self._count_if_in_handshake()
         self._transport = None
-        self.connection.lost()
+        self.connection.on_lost()
         self._server.on_lost(self)
 
     def _read(self, go_on: bool) -> None:
@@ -279,12 +279,12 @@ class ServerTransport(asyncio.Protocol):
                 _log.debug("connection ended: %s", error)
             else:
                 self._count_failed_handshake(str(error).removeprefix(PREFIX))
-            self.connection.lost()
+            self.connection.on_lost()
             return
         if plain:
             self.connection.receive(plain)
         if tls.ended:
-            self.connection.lost()
+            self.connection.on_lost()
 
     def _count_if_in_handshake(self) -> None:
         """Count a failed handshake if the peer left in the middle of one."""

@@ -223,7 +223,7 @@ class FollowerCall:
         self._sink = sink
         self._replica = ""
 
-    def message(self, data: bytes) -> None:
+    def on_message(self, data: bytes) -> None:
         """Handle the handshake, then acknowledgements."""
         try:
             handshake, seq = decode_ack(data)
@@ -236,11 +236,11 @@ class FollowerCall:
         except ProtocolError as error:
             self.end(_INVALID_ARGUMENT, str(error))
 
-    def half_closed(self) -> None:
+    def on_half_closed(self) -> None:
         """Close the call, since the follower has closed its side."""
         self.end()
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         """Remove the follower."""
         self._remove()
 

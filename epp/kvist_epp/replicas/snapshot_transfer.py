@@ -92,7 +92,7 @@ class SnapshotCall:
         self._started = False
         self._chunks: Chunks | None = None
 
-    def message(self, data: bytes) -> None:
+    def on_message(self, data: bytes) -> None:
         """Handle the first request, then grants of more chunks."""
         try:
             request = decode_snapshot_request(data)
@@ -105,11 +105,11 @@ class SnapshotCall:
             if self._chunks is not None and self._credit:
                 self._server.subscriber.scheduler.add(self)
 
-    def half_closed(self) -> None:
+    def on_half_closed(self) -> None:
         """Close the call, since the client needs no more."""
         self._close()
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         """Stop sending, since the client has gone."""
         self._stop()
 

@@ -51,7 +51,7 @@ INPUTS: Final[dict[type, tuple[str, ...]]] = {
     Index: ("publisher", "stored", "opaque", "held", "removed", "cleared", "forget", "leave", "sweep"),
     RemoteLoad: ("on_connected", "apply", "poll", "end_orphan"),
     LoadServer: ("start", "tick"),
-    FollowerCall: ("message", "half_closed", "cancelled"),
+    FollowerCall: ("on_message", "on_half_closed", "on_cancelled"),
 }
 """Methods that are recorded when they are called from outside."""
 

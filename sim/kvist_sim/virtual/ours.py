@@ -111,7 +111,7 @@ class FollowerSink:
     def _arrive(self, data: bytes) -> None:
         update = decode_update(data)
         self.follower.remote_load.apply(self.replica, update, self.follower.now())
-        self.call.message(encode_ack(seq=update.seq))
+        self.call.on_message(encode_ack(seq=update.seq))
 
 
 class Kvist(RequestListener):
@@ -336,7 +336,7 @@ class Kvist(RequestListener):
     def follow(self, sink: FollowerSink, replica: str) -> FollowerCall:
         """Another replica follows this one."""
         call = sink.call = self.load_server.start(sink)
-        call.message(encode_ack(Handshake(replica, b"", False)))
+        call.on_message(encode_ack(Handshake(replica, b"", False)))
         return call
 
     def on_routed(self, attempt: Attempt) -> None:

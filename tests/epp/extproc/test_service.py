@@ -88,7 +88,7 @@ def _kinds(sink: Recorder) -> list[str | None]:
 def test_a_pick_is_sent_and_the_stream_closed() -> None:
     """A decision made at once is answered within the message's own turn."""
     world = World()
-    world.call(PROCESS_METHOD).message(WHOLE)
+    world.call(PROCESS_METHOD).on_message(WHOLE)
 
     assert (_kinds(world.sink), world.sink.closed) == (["request_headers"], [(0, "")])
 
@@ -103,7 +103,7 @@ def test_refusals_may_be_raised_or_returned(raised: bool) -> None:
         return Shed("busy")
 
     world = World(refuse)
-    world.call(PROCESS_METHOD).message(WHOLE)
+    world.call(PROCESS_METHOD).on_message(WHOLE)
 
     assert (_kinds(world.sink), world.sink.closed) == (["immediate_response"], [(0, "")])
 
@@ -113,8 +113,8 @@ async def test_an_awaited_decision_is_answered_later() -> None:
     decision: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
     world = World(lambda _: decision)
     call = world.call(PROCESS_METHOD)
-    call.message(WHOLE)
-    call.message(m.request_body(b"again"))
+    call.on_message(WHOLE)
+    call.on_message(m.request_body(b"again"))
     assert (world.sink.sent, world.sink.closed) == ([], [])
 
     decision.set_result(PICK)
@@ -131,7 +131,7 @@ async def test_an_awaited_decision_may_refuse() -> None:
         raise Shed("waited too long", retry_after=1)
 
     world = World(refuse)
-    world.call(PROCESS_METHOD).message(WHOLE)
+    world.call(PROCESS_METHOD).on_message(WHOLE)
     await asyncio.sleep(0)
 
     assert _kinds(world.sink) == ["immediate_response"]
@@ -150,9 +150,9 @@ async def test_a_cancelled_call_cancels_its_decision() -> None:
 
     world = World(wait)
     call = world.call(PROCESS_METHOD)
-    call.message(WHOLE)
+    call.on_message(WHOLE)
     await asyncio.sleep(0)
-    call.cancelled()
+    call.on_cancelled()
     await cancelled.wait()
 
     assert (world.sink.sent, world.sink.closed, world.protocol_errors) == ([], [], [])
@@ -163,8 +163,8 @@ async def test_a_half_closed_call_is_answered() -> None:
     decision: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
     world = World(lambda _: decision)
     call = world.call(PROCESS_METHOD)
-    call.message(WHOLE)
-    call.half_closed()
+    call.on_message(WHOLE)
+    call.on_half_closed()
     assert world.sink.closed == []
 
     decision.set_result(PICK)
@@ -182,9 +182,9 @@ def test_a_deferred_decision_is_answered_when_it_is_made(decision: Decision, kin
     later = Later()
     world = World(lambda _: later)
     call = world.call(PROCESS_METHOD)
-    call.message(WHOLE)
-    call.message(m.request_body(b"again"))
-    call.half_closed()
+    call.on_message(WHOLE)
+    call.on_message(m.request_body(b"again"))
+    call.on_half_closed()
     assert (world.sink.sent, world.sink.closed) == ([], [])
 
     _decide(later, decision)
@@ -196,8 +196,8 @@ def test_a_cancelled_call_cancels_its_deferred_decision() -> None:
     """The decision is cancelled within the call, so that no request is queued for a client that has left."""
     later = Later()
     call = World(lambda _: later).call(PROCESS_METHOD)
-    call.message(WHOLE)
-    call.cancelled()
+    call.on_message(WHOLE)
+    call.on_cancelled()
 
     assert later.cancelled == 1
 
@@ -206,7 +206,7 @@ def test_an_exception_of_a_deferred_decision_is_an_error(caplog: pytest.LogCaptu
     """An exception ends the call with INTERNAL, and its text is neither sent nor logged."""
     later = Later()
     world = World(lambda _: later)
-    world.call(PROCESS_METHOD).message(WHOLE)
+    world.call(PROCESS_METHOD).on_message(WHOLE)
     _decide(later, RuntimeError("secret prompt"))
 
     assert (world.sink.sent, world.sink.closed) == ([], [(13, "the pick failed")])
@@ -218,8 +218,8 @@ def test_a_call_that_ends_without_a_question_is_closed() -> None:
     """A client that ends its side before its body has ended gets the end, and no question is asked."""
     world = World()
     call = world.call(PROCESS_METHOD)
-    call.message(m.request_headers(DUPLEX))
-    call.half_closed()
+    call.on_message(m.request_headers(DUPLEX))
+    call.on_half_closed()
 
     assert (world.sink.sent, world.sink.closed) == ([], [(0, "")])
 
@@ -235,7 +235,7 @@ async def test_bugs_of_the_picker_end_the_call(caplog: pytest.LogCaptureFixture)
 
     for answer in (later, now):
         world = World(answer)
-        world.call(PROCESS_METHOD).message(WHOLE)
+        world.call(PROCESS_METHOD).on_message(WHOLE)
         await asyncio.sleep(0)
 
         assert world.sink.closed == [(13, "the pick failed")]
@@ -247,7 +247,7 @@ async def test_bugs_of_the_picker_end_the_call(caplog: pytest.LogCaptureFixture)
 def test_undecodable_messages_are_refused_and_counted() -> None:
     """Bytes that are no message end the call with INVALID_ARGUMENT, with a length and no content."""
     world = World()
-    world.call(PROCESS_METHOD).message(b"\xffsecret")
+    world.call(PROCESS_METHOD).on_message(b"\xffsecret")
 
     assert world.sink.closed == [(3, "ext_proc message of 7 bytes cannot be decoded")]
     assert world.protocol_errors == [("ext-proc-message", 1)]
@@ -258,9 +258,9 @@ def test_access_logs_are_passed_on_and_never_answered_early() -> None:
     world = World()
     call = world.call(ACCESS_LOG_METHOD)
     for message in (b"\xff", b"\x12\x06\x0a\x01\xff\x0a\x01\xff", b"\x12\x02\x0a\x00", b"\x0a\x00"):
-        call.message(message)
+        call.on_message(message)
     assert world.sink.closed == []
-    call.half_closed()
+    call.on_half_closed()
 
     assert world.ended == [AccessLogEntry(None, None, None, None, 0, None, None)]
     assert world.protocol_errors == [("access-log-message", 1), ("access-log-entry", 2)]
@@ -270,10 +270,10 @@ def test_access_logs_are_passed_on_and_never_answered_early() -> None:
 def test_protocol_errors_are_declared() -> None:
     """Every protocol error that can be counted has a declared name."""
     world = World(lambda _: 1 / 0)  # type: ignore[arg-type, return-value]
-    world.call(PROCESS_METHOD).message(WHOLE)
-    world.call(PROCESS_METHOD).message(b"\xff")
-    world.call(ACCESS_LOG_METHOD).message(b"\xff")
-    world.call(ACCESS_LOG_METHOD).message(b"\x12\x03\x0a\x01\xff")
+    world.call(PROCESS_METHOD).on_message(WHOLE)
+    world.call(PROCESS_METHOD).on_message(b"\xff")
+    world.call(ACCESS_LOG_METHOD).on_message(b"\xff")
+    world.call(ACCESS_LOG_METHOD).on_message(b"\x12\x03\x0a\x01\xff")
 
     assert {name for name, _ in world.protocol_errors} == set(PROTOCOL_ERRORS)
 
@@ -281,9 +281,9 @@ def test_protocol_errors_are_declared() -> None:
 def test_checks_answer_and_end() -> None:
     """A check of a known name answers and closes; of an unknown one it ends with NOT_FOUND."""
     world = World()
-    world.call(HEALTH_CHECK_METHOD).message(b"\x0a\x08liveness")
-    world.call(HEALTH_CHECK_METHOD).message(b"\x0a\x06nobody")
-    world.call(HEALTH_LIST_METHOD).message(b"")
+    world.call(HEALTH_CHECK_METHOD).on_message(b"\x0a\x08liveness")
+    world.call(HEALTH_CHECK_METHOD).on_message(b"\x0a\x06nobody")
+    world.call(HEALTH_LIST_METHOD).on_message(b"")
 
     assert world.sink.sent == [world.health.answer("liveness"), world.health.list()]
     assert world.sink.closed == [(0, ""), (5, "unknown service"), (0, "")]
@@ -292,7 +292,7 @@ def test_checks_answer_and_end() -> None:
 def test_a_check_without_a_request_is_refused() -> None:
     """A unary call that ends before its request is a mistake of the client's."""
     world = World()
-    world.call(HEALTH_CHECK_METHOD).half_closed()
+    world.call(HEALTH_CHECK_METHOD).on_half_closed()
 
     assert world.sink.closed == [(13, "ended without a request")]
 
@@ -301,10 +301,10 @@ def test_a_watch_outlives_its_request() -> None:
     """A watch goes on after the client ended its side, and stops when the client leaves."""
     world = World()
     call = world.call(HEALTH_WATCH_METHOD)
-    call.message(b"")
-    call.half_closed()
+    call.on_message(b"")
+    call.on_half_closed()
     world.health.set(True)
-    call.cancelled()
+    call.on_cancelled()
     world.health.set(False)
 
     assert (len(world.sink.sent), world.sink.closed) == (2, [])

@@ -46,13 +46,13 @@ class Recorder:
         self.sink = sink
         self.events: list[Any] = []
 
-    def message(self, data: bytes) -> None:
+    def on_message(self, data: bytes) -> None:
         self.events.append(data)
 
-    def half_closed(self) -> None:
+    def on_half_closed(self) -> None:
         self.events.append("half closed")
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         self.events.append("cancelled")
 
 
@@ -62,13 +62,13 @@ class Echo:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
-    def message(self, data: bytes) -> None:
+    def on_message(self, data: bytes) -> None:
         self._sink.send(data)
 
-    def half_closed(self) -> None:
+    def on_half_closed(self) -> None:
         self._sink.close()
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         pass
 
 

@@ -35,16 +35,16 @@ class Waiting(Recorder):
         super().__init__(sink)
         self._changed = changed
 
-    def message(self, data: bytes) -> None:
-        super().message(data)
+    def on_message(self, data: bytes) -> None:
+        super().on_message(data)
         self._changed.set()
 
-    def half_closed(self) -> None:
-        super().half_closed()
+    def on_half_closed(self) -> None:
+        super().on_half_closed()
         self._changed.set()
 
-    def cancelled(self) -> None:
-        super().cancelled()
+    def on_cancelled(self) -> None:
+        super().on_cancelled()
         self._changed.set()
 
 

@@ -150,7 +150,7 @@ def test_a_lost_connection_reaches_every_call() -> None:
     client = Client()
     client.send(*(client.request(number, RECORD) for number in (1, 3, 5)), data(5, message(b"part")[:-1]))
     client.calls[1].sink.close()
-    client.connection.lost()
+    client.connection.on_lost()
     assert [call.events for call in client.calls] == [["cancelled"], [], ["cancelled"]]
     assert client.connection.streams == 0
     assert client.answer() == []
@@ -160,12 +160,12 @@ def test_a_failing_call_ends_alone(caplog: pytest.LogCaptureFixture) -> None:
     """An exception in a call ends it with status 2, unlogged in words; others go on."""
 
     class Failing:
-        def message(self, data: bytes) -> None:
+        def on_message(self, data: bytes) -> None:
             raise ValueError(f"no {data!r}")
 
-        def half_closed(self) -> None: ...
+        def on_half_closed(self) -> None: ...
 
-        def cancelled(self) -> None:
+        def on_cancelled(self) -> None:
             raise ValueError("again")
 
     client = Client(methods={RECORD: lambda _sink: Failing(), ECHO: Echo})

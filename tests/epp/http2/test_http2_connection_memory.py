@@ -113,7 +113,7 @@ def test_a_lost_connection_gives_everything_back() -> None:
     client.calls[2].sink.send(bytes(100_000))
     client.connection.outbox.park()
     assert client.stats.held > 100_000
-    client.connection.lost()
+    client.connection.on_lost()
     assert client.stats.held == 0
     assert (client.connection.memory.receiving, client.connection.memory.unsent) == (0, 0)
 

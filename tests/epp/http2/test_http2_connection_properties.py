@@ -102,7 +102,7 @@ def test_garbage_ends_in_goaway_or_nothing(pieces: list[bytes]) -> None:
     if fatal:
         assert answer[-1].kind == f.GOAWAY
         assert client.connection.streams == 0
-    client.connection.lost()
+    client.connection.on_lost()
     assert client.connection.streams == 0
     assert all(call.events[-1:] in (["cancelled"], []) for call in client.calls)
 

@@ -166,16 +166,16 @@ class OtherService:
         self._sink = sink
         self._messages = messages
 
-    def message(self, data: bytes) -> None:
+    def on_message(self, data: bytes) -> None:
         """Answer with the given messages."""
         for message in self._messages:
             self._sink.send(message)
         self._sink.close()
 
-    def half_closed(self) -> None:
+    def on_half_closed(self) -> None:
         """Ignore the end of the other side."""
 
-    def cancelled(self) -> None:
+    def on_cancelled(self) -> None:
         """Ignore the end of the call."""
 
 
