@@ -17,7 +17,7 @@ import yaml
 from kvist_operator.errors import OperatorError, SpecError
 from kvist_operator.manifests import Api, Site, render
 from kvist_operator.manifests.render import to_yaml
-from kvist_operator.models.source import draft_facts, facts
+from kvist_operator.models.source import draft_facts, model_facts
 from kvist_operator.plan import Choice, Plan, PlanVerdict, make_plan
 from kvist_operator.plan.plan import Difference, differences, override
 from kvist_operator.spec import read_pool
@@ -80,7 +80,7 @@ def _planned(resource: Mapping[str, Any], gpu: str) -> Plan:
     pool = read_pool(resource)
     proposer = pool.engine.speculative
     draft = draft_facts(proposer.model, proposer.shape) if proposer and proposer.model else None
-    return make_plan(pool, facts(pool.model), gpu=gpu, draft=draft)
+    return make_plan(pool, model_facts(pool.model), gpu=gpu, draft=draft)
 
 
 def _printed(plan: Plan, output: str) -> str:

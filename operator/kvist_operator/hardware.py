@@ -153,7 +153,7 @@ class NodeFacts:
     per_node: int
 
 
-def find(text: str) -> Accelerator | None:
+def find_accelerator(text: str) -> Accelerator | None:
     """Return the row with this product, alias or short name; None without one.
 
     Case, dashes and underscores do not matter.
@@ -165,13 +165,13 @@ def _plain(text: str) -> str:
     return "".join(c for c in text.lower() if c.isalnum())
 
 
-def known(text: str, field: str = "spec.accelerator.product") -> Accelerator:
+def known_accelerator(text: str, field: str = "spec.accelerator.product") -> Accelerator:
     """Return the row with this product, alias or short name.
 
     Raises:
         HardwareError: no row has that name; the message begins with ``field``, which has the name.
     """
-    row = find(text)
+    row = find_accelerator(text)
     if row is None:
         names = ", ".join(row.name for row in ROWS)
         raise HardwareError(
@@ -181,10 +181,10 @@ def known(text: str, field: str = "spec.accelerator.product") -> Accelerator:
     return row
 
 
-def other(product: str, memory_gib: float, resource: str = "") -> Accelerator:
+def unlisted_accelerator(product: str, memory_gib: float, resource: str = "") -> Accelerator:
     """Return an unverified row for a product that is not in the table."""
     return replace(
-        known("L40S"),
+        known_accelerator("L40S"),
         name=product,
         product=product,
         also=(),
@@ -197,10 +197,10 @@ def other(product: str, memory_gib: float, resource: str = "") -> Accelerator:
     )
 
 
-def from_labels(labels: Mapping[str, str]) -> NodeFacts | None:
+def node_facts(labels: Mapping[str, str]) -> NodeFacts | None:
     """Return a node's accelerators by its labels; None if no label names a known product."""
     product = next((labels[name] for name in PRODUCT_LABELS if labels.get(name)), "")
-    row = find(product) if product else None
+    row = find_accelerator(product) if product else None
     if row is None:
         return None
     count = next((labels[name] for name in COUNT_LABELS if labels.get(name, "").isdigit()), "")
@@ -208,9 +208,9 @@ def from_labels(labels: Mapping[str, str]) -> NodeFacts | None:
     return NodeFacts(replace(row, verified=False) if shared else row, int(count or row.per_node))
 
 
-def of_nodes(nodes: Iterable[Mapping[str, str]]) -> list[NodeFacts]:
+def node_kinds(nodes: Iterable[Mapping[str, str]]) -> list[NodeFacts]:
     """Return the kinds of accelerator in a cluster, the most numerous first."""
-    found = [facts for labels in nodes if (facts := from_labels(labels))]
+    found = [facts for labels in nodes if (facts := node_facts(labels))]
     return sorted(set(found), key=lambda facts: (-found.count(facts), facts.accelerator.name))
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import yaml
 
-from kvist_operator.models.source import facts
+from kvist_operator.models.source import model_facts
 from kvist_operator.plan import Plan, PlanVerdict, make_plan
 from kvist_operator.spec import read_pool
 
@@ -50,7 +50,7 @@ def planned(resource: dict[str, Any]) -> Plan:
     """Plan a pool as the operator does, without a cluster. Raises OperatorError."""
     pool = read_pool(resource)
     says = pool.accelerator.product or pool.accelerator.resource
-    return make_plan(pool, facts(pool.model), gpu="" if says else GPU)
+    return make_plan(pool, model_facts(pool.model), gpu="" if says else GPU)
 
 
 def refusal(plan: Plan) -> str:

@@ -8,7 +8,7 @@ import pytest
 from tests.engine import tiny
 from tests.engine.vllm import VllmEngine
 
-from kvist_operator.models.source import facts
+from kvist_operator.models.source import model_facts
 from kvist_operator.plan import Plan, make_plan
 from kvist_operator.spec import read_pool
 
@@ -30,7 +30,7 @@ def planned(folder: Path) -> Plan:
             },
         }
     )
-    return make_plan(pool, facts(pool.model))
+    return make_plan(pool, model_facts(pool.model))
 
 
 def flags(plan: Plan) -> list[str]:

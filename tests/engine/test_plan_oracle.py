@@ -23,10 +23,10 @@ from typing import Any, Final
 import pytest
 from tests.engine import install
 
-from kvist_operator.hardware import known
+from kvist_operator.hardware import known_accelerator
 from kvist_operator.memory.layout import EngineSettings, Layout
 from kvist_operator.memory.memory_budget import budget
-from kvist_operator.models.shape import Facts, from_config
+from kvist_operator.models.shape import Facts, read_shape
 
 PACKAGE: Final = "aiconfigurator-core==0.12.0"
 VERSIONS: Final = {"a100_sxm": "0.14.0"}
@@ -142,10 +142,10 @@ def _estimate(found: dict[str, Any], config: dict[str, Any]) -> Estimate:
 
 def tokens(theirs: Estimate, gpu: str, tp: int) -> int:
     """Our figure, with their constants."""
-    shape = from_config(theirs.config)
+    shape = read_shape(theirs.config)
     layout = Layout(tensor=tp, expert=shape.experts is not None and tp > 1)
     run = EngineSettings(max_len=LENGTH, images=False)
-    memory = budget(Facts(shape=shape, source="test"), known(gpu), layout, run)
+    memory = budget(Facts(shape=shape, source="test"), known_accelerator(gpu), layout, run)
     free = theirs.capacity * SHARE / 100 - memory.weights - theirs.others
     [cache] = memory.stages
     return replace(cache, in_flight=0).tokens(free, LENGTH)

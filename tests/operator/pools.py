@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from kvist_operator.models.shape import Facts, from_config
+from kvist_operator.models.shape import Facts, read_shape
 from kvist_operator.models.source import from_catalogue
 from kvist_operator.plan import Plan, make_plan
 from kvist_operator.spec import Pool, read_pool
@@ -50,7 +50,7 @@ def known(name: str) -> Facts:
 
 def made(**config: Any) -> Facts:
     """Return the facts of a model like Llama 3.1 8B, with other keys."""
-    return Facts(shape=from_config({**DENSE, **config}), source="test")
+    return Facts(shape=read_shape({**DENSE, **config}), source="test")
 
 
 def plan(name: str, gpu: str, **spec: Any) -> Plan:

@@ -11,7 +11,7 @@ from kvist_operator.cluster.capabilities import (
     with_required_labels,
 )
 from kvist_operator.cluster.kinds import CHILDREN, CLAIM
-from kvist_operator.hardware import of_nodes
+from kvist_operator.hardware import node_kinds
 from kvist_operator.spec import read_pool
 
 L4 = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.count": "4"}
@@ -34,15 +34,18 @@ def names(found: list[Any]) -> list[tuple[str, int]]:
 def test_what_was_planned_by_node_labels_stays_first() -> None:
     """The planned accelerator stays first, whatever nodes there are, or none."""
     status = planned("NVIDIA-L4", "node labels", perNode=4)
-    assert names(with_planned_first(of_nodes([H100, H100, L4]), status)) == [("L4", 4), ("H100-80GB", 8)]
-    assert names(with_planned_first(of_nodes([H100]), status)) == [("L4", 4), ("H100-80GB", 8)]
+    assert names(with_planned_first(node_kinds([H100, H100, L4]), status)) == [
+        ("L4", 4),
+        ("H100-80GB", 8),
+    ]
+    assert names(with_planned_first(node_kinds([H100]), status)) == [("L4", 4), ("H100-80GB", 8)]
     assert names(with_planned_first([], status)) == [("L4", 4)]
 
 
 def test_what_the_spec_said_or_did_not_fit_is_planned_anew() -> None:
     """A plan by the spec, or one that was refused, keeps no accelerator."""
     assert with_planned_first([], planned("NVIDIA-L4", "spec.accelerator.product")) == []
-    assert names(with_planned_first(of_nodes([H100]), planned("NVIDIA-L4", "node labels", "refused"))) == [
+    assert names(with_planned_first(node_kinds([H100]), planned("NVIDIA-L4", "node labels", "refused"))) == [
         ("H100-80GB", 8)
     ]
     assert with_planned_first([], {}) == []

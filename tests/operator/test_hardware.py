@@ -3,7 +3,14 @@
 import pytest
 
 from kvist_operator.errors import HardwareError
-from kvist_operator.hardware import ROWS, find, from_labels, known, of_nodes, other
+from kvist_operator.hardware import (
+    ROWS,
+    find_accelerator,
+    known_accelerator,
+    node_facts,
+    node_kinds,
+    unlisted_accelerator,
+)
 
 ASKED = (
     "A100-40GB",
@@ -26,13 +33,13 @@ ASKED = (
 @pytest.mark.parametrize("name", ASKED)
 def test_the_table_has_what_people_run(name: str) -> None:
     """The table has common accelerators by short name, in any case."""
-    assert find(name.lower()) is not None
+    assert find_accelerator(name.lower()) is not None
 
 
 def test_products_of_node_labels_are_names_too() -> None:
     """A row is found by the value of a node's label, with the suffixes of feature discovery."""
-    assert known("NVIDIA-H100-80GB-HBM3").name == "H100-80GB"
-    assert known("NVIDIA-A100-SXM4-80GB-SHARED").name == "A100-80GB"
+    assert known_accelerator("NVIDIA-H100-80GB-HBM3").name == "H100-80GB"
+    assert known_accelerator("NVIDIA-A100-SXM4-80GB-SHARED").name == "A100-80GB"
 
 
 def test_an_unknown_product_lists_the_known_ones() -> None:
@@ -40,7 +47,7 @@ def test_an_unknown_product_lists_the_known_ones() -> None:
     with pytest.raises(
         HardwareError, match=r"'X99' is not known; known are A100-40GB.*spec\.accelerator\.memory"
     ):
-        known("X99")
+        known_accelerator("X99")
 
 
 def test_no_name_stands_for_two_rows() -> None:
@@ -65,7 +72,7 @@ def test_no_name_stands_for_two_rows() -> None:
 )
 def test_labels_of_the_usual_places_are_read(labels: dict[str, str], name: str, count: int) -> None:
     """Labels of NVIDIA's and AMD's feature discovery and of two clouds are read."""
-    found = from_labels(labels)
+    found = node_facts(labels)
 
     assert found is not None
     assert (found.accelerator.name, found.per_node) == (name, count)
@@ -73,13 +80,13 @@ def test_labels_of_the_usual_places_are_read(labels: dict[str, str], name: str, 
 
 def test_labels_that_tell_nothing_are_none() -> None:
     """Labels without a product, or with one that is not in the table, give none."""
-    assert from_labels({"kubernetes.io/hostname": "a"}) is None
-    assert from_labels({"nvidia.com/gpu.product": "NVIDIA-X99"}) is None
+    assert node_facts({"kubernetes.io/hostname": "a"}) is None
+    assert node_facts({"nvidia.com/gpu.product": "NVIDIA-X99"}) is None
 
 
 def test_time_sliced_cards_are_unverified() -> None:
     """Time-sliced GPUs are unverified, because other processes may use their memory."""
-    found = from_labels({"nvidia.com/gpu.product": "NVIDIA-L4-SHARED"})
+    found = node_facts({"nvidia.com/gpu.product": "NVIDIA-L4-SHARED"})
 
     assert found is not None
     assert not found.accelerator.verified
@@ -90,9 +97,12 @@ def test_the_most_numerous_kind_comes_first() -> None:
     l4 = {"nvidia.com/gpu.product": "NVIDIA-L4"}
     h100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
 
-    assert [facts.accelerator.name for facts in of_nodes([h100, l4, l4, {}])] == ["L4", "H100-80GB"]
+    assert [facts.accelerator.name for facts in node_kinds([h100, l4, l4, {}])] == [
+        "L4",
+        "H100-80GB",
+    ]
 
 
 def test_a_product_without_a_row_is_never_verified() -> None:
     """A product that is not in the table is never verified."""
-    assert not other("NVIDIA-X99", 48).verified
+    assert not unlisted_accelerator("NVIDIA-X99", 48).verified

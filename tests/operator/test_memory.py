@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.operator.pools import known, made
 
-from kvist_operator.hardware import known as accelerator
+from kvist_operator.hardware import known_accelerator
 from kvist_operator.memory.kv_cache import Cache, caches, head_bytes
 from kvist_operator.memory.layout import GIB, Draft, EngineSettings, Layout, stages
 from kvist_operator.memory.memory_budget import budget, capture_sizes, weight_bytes
@@ -146,7 +146,7 @@ def test_the_smallest_stage_decides() -> None:
     """A pipeline holds as many tokens as the stage that holds the fewest."""
     memory = budget(
         known("deepseek-ai/DeepSeek-R1"),
-        accelerator("H100"),
+        known_accelerator("H100"),
         Layout(tensor=8, pipeline=2),
         EngineSettings(),
     )
@@ -185,7 +185,7 @@ def test_a_picture_counts_only_beyond_a_text_step() -> None:
     """Tower and decoder do not run at once, so only the excess and the cache of encoded images count."""
     model = known("Qwen/Qwen3-VL-8B-Instruct")
     small, large = (
-        budget(model, accelerator("H100"), Layout(), EngineSettings(batched_tokens=n)).encoder
+        budget(model, known_accelerator("H100"), Layout(), EngineSettings(batched_tokens=n)).encoder
         for n in (2048, 16_384)
     )
 

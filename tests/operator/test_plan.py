@@ -5,7 +5,7 @@ from tests.operator import golden, pools
 from tests.operator.pools import chosen, known, plan, reason, resource
 
 from kvist_operator.errors import HardwareError, SpecError
-from kvist_operator.hardware import of_nodes
+from kvist_operator.hardware import node_kinds
 from kvist_operator.memory.layout import GIB
 from kvist_operator.plan import PlanVerdict, make_plan
 from kvist_operator.plan.plan import differences, override
@@ -208,7 +208,7 @@ def test_an_unknown_product_is_planned_from_its_memory() -> None:
 def test_node_labels_are_read_where_the_spec_is_silent() -> None:
     """Without a product the plan uses the most numerous kind of node, with the number of GPUs on it."""
     labels = {"nvidia.com/gpu.product": "NVIDIA-L40S", "nvidia.com/gpu.count": "4"}
-    found = make_plan(pools.pool(), pools.known("Qwen/Qwen3-8B"), nodes=of_nodes([labels, labels, {}]))
+    found = make_plan(pools.pool(), pools.known("Qwen/Qwen3-8B"), nodes=node_kinds([labels, labels, {}]))
 
     assert (found.hardware.accelerator.name, found.hardware.per_node) == ("L40S", 4)
     assert chosen(found, "accelerator") == "L40S"

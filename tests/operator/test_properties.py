@@ -12,8 +12,7 @@ from tests.operator.pools import known, pool
 
 from kvist_operator.engine_flags import EngineArgs, check_extra
 from kvist_operator.errors import SpecError
-from kvist_operator.hardware import ROWS
-from kvist_operator.hardware import known as accelerator
+from kvist_operator.hardware import ROWS, known_accelerator
 from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory, budget
 from kvist_operator.models.source import catalogue
@@ -36,7 +35,7 @@ def planned(name: str, gpu: str, memory: float | None = None) -> Plan:
 
 def measured(name: str, gpu: str, layout: Layout, **run: Any) -> Memory:
     """Return the memory of one layout."""
-    return budget(known(name), accelerator(gpu), layout, EngineSettings(**run))
+    return budget(known(name), known_accelerator(gpu), layout, EngineSettings(**run))
 
 
 @settings(max_examples=120, deadline=None)

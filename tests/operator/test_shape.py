@@ -5,7 +5,7 @@ from tests.operator.pools import DENSE, known
 
 from kvist_operator.errors import ModelError
 from kvist_operator.models.layers import Attention, Latent, Recurrent
-from kvist_operator.models.shape import active_parameters, checkpoint_bytes, from_config, parameters
+from kvist_operator.models.shape import active_parameters, checkpoint_bytes, parameters, read_shape
 from kvist_operator.models.source import catalogue
 
 PUBLISHED = {
@@ -66,7 +66,7 @@ def test_the_catalogue_is_large_and_readable() -> None:
 def test_gqa_mqa_and_mha_are_told_apart() -> None:
     """MHA, GQA and MQA differ by the number of KV heads, under any of its names."""
     kinds = [
-        from_config({**DENSE, **keys}).describe().split(",")[0]
+        read_shape({**DENSE, **keys}).describe().split(",")[0]
         for keys in ({}, {"num_key_value_heads": None, "multi_query": True}, {"num_key_value_heads": 32})
     ]
 
@@ -83,7 +83,7 @@ def test_a_layer_list_makes_a_hybrid() -> None:
 
 def test_a_window_that_is_switched_off_is_none() -> None:
     """The window in Qwen 2's config.json is ignored if its switch is off."""
-    shape = from_config({**DENSE, "sliding_window": 4096, "use_sliding_window": False})
+    shape = read_shape({**DENSE, "sliding_window": 4096, "use_sliding_window": False})
 
     assert not any(isinstance(layer.mixer, Attention) and layer.mixer.window for layer in shape.layers)
 
@@ -153,7 +153,7 @@ def test_checkpoints_are_read_in_their_own_quantisation(
     quantisation: dict[str, object], bits: float, label: str
 ) -> None:
     """A quantized weight has these bits, scales included; embedding and head are not quantized."""
-    found = from_config({**DENSE, "quantization_config": quantisation}).quantization
+    found = read_shape({**DENSE, "quantization_config": quantisation}).quantization
 
     assert found.label == label
     assert found.bits == pytest.approx(bits)
@@ -175,7 +175,7 @@ def test_what_a_checkpoint_leaves_out_is_counted_in_full(rule: str, attention: b
     """Skip lists have regular expressions, globs and names; a router ``gate`` is not a gate projection."""
     config = {"quant_method": "compressed-tensors", "ignore": [rule]}
     config["config_groups"] = {"g": {"weights": {"num_bits": 8, "type": "float"}}}  # type: ignore[assignment]
-    found = from_config({**DENSE, "quantization_config": config}).quantization
+    found = read_shape({**DENSE, "quantization_config": config}).quantization
 
     assert (found.covers("attention"), found.covers("mlp")) == (attention, mlp)
 
@@ -184,13 +184,13 @@ def test_a_kv_scheme_in_the_checkpoint_is_seen() -> None:
     """KV scales are found in the formats of ModelOpt and compressed-tensors."""
     for scheme in ({"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, {"kv_cache_scheme": {"num_bits": 8}}):
         config = {"quant_method": "modelopt", **scheme}
-        assert from_config({**DENSE, "quantization_config": config}).quantization.kv == "fp8"
+        assert read_shape({**DENSE, "quantization_config": config}).quantization.kv == "fp8"
 
 
 def test_modelopt_s_file_beside_config_json_counts() -> None:
     """The scheme of older ModelOpt checkpoints is read from hf_quant_config.json."""
     beside = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16}}
-    found = from_config(DENSE, quant_config=beside).quantization
+    found = read_shape(DENSE, quant_config=beside).quantization
 
     assert (found.label, found.kv) == ("NVFP4", "fp8")
 
@@ -210,12 +210,12 @@ def test_modelopt_s_file_beside_config_json_counts() -> None:
 def test_what_cannot_be_planned_is_refused_by_name(keys: dict[str, object], said: str) -> None:
     """The error has the key and the reason."""
     with pytest.raises(ModelError, match=said):
-        from_config({**DENSE, **keys}, name="config.json")
+        read_shape({**DENSE, **keys}, name="config.json")
 
 
 def test_what_is_not_modelled_is_noted() -> None:
     """A model with parts that are not modelled is planned, unverified."""
-    assert from_config({**DENSE, "model_type": "deepseek_v4"}).notes
+    assert read_shape({**DENSE, "model_type": "deepseek_v4"}).notes
 
 
 def test_a_vision_tower_is_measured() -> None:

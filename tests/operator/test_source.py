@@ -13,7 +13,7 @@ from tests.operator.pools import DENSE, pool
 
 from kvist_operator.errors import ModelError, ModelNotFound
 from kvist_operator.models.shape import checkpoint_bytes
-from kvist_operator.models.source import ModelHub, draft_facts, facts, from_folder, from_hub
+from kvist_operator.models.source import ModelHub, draft_facts, from_folder, from_hub, model_facts
 
 LOAD = """
 import json, sys
@@ -120,7 +120,7 @@ def test_a_folder_is_read_and_measured(tmp_path: Path) -> None:
     """The facts of a folder come from config.json and the size of its safetensors files."""
     (tmp_path / "config.json").write_text(json.dumps(DENSE))
     (tmp_path / "model.safetensors").write_bytes(b"x" * 100)
-    found = facts(pool(str(tmp_path)).model)
+    found = model_facts(pool(str(tmp_path)).model)
 
     assert (found.checkpoint_bytes, found.source) == (100, f"folder {tmp_path}")
 
@@ -146,7 +146,7 @@ def test_a_folder_that_tells_nothing_is_refused(tmp_path: Path, files: dict[str,
 def test_the_catalogue_answers_without_a_hub() -> None:
     """The catalogue knows its repositories in any case of letters, with a published or computed size."""
     told, computed = (
-        facts(pool(f"hf://{name}").model) for name in ("qwen/qwen3-32b", "moonshotai/Kimi-K2.5")
+        model_facts(pool(f"hf://{name}").model) for name in ("qwen/qwen3-32b", "moonshotai/Kimi-K2.5")
     )
 
     assert told.checkpoint_bytes == 65_524_246_528
@@ -156,7 +156,7 @@ def test_the_catalogue_answers_without_a_hub() -> None:
 def test_a_pinned_revision_is_asked_of_the_hub() -> None:
     """A pinned revision is not taken from the catalogue, which describes the newest one only."""
     shelf = Shelf({"config.json": json.dumps(DENSE)}, {})
-    found = facts(pool("hf://Qwen/Qwen3-32B", model={"revision": "abc"}).model, shelf)
+    found = model_facts(pool("hf://Qwen/Qwen3-32B", model={"revision": "abc"}).model, shelf)
 
     assert found.source == "hub, Qwen/Qwen3-32B at abc"
 
@@ -164,7 +164,7 @@ def test_a_pinned_revision_is_asked_of_the_hub() -> None:
 def test_what_the_user_says_wins() -> None:
     """A shape in the spec takes precedence, for clusters without a hub."""
     shape = {"config": DENSE, "checkpointSize": "15Gi"}
-    found = facts(pool("hf://Qwen/Qwen3-32B", model={"shape": shape}).model)
+    found = model_facts(pool("hf://Qwen/Qwen3-32B", model={"shape": shape}).model)
 
     assert found.checkpoint_bytes == 15 << 30
     assert found.shape.model_type == "llama"
@@ -176,7 +176,7 @@ def test_weights_that_cannot_be_looked_into_need_a_shape(source: str) -> None:
     with pytest.raises(
         ModelNotFound, match=r"spec\.model\.shape\.config .* spec\.model\.shape\.checkpointSize"
     ):
-        facts(pool(source).model)
+        model_facts(pool(source).model)
 
 
 def test_a_draft_model_is_found_like_a_model() -> None:

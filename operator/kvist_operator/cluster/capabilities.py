@@ -12,7 +12,13 @@ from typing import Any, Final, Protocol
 
 from kvist_epp.names import OBJECTIVE_GROUPS
 from kvist_operator.errors import ClusterError, Forbidden, StartError
-from kvist_operator.hardware import COUNT_LABELS, PRODUCT_LABELS, NodeFacts, find, of_nodes
+from kvist_operator.hardware import (
+    COUNT_LABELS,
+    PRODUCT_LABELS,
+    NodeFacts,
+    find_accelerator,
+    node_kinds,
+)
 from kvist_operator.manifests.cluster_facts import Api
 from kvist_operator.plan import PlanVerdict
 from kvist_operator.plan.resources import NODE_LABELS
@@ -82,7 +88,7 @@ class Capabilities:
         nodes = await self._nodes() if self.nodes_allowed else []
         distinct = {tuple(sorted(labels.items())): labels for labels in nodes if labels}
         labels = tuple(distinct[key] for key in sorted(distinct))
-        self.latest = CapabilitySnapshot(kinds, tuple(of_nodes(nodes)), labels)
+        self.latest = CapabilitySnapshot(kinds, tuple(node_kinds(nodes)), labels)
         return self.latest
 
     async def _nodes(self) -> list[dict[str, str]]:
@@ -123,7 +129,7 @@ def with_planned_first(found: Sequence[NodeFacts], status: Mapping[str, Any]) ->
     planned again with each new majority."""
     plan = status.get("plan") or {}
     chosen = {c["field"]: c.get("value") for c in plan.get("choices") or () if c.get("source") == NODE_LABELS}
-    row = find(str((plan.get("accelerator") or {}).get("product") or ""))
+    row = find_accelerator(str((plan.get("accelerator") or {}).get("product") or ""))
     if (
         row is None
         or plan.get("verdict") == PlanVerdict.REFUSED

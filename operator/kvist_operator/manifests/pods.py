@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvist_operator.hardware import PRODUCT_LABELS, Accelerator, find
+from kvist_operator.hardware import PRODUCT_LABELS, Accelerator, find_accelerator
 from kvist_operator.plan import Plan
 from kvist_operator.plan.resources import ADAPTER_MOUNT, MODEL_MOUNT
 from kvist_operator.spec.pool import ModelRef, Pool, Source
@@ -36,7 +36,9 @@ def placing(plan: Plan, site: Site) -> Json:
 def _terms(row: Accelerator, nodes: Sequence[Mapping[str, str]]) -> list[Json]:
     """One for each label that tells the product; any of them will do."""
     seen = {
-        label: sorted({node[label] for node in nodes if label in node and find(node[label]) == row})
+        label: sorted(
+            {node[label] for node in nodes if label in node and find_accelerator(node[label]) == row}
+        )
         for label in PRODUCT_LABELS
     }
     return [

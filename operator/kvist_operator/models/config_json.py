@@ -96,7 +96,7 @@ def integer_above_zero(value: Any, default: int, name: str) -> int:
     return value if value > 0 else default
 
 
-def encoder(keys: Keys) -> Encoder | None:
+def read_encoder(keys: Keys) -> Encoder | None:
     """Return the vision tower of a multimodal model from ``vision_config``; None for a text model."""
     config = keys.file.get("vision_config") or keys.file.get("vision_tower_config")
     if not isinstance(config, Mapping) or not config:

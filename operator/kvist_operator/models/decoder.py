@@ -37,18 +37,18 @@ UNGATED: Final = ("nemotron_h", "gpt2", "opt", "bloom", "falcon", "starcoder2", 
 STATE_DTYPE: Final = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 
 
-def decoder_layers(keys: Keys) -> tuple[Layer, ...]:
+def read_layers(keys: Keys) -> tuple[Layer, ...]:
     """Return the decoder layers in order.
 
     Raises:
         ModelError: a key is missing or invalid, or a kind of layer is not known.
     """
-    found = mixers(keys)
-    parts = feedforward(keys, len(found))
+    found = _read_mixers(keys)
+    parts = _read_feedforward(keys, len(found))
     return tuple(Layer(mixer, *part) for mixer, part in zip(found, parts, strict=True))
 
 
-def mixers(keys: Keys) -> list[Mixer | None]:
+def _read_mixers(keys: Keys) -> list[Mixer | None]:
     """Return the mixer of each decoder layer; None for a layer without one. Raises ModelError."""
     kinds = _mixer_kinds(keys)
     read = {kind: _mixer(keys, kind) for kind in set(kinds)}
@@ -232,7 +232,7 @@ def _mamba2(keys: Keys) -> Recurrent:
     )
 
 
-def feedforward(keys: Keys, layers: int) -> list[tuple[Mlp | None, Experts | None]]:
+def _read_feedforward(keys: Keys, layers: int) -> list[tuple[Mlp | None, Experts | None]]:
     """Return the dense block and the experts of each decoder layer: either, both or none."""
     # hybrids whose layers have one part each list the parts
     blocks = keys.word("hybrid_override_pattern") or keys.sequence("layers_block_type")

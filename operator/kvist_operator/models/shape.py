@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from kvist_operator.errors import ModelError
 
-from .config_json import Keys, encoder
-from .decoder import decoder_layers
+from .config_json import Keys, read_encoder
+from .decoder import read_layers
 from .layers import (
     DTYPE_BYTES,
     SHARDED,
@@ -132,7 +132,7 @@ class Facts:
     """The tokenizer is code of the repository, which vLLM runs only with --trust-remote-code."""
 
 
-def from_config(
+def read_shape(
     config: Mapping[str, Any], *, name: str = "config.json", quant_config: Mapping[str, Any] | None = None
 ) -> ModelShape:
     """Return the shape of a config.json; ``quant_config`` is ModelOpt's hf_quant_config.json, if any.
@@ -154,7 +154,7 @@ def from_config(
         notes.append(f"{keys.model_type} has {NOT_MODELLED[keys.model_type]}")
     if any(config.get(tower) for tower in AUDIO):
         notes.append("the audio tower is not counted")
-    layers = decoder_layers(keys)
+    layers = read_layers(keys)
     dtype = _dtype(keys)
     hidden, vocab = keys.hidden, keys.number("vocab_size")
     if not lengths:
@@ -170,7 +170,7 @@ def from_config(
         # the newer rope_parameters hold theta too; beside the older rope_scaling it stands alone
         rope=rope if theta is None else {"rope_theta": theta, **rope},
         quantization=read_quantization(keys, quant_config),
-        encoder=encoder(keys),
+        encoder=read_encoder(keys),
         mtp_layers=keys.number("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0),
         notes=tuple(notes),
     )

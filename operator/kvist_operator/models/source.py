@@ -18,7 +18,7 @@ from kvist_operator.errors import ModelError, ModelNotFound
 from kvist_operator.spec.pool import ModelRef, Shape, Source
 
 from .quantization import REFUSED
-from .shape import COMPUTED, Facts, from_config
+from .shape import COMPUTED, Facts, read_shape
 
 CONFIG: Final = "config.json"
 QUANT_CONFIG: Final = "hf_quant_config.json"
@@ -60,7 +60,7 @@ class ModelHub:
         return {file.rfilename: file.size or 0 for file in info.siblings or ()}
 
 
-def facts(ref: ModelRef, hub: ModelHub | None = None, field: str = "spec.model.source") -> Facts:
+def model_facts(ref: ModelRef, hub: ModelHub | None = None, field: str = "spec.model.source") -> Facts:
     """Return the facts of a pool's model, from the best source that has them.
 
     Raises:
@@ -90,12 +90,12 @@ def draft_facts(name: str, shape: Shape | None, hub: ModelHub | None = None) -> 
         return _from_spec(shape, name)
     location = name.removeprefix("hf://")
     kind = Source.PATH if location.startswith("/") else Source.HUB
-    return facts(ModelRef(kind=kind, location=location), hub, "spec.engine.speculative.model")
+    return model_facts(ModelRef(kind=kind, location=location), hub, "spec.engine.speculative.model")
 
 
 def _from_spec(shape: Shape, name: str) -> Facts:
     return Facts(
-        shape=from_config(shape.config, name="spec.model.shape.config"),
+        shape=read_shape(shape.config, name="spec.model.shape.config"),
         checkpoint_bytes=shape.checkpoint_bytes,
         source=f"spec.model.shape for {name}",
         checkpoint_source="spec.model.shape.checkpointSize" if shape.checkpoint_bytes else COMPUTED,
@@ -120,7 +120,7 @@ def from_catalogue(repository: str) -> Facts | None:
     config = (entry if "config" in entry else models[entry["as"]])["config"]
     size = entry.get("checkpoint") or {}
     return Facts(
-        shape=from_config(_expanded(config), name=name),
+        shape=read_shape(_expanded(config), name=name),
         checkpoint_bytes=size.get("bytes", 0),
         source="catalogue",
         checkpoint_source=size.get("source", COMPUTED),
@@ -187,7 +187,7 @@ def _from_files(
 ) -> Facts:
     name = f"{prefix}{CONFIG}"
     quant = _json_object(quant_config, f"{prefix}{QUANT_CONFIG}") if quant_config else None
-    shape = from_config(_json_object(config, name), name=name, quant_config=quant)
+    shape = read_shape(_json_object(config, name), name=name, quant_config=quant)
     size_source = size_source if size else COMPUTED
     return Facts(shape=shape, checkpoint_bytes=size, source=source, checkpoint_source=size_source)
 

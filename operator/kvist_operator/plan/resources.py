@@ -6,7 +6,14 @@ from dataclasses import replace
 from typing import Final
 
 from kvist_operator.errors import HardwareError, SpecError
-from kvist_operator.hardware import CPU, Accelerator, NodeFacts, find, known, other
+from kvist_operator.hardware import (
+    CPU,
+    Accelerator,
+    NodeFacts,
+    find_accelerator,
+    known_accelerator,
+    unlisted_accelerator,
+)
 from kvist_operator.memory.layout import GIB, Layout
 from kvist_operator.memory.memory_budget import Memory
 from kvist_operator.spec.pool import AcceleratorSpec, Pool
@@ -69,14 +76,14 @@ def _accelerator(
 ) -> tuple[Accelerator, str, int | None]:
     """Return the accelerator, the source of that choice, and the number on a node if labels have it."""
     if gpu:
-        return known(gpu, "--gpu"), "--gpu", None
+        return known_accelerator(gpu, "--gpu"), "--gpu", None
     if spec.product:
-        row = find(spec.product)
+        row = find_accelerator(spec.product)
         if row is None and spec.memory_bytes:
-            new = other(spec.product, spec.memory_bytes / GIB, spec.resource)
+            new = unlisted_accelerator(spec.product, spec.memory_bytes / GIB, spec.resource)
             return new, "spec.accelerator.product", None
         labelled = next((n.per_node for n in nodes if row and n.accelerator.name == row.name), None)
-        return known(spec.product), "spec.accelerator.product", labelled
+        return known_accelerator(spec.product), "spec.accelerator.product", labelled
     if spec.resource == "cpu":
         return CPU, "spec.accelerator.resourceName", None
     if nodes:

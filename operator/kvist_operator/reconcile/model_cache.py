@@ -15,7 +15,7 @@ from typing import Final
 from kvist_kube.backoff import backoff_seconds
 from kvist_operator.errors import ModelNotFound, OperatorError
 from kvist_operator.models.shape import Facts
-from kvist_operator.models.source import draft_facts, facts
+from kvist_operator.models.source import draft_facts, model_facts
 from kvist_operator.spec.pool import ModelRef, Pool, Speculative
 
 VALID_SECONDS: Final = 3600.0
@@ -104,7 +104,7 @@ def look_up_facts(query: ModelQuery) -> ModelFacts:
     """Return facts from the best source; blocks while the hub is asked. Raises ModelError, ModelNotFound."""
     model, proposer = query
     draft = draft_facts(proposer.model, proposer.shape) if proposer and proposer.model else None
-    return facts(model), draft
+    return model_facts(model), draft
 
 
 async def _in_thread(look_up: Callable[[], ModelFacts]) -> ModelFacts:

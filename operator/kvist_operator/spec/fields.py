@@ -202,7 +202,7 @@ def _type_name(value: Any) -> str:
     return "an object" if isinstance(value, Mapping) else names.get(type(value), f"a {type(value).__name__}")
 
 
-def secret(f: Fields | None) -> SecretKey | None:
+def read_secret(f: Fields | None) -> SecretKey | None:
     """Return one key of a Secret; None when absent."""
     if f is None:
         return None
@@ -210,7 +210,7 @@ def secret(f: Fields | None) -> SecretKey | None:
     return f.done(SecretKey(name=name, key=f.text("key", "token", most=NAME_LENGTH)))
 
 
-def env(f: Fields) -> Mapping[str, Any]:
+def read_env(f: Fields) -> Mapping[str, Any]:
     """Return one entry of a container's ``env``."""
     name = f.required("name", "the variable's name", pattern=VARIABLE, most=128)
     value, source = f.get("value"), _value_source(f.optional("valueFrom"))
@@ -250,7 +250,7 @@ def _key_reference(f: Fields | None) -> Mapping[str, Any] | None:
     return f.done({"name": name, "key": key, **({} if optional is None else {"optional": optional})})
 
 
-def resources(f: Fields) -> Mapping[str, Any]:
+def read_resources(f: Fields) -> Mapping[str, Any]:
     """Return ``requests`` and ``limits`` of a container."""
     found = {key: f.free(key) for key in ("requests", "limits")}
     for key, amounts in found.items():
@@ -263,7 +263,7 @@ def resources(f: Fields) -> Mapping[str, Any]:
     return f.done({key: dict(amounts) for key, amounts in found.items() if amounts})
 
 
-def parent(f: Fields) -> Mapping[str, Any]:
+def read_parent(f: Fields) -> Mapping[str, Any]:
     """Return a ParentReference of the Gateway API."""
     found = {
         "group": f.text("group", most=NAME_LENGTH),
@@ -276,7 +276,7 @@ def parent(f: Fields) -> Mapping[str, Any]:
     return f.done({key: value for key, value in found.items() if value})
 
 
-def template(f: Fields) -> Mapping[str, Any]:
+def read_template(f: Fields) -> Mapping[str, Any]:
     """Return an overlay of the engines' pods: any field of a pod except those the operator sets."""
     found = f.done({key: f.free(key) for key in ("metadata", "spec")})
     _reject(found["metadata"], f.at("metadata"), OPERATOR_METADATA)

@@ -11,8 +11,15 @@ from typing import Any, Final
 from kvist_operator.engine_flags import check_extra, parse_version
 from kvist_operator.errors import SpecError
 
-from . import fields
-from .fields import Fields
+from .fields import (
+    NAME_LENGTH,
+    Fields,
+    read_env,
+    read_parent,
+    read_resources,
+    read_secret,
+    read_template,
+)
 from .pool import (
     DEFAULT_IMAGE,
     AcceleratorSpec,
@@ -88,7 +95,7 @@ def read_pool(resource: Mapping[str, Any]) -> Pool:
         picker=_picker(spec.section("picker")),
         gateway=_gateway(spec.section("gateway")),
         pod_monitor=monitoring.text("podMonitor", "Auto", choices=("Auto", "Enabled", "Disabled")),
-        pod_template=fields.template(spec.section("podTemplate")),
+        pod_template=read_template(spec.section("podTemplate")),
     )
     monitoring.done(pool)
     return spec.done(pool)
@@ -117,7 +124,7 @@ def _model(f: Fields) -> ModelRef:
         location=location,
         revision=f.text("revision", most=128),
         served_name=f.text("servedName", pattern=MODEL_NAME, most=128),
-        token=fields.secret(f.optional("tokenSecretRef")),
+        token=read_secret(f.optional("tokenSecretRef")),
         adapters=tuple(_adapter(a) for a in f.sections("adapters", most=64)),
         shape=_shape(f.optional("shape")),
     )
@@ -186,7 +193,7 @@ def _engine(f: Fields) -> EngineSpec:
         speculative=_speculative(f.optional("speculative")),
         scheduling_policy=f.text("schedulingPolicy", choices=("FCFS", "Priority")),
         extra_args=f.texts("extraArgs", most=64, each=4096),
-        env=tuple(fields.env(e) for e in f.sections("env", most=64)),
+        env=tuple(read_env(e) for e in f.sections("env", most=64)),
     )
     _check_unique([entry["name"] for entry in engine.env], f.at("env"), "leave one out")
     check_extra(engine.extra_args, f.at("extraArgs"))
@@ -281,7 +288,7 @@ def _picker(f: Fields) -> PickerSpec:
         tokenizer=f.text("tokenizer"),
         priorities=tuple(_priority(p) for p in f.sections("priorities", most=32)),
         image=f.text("image", most=512),
-        resources=fields.resources(f.section("resources")),
+        resources=read_resources(f.section("resources")),
     )
     if picker.tokenizer:
         split_source(picker.tokenizer, f.at("tokenizer"))
@@ -299,8 +306,8 @@ def _gateway(f: Fields) -> GatewaySpec:
     gateway = GatewaySpec(
         mode=f.text("mode", "None", choices=("None", "Envoy", "Route")),
         flavor=f.text("flavor", "InferencePool", choices=("InferencePool", "EnvoyGateway")),
-        parents=tuple(fields.parent(p) for p in f.sections("parentRefs", most=16)),
-        hostnames=f.texts("hostnames", most=32, each=fields.NAME_LENGTH, pattern=HOSTNAME),
+        parents=tuple(read_parent(p) for p in f.sections("parentRefs", most=16)),
+        hostnames=f.texts("hostnames", most=32, each=NAME_LENGTH, pattern=HOSTNAME),
         failure_mode=f.text("failureMode", "FailOpen", choices=("FailOpen", "FailClose")),
         failover_endpoints=f.number("failoverEndpoints", 3, low=1, high=16),
     )
