@@ -2,8 +2,8 @@
 
 Only full-attention and MLA groups are indexed, and of each publisher one group: the same prefix has the same
 hash in each group, and a removal names only hash and group. The text of a block is its token ids decoded to
-bytes. Blocks with generated tokens pass through the ``DecodeChecker`` first; they are told apart by their
-number, since an engine stores a prompt in events of many blocks and its answer one block at a time.
+bytes. Blocks with generated tokens pass through the ``DecodeChecker`` first; they are recognised by
+their number, since an engine stores a prompt in events of many blocks and its answer one block at a time.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""What events reveal about the requests that caused them. Pure."""
+"""Progress of requests, as the events that they cause reveal it. Pure."""
 
 from typing import Literal
 

@@ -1,7 +1,7 @@
 """Follow the KV events of the engines: one feed for each publisher, and work that belongs to no publisher.
 
 There are two directions. In *connect* mode vLLM binds, and there is one SUB socket for each publisher. In
-*bind* mode one SUB socket is bound here, and publishers that connect to it are told apart by topic.
+*bind* mode one SUB socket is bound here, and publishers that connect to it are distinguished by topic.
 """
 
 import asyncio
@@ -156,7 +156,7 @@ class _BoundSubscriber:
     """Bind mode: one SUB socket that all publishers connect to.
 
     The topic names the endpoint, as ``kv@<ip:port or name>@<model>`` (so llm-d's charts and simulators set
-    it) or by its name alone; ranks are told apart by the data-parallel rank in the batch.
+    it) or by its name alone; the batch has the data-parallel rank.
     """
 
     def __init__(self, io: IoContext, address: str) -> None:

@@ -1,10 +1,13 @@
-"""Statistics of prefixes over the last minutes: which are hot, which are about to be used again, and how much
-prefill each endpoint's cache saves. The director records every routed request here; prewarming, the copy cost
-of scheduling and the fleet page read the results. Pure: the clock is a parameter.
+"""Statistics of prefixes, from picks of the last seconds or ten minutes. Pure; the clock is a parameter.
 
-- ``window``: the last ten minutes in slots of 30 seconds, which expire one by one.
-- ``hot_prefixes``: prefixes that several tenants match often; prewarming computes them where missing.
-- ``recent_uses``: decayed number of uses of a prefix, among which scheduling shares the cost of a copy.
-- ``cache_value``: tokens of prefill saved by blocks that only one endpoint holds.
-- ``divergence_histogram``: cached share of prompts, and the token at which they diverge from what is cached.
+After a pick the director records where in the index the prompt's match ends. The statistics say which
+prefixes to compute on further endpoints (``hot_prefixes``, for prewarming), whether a copy of a prefix pays
+off (``recent_uses``, for the cost of a pick), and what caches save (``cache_value`` and
+``divergence_histogram``, for ``GET /fleet``).
+
+- ``cache_value``: prefill tokens that blocks saved which no other endpoint holds.
+- ``divergence_histogram``: cached tokens of prompts, and where prompts diverge from what is cached.
+- ``hot_prefixes``: prefixes that the requests of several tenants match often.
+- ``recent_uses``: recent number of uses of a prefix, fading within a second.
+- ``window``: the last ten minutes, in pieces that expire one by one.
 """
