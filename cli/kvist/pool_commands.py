@@ -102,7 +102,7 @@ def _head(plan: Plan) -> list[str]:
     ]
     lines += [f"unverified: {doubt}" for doubt in plan.doubts]
     if plan.verdict is PlanVerdict.REFUSED:
-        lines.append(f"{whole['shortfall_gib']} GiB are missing on each; {plan.nearest}")
+        lines.append(f"lacks {whole['shortfall_gib']} GiB on each GPU; {plan.nearest}")
     return lines
 
 

@@ -30,6 +30,12 @@ def pool(tmp_path: Path) -> str:
     return str(file)
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 100 columns, wherever the tests run."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+
 def test_json_has_the_agreed_form(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The keys other programs read."""
     code = main(["plan", "-f", pool, "-o", "json"])
