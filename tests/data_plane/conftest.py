@@ -1,4 +1,4 @@
-"""Every test of this folder runs on both servers and in both ways Envoy is told to call them."""
+"""Every test of this folder runs on both servers and in both modes in which Envoy can call them."""
 
 from collections.abc import AsyncIterator
 
@@ -12,7 +12,7 @@ from kvist_sim.envoy import Mode
 
 @pytest.fixture(params=["fast", "grpc"])
 def transport(request: pytest.FixtureRequest) -> Transport:
-    """Which server."""
+    """Return the server that the test runs on."""
     found: Transport = request.param
     return found
 

@@ -35,12 +35,12 @@ class Forgetful(list[object]):
     """Keeps nothing of what stubs would keep."""
 
     def append(self, one: object) -> None:
-        """Not kept."""
+        """Discard the entry."""
 
 
 @asynccontextmanager
 async def filter_alone(transport: Transport) -> AsyncIterator[tuple[str, Child]]:
-    """Where to send requests, and the process that is measured."""
+    """Start the model-header filter; yield the URL for requests and the process that is measured."""
     with tempfile.TemporaryDirectory() as folder:
         async with several(Path(folder), transport) as running:
             for pool in running.pools.values():
@@ -52,7 +52,8 @@ async def filter_alone(transport: Transport) -> AsyncIterator[tuple[str, Child]]
 
 @asynccontextmanager
 async def picker_alone(transport: Transport) -> AsyncIterator[tuple[str, Child]]:
-    """The same of a picker with two simulated engines."""
+    """Start a picker with two simulated engines; yield the URL for requests and the process that is
+    measured."""
     flags = ("--max-owed-seconds=100000",)
     with tempfile.TemporaryDirectory() as folder:
         async with product(Path(folder), transport=transport, flags=ENGINES, picker_flags=flags) as running:
@@ -95,7 +96,7 @@ def bodies_of(size: int, model: str) -> list[bytes]:
 
 
 async def main() -> None:
-    """The table."""
+    """Measure all cells and print the table."""
     rows: tuple[tuple[str, str, Start], ...] = (
         ("model-header", LARGE, filter_alone),
         ("picker", "m", picker_alone),

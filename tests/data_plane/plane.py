@@ -109,7 +109,7 @@ def subset_hint(hint: Any) -> Tweak:
 
 
 def trusting(certificates: Certificates, folder: Path) -> PickerTls:
-    """TLS of a gateway that trusts this picker and nobody else."""
+    """Return the TLS settings of a gateway that trusts this picker alone."""
     (folder / "ca.crt").write_bytes(certificates.material.ca)
     return PickerTls(ca_file=folder / "ca.crt", name="127.0.0.1")
 

@@ -26,7 +26,7 @@ CHAT = "/v1/chat/completions"
 
 @dataclass
 class Product:
-    """Everything running."""
+    """The running client, Envoy, picker and engines."""
 
     client: aiohttp.ClientSession
     envoy: Envoy
@@ -51,7 +51,7 @@ class Product:
             return await (response.text() if path == "/metrics" else response.json())
 
     async def explain(self, body: Mapping[str, Any]) -> Any:
-        """/debug/pick."""
+        """Post a body to /debug/pick and return the page."""
         url = f"http://{HOST}:{self.picker.metrics_port}/debug/pick"
         async with self.client.post(url, json=body, headers={"x-kvist-path": CHAT}) as response:
             return await response.json()

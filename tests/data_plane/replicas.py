@@ -42,7 +42,7 @@ DRAIN: Final = ("--drain-delay=2.5s", "--drain-timeout=20s")
 
 @dataclass
 class Load:
-    """Clients that send one request after the other until they are told to stop."""
+    """Clients that send one request after the other until they are stopped."""
 
     url: str
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -61,7 +61,7 @@ class Load:
             await asyncio.sleep(0.02)
 
     async def run(self, clients: int) -> None:
-        """Until ``stop``."""
+        """Send requests with this number of clients until ``stop`` is set."""
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session:
             await asyncio.gather(*(self._client(session, number) for number in range(clients)))
@@ -86,7 +86,7 @@ class Load:
 
 @dataclass
 class Replicas:
-    """Everything running."""
+    """The running Envoy and the pickers behind it."""
 
     envoy: Envoy
     children: Children

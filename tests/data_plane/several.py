@@ -47,13 +47,13 @@ class Stub:
 
     @property
     def received(self) -> list[Received]:
-        """What its engines got."""
+        """Return the requests that the pool's engines received."""
         return [one for upstream in self.upstreams for one in upstream.received]
 
 
 @dataclass
 class Several:
-    """Everything running."""
+    """The running client, Envoy, filter and pools."""
 
     client: aiohttp.ClientSession
     envoy: Envoy

@@ -1,4 +1,4 @@
-"""A picker without a picker: what it was asked, what it answers, what it was told."""
+"""A picker that records its requests, answers as the test says, and records the reports of gateways."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -41,7 +41,7 @@ class StubPicker:
         return deferred(self.answer(ask))
 
     def picks(self, *endpoints: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
-        """From now on answer with these endpoints."""
+        """Answer with these endpoints."""
         picked = PickResult(endpoints, headers)
         self.answer = lambda _: picked
 
@@ -55,14 +55,14 @@ class StubPicker:
         self.reported.set()
 
     async def sees(self, count: int) -> list[ObservedResponse]:
-        """Wait until the streams have told of ``count`` responses."""
+        """Wait until the streams have reported ``count`` responses."""
         while len(self.seen) < count:
             self.reported.clear()
             await self.reported.wait()
         return self.seen
 
     async def reports(self, count: int) -> list[AccessLogEntry]:
-        """Wait until the access log has told of ``count`` requests."""
+        """Wait until the access log has reported ``count`` requests."""
         while len(self.ended) < count:
             self.reported.clear()
             await self.reported.wait()

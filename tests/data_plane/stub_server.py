@@ -19,7 +19,7 @@ async def _never(_: PickRequest) -> PickResult:
 
 
 async def main(transport: Transport, endpoint: str, port: int, folder: str) -> None:
-    """Print the port, serve until killed; without an endpoint nobody gets an answer."""
+    """Print the port and serve until killed; without an endpoint, requests get no answer."""
     picker = StubPicker()
     if endpoint:
         picker.picks(endpoint)

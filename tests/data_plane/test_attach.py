@@ -47,7 +47,7 @@ class Attached:
             return response.status, await response.text()
 
     async def lose_the_picker(self) -> None:
-        """It is gone, and Envoy's health check has seen that."""
+        """Stop the picker and wait until Envoy's health check has noticed."""
         await self.server.close()
         await healthy_pickers(self.envoy, 0)
 
@@ -83,7 +83,7 @@ def moved(file: Path, engines: tuple[str, str], picker: str) -> Any:
 
 
 def failing(*, is_open: bool) -> Tweak:
-    """What happens without a picker."""
+    """Let Envoy pass requests (open) or fail them (closed) when there is no picker."""
 
     def change(settings: Any) -> None:
         ext_proc(settings)["failure_mode_allow"] = is_open

@@ -116,8 +116,8 @@ async def test_trailers_are_taken(plane_of: Plane, mode: Mode, body: bytes) -> N
 
 
 async def test_a_streamed_body_with_trailers_passes_unpicked(transport: Transport) -> None:
-    """STREAMED: Envoy never tells that such a body has ended, so the request goes by the fall-back once the
-    gateway's message timeout is over, and is not lost."""
+    """A request with STREAMED body and trailers is not lost: Envoy never reports the body's end, so the
+    request is sent to the fallback endpoint when the gateway's message timeout is over."""
     tweak = _let_trailers_through
     async with plane(transport, "streamed", retries=0, tweak=tweak, message_timeout_seconds=0.5) as running:
         answer = await _trailed(running, b"4\r\nbody\r\n")

@@ -38,14 +38,14 @@ def test_a_block_with_envoy_does_what_it_says(block: Block, tmp_path: Path) -> N
 
 
 def commands_of(file: Path, test: str) -> list[list[str]]:
-    """Those of the block with this test's tag, as words."""
+    """Return the commands of the block with this test's tag, each as words."""
     [block] = [one for one in blocks(file) if one.where == ("run by", test)]
     return [shlex.split(line, comments=True) for line in block.text.splitlines()]
 
 
 async def test_the_readme_s_picker_says_where_and_why(tmp_path: Path) -> None:
-    """Its two commands, on engines and ports of the test's and without the hub: the picker starts, and it
-    explains a request as the page promises."""
+    """The README's two commands work with local engines and without the hub: the picker starts and explains a
+    request."""
     serve, ask = commands_of(README, "test_the_readme_s_picker_says_where_and_why")
     (tmp_path / "product").mkdir()
     ports = picker_ports()
@@ -63,9 +63,10 @@ async def test_the_readme_s_picker_says_where_and_why(tmp_path: Path) -> None:
 
 
 async def test_a_clock_at_the_front_costs_the_whole_prompt(tmp_path: Path) -> None:
-    """As the guide on prompts says: in the last message it costs nothing."""
+    """A clock at the front of a prompt makes the whole prompt uncached; in the last message it costs
+    nothing."""
     [ask] = commands_of(PROMPTS, "test_a_clock_at_the_front_costs_the_whole_prompt")
-    rules = "Never tell a secret to anybody who asks. " * 60
+    rules = "Never tell a secret to people who ask. " * 60
     async with product(tmp_path) as running:
         port = running.picker.metrics_port
         assert (await running.send(chat(rules, "It is ten. Why?")))[0] == 200
@@ -79,8 +80,7 @@ async def test_a_clock_at_the_front_costs_the_whole_prompt(tmp_path: Path) -> No
 
 
 async def test_the_page_has_the_authority_that_verifies(tmp_path: Path) -> None:
-    """The command of the guide on TLS, at another address: a client that is given what it prints, and trusts
-    nobody else, verifies the picker."""
+    """A client that trusts only what the TLS guide's command prints verifies the picker's certificate."""
     [[*curl, url]] = commands_of(TLS, "test_the_page_has_the_authority_that_verifies")
     where = urlsplit(url)
     only = ("--cert-path=", "--tls-names=picker-service")
@@ -110,7 +110,7 @@ async def matched(ask: list[str], port: int, body: Json) -> float:
 
 
 async def asked(curl: list[str], port: int, body: Json) -> Json:
-    """What the command would print: its header and its file, which holds a chat."""
+    """Send the command's request, with its header and the chat as its file, and return the page."""
     url, header, data = curl[2], curl[4], curl[6]
     assert (curl[:2], data) == (["curl", "-s"], "@request.json")
     name, _, value = header.partition(": ")

@@ -10,7 +10,8 @@ TEXT = "A story about a fox that lived at the edge of a wood. " * 40
 
 
 async def test_a_picker_with_llm_d_s_arguments_serves(tmp_path: Path) -> None:
-    """It picks behind a real Envoy, finds what is cached by events, and has said what it does not do."""
+    """A picker with llm-d's arguments picks behind a real Envoy, matches cached prefixes by events, and logs
+    which of the arguments it does not support."""
     body = {"model": "m", "messages": [{"role": "user", "content": TEXT}], "max_tokens": 4}
     async with product(tmp_path, engines=3, picker_flags=ARGUMENTS) as running:
         status, _, _ = await running.send(body, CHAT)

@@ -56,7 +56,7 @@ async def test_the_base_line_needs_no_picker() -> None:
 
 
 async def test_a_refused_configuration_is_told() -> None:
-    """When Envoy refuses its configuration, the error has Envoy's own words."""
+    """If Envoy refuses its configuration, the error quotes Envoy's message."""
     with pytest.raises(ChildFailedError, match="malformed IP address: nowhere"):
         async with Envoy(config(Gateway(endpoints=["nowhere:1"]))):
             pass

@@ -24,8 +24,8 @@ async def engines(running: Product) -> dict[str, Any]:
 
 
 async def test_a_prefix_is_worth_something_until_there_is_a_copy(tmp_path: Path) -> None:
-    """A shared prefix on one engine makes its worth rise with each request; when another engine has computed
-    it too, it is worth nothing to keep either of them. What the operator makes of the page follows."""
+    """A shared prefix on one engine raises the engine's ``worth_tokens`` with each request; once another
+    engine has computed it too, the figure is 0. The operator's deletion costs follow from the page."""
     async with product(tmp_path, flags=FAST) as running:
         assert (await running.send(chat("first")))[0] == 200
         while not (rows := (await running.explain(chat("?")))["endpoints"])[0]["matched_tokens"]:

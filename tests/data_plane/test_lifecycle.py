@@ -117,7 +117,7 @@ async def test_a_picker_that_came_back_is_used_again(transport: Transport, mode:
 
 
 async def test_a_client_that_leaves_leaves_no_call(plane: Plane) -> None:
-    """When the client disconnects while its request waits, the waiting decision is cancelled."""
+    """If the client disconnects while its request is queued, the pending decision is cancelled."""
     asked, gone = asyncio.Event(), asyncio.Event()
 
     async def wait(_: PickRequest) -> PickResult:
@@ -181,7 +181,7 @@ async def _eventually_started(plane: Plane) -> None:
 
 
 async def test_a_dead_picker_of_two_costs_no_pick(transport: Transport, mode: Mode) -> None:
-    """With one of two pickers gone and nobody told yet, every request is picked for by the other one."""
+    """With one of two pickers dead and health checks unaware of it, the other one picks for every request."""
     async with (
         Upstream() as first,
         Upstream() as second,

@@ -26,13 +26,13 @@ SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERV
 
 @pytest.fixture
 def picker() -> StubPicker:
-    """What answers."""
+    """Return the picker behind the server."""
     return StubPicker()
 
 
 @pytest.fixture
 async def server(picker: StubPicker, transport: Transport) -> AsyncIterator[Server]:
-    """It, served."""
+    """Serve the picker on a port."""
     running = await picker.serve(transport)
     yield running
     await running.close()
@@ -65,7 +65,7 @@ async def test_liveness_always_serves(picker: StubPicker, channel: Channel) -> N
 
 
 async def test_unknown_names_are_not_found(channel: Channel) -> None:
-    """A check for a name nobody serves answers NOT_FOUND."""
+    """A health check for an unknown service answers NOT_FOUND."""
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await _status(channel, "nobody")
 
@@ -104,7 +104,8 @@ async def test_undecodable_messages_are_refused(channel: Channel, method: str) -
 
 
 async def test_garbage_in_the_access_log_is_counted_and_skipped(picker: StubPicker, channel: Channel) -> None:
-    """An access-log stream survives messages and entries that are no protobuf, and tells of the good ones."""
+    """An access-log stream survives messages and entries that are not protobuf, and the valid ones are
+    reported."""
     logs = StreamAccessLogsMessage.HTTPAccessLogEntries
     good = StreamAccessLogsMessage(http_logs=logs(log_entry=[b"\xff", b"\x22\x04\x0a\x02\x08\x07"]))
     call = channel.stream_unary(ACCESS_LOG_METHOD)()

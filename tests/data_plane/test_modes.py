@@ -37,7 +37,8 @@ async def _post(running: Plane, body: bytes) -> None:
 
 @pytest.mark.parametrize("mode", ["NONE", "STREAMED"])
 async def test_modes_that_show_no_body_are_picked_for_by_headers(transport: Transport, mode: str) -> None:
-    """Where headers must be answered before the body is seen, the question is partial and the pick counts."""
+    """If headers must be answered before the body is seen, the pick request is partial and the pick
+    counts."""
     async with plane(transport, "buffered", tweak=_processing(request_body_mode=mode)) as running:
         await _post(running, BODY)
 
@@ -174,7 +175,7 @@ def _add(settings: Json, port: int) -> None:
 
 @contextlib.asynccontextmanager
 async def _early() -> AsyncIterator[int]:
-    """The port of an engine that lets nobody in."""
+    """Yield the port of an engine that rejects every client."""
     talks: set[asyncio.Task[None]] = set()
     server = await asyncio.start_server(
         lambda reader, writer: talks.add(asyncio.create_task(_unauthorized(reader, writer))), "127.0.0.1", 0

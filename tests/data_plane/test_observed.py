@@ -66,7 +66,7 @@ async def _faultless(running: Plane) -> None:
 
 
 async def test_usage_is_read_as_it_passes(observed: Plane) -> None:
-    """JSON and SSE arrive unchanged, and what they counted is told with session, status and endpoint."""
+    """JSON and SSE arrive unchanged, and their usage is reported with session, status and endpoint."""
     for path, wanted in ((JSON_PATH, _document("engine/name")), (SSE_PATH, b"".join(_events("engine/name")))):
         async with observed.client.post(path, data=BytesIO(PAD.encode())) as response:
             assert (response.status, await response.read()) == (200, wanted)
@@ -126,7 +126,7 @@ async def test_a_response_begins_before_it_ends(transport: Transport) -> None:
 
 
 async def test_the_endpoint_that_served_is_told(observed: Plane) -> None:
-    """When the first endpoint refuses, the response says that the second one served."""
+    """If the first endpoint refuses, the response reports that the second one served."""
     await observed.upstreams[0].stop()
     observed.picker.picks(*observed.addresses)
     async with observed.client.post(JSON_PATH, data=b"{}") as response:
@@ -139,7 +139,7 @@ async def test_the_endpoint_that_served_is_told(observed: Plane) -> None:
 
 
 async def test_a_client_that_leaves_ends_what_is_observed(observed: Plane) -> None:
-    """When the client goes away in the middle, what was seen is told as not whole."""
+    """If the client disconnects in the middle, the response is reported as incomplete."""
     request = asyncio.ensure_future(observed.client.post("/stream", data=b"{}"))
     while not observed.upstreams[1].received:
         await asyncio.sleep(0.01)
@@ -153,7 +153,7 @@ async def test_a_client_that_leaves_ends_what_is_observed(observed: Plane) -> No
 
 
 async def test_renamed_bodies_of_every_size(transport: Transport, mode: Mode) -> None:
-    """Where responses are left alone the request is renamed all the same, short or long, and measured."""
+    """Bodies of every size are renamed and measured, also if responses are not observed."""
     async with plane(transport, mode) as running:
         bodies = [
             json.dumps({"prompt": "x" * size, "model": "m"}).encode() for size in (0, 100, 62_000, 3_000_000)

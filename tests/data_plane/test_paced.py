@@ -17,11 +17,12 @@ PACED = ("--tpot-target=0.05", "--prefill-tokens-per-second=1000")
 async def test_what_an_engine_cannot_compute_in_time_waits_and_is_served(
     tmp_path: Path, transport: str, mode: Mode
 ) -> None:
-    """Of a dozen long prompts at once most wait in the picker; all are answered, and nothing is left."""
+    """Most of a dozen simultaneous long prompts are queued in the picker; all are answered, and the queue
+    ends empty."""
     async with product(
         tmp_path, mode=mode, transport=transport, engines=2, flags=FLAGS, picker_flags=PACED
     ) as running:
-        prompts = [f"{number} " + "what nobody asked before " * 150 for number in range(12)]
+        prompts = [f"{number} " + "a question never asked before " * 150 for number in range(12)]
         answers = await asyncio.gather(*[running.send(chat(prompt, 8)) for prompt in prompts])
         assert [status for status, *_ in answers] == [200] * 12
         assert await running.metric('kvist_epp_queue_seconds_count{outcome="picked"}') >= 4

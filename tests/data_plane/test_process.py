@@ -157,7 +157,7 @@ async def _hanging(process: Process) -> Any:
 
 
 async def test_a_request_that_waits_outlives_the_signal(tmp_path: Path, transport: Transport) -> None:
-    """It waits for the first endpoint when SIGTERM comes, and is picked for when there is one."""
+    """A request that waits for the first endpoint when SIGTERM comes is picked for when there is one."""
     flags = ("--scrape-interval=0.2", "--drain-delay=1s", "--drain-timeout=60s")
     engine = Upstream(responses={"/metrics": ("text/plain", [METRICS])})
     async with picker(tmp_path, transport, *flags) as process, engine:

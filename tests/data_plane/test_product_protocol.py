@@ -86,8 +86,8 @@ async def _knows(running: Product, adapter: str) -> None:
 
 
 async def test_adapters_go_where_they_are_loaded(tmp_path: Path) -> None:
-    """Twenty requests for an adapter that one of three engines has all succeed; a name that nobody serves is
-    routed, and the engine's 404 comes back."""
+    """Requests for an adapter that one of three engines has all succeed; an unknown model is routed, and the
+    engine's 404 is returned."""
     async with product(tmp_path, engines=3, flags=FAST, own_flags=((), (), LORA)) as running:
         await _knows(running, "tuned")
         sends = [running.send(chat(f"q{number}", model="tuned")) for number in range(20)]
@@ -98,8 +98,8 @@ async def test_adapters_go_where_they_are_loaded(tmp_path: Path) -> None:
 
 
 async def test_a_dead_engine_leaves_no_account_behind(tmp_path: Path) -> None:
-    """Requests picked for an engine that was just killed are served by the next of their list; that is
-    counted, and nothing is owed anywhere when they have ended."""
+    """Requests picked for an engine that was just killed are served by the next endpoint of their list; that
+    is counted, and no backlog is left when they have ended."""
     async with product(tmp_path, engines=2, flags=FAST) as running:
         await running.send(chat("warm"))
         await running.until("kvist_epp_index_events_total", 1)
@@ -114,8 +114,8 @@ async def test_a_dead_engine_leaves_no_account_behind(tmp_path: Path) -> None:
 
 
 async def test_data_parallel_ranks_are_picked(tmp_path: Path) -> None:
-    """Of an engine with two ranks behind one address the one that holds the prefix is named, and what is
-    predicted for it is what the engine reports."""
+    """The rank that holds the prefix is picked among two ranks behind one address, and its predicted cached
+    tokens are those that the engine reports."""
     flags = (*FAST, "--data-parallel-size", "2")
     async with product(tmp_path, engines=1, flags=flags, ranks=2) as running:
         for number in range(6):

@@ -50,7 +50,7 @@ class Crowd:
         await self.running.until("kvist_epp_queue_requests", before + 1)
 
     async def answer(self, name: str) -> Answer:
-        """What it got in the end."""
+        """Wait for the named request's answer."""
         return await self.tasks[name]
 
     def _send(self, name: str, tokens: int, priority: int) -> None:
@@ -64,14 +64,15 @@ class Crowd:
 
 
 async def emptied(running: Product) -> None:
-    """Wait until nobody waits; the test's time limit bounds it."""
+    """Wait until the queue is empty; the test's time limit bounds it."""
     while await running.metric("kvist_epp_queue_requests"):
         await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize(("transport", "mode"), COMBINATIONS)
 async def test_overload_waits_and_is_served_by_priority(tmp_path: Path, transport: str, mode: Mode) -> None:
-    """With one slot for all: the others wait, the most urgent goes first, whoever hangs up leaves at once."""
+    """With one slot, the other requests are queued, the most urgent goes first, and a client that disconnects
+    leaves the queue at once."""
     async with product(
         tmp_path, mode=mode, transport=transport, engines=1, flags=FLAGS, labels=ONE_SLOT
     ) as running:
@@ -152,7 +153,7 @@ async def test_a_pool_scales_from_zero(empty_pool: Product) -> None:
 
 
 async def test_a_pool_that_stays_empty_is_said(tmp_path: Path) -> None:
-    """After --empty-pool-seconds: 503 and its reason; a request without a body is told at once."""
+    """After --empty-pool-seconds, requests get 503 with the reason; those without a body get it at once."""
     async with product(
         tmp_path, engines=1, flags=FLAGS, picker_flags=("--empty-pool-seconds=0.5",)
     ) as running:
@@ -165,7 +166,7 @@ async def test_a_pool_that_stays_empty_is_said(tmp_path: Path) -> None:
 
 
 async def listing(running: Product) -> Answer:
-    """GET /v1/models."""
+    """Send GET /v1/models and return the answer."""
     async with running.client.get(f"{running.envoy.url}/v1/models") as response:
         return response.status, json.loads(await response.text()), response.headers
 

@@ -20,7 +20,8 @@ FORMS = pytest.mark.parametrize(
 @FORMS
 @pytest.mark.timeout(300)
 async def test_rolling_three_pickers_loses_nothing(tmp_path: Path, transport: str, secure: bool) -> None:
-    """One after the other is told to end and started again: every request is picked for and answered."""
+    """Three pickers are stopped and restarted one after the other: every request is picked for and
+    answered."""
     async with replicas(tmp_path, transport=transport, secure=secure) as running, running.load() as load:
         for number in range(3):
             await load.more(50)

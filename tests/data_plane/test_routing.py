@@ -164,7 +164,7 @@ async def test_ipv6_everywhere(transport: Transport, mode: Mode) -> None:
 
 
 async def test_the_list_is_walked_when_a_connection_is_refused(plane: Plane) -> None:
-    """When the first endpoint of the list refuses, the second gets the request with its body."""
+    """If the first endpoint of the list refuses, the second gets the request with its body."""
     refusing, good = plane.addresses
     await plane.upstreams[0].stop()
     plane.picker.picks(refusing, good)
@@ -209,7 +209,7 @@ async def test_a_pick_may_take_its_time(plane: Plane) -> None:
 
 
 async def test_many_at_once_are_not_mixed_up(plane: Plane) -> None:
-    """Of 64 requests at once each reaches the endpoint picked for it with its own body."""
+    """Each of 64 simultaneous requests reaches the endpoint that was picked for it, with its own body."""
     plane.picker.answer = lambda ask: PickResult((plane.addresses[ask.body[-1] % 2],))
 
     async def post(number: int) -> tuple[str, str]:

@@ -70,7 +70,7 @@ async def test_ten_rotations_lose_nothing(
 
 
 async def _streams(url: str, over: asyncio.Event) -> list[bool]:
-    """Of one long answer after the other, until ``over``: whether it came whole."""
+    """Request one long answer after the other until ``over`` is set; return which of them were complete."""
     body = {
         "model": "m",
         "messages": [{"role": "user", "content": "tell me a long story"}],
@@ -88,15 +88,15 @@ async def _streams(url: str, over: asyncio.Event) -> list[bool]:
 
 
 async def _handshakes(running: Replicas) -> int:
-    """Of Envoy with the picker; none may have failed."""
+    """Return the number of Envoy's TLS handshakes with the picker; none may have failed."""
     found: dict[str, Any] = await running.envoy.stats(r"cluster\.picker\.ssl\.")
     assert found["cluster.picker.ssl.fail_verify_error"] == found["cluster.picker.ssl.fail_verify_san"] == 0
     return int(found["cluster.picker.ssl.handshake"])
 
 
 async def test_health_checks_without_alpn(transport: Transport) -> None:
-    """Envoy's own, where no protocol is named, as Envoy Gateway has them: the fast transport takes whoever
-    offers none for HTTP/2 and answers; gRPC's own library refuses."""
+    """Health checks of Envoy offer no ALPN protocol, as in Envoy Gateway: the fast transport takes them for
+    HTTP/2 and answers; gRPC's own library refuses."""
     server = await StubPicker().serve(transport, tls=self_made())
     picker = f"{HOST}:{server.port}"
     settings = config(Gateway(endpoints=["127.0.0.1:1"], picker=picker, picker_tls=PickerTls()))

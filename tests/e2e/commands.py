@@ -1,4 +1,4 @@
-"""What a person types: helm and kubectl, in the cluster's network."""
+"""Commands that an administrator types: helm and kubectl, in the cluster's network."""
 
 import asyncio
 import json
@@ -19,23 +19,23 @@ SECONDS: Final = 120
 
 
 class CommandError(AssertionError):
-    """What a command says; a test that does not expect it fails."""
+    """Output of a failed command; it fails a test that does not expect it."""
 
 
 @dataclass(frozen=True)
 class Commands:
-    """Of one administrator of one cluster."""
+    """Commands of one administrator of one cluster."""
 
     cluster: Cluster
     home: Path
 
     async def helm(self, *words: str) -> str:
-        """What it prints. Raises HelmError."""
+        """Run helm and return its output. Raises HelmError."""
         made = Helm(4, self.home, self.kubeconfig, before=self.inside)
         return await asyncio.to_thread(made.run, *words)
 
     async def kubectl(self, *words: str) -> str:
-        """What it prints. Raises CommandError."""
+        """Run kubectl and return its output. Raises CommandError."""
         command = [*self.inside, str(binaries.kubectl()), f"--kubeconfig={self.kubeconfig}", *words]
         environment = binaries.environment(self.home)
         return await asyncio.to_thread(printed, command, environment, SECONDS, CommandError)
@@ -50,12 +50,12 @@ class Commands:
 
     @property
     def inside(self) -> Sequence[str]:
-        """What runs a command in the cluster's network."""
+        """Return the words that run a command in the cluster's network."""
         return ("nsenter", "--target", str(self.cluster.first), "--net")
 
     @property
     def kubeconfig(self) -> Path:
-        """Of an administrator."""
+        """Return the path of an administrator's kubeconfig."""
         return self.cluster.folder / "components.kubeconfig"
 
 

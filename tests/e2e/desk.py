@@ -1,4 +1,4 @@
-"""Where the commands of documents are typed: bash in the cluster's network, with helm, kubectl and curl.
+"""Run the commands of documents: bash in the cluster's network, with helm, kubectl and curl.
 
 What is there is what a checkout has, but for the pools: their model is the simulator's, since nothing here
 reaches a hub, and one engine and one picker do. One thing is not the real one: ``kubectl port-forward``,
@@ -35,7 +35,7 @@ _SETTINGS: Final = "set -euo pipefail\n"
 
 @dataclass(frozen=True)
 class Desk:
-    """Of one administrator who looks at one namespace, in an empty folder."""
+    """The workplace of one administrator who looks at one namespace, in an empty folder."""
 
     commands: Commands
     namespace: str

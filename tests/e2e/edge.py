@@ -36,7 +36,7 @@ class Edge:
     """Its own; the Envoys of all Gateways are there, too."""
 
     async def address(self, room: Space, gateway: str = "edge") -> str:
-        """Of a Gateway in another namespace, once everything of it is in place."""
+        """Return the address of a Gateway in another namespace, once it is programmed."""
 
         async def programmed() -> Json | None:
             found = await room.get("Gateway", gateway)
@@ -87,7 +87,7 @@ async def attached(room: Space, name: str) -> None:
 
 
 async def install(commands: Commands, cluster: Cluster, space: Space) -> Edge:
-    """As its guide says, in a namespace that admits restricted pods alone."""
+    """Install Envoy Gateway as its guide says, in a namespace that admits only restricted pods."""
     chart = _chart(commands.home)
     where = (f"--namespace={space.name}", "--wait", "--timeout=120s")
     await commands.helm("install", RELEASE, str(chart), *where, *PROBED)

@@ -21,14 +21,14 @@ class _Kubectl:
         self._words = [program, *([f"--namespace={namespace}"] if namespace else [])]
 
     def get(self, *what: str) -> Json:
-        """As JSON. Raises CalledProcessError when there is none."""
+        """Return the objects as JSON. Raises CalledProcessError without any."""
         words = [*self._words, "get", *what, "--output=json"]
         found: Json = json.loads(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
         return found
 
 
 def destination(kubectl: _Kubectl, target: str, port: int) -> tuple[str, int]:
-    """Where a port of a Service or of a Deployment is. Exits when there is none."""
+    """Return host and port that serve a port of a Service or Deployment. Exits if there is none."""
     kind, _, _ = target.partition("/")
     found = kubectl.get(target)
     if kind == "service":
@@ -44,7 +44,7 @@ def destination(kubectl: _Kubectl, target: str, port: int) -> tuple[str, int]:
 
 
 async def forward(local: int, host: str, port: int) -> None:
-    """For ever."""
+    """Forward connections until the process is killed."""
 
     async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection(host, port)
@@ -64,7 +64,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def main(words: list[str]) -> None:
-    """As told. Raises OSError for a port that is taken."""
+    """Forward as the words of ``kubectl port-forward`` say. Raises OSError if the port is in use."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kubectl")
     parser.add_argument("verb", choices=["port-forward"])

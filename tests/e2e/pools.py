@@ -61,16 +61,17 @@ async def counted(pool: Served, series: str) -> int:
 
 
 async def answers(pool: Served) -> bool:
-    """Whether a request gets an answer; until the gateway's Envoys are told of a route, it does not."""
+    """Return whether a request is answered, which it is not before the gateway's Envoys have received the
+    route."""
     try:
-        await pool.ask("Is anybody there?")
+        await pool.ask("Is there an answer?")
     except (AssertionError, OSError):
         return False
     return True
 
 
 async def status(pool: Served, more_bytes: int = 0) -> int:
-    """Of one request whose body is longer by so much."""
+    """Return the status of one request whose body has ``more_bytes`` of padding."""
     body = {
         "model": pool.name,
         "messages": [{"role": "user", "content": "Who?"}],

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def step(name: str) -> Iterator[None]:
-    """Its wall time in a line of the test's output, also when it fails."""
+    """Print the wall time of a step to the test's output, also if it fails."""
     began = time.monotonic()
     try:
         yield

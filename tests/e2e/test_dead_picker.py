@@ -1,4 +1,4 @@
-"""What clients get while the picker is dead, behind Envoy Gateway."""
+"""Answers that clients get while the picker is dead, behind Envoy Gateway."""
 
 import json
 from collections import Counter
@@ -71,7 +71,7 @@ async def dies_and_comes_back(pool: Served, system: Space, mode: str, *, refused
 
 
 async def closes(pool: Served) -> bool:
-    """Whether the gateway is told that requests shall fail."""
+    """Return whether the gateway's configuration makes requests fail without a picker."""
     [asks] = (await pool.room.get("EnvoyExtensionPolicy", pool.name))["spec"]["extProc"]
     return asks["failOpen"] is False
 
@@ -122,7 +122,7 @@ async def gone(room: Space, pod: str) -> None:
 
 
 async def scaled(space: Space, name: str, replicas: int) -> None:
-    """So many pods, and no others on their way out."""
+    """Scale a Deployment and wait until it has exactly this number of pods, without terminating ones."""
     await space.patch("Deployment", name, {"spec": {"replicas": replicas}})
     await space.rolled_out(name)
 
@@ -134,7 +134,7 @@ async def scaled(space: Space, name: str, replicas: int) -> None:
 
 
 async def all_get(pool: Served, wanted: int) -> None:
-    """As soon as the gateway has noticed, one answer after the other has this status."""
+    """Wait until the gateway answers with this status, then require it of every answer."""
 
     seen = []
 

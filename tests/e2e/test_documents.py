@@ -74,7 +74,7 @@ async def test_a_block_that_is_wrong_is_told(
 async def test_a_release_without_a_way_out(
     cluster: Cluster, commands: Commands, admin: Client, system: Space, tmp_path: Path
 ) -> None:
-    """Images of a registry inside, and a model from a claim that somebody has filled."""
+    """The air-gapped example works with images of a private registry and a model from a filled claim."""
     async with AsyncExitStack() as stack:
         stack.push_async_callback(pools.end, commands, system)
         desk = await Desks(cluster, commands, admin, tmp_path, stack).new()
@@ -103,14 +103,14 @@ class Desks:
         return made
 
     async def type(self, block: Block) -> None:
-        """Raises WrongError."""
+        """Run a block in a new workplace. Raises WrongError."""
         desk = await self.new()
         with step(f"  {block.name}"):
             await desk.run(block)
 
 
 async def _cleared(commands: Commands) -> None:
-    """What examples leave where they say themselves."""
+    """Delete what the examples created in the default namespace."""
     files = [f"--filename={ROOT / folder}" for folder in DEFAULT]
     await commands.kubectl("delete", "--namespace=default", *files, "--ignore-not-found", "--wait=false")
 

@@ -34,9 +34,8 @@ MORE: Final = 20
 async def test_no_request_fails_from_the_first_answer_to_the_uninstall(
     cluster: Cluster, commands: Commands, admin: Client, system: Space, edge: Edge
 ) -> None:
-    """The examples serve by the generated Envoy and by Envoy Gateway; prompts with the same beginning find
-    it in a cache; a large body passes; nobody notices an upgrade, two rollouts, and that the operator
-    goes."""
+    """No request fails: the examples serve by the generated Envoy and by Envoy Gateway, repeated prefixes are
+    cached, a large body passes, through an upgrade, two rollouts and the operator's uninstall."""
     async with cluster.space(admin) as room, AsyncExitStack() as stack:
         stack.push_async_callback(pools.end, commands, system)
         with step("helm install of kvist"):
@@ -64,7 +63,7 @@ async def test_no_request_fails_from_the_first_answer_to_the_uninstall(
 async def lives(
     both: tuple[Served, ...], loads: tuple[Steady, ...], commands: Commands, system: Space
 ) -> None:
-    """What happens to pools, under load."""
+    """Take pools under load through prompts, a large body, an upgrade and rollouts."""
     await answered(loads)
     for pool in both:
         with step(f"prompts with the same beginnings to {pool.name}"):
@@ -82,7 +81,7 @@ async def lives(
 
 
 async def answered(loads: tuple[Steady, ...]) -> None:
-    """So many more answers by each way."""
+    """Wait until each load has got ``MORE`` further answers."""
     await asyncio.gather(*(load.until(MORE) for load in loads))
 
 
@@ -90,7 +89,7 @@ async def learned(pool: Served) -> None:
     """Envoy Gateway asked the pickers, and tells them how requests ended."""
     picks = await pools.counted(pool, PICKS)
     ends = await pools.counted(pool, ENDS)
-    say("  picks for Envoy Gateway, ends that its access log told", f"{picks}, {ends}")
+    say("  picks for Envoy Gateway, ends that its access log reported", f"{picks}, {ends}")
     assert picks > MORE
     assert ends > MORE
 
