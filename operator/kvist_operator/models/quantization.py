@@ -19,9 +19,7 @@ MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "attention": ("model.layers.{i}.self_attn.o_proj", "model.layers.{i}.self_attn.q_proj"),
     "mlp": ("model.layers.0.mlp.gate_proj", "model.layers.0.mlp.down_proj"),
     "experts": ("model.layers.{i}.mlp.experts.0.gate_proj",),
-    "shared": tuple(
-        f"model.layers.{{i}}.mlp.{name}.gate_proj" for name in ("shared_experts", "shared_expert")
-    ),
+    "shared": tuple(f"model.layers.{{i}}.mlp.{n}.gate_proj" for n in ("shared_experts", "shared_expert")),
     "recurrent": ("model.layers.{i}.linear_attn.in_proj_qkv", "backbone.layers.{i}.mixer.in_proj"),
 }
 NEVER_QUANTIZED: Final = ("embedding", "head", "router", "norms", "encoder")

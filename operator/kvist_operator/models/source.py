@@ -162,9 +162,8 @@ def from_hub(repository: str, revision: str, hub: ModelHub) -> Facts:
         raise _without_config(f"hf://{repository}", list(hub.sizes(repository, revision)))
     quant = hub.text(repository, revision, QUANT_CONFIG)
     index = hub.text(repository, revision, INDEX)
-    total = (
-        _json_object(index, f"{repository}: {INDEX}").get("metadata", {}).get("total_size") if index else 0
-    )
+    listed = _json_object(index, f"{repository}: {INDEX}") if index else {}
+    total = listed.get("metadata", {}).get("total_size")
     size_source = "total_size of the safetensors index"
     if not isinstance(total, int | float) or total <= 0:
         files = hub.sizes(repository, revision).items()

@@ -149,11 +149,10 @@ def describe_layout(layout: Layout, shape: ModelShape, hardware: Hardware, reaso
     """Return the choices of a layout; ``reason`` is that of the tensor parallelism."""
     found = [Choice("tensorParallelSize", layout.tensor, reason, RULE)]
     if layout.pipeline > 1:
-        nodes = hardware.nodes(layout)
-        over = f"one stage on each of {nodes} nodes: tensor parallelism stays within a node"
-        found.append(
-            Choice("pipelineParallelSize", layout.pipeline, over if nodes > 1 else "as requested", RULE)
-        )
+        nodes, why = hardware.nodes(layout), "as requested"
+        if nodes > 1:
+            why = f"one stage on each of {nodes} nodes: tensor parallelism stays within a node"
+        found.append(Choice("pipelineParallelSize", layout.pipeline, why, RULE))
     if layout.data > 1:
         source = "spec.engine.dataParallelSize"
         found.append(Choice("dataParallelSize", layout.data, "as requested", source))

@@ -84,9 +84,8 @@ def _context(pool: Pool, shape: ModelShape) -> tuple[int, Choice]:
         )
     wanted = max(DEFAULT_CONTEXT, math.ceil(hinted / STEP) * STEP)
     if wanted >= native:
-        return native, Choice(
-            field, native, "the model's native length", "config.json: max_position_embeddings"
-        )
+        source = "config.json: max_position_embeddings"
+        return native, Choice(field, native, "the model's native length", source)
     if wanted > DEFAULT_CONTEXT:
         return wanted, Choice(field, wanted, "prompt and output of the workload", "spec.workload")
     return wanted, Choice(field, wanted, f"default; the model allows {native}", RULE)

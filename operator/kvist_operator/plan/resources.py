@@ -65,9 +65,7 @@ def choose_hardware(
     elif labelled:
         choices.append(Choice("perNode", labelled, "number on the cluster's nodes", NODE_LABELS))
     else:
-        choices.append(
-            Choice("perNode", row.per_node, "usual for nodes with this accelerator", "hardware table")
-        )
+        choices.append(Choice("perNode", row.per_node, "usual with this accelerator", "hardware table"))
     return Hardware(accelerator=row, per_node=choices[-1].value, count=spec.count), choices
 
 

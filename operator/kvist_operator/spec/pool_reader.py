@@ -104,9 +104,7 @@ def read_pool(resource: Mapping[str, Any]) -> Pool:
 def _name(meta: Fields) -> str:
     name = meta.required("name", "the pool needs one")
     if len(name) > POOL_NAME_LENGTH:
-        problem = (
-            f"{len(name)} characters; at most {POOL_NAME_LENGTH}, because its children's names are longer"
-        )
+        problem = f"{len(name)} characters; at most {POOL_NAME_LENGTH}, because children's names are longer"
         raise SpecError("metadata.name", problem)
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
         rule = "a letter first, then lower-case letters, digits and dashes: Services are named after it"
@@ -128,9 +126,8 @@ def _model(f: Fields) -> ModelRef:
         adapters=tuple(_adapter(a) for a in f.sections("adapters", most=64)),
         shape=_shape(f.optional("shape")),
     )
-    _check_unique(
-        [adapter.name for adapter in model.adapters], f.at("adapters"), "clients use it as a model name"
-    )
+    names = [adapter.name for adapter in model.adapters]
+    _check_unique(names, f.at("adapters"), "clients use it as a model name")
     return f.done(model)
 
 
