@@ -1,4 +1,4 @@
-"""A small web server that pods of the tests run: it tells what it is and does as it is told.
+"""A small web server that pods of the tests run: it reports its surroundings and does what requests ask.
 
 ``/`` the pod's name · ``/whoami`` identity as JSON · ``/env/NAME`` · ``/file/PATH`` · ``/health`` ·
 ``/exit/CODE`` ends it, after writing a last word to the file in ``LAST_WORDS``.
@@ -16,7 +16,7 @@ PORT: Final = 8000
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """One request."""
+    """Answers one request."""
 
     def do_GET(self) -> None:
         """See the top of this file."""
@@ -66,7 +66,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         )
 
     def _exit(self, code: str) -> None:
-        Path(os.environ["LAST_WORDS"]).write_text("told to go")
+        Path(os.environ["LAST_WORDS"]).write_text("asked to exit")
         os._exit(int(code))
 
 

@@ -1,4 +1,4 @@
-"""What certificates pickers show, whom they are trusted by, and whether they pick."""
+"""Which certificates pickers present, which authorities are trusted, and whether the pickers pick."""
 
 import asyncio
 import ssl
@@ -16,13 +16,13 @@ END: Final = "-----END CERTIFICATE-----\n"
 
 
 async def pickers(twig: Served) -> list[Json]:
-    """Those that are ready."""
+    """Return the pickers that are ready."""
     found = await twig.room.pods(**{"app.kubernetes.io/component": "picker"})
     return [pod for pod in found if ready(pod)]
 
 
 async def authorities(room: Space) -> set[str]:
-    """What Envoy is to trust: each in PEM."""
+    """Return the authorities that Envoy trusts, each in PEM."""
     found = await room.get("ConfigMap", "twig-epp-ca")
     return {part + END for part in found["data"]["ca.crt"].split(END) if part}
 

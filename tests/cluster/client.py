@@ -1,4 +1,4 @@
-"""What a test does to a cluster, as its administrator: objects as plain documents."""
+"""Actions of a cluster's administrator in tests: objects as plain documents."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -45,7 +45,7 @@ class Client:
         await self.install_crds(*(crd for crd in found if crd["metadata"]["name"] in names))
 
     async def install_crds(self, *crds: Document) -> None:
-        """CRDs, served."""
+        """Install CRDs and wait until they are served."""
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         for crd in crds:
             await self.ask("POST", path, crd, expect=(201, 409))
@@ -92,7 +92,7 @@ class Namespace:
 
     @property
     def path(self) -> str:
-        """Of the core objects in it."""
+        """Return the path of the core objects in the namespace."""
         return f"/api/v1/namespaces/{self.name}"
 
     def of(self, group: str, version: str, plural: str) -> str:
@@ -123,7 +123,7 @@ class Namespace:
     async def status(
         self, name: str, address: str = "", *, ready: bool = True, phase: str = "Running"
     ) -> Document:
-        """What a kubelet would report of it."""
+        """Write a pod's status as a kubelet would."""
         conditions = [{"type": "Ready", "status": "True" if ready else "False"}]
         status: Document = {"phase": phase, "conditions": conditions}
         if address:

@@ -84,7 +84,7 @@ class Cluster:
 
     @asynccontextmanager
     async def client(self, token: str = ADMIN) -> AsyncIterator[Client]:
-        """The API, for whoever has this token."""
+        """Return a client of the API with this token."""
         tls = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
         url = f"https://{ROUTER}:{self.port}"
         headers = {"Authorization": f"Bearer {token}"}
@@ -113,7 +113,7 @@ class Cluster:
 
 
 def _first_process(box: Child) -> int:
-    """Of the box: the only child of ``unshare``."""
+    """Return the first process of the box: the only child of ``unshare``."""
     return int(Path(f"/proc/{box.pid}/task/{box.pid}/children").read_text().split()[0])
 
 

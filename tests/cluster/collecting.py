@@ -17,7 +17,7 @@ START_SECONDS = 90.0
 
 @asynccontextmanager
 async def collecting(plane: ControlPlane, folder: Path) -> AsyncIterator[None]:
-    """What nobody owns any more goes, and deletions in the foreground end, until the way out."""
+    """Run the garbage collector: objects without an owner go, and deletions in the foreground end."""
     [port] = free_ports(1)
     config = plane.kubeconfig("collector")
     argv = [

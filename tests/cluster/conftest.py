@@ -28,7 +28,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of one test."""
+    """Return the folder of one test."""
     return tmp_path
 
 

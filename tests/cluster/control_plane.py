@@ -45,7 +45,7 @@ class ControlPlane:
 
     @property
     def url(self) -> str:
-        """Of the API server."""
+        """Return the URL of the API server."""
         return f"https://{HOST}:{self.port}"
 
     async def __aenter__(self) -> Self:
@@ -74,7 +74,7 @@ class ControlPlane:
         await self._children.ready(self.apiserver, self.ready, START_SECONDS)
 
     async def kill_apiserver(self) -> None:
-        """As a crash would."""
+        """Kill the API server, as a crash would."""
         assert self._children is not None
         assert self.apiserver is not None
         child, self.apiserver = self.apiserver, None
@@ -108,8 +108,8 @@ class ControlPlane:
         return ssl.create_default_context(cafile=str(self.keys.ca))
 
     def kubeconfig(self, name: str, token: Path | str = ADMIN, *, server: str = "") -> Path:
-        """A kubeconfig file for whoever has this token, or the token in this file; ``server``: another way
-        in."""
+        """Write a kubeconfig file with this token, or the token in this file; ``server``: the address of a
+        relay."""
         user = {"tokenFile": str(token)} if isinstance(token, Path) else {"token": token}
         cluster = {"server": server or self.url, "certificate-authority": str(self.keys.ca)}
         document: dict[str, Any] = {
@@ -163,7 +163,7 @@ def _etcd(folder: Path, port: int, peer_port: int) -> list[str]:
 
 
 class Started(Protocol):
-    """What is started and ended by ``async with``."""
+    """A part that ``async with`` starts and ends."""
 
     async def __aenter__(self) -> Self: ...
 

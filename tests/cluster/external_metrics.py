@@ -33,7 +33,7 @@ class Metric:
         self.value = 0
 
     async def discovery(self, _: web.Request) -> web.Response:
-        """What resources there are."""
+        """Answer with the list of resources."""
         resource = {"name": "*", "namespaced": True, "kind": "ExternalMetricValueList", "verbs": ["get"]}
         found = {"groupVersion": f"{GROUP}/{VERSION}", "resources": [{**resource, "singularName": ""}]}
         return web.json_response({"kind": "APIResourceList", "apiVersion": "v1", **found})

@@ -1,4 +1,4 @@
-"""The picker's discovery in this process, against the real API, and what it told."""
+"""The picker's discovery in this process, against the real API, with a record of what it published."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -21,7 +21,7 @@ PODS = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}
 
 
 class Seen:
-    """What discovery told so far; ``discovery`` itself."""
+    """Record of what ``discovery`` published."""
 
     discovery: PodDiscovery
 
@@ -36,7 +36,7 @@ class Seen:
 
     @property
     def hostports(self) -> list[str]:
-        """Of the last fleet."""
+        """Return the addresses of the last fleet."""
         return [e.hostport for e in self.fleets[-1]] if self.fleets else []
 
     async def stands(self, expected: Mapping[str, str]) -> None:
@@ -49,7 +49,7 @@ class Seen:
             await asyncio.sleep(0.02)
 
     def watch(self, resource: str = "pods") -> dict[str, Any]:
-        """What /debug/fleet would show of one resource."""
+        """Return what /debug/fleet shows of one resource."""
         watches = self.discovery.describe()["watches"]
         return next(w for w in watches if w["resource"] == resource)
 
@@ -61,7 +61,7 @@ async def following(
     wanted: PodSelection | PoolName = VLLM,
     times: InformerTimes = DEFAULT_TIMES,
 ) -> AsyncIterator[Seen]:
-    """Discovery as whoever this kubeconfig says, in this namespace, until the test is done with it."""
+    """Run discovery in this namespace with the rights of a kubeconfig, until the context ends."""
     seen = Seen()
     seen.discovery = PodDiscovery(
         Connection(find_cluster({"KUBECONFIG": str(kubeconfig)})),

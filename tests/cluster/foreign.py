@@ -105,7 +105,7 @@ def crds() -> list[dict[str, Any]]:
 
 @functools.cache
 def keda() -> list[dict[str, Any]]:
-    """What scales by Prometheus."""
+    """Return the CRDs of KEDA, which scales by Prometheus."""
     return _documents(module(KEDA) / "config" / "crd" / "bases" / "keda.sh_scaledobjects.yaml")
 
 

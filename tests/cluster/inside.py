@@ -101,7 +101,7 @@ class Names(AbstractResolver):
         """Nothing is open."""
 
     async def addresses(self, name: str) -> list[str]:
-        """Of a whole name. Raises TimeoutError."""
+        """Return the addresses of a fully qualified name. Raises TimeoutError."""
         loop = asyncio.get_running_loop()
         number = random.randrange(1 << 16)
         with self._inside.open(kind=socket.SOCK_DGRAM) as made:

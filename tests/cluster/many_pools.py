@@ -1,4 +1,4 @@
-"""Hundreds of pools with no replicas: how fast they are seen to, and what they cost at rest.
+"""Hundreds of pools with no replicas: how fast the operator creates them, and what they cost at rest.
 
 ``python -m tests.cluster.many_pools [--pools 500]`` starts a control plane, applies every object of as many
 pools in a bare loop, lets the operator make the same objects for as many other pools, and then counts for a
@@ -46,7 +46,7 @@ MOST_CPU, MOST_MIB, LEAST_SPEED = 0.03, 200.0, 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What was measured."""
+    """Measured figures of a run."""
 
     pools: int
     objects: int
@@ -130,7 +130,8 @@ async def _bare(server: ApiServer, count: int) -> tuple[float, int]:
 
 
 def _objects(name: str, space: str) -> list[Json]:
-    """What the operator would make, without an owner; it would follow what has its label."""
+    """Return the objects that the operator would create, without an owner and with another manager's
+    label."""
     resource = pool(name, space)
     made = read_pool(resource)
     of = ObjectNames.of(made)
@@ -168,7 +169,7 @@ async def _at_rest(admin: Client, operator: Operator) -> tuple[dict[str, float],
 
 
 async def _writes(admin: Client) -> Counter[str]:
-    """Requests that write, as the API server counts them; its own leases are nobody's."""
+    """Return the writing requests that the API server has counted, without those for leases."""
     async with admin.session.get("/metrics") as response:
         lines = (await response.text()).splitlines()
     found: Counter[str] = Counter()

@@ -41,7 +41,7 @@ class Operator:
     port: int
 
     async def page(self, path: str) -> str:
-        """Of its metrics port."""
+        """Return a page of the operator's metrics port."""
         _, body = await get(HOST, self.port, path)
         return body.decode()
 

@@ -30,7 +30,7 @@ _RBAC: Final = f"{_GROUP}/v1"
 
 
 def objects() -> list[Json]:
-    """What an administrator installs, but for the CRD."""
+    """Return the objects that an administrator installs, without the CRD."""
     meta = {"name": NAME, "namespace": NAMESPACE}
     role = {"apiGroup": _GROUP, "kind": "ClusterRole", "name": NAME}
     account = {"kind": "ServiceAccount", **meta}
@@ -95,7 +95,7 @@ def _container() -> Json:
 
 
 async def installed(cluster: Cluster, client: Client) -> Space:
-    """The operator's namespace, once it is ready; installed by whoever asks first."""
+    """Install the operator if it is absent; return its namespace once it is ready."""
     await client.install_crds(yaml.safe_load(CRD.read_text()))
     space = Space(client, NAMESPACE, Apis(client), cluster.folder / "logs")
     await space.apply(*objects())
@@ -146,7 +146,7 @@ async def until_ready(space: Space, name: str, *, seconds: float = 120.0) -> Jso
 
 @dataclass
 class Served:
-    """A pool that serves, behind its own Envoy or somebody's Gateway."""
+    """A pool that serves, behind its own Envoy or behind a Gateway."""
 
     cluster: Cluster
     room: Space
@@ -159,13 +159,13 @@ class Served:
 
     @property
     def url(self) -> str:
-        """Where clients ask."""
+        """Return the URL for clients."""
         there = self.gateway or f"{self.name}-envoy.{self.room.name}.svc"
         return f"http://{there}/v1/chat/completions"
 
     @property
     def headers(self) -> dict[str, str]:
-        """What clients say besides."""
+        """Return the headers that clients send."""
         return {"Host": self.host} if self.host else {}
 
     async def ask(self, text: str, tokens: int = 4) -> Json:
@@ -197,7 +197,7 @@ class Served:
         return Steady(self.cluster, self.url, body=body, whole=whole, headers=self.headers)
 
     async def get(self) -> Json:
-        """The resource."""
+        """Return the resource."""
         return await self.room.get("InferencePool", self.name)
 
     async def patch(self, **spec: Any) -> None:
@@ -205,7 +205,7 @@ class Served:
         await self.room.patch("InferencePool", self.name, {"spec": spec})
 
     async def until_ready(self, *, seconds: float = 120.0) -> Json:
-        """As asked for, whatever was asked last."""
+        """Wait until the pool is ready in its latest generation."""
         return await until_ready(self.room, self.name, seconds=seconds)
 
     async def engines(self) -> list[Json]:

@@ -36,7 +36,8 @@ class Engine:
 
     @property
     def annotations(self) -> dict[str, str]:
-        """Of its pod: the tests' engines share a machine with others, so their ports are their own."""
+        """Return the annotations of the pod: the tests' engines share a machine, so each has its own
+        ports."""
         return {"kvist.dev/kv-events-port": str(self.events), "kvist.dev/kv-replay-port": str(self.replay)}
 
     async def served(self) -> float:
@@ -48,7 +49,7 @@ class Engine:
 
 @dataclass
 class Product:
-    """Everything running."""
+    """The running client, Envoy, engines and picker."""
 
     children: Children
     client: aiohttp.ClientSession
@@ -77,7 +78,7 @@ class Product:
         return status, body.decode()
 
     async def discovery(self) -> dict[str, Any]:
-        """What /debug/fleet says of it."""
+        """Return what /debug/fleet shows of the discovery."""
         _, text = await self.page("/debug/fleet")
         found: dict[str, Any] = json.loads(text)["discovery"]
         return found

@@ -1,4 +1,4 @@
-"""What tests do in one namespace of a cluster: objects in, and bounded waiting for what becomes of them."""
+"""Actions of tests in one namespace of a cluster: apply objects, and wait for results with a time limit."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,7 +19,7 @@ TAIL_LINES: Final = 12
 
 
 class Apis:
-    """Where objects of a kind are, as the API server says itself."""
+    """Paths of the collections of each kind, as the API server reports them."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -52,7 +52,7 @@ VERSIONS: Final = {
 
 @dataclass
 class Space:
-    """One namespace."""
+    """One namespace of the cluster."""
 
     client: Client
     name: str
@@ -61,7 +61,7 @@ class Space:
     """Folder with the logs of all pods of the cluster, also of those that are gone."""
 
     async def path(self, kind: str, name: str = "", *, version: str = "") -> str:
-        """Of an object, or of a collection."""
+        """Return the path of an object, or of a collection."""
         where = await self.apis.path(version or VERSIONS.get(kind, "v1"), kind, self.name)
         return f"{where}/{name}" if name else where
 
@@ -127,7 +127,7 @@ class Space:
         return found
 
     async def log(self, pod: str, *, container: str = "", previous: bool = False) -> str:
-        """What a container says, by way of the API server and the kubelet."""
+        """Return the log of a container, read through the API server and the kubelet."""
         path = f"{await self.path('Pod', pod)}/log"
         query = {"container": container} if container else {}
         query |= {"previous": "true"} if previous else {}
@@ -161,7 +161,7 @@ class Space:
 
 
 def complete(deployment: Json) -> bool:
-    """As ``kubectl rollout status`` judges."""
+    """Return whether a rollout is complete, by the rule of ``kubectl rollout status``."""
     status, wanted = deployment.get("status", {}), deployment["spec"]["replicas"]
     counts = [status.get(key, 0) for key in ("replicas", "updatedReplicas", "availableReplicas")]
     return status.get("observedGeneration") == deployment["metadata"]["generation"] and counts == [wanted] * 3

@@ -50,7 +50,7 @@ class Steady:
         await asyncio.gather(*self._tasks)
 
     async def until(self, count: int) -> None:
-        """So many more good answers."""
+        """Wait until so many more requests have been answered well."""
         wanted = len(self.answers) + count
         async with asyncio.timeout(SECONDS):
             while len(self.answers) < wanted:

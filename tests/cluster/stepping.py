@@ -28,7 +28,7 @@ class Fuse:
         self.moments: list[str] = []
 
     async def __call__(self, moment: Moment, write: Write) -> None:
-        """The hook."""
+        """Count a write; raise Killed at the chosen one."""
         self.moments.append(f"{moment} {write.verb} {write.target.kind} {write.target.name}")
         if len(self.moments) == self.at:
             raise Killed(self.moments[-1])
@@ -47,7 +47,7 @@ async def fresh(plane: ControlPlane, space: str, hook: Hook | None = None) -> As
 
 
 class Stepper:
-    """One operator."""
+    """Runs one operator step by step."""
 
     def __init__(self, operator: Operator, server: ApiServer) -> None:
         self.operator = operator

@@ -34,7 +34,7 @@ class Pools:
         self.client: Client = space.client
 
     async def tried(self, pool: dict[str, Any]) -> Answer:
-        """What ``kubectl apply --dry-run=server`` would hear."""
+        """Return the API server's answer to ``kubectl apply --dry-run=server``."""
         query = {"dryRun": "All", "fieldValidation": "Strict"}
         async with self.session.post(self.path, json=pool, params=query) as response:
             return response.status, await response.json()
@@ -107,7 +107,7 @@ async def test_a_pool_scales_through_its_subresource(pools: Pools) -> None:
 
 
 async def test_the_crd_itself_has_no_complaint(pools: Pools) -> None:
-    """It is structural, its rules are within the cost limit, and its names are its own."""
+    """The CRD is structural, its rules are within the cost limit, and its names are free."""
     path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{NAME}"
     conditions = (await pools.client.ask("GET", path))["status"]["conditions"]
 

@@ -34,7 +34,7 @@ PLAIN: Final[Json] = {"picker": {"mode": "Off"}, "gateway": {"mode": "None"}}
 
 
 def steps_of(test: str) -> list[Step]:
-    """Those of the block that says that this test runs it."""
+    """Return the steps of the block that names this test."""
     [block] = [one for one in all_blocks() if one.where == ("run by", test)]
     return block.steps()
 
@@ -91,7 +91,7 @@ async def test_the_guide_s_replicas_hear_each_other(cluster: Cluster) -> None:
 
 
 def secret(certificate: Json) -> Json:
-    """What cert-manager would make of a Certificate."""
+    """Return the Secret that cert-manager would make of a Certificate."""
     spec, now, life = certificate["spec"], datetime.now(UTC), timedelta(days=1)
     authority = CertificateAuthority(spec["issuerRef"]["name"], now, life)
     chain, key = authority.sign(spec["dnsNames"], now, life, (SERVER, CLIENT))
@@ -120,7 +120,7 @@ async def heard(cluster: Cluster, address: str) -> list[str]:
 async def test_the_message_has_the_last_words_of_an_engine(
     cluster: Cluster, room: Space, tmp_path: Path
 ) -> None:
-    """What the guide shows for a new generation that does not start, word by word but for the pod's name."""
+    """The guide's output for a new generation that does not start is exact, except for the pod's name."""
     [step] = steps_of("test_the_message_has_the_last_words_of_an_engine")
     await installed(cluster, room.client)
     await room.apply(pool("twig", **PLAIN, replicas=2))

@@ -73,7 +73,7 @@ async def test_a_change_of_one_argument_rolls_pod_by_pod_without_a_failed_reques
 
 
 async def test_a_drain_respects_the_budget(twig: Served) -> None:
-    """Of two engines one may be evicted; the other one only when a new one serves. Requests go on."""
+    """One of two engines may be evicted, the other one only once a new one serves. Requests continue."""
     first, second = await twig.engines()
     async with twig.load() as load:
         assert await evicted(twig, first) == 201
@@ -159,7 +159,7 @@ async def test_a_broken_image_leaves_the_old_generation_serving_and_says_why(twi
 
 
 async def test_a_deleted_pool_is_gone_also_with_the_operator_down(twig: Served) -> None:
-    """All objects of the pool go by their owner, without anybody's help."""
+    """All objects of a deleted pool go by their owner references, also with the operator down."""
     await twig.operator.patch("Deployment", NAME, {"spec": {"replicas": 0}})
     try:
 

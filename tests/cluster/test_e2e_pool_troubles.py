@@ -1,4 +1,4 @@
-"""What goes wrong with a pool in a whole cluster, and what it says then."""
+"""Failures of a pool in a whole cluster, and what its status says then."""
 
 from typing import Any
 

@@ -24,7 +24,7 @@ async def twig(cluster: Cluster) -> AsyncIterator[Served]:
 
 
 async def settled(twig: Served, replicas: int) -> None:
-    """So many engines, the pool ready, and its status says so."""
+    """Wait until the pool has so many engines, is ready, and its status says so."""
 
     async def done() -> bool:
         return len(await twig.engines()) == replicas

@@ -1,4 +1,5 @@
-"""What examples/ has, in a real API server: our CRD with its rules, core kinds, HTTPRoutes by their CRD."""
+"""The pools of examples/ in a real API server: our CRD with its rules, core kinds, HTTPRoutes by their
+CRD."""
 
 from pathlib import Path
 from typing import Any
@@ -56,5 +57,5 @@ def everything() -> list[tuple[Path, Json]]:
 
 
 def spec_of(resource: Json) -> Any:
-    """As the operator reads it."""
+    """Return a pool as the operator reads it."""
     return read_pool({**resource, "metadata": {"name": resource["metadata"]["name"], "namespace": "n"}})

@@ -60,7 +60,7 @@ async def test_a_rolling_update_behind_a_service_loses_nothing(cluster: Cluster,
 
 
 async def test_a_steady_load_notices_what_is_lost(cluster: Cluster, room: Space) -> None:
-    """The load by which the other tests judge fails where nobody answers, and recovers."""
+    """The load by which other tests judge fails while there is no server, and recovers."""
     await room.apply(service("web"), deployment("web", pod_spec(container())))
     await room.rolled_out("web")
     url = f"http://web.{room.name}.svc/"

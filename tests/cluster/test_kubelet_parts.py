@@ -66,7 +66,7 @@ class Given:
 
 
 def facts(**meta: Any) -> Facts:
-    """Of a pod ``n/p``."""
+    """Return the facts of a pod ``n/p``."""
     pod = {"metadata": {"name": "p", "namespace": "n", "uid": "u", **meta}, "spec": {}}
     return Facts(pod, "node", "10.0.0.1", Given(), "10.0.0.2")  # type: ignore[arg-type]
 
@@ -137,7 +137,8 @@ def test_an_image_goes_by_its_repository(reference: str, wanted: str) -> None:
 
 
 def test_the_containers_word_on_identity_counts_before_the_pods() -> None:
-    """And root is refused where it is not allowed, also when it is the image's own user."""
+    """The container's identity overrides the pod's; root is refused where it is not allowed, also as the
+    image's user."""
     pod = {"spec": {"securityContext": {"runAsNonRoot": True, "runAsUser": 5, "fsGroup": 7}}}
     assert identity(pod, {}, 0) == Identity(5, 5, (7,))
     strict = {"runAsUser": 6, "capabilities": {"drop": ["ALL"]}, "allowPrivilegeEscalation": False}

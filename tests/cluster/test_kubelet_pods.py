@@ -60,7 +60,8 @@ async def test_a_container_is_who_its_security_context_says(cluster: Cluster, ro
 
 
 async def test_a_container_that_ends_is_started_again(cluster: Cluster, room: Space) -> None:
-    """Its last words and exit code are told; it serves again under the same address."""
+    """A container that ends is restarted under the same address; its termination message and exit code are
+    reported."""
     words = "/dev/termination-log"
     made = await serving(room, pod_spec(container(env=[{"name": "LAST_WORDS", "value": words}])))
     await ask(cluster, at(made, "exit/3"))
@@ -73,7 +74,7 @@ async def test_a_container_that_ends_is_started_again(cluster: Cluster, room: Sp
     status = await room.until(again, "a second start")
     assert status is not None
     ended = status["lastState"]["terminated"]
-    assert (ended["exitCode"], ended["reason"], ended["message"]) == (3, "Error", "told to go")
+    assert (ended["exitCode"], ended["reason"], ended["message"]) == (3, "Error", "asked to exit")
     assert await ask(cluster, at(made, "")) == "one"
 
 
@@ -119,7 +120,7 @@ async def test_the_way_a_container_ended_is_told(room: Space, code: str, told: t
 
 
 async def test_init_containers_come_first(cluster: Cluster, room: Space) -> None:
-    """What they leave in a volume is there when the others start."""
+    """Files that init containers leave in a volume are there when the other containers start."""
     mounts = [{"name": "data", "mountPath": "/data"}]
     first = {
         "name": "first",
@@ -138,7 +139,7 @@ async def test_init_containers_come_first(cluster: Cluster, room: Space) -> None
 
 
 async def test_a_claim_is_one_folder_for_all_nodes(cluster: Cluster, room: Space) -> None:
-    """What a pod writes to a claim is read by another pod, and outlives the first."""
+    """A file that one pod writes to a claim is read by another pod, and outlives the first."""
     name = f"volume-{room.name}"
     size = {"storage": "1Gi"}
     shared: Json = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
@@ -199,7 +200,8 @@ def deaf(**more: Any) -> Json:
 
 
 async def test_a_container_that_ignores_sigterm_is_killed_for_its_probe(room: Space) -> None:
-    """When the grace of the pod is over; that is told as 137, and not taken for a lack of memory."""
+    """The container is killed when the pod's grace is over; the code is 137, but the reason is not a lack of
+    memory."""
     never = {"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1}
     await room.apply(pod("one", pod_spec(deaf(livenessProbe=never), terminationGracePeriodSeconds=1)))
 
@@ -214,7 +216,7 @@ async def test_a_container_that_ignores_sigterm_is_killed_for_its_probe(room: Sp
 
 
 async def test_a_pod_that_is_deleted_ends_in_order(room: Space) -> None:
-    """preStop, then SIGTERM, then the end of the process itself; whoever ignores SIGTERM is killed."""
+    """A deleted pod gets preStop, then SIGTERM; a process that ignores SIGTERM is killed."""
     before = {"preStop": {"exec": {"command": ["sh", "-c", "echo before >>/proc/1/fd/1"]}}}
     await serving(room, pod_spec(container(lifecycle=before)), "good")
     await serving(room, pod_spec(deaf(), terminationGracePeriodSeconds=1), "deaf")
@@ -230,8 +232,8 @@ async def test_a_pod_that_is_deleted_ends_in_order(room: Space) -> None:
 
 
 async def test_nothing_is_left_when_the_test_is_killed(tmp_path: Path) -> None:
-    """Whoever started the cluster dies by SIGKILL, and every process in its namespaces with it; network and
-    mounts go with the last of them."""
+    """If the process that started the cluster dies by SIGKILL, every process in its namespaces dies with it;
+    network and mounts go with the last of them."""
     async with Children(tmp_path) as children:
         made = children.start("cluster", [sys.executable, "-m", "tests.cluster.cluster", str(tmp_path)])
         await children.ready(

@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 
 def path_of(space: Namespace, made: Json) -> str:
-    """Of one object."""
+    """Return the path of one object."""
     group, slash, version = made["apiVersion"].partition("/")
     plural = PLURALS.get(made["kind"], f"{made['kind'].lower()}s")
     folder = space.of(group, version, plural) if slash else f"{space.path}/{plural}"
@@ -55,7 +55,7 @@ async def carried_out(space: Namespace, pool: Pool, wanted: Rendered) -> Changes
 
 
 async def looked(space: Namespace, wanted: Rendered) -> list[Json]:
-    """What is there of what is wanted."""
+    """Return those of the wanted objects that exist."""
     answers = [await space.client.ask("GET", path_of(space, o), expect=(200, 404)) for o in wanted.objects]
     return [answer for answer in answers if answer.get("code") != 404]
 

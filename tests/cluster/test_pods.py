@@ -1,4 +1,4 @@
-"""Pods as the real API server tells of them."""
+"""Pods as the real API server reports them."""
 
 from tests.cluster.client import Namespace
 from tests.cluster.control_plane import ControlPlane
@@ -93,7 +93,7 @@ async def test_a_port_for_each_rank(plane: ControlPlane, space: Namespace) -> No
 
 
 async def test_a_selector_that_is_none_is_named(plane: ControlPlane, space: Namespace) -> None:
-    """What the API server cannot parse is a problem that says so, and no fleet."""
+    """A selector that the API server cannot parse is reported as a problem, and there is no fleet."""
     async with following(plane.kubeconfig("admin"), space, PodSelection("app=(", (8000,))) as seen:
         await seen.until(lambda: seen.discovery.problem != "")
         assert "400" in seen.discovery.problem

@@ -1,4 +1,4 @@
-"""Pools and objectives as the real API server tells of them."""
+"""Pools and objectives as the real API server reports them."""
 
 import logging
 from typing import Any
@@ -111,7 +111,7 @@ async def test_a_missing_kind_of_pool_is_named(plane: ControlPlane, space: Names
 
 
 async def objective(space: Namespace, name: str, pool: str, priority: int | None) -> None:
-    """An InferenceObjective."""
+    """Create an InferenceObjective."""
     spec = {"poolRef": {"name": pool}} | ({} if priority is None else {"priority": priority})
     body = {
         "apiVersion": "llm-d.ai/v1alpha2",
@@ -123,7 +123,8 @@ async def objective(space: Namespace, name: str, pool: str, priority: int | None
 
 
 async def test_objectives_give_priorities(plane: ControlPlane, space: Namespace, pools: None) -> None:
-    """Objectives of this pool are told by name, 0 without a priority; one that is deleted is gone."""
+    """Objectives of this pool are reported by name, with 0 if they have no priority; a deleted one is
+    gone."""
     await space.client.install(OBJECTIVES)
     await objective(space, "urgent", "pool", 5)
     await objective(space, "batch", "pool", -1)
@@ -141,7 +142,7 @@ async def test_objectives_give_priorities(plane: ControlPlane, space: Namespace,
 async def test_objectives_appear_with_their_api(
     plane: ControlPlane, space: Namespace, pools: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where there is no such API nothing is wrong and nothing is shouted; installed later, it is found."""
+    """A missing objectives API is no problem and logged at INFO only; installed later, it is found."""
     caplog.set_level(logging.INFO)
     await space.client.uninstall(OBJECTIVES)
     await space.pool("pool", {"app": "vllm"}, 8000)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture
 async def kubeconfig(plane: ControlPlane, space: Namespace, admin: Client) -> Path:
-    """Of a service account with the Role of the guide."""
+    """Return the kubeconfig of a service account with the guide's Role."""
     await admin.install(GAIE)
     await space.pool("pool", {"app": "vllm"}, 1)
     uid = await space.account("kvist-epp", rules_of_the_guide("pool"))
@@ -24,7 +24,7 @@ async def kubeconfig(plane: ControlPlane, space: Namespace, admin: Client) -> Pa
 
 
 async def spread(running: Product, count: int, tag: str) -> list[float]:
-    """How many of so many requests each engine has answered; none may fail."""
+    """Return how many of ``count`` requests each engine has answered; none may fail."""
     before = await running.served()
     statuses = [await running.send(f"{tag} {number}") for number in range(count)]
     assert statuses == [200] * count
@@ -44,8 +44,8 @@ async def until_picked(running: Product, wanted: list[bool]) -> None:
 async def test_requests_go_to_ready_pods_whatever_the_api_does(
     tmp_path: Path, plane: ControlPlane, space: Namespace, kubeconfig: Path
 ) -> None:
-    """Only ready pods of the pool are picked; while the API server is away requests go on; what changed
-    meanwhile counts when it is back."""
+    """Only ready pods of the pool are picked; while the API server is away, requests continue; changes made
+    meanwhile apply when it is back."""
     async with product(tmp_path, space, kubeconfig) as running:
         first, second = running.engines
         await space.pool("pool", {"app": "vllm"}, first.port)
@@ -97,7 +97,7 @@ async def test_a_picker_that_starts_without_the_api_waits_for_it(
 
 
 async def readiness(running: Product) -> str:
-    """What /readyz says; empty while nobody answers."""
+    """Return the text of a failing /readyz; empty if it passes or there is no answer."""
     try:
         status, text = await running.page("/readyz")
     except OSError:

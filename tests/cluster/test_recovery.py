@@ -1,4 +1,4 @@
-"""What goes wrong between the picker and a real API server, and that the fleet outlives it."""
+"""Failures between the picker and a real API server, which the fleet outlives."""
 
 from tests.cluster.client import Namespace, client
 from tests.cluster.control_plane import ControlPlane
@@ -11,8 +11,8 @@ LIVELY = InformerTimes(silence=2.0)
 
 
 async def test_the_api_server_dies_and_comes_back(plane: ControlPlane, space: Namespace) -> None:
-    """While it is away the last fleet stands and the problem is told; what changed meanwhile is seen
-    after."""
+    """While the API server is away, the last fleet stands and the problem is reported; changes made meanwhile
+    are seen afterwards."""
     await space.pod("a", "10.0.0.1")
     await space.pod("b", "10.0.0.2")
     async with following(plane.kubeconfig("admin"), space) as seen:
@@ -106,8 +106,8 @@ async def test_watches_end_and_go_on(plane: ControlPlane, space: Namespace) -> N
 
 
 async def test_bookmarks_move_the_version_on(plane: ControlPlane, space: Namespace, relay: TcpRelay) -> None:
-    """A watch on which nothing happens is told how far the cluster has come: shortly before it ends at the
-    latest."""
+    """A watch without changes gets bookmarks with the cluster's version, the last one shortly before it
+    ends."""
     await space.pod("a", "10.0.0.1")
     async with following(plane.kubeconfig("admin"), space, times=InformerTimes(watch=6.0)) as seen:
         await seen.stands({"a": ""})

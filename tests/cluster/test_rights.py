@@ -1,4 +1,5 @@
-"""Who the picker is to a real API server: the Role of the guide, tokens that end, authorities that change."""
+"""Rights of the picker at a real API server: the guide's Role, tokens that expire, authorities that
+change."""
 
 import asyncio
 import itertools

@@ -28,12 +28,13 @@ async def together(work: Iterable[Awaitable[object]], at_once: int = 24) -> None
 
 
 def address(number: int) -> str:
-    """Of a pod."""
+    """Return the address of a pod."""
     return f"10.1.{number // 250}.{number % 250 + 1}"
 
 
 async def test_a_thousand_pods(plane: ControlPlane, space: Namespace) -> None:
-    """A fleet of a thousand is read in pages, told once, and changes are told together, without a list."""
+    """A fleet of a thousand pods is read in pages and published once; changes are published together, without
+    a new list."""
     await together(space.pod(f"p{n}", address(n), annotations=FILLING) for n in range(PODS))
     began, cpu = time.perf_counter(), time.process_time()
     async with following(plane.kubeconfig("admin"), space) as seen:

@@ -32,7 +32,7 @@ def container(**more: Any) -> Json:
 
 
 def pod_spec(*containers: Json, **more: Any) -> Json:
-    """Of a pod that Pod Security *restricted* admits."""
+    """Return the spec of a pod that Pod Security *restricted* admits."""
     return {
         "securityContext": {
             "runAsNonRoot": True,
@@ -64,7 +64,7 @@ def deployment(name: str, spec: Json, *, replicas: int = 1) -> Json:
 
 
 def pod(name: str, spec: Json) -> Json:
-    """One alone."""
+    """Return a single pod."""
     metadata = {"name": name, "labels": {"app": name}}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 

@@ -99,7 +99,7 @@ async def run(folder: Path) -> None:
 
 
 def _aggregation(folder: Path) -> list[str]:
-    """How APIs behind this one know that it is this one that asks, and for whom."""
+    """Return the flags by which aggregated APIs recognise this API server and its users."""
     kinds = {"extra-headers-prefix": "Extra-", "group-headers": "Group", "username-headers": "User"}
     return [
         f"--proxy-client-cert-file={folder / FRONT}.crt",
@@ -111,7 +111,7 @@ def _aggregation(folder: Path) -> list[str]:
 
 
 def _helpers(children: Children, plane: ControlPlane, folder: Path, node: str) -> list[Any]:
-    """What is started once there is an API server, all at once."""
+    """Return the starts of the parts that need an API server; they are started together."""
     admin = plane.kubeconfig("components")
     manager = children.start("kube-controller-manager", _manager(plane, admin))
     children.start("kube-scheduler", _scheduler(admin))
@@ -169,7 +169,7 @@ def _proxy(kubeconfig: Path, node: str) -> dict[str, Any]:
 
 
 async def _private_names() -> None:
-    """/run/netns is the box's own: names of pods' namespaces are seen by nobody else."""
+    """Give the box its own /run/netns, so that other processes do not see its pods' namespaces."""
     for command in ("mkdir -p /run/netns", "mount -t tmpfs t /run/netns"):
         process = await asyncio.create_subprocess_exec(*command.split())
         if await process.wait():
@@ -177,7 +177,7 @@ async def _private_names() -> None:
 
 
 async def _there(port: int) -> bool:
-    """Whether somebody listens."""
+    """Return whether a process listens on the port."""
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
@@ -211,7 +211,7 @@ def _say(folder: Path, told: dict[str, Any]) -> None:
 
 
 def main(folder: Path) -> None:
-    """For ever."""
+    """Run the box until it is killed."""
     os.environ["PATH"] = f"{folder_of_nft()}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     if sys.version_info < (3, 12):  # else a thread for each child
         asyncio.get_event_loop_policy().set_child_watcher(asyncio.PidfdChildWatcher())

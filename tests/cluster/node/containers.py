@@ -34,7 +34,7 @@ LOG_BYTES: Final = 2048
 
 
 class Host(Protocol):
-    """What a container needs of its pod."""
+    """Parts of a pod that a container needs."""
 
     facts: Facts
     volumes: Volumes
@@ -52,7 +52,7 @@ class Host(Protocol):
         """Something a person may want to know."""
 
     async def pause(self, seconds: float) -> None:
-        """So long, or until something has changed."""
+        """Wait for so many seconds, or until a change."""
 
     async def within_grace(self, work: Coroutine[Any, Any, object]) -> None:
         """Until it is done, or the time to end is up."""
@@ -154,7 +154,7 @@ class Container:
         return self.log(self.condition.restarts)
 
     def log(self, restart: int) -> Path:
-        """What one start of it said."""
+        """Return the log file of one start of the container."""
         return self._host.logs / str(self.spec["name"]) / f"{restart}.log"
 
     def _begun(self) -> None:

@@ -1,4 +1,4 @@
-"""What keeps a pod from going on."""
+"""Errors that keep a pod from starting."""
 
 
 class WaitingError(Exception):

@@ -1,4 +1,4 @@
-"""What a pod's containers are told: fields of the pod, data of Secrets and ConfigMaps, variables."""
+"""Facts that a pod's containers may read: fields of the pod, data of Secrets and ConfigMaps, variables."""
 
 import base64
 import re
@@ -17,10 +17,10 @@ _REFERENCE: Final = re.compile(r"\$(\$|\(([^)]+)\))")
 
 @dataclass
 class Facts:
-    """One pod's."""
+    """The facts of one pod."""
 
     pod: Json
-    """As the API server told it last."""
+    """As the API server reported it last."""
     node: str
     node_address: str
     store: Store
@@ -29,12 +29,12 @@ class Facts:
 
     @property
     def namespace(self) -> str:
-        """Where it is."""
+        """Return the pod's namespace."""
         return str(self.pod["metadata"]["namespace"])
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Return the pod's name."""
         return str(self.pod["metadata"]["name"])
 
     def field(self, path: str) -> str:
@@ -58,7 +58,8 @@ class Facts:
         return str(found)
 
     def data(self, kind: str, name: str, *, optional: bool = False) -> dict[str, bytes]:
-        """What a Secret or ConfigMap (``kind``: plural) holds. Raises WaitingError when there is none."""
+        """Return the data of a Secret or ConfigMap (``kind``: plural). Raises WaitingError if it does not
+        exist."""
         found = self.store.get(kind, self.namespace, name)
         if found is None:
             if optional:

@@ -16,13 +16,13 @@ RETRY_SECONDS = 0.2
 
 
 def now() -> str:
-    """As Kubernetes writes times."""
+    """Return the time as Kubernetes writes times."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass
 class Followed:
-    """One collection: every object first, then every change. What went while nobody looked is told too."""
+    """One collection: every object first, then every change, deletions during an interruption included."""
 
     client: Client
     path: str
@@ -68,7 +68,7 @@ class Followed:
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Of any length: aiohttp's own reader stops at 64 KiB."""
+    """Yield lines of any length: aiohttp's own reader stops at 64 KiB."""
     rest = b""
     async for piece in response.content.iter_any():
         *whole, rest = (rest + piece).split(b"\n")
@@ -85,7 +85,7 @@ class Store:
         self.listeners: set[Callable[[], None]] = set()
 
     async def run(self) -> None:
-        """For ever."""
+        """Follow all collections until cancelled."""
         async with asyncio.TaskGroup() as group:
             for kind, followed in self._followed.items():
                 group.create_task(self._follow(kind, followed))

@@ -1,4 +1,4 @@
-"""What images there are: no containers are pulled, so an image is a few programs and a folder of content.
+"""The images of the tests: no containers are pulled, so an image is a few programs and a folder of content.
 
 A container's root is the machine's own, in an overlay; the programs of its image come first on its PATH.
 An image that is not in the table cannot be pulled, as in any registry.
@@ -79,7 +79,8 @@ def table() -> dict[str, Image]:
 
 
 def repository(reference: str) -> str:
-    """Of ``registry.example/name:tag@digest``: all but tag, digest and the usual registry."""
+    """Return the repository of ``registry.example/name:tag@digest``, without tag, digest and the default
+    registry."""
     name = reference.partition("@")[0].removeprefix(_HUB)
     folder, slash, last = name.rpartition("/")
     return folder + slash + last.partition(":")[0]
@@ -129,7 +130,7 @@ class Images:
         return found
 
     def content(self, reference: str) -> Path:
-        """What is in it, for an image volume. Raises WaitingError."""
+        """Return the content of an image for an image volume. Raises WaitingError."""
         found = self.get(reference).content
         if found is None:
             raise WaitingError(PULL_ERROR, f'image "{reference}" has no content for a volume')
@@ -137,7 +138,7 @@ class Images:
 
 
 def variables() -> dict[str, str]:
-    """What every image sets."""
+    """Return the variables that every image sets."""
     return {"PATH": f"{PROGRAMS}:{_PATH}", "HOME": "/"}
 
 

@@ -50,7 +50,7 @@ async def own_network(addresses: Sequence[str]) -> None:
 
 @dataclass
 class Addresses:
-    """Of the pods of one node; one that was given back is not used again soon."""
+    """Addresses of the pods of one node; a released address is not used again soon."""
 
     network: IPv4Network
     _used: set[str] = field(default_factory=set)
@@ -67,7 +67,7 @@ class Addresses:
         return found
 
     def give_back(self, address: str) -> None:
-        """It may be used again."""
+        """Release an address."""
         self._used.discard(address)
 
 

@@ -70,7 +70,7 @@ class Node:
         await self._beat()
 
     async def run(self) -> None:
-        """For ever."""
+        """Run the node until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._beats())
             group.create_task(self._follows())
@@ -143,7 +143,7 @@ class Node:
         }
 
     async def serve_logs(self, tls: ssl.SSLContext) -> None:
-        """What the API server asks for ``…/pods/x/log``, over TLS; until the process ends."""
+        """Serve ``…/pods/x/log`` for the API server, over TLS, until the process ends."""
         application = web.Application()
         application.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
         runner = web.AppRunner(application, access_log=None)

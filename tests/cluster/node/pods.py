@@ -30,7 +30,7 @@ REFRESH_SECONDS: Final = 60.0
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What all pods of a node share."""
+    """Parts that all pods of a node share."""
 
     client: Client
     store: Store
@@ -81,14 +81,14 @@ class Pod:
         return f"/api/v1/namespaces/{self.facts.namespace}/pods/{self.facts.name}"
 
     def update(self, found: Json) -> None:
-        """What the API server says of it now."""
+        """Take in the pod as the API server has it now."""
         self.facts.pod = found
         if found["metadata"].get("deletionTimestamp"):
             self.end(found["metadata"].get("deletionGracePeriodSeconds", USUAL_GRACE))
         self.wake()
 
     def end(self, seconds: float, *, forced: bool = False) -> None:
-        """It is to go within so long; a shorter time may follow."""
+        """End the pod within so many seconds; a later call may shorten the time."""
         now = asyncio.get_running_loop().time()
         self._deadline = min(self._deadline, now + seconds)
         self.ending = True
@@ -96,12 +96,12 @@ class Pod:
         self.wake()
 
     def wake(self) -> None:
-        """Something that somebody may wait for has changed."""
+        """Wake the tasks that wait for a change."""
         self._wake.set()
         self._wake.clear()
 
     async def pause(self, seconds: float) -> None:
-        """So long, or until something has changed."""
+        """Wait for so many seconds, or until a change."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
@@ -229,7 +229,7 @@ class Pod:
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
 
     def event(self, reason: str, message: str, *, warning: bool = False) -> None:
-        """Told without waiting; one that is lost is no harm."""
+        """Send an event without waiting; a lost event does no harm."""
         task = asyncio.create_task(self._event(reason, message, "Warning" if warning else "Normal"))
         self._events.add(task)
         task.add_done_callback(self._events.discard)

@@ -108,7 +108,7 @@ class Probing:
         return delay + self._period * int(self.probe.get("failureThreshold", 3))
 
     async def watch(self, told: Callable[[bool], None], *, good: bool) -> None:
-        """Tell of every turn: bad after ``failureThreshold`` answers in a row, good after
+        """Call ``told`` at every turn: bad after ``failureThreshold`` answers in a row, good after
         ``successThreshold``."""
         row = 0
         while True:

@@ -47,7 +47,7 @@ class Process:
         return self._process.returncode is not None
 
     async def wait(self) -> int:
-        """Its exit code; negative: the signal that ended it."""
+        """Wait for the exit code; a negative one is the signal that ended the process."""
         code = await self._process.wait()
         # unshare passes signals on, but fails at SIGKILL, which has no handler to take away (util-linux 2.38)
         return -signal.SIGKILL if code == 1 and _COMPLAINT in self._complaints.read_bytes() else code
@@ -81,7 +81,7 @@ class Process:
 
 
 def _complaints(launch: Launch) -> Path:
-    """What the commands around the container say."""
+    """Return the file with the errors of the commands around the container."""
     return launch.folder.with_name(f"{launch.folder.name}.complaints")
 
 
@@ -115,7 +115,7 @@ def _tail(log: Path) -> str:
 
 
 def _only_child(pid: int) -> int:
-    """Of ``unshare``, which waits for it."""
+    """Return the only child of ``unshare``, which waits for it."""
     try:
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
     except (OSError, IndexError):  # it has ended already

@@ -23,7 +23,7 @@ _VOLUMES: Final = "/.volumes"
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a process is; the container's word counts before the pod's."""
+    """User and rights of a process; the container's settings override the pod's."""
 
     user: int
     group: int
@@ -86,8 +86,8 @@ class Launch:
     read_only: bool = False
 
     def argv(self, told: int) -> list[str]:
-        """What to run as root. It writes a line to the descriptor ``told`` when the container's own process
-        is about to begin."""
+        """Return the command to run as root. A line on the descriptor ``told`` says that the container's
+        process begins."""
         script = "\n".join(
             (*self._outside(), f"exec chroot . /bin/bash -c {shlex.quote(self._inside(told))}")
         )
@@ -125,7 +125,8 @@ class Launch:
         yield "for n in 0:stdin 1:stdout 2:stderr; do ln -s /proc/self/fd/${n%:*} dev/${n#*:}; done"
 
     def _inside(self, told: int) -> str:
-        """What is left to do in the root: mount points may lead over absolute links, such as /var/run."""
+        """Return the script for inside the root: mount points may lead over absolute links, such as
+        /var/run."""
         lines = ["set -e"]
         lines += [_mount(f"{_VOLUMES}/message", self.message_at, read_only=False)]
         for mount in self.mounts:

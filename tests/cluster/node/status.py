@@ -1,4 +1,4 @@
-"""What a kubelet says of a pod. Pure."""
+"""The status of a pod as a kubelet reports it. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class Condition:
         return {"waiting": {"reason": reason, **({"message": message} if message else {})}}
 
     def json(self) -> Json:
-        """A ``containerStatus``."""
+        """Return the ``containerStatus``."""
         last = self.before if self.running or not self.waiting[0] else (self.ended or self.before)
         return {
             "name": self.name,
@@ -55,9 +55,9 @@ class Condition:
 
 
 def terminated(code: int, *, began: str, message: str, killed_by_us: bool) -> Json:
-    """How a container ended; ``code`` as ``wait`` tells it, negative for a signal.
-
-    A process that *says* 137 is taken for one that its memory limit ended, which nothing here enforces."""
+    """Return the ``terminated`` state of a container; ``code`` as ``wait`` returns it, negative for a signal.
+    A process that exits with 137 is taken for one that exceeded its memory limit, which nothing here
+    enforces."""
     reason = "Completed" if code == 0 else "Error"
     if code == KILLED and not killed_by_us:
         reason = "OOMKilled"

@@ -55,7 +55,7 @@ class Volumes:
             self.sources[volume["name"]] = await self._prepared(volume)
 
     async def refresh(self) -> None:
-        """Those with data, written again where the data have changed."""
+        """Write volumes with data again if the data have changed."""
         for volume in self._facts.pod["spec"].get("volumes", []):
             if volume["name"] in self._written:
                 await self._prepared(volume)
@@ -83,7 +83,7 @@ class Volumes:
         return int(self._facts.pod["spec"].get("securityContext", {}).get("fsGroup", 0))
 
     async def _payload(self, volume: Json) -> Payload:
-        """What files it has now."""
+        """Return the current files of a volume."""
         try:
             if "projected" in volume:
                 return await self._projected(volume["projected"])

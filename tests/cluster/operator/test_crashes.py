@@ -57,7 +57,7 @@ async def changed(server: ApiServer, space: str) -> None:
 
 
 async def shrunk(server: ApiServer, space: str) -> None:
-    """Fewer replicas."""
+    """Reduce the replicas of the pool."""
     await server.apply(pool("twig", space, replicas=1))
 
 
@@ -92,7 +92,7 @@ async def test_killed_at_every_step_the_end_is_the_same(
 
 
 async def lived(plane: ControlPlane, admin: Client, where: str, life: Life, fuse: Fuse) -> dict[str, str]:
-    """What there is at the end, in a namespace of its own."""
+    """Return the objects at the end of a life, in a namespace of its own."""
     await namespace(admin, where)
     async with administrator(plane) as server:
         if life.first:

@@ -27,7 +27,7 @@ async def ground(plane: ControlPlane, admin: Client, tmp_path: Path) -> AsyncIte
 
 
 async def deleted(server: ApiServer, where: str) -> None:
-    """As ``kubectl delete`` does: in the background."""
+    """Delete a pool as ``kubectl delete`` does: in the background."""
     await server.connection.request("DELETE", Target(POOL, where, "twig").path)
 
 
@@ -40,8 +40,8 @@ async def nothing_left(server: ApiServer, where: str) -> None:
 async def test_a_pool_goes_with_all_it_owns_also_with_the_operator_down(
     plane: ControlPlane, ground: Client, space: Namespace
 ) -> None:
-    """Nobody but the garbage collector is there: there is no finalizer that anybody would have to take off,
-    and every object names its owner, the Secret too."""
+    """The garbage collector alone removes a pool: there is no finalizer, and every object names its owner,
+    the Secret too."""
     async with administrator(plane) as server:
         await server.apply(pool("twig", space.name, gateway={"mode": "Envoy"}))
         async with fresh(plane, space.name) as operator:

@@ -45,7 +45,7 @@ class Ground:
 
     @property
     def name(self) -> str:
-        """Of the namespace."""
+        """Return the name of the namespace."""
         return self.space.name
 
     async def put(self, name: str, **spec: Any) -> Json:
@@ -107,8 +107,8 @@ async def test_all_that_is_valid_is_made_and_a_restart_writes_nothing(ground: Gr
 
 
 async def test_drift_is_undone_and_what_others_add_stays(ground: Ground, tmp_path: Path) -> None:
-    """A field of ours that somebody changed comes back, an object that somebody deleted too; a label that
-    somebody added stays."""
+    """The operator restores a field that was changed and an object that was deleted; a label that was added
+    stays."""
     await ground.put("twig")
     async with operating(tmp_path, ground.kubeconfig, *ground.flags):
         await ground.until("twig", "Accepted", status="True")
@@ -124,7 +124,7 @@ async def test_drift_is_undone_and_what_others_add_stays(ground: Ground, tmp_pat
 
 
 async def test_scale_goes_through_the_pool(ground: Ground, tmp_path: Path) -> None:
-    """What an autoscaler writes to /scale is what the engines' Deployment has, and nothing else changes."""
+    """A replica count written to /scale becomes that of the engines' Deployment; nothing else changes."""
     await ground.put("twig")
     path = f"{ground.space.of('kvist.dev', 'v1alpha1', 'inferencepools')}/twig"
     async with operating(tmp_path, ground.kubeconfig, *ground.flags):
@@ -217,8 +217,8 @@ async def test_without_node_labels_the_spec_has_to_say(ground: Ground, tmp_path:
 async def test_cluster_wide_it_reads_nodes_and_all_namespaces(
     plane: ControlPlane, admin: Client, space: Namespace, tmp_path: Path
 ) -> None:
-    """With exactly the rules of the ClusterRole pools of every namespace are seen to, and what a pool does
-    not say is read from node labels."""
+    """With exactly the rules of the ClusterRole, pools of every namespace are reconciled, and node labels
+    supply what a pool does not specify."""
     await with_crd(admin)
     kubeconfig = await account(plane, admin, space.name)
     labels = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.count": "4"}

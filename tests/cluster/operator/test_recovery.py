@@ -1,4 +1,4 @@
-"""What goes wrong between the operator and the API server, and APIs that come and go."""
+"""Failures between the operator and the API server, and APIs that come and go."""
 
 import asyncio
 from pathlib import Path
@@ -69,8 +69,8 @@ async def test_the_api_server_dies_and_comes_back(
 async def test_what_was_deleted_while_it_was_deaf_is_made_again(
     plane: ControlPlane, admin: Client, space: Namespace, relay: TcpRelay, tmp_path: Path
 ) -> None:
-    """Parted for longer than the API server's memory: no watch tells of a deletion then, the look at
-    everything does."""
+    """After an interruption longer than the API server's memory, no watch reports a deletion; the periodic
+    resync finds it."""
     await with_crd(admin)
     await account(plane, admin, space.name, [space.name])
     uid = (await admin.ask("GET", f"{space.path}/serviceaccounts/{ACCOUNT}"))["metadata"]["uid"]
