@@ -86,7 +86,7 @@ def test_a_hit_rate_below_the_hints_leads_to_where_prompts_part() -> None:
 
 @pytest.mark.parametrize(
     ("share", "part"),
-    [(0.5, "Something else uses"), (2.0, "cautious"), (0.93, None), (1.1, None)],
+    [(0.5, "Another process uses"), (2.0, "cautious"), (0.93, None), (1.1, None)],
 )
 def test_reported_and_planned_tokens_are_compared(share: float, part: str | None) -> None:
     """Both figures and the likely cause; nothing within a tenth."""

@@ -1,8 +1,8 @@
-"""What could be better, from what the engines did: (pool, plan, figures) → sentences. Pure.
+"""Advice on a running pool: sentences from the pool, its plan and the engines' figures. Pure.
 
-A sentence names the figures and the field to change. What was said before is said, word for word, until its
-figures have moved by a factor of two or it is clearly over: advice that flickers would write the status at
-rest.
+A sentence names the figures and the field to change. It is repeated word for word until its figures have
+changed by a factor of two or its cause is clearly over: advice that flickers would write the status of a pool
+at rest.
 """
 
 import re
@@ -15,20 +15,20 @@ from kvist_operator.plan import Plan
 from kvist_operator.spec.pool import Pool
 
 PREEMPTED: Final = 0.01
-"""Share of requests that lost their cache, from which it is worth a word."""
+"""Share of preempted requests from which there is advice."""
 QUEUE: Final = 1.0
-"""Requests that wait in an engine, from which it is worth a word."""
+"""Requests waiting in an engine from which there is advice."""
 FALLS_SHORT: Final = 0.7
-"""Of the promised hit rate: below it prompts are not what the hints say."""
+"""Share of the promised hit rate below which prompts are not as the hints say."""
 OFF: Final = (0.9, 1.15)
-"""Reported tokens of cache by planned ones, within which the plan was right."""
+"""Ratio of reported to planned tokens of cache within which the plan counts as right."""
 ROOMY: Final = 0.5
-"""Share of the cache in use, under which a queue has another cause."""
+"""Share of the cache in use from which a queue is not caused by prefill or batch size."""
 FULL: Final = 0.9
 SETTLED: Final = 0.5
-"""What was said is said on until the figure has fallen to this part of its threshold."""
+"""Advice stands until its figure has fallen to this part of its threshold."""
 ENOUGH: Final = 50
-"""Requests in the window, under which a rate means nothing."""
+"""Requests in the window below which a rate means nothing."""
 MOST_SHARE: Final = 97
 NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
 GUIDE: Final = "docs/guides/troubleshooting.md"
@@ -41,11 +41,11 @@ class Figures:
     requests: float = 0.0
     """Requests that got their first token, all engines together."""
     preemptions: float = 0.0
-    """How often a request was thrown out of the cache and computed again, all engines together."""
+    """Preemptions: a request lost its KV cache blocks and was computed again; all engines together."""
     prompt_tokens: float = 0.0
     """Tokens of prompts that were looked up in the cache, all engines together."""
     cached_tokens: float = 0.0
-    """Those of them that were found."""
+    """Tokens of prompts that were found in the cache, all engines together."""
     running: float = 0.0
     """Requests in the batch of an engine, the mean over engines."""
     waiting: float = 0.0
@@ -53,7 +53,7 @@ class Figures:
     kv_usage: float = 0.0
     """Share of the cache that running requests hold, 0 to 1, the mean over engines."""
     kv_tokens: int | None = None
-    """Tokens of a replica's cache: the least that an engine reports; None = none has said."""
+    """Tokens of a replica's cache: the least that an engine reports; None if no engine reports it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,16 @@ class _Case:
     pool: Pool
     plan: Plan
     seen: Figures
-    said: frozenset[str]
-    """First words of the advice that stands."""
+    standing: frozenset[str]
+    """Heads of the advice that stands."""
 
     def limit(self, value: float, head: str) -> float:
-        """A threshold, lower for what has been said."""
-        return value * SETTLED if head in self.said else value
+        """Return a threshold, lower for advice that stands."""
+        return value * SETTLED if head in self.standing else value
 
 
 def advice(pool: Pool, plan: Plan, figures: Figures, before: Sequence[str] = ()) -> tuple[str, ...]:
-    """Sentences, the most urgent first; ``before`` is the advice that stands in the status."""
+    """Return sentences, the most urgent first; ``before`` is the advice that stands in the status."""
     old = {_head(line): line for line in before}
     case = _Case(pool, plan, figures, frozenset(old))
     found = (rule(case) for rule in RULES)
@@ -84,7 +84,8 @@ def _head(line: str) -> str:
 
 
 def _kept(new: str, old: str) -> str:
-    """The old words where the new ones say the same with figures that are near."""
+    """Return the old sentence if the new one differs only in figures, and these by less than a factor of
+    two."""
     if NUMBER.sub("", new) != NUMBER.sub("", old):
         return new
     pairs = zip(map(float, NUMBER.findall(new)), map(float, NUMBER.findall(old)), strict=True)
@@ -103,21 +104,17 @@ def _preempted(case: _Case) -> str:
 def _fewer(plan: Plan, seen: Figures) -> str:
     """Return how many sequences of the observed size the cache holds, with a tenth to spare."""
     most = plan.settings.sequences
-    fit = _multiple(min(0.9 * seen.running / seen.kv_usage, most)) if seen.kv_usage else 0
+    fit = int(min(0.9 * seen.running / seen.kv_usage, most)) if seen.kv_usage else 0
+    fit = fit // 8 * 8 or fit
     if not 0 < fit < most:
         return "Lower spec.engine.maxNumSeqs, or "
     return f"Set spec.engine.maxNumSeqs to {fit} (it is {most}), or "
 
 
-def _multiple(number: float) -> int:
-    """Of 8, downwards, where that leaves something."""
-    return int(number) // 8 * 8 or int(number)
-
-
 def _more_memory(plan: Plan) -> str:
     share = plan.settings.share
     if share >= MOST_SHARE or plan.hardware.accelerator.vendor == "cpu":
-        return "give it more cache: spec.engine.kvCacheDtype, more memory, or more replicas."
+        return "increase the KV cache: spec.engine.kvCacheDtype, more memory, or more replicas."
     each = _counted(plan.layout.data * plan.memory.total / 100 / plan.memory.bytes_per_token)
     field = "spec.engine.gpuMemoryUtilizationPercent"
     return f"raise {field} above {share}: each percent is about {each} tokens of cache."
@@ -128,19 +125,17 @@ def _off(case: _Case) -> str:
     if not reported or planned <= 0 or OFF[0] <= reported / planned <= OFF[1]:
         return ""
     both = f"engines report {reported} tokens of cache, {planned} were planned ({reported / planned:.0%})"
-    return f"Cache: {both}. {_less(case.plan) if reported < planned else SURPLUS}"
-
-
-SURPLUS: Final = "The plan was cautious: spec.engine.maxModelLen or spec.engine.maxNumSeqs can be raised."
-
-
-def _less(plan: Plan) -> str:
-    if plan.doubts:
-        return f"The plan is unverified ({plan.doubts[0]}): the reported figure is the true one."
-    free = plan.memory.total * (1 - plan.settings.share / 100) / GIB
+    if reported > planned:
+        raised = "spec.engine.maxModelLen or spec.engine.maxNumSeqs can be raised"
+        return f"Cache: {both}. The plan was cautious: {raised}."
+    if case.plan.doubts:
+        doubt = case.plan.doubts[0]
+        return f"Cache: {both}. The plan is unverified ({doubt}): the reported figure is the true one."
+    free = case.plan.memory.total * (1 - case.plan.settings.share / 100) / GIB
     return (
-        f"Something else uses more than {free:.1f} GiB of the GPU, or this image more than the plan counts: "
-        "check that no other process uses the GPU, and what spec.engine.extraArgs and env add."
+        f"Cache: {both}. Another process uses more than {free:.1f} GiB of the GPU, or this image uses more "
+        "than the plan counts: check that no other process uses the GPU, and what spec.engine.extraArgs and "
+        "spec.engine.env add."
     )
 
 
@@ -160,39 +155,31 @@ def _waiting(case: _Case) -> str:
 
 
 def _missed(case: _Case) -> str:
-    head, seen, promised = "Hit rate", case.seen, _promised(case.pool)
-    if seen.requests < ENOUGH or not promised or not seen.prompt_tokens:
+    head, seen, hints = "Hit rate", case.seen, case.pool.workload
+    if not (case.pool.engine.prefix_caching and hints.prompt_tokens and hints.shared_prefix_tokens):
+        return ""
+    if seen.requests < ENOUGH or not seen.prompt_tokens:
         return ""
     rate = seen.cached_tokens / seen.prompt_tokens
-    slack = 1 - FALLS_SHORT
-    if rate >= promised * (1 - case.limit(slack, head)):
+    promised = hints.shared_prefix_tokens / hints.prompt_tokens  # all but the first prompt find this part
+    if rate >= promised * (1 - case.limit(1 - FALLS_SHORT, head)):
         return ""
-    hints = case.pool.workload
     shared = f"spec.workload.sharedPrefixTokens ({hints.shared_prefix_tokens} of {hints.prompt_tokens})"
     return (
         f"{head}: {_percent(rate)} of prompt tokens were in a cache, where {shared} promises "
-        f"{_percent(promised)}. Prompts diverge earlier (a date, a name or an id near the beginning, tools "
-        "in "
-        f'changing order: "Where prompts part" in {GUIDE}), or are evicted before they come again: then '
-        "spec.offload.cpu keeps them."
+        f"{_percent(promised)}. Prompts diverge earlier (a date, a name or an id near the start, tools in "
+        f'changing order: "Where prompts part" in {GUIDE}), or their KV cache blocks are evicted before they '
+        "are used again: then spec.offload.cpu keeps them."
     )
-
-
-def _promised(pool: Pool) -> float:
-    """The hit rate if every prompt but the first had its shared part cached; 0 where no hint says."""
-    hints = pool.workload
-    if not (pool.engine.prefix_caching and hints.prompt_tokens and hints.shared_prefix_tokens):
-        return 0.0
-    return hints.shared_prefix_tokens / hints.prompt_tokens
 
 
 RULES: Final[Sequence[Callable[[_Case], str]]] = (_preempted, _off, _waiting, _missed)
 HEADS: Final = frozenset(("Preemptions", "Cache", "Queue", "Hit rate"))
-"""First words of what the rules say."""
+"""Texts before the colon of each rule's sentences."""
 
 
 def standing(before: Sequence[str]) -> tuple[str, ...]:
-    """Of the advice in a status what comes from here: it stands while nothing is known of the engines."""
+    """Return the advice of these rules among that of a status; it stands while no figures are known."""
     return tuple(line for line in before if _head(line) in HEADS)
 
 
@@ -201,5 +188,5 @@ def _percent(share: float) -> str:
 
 
 def _counted(number: float) -> int:
-    """For people: at least 1, and no more digits than mean something."""
+    """Round to two digits, at least 1."""
     return max(1, int(float(f"{number:.2g}")))

@@ -8,35 +8,32 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from kvist_operator.manifests.object_names import COMPONENT, ENGINE, ENVOY, PICKER
 
-from .termination_message import last_words, masked, shortened
-
-Object = Mapping[str, Any]
+from .termination_message import cleaned, last_words
+from .views import Object
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentFields:
-    """One component; each field as it stands in a sentence."""
+    """Fields of the pool that set what a component runs with, as they stand in the sentence of a remedy."""
 
     component: str
-    main: str
-    """Name of its own container; others come from an overlay or a webhook."""
+    """Name of the component and of its own container; others come from an overlay or a webhook."""
     image: str
     resources: str
     starting: str
-    """What gives it longer to start; empty where nothing does."""
+    """Field that allows a longer start; empty if there is none."""
     command: str
-    """What its arguments come from."""
+    """Fields from which the arguments come."""
     volumes: str
 
 
 PARTS: Final[Mapping[str, ComponentFields]] = {
     ENGINE: ComponentFields(
         component=ENGINE,
-        main=ENGINE,
         image="spec.engine.image",
         resources="spec.podTemplate.spec.containers[engine].resources",
         starting="spec.rollout.startupSeconds",
@@ -45,7 +42,6 @@ PARTS: Final[Mapping[str, ComponentFields]] = {
     ),
     PICKER: ComponentFields(
         component=PICKER,
-        main=PICKER,
         image="spec.picker.image",
         resources="spec.picker.resources",
         starting="",
@@ -54,7 +50,6 @@ PARTS: Final[Mapping[str, ComponentFields]] = {
     ),
     ENVOY: ComponentFields(
         component=ENVOY,
-        main=ENVOY,
         image="the Envoy image that the operator was installed with",
         resources="the namespace's limits",
         starting="",
@@ -65,13 +60,13 @@ PARTS: Final[Mapping[str, ComponentFields]] = {
 
 
 def part_of(pod: Object) -> ComponentFields:
-    """By the pod's label; engines' where it has none."""
+    """Return the fields of a pod's component, by its label; those of engines if it has none."""
     labels = pod["metadata"].get("labels") or {}
     return PARTS.get(labels.get(COMPONENT, ENGINE), PARTS[ENGINE])
 
 
 KILLED, SEGFAULT, BUS, TERMINATED = 137, 139, 135, 143
-"""128 and the signal."""
+"""Exit codes after a signal: 128 and the number of the signal."""
 
 IMAGE: Final = (
     "ErrImagePull",
@@ -90,20 +85,23 @@ _PULL_NOISE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PodFinding:
-    """A fault of a pod: its reason, its message and the remedy."""
+    """A fault of a pod."""
 
     reason: str
     words: str
+    """What is wrong, often in the words of the kubelet or of the container."""
     remedy: str
 
 
 def waiting(state: Object, container: Object, part: ComponentFields) -> PodFinding | None:
-    """From ``state.waiting`` of a container's status; None while it is only being made."""
-    why, message = str(state.get("reason") or ""), shortened(masked(str(state.get("message") or "")))
+    """Return the fault in ``state.waiting`` of a container's status; None while it is only being created."""
+    why, message = str(state.get("reason") or ""), cleaned(state.get("message"))
     if why in IMAGE:
-        return PodFinding("ImagePull", _pulled(message) or why, _pull_remedy(message, container, part))
+        words = _PULL_NOISE.sub("", message) or why
+        return PodFinding("ImagePull", words, _pull_remedy(message, container, part))
     if why == "InvalidImageName":
-        return PodFinding("InvalidImage", message or why, f"Write {_image(container, part)} like {EXAMPLE}")
+        remedy = f"Write {_image(container, part)} like registry.example.com/team/image:tag"
+        return PodFinding("InvalidImage", message or why, remedy)
     if why == "CreateContainerConfigError":
         return PodFinding("ConfigMissing", message or why, _config_remedy(message, part))
     if why in NOT_CREATED:
@@ -111,17 +109,10 @@ def waiting(state: Object, container: Object, part: ComponentFields) -> PodFindi
     return None
 
 
-EXAMPLE: Final = "registry.example.com/team/image:tag"
-
-
 def _image(container: Object, part: ComponentFields) -> str:
-    """The field with the image of a container."""
+    """Return the field with the image of a container."""
     name = container.get("name", "")
-    return part.image if name == part.main else f"the image of container {name} in spec.podTemplate"
-
-
-def _pulled(message: str) -> str:
-    return _PULL_NOISE.sub("", message)
+    return part.image if name == part.component else f"the image of container {name} in spec.podTemplate"
 
 
 def _pull_remedy(message: str, container: Object, part: ComponentFields) -> str:
@@ -165,12 +156,12 @@ def _start_remedy(message: str, container: Object, part: ComponentFields) -> str
 
 
 def ended(state: Object, container: Object, restarts: int, part: ComponentFields) -> PodFinding:
-    """From ``terminated`` of a container that should not have ended."""
+    """Return the fault of a container that should not have ended, from its ``terminated`` state."""
     code = int(state.get("exitCode") or 0)
     if state.get("reason") == "OOMKilled":
         return _killed_for_memory(container, part)
     if state.get("reason") in ("ContainerCannotRun", "StartError"):
-        message = shortened(masked(str(state.get("message") or "")))
+        message = cleaned(state.get("message"))
         return PodFinding("CannotStart", message, _start_remedy(message, container, part))
     said = last_words(str(state.get("message") or ""))
     if said.reason and part.component == ENGINE:
@@ -187,11 +178,13 @@ def _killed_for_memory(container: Object, part: ComponentFields) -> PodFinding:
 
 
 def _slow(state: Object, container: Object, part: ComponentFields) -> PodFinding | None:
-    """Ended by the kubelet, because its startup probe had failed for as long as it may."""
-    probe = container.get("startupProbe") or {}
+    """Return the fault of a container that the kubelet ended because its startup probe failed for too
+    long."""
+    probe, begun, over = container.get("startupProbe"), state.get("startedAt"), state.get("finishedAt")
+    if not probe or not begun or not over:
+        return None
     allowed = probe.get("failureThreshold", 3) * probe.get("periodSeconds", 10)
-    lived = _lived(state)
-    if not probe or lived is None or lived < allowed:
+    if (datetime.fromisoformat(str(over)) - datetime.fromisoformat(str(begun))).total_seconds() < allowed:
         return None
     words = f"container {container.get('name')} was not ready after {allowed} s and was restarted"
     remedy = f"Raise {part.starting}" if part.starting else "See its logs"
@@ -199,28 +192,15 @@ def _slow(state: Object, container: Object, part: ComponentFields) -> PodFinding
     return PodFinding("StartsTooSlowly", words, remedy + faster)
 
 
-def _lived(state: Object) -> float | None:
-    begun, over = state.get("startedAt"), state.get("finishedAt")
-    if not begun or not over:
-        return None
-    return (datetime.fromisoformat(str(over)) - datetime.fromisoformat(str(begun))).total_seconds()
-
-
 def _crashed(words: str, code: int, restarts: int, part: ComponentFields) -> PodFinding:
     times = f"{restarts + 1} times" if restarts else "once"
-    head = f"the container has exited {times}, with code {code}{_signal(code)}"
+    signals = {KILLED: "SIGKILL", SEGFAULT: "SIGSEGV", BUS: "SIGBUS", TERMINATED: "SIGTERM", 134: "SIGABRT"}
+    signal = f" ({signals[code]})" if code in signals else ""
+    head = f"the container has exited {times}, with code {code}{signal}"
     said = f"{head}: {words}" if words else f"{head} and printed nothing"
     remedies = {
         BUS: "Shared memory is too small: enlarge the volume shm in spec.podTemplate.spec.volumes",
         127: f"Check {part.image}: the program is not in it",
     }
-    return PodFinding(
-        "CrashLoop",
-        said,
-        remedies.get(code, f"See the container's log (kubectl logs --previous); check {part.command}"),
-    )
-
-
-def _signal(code: int) -> str:
-    names = {KILLED: "SIGKILL", SEGFAULT: "SIGSEGV", BUS: "SIGBUS", TERMINATED: "SIGTERM", 134: "SIGABRT"}
-    return f" ({names[code]})" if code in names else ""
+    otherwise = f"See the container's log (kubectl logs --previous); check {part.command}"
+    return PodFinding("CrashLoop", said, remedies.get(code, otherwise))

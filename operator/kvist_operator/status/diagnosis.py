@@ -1,23 +1,20 @@
-"""What is wrong with a pool's pods: (pods, events) → troubles, the worst first. Pure.
+"""The troubles of a pool's pods, the worst first, from pods and events. Pure.
 
-Of each component's newest generation only: what an old pod suffers from is being replaced. Pods of which no
-rights but reading them are needed: their containers' last words are in their status
-(``terminationMessagePolicy: FallbackToLogsOnError``), so nobody's logs are read. Events say more, where they
-are given.
+Only pods of each component's newest generation count, since older ones are being replaced. No right to read
+logs is needed: the last lines of a container's log are in its pod's status (``terminationMessagePolicy:
+FallbackToLogsOnError``). Events are used where they are given.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from kvist_operator.manifests.object_names import PLAN
 
 from .container_diagnosis import PodFinding, part_of
 from .pod_diagnosis import cause
-from .termination_message import masked, shortened
-from .views import Trouble
-
-Object = Mapping[str, Any]
+from .termination_message import cleaned
+from .views import Object, Trouble
 
 ORDER: Final = (
     "PodsRefused",
@@ -44,14 +41,15 @@ ORDER: Final = (
     "NodeLost",
     "ProbeFailed",
 )
-"""Worst first: what somebody has to mend, before what may heal by itself."""
+"""Reasons, the worst first: those that need a correction, before those that may pass by themselves."""
 TEMPLATE: Final = "pod-template-hash"
 
 
 def troubles(pods: Sequence[Object], events: Sequence[Object] = ()) -> tuple[Trouble, ...]:
-    """One for each kind of trouble of each component, with the pod it is told by and how many have it.
+    """Return one trouble for each component and reason, which names one of its pods and counts the others.
 
-    ``pods`` are those of one pool, as the API has them; ``events`` those of its namespace (``v1`` Events).
+    ``pods`` are those of one pool, as the API returns them; ``events`` those of its namespace (``v1``
+    Events).
     """
     by_pod: dict[str, list[Object]] = defaultdict(list)
     for event in events:
@@ -62,21 +60,22 @@ def troubles(pods: Sequence[Object], events: Sequence[Object] = ()) -> tuple[Tro
         one = cause(pod, by_pod[name])
         if one:
             found[part_of(pod).component, one.reason].append((name, one))
-    said = [_trouble(component, each) for (component, _), each in found.items()]
-    return tuple(sorted(said, key=_rank))
+    made = [_trouble(component, each) for (component, _), each in found.items()]
+    return tuple(sorted(made, key=_rank))
 
 
-def worst(told: Sequence[Trouble], workload: Object | None, component: str) -> Trouble | None:
-    """Of one component: pods that were never made, else what the first of its troubles is."""
-    return refused(workload, component) or next((t for t in told if t.component == component), None)
+def worst(found: Sequence[Trouble], workload: Object | None, component: str) -> Trouble | None:
+    """Return the worst trouble of one component: pods that could not be created come first."""
+    return refused(workload, component) or next((t for t in found if t.component == component), None)
 
 
 def refused(workload: Object | None, component: str) -> Trouble | None:
-    """Pods that were never made: quota, admission, Pod Security; in the Deployment's own words."""
+    """Return the trouble of a Deployment whose pods the API server rejects (quota, admission, Pod Security),
+    in the Deployment's own words."""
     status = (workload or {}).get("status") or {}
     for condition in status.get("conditions") or ():
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
-            message = shortened(masked(str(condition.get("message") or condition.get("reason"))))
+            message = cleaned(condition.get("message") or condition.get("reason"))
             return Trouble("PodsRefused", f"{message}. {_refusal_remedy(message)}", component)
     return None
 
@@ -101,7 +100,7 @@ def _refusal_remedy(message: str) -> str:
 
 
 def newest(pods: Iterable[Object]) -> list[Object]:
-    """Of each component the pods of the generation that was made last."""
+    """Return the pods of each component's newest generation."""
     parts: dict[str, dict[str, list[Object]]] = defaultdict(lambda: defaultdict(list))
     for pod in pods:
         parts[part_of(pod).component][_generation(pod)].append(pod)
@@ -109,24 +108,25 @@ def newest(pods: Iterable[Object]) -> list[Object]:
 
 
 def _generation(pod: Object) -> str:
-    """Of a Deployment's pod its template; of a group's, whose roles have templates of their own, the plan."""
+    """Return the hash of the template of a Deployment's pod, or of the plan of a LeaderWorkerSet's pod, whose
+    roles have different templates."""
     meta = pod["metadata"]
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     return str(labels.get(TEMPLATE) or annotations.get(PLAN) or "")
 
 
 def _age(pods: Sequence[Object]) -> tuple[bool, str]:
-    """Creation of the youngest (RFC 3339 in UTC sorts as text). A generation of which all pods are on their
-    way out has been taken back."""
+    """Return the creation of the youngest pod (RFC 3339 in UTC sorts as text), after whether any pod stays: a
+    generation of which all pods are being deleted has been rolled back."""
     staying = any(not pod["metadata"].get("deletionTimestamp") for pod in pods)
     return staying, max(str(pod["metadata"].get("creationTimestamp") or "") for pod in pods)
 
 
 def _trouble(component: str, found: Sequence[tuple[str, PodFinding]]) -> Trouble:
-    """The first pod by name tells; so the words change only when its own do."""
-    name, told = min(found, key=lambda each: each[0])
+    """Return the trouble of the first pod by name, so that the message changes only with that pod."""
+    name, first = min(found, key=lambda each: each[0])
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return Trouble(told.reason, f"pod {name}{more}: {told.words}. {told.remedy}", component)
+    return Trouble(first.reason, f"pod {name}{more}: {first.words}. {first.remedy}", component)
 
 
 def _rank(trouble: Trouble) -> tuple[int, str, str]:

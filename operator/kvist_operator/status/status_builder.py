@@ -4,10 +4,10 @@ The same input gives the same status, so at rest nothing is written. Conditions 
 their time changes only with their status.
 
 - Accepted: the spec can be planned.
-- Available: requests are answered, by whichever generation.
+- Available: requests are answered, by replicas of any generation.
 - Progressing: a change is under way.
 - GatewayAttached, Precise, Monitored: present only where they apply.
-- Ready: everything that the spec asks for is there.
+- Ready: the pool is as its spec describes it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ from .views import Counts, Object, ObservedPool, counts, parents, plan_status, s
 
 Json = dict[str, Any]
 MESSAGE: Final = 4096
-"""Characters of a message that are kept: an engine's own words may be many."""
+"""Characters of a message that are kept: an engine's own error may be long."""
 
 
 class Truth(StrEnum):
@@ -46,9 +46,9 @@ class Condition:
     type: str
     status: Truth
     reason: str
-    """CamelCase, stable: for machines."""
+    """Stable name in CamelCase, for programs."""
     message: str
-    """For people: what is, and what to do."""
+    """Sentence for users: the state, and the remedy."""
 
     @property
     def holds(self) -> bool:
@@ -58,26 +58,20 @@ class Condition:
 def written(
     conditions: Iterable[Condition], old: Sequence[Mapping[str, Any]], generation: int, now: datetime
 ) -> list[Json]:
-    """In the order given; one that is not given any more is gone."""
-    before = {each.get("type"): each for each in old}
-    return [_written(each, before.get(each.type), generation, now) for each in conditions]
-
-
-def _written(condition: Condition, old: Mapping[str, Any] | None, generation: int, now: datetime) -> Json:
-    kept = old.get("lastTransitionTime") if old and old.get("status") == condition.status else None
-    return {
-        "type": condition.type,
-        "status": str(condition.status),
-        "observedGeneration": generation,
-        "lastTransitionTime": kept or timestamp(now),
-        "reason": condition.reason,
-        "message": condition.message[:MESSAGE],
-    }
-
-
-def timestamp(now: datetime) -> str:
-    """RFC 3339 in UTC, whole seconds."""
-    return now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    """Return these conditions as objects; one whose status is as before keeps its time (RFC 3339 in UTC)."""
+    times = {(each.get("type"), each.get("status")): each.get("lastTransitionTime") for each in old}
+    timestamp = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return [
+        {
+            "type": each.type,
+            "status": str(each.status),
+            "observedGeneration": generation,
+            "lastTransitionTime": times.get((each.type, each.status)) or timestamp,
+            "reason": each.reason,
+            "message": each.message[:MESSAGE],
+        }
+        for each in conditions
+    ]
 
 
 ACCEPTED: Final = "Accepted"
@@ -91,7 +85,7 @@ TRUE, FALSE, UNKNOWN = Truth.TRUE, Truth.FALSE, Truth.UNKNOWN
 
 
 def accepted(plan: Plan | None, error: OperatorError | None) -> Condition:
-    """From the plan, or the error that kept it from being made."""
+    """Return Accepted, from the plan or the error that prevented it."""
     if error is not None:
         return Condition(ACCEPTED, FALSE, error.reason, str(error))
     if plan is None:
@@ -104,8 +98,8 @@ def accepted(plan: Plan | None, error: OperatorError | None) -> Condition:
 
 
 def available(found: Counts) -> Condition:
-    """One replica is enough that has been ready for long enough: a gateway that looks names up does not
-    know it before."""
+    """Return Available: true with one replica that has been ready for ``minReadySeconds``, since a gateway
+    that resolves names does not know it earlier."""
     if found.available:
         return Condition(
             AVAILABLE, TRUE, "Serving", f"{found.ready} of {found.wanted} replicas are ready for requests"
@@ -121,7 +115,7 @@ def available(found: Counts) -> Condition:
 
 
 def progressing(observed: ObservedPool, found: Counts) -> Condition:
-    """True while something is under way; False when it is done, or stuck. Either way with pods' own words."""
+    """Return Progressing: true while a change is under way, false when it is complete or stuck."""
     where = f"{found.updated} of {found.wanted} replicas run the current plan, {found.ready} are ready"
     if observed.failure:
         return Condition(PROGRESSING, FALSE, observed.failure.reason, observed.failure.message)
@@ -139,19 +133,14 @@ def progressing(observed: ObservedPool, found: Counts) -> Condition:
         more = "no pod became ready in time: see the pods' logs, or raise spec.rollout.startupSeconds"
         return Condition(PROGRESSING, FALSE, "DeadlineExceeded", f"{where}; {more}")
     if found.settling:
-        young = found.wanted - found.available
-        return Condition(
-            PROGRESSING,
-            TRUE,
-            "JustReady",
-            f"{where}, {young} of them became ready less than minReadySeconds ago",
-        )
+        young = f"{found.wanted - found.available} of them became ready less than minReadySeconds ago"
+        return Condition(PROGRESSING, TRUE, "JustReady", f"{where}, {young}")
     reason = "RollingOut" if found.updated < found.wanted else "Scaling"
     return Condition(PROGRESSING, TRUE, reason, where)
 
 
 def attached(pool: Pool, observed: ObservedPool, notes: Sequence[Note]) -> Condition | None:
-    """None without a way in."""
+    """Return GatewayAttached; None for pools without a gateway."""
     if pool.gateway.mode == "None":
         return None
     missing = [note for note in notes if note.condition == ATTACHED]
@@ -167,25 +156,27 @@ def attached(pool: Pool, observed: ObservedPool, notes: Sequence[Note]) -> Condi
 
 
 def _routed(observed: ObservedPool) -> Condition:
-    told = parents(observed.route)
-    silent = [name for name, said in told if not said]
-    if silent or not told:
+    gateways = parents(observed.route)
+    silent = [name for name, conditions in gateways if not conditions]
+    if silent or not gateways:
         names = ", ".join(silent) or "a route"
         message = (
             f"no controller has reported a status for {names}: check that the Gateway exists and allows "
             "routes from this namespace"
         )
         return Condition(ATTACHED, UNKNOWN, "NoAnswer", message)
-    for name, said in told:
+    for name, conditions in gateways:
         for kind in ("Accepted", "ResolvedRefs"):
-            if kind in said and said[kind].get("status") != "True":
-                reason = str(said[kind].get("reason") or "NotAttached")
-                return Condition(ATTACHED, FALSE, reason, f"{name}: {said[kind].get('message') or kind}")
-    return Condition(ATTACHED, TRUE, "RouteAccepted", ", ".join(name for name, _ in told))
+            each = conditions.get(kind, {"status": "True"})
+            if each.get("status") != "True":
+                reason = str(each.get("reason") or "NotAttached")
+                return Condition(ATTACHED, FALSE, reason, f"{name}: {each.get('message') or kind}")
+    return Condition(ATTACHED, TRUE, "RouteAccepted", ", ".join(name for name, _ in gateways))
 
 
 def precise(pool: Pool, notes: Sequence[Note]) -> Condition | None:
-    """Whether picks use the engines' own events; None where the mode is not Auto or prefix caching is off."""
+    """Return Precise: whether the picker uses the engines' KV events; None if the mode is not Auto or prefix
+    caching is off."""
     if pool.picker.mode != "Auto" or not pool.engine.prefix_caching:
         return None
     found = [note for note in notes if note.condition == PRECISE]
@@ -193,7 +184,7 @@ def precise(pool: Pool, notes: Sequence[Note]) -> Condition | None:
 
 
 def monitored(notes: Sequence[Note]) -> Condition | None:
-    """Only where monitoring was asked for and cannot be had."""
+    """Return Monitored; None unless monitoring was requested and is not possible."""
     found = [note for note in notes if note.condition == MONITORED]
     return _noted(found) if found else None
 
@@ -203,7 +194,7 @@ def _noted(notes: Sequence[Note]) -> Condition:
 
 
 def ready(pool: Pool | None, observed: ObservedPool, others: Iterable[Condition]) -> Condition:
-    """The first thing that is missing, in the order in which it has to be mended."""
+    """Return Ready: the first condition that is not met, in the order in which they have to be corrected."""
     by_type = {each.type: each for each in others}
     if observed.conflicts:
         names = ", ".join(observed.conflicts)
@@ -221,20 +212,20 @@ def ready(pool: Pool | None, observed: ObservedPool, others: Iterable[Condition]
     if pool is not None and pool.picker.mode != "Off" and not counts(observed.picker).ready:
         why = _why(observed, observed.picker, PICKER)
         return Condition(READY, FALSE, "PickerUnavailable", f"no picker pod is ready: {why}")
-    message = "; ".join([by_type[AVAILABLE].message, *_limping(pool, observed)])
+    message = "; ".join([by_type[AVAILABLE].message, *_degraded(pool, observed)])
     return Condition(READY, TRUE, "ScaledToZero" if zero else "AsAsked", message)
 
 
 def _why(observed: ObservedPool, workload: Object | None, component: str) -> str:
-    """Why none of a component's pods is ready, as far as they tell."""
+    """Return why none of a component's pods is ready."""
     trouble = worst(observed.troubles, workload, component)
     if trouble:
         return trouble.message
     return "its pods are starting" if workload else "its Deployment has not been created yet"
 
 
-def _limping(pool: Pool | None, observed: ObservedPool) -> list[str]:
-    """Trouble of pickers and Envoys of which others serve."""
+def _degraded(pool: Pool | None, observed: ObservedPool) -> list[str]:
+    """Return the troubles of single pickers and Envoy pods, while others of them serve."""
     shown = [(PICKER, observed.picker)] if pool and pool.picker.mode != "Off" else []
     shown += [(ENVOY, observed.envoy)] if pool and pool.gateway.mode == "Envoy" else []
     found = [(workload, worst(observed.troubles, workload, of)) for of, workload in shown]
@@ -261,12 +252,21 @@ class Subject:
 
 
 def status(subject: Subject, observed: ObservedPool, old: Mapping[str, Any], now: datetime) -> Json:
-    """``old``: the status before, from which come the times of conditions that stay as they are, and the plan
-    that runs on while a new spec cannot be planned."""
-    found = counts(observed.workload)
-    conditions = written(
-        _conditions(subject, observed, found), old.get("conditions") or (), subject.generation, now
-    )
+    """Return the status of a pool.
+
+    ``old`` is its previous status: conditions that stay as they are keep their times, and the previous plan
+    stands while a new spec cannot be planned.
+    """
+    found, pool = counts(observed.workload), subject.pool
+    others = [accepted(subject.plan, subject.error), available(found), progressing(observed, found)]
+    if pool:
+        optional = (
+            attached(pool, observed, subject.notes),
+            precise(pool, subject.notes),
+            monitored(subject.notes),
+        )
+        others += [condition for condition in optional if condition]
+    conditions = [ready(pool, observed, others), *others]
     made: Json = {
         "observedGeneration": subject.generation,
         "replicas": found.there,
@@ -274,44 +274,20 @@ def status(subject: Subject, observed: ObservedPool, old: Mapping[str, Any], now
         "updatedReplicas": found.updated,
         "selector": f"{LABEL_POOL}={subject.name}",
         "targetPorts": [{"number": ENGINE_PORT}],
-        "url": url(subject.pool) if subject.pool else old.get("url", ""),
-        "conditions": conditions,
+        "url": url(pool) if pool else old.get("url", ""),
+        "conditions": written(conditions, old.get("conditions") or (), subject.generation, now),
         "advice": [*observed.advice, *(note.message for note in subject.notes if not note.condition)],
     }
-    plan = _plan(subject, observed, old)
+    refused = subject.plan is not None and subject.plan.verdict is PlanVerdict.REFUSED
+    if subject.plan is None or (refused and observed.workload is not None):
+        plan = old.get("plan")  # engines of the last good plan keep running
+    else:
+        plan = plan_status(subject.plan)
     if plan:
         made["plan"] = plan
     if observed.kv_tokens is not None:
         made["reportedKvTokens"] = observed.kv_tokens
     return made
-
-
-def _conditions(subject: Subject, observed: ObservedPool, found: Counts) -> list[Condition]:
-    basic = [
-        accepted(subject.plan, subject.error),
-        available(found),
-        progressing(observed, found),
-    ]
-    more = _optional(subject.pool, observed, subject.notes) if subject.pool else []
-    others = [*basic, *more]
-    return [ready(subject.pool, observed, others), *others]
-
-
-def _optional(pool: Pool, observed: ObservedPool, notes: Sequence[Note]) -> list[Condition]:
-    asked = (
-        attached(pool, observed, notes),
-        precise(pool, notes),
-        monitored(notes),
-    )
-    return [condition for condition in asked if condition]
-
-
-def _plan(subject: Subject, observed: ObservedPool, old: Mapping[str, Any]) -> Json | None:
-    """The plan that runs: the last good one while there are engines of it."""
-    refused = subject.plan is not None and subject.plan.verdict is PlanVerdict.REFUSED
-    if subject.plan is None or (refused and observed.workload is not None):
-        return old.get("plan")
-    return plan_status(subject.plan)
 
 
 def url(pool: Pool) -> str:

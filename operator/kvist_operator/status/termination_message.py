@@ -1,12 +1,12 @@
-"""The last error of a container: which lines of its termination message tell, and the remedy. Pure.
+"""The last error of a container: the relevant lines of its termination message, and the remedy. Pure.
 
 Kubelets keep the last 2 KiB (80 lines) of the log, or 4 KiB of what was written to /dev/termination-log:
-mostly frames of a traceback. Engines write there what their core processes died of
+mostly frames of a traceback. Engines write the errors of their core processes there
 (``manifests/termination_log.py``): their log ends with a traceback that says only "See root cause above".
 
-``SAYINGS`` is a table of what engines, pickers and the hub's client say when they cannot start: texts of vLLM
-0.32 (``v1/core/kv_cache_utils.py``, ``v1/worker/*``, ``config/*``), transformers, torch, huggingface_hub and
-argparse. The first row that is found counts, so exact patterns come before general ones.
+``SAYINGS`` is a table of the messages of engines, pickers and the hub's client that cannot start: texts of
+vLLM 0.32 (``v1/core/kv_cache_utils.py``, ``v1/worker/*``, ``config/*``), transformers, torch, huggingface_hub
+and argparse. The first row that is found counts, so exact patterns come before general ones.
 """
 
 import re
@@ -20,15 +20,15 @@ EXTRA: Final = "spec.engine.extraArgs"
 
 @dataclass(frozen=True, slots=True)
 class Saying:
-    """One thing a process may say."""
+    """A known error."""
 
     pattern: re.Pattern[str]
     reason: str
-    """Of the condition."""
+    """Reason of the condition."""
     remedy: str
-    """What to do, as a sentence; groups of the pattern may stand in it."""
+    """Sentence in which groups of the pattern and ``{field}`` may stand."""
     words: str = ""
-    """In place of its own words, where only their end is kept."""
+    """Shown instead of the process's own words, of which only the end is kept."""
 
 
 def _saying(pattern: str, reason: str, remedy: str, words: str = "") -> Saying:
@@ -219,15 +219,8 @@ SAYINGS: Final = (
 )
 
 
-def remedy(saying: Saying, found: re.Match[str]) -> str:
-    """The sentence, with the field that sets a flag in question."""
-    groups = {name: value or "" for name, value in found.groupdict().items()}
-    flag = groups.get("flag", "").lstrip("-")
-    return saying.remedy.format(**groups, field=OWNED.get(flag) or EXTRA)
-
-
 MOST: Final = 400
-"""Characters that are shown."""
+"""Characters of a message that are shown."""
 FALLBACK_LINES: Final = 3
 
 _PREFIX: Final = re.compile(
@@ -247,17 +240,17 @@ _RAISED: Final = re.compile(
 _LOGGED: Final = re.compile(
     r"\(<class '(?P<kind>[\w.]+)'>, (?P<shown>.*), <traceback object at 0x[0-9a-f]+>\)\s*$"
 )
-"""An exception as ``manifests/termination_log.py`` has it written."""
+"""An exception as the formatter of ``manifests/termination_log.py`` writes it."""
 _ADVICE: Final = re.compile(
     r"\s*\b(Try (increasing|lowering|setting)|See https?:|For further information|Decrease GPU memory"
     r"|Check your internet|If this is a private|Please update your)(?:(?!\.(\s|$)).)*\.?(?=\s|$)"
 )
-"""Sentences that name vLLM's flags and others' pages: ours name the field."""
+"""Sentences that name vLLM's flags or web pages; the remedy names the field of the pool instead."""
 _ELSEWHERE: Final = re.compile(
     r"See root cause above|See stack trace for (the )?root cause|WorkerProc initialization failed"
     r"|EngineDeadError|EngineCore encountered an issue|CancelledError|SystemExit|KeyboardInterrupt"
 )
-"""Said by those who only noticed."""
+"""Errors of processes that only noticed the failure of another one."""
 
 _SECRETS: Final = (
     (re.compile(r"\bhf_[A-Za-z0-9]{6,}"), "hf_…"),
@@ -281,37 +274,46 @@ class LastWords:
     """Last error of a container."""
 
     words: str
-    """The telling lines as one, without secrets; empty when it said nothing."""
+    """The relevant lines as one, without secrets; empty if the container printed nothing."""
     reason: str = ""
-    """Of the condition, where the words are known."""
+    """Reason of the condition, if the error is known."""
     remedy: str = ""
 
 
 def last_words(text: str) -> LastWords:
-    """The lines that tell, and what they mean where they are known."""
+    """Return the relevant lines of a termination message, with reason and remedy if the error is known."""
     lines = _lines(masked(text))
     whole = "\n".join(line.text for line in lines)
     for saying in SAYINGS:
         found = saying.pattern.search(whole)
         if found:
-            said = saying.words or _around(lines, whole.count("\n", 0, found.start()))
-            return LastWords(_told(said), saying.reason, remedy(saying, found))
-    return LastWords(_told(_telling(lines)))
+            words = saying.words or _around(lines, whole.count("\n", 0, found.start()))
+            groups = {name: value or "" for name, value in found.groupdict().items()}
+            field = OWNED.get(groups.get("flag", "").lstrip("-")) or EXTRA
+            return LastWords(
+                _without_advice(words), saying.reason, saying.remedy.format(**groups, field=field)
+            )
+    return LastWords(_without_advice(_relevant(lines)))
 
 
-def _told(words: str) -> str:
+def _without_advice(words: str) -> str:
     return shortened(_ADVICE.sub("", shortened(words, len(words) + 1)))
 
 
+def cleaned(message: object) -> str:
+    """Return a message of the API, or an empty text for None, masked and shortened."""
+    return shortened(masked(str(message or "")))
+
+
 def masked(text: str) -> str:
-    """Without what looks like a token or a password."""
+    """Replace what looks like a token or a password."""
     for pattern, put in _SECRETS:
         text = pattern.sub(put, text)
     return text
 
 
 def shortened(text: str, most: int = MOST) -> str:
-    """On one line, without a full stop, and not too long: the beginning, which says what it is."""
+    """Return the beginning of a text, on one line and without a full stop at its end."""
     found = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return found.rstrip(".") if len(found) <= most else f"{found[: most - 1].rstrip('.… ')}…"
 
@@ -320,7 +322,7 @@ def shortened(text: str, most: int = MOST) -> str:
 class _Line:
     text: str
     whole: bool = False
-    """A record that was logged on one line: no other line goes on with it."""
+    """Whether the line is a complete log record, which no other line continues."""
 
     @property
     def raised(self) -> bool:
@@ -328,7 +330,7 @@ class _Line:
 
 
 def _lines(text: str) -> list[_Line]:
-    """Without prefixes, frames of tracebacks and the code they quote."""
+    """Return the lines without prefixes, frames of tracebacks and the code they quote."""
     kept: list[_Line] = []
     quoted = False
     for raw in text.splitlines():
@@ -341,7 +343,7 @@ def _lines(text: str) -> list[_Line]:
 
 
 def _plain(line: str) -> _Line:
-    """An exception that was logged as a tuple, as Python would have printed it."""
+    """Convert an exception that was logged as a tuple to the form that Python prints."""
     found = _LOGGED.search(line)
     if not found:
         return _Line(line.removesuffix(" None"), line.endswith(" None"))
@@ -351,13 +353,12 @@ def _plain(line: str) -> _Line:
 
 
 def _around(lines: list[_Line], index: int) -> str:
-    """The sentence that a line belongs to: back to where it was raised, and on to the next one."""
+    """Return the message that a line belongs to: from the line that raised it to the next such line."""
     before = range(index, max(-1, index - FALLBACK_LINES - 1), -1)
     return _message(lines, next((i for i in before if lines[i].raised), index))
 
 
 def _message(lines: list[_Line], begin: int) -> str:
-    """A line and those that go on with it."""
     if lines[begin].whole:
         return lines[begin].text
     after = range(begin + 1, len(lines))
@@ -365,8 +366,8 @@ def _message(lines: list[_Line], begin: int) -> str:
     return " ".join(line.text for line in lines[begin : min(end, begin + 6)])
 
 
-def _telling(lines: list[_Line]) -> str:
-    """The first exception that is not about another one, else the last lines."""
+def _relevant(lines: list[_Line]) -> str:
+    """Return the first exception that does not refer to another one, else the last lines."""
     raised = [i for i, line in enumerate(lines) if line.raised]
     own = [i for i in raised if not _ELSEWHERE.search(lines[i].text)]
     chosen = own[:1] or raised[-1:]

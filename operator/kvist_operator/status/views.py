@@ -1,5 +1,4 @@
-"""What children tell: numbers off a workload's status, a route's parents; and a plan as the status shows it.
-Pure."""
+"""Numbers of a workload's status, states of a route's parents, and a plan as the status shows it. Pure."""
 
 import json
 import re
@@ -22,14 +21,14 @@ class Trouble:
     reason: str
     """``Unschedulable``, ``ImagePull``, ``OutOfMemory``, ``CrashLoop`` …"""
     message: str
-    """The scheduler's, the kubelet's or the engine's own words, and what to do."""
+    """Message of the scheduler, the kubelet or the engine, and the remedy."""
     component: str = ENGINE
-    """Whose pods: the engines', the pickers' or Envoy's."""
+    """Component of the pods: engine, picker or Envoy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedPool:
-    """Children as they were read; None = not there."""
+    """Children as they were read; None for those that do not exist."""
 
     workload: Object | None = None
     """The engines' Deployment or LeaderWorkerSet."""
@@ -38,15 +37,15 @@ class ObservedPool:
     route: Object | None = None
     """The HTTPRoute."""
     troubles: Sequence[Trouble] = ()
-    """Worst first."""
+    """Troubles of pods, the worst first."""
     failure: Trouble | None = None
-    """What the API server would not have."""
+    """Objects that the API server rejected."""
     conflicts: Sequence[str] = ()
-    """Objects that are somebody else's."""
+    """Objects with names of the pool's that the pool does not own."""
     waits: Sequence[str] = ()
-    """What has to happen before the rest can."""
+    """Events that the remaining changes wait for."""
     kv_tokens: int | None = None
-    """What engines report as the size of a replica's cache."""
+    """Size of a replica's KV cache in tokens, as engines report it."""
     advice: Sequence[str] = field(default_factory=tuple)
 
 
@@ -58,12 +57,12 @@ class Counts:
     there: int = 0
     ready: int = 0
     available: int = 0
-    """Ready for as long as the workload asks for (``minReadySeconds``): gateways and pickers know them."""
+    """Replicas that have been ready for ``minReadySeconds``: gateways and pickers know them."""
     updated: int = 0
     current: bool = False
-    """Its controller has seen the newest spec."""
+    """Whether the workload's controller has seen the newest spec."""
     overdue: bool = False
-    """A rollout that makes no progress for longer than it may."""
+    """Whether the rollout has exceeded its progress deadline."""
 
     @property
     def settled(self) -> bool:
@@ -72,12 +71,12 @@ class Counts:
 
     @property
     def settling(self) -> bool:
-        """Settled, but for replicas that have not been ready for long enough."""
+        """True if the rollout is complete, except that some replicas became ready only now."""
         return self.current and self.there == self.ready == self.updated == self.wanted
 
 
 def counts(workload: Object | None) -> Counts:
-    """Off a Deployment or a LeaderWorkerSet."""
+    """Return the counts of a Deployment or a LeaderWorkerSet; zeros if there is none."""
     if workload is None:
         return Counts()
     status, meta = workload.get("status") or {}, workload["metadata"]
@@ -86,7 +85,7 @@ def counts(workload: Object | None) -> Counts:
         for c in status.get("conditions") or ()
     )
     seen, ready = status.get("observedGeneration"), status.get("readyReplicas", 0)
-    waits = workload["spec"].get("minReadySeconds")  # LeaderWorkerSets have nothing of the kind
+    waits = workload["spec"].get("minReadySeconds")  # LeaderWorkerSets have no such field
     return Counts(
         wanted=workload["spec"].get("replicas", 1),
         there=status.get("replicas", 0),
@@ -100,15 +99,16 @@ def counts(workload: Object | None) -> Counts:
 
 
 def parents(route: Object | None) -> list[tuple[str, Mapping[str, Object]]]:
-    """Name of each Gateway that a route asks for, and what its controller says, by type of condition."""
+    """Return the name of each Gateway that a route refers to, with the conditions that its controller
+    reports, by type."""
     if route is None:
         return []
-    told = (route.get("status") or {}).get("parents") or ()
-    return [(ref["name"], _said(ref, told)) for ref in route["spec"].get("parentRefs") or ()]
+    reported = (route.get("status") or {}).get("parents") or ()
+    return [(ref["name"], _conditions_of(ref, reported)) for ref in route["spec"].get("parentRefs") or ()]
 
 
-def _said(ref: Object, told: Sequence[Object]) -> Mapping[str, Object]:
-    for parent in told:
+def _conditions_of(ref: Object, reported: Sequence[Object]) -> Mapping[str, Object]:
+    for parent in reported:
         other = parent.get("parentRef") or {}
         if all(other.get(key) == ref.get(key) for key in ("name", "namespace", "sectionName", "port")):
             return {c["type"]: c for c in parent.get("conditions") or ()}
@@ -116,28 +116,26 @@ def _said(ref: Object, told: Sequence[Object]) -> Mapping[str, Object]:
 
 
 def plan_status(plan: Plan) -> Json:
-    """The facts of ``kvist plan -o json`` in the API's spelling, values of choices as text."""
-    found = {_camel(key): _camels(value) for key, value in plan.to_dict().items()}
+    """Return the facts of ``kvist plan -o json`` in the API's spelling, with values of choices as text."""
     whole = plan.to_dict()
+    found = {
+        _camel(key): {_camel(k): v for k, v in value.items()} if isinstance(value, dict) else value
+        for key, value in whole.items()
+    }
     found["hash"] = plan.hash
-    found["env"] = whole["env"]  # names of variables are not ours to spell
+    found["env"] = whole["env"]  # names of variables keep their spelling
     found["accelerator"]["summary"] = summary(plan)
-    found["choices"] = [{**c, "value": _shown(c["value"])} for c in whole["choices"][:MOST_CHOICES]]
+    found["choices"] = [
+        {**c, "value": c["value"] if isinstance(c["value"], str) else json.dumps(c["value"], sort_keys=True)}
+        for c in whole["choices"][:MOST_CHOICES]
+    ]
     return found
 
 
 def summary(plan: Plan) -> str:
-    """``4 × H100-80GB``."""
+    """Return the accelerators of a replica, such as ``4 × H100-80GB``."""
     nodes = f" on {plan.nodes} nodes" if plan.nodes > 1 else ""
     return f"{plan.layout.gpus} × {plan.hardware.accelerator.name}{nodes}"
-
-
-def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-
-
-def _camels(value: Any) -> Any:
-    return {_camel(k): v for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def _camel(name: str) -> str:
