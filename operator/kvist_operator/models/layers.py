@@ -141,10 +141,10 @@ KV: Final = "kv"
 
 @dataclass(frozen=True, slots=True)
 class WeightPart:
-    """Weights that are quantised and sharded alike."""
+    """Weights that are quantized and sharded alike."""
 
     name: str
-    """Part that a quantisation covers or not: attention, mlp, experts, …"""
+    """Part that a quantization covers or not: attention, mlp, experts, …"""
     params: int
     spread: str
     kv_heads: int = 0

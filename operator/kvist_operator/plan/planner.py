@@ -120,7 +120,7 @@ def _doubts(pool: Pool, facts: Facts, hardware: Hardware, version: Version | Non
         found.append(f"vLLM is not known to have kernels for NVFP4 weights on {row.name}")
     known = f"{_dotted(VERSIONS[0])} to {_dotted(VERSIONS[-1])}"
     if version is None:
-        found.append(f"the image's tag is no vLLM version: set spec.engine.version; flags are for {known}")
+        found.append(f"the image's tag is not a vLLM version: set spec.engine.version; flags are for {known}")
     elif version not in VERSIONS:
         found.append(f"vLLM {_dotted(version)} is not one of {known}, whose flags and memory are known")
     touched = [name for _, name in flag_names(pool.engine.extra_args) if name in AFFECTS_MEMORY]

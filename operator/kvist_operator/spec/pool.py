@@ -101,7 +101,7 @@ class EngineSpec:
     image: str = DEFAULT_IMAGE
     version: str = ""
     quantization: str = ""
-    """``FP8`` = quantise a 16-bit checkpoint while loading."""
+    """``FP8`` = quantize a 16-bit checkpoint while loading."""
     kv_dtype: KvDtype = KvDtype.AUTO
     attention_backend: str = ""
     prefix_caching: bool = True
