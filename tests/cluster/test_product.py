@@ -44,8 +44,8 @@ async def until_picked(running: Product, wanted: list[bool]) -> None:
 async def test_requests_go_to_ready_pods_whatever_the_api_does(
     tmp_path: Path, plane: ControlPlane, space: Namespace, kubeconfig: Path
 ) -> None:
-    """Only ready pods of the pool are picked; while the API server is away, requests continue; changes made
-    meanwhile apply when it is back."""
+    """Requests go only to ready pods of the pool; while the API server is away, requests continue; changes
+    made meanwhile apply when it is back."""
     async with product(tmp_path, space, kubeconfig) as running:
         first, second = running.engines
         await space.pool("pool", {"app": "vllm"}, first.port)

@@ -52,5 +52,5 @@ async def test_a_thousand_pods(plane: ControlPlane, space: Namespace) -> None:
         assert all(first[endpoint.name] is endpoint for endpoint in untouched)
     print(  # noqa: T201
         f"{PODS} pods of 7 KB: first fleet after {listed:.2f} s, {listed_cpu:.2f} s of CPU, the test's own "
-        f"included; {CHANGED} changes told as {len(seen.fleets) - 1} fleets"
+        f"included; {CHANGED} changes published as {len(seen.fleets) - 1} fleets"
     )

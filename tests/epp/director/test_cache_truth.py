@@ -18,7 +18,7 @@ SOURCE = f"{KEY}/0"
 
 
 class Engine(RequestListener):
-    """One engine's events, learned as they come, and what the picker told of them."""
+    """One engine's events, ingested as they arrive, and what the picker reported of them."""
 
     def __init__(self, parts: Parts) -> None:
         self.told: list[tuple[int, int]] = []
@@ -39,7 +39,7 @@ class Engine(RequestListener):
         self.told.append((request.indexed_tokens, cached))
 
     def stores(self, body: dict[str, Any], session: str, cached: int) -> None:
-        """It computes all but the first ``cached`` blocks of this prompt."""
+        """Store all but the first ``cached`` blocks of this prompt."""
         hashes, ids = chain(body)
         parent = hashes[cached - 1] if cached else None
         self._learn(
@@ -53,7 +53,7 @@ class Engine(RequestListener):
         )
 
     def evicts(self, body: dict[str, Any], count: int) -> None:
-        """It drops the last ``count`` blocks of this prompt."""
+        """Evict the last ``count`` blocks of this prompt."""
         self._learn(Removed(hashes=chain(body)[0][-count:]))
 
     def _learn(self, event: Any) -> None:
@@ -76,7 +76,7 @@ def test_what_happened_between_pick_and_prefill_is_no_error() -> None:
     body = chat(LONG)
     whole = len(chain(body)[0])
     parts.decide(ask(body, headers={SESSION_HEADER: "late"}))
-    engine.stores(body, "somebody else's", 0)
+    engine.stores(body, "another session", 0)
     engine.stores(body, "late", whole - 1)
 
     parts.decide(ask(body, headers={SESSION_HEADER: "again"}))

@@ -1,4 +1,4 @@
-"""What gateways tell after a pick: accounts follow the endpoint that served, and end once."""
+"""Reports of gateways after a pick: backlog follows the endpoint that served, and each request ends once."""
 
 import pytest
 from tests.epp.parts import BLOCK, Parts, Truths, ask, chat, make
@@ -131,7 +131,7 @@ def test_an_end_that_is_told_twice_counts_once() -> None:
 
 
 def test_usage_is_counted() -> None:
-    """Tokens by kind, and responses by whether they told them."""
+    """Tokens are counted by kind, and responses by whether they reported their tokens."""
     parts = make(1)
     after = CompletionHandler(parts.director, parts.clock)
     for seen in (

@@ -54,7 +54,7 @@ def test_a_session_is_given_and_kept() -> None:
 
 
 def test_a_missing_request_id_is_given() -> None:
-    """Where the gateway gives no ``x-request-id`` ours goes on, the same as the session; else it is kept."""
+    """A request without ``x-request-id`` gets one, equal to its session id; an existing one is kept."""
     parts = make()
     ours = dict(picked(parts.decide(ask(chat("a")))).headers)
     theirs = dict(picked(parts.decide(ask(chat("a"), headers={REQUEST_ID_HEADER: "r"}))).headers)
@@ -87,7 +87,7 @@ def test_credit_on_the_way_counts_until_events_arrive() -> None:
 
 
 def test_owed_tokens_go_as_prefill_advances_and_end_with_the_request() -> None:
-    """What a pod owes is added at the pick, lowered by events, and gone when the access log settles it."""
+    """A pick adds to the endpoint's backlog, events lower it, and the access log's entry ends it."""
     parts = make(1)
     parts.decide(ask(chat(LONG), headers={SESSION_HEADER: "s"}))
     key = parts.endpoints[0].key
@@ -111,7 +111,7 @@ def test_the_truth_is_told_once_per_request() -> None:
     key = parts.endpoints[0].key
     for cached in (32, None, 64):
         parts.director.progress.on_observation(observed("s", key, cached, depth=64), parts.clock())
-    parts.director.progress.on_observation(observed("somebody else's", key, 16, depth=64), parts.clock())
+    parts.director.progress.on_observation(observed("another session", key, 16, depth=64), parts.clock())
 
     assert truths.by_session == [("s", 32)]
 
@@ -220,7 +220,7 @@ def test_token_ids_match_as_text_does() -> None:
 
 
 def test_the_rank_that_holds_the_prefix_is_named() -> None:
-    """Of several data-parallel ranks, the request goes to the one that holds its prefix."""
+    """Among several data-parallel ranks, the request goes to the one that holds its prefix."""
     parts = make(1, ranks=2)
     parts.warm(0, chat(LONG))
     index = parts.director.index
@@ -251,7 +251,8 @@ def test_a_short_prompt_stays_with_its_holder() -> None:
 
 
 def test_a_hot_prefix_is_copied_in_the_end() -> None:
-    """Nobody burns one pod for ever: with enough requests on it, the prefix goes elsewhere too."""
+    """With enough requests, a hot prefix is copied to another endpoint; one endpoint is not overloaded for
+    ever."""
     parts = make(2)
     parts.warm(1, chat(LONG))
     answers = [picked(parts.decide(ask(chat(LONG, "ok", f"question {n}")))) for n in range(40)]

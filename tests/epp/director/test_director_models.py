@@ -42,13 +42,13 @@ def test_a_name_that_nobody_serves_is_routed() -> None:
     ],
 )
 def test_the_gateways_subset_still_holds(subset: tuple[str, ...], wanted: list[str]) -> None:
-    """Of the endpoints that serve the name only those in the gateway's subset are left."""
+    """A request goes only to endpoints of the gateway's subset that serve the model."""
     assert sorted(_endpoints("lora", {"lora": (HOSTS[0], HOSTS[2])}, subset=subset)) == wanted
 
 
 @pytest.mark.parametrize("subset", [("10.0.0.2",), ("10.0.0.1:1",), ()])
 def test_a_subset_without_the_model_is_refused(subset: tuple[str, ...]) -> None:
-    """When the gateway allows none of those that serve the name, the answer is 503."""
+    """If no endpoint of the gateway's subset serves the model, the answer is 503."""
     with pytest.raises(NoEndpoints):
         _endpoints("lora", {"lora": (HOSTS[0], HOSTS[2])}, subset=subset)
 

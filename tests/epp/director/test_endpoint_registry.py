@@ -20,7 +20,7 @@ from kvist_epp.settings.settings import Settings
 from kvist_sim.publisher import Publisher, PublisherConfig
 
 NOBODY = "tcp://127.0.0.1:9"
-"""The discard port: nobody listens."""
+"""The discard port: no process listens there."""
 
 
 def endpoint(number: int, **more: object) -> Endpoint:
@@ -42,7 +42,7 @@ async def registry(parts: Parts) -> EndpointRegistry:
 
 @pytest.fixture
 async def following(registry: EndpointRegistry) -> AsyncIterator[EndpointRegistry]:
-    """The same with a subscriber that no engine answers."""
+    """Give the registry a subscriber that receives no events."""
     ingestor = Ingestor(registry.director.index, MODEL)
     subscriber = Subscriber(ingestor, observe=lambda _seen: None)
     registry.activate(MODEL, ingestor, subscriber)
@@ -67,7 +67,7 @@ async def test_the_fleet_is_followed(registry: EndpointRegistry) -> None:
 
 
 async def test_an_endpoint_that_changed_has_left_and_joined(registry: EndpointRegistry) -> None:
-    """What was owed at the old address does not count for the new one."""
+    """An endpoint with a new address starts without the backlog of the old address."""
     registry.follow(EndpointSet((endpoint(1),)))
     registry.director.offer(ask(chat("x" * 500)), registry.clock())
     assert registry.director.tracker.backlog("t/e1") > 0
@@ -165,7 +165,7 @@ async def test_a_silent_engine_is_not_believed(following: EndpointRegistry) -> N
 
 
 async def test_requests_that_show_no_life_expire(registry: EndpointRegistry, parts: Parts) -> None:
-    """A request nobody hears of again leaves the books, and is counted as expired."""
+    """A request without any further sign of life is removed and counted as expired."""
     registry.follow(EndpointSet((endpoint(1),)))
     registry.director.offer(ask(chat("x")), registry.clock())
     parts.clock.now += 10_000

@@ -49,7 +49,7 @@ def test_every_field_and_every_default() -> None:
 
 
 def test_json_is_read_as_well() -> None:
-    """The same document as JSON gives the same endpoints."""
+    """A document in JSON gives the same endpoints as in YAML."""
     assert parse_endpoints(json.dumps(yaml.safe_load(FULL)).encode()) == parse_endpoints(FULL)
 
 

@@ -1,4 +1,4 @@
-"""What scrapes of one engine show: batch size, recent counters, models served."""
+"""Figures of one engine from scrapes: batch size, recent counters, models served."""
 
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.endpoints.engine_state import BatchLimit, CounterDeltas, RecentCounters, partly_served

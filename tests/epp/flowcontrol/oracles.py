@@ -1,4 +1,4 @@
-"""The queue told plainly: lists, searched from end to end. What the quick one must equal."""
+"""A naive queue of plain lists, searched from end to end, to which the real queue must be equal."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ QUANTUM = 8
 
 @dataclass(eq=False)
 class Want:
-    """One request."""
+    """One request in the naive queue."""
 
     name: int
     priority: int
@@ -22,7 +22,7 @@ class Want:
 
 @dataclass(eq=False)
 class Turn:
-    """Where a tenant stands, for one subset: its last visit, its place since, and its grants not used."""
+    """State of a tenant for one subset: its last visit, its place since, and its unused grants."""
 
     since: int
     place: int
@@ -65,7 +65,8 @@ class PlainLevel:
             self.turns[key].place = self._next_place()
 
     def take(self, can_dispatch: Callable[[Subset], bool]) -> Want | None:
-        """Of the tenants that may go, the one whose grants are first to cover its oldest request."""
+        """Return the oldest request of that tenant, among those that can be dispatched, whose grants cover it
+        first."""
         able: list[tuple[int, int, Want, Turn]] = []
         for key, turn in self.turns.items():
             want = self._first(*key)
@@ -128,11 +129,11 @@ class Plain:
         return None
 
     def requeue(self, want: Want) -> None:
-        """It was taken, and waits on with others."""
+        """Queue a request again, with another subset."""
         self.levels.setdefault(want.priority, PlainLevel()).add(want)
 
     def remove(self, want: Want) -> None:
-        """It leaves."""
+        """Remove a request."""
         self.levels[want.priority].remove(want)
         self._tidy(want.priority)
 

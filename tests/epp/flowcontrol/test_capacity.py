@@ -18,7 +18,8 @@ ONE, TWO = frozenset({"10.0.0.1"}), frozenset({"10.0.0.2:8000"})
 
 
 def test_room_is_where_a_pod_is_not_full() -> None:
-    """Any pod with room serves who may go anywhere, its own subset, and nobody else's."""
+    """A request without a subset can be dispatched to any endpoint with capacity, one with a subset only
+    inside it."""
     pods = [
         candidate(1, slots=2, untracked=2),
         candidate(2, slots=2, untracked=1),
@@ -48,7 +49,8 @@ def test_room_ends_while_requests_go() -> None:
 
 
 def test_a_subset_of_nobody_may_go_to_be_told() -> None:
-    """Where nobody of a given subset can be picked, waiting is in vain; without a subset it is not."""
+    """A request whose subset has no eligible endpoint leaves the queue to be refused; without a subset it
+    waits."""
     room = Capacity([candidate(1, ready=False)], NOW, 30.0)
     assert (
         room.pool_empty,
@@ -64,7 +66,8 @@ def test_a_subset_of_nobody_may_go_to_be_told() -> None:
 
 
 def test_time_alone_gives_room_where_prefill_is_owed() -> None:
-    """The least time in which a pod owes no more than the limit; never where the batch is full."""
+    """The time until capacity is that in which a backlog falls to its limit; infinite if the batch is
+    full."""
     owing = [candidate(1, backlog=40_000.0), candidate(2, backlog=35_000.0)]
     assert Capacity(owing, NOW, 30.0).seconds_until_capacity() == 5.0
     assert (
@@ -75,8 +78,8 @@ def test_time_alone_gives_room_where_prefill_is_owed() -> None:
 
 
 def test_a_look_is_due_when_the_turn_of_who_waits_comes() -> None:
-    """While somebody waits for a pod that may take up no more, it is looked at often; where the newest only
-    has to give way, when it no longer has to."""
+    """While a request waits for an endpoint that may take no prefill, capacity is checked often; if only the
+    rotation delays it, when its turn comes."""
     pod = candidate(1)
     pacing = pod.load.tpot = TpotAdmission(0.06)
     assert Capacity([pod], NOW, inf).seconds_until_capacity() == inf
@@ -93,7 +96,7 @@ def test_a_look_is_due_when_the_turn_of_who_waits_comes() -> None:
 
 @given(st.lists(st.integers(1, 50_000), min_size=1, max_size=5), st.floats(0.1, 100))
 def test_a_pod_is_full_until_it_is_relieved(prompts: list[int], limit: float) -> None:
-    """What is said to be the time until there is room is that time."""
+    """After the predicted time until capacity, the endpoint has capacity."""
     tracker = LoadTracker(default_rate=1000.0)
     for number, tokens in enumerate(prompts):
         tracker.add(InFlightRequest(str(number), tokens), "p", tokens, NOW)

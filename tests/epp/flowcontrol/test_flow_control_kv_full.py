@@ -17,7 +17,7 @@ LONG = "The library opens at nine and closes when the last reader has left. " * 
 
 
 class Crowd:
-    """Requests that come, end and give up as the dice say, and what each of them was told."""
+    """Requests that arrive, end and give up at random, with the answer of each."""
 
     def __init__(self, door: Door, seed: int) -> None:
         self.door = door
@@ -27,7 +27,7 @@ class Crowd:
         self.answers: dict[str, object] = {}
 
     def come(self, name: str) -> None:
-        """One more."""
+        """Send one more request."""
         dice = self.dice
         subset = dice.choice((None, None, (self.door.parts.endpoints[0].address,)))
         try:
@@ -67,8 +67,8 @@ class Crowd:
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_everybody_gets_one_answer_and_no_endpoint_too_many(doors: Any, seed: int) -> None:
-    """Whatever comes, ends and gives up: nobody is lost or answered twice, bounds hold, no slot is taken
-    twice, and nobody waits while there is room for it."""
+    """Each request gets exactly one answer, bounds hold, no slot is used twice, and no request waits while
+    there is capacity."""
     door = doors(3, 2, requests=8)
     crowd, tracker = Crowd(door, seed), door.director.tracker
     for number in range(200):

@@ -1,4 +1,4 @@
-"""Priorities: what a request may say, and what its engine is told."""
+"""Priorities that requests state, and those that engines receive."""
 
 from typing import Any
 

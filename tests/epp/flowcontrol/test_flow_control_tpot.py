@@ -14,7 +14,7 @@ from kvist_epp.load.tpot_admission import TpotAdmission
 from kvist_epp.scheduling.pick import Candidate
 
 LONG = "The library opens at nine and closes when the last reader has left. " * 12
-OTHER = "Nobody who reads here pays for anything, and nobody has ever asked why. " * 12
+OTHER = "No reader here pays for anything at all, and no reader has ever asked why. " * 12
 
 
 def paced(doors: Any, endpoints: int = 1, **more: Any) -> Door:
@@ -38,7 +38,7 @@ def crowded(door: Door) -> tuple[Wait, Candidate]:
 
 
 async def test_the_newest_goes_first(doors: Any) -> None:
-    """When there is more than the endpoint can do in time, the last to come is served in time."""
+    """Under overload, the newest request is served first, in time; older ones follow."""
     door = paced(doors)
     door.ask("a", text=LONG)
     older, newer = door.ask("older", text=LONG + "1"), door.ask("newer", text=OTHER)
@@ -73,7 +73,7 @@ async def test_the_late_give_way_to_newcomers(doors: Any) -> None:
 
 
 async def test_nobody_waits_behind_those_of_another_endpoint(doors: Any) -> None:
-    """While somebody waits for the one endpoint, others go to the one that has room."""
+    """A request that waits for one endpoint does not delay others that go to an endpoint with capacity."""
     door = paced(doors, 2)
     _, other = crowded(door)
     other.load.rate = 10_000.0
@@ -97,7 +97,7 @@ async def test_what_is_small_passes_what_is_large(doors: Any) -> None:
 
 
 async def test_its_endpoint_goes_away(doors: Any) -> None:
-    """Who waited for it looks for another one."""
+    """If the endpoint that a request waits for leaves, the request goes to another one."""
     door = paced(doors, 2)
     waits, stays = crowded(door)
     for name in "ab":
@@ -110,7 +110,7 @@ async def test_its_endpoint_goes_away(doors: Any) -> None:
 
 
 async def test_it_waits_on_where_it_has_to(doors: Any) -> None:
-    """Its endpoint goes and the other one is busy, too: it waits for that one, and is not lost."""
+    """If the other endpoint is busy, too, the request waits for that one and is not lost."""
     door = paced(doors, 2)
     waits, stays = crowded(door)
     door.director.set_endpoints([stays], door.clock())
@@ -136,7 +136,7 @@ async def test_who_gives_up_is_forgotten(doors: Any) -> None:
 
 
 async def test_patience_ends(doors: Any) -> None:
-    """After the longest wait the client is told to come again."""
+    """A request that has waited for the longest time allowed is refused."""
     door = paced(doors, live=True, capacity_seconds=0.05)
     door.ask("a", text=LONG)
     error = await refusal(door.ask("b", text=OTHER))

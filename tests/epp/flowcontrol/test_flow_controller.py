@@ -1,4 +1,4 @@
-"""Waiting: who waits, who goes when there is room, and what everybody else is told."""
+"""Flow control: which requests wait, in which order they are dispatched, and how the others are refused."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ LONG = "The library opens at nine and closes when the last reader has left. " * 
 
 
 async def test_a_request_waits_for_room(doors: Any) -> None:
-    """Where there is room the answer comes at once; else as soon as a request has ended."""
+    """With capacity the answer is immediate, otherwise it comes as soon as a request has ended."""
     door = doors(2)
     assert isinstance(door.ask("a"), PickResult)
     second = door.ask("b")
@@ -37,7 +37,7 @@ async def test_a_request_waits_for_room(doors: Any) -> None:
 
 
 async def test_nobody_is_overtaken(doors: Any) -> None:
-    """Who comes when there is room, but somebody waits, goes behind; unless it matters more."""
+    """A new request queues behind waiting ones even if there is capacity, unless its priority is higher."""
     door = doors()
     door.ask("a")
     first = door.ask("first")
@@ -54,7 +54,7 @@ async def test_nobody_is_overtaken(doors: Any) -> None:
 
 
 async def test_higher_priorities_go_first_and_tenants_take_turns(doors: Any) -> None:
-    """Of those that wait: by level, and inside one in turn, however many one tenant has."""
+    """Waiting requests are dispatched by priority, and tenants of one priority take turns."""
     door = doors()
     door.ask("running")
     waiting = {
@@ -90,7 +90,7 @@ async def test_what_is_known_of_the_cache_when_the_turn_comes_counts(doors: Any)
 
 
 async def test_who_gives_up_leaves_at_once(doors: Any) -> None:
-    """Nothing is left of a request whose client has gone, and it takes nobody's room."""
+    """A request whose client has disconnected leaves the queue at once and uses no capacity."""
     door = doors()
     door.ask("a")
     gone, stays = door.ask("gone", text=LONG), door.ask("stays")
@@ -150,7 +150,7 @@ async def test_the_pace_of_the_pool_tells_when_to_come_again(doors: Any) -> None
 
 
 async def test_a_full_queue_refuses_and_sheds(doors: Any) -> None:
-    """Beyond its bounds the newest of the lowest sheddable level gives way, else the newcomer is refused."""
+    """A full queue evicts the newest sheddable request of the lowest priority, or refuses the new one."""
     door = doors(requests=2)
     door.ask("a")
     shed = [door.ask("s1", priority=-1), door.ask("s2", priority=-1)]
@@ -180,7 +180,8 @@ async def test_without_a_queue_only_the_sheddable_are_refused(doors: Any) -> Non
 
 
 async def test_requests_wait_for_the_first_endpoint(doors: Any) -> None:
-    """An empty pool, or one where nobody is ready, is waited for; then its time for room begins."""
+    """Requests wait for an endpoint of an empty or unready pool; only then does their time for capacity
+    begin."""
     door = doors()
     fleet, endpoint = door.director.candidates, door.parts.endpoints[0]
     door.director.set_endpoints((), door.clock())
@@ -253,8 +254,8 @@ async def test_what_computes_nothing_does_not_wait(doors: Any) -> None:
 
 
 async def test_a_backlog_of_prefill_is_waited_for(doors: Any) -> None:
-    """An endpoint that owes too much is full until time or events have taken it off; a prompt that is longer
-    than that alone goes to one that owes nothing."""
+    """An endpoint with too large a backlog is full until time or events have reduced it; a prompt that
+    exceeds the bound by itself goes to an endpoint without backlog."""
     door = doors(slots=None, live=True, max_backlog=0.05)
     tokens = 15_928
     long = InFlightRequest("long", int(tokens * 0.1))
@@ -309,7 +310,7 @@ async def test_a_picker_that_shuts_down_without_endpoints_says_so(doors: Any) ->
 
 
 async def test_a_bug_costs_one_request(doors: Any) -> None:
-    """An exception while one is let go is told to that one, and the others go on."""
+    """An exception while dispatching one request fails that request alone."""
     door = doors(2)
     door.ask("a"), door.ask("b")
     bad, good = door.ask("bad"), door.ask("good")

@@ -18,7 +18,7 @@ from kvist_epp.names import OBJECTIVE_HEADERS, PRIORITY_HEADER, TENANT_HEADERS
 
 @given(st.integers(-MAX_PRIORITY, MAX_PRIORITY), st.sampled_from(["{}", " {}", "{:+}"]))
 def test_any_whole_number_of_32_bits_is_a_priority(number: int, form: str) -> None:
-    """As text it comes back, and the engine's has the other sign."""
+    """A 32-bit priority survives formatting, and the engine receives it with the opposite sign."""
     found = Priorities().of({PRIORITY_HEADER: form.format(number)})
     assert found == number
     assert int(engine_priority(number)) == -number
@@ -48,7 +48,8 @@ def test_objectives_are_looked_up_flags_first() -> None:
 
 
 def test_a_tenant_is_named_by_either_header() -> None:
-    """Canonical before alias; empty ones and none at all are nobody; long ones are cut."""
+    """The canonical tenant header overrides the alias; an empty or missing one is the empty tenant; long ones
+    are cut."""
     canonical, alias = TENANT_HEADERS
     assert tenant({alias: "b", canonical: "a"}) == "a"
     assert tenant({alias: "b", canonical: " "}) == "b"

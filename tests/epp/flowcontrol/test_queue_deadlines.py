@@ -16,7 +16,7 @@ def test_a_steady_pool_has_its_pace() -> None:
 
 
 def test_a_pool_that_stands_still_has_none() -> None:
-    """Where nobody is picked any more the upper bound is told."""
+    """A pool that has stopped dispatching gets the upper bound as its retry time."""
     pace = DispatchRate()
     pace.observe(0, 0.0)
     pace.observe(1000, 1.0)

@@ -1,4 +1,4 @@
-"""The queue: against a plain twin, and its promises by hand."""
+"""The request queue, against a naive implementation and by examples."""
 
 import tracemalloc
 from collections import Counter
@@ -20,7 +20,7 @@ POD: Subset = EndpointFlow("pod", light=False)
 
 
 class Named(QueueItem):
-    """A ticket that knows its twin."""
+    """A queue item with the name of its counterpart in the naive queue."""
 
     __slots__ = ("name",)
 
@@ -43,18 +43,18 @@ def anybody(_: Subset, _need: int = 0) -> bool:
 
 
 def name(ticket: QueueItem | None) -> int | None:
-    """Who it is."""
+    """Return the name of an item."""
     assert ticket is None or isinstance(ticket, Named)
     return ticket.name if ticket else None
 
 
 def names(tickets: list[QueueItem] | None) -> list[int | None] | None:
-    """Who they are."""
+    """Return the names of items."""
     return None if tickets is None else [name(ticket) for ticket in tickets]
 
 
 class Twins:
-    """Both queues, told the same."""
+    """Both queues, with the same operations applied."""
 
     def __init__(self, dice: Random) -> None:
         self.quick = RequestQueue(9, 60, quantum=QUANTUM)
@@ -64,7 +64,7 @@ class Twins:
         self.arrival = 0
 
     def come(self) -> None:
-        """Somebody comes."""
+        """Add a request with random properties to both queues."""
         dice = self.dice
         self.arrival += 1
         who = (
@@ -83,7 +83,7 @@ class Twins:
             self.here[self.arrival] = ticket, want
 
     def go(self) -> bool:
-        """Somebody may go, of some subsets."""
+        """Dispatch a request from random subsets."""
         able = self.dice.choice(((None, A, B, POD), (None, A, B, POD), (None, A), (A, POD), (B,)))
         gone = name(self.quick.take(lambda subset, _need: subset in able))
         assert gone == self.plain.take(lambda subset: subset in able)
@@ -98,7 +98,7 @@ class Twins:
         return True
 
     def give_up(self) -> None:
-        """Somebody leaves."""
+        """Remove a random request."""
         if self.here:
             ticket, want = self.here.pop(self.dice.choice(list(self.here)))
             assert self.quick.remove(ticket)
@@ -106,7 +106,7 @@ class Twins:
             self.plain.remove(want)
 
     def check(self) -> None:
-        """The same wait, and the accounts are right."""
+        """Check that both queues hold the same requests, and all counts."""
         waiting, quick = self.plain.waiting, self.quick
         assert names(list(quick)) == [want.name for want in waiting] == list(self.here)
         assert name(quick.oldest()) == (waiting[0].name if waiting else None)
@@ -122,7 +122,8 @@ class Twins:
 @given(st.integers(0, 2**32))
 @settings(max_examples=150)
 def test_the_queue_equals_its_plain_twin(seed: int) -> None:
-    """Whatever comes, goes and gives up: the same order, nobody lost or twice, no bound exceeded."""
+    """Whatever is added, dispatched and removed, the order is the same, no request is lost or duplicated, and
+    no bound is exceeded."""
     twins = Twins(Random(seed))
     for _ in range(60):
         twins.dice.choice((twins.come, twins.come, twins.come, twins.go, twins.give_up))()
@@ -170,7 +171,7 @@ def test_a_flood_of_one_tenant_costs_the_others_nothing() -> None:
 
 
 def test_a_tenant_that_comes_late_is_served_within_a_round() -> None:
-    """Who has nothing waiting does not queue behind another tenant's backlog."""
+    """A tenant without waiting requests does not queue behind another tenant's backlog."""
     waiting = RequestQueue(10**6, 10**9)
     for number in range(1000):
         waiting.offer(Named(number, tenant="flood", tokens=5000))
@@ -199,7 +200,7 @@ def test_a_tenant_that_comes_again_and_again_gets_no_more_than_its_share() -> No
 
 
 def test_higher_levels_go_first() -> None:
-    """Strictly: nobody goes while somebody of a higher level could."""
+    """No request is dispatched while one of a higher priority could be."""
     waiting = RequestQueue(100, 10**6)
     for number in range(40):
         waiting.offer(Named(number, priority=(number * 7) % 5 - 2, tenant=str(number % 3)))
@@ -242,7 +243,7 @@ def test_the_newest_of_the_lowest_sheddable_level_gives_way(
 
 
 def test_bytes_may_take_several_to_make_room_for() -> None:
-    """A newcomer of four requests' bytes displaces as many as it needs, and none when they are not enough."""
+    """A request displaces as many sheddable ones as its bytes need, and none if they do not suffice."""
     waiting = RequestQueue(100, 10)
     for number in range(10):
         waiting.offer(Named(number, priority=-1 if number < 4 else 0))
@@ -281,8 +282,8 @@ steps = st.lists(st.tuples(st.sampled_from(["come", "wait", "empty", "back"]), s
 
 @given(steps)
 def test_patience_counts_each_state_of_the_pool_by_itself(steps: list[tuple[str, float]]) -> None:
-    """Who comes waits for room so long, and for an empty pool so long, whatever the pool does meanwhile; and
-    those who came first are the first to be too old."""
+    """Time for capacity and time in an empty pool count separately, whatever the pool does meanwhile; the
+    oldest requests expire first."""
     now, empty = 5.0, False
     patience = QueueDeadlines(60.0, 180.0, now)
     came: list[tuple[tuple[float, float], dict[bool, float]]] = []

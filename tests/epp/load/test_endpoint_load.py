@@ -17,7 +17,7 @@ def tracker() -> LoadTracker:
 
 
 def telling(*, now: float = 0.0) -> LoadTracker:
-    """A ledger whose pod ``p`` has told of work before."""
+    """Return a tracker whose endpoint ``p`` has reported progress before."""
     books = tracker()
     route(books, "first", "p", 1000, 1000, now)
     progress(books, "first", 0, now, computed=1000)
@@ -40,7 +40,7 @@ def test_owed_drains_with_time_where_nobody_tells_oldest_first() -> None:
 
 
 def test_a_pod_that_tells_owes_until_it_says_otherwise() -> None:
-    """Its engine may have begun late: the clock takes nothing away while events can still come."""
+    """While events can still come, time alone does not reduce the backlog: the engine may have begun late."""
     books = telling()
     route(books, "s", "p", 1000, 1000, now=5.0)
 
@@ -48,7 +48,7 @@ def test_a_pod_that_tells_owes_until_it_says_otherwise() -> None:
 
 
 def test_events_correct_the_estimate_both_ways() -> None:
-    """What events say counts: prefill that is faster or slower than the clock thought."""
+    """Events override the estimate, whether prefill is faster or slower than estimated."""
     books = tracker()
     route(books, "s", "p", 1000, 1000, now=0.0)
     progress(books, "s", 200, now=0.1)
@@ -66,8 +66,9 @@ def test_events_correct_the_estimate_both_ways() -> None:
 
 
 def test_less_than_a_block_is_computed_with_whoever_came_later() -> None:
-    """No event tells of it: the next request's progress does, and of nothing later. Of what is larger only
-    once it is clear that it came before: other pickers' requests may have met theirs on the way."""
+    """A prompt below one block causes no event; progress of a later request shows that it is computed. For
+    larger ones that holds only once they are certain to have come first, because other replicas' requests may
+    share their prefix."""
     books = telling()
     sizes = {"small": 15, "large": 2000, "small too": 15, "told": 500, "later": 15}
     for at, (session, tokens) in enumerate(sizes.items(), 1):
@@ -83,8 +84,8 @@ def test_less_than_a_block_is_computed_with_whoever_came_later() -> None:
 
 
 def test_a_prompt_that_found_its_prefix_cached_owes_nothing() -> None:
-    """Two pickers sent one prefix at once: no event tells of the second, but of who came after it. What is
-    half computed is told of itself."""
+    """A prompt whose prefix another replica's request has computed causes no event; progress of a later
+    request ends its backlog. A half-computed prompt reports its own progress."""
     books = telling()
     route(books, "twin", "p", 3000, 3000, now=1.0)
     route(books, "half", "p", 2000, 2000, now=1.1)
@@ -106,7 +107,8 @@ def twins() -> tuple[LoadTracker, Attempt, Attempt]:
 
 
 def test_one_prompt_of_several_replicas_is_owed_once() -> None:
-    """Whichever of them the engine computes: the others find it cached, and no event tells of those."""
+    """A prompt that several replicas sent to one endpoint counts once, whichever request the engine
+    computes."""
     books, _, theirs = twins()
     both = books.backlog("p")
     books.on_progress(theirs, 1000, now=1.2)
@@ -140,7 +142,7 @@ def test_of_twins_the_next_one_owes_when_the_first_has_gone() -> None:
 
 
 def test_a_prompt_whose_twins_have_ended_is_owed_anew() -> None:
-    """Its blocks may have been evicted since."""
+    """A prompt counts again once its duplicates have ended, because its blocks may have been evicted."""
     books, ours, theirs = twins()
     end(books, ours.request.session, now=2.0)
     books.end_remote(theirs, now=2.0)
@@ -151,7 +153,8 @@ def test_a_prompt_whose_twins_have_ended_is_owed_anew() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("rtpds"), st.integers(0, 3000), st.floats(0, 3)), max_size=40))
 def test_owed_is_the_sum_of_what_requests_have_left(history: list[tuple[str, int, float]]) -> None:
-    """Whatever is routed, told, drained and settled in whatever order, to rounding."""
+    """The backlog is the sum over its requests, in whatever order they are routed, reported, drained and
+    ended."""
     books, now, names = tracker(), 0.0, list[str]()
     for what, tokens, seconds in history:
         now += seconds

@@ -1,4 +1,4 @@
-"""How fast a pod is, from its own events."""
+"""The prefill rate of an endpoint, learned from its own events."""
 
 from math import ceil
 
@@ -14,7 +14,7 @@ FAR = 10 * WINDOW_TOKENS
 def behind(
     pace: PrefillRateEstimator, steps: int, tokens: float, seconds: float, *, at: float = 0.0, parts: int = 2
 ) -> float:
-    """Steps of a pod that never catches up, each told in parts; returns when the last ended."""
+    """Report steps of an endpoint that is always busy, each in parts; return the end of the last step."""
     for step in range(steps):
         for part in range(parts):
             now = at + step * seconds + part * 1e-4
@@ -24,7 +24,7 @@ def behind(
 
 @given(st.floats(300, 8_000), st.floats(0.05, 2.0), st.integers(1, 5))
 def test_a_pod_that_is_behind_shows_its_rate(tokens: float, seconds: float, parts: int) -> None:
-    """Tokens a step over its length, in however many events the step is told."""
+    """The rate is the tokens of a step over its duration, in however many events the step is reported."""
     pace = PrefillRateEstimator()
     behind(pace, 2 + 4 * ceil(max(WINDOW_TOKENS / tokens, 1 / seconds)), tokens, seconds, parts=parts)
 
@@ -32,7 +32,7 @@ def test_a_pod_that_is_behind_shows_its_rate(tokens: float, seconds: float, part
 
 
 def test_a_pod_that_has_little_to_do_shows_nothing() -> None:
-    """It waits for work: tokens over time would be its load, not its rate."""
+    """An endpoint that is not always busy shows its load, not its rate, so that nothing is learned."""
     pace = PrefillRateEstimator()
     for second in range(100):
         pace.on_progress(1_000.0, WINDOW_TOKENS - 1, second - 0.1, float(second))
@@ -42,8 +42,8 @@ def test_a_pod_that_has_little_to_do_shows_nothing() -> None:
 
 @given(st.floats(0.02, 0.9))
 def test_a_pod_that_was_idle_though_it_seemed_to_owe_shows_nothing(pause: float) -> None:
-    """What others sent it may be found in its cache, of which nothing tells: each prompt that is computed
-    came after the one before it had ended."""
+    """No rate is learned from an endpoint that was idle although it seemed busy: each prompt came after the
+    one before it had ended, because other prompts were cached."""
     pace = PrefillRateEstimator()
     for step in range(100):
         now = step * (0.1 + pause)
@@ -83,7 +83,8 @@ def test_a_large_step_shows_that_it_is_no_slower() -> None:
 
 
 def test_pods_that_differ_little_are_alike() -> None:
-    """They get the fastest's rate; one that is slower by more keeps its own."""
+    """Endpoints of nearly the same rate get the fastest one's; an endpoint that is slower by more keeps its
+    own."""
     paces = PoolPrefillRates(15_000.0)
     changed = [paces.learn("a", 10_000.0), paces.learn("b", 8_000.0), paces.learn("c", 5_000.0)]
 
@@ -92,7 +93,8 @@ def test_pods_that_differ_little_are_alike() -> None:
 
 
 def test_who_was_never_behind_is_as_fast_as_the_fastest_or_as_it_has_shown() -> None:
-    """Only slow pods fall behind first: what they teach is no ceiling."""
+    """The rates of slow endpoints, which are busy first, are no upper bound for endpoints that were never
+    busy."""
     paces = PoolPrefillRates(15_000.0)
     paces.learn("slow", 4_000.0)
 

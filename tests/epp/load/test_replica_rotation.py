@@ -1,4 +1,4 @@
-"""When those who wait for a pod may use its room."""
+"""The rotation between replicas: when their queued requests may use an endpoint's capacity."""
 
 from math import inf
 
@@ -27,14 +27,14 @@ def crowd(moments: dict[str, float]) -> dict[str, ReplicaRotation]:
 
 
 def opening(turn: ReplicaRotation, since: float, at: float) -> float:
-    """When it comes, if the pod has room from then on."""
+    """Return the moment at which the request may be sent, if the endpoint has capacity from now on."""
     turn.may_send(since, at, capacity=True)
     left = turn.seconds_until_turn(since, at)
     return at if left == inf else at + left
 
 
 def test_alone_and_in_time_it_goes_at_once() -> None:
-    """Nobody else sends there and it has not waited long: there is nobody to give way to."""
+    """Without other replicas and overdue requests, a request is sent at once."""
     turn = ReplicaRotation()
     turn.on_new_request(9.9)
     turn.on_sent("", 9.0)
@@ -43,7 +43,8 @@ def test_alone_and_in_time_it_goes_at_once() -> None:
 
 
 def test_the_late_leave_room_for_newcomers() -> None:
-    """Who has waited long goes when the pod has had room for a while; without room the while begins anew."""
+    """An overdue request is sent when the endpoint has had capacity for a while; without capacity the time
+    begins anew."""
     turn = ReplicaRotation()
     turn.on_new_request(10.0)
     since = 10.0 - OVERDUE_SECONDS - 0.1
@@ -57,7 +58,7 @@ def test_the_late_leave_room_for_newcomers() -> None:
 
 
 def test_where_nobody_new_comes_nothing_is_left_free() -> None:
-    """A pod that is wanted by the late alone takes them up as it can."""
+    """An endpoint without new requests takes overdue ones at once."""
     turn = ReplicaRotation()
     assert turn.may_send(0.0, 10.0, capacity=True)
     turn.on_new_request(10.0)
@@ -67,7 +68,7 @@ def test_where_nobody_new_comes_nothing_is_left_free() -> None:
 
 
 def test_each_picker_sees_its_share_of_the_newcomers() -> None:
-    """Where three send, a newcomer of ours tells of two that we did not see."""
+    """With three replicas sending, one new request of ours stands for two that we did not see."""
     turn = crowd(dict.fromkeys(PICKERS, 10.0))["a"]
     turn.on_new_request(10.0)
     turn.may_send(0.0, 10.0 + 2 * NEW_REQUEST_SECONDS, capacity=True)
@@ -77,7 +78,8 @@ def test_each_picker_sees_its_share_of_the_newcomers() -> None:
 
 @given(st.permutations(PICKERS), st.floats(0.001, 1.0))
 def test_pickers_take_turns(order: list[str], apart: float) -> None:
-    """Who sent there longest ago goes first, and each next one a step later: it will have heard by then."""
+    """The replica that sent least recently goes first, and each next one a step later, after it has heard of
+    the first."""
     moments = {picker: 10.0 + apart * place for place, picker in enumerate(order)}
     now = max(moments.values()) + 0.5
     came = {picker: opening(turn, now - 0.1, now) for picker, turn in crowd(moments).items()}
@@ -86,7 +88,7 @@ def test_pickers_take_turns(order: list[str], apart: float) -> None:
 
 
 def test_a_turn_ends_when_somebody_sent() -> None:
-    """What room is left then is another question, and the one who sent goes last."""
+    """A turn ends when any replica has sent a request; that replica then goes last."""
     turn = crowd({"a": 10.0, "b": 9.0})["a"]
     assert not turn.may_send(10.0, 10.1, capacity=True)
     turn.on_sent("b", 10.1)
@@ -94,7 +96,7 @@ def test_a_turn_ends_when_somebody_sent() -> None:
 
 
 def test_a_picker_that_is_gone_holds_nobody_back() -> None:
-    """Who has sent nothing for long is not waited for, nor kept in mind."""
+    """A replica that has sent nothing for long is not waited for, and is forgotten."""
     turn = crowd({"a": 10.0, "b": 9.0})["a"]
     assert turn.may_send(9.0 + REPLICA_SECONDS, 9.0 + REPLICA_SECONDS, capacity=True)
     for number in range(100):

@@ -1,4 +1,4 @@
-"""What prefill a pod may take up while its sequences decode in time."""
+"""TPOT admission: the prefill that an endpoint may take up while its sequences decode in time."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def paced(target: float = TARGET) -> tuple[LoadTracker, EndpointLoad, TpotAdmiss
 
 
 def decoding(tracker: LoadTracker, sequences: int, now: float) -> None:
-    """So many sequences whose prompts are computed."""
+    """Add so many sequences whose prompts are computed."""
     for number in range(sequences):
         route(tracker, f"decoding-{number}", "pod", 0, 10, now)
 
@@ -49,7 +49,7 @@ def busy(undisturbed: float, prefill: float = 0.0) -> tuple[LoadTracker, Endpoin
 
 
 def test_without_a_target_nothing_waits() -> None:
-    """Pods get whatever comes, as long as nobody says how fast they have to be."""
+    """Without a TPOT target, every prompt is admitted."""
     load = LoadTracker(default_rate=RATE).load("pod")
     assert load.tpot is None
     assert load.admits_queued(10**6, 1.0)
@@ -63,7 +63,7 @@ def test_the_share_is_what_decoding_leaves(undisturbed: float, prefill: float) -
 
 
 def test_a_pod_that_is_too_slow_by_itself_still_gets_some() -> None:
-    """A target that nobody can keep stops nobody for good."""
+    """An endpoint that misses the target by itself still admits some prompts."""
     _, load, admission = busy(0.5)
     assert admission.prefill_share == LEAST_SHARE
     assert admission.admits(load, 300, 100.0)
@@ -80,7 +80,7 @@ def test_prompts_spend_the_allowance_and_time_brings_it_back() -> None:
 
 
 def test_a_long_prompt_waits_for_no_more_than_a_burst() -> None:
-    """What needs more than can be saved goes when the most is saved, and is forgiven the rest."""
+    """A prompt larger than the burst is admitted when the bucket is full, and the rest is forgiven."""
     _, load, admission = busy(0.027)
     assert admission.admits(load, 100_000, 20.0)
     admission.debit(100_000, RATE, 20.0)
@@ -92,7 +92,7 @@ def test_a_long_prompt_waits_for_no_more_than_a_burst() -> None:
 
 
 def test_few_tokens_are_held_by_no_allowance() -> None:
-    """They ride on a step that decodes."""
+    """Few tokens need no allowance, because they are computed along with a decode step."""
     tracker, load, admission = busy(0.027)
     route(tracker, "long", "pod", 5_000, 5_000, 20.0)
     progress(tracker, "long", 0, 20.1, computed=5_000)
@@ -124,14 +124,14 @@ def test_a_prompt_needs_room_in_the_cache() -> None:
 
 
 def test_a_prompt_longer_than_the_cache_goes() -> None:
-    """Its engine says what is wrong with it, as soon as half of the cache is free."""
+    """A prompt longer than the cache is admitted once half of the cache is free; its engine refuses it."""
     tracker, load, admission = paced()
     tracker.on_scrape("pod", replace(SAMPLE, blocks=1_000, cache_usage=0.45), 2.0)
     assert admission.admits(load, 20_000, 2.0)
 
 
 def test_cold_caches_come_before_decoding() -> None:
-    """Where more wait than decode, prompts take all of the time; who has waited long does not count."""
+    """If more requests are queued than decode, prompts get all of the time; overdue requests do not count."""
     tracker, load, admission = busy(0.027)
     route(tracker, "long", "pod", 5_000, 5_000, 20.0)
     progress(tracker, "long", 0, 20.1, computed=5_000)
@@ -142,7 +142,7 @@ def test_cold_caches_come_before_decoding() -> None:
 
 
 def test_what_waits_is_counted() -> None:
-    """New tokens of those who wait for a pod; nobody twice, and nothing is left of who has gone."""
+    """Tokens of queued requests are counted once each, and not at all after they have left."""
     _, _, admission = paced()
     admission.add_queued("a", 300, 1.0)
     admission.add_queued("b", 200, 1.0)

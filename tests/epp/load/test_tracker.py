@@ -17,7 +17,7 @@ def tracker(**more: float) -> LoadTracker:
 
 
 def test_routed_tokens_are_owed_until_settled() -> None:
-    """A request owes its uncached tokens from the pick to its end."""
+    """A request adds its uncached tokens to the backlog from the pick to its end."""
     books = tracker()
     route(books, "s", "p", 500, 900, now=10.0)
 
@@ -96,7 +96,7 @@ def test_of_one_sessions_requests_the_one_on_the_named_endpoint_ends() -> None:
 
 
 def test_a_session_with_several_requests_counts_each() -> None:
-    """Clients reuse session ids: both requests are owed, and each settling ends one."""
+    """Two requests with one session id count separately, and each end removes one of them."""
     books = tracker()
     route(books, "s", "p", 100, 100, now=0.0)
     route(books, "s", "q", 200, 200, now=0.0)
@@ -106,7 +106,8 @@ def test_a_session_with_several_requests_counts_each() -> None:
 
 
 def test_a_pod_is_full_by_its_batch_or_its_backlog() -> None:
-    """As many requests as slots, or more seconds of prefill than the limit; both end with the requests."""
+    """An endpoint is full with as many requests as slots, or with a backlog above the limit, until requests
+    end."""
     books = tracker()
     books.calibrate("p", slots=2)
     load = books.load("p")
@@ -236,8 +237,7 @@ def test_more_requests_are_untracked() -> None:
 
 
 def test_requests_that_wait_in_the_engine_owe_everything() -> None:
-    """Time drains a request on paper; the engine's queue shows that it has not begun, so it owes all
-    again."""
+    """Requests that wait in the engine have their full backlog again, although time had reduced it."""
     books = tracker()
     route(books, "begun", "p", 1000, 1000, now=0.0)
     route(books, "queued", "p", 1000, 1000, now=0.0)
@@ -356,7 +356,7 @@ TestAnyHistory = AnyHistory.TestCase
 
 @given(st.lists(st.tuples(session_names, pods, tokens), max_size=20))
 def test_settling_everything_leaves_nothing(routed: list[tuple[str, str, int]]) -> None:
-    """However requests were routed, when all have ended nobody owes anything."""
+    """No backlog is left once all requests have ended, however they were routed."""
     books = tracker()
     for session, pod, uncached in routed:
         route(books, session, pod, uncached, 1, now=1.0)
@@ -383,7 +383,8 @@ def test_progress_of_one_of_a_sessions_requests_is_its_own() -> None:
 
 
 def test_a_replicas_request_counts_and_is_left_to_that_replica_to_end() -> None:
-    """It has backlog and runs like ours; sessions of ours, expiry and an endpoint's end do not report it."""
+    """Another replica's request counts like ours, but ending our session, expiry and the removal of its
+    endpoint do not report it."""
     books = tracker(expire_seconds=10.0)
     route(books, "same", "p", 50, 50, now=0.0)
     attempt = remote(books, "same", "p", 0.0, backlog=80.0)

@@ -120,12 +120,12 @@ def test_work_is_priced_by_the_pools_batch_and_shared_with_others_who_use_a_copy
 
 
 def test_decode_costs_a_little_for_each_running_sequence() -> None:
-    """Five milliseconds."""
+    """The decode term is 5 ms for each running sequence."""
     assert seconds("decode", row(), row(running=4)) == [0.0, 0.02]
 
 
 def test_eviction_is_what_others_compute_again() -> None:
-    """What the new blocks evict is computed again three times, at the pool's rate."""
+    """Blocks evicted by the new ones are computed again three times, at the pool's rate."""
     assert seconds("eviction", row(uncached=500), row(uncached=500, rate=3000.0)) == [0.75, 0.75]
 
 
@@ -135,13 +135,14 @@ def test_copy_costs_a_little() -> None:
 
 
 def test_those_who_will_use_a_copy_share_its_work() -> None:
-    """Nobody asked lately: the request bears it whole. Four uses for two copies: a ninth."""
+    """A request bears the whole work of a copy without recent uses; with four uses for two copies, a
+    ninth."""
     assert [copy_share(0.0, 1), copy_share(4.0, 1)] == [1.0, pytest.approx(1 / 9)]
 
 
 @given(st.floats(0, 1e4), st.floats(0, 1e4), st.integers(1, 1000), st.integers(1, 1000))
 def test_more_uses_and_fewer_copies_make_a_copy_cheaper(a: float, b: float, m: int, n: int) -> None:
-    """Its share of the work is between nothing and all, falls with the uses and rises with the copies."""
+    """The share is between 0 and 1, falls with the uses and rises with the copies."""
     assert 0 < copy_share(max(a, b), min(m, n)) <= copy_share(min(a, b), max(m, n)) <= 1
 
 

@@ -1,4 +1,4 @@
-"""The policy: who is eligible, who is best, what is said when nobody is."""
+"""The policy: which endpoints are eligible, which is best, and the errors if there is none."""
 
 import pytest
 from hypothesis import given
@@ -57,14 +57,14 @@ def picks(
 
 
 def test_the_longest_prefix_wins_among_equals() -> None:
-    """Of pods that owe the same, the one that holds the prompt's prefix is first."""
+    """Among endpoints of equal backlog, the one that holds the prompt's prefix is first."""
     pods = [candidate(1), candidate(2), candidate(3)]
 
     assert picks(pods, Demand(1000, {"ns/p2": Match(900, 3600)}))[0] == "p2"
 
 
 def test_a_backlog_outweighs_a_prefix() -> None:
-    """A pod that owes more than the prefix saves is passed over."""
+    """An endpoint whose backlog exceeds what its prefix saves is not picked."""
     pods = [candidate(1), candidate(2, backlog=5000.0), *(candidate(n) for n in range(3, 9))]
 
     assert picks(pods, Demand(1000, {"ns/p2": Match(900, 3600)}))[0] == "p1"
@@ -126,7 +126,8 @@ def test_a_full_cache_is_no_reason_to_leave_a_prefix_but_one_to_wait() -> None:
 
 
 def test_a_pod_that_may_not_take_up_a_prompt_costs_a_little() -> None:
-    """It will soon, so its prefix still counts; where nothing is held it is passed over."""
+    """An endpoint that may not admit prefill yet costs a little more: its prefix still counts, but without
+    one it is not picked."""
     pods = [candidate(1), candidate(2)]
     for pod in pods:
         pod.load.tpot = TpotAdmission(0.06)
@@ -144,8 +145,8 @@ def test_a_pod_that_may_not_take_up_a_prompt_costs_a_little() -> None:
 
 
 def test_a_pod_whose_sequences_leave_little_time_gets_fewer_prompts() -> None:
-    """It takes up as much less in the same time: a small GPU's prefix is copied to a large one when that
-    costs no more. Small differences between equal pods move nothing."""
+    """An endpoint with a small prefill share gets fewer prompts: the prefix of a small GPU is copied to a
+    large one when that costs no more. Small differences between equal endpoints change nothing."""
     pods, paces = [candidate(1), candidate(2)], [TpotAdmission(0.06), TpotAdmission(0.06)]
     for pod, pacing in zip(pods, paces, strict=True):
         pod.load.tpot = pacing

@@ -22,7 +22,7 @@ def test_parts_add_up(parts: list[tuple[int, str]]) -> None:
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_number_is_seconds(number: float) -> None:
-    """As Python writes it."""
+    """A duration without a unit is in seconds."""
     assert parse_seconds(str(number)) == number
 
 

@@ -102,7 +102,7 @@ def test_a_flag_that_asks_for_nothing_is_no_note() -> None:
 
 
 def test_an_older_scorer_names_the_model_too() -> None:
-    """And a bound event socket is bound here."""
+    """A scorer of older configurations names the model, too, and its bound event socket is bound here."""
     text = (
         f"{HEAD}plugins:\n- type: precise-prefix-cache-scorer\n  parameters:\n"
         "    indexerConfig: {tokenizersPoolConfig: {modelName: Qwen/Qwen3-8B}}\n"

@@ -56,7 +56,7 @@ def test_what_does_not_run_is_not_there(document: dict[str, Any]) -> None:
     ],
 )
 def test_objections(document: dict[str, Any], refusal: str) -> None:
-    """Only a pod with a true Ready condition that is not terminating has no refusal."""
+    """A pod has no refusal only if its Ready condition is true and it is not terminating."""
     [endpoint] = made(document)
     assert endpoint.refusal == refusal
 

@@ -56,7 +56,7 @@ batches = st.builds(Batch, ts=st.floats(allow_nan=False), rank=st.none() | st.in
 
 @given(batches, st.sampled_from(["map", "array"]))
 def test_decode_undoes_encode_in_both_forms(batch: Batch, form: Form) -> None:
-    """What an engine of either generation sends is read as it was meant."""
+    """Encoded batches of both generations of engines decode to the same batch."""
 
     assert decode(encode(batch, form)) == batch
 
@@ -117,7 +117,7 @@ def test_positional_events_are_read_at_every_age() -> None:
 
 
 def test_unknown_keys_and_longer_arrays_are_ignored() -> None:
-    """A newer engine may say more: lookahead tokens, fields nobody has heard of."""
+    """Unknown keys and additional elements, as newer engines may send, are ignored."""
     newer = stored_map(lookahead_token_ids=[[9]], locality="LOCAL", ownership="x", brand_new={"a": 1})
     longer = ["BlockStored", [1], None, [7, 8], 2, None, "GPU", None, *[None] * 7, [[9]], "more"]
 
