@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvist_epp.http2 import frames
 from kvist_epp.http2.call import Call, Method
-from kvist_epp.http2.headers import RequestHead
+from kvist_epp.http2.frame_reader import RequestHead
 
 if TYPE_CHECKING:
     from kvist_epp.http2.stream_table import StreamTable

@@ -12,9 +12,8 @@ from typing import Final
 from kvist_epp.errors import ProtocolError
 from kvist_epp.http2 import frames
 from kvist_epp.http2.call import Method
-from kvist_epp.http2.frames import FrameReader
+from kvist_epp.http2.frame_reader import FrameReader, HeaderReader, Malformed
 from kvist_epp.http2.grpc_stream import GrpcStream
-from kvist_epp.http2.headers import HeaderReader, Malformed
 from kvist_epp.http2.limits import Budget, Limits, MemoryShare, PortStats
 from kvist_epp.http2.stream_table import LARGEST_FRAME, Outbox, StreamTable
 

@@ -9,8 +9,8 @@ from typing import Final
 
 from kvist_epp.errors import ProtocolError
 from kvist_epp.http2 import frames
+from kvist_epp.http2.frame_reader import RequestHead
 from kvist_epp.http2.grpc_stream import GrpcStream
-from kvist_epp.http2.headers import RequestHead
 from kvist_epp.http2.limits import ENDING, SENDING, Budget, Limits, MemoryShare, StallDetector
 
 Output = bytes | memoryview

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.epp.http2.h2 import RECORD, Client, data, frame, message
 
-from kvist_epp.http2 import frames, grpc_stream
+from kvist_epp.http2 import frame_reader, grpc_stream
 from kvist_epp.http2 import frames as f
 
 
@@ -63,10 +63,10 @@ class Copied:
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> Copied:
-    """Counts what ``frames`` and ``grpc_stream`` copy of chunks made by ``metered``."""
+    """Counts what ``frame_reader`` and ``grpc_stream`` copy of chunks made by ``metered``."""
     meter = Copied()
     kinds = meter.kinds()
-    for module in (frames, grpc_stream):
+    for module in (frame_reader, grpc_stream):
         for name, kind in zip(("bytes", "bytearray"), kinds, strict=True):
             monkeypatch.setattr(module, name, kind, raising=False)
     return meter
@@ -74,7 +74,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> Copied:
 
 def metered(chunk: bytes) -> bytes:
     """A chunk whose copies count; not itself."""
-    made: bytes = frames.bytes(chunk)  # type: ignore[attr-defined]  # put there by the fixture
+    made: bytes = frame_reader.bytes(chunk)  # type: ignore[attr-defined]  # put there by the fixture
     return made
 
 
