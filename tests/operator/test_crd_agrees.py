@@ -1,4 +1,4 @@
-"""The CRD and the reader of the spec say the same: names, bounds, choices, defaults, walked side by side."""
+"""The CRD and the reader of the spec agree on names, bounds, choices and defaults, field by field."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -90,18 +90,18 @@ FULL: dict[str, Any] = {
     "monitoring": {"podMonitor": "Auto"},
     "podTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {"a": 1}},
 }
-"""Every field, each with a value that is good."""
+"""Every field of the spec with a valid value."""
 
 
 @cache
 def root() -> Schema:
-    """The schema of the resource."""
+    """Return the schema of the resource."""
     found: Schema = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     return found
 
 
 def leaves(schema: Schema, path: Path = ()) -> Iterator[tuple[Path, Schema]]:
-    """Every field of a schema; of lists the first item."""
+    """Yield every field of a schema; of lists the first item."""
     yield path, schema
     for name, below in (schema.get("properties") or {}).items():
         yield from leaves(below, (*path, name))
@@ -113,7 +113,7 @@ FIELDS = dict(leaves(root()["properties"]["spec"]))
 
 
 def read(spec: Any) -> Pool:
-    """A pool of this spec."""
+    """Return a pool with this spec."""
     meta = {"name": "twig", "namespace": "n"}
     return read_pool(
         {"apiVersion": "kvist.dev/v1alpha1", "kind": "InferencePool", "metadata": meta, "spec": spec}
@@ -121,7 +121,7 @@ def read(spec: Any) -> Pool:
 
 
 def place(path: Path) -> Path:
-    """Where FULL has a field: variables' sources are each in an entry of their own."""
+    """Return the path of a field in FULL, where each source of a variable has an entry of its own."""
     sources = {"secretKeyRef": 1, "configMapKeyRef": 2, "fieldRef": 3}
     if path[:3] == ("engine", "env", 0) and len(path) > 3 and path[3] == "valueFrom":
         return ("engine", "env", sources.get(str(path[4]) if len(path) > 4 else "", 1), *path[3:])
@@ -129,7 +129,7 @@ def place(path: Path) -> Path:
 
 
 def changed(path: Path, value: Any) -> Any:
-    """FULL with another value at one place."""
+    """Return FULL with another value at one path."""
     spec = deepcopy(FULL)
     *way, last = place(path)
     target: Any = spec
@@ -140,7 +140,7 @@ def changed(path: Path, value: Any) -> Any:
 
 
 def at(path: Path) -> Any:
-    """What FULL has there."""
+    """Return the value at a path of FULL."""
     found: Any = FULL
     for step in place(path):
         found = found[step]
@@ -148,7 +148,7 @@ def at(path: Path) -> Any:
 
 
 def refused(path: Path, value: Any) -> bool:
-    """Whether the reader refuses a value, naming the place."""
+    """Return whether the reader refuses a value and names its path."""
     try:
         read(changed(path, value))
     except SpecError as error:
@@ -157,13 +157,13 @@ def refused(path: Path, value: Any) -> bool:
 
 
 def test_the_crd_has_no_field_that_the_reader_does_not_know() -> None:
-    """A pool with every field of the CRD is read; a field missing in FULL would be a KeyError here."""
+    """A pool with every field of the CRD is read; a field that FULL lacks would be a KeyError here."""
     read(FULL)
     assert [path for path in FIELDS if at(path) is None] == []
 
 
 def test_the_reader_knows_no_field_that_the_crd_has_not() -> None:
-    """Every field that is asked for, wherever it is asked for, is one of the CRD."""
+    """Every field that the reader asks for is a field of the CRD."""
 
     class Asked(dict[str, Any]):
         def __init__(self, raw: Mapping[str, Any], path: Path) -> None:
@@ -190,7 +190,7 @@ def test_the_reader_knows_no_field_that_the_crd_has_not() -> None:
 
 
 def test_numbers_have_the_same_bounds() -> None:
-    """The least and the largest are read, one beyond is refused."""
+    """The smallest and the largest number are accepted; one beyond is refused."""
     checked = 0
     for path, schema in FIELDS.items():
         if schema.get("type") != "integer" or "enum" in schema:
@@ -206,11 +206,11 @@ def test_numbers_have_the_same_bounds() -> None:
 
 SMALL_BY_OTHERS = {("engine", "maxNumBatchedTokens"), ("workload", "promptTokens")}
 LARGE_BY_OTHERS: set[Path] = set()
-"""Where another field of FULL bounds a number too."""
+"""Numbers that another field of FULL bounds too."""
 
 
 def test_choices_are_the_same() -> None:
-    """Every choice of the CRD is read, and nothing else."""
+    """Every choice of the CRD is accepted, and no other value."""
     for path, schema in FIELDS.items():
         for choice in schema.get("enum", ()):
             if path != ("engine", "speculative", "method"):
@@ -220,7 +220,7 @@ def test_choices_are_the_same() -> None:
 
 
 def test_strings_and_lists_have_the_same_length() -> None:
-    """As long as the CRD allows is read, a character or an item more is refused."""
+    """The length that the CRD allows is accepted; one character or item more is refused."""
     for path, schema in FIELDS.items():
         if schema.get("type") == "string" and "enum" not in schema:
             longest = _of_length(at(path), schema["maxLength"])
@@ -257,7 +257,7 @@ def _numbered(item: Any, number: int) -> Any:
     ],
 )
 def test_patterns_are_the_same(path: Path, wrong: Any) -> None:
-    """What does not fit a pattern of the CRD does not fit the reader's."""
+    """A value that does not match a pattern of the CRD is refused by the reader."""
     schema = FIELDS[path]
     if isinstance(wrong, dict):
         schema, text = schema["additionalProperties"], next(iter(wrong.values()))
@@ -278,7 +278,7 @@ def test_defaults_are_the_same() -> None:
 
 
 def defaulted(value: Any, schema: Schema) -> Any:
-    """As the API server fills in: defaults of absent fields in objects that are there."""
+    """Return a resource with the defaults of absent fields, as the API server fills them in."""
     if isinstance(value, dict):
         below = schema.get("properties") or {}
         filled = {name: s["default"] for name, s in below.items() if "default" in s} | value
@@ -314,7 +314,7 @@ def test_the_crd_is_written_in_words_the_api_server_knows() -> None:
 
 
 def test_every_field_is_described() -> None:
-    """A person who reads `kubectl explain` is told what to do, field by field."""
+    """Every field has a description for `kubectl explain`."""
     silent = [path for path, schema in leaves(root()) if _speaks(path) and not schema.get("description")]
 
     assert silent == []
@@ -325,7 +325,7 @@ def _speaks(path: Path) -> bool:
 
 
 def test_everything_is_bounded() -> None:
-    """No string, list or map without a limit: rules cost what is known, and a pool has a largest size."""
+    """Every string, list and map has a limit, so the cost of rules and the size of a pool are bounded."""
     limits = {"string": "maxLength", "array": "maxItems"}
     for path, schema in leaves(root()["properties"]["spec"]):
         limit = limits.get(schema.get("type", ""))
@@ -343,7 +343,7 @@ def test_a_plan_fits_into_the_status(case: str) -> None:
 
 
 def complaints(value: Any, schema: Schema, path: Path = ()) -> Iterator[str]:
-    """What a structural schema has against a value."""
+    """Yield the violations of a structural schema by a value."""
     kinds: dict[str, Any] = {
         "string": str,
         "integer": int,
