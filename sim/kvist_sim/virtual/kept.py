@@ -21,8 +21,8 @@ SIM: Final = Path(kvist_sim.__file__).parent
 EPP: Final = Path(kvist_epp.__file__).parent
 WORLD: Final = (
     *("virtual/clock.py", "virtual/engine.py", "virtual/fleet.py", "virtual/ideal.py", "virtual/jobs.py"),
-    *("virtual/judge.py", "virtual/overlaps.py", "virtual/passage.py", "virtual/policy.py"),
-    *("virtual/pool.py", "virtual/traffic.py", "virtual/world.py", "engine/blocks.py", "engine/timing.py"),
+    *("virtual/judge.py", "virtual/overlaps.py", "virtual/policy.py"),
+    *("virtual/traffic.py", "virtual/world.py", "engine/blocks.py", "engine/timing.py"),
     *("virtual/workloads", "virtual/policies"),
 )
 """What every run goes through, below ``SIM``."""

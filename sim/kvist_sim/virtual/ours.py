@@ -36,8 +36,7 @@ from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry.histogram import Stages
 from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import LogWriter, RequestLine, RequestLog
-from kvist_sim.virtual.jobs import Call, block_text
-from kvist_sim.virtual.passage import BLOCK
+from kvist_sim.virtual.jobs import BLOCK, Call, block_text
 from kvist_sim.virtual.policy import Context, Pod, Request, Spec
 
 ROOT: Final[Root] = (None, None)
@@ -101,11 +100,9 @@ class FollowerSink:
     call: FollowerCall = field(init=False)
 
     def send(self, update: bytes) -> None:
-        """Implement ``http2.call.Sink``."""
         self.follower.context.after(0.0, self._arrive, update)
 
     def close(self, status: int = 0, message: str = "") -> None:
-        """Implement ``http2.call.Sink``."""
         raise AssertionError(f"replicas in virtual time stay connected: {status} {message}")
 
     def _arrive(self, data: bytes) -> None:
@@ -184,7 +181,6 @@ class Kvist(RequestListener):
     # The pool
 
     def joined(self, pod: Pod, now: float) -> None:  # noqa: ARG002
-        """Implement ``Policy``."""
         if not self._ticking:
             self._ticking = True
             self._tick(None)
@@ -202,7 +198,6 @@ class Kvist(RequestListener):
         lookup.join(endpoint.key, Member((self._feed.numbers[pod],), block_size=pod.block_size))
 
     def left(self, pod: Pod, now: float) -> None:  # noqa: ARG002
-        """Implement ``Policy``."""
         endpoint = self.endpoints.pop(pod)
         del self._pods[endpoint.hostport]
         self._follow()
@@ -213,7 +208,6 @@ class Kvist(RequestListener):
     # Requests
 
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int | None:
-        """Implement ``Policy``."""
         answer = self.director.offer_matched(self._context_of(request), now)
         if isinstance(answer, QueuedRequest):
             self._queued[answer] = request
@@ -312,7 +306,6 @@ class Kvist(RequestListener):
             self.director.progress.on_observation(seen, now)
 
     def scraped(self, pod: Pod, now: float) -> None:
-        """Implement ``Policy``."""
         state = self.registry.scraper.states[self.endpoints[pod].key]
         self.registry.scraper.on_answer(state, pod.page, state.served, now)
 

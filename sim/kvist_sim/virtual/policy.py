@@ -1,4 +1,4 @@
-"""What a routing policy in virtual time may see and is told: the seam between the world and the routers.
+"""The interface of routing policies in virtual time: the seam between the world and the routers.
 
 A policy sees what a real router of its kind would: requests (text, tokens, block hashes, session), its own
 counts, scrapes of the engines as old as its interval, first tokens and ends as the response streams past, and
@@ -24,7 +24,7 @@ class Sample(NamedTuple):
     waiting: int = 0
     """Sequences in the engine's queue."""
     cache_usage: float = 0.0
-    """Share of KV blocks that are held, 0..1; cached blocks nobody holds count as free."""
+    """Share of KV blocks that are held, 0..1; cached blocks that no request holds count as free."""
     at: float = 0.0
     """When, in seconds of virtual time."""
 
@@ -165,22 +165,22 @@ class Quiet:
     """Hears and does nothing; policies override what they need."""
 
     def routed(self, request: Request, pod: Pod, now: float) -> None:
-        """Implement ``Policy``."""
+        """Note that this replica sent a request to a pod."""
 
     def first_token(self, request: Request, pod: Pod, now: float) -> None:
-        """Implement ``Policy``."""
+        """Note a request's first token."""
 
     def finished(self, request: Request, pod: Pod, now: float) -> None:
-        """Implement ``Policy``."""
+        """Note that a request has ended."""
 
     def joined(self, pod: Pod, now: float) -> None:
-        """Implement ``Policy``."""
+        """Note a pod that joins."""
 
     def left(self, pod: Pod, now: float) -> None:
-        """Implement ``Policy``."""
+        """Note a pod that leaves."""
 
     def scraped(self, pod: Pod, now: float) -> None:
-        """Implement ``Policy``."""
+        """Take in a scrape of a pod."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from kvist_sim.virtual.world import USUAL, Setting, World
 
 SPECS: Final[Mapping[str, Spec]] = {spec.name: spec for spec in (KVIST, *POLICIES)}
 IDEAL: Final = "ideal"
-"""Not a policy: what nobody can reach."""
+"""Not a policy: the bound that no policy can reach."""
 PICTURE_POINTS: Final = 120
 """Moments of a run at which pods' loads are kept."""
 

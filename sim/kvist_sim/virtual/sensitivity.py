@@ -1,4 +1,4 @@
-"""What halving and doubling each constant of the policy does to goodput, and ``docs/policy.md``.
+"""The effect of halving and doubling each constant of the policy on goodput, and ``docs/policy.md``.
 
 ``python -m kvist_sim.virtual.sensitivity --runs FILE`` runs the workloads in virtual time with each constant
 halved and doubled and keeps the results in FILE; ``--write`` makes the page of it, of the constants as they

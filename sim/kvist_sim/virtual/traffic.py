@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple, TypeAlias
 
-from kvist_sim.virtual.passage import Passage
+from kvist_sim.virtual.jobs import Passage
 
 
 class Turn(NamedTuple):

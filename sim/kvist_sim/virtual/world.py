@@ -7,12 +7,11 @@ from random import Random
 from typing import Any, Final
 
 from kvist_sim.virtual.clock import Agenda
-from kvist_sim.virtual.engine import VirtualEngine
+from kvist_sim.virtual.engine import NotingPool, VirtualEngine
 from kvist_sim.virtual.fleet import Change, Fleet
 from kvist_sim.virtual.jobs import Call, CallStatus, Job
 from kvist_sim.virtual.overlaps import BlockOverlaps
 from kvist_sim.virtual.policy import Context, Feed, Pod, Policy, Sample, Spec
-from kvist_sim.virtual.pool import NotingPool
 from kvist_sim.virtual.traffic import Burst, Session, Shape, Turn
 
 WARM_SHARE: Final = 0.25

@@ -5,7 +5,7 @@ from random import Random
 
 from kvist_sim.virtual.engine import Hardware
 from kvist_sim.virtual.fleet import Change, Fleet
-from kvist_sim.virtual.passage import NOTHING
+from kvist_sim.virtual.jobs import NOTHING
 from kvist_sim.virtual.policy import Spec
 from kvist_sim.virtual.traffic import Burst, Session, Shape, answer
 from kvist_sim.virtual.workloads.dialogues import chats

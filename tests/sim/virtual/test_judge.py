@@ -5,9 +5,8 @@ from math import inf
 import pytest
 from tests.sim.virtual.runs import CHAT
 
-from kvist_sim.virtual.jobs import Call, CallStatus
+from kvist_sim.virtual.jobs import NOTHING, Call, CallStatus, Passage
 from kvist_sim.virtual.judge import Verdict, interval, judge
-from kvist_sim.virtual.passage import NOTHING, Passage
 from kvist_sim.virtual.report import judgements, rows, sentences, table
 from kvist_sim.virtual.runner import Cell, Result
 from kvist_sim.virtual.world import Outcome

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from kvist_sim.virtual.passage import BLOCK
+from kvist_sim.virtual.jobs import BLOCK
 from kvist_sim.virtual.workloads.mooncake import prompt, read, trace
 
 TINY = """\

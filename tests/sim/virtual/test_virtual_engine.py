@@ -11,10 +11,8 @@ from kvist_sim.engine.chain import Hasher, short
 from kvist_sim.engine.scheduler import Limits, Scheduler
 from kvist_sim.engine.scheduler import Sequence as Real
 from kvist_sim.engine.timing import Timing
-from kvist_sim.virtual.engine import Hardware, VirtualEngine
-from kvist_sim.virtual.jobs import Call, Job
-from kvist_sim.virtual.passage import Passage
-from kvist_sim.virtual.pool import NotingPool
+from kvist_sim.virtual.engine import Hardware, NotingPool, VirtualEngine
+from kvist_sim.virtual.jobs import Call, Job, Passage
 
 SIZE = 4
 HASHER = Hasher(SIZE)

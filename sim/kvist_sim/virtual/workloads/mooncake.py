@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from kvist_sim.virtual.passage import BLOCK, BLOCK_BYTES, HASH_BITS, Passage
+from kvist_sim.virtual.jobs import BLOCK, BLOCK_BYTES, HASH_BITS, Passage
 from kvist_sim.virtual.policy import BYTES_PER_TOKEN
 from kvist_sim.virtual.traffic import Burst, Session, Shape, answer
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from random import Random
 
-from kvist_sim.virtual.passage import NOTHING, Passage
+from kvist_sim.virtual.jobs import NOTHING, Passage
 from kvist_sim.virtual.traffic import Burst, Popular, Session, answer, lognormal
 
 
