@@ -54,7 +54,7 @@ async def filter_alone(transport: Transport) -> AsyncIterator[tuple[str, Child]]
 async def picker_alone(transport: Transport) -> AsyncIterator[tuple[str, Child]]:
     """Start a picker with two simulated engines; yield the URL for requests and the process that is
     measured."""
-    flags = ("--max-owed-seconds=100000",)
+    flags = ("--max-backlog-seconds=100000",)
     with tempfile.TemporaryDirectory() as folder:
         async with product(Path(folder), transport=transport, flags=ENGINES, picker_flags=flags) as running:
             yield running.envoy.url, running.picker.child

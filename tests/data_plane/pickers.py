@@ -36,7 +36,7 @@ QUIET = ("--scrape-interval=60", "--log-requests=false", "--prefill-tokens-per-s
 """Flags without scrapes, so that all load comes from events and replicas, and with slow engines."""
 
 AddressList = Callable[[int, Sequence[int]], str]
-"""(picker's number, peer ports of all) → the picker's ``--peers``."""
+"""(picker's number, peer ports of all) → the picker's ``--replicas``."""
 
 
 def all_addresses(_number: int, ports: Sequence[int]) -> str:
@@ -164,7 +164,7 @@ async def pool(
         listening = list(ports) or free_ports(pickers)
 
         def arguments(number: int) -> Sequence[str]:
-            named = f"--peers={addresses(number, listening)}", f"--peer-port={listening[number]}"
+            named = f"--replicas={addresses(number, listening)}", f"--replica-port={listening[number]}"
             return (*QUIET, *named, *more(number))
 
         client = await stack.enter_async_context(aiohttp.ClientSession())

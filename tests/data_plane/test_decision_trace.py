@@ -38,7 +38,7 @@ AT_ONCE = 96
 SLOTS = 16
 FLAGS = (
     *("--tpot-target=0.03", "--scrape-interval=0.5", "--queue-seconds=20", "--log-requests=true"),
-    *("--prefill-tokens-per-second=20000", "--max-owed-seconds=2", "--hand-over-tokens=0"),
+    *("--prefill-tokens-per-second=20000", "--max-backlog-seconds=2", "--prewarm-tokens=0"),
 )
 
 
@@ -106,7 +106,12 @@ async def record(folder: Path) -> list[Path]:
 
         async def picker(number: int, ports: PickerPorts) -> Picker:
             program = (sys.executable, "-m", "kvist_sim.virtual.decision_trace", str(traces[number]))
-            arguments = (*FLAGS, f"--peers={addresses}", f"--peer-port={peers[number]}", "--warm-seconds=20")
+            arguments = (
+                *FLAGS,
+                f"--replicas={addresses}",
+                f"--replica-port={peers[number]}",
+                "--warmup-timeout=20",
+            )
             name = f"picker-{number}"
             return await start_picker(
                 children, file, MODEL, name=name, arguments=arguments, program=program, ports=ports

@@ -141,7 +141,7 @@ async def test_replicas_speak_mutual_tls_and_refuse_another_authority(tmp_path: 
         return ",".join(f"localhost:{port}" for port in ports)
 
     def certified(number: int) -> Sequence[str]:
-        return (f"--peer-cert-path={tmp_path}/certificates-{number}",)
+        return (f"--replica-cert-path={tmp_path}/certificates-{number}",)
 
     async with pool(tmp_path, addresses=by_name, more=certified) as replicas:
         await replicas.start(0, 1, 2)

@@ -118,7 +118,7 @@ def _engine(state: EngineState) -> dict[str, Any]:
         "role": endpoint.role,
         "ready": state.ready,
         "draining": endpoint.refusal == TERMINATING,
-        "state": state.standing,
+        "state": state.status,
         "kv_tokens": sample.reported_tokens,
         "kv_usage": round(sample.cache_usage, 4),
         "running": sample.running,

@@ -96,7 +96,7 @@ class EndpointRegistry(RequestListener):
             self._add(endpoint)
         for endpoint in fleet:
             if (state := self.states[endpoint.key]).endpoint is not endpoint:
-                state.update(endpoint, ready=state.scrape.ready, reason=state.scrape.standing)
+                state.update(endpoint, ready=state.scrape.ready, reason=state.scrape.status)
         self._name_models()
         self.director.set_endpoints(self.states.values(), self.clock())
 
@@ -143,7 +143,7 @@ class EndpointRegistry(RequestListener):
     def on_state_change(self, scrape: EngineState) -> None:
         """An engine became ready or unreachable, or serves something else."""
         if (state := self.states.get(scrape.endpoint.key)) is not None:
-            state.update(scrape.endpoint, ready=scrape.ready, reason=scrape.standing)
+            state.update(scrape.endpoint, ready=scrape.ready, reason=scrape.status)
             self.director.set_endpoints(self.states.values(), self.clock())
         self._name_models()
 
@@ -228,7 +228,7 @@ class EndpointRegistry(RequestListener):
             endpoint,
             tracker.load(key),
             scrape.ready,
-            scrape.standing,
+            scrape.status,
             scrape=scrape,
             member=self._add_to_lookup(endpoint),
         )

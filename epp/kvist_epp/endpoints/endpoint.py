@@ -57,7 +57,7 @@ class Endpoint:
     hostport: str = field(init=False, compare=False)
     """``ip:port`` or ``[v6]:port``."""
     key: str = field(init=False, compare=False)
-    """``namespace/name``: names the endpoint in the load ledger, in metrics and on pages."""
+    """``namespace/name``: names the endpoint in the load tracker, in metrics and on pages."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", MappingProxyType(dict(self.labels)))

@@ -135,7 +135,7 @@ class EngineState:
         return self.state is ScrapeState.READY and not self.endpoint.refusal
 
     @property
-    def standing(self) -> str:
+    def status(self) -> str:
         """The discovery's refusal, else the state: a word or two for pages and metrics."""
         return self.endpoint.refusal or self.state.value
 

@@ -1,6 +1,6 @@
 """Asks each engine for ``/metrics`` and ``/v1/models``: whether it answers, what it serves, how fast it is.
 
-Scrapes calibrate the load ledger; they are not its source. They are sent every few seconds, with jitter, so
+Scrapes calibrate the load tracker; they are not its source. They are sent every few seconds, with jitter, so
 that a thousand engines are not asked at once. An engine that stops answering is kept but receives no
 requests.
 """
@@ -93,10 +93,10 @@ class Scraper:
                 self._start(endpoint)
 
     def counts(self) -> Mapping[str, int]:
-        """Return the number of engines by standing, for ``kvist_epp_endpoints``."""
+        """Return the number of engines by status, for ``kvist_epp_endpoints``."""
         counts = {state.value: 0 for state in ScrapeState}
         for engine in self.states.values():
-            counts[engine.standing] = counts.get(engine.standing, 0) + 1
+            counts[engine.status] = counts.get(engine.status, 0) + 1
         return counts
 
     def adapters(self) -> frozenset[str]:

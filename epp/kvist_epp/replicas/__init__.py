@@ -1,11 +1,11 @@
 """Replicas of one picker share their load, and a new replica copies the index of an old one.
 
 Each replica follows every other one: over one gRPC stream it receives all requests that the other has open,
-then the changes, and enters them in its own ledger. A replica that starts also asks another one for a
+then the changes, and adds them to its own load tracker. A replica that starts also asks another one for a
 snapshot of its index, which is faster than replaying the event buffers of all engines.
 
-- ``replication``: starts and stops all of it, and connects it with the director and the ledger.
-- ``remote_load``: requests that the other replicas routed, in this replica's ledger. Pure.
+- ``replication``: starts and stops all of it, and connects it with the director and the load tracker.
+- ``remote_load``: requests that the other replicas routed, in this replica's load tracker. Pure.
 - ``load_server``: sends this replica's load to the replicas that follow it. Pure.
 - ``replica_connection``: finds the other replicas, opens gRPC streams to them, follows the load of each.
 - ``snapshot_transfer``: sends the index to replicas that start; copies that of another one at startup.

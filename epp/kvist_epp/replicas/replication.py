@@ -1,7 +1,7 @@
 """Connect the exchange between replicas with the picker, and start and stop it.
 
 The app opens it with ``--replicas``. Its only connections are the director's (events and ended requests
-that were not routed here), the ledger's and the look-up's.
+that were not routed here), the load tracker's and the lookup's.
 """
 
 import asyncio

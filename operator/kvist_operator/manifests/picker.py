@@ -185,7 +185,7 @@ def _ports() -> list[Json]:
 
 
 def _probes(told: Settings) -> Json:
-    """Ready means warm: the index has been filled, or ``--warm-seconds`` are over."""
+    """Ready means that the index has been filled, or that ``--warmup-timeout`` has passed."""
 
     def asks(service: str) -> Json:
         return {"grpc": {"port": child.HEALTH_PORT, "service": service}, "timeoutSeconds": 3}

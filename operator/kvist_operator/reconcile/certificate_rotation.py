@@ -90,7 +90,7 @@ class _Pair:
 def names_of(names: ObjectNames) -> tuple[str, ...]:
     """Return the DNS names of the certificate: the Service for gateways, and the one for other replicas.
 
-    Replicas verify the name by which they looked each other up (``--peers``), not the pod's address.
+    Replicas verify the name by which they looked each other up (``--replicas``), not the pod's address.
     """
     return (names.host(names.picker), names.host(names.peers))
 

@@ -40,7 +40,7 @@ CHAIN_BLOCKS: Final = 640
 """A prompt of 10,000 tokens."""
 PICKS_PER_SECOND: Final = 100.0
 """Rate of requests to the replica that sends its snapshot."""
-WARM: Final = "--warm-seconds=300"
+WARM: Final = "--warmup-timeout=300"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Bench:
     async def start(self, number: int, *, peers: bool) -> tuple[launch.Picker, float]:
         """Start a picker; return it and the seconds until it was ready."""
         named = ",".join(f"{launch.HOST}:{port}" for port in self.peer_ports)
-        together = [f"--peers={named}", f"--peer-port={self.peer_ports[number]}"] if peers else []
+        together = [f"--replicas={named}", f"--replica-port={self.peer_ports[number]}"] if peers else []
         began = time.perf_counter()
         picker = await launch.start_picker(
             self.children,

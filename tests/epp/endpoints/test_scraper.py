@@ -195,20 +195,20 @@ async def test_an_objection_comes_and_goes(engine: Engine) -> None:
         await told.until(lambda: len(told.changes) == 1)
         state = scrapes.states["ns/a"]
 
-        assert (state.ready, state.standing, scrapes.counts()["not ready"]) == (False, "not ready", 1)
+        assert (state.ready, state.status, scrapes.counts()["not ready"]) == (False, "not ready", 1)
 
         engine.status = 200
         scrapes.follow(EndpointSet((endpoint,)))
         await told.until(lambda: told.scrapes == 1)
 
         assert scrapes.states["ns/a"] is state
-        assert (state.ready, state.standing) == (True, "ready")
+        assert (state.ready, state.status) == (True, "ready")
 
         scrapes.follow(
             EndpointSet((dataclasses.replace(endpoint, labels={"v": "2"}, refusal="terminating"),))
         )
 
-        assert (state.ready, state.standing, state.failures) == (False, "terminating", 0)
+        assert (state.ready, state.status, state.failures) == (False, "terminating", 0)
         assert scrapes.counts() == {"new": 0, "ready": 0, "unreachable": 0, "terminating": 1}
 
 

@@ -44,7 +44,7 @@ COST: Final = frozenset(
         "utilization-filter",
     )
 )
-"""Plugins whose work is done by the index, the ledger and the cost."""
+"""Plugins whose work is done by the index, the load tracker and the cost."""
 PICKERS: Final = ("max-score-picker", "random-picker", "weighted-random-picker")
 """Plugins of which the number of endpoints is read."""
 _PARSERS: Final = ("anthropic-parser", "openai-parser", "passthrough-parser", "vllmhttp-parser")

@@ -243,8 +243,8 @@ class Stack:
             yield f"--cert-path={self.secrets.folder(picker.name)}"
         if self.setup.peers:
             others = [relay.address for (one, _), relay in self.links.items() if one == picker.number]
-            yield f"--peers={','.join(others)}"
-            yield f"--peer-port={picker.peer_port}"
+            yield f"--replicas={','.join(others)}"
+            yield f"--replica-port={picker.peer_port}"
 
     def predictions(self) -> dict[str, Prediction]:
         """Return what the pickers have logged so far, by request id."""

@@ -166,7 +166,7 @@ async def _started(kind: str, name: Path) -> AsyncIterator[tuple[Children, Rollo
         rollout = Rollout(file, engines)
         flags = ["--log-format=json", "--scrape-interval=1"]
         if kind != PREWARMED:
-            flags.append("--hand-over-tokens=0")
+            flags.append("--prewarm-tokens=0")
         picker = await launch.start_picker(children, file, model, arguments=flags)
         gateway = envoy.Gateway(endpoints=[one.hostport for one in engines], picker=picker.address)
         proxy = await stack.enter_async_context(envoy.Envoy(envoy.config(gateway)))
