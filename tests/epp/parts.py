@@ -35,7 +35,7 @@ class KeptLog(RequestLog):
         self.lines: list[RequestLine] = []
 
     def write(self, line: RequestLine, *, prompt: bytes = b"") -> None:
-        """Keep it."""
+        """Keep the line."""
         self.lines.append(line)
 
 
@@ -57,7 +57,7 @@ class Truths(RequestListener):
         director.tracker.add_listener(self)
 
     def on_cache_truth(self, request: InFlightRequest, cached: int, now: float) -> None:
-        """Keep it."""
+        """Keep the attempt."""
         self.said.append((request, cached))
 
     @property
@@ -155,7 +155,7 @@ def chat(*contents: str, **more: Any) -> dict[str, Any]:
 
 
 def ask(body: Any, path: str = CHAT, headers: Mapping[str, str] | None = None, **more: Any) -> PickRequest:
-    """What the wire hands over."""
+    """Return a pick request as the ext_proc session makes it."""
     encoded = body if isinstance(body, bytes) else json.dumps(body).encode()
     return PickRequest(
         method="POST", path=path, headers=headers or {}, body=encoded, **{"subset": None, **more}

@@ -36,7 +36,7 @@ NOW: Final = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Broken:
-    """One file."""
+    """A pod in trouble, from a file, with the reason and message expected of it."""
 
     name: str
     component: str
@@ -63,7 +63,7 @@ def _read(path: Path) -> Broken:
 
 
 def healthy(component: str, name: str = "", **meta: Any) -> Json:
-    """A pod of the rendered template, as it is before anybody has looked at it."""
+    """Return a pod of the rendered template, as it is when it was just created."""
     template = one(rendered(CASE), "Deployment", WORKLOADS[component])["spec"]["template"]
     pod: Json = json.loads(json.dumps({"metadata": template["metadata"], "spec": template["spec"]}))
     labels = {**pod["metadata"]["labels"], "pod-template-hash": "5d9c7b9f4"}
@@ -115,7 +115,7 @@ def told(broken: Broken) -> dict[str, Json]:
 
 
 def write() -> None:
-    """What is said, in all files again."""
+    """Write reason and message of all files again."""
     for broken in gallery():
         path = FOLDER / f"{broken.name}.yaml"
         ready = told(broken)["Ready"]

@@ -24,12 +24,12 @@ def row(pod: str, *, port: int = 8000, worth: int = 0, **more: Any) -> dict[str,
 
 
 def page(*rows: dict[str, Any], replica: str = "r", **more: Any) -> bytes:
-    """One picker's page, with fields that nobody here knows."""
+    """Return one picker's page, with unknown fields."""
     return json.dumps({"version": 1, "replica": replica, "new": [1], "endpoints": rows, **more}).encode()
 
 
 def pod(name: str, component: str, **more: Any) -> dict[str, Any]:
-    """A pod that runs and is ready, as the API server tells of it."""
+    """Return a running and ready pod as the API server reports it."""
     labels = {"app.kubernetes.io/instance": "twig", "app.kubernetes.io/component": component}
     owner = {"kind": more.pop("owner", "ReplicaSet"), "controller": True, "name": "twig-1"}
     ready = "True" if more.pop("ready", True) else "False"

@@ -40,7 +40,7 @@ def resource(case: str) -> dict[str, Any]:
 
 
 def rendered(case: str, site: Site = SITE, **spec: Any) -> Rendered:
-    """Its objects; ``spec`` replaces whole sections."""
+    """Return the objects of a case; ``spec`` replaces whole sections."""
     found = resource(case)
     found["spec"] |= spec
     return render(read_pool(found), planned(found), site)

@@ -24,7 +24,7 @@ class Memory:
         self._versions = itertools.count(1)
 
     def put(self, made: Json) -> Json:
-        """An object of somebody else, or as somebody else left it."""
+        """Store an object as another client created or changed it."""
         target = target_of(made)
         known = self.objects.get(target, {"metadata": {}})
         meta = {
@@ -40,13 +40,13 @@ class Memory:
         return self._shown(target)
 
     async def get(self, target: Target) -> Json | None:
-        """See ``Cluster``."""
+        """Implement ``Cluster.get`` in memory."""
         return self._shown(target) if target in self.objects else None
 
     async def find(
         self, kind: ObjectKind, namespace: str = "", *, labels: str = "", bare: bool = False
     ) -> list[Json]:
-        """See ``Cluster``."""
+        """Implement ``Cluster.find`` in memory."""
         if kind in self.absent:
             raise NotServed(f"{kind.resource} is not there", 404)
         found = [t for t in self.objects if t.kind == kind and namespace in ("", t.namespace)]
@@ -54,7 +54,7 @@ class Memory:
         return [{k: v for k, v in each.items() if not bare or k in _BARE} for each in shown]
 
     async def served(self, kinds: Iterable[ObjectKind]) -> frozenset[ObjectKind]:
-        """See ``Cluster``."""
+        """Implement ``Cluster.served`` in memory."""
         return frozenset(kinds) - self.absent
 
     async def apply(self, made: Json) -> Json:
@@ -74,7 +74,7 @@ class Memory:
             del self.objects[target]
 
     async def patch_status(self, found: Json, status: Json) -> Json:
-        """See ``Cluster``."""
+        """Implement ``Cluster.patch_status`` in memory."""
         target = target_of(found)
         self._write("status", target)
         known = self.objects.get(target)
@@ -86,7 +86,7 @@ class Memory:
         return self._shown(target)
 
     async def annotate(self, target: Target, annotations: Mapping[str, str | None]) -> None:
-        """See ``Cluster``."""
+        """Implement ``Cluster.annotate`` in memory."""
         self._write("annotate", target)
         if target in self.objects:
             kept = self.objects[target]["metadata"].setdefault("annotations", {})

@@ -38,18 +38,19 @@ WELL = Figures(
 
 
 def said(**figures: Any) -> tuple[str, ...]:
-    """What is said when all is well but this."""
+    """Return the advice for figures that are fine except for these."""
     return advice(POOL, PLAN, replace(WELL, **figures))
 
 
 def test_nothing_is_said_when_all_is_well() -> None:
-    """Nor before anybody has reported anything."""
+    """There is no advice when all is well, nor before any figures exist."""
     assert said() == ()
     assert advice(POOL, PLAN, Figures()) == ()
 
 
 def test_preemptions_name_how_many_fit() -> None:
-    """As many as the cache holds of the size that is seen, less a tenth; or what more memory gives."""
+    """The advice is the number of sequences that fit at the observed size, less a tenth, or the gain of more
+    memory."""
     [line] = said(preemptions=50, running=100, kv_usage=1.0)
 
     assert line.startswith("Preemptions: 5 % of requests")
@@ -99,11 +100,11 @@ def test_reported_and_planned_tokens_are_compared(share: float, part: str | None
 
 
 def test_an_unverified_plan_is_the_likely_cause() -> None:
-    """Its doubt is repeated."""
-    doubtful = replace(PLAN, doubts=("nobody knows this card",))
+    """The doubt of an unverified plan is repeated as the likely cause."""
+    doubtful = replace(PLAN, doubts=("this card is unknown",))
 
     [line] = advice(POOL, doubtful, replace(WELL, kv_tokens=PLANNED // 2))
-    assert "nobody knows this card" in line
+    assert "this card is unknown" in line
 
 
 @pytest.mark.parametrize(

@@ -29,13 +29,14 @@ def files(case: str = "agents", **spec: Any) -> dict[str, str]:
 
 
 def config(**spec: Any) -> dict[str, Any]:
-    """The bootstrap."""
+    """Return Envoy's bootstrap configuration."""
     found: dict[str, Any] = json.loads(files(**spec)["envoy.json"])
     return found
 
 
 def written(folder: Path, data: dict[str, str], ports: dict[int, int]) -> Path:
-    """As a pod would have it, but in this folder and at these ports, with engines on the loopback."""
+    """Write the files as a pod has them, but in this folder and at these ports, with engines on the
+    loopback."""
     (folder / "ca.crt").write_text(authority())
     for name, text in data.items():
         for path in (CONFIG_FOLDER, AUTHORITY_FOLDER):
@@ -117,7 +118,7 @@ def clusters(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def policy(document: dict[str, Any]) -> dict[str, Any]:
-    """How an engine is chosen."""
+    """Return the policy by which Envoy chooses an engine."""
     found: dict[str, Any] = clusters(document)[0]["load_balancing_policy"]["policies"][0]
     return found
 
@@ -143,7 +144,7 @@ class Engine:
         self.go = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serve one connection."""
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello")
         self.asked.set()
@@ -189,7 +190,7 @@ async def running(folder: Path, engine: Engine) -> AsyncIterator[tuple[Child, di
 
 
 async def got(port: int, path: str) -> bytes:
-    """The raw answer to a GET; empty while nobody listens."""
+    """Return the raw answer to a GET; empty while no process listens."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:

@@ -1,4 +1,4 @@
-"""What the cluster offers, and which of its changes must not affect a running pool."""
+"""Capabilities of the cluster, and which of its changes must not affect a running pool."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ def test_labels_that_pods_already_require_are_kept() -> None:
 
 
 def test_only_accelerator_labels_are_kept() -> None:
-    """Only labels that identify accelerators are kept; the others of a node change by the minute."""
+    """Other labels of a node change by the minute; accelerator labels alone are kept."""
     assert accelerator_labels({**L4, "kubernetes.io/hostname": "a"}) == L4
 
 

@@ -26,7 +26,7 @@ from kvist_operator.reconcile.certificate_rotation import (
 NAMES = names_of(ObjectNames("twig", "forest"))
 SERVICE, PEERS = NAMES
 NOW = datetime.now(UTC)
-"""OpenSSL goes by the machine's clock, so histories end now."""
+"""OpenSSL uses the machine's clock, so histories end now."""
 DAY = timedelta(days=1)
 
 
@@ -142,7 +142,7 @@ def test_skipping_the_announcement_would_break_what_runs() -> None:
 
 
 def test_nothing_is_due_in_between() -> None:
-    """When nothing is due, issuing again returns the unchanged content."""
+    """Between rotations, issuing again returns the unchanged content."""
     [first] = [bundle for _, bundle in acted([NOW])]
 
     assert due(first.secret, NAMES, NOW + LIFE / 2) == ""
@@ -214,7 +214,7 @@ def test_a_damaged_successor_is_made_again() -> None:
 
 
 def test_a_secret_that_is_damaged_for_ever_does_not_grow() -> None:
-    """Only a few authorities are kept, the newest ones."""
+    """A Secret that is damaged again and again keeps the newest few authorities."""
     data = issued(NAMES, NOW).secret
     for _ in range(12):
         data = issued(NAMES, NOW, {**data, "tls.key": b""}).secret

@@ -34,7 +34,7 @@ def test_a_broken_pod_is_explained(broken: Broken) -> None:
 
 @pytest.mark.parametrize("broken", GALLERY, ids=lambda broken: broken.name)
 def test_what_is_said_can_be_acted_on(broken: Broken) -> None:
-    """It names the pod, and a field of the spec or something to do on the cluster; and nobody's token."""
+    """A message names the pod and an action, a field of the spec or a step on the cluster, and no token."""
     said = broken.message
     actions = ("spec.", "kubectl", "Secret", "node", "operator", "queue")
 
@@ -94,7 +94,7 @@ def test_several_pods_with_one_trouble_are_one_sentence() -> None:
 
 
 def test_only_the_newest_generation_counts() -> None:
-    """What an old pod suffers from is being replaced; a generation that was taken back is old, too."""
+    """Pods of older generations are ignored, also those of a generation that was rolled back."""
     broken = BY_NAME["unknown-flag"].pod
     old = {
         "creationTimestamp": "2026-11-20T11:39:58Z",

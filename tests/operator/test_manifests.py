@@ -188,7 +188,7 @@ def test_the_engine_runs_what_was_planned(case: str) -> None:
 
 
 def test_followers_of_a_group_are_never_asked() -> None:
-    """Only leaders carry the label by which picker, gateways and budgets find engines; followers have no
+    """The label by which pickers, gateways and budgets find engines is on leaders only; followers have no
     probes, because a headless vLLM answers none."""
     leader, worker = (dict(pods("two-nodes"))[f"twig {role}"] for role in ("leader", "worker"))
 
@@ -219,7 +219,7 @@ def test_pods_are_replaced_as_asked(rollout: Json, expected: Json) -> None:
 
 
 def test_a_change_of_an_argument_changes_the_pods_and_a_change_of_replicas_does_not() -> None:
-    """What rolls pods is what they run."""
+    """Pods are replaced if and only if what they run changes."""
 
     def template(**spec: Any) -> Json:
         found: Json = one(rendered("minimal", **spec), "Deployment", "twig")["spec"]["template"]
@@ -283,8 +283,9 @@ CLAIM = CASES["claim"]["spec"]["model"]
     ],
 )
 def test_where_the_picker_finds_the_tokenizer(model: Json, picker: Json, claims: Json, expected: str) -> None:
-    """From the model's own source where it can be read there, from spec.picker.tokenizer, or not at all: then
-    a note says why and what to do, and the picker goes by its routing history."""
+    """The picker's tokenizer comes from the model's own source if that is readable, or from
+    spec.picker.tokenizer; otherwise a note says why and what to do, and the picker relies on its routing
+    history."""
     site = replace(SITE, claims={name: frozenset(modes) for name, modes in claims.items()})
     found = rendered("claim", site, model=model, picker=picker)
     pod = one(found, "Deployment", "twig-epp")["spec"]["template"]["spec"]
@@ -301,7 +302,7 @@ def test_where_the_picker_finds_the_tokenizer(model: Json, picker: Json, claims:
 
 
 def test_the_hub_s_token_goes_where_it_is_needed_and_nowhere_else() -> None:
-    """As a reference to the user's Secret, in engines and pickers."""
+    """The hub's token is a reference to the user's Secret, in engines and pickers."""
     ref = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
     having = {name for name, t in pods("agents") if ref in t["spec"]["containers"][0]["env"]}
 
@@ -328,7 +329,7 @@ def test_policies_let_through_every_flow_and_nothing_private(case: str) -> None:
 
 
 def allowed(ingress: list[Json], client: str, port: int) -> bool:
-    """As a network plugin would decide."""
+    """Return whether a network plugin would allow the connection."""
     return any(_from(rule, client) and _at(rule, port) for rule in ingress)
 
 
@@ -344,7 +345,7 @@ def _at(rule: Json, port: int) -> bool:
 
 
 def test_ranks_behind_one_port_publish_on_ports_of_their_own() -> None:
-    """Data-parallel ranks: the picker is told how many there are, and let through to each."""
+    """Data-parallel ranks publish on separate ports; the picker knows how many, and may connect to each."""
     engine = {"tensorParallelSize": 1, "dataParallelSize": 8}
     found = rendered(
         "minimal",
@@ -383,7 +384,7 @@ def test_without_a_picker_engines_say_nothing_and_nobody_is_asked() -> None:
     ],
 )
 def test_a_missing_api_is_a_note_and_no_object(case: str, gone: Api, kinds: set[str]) -> None:
-    """What needs it is left out whole, the rest is made; the note names the API."""
+    """Objects that need a missing API are left out, the others are rendered, and a note names the API."""
     found = rendered(case, replace(SITE, apis=SITE.apis - {gone}))
 
     assert not kinds & {made["kind"] for made in found.objects}
@@ -393,7 +394,7 @@ def test_a_missing_api_is_a_note_and_no_object(case: str, gone: Api, kinds: set[
 
 
 def test_podmonitors_on_auto_are_not_missed() -> None:
-    """Nobody asked for them."""
+    """A missing PodMonitor API is not reported if the setting is automatic."""
     found = rendered("minimal", replace(SITE, apis=SITE.apis - {Api.POD_MONITOR}))
 
     assert [note for note in found.notes if note.reason == "ApiMissing"] == []
@@ -406,7 +407,8 @@ def test_a_replica_over_nodes_needs_leaderworkersets() -> None:
 
 
 def test_pods_go_to_the_accelerator_the_plan_is_for() -> None:
-    """By the labels that nodes are seen to have; where none is seen, a note says so."""
+    """Pods are restricted to the node labels of the plan's accelerator; if no node has any, a note says
+    so."""
     pod = one(rendered("minimal", accelerator={"product": "L4"}), "Deployment", "twig")["spec"]["template"][
         "spec"
     ]

@@ -59,7 +59,7 @@ def test_there_is_nothing_that_lets_it_do_more() -> None:
 
 
 def test_a_role_of_a_namespace_knows_no_nodes() -> None:
-    """Only the ClusterRole has nodes; all other rules are the same."""
+    """A namespaced Role has all rules of the ClusterRole except those for nodes."""
     nodes = {right for right in single_rights(everywhere()) if right.resource == "nodes"}
     assert {right.verb for right in nodes} == {"list"}
     assert set(single_rights(namespaced())) == set(single_rights(everywhere())) - nodes

@@ -50,7 +50,7 @@ def test_other_lists_are_replaced() -> None:
 
 
 def test_null_takes_away() -> None:
-    """As OpenShift needs it, which gives pods users of its own."""
+    """A null removes a field, as OpenShift needs it, which assigns pods' users itself."""
     assert over(securityContext={"runAsUser": None})["securityContext"] == {"runAsNonRoot": True}
     assert "securityContext" not in over(securityContext=None)
 

@@ -186,7 +186,7 @@ async def test_advice_stands_until_something_is_known() -> None:
     world = World()
     world.tell()
     known = plan("Qwen/Qwen3-8B", "H100-80GB")
-    before = ["Preemptions: old.", "a note of somebody else"]
+    before = ["Preemptions: old.", "a note of another component"]
     busy = {"seconds": 600.0, "requests": 100.0, "preemptions": 50.0, "queries": 0.0, "hits": 0.0}
     told = page(row("e0", counted=busy, kv_usage=0.9, running=8))
     async with pickers(lambda: says(told)) as port, world.asking(port) as asking:
@@ -266,7 +266,7 @@ async def test_redirects_and_errors_are_no_answers() -> None:
 
 
 def test_only_pickers_that_run_are_asked() -> None:
-    """Only running pickers with an address are asked; IPv6 addresses are in brackets."""
+    """Running pickers with an address are asked, and no other pods; IPv6 addresses are in brackets."""
     assert fleet_url(pod("p", "picker", address="10.0.0.1")) == "http://10.0.0.1:9090/fleet"
     assert fleet_url(pod("p", "picker", address="fd00::1"), 80) == "http://[fd00::1]:80/fleet"
     for other in (

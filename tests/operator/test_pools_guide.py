@@ -1,4 +1,4 @@
-"""What docs/guides/pools.md says is so."""
+"""The statements of docs/guides/pools.md hold."""
 
 import re
 from pathlib import Path

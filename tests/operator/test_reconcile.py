@@ -247,8 +247,7 @@ async def test_an_api_that_comes_later_is_used_and_one_that_goes_is_a_condition(
 
 
 async def test_nodes_that_go_change_nothing_that_was_planned(ground: Ground) -> None:
-    """When an autoscaler replaces nodes, accelerator and pods' affinity stay the same under running
-    engines."""
+    """An autoscaler's replacement of nodes changes neither accelerator nor affinity under running engines."""
     ground.put(accelerator={}, replicas=1)
     ground.cluster.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "a", "labels": L4}})
     await ground.look()

@@ -53,7 +53,7 @@ WELL = ObservedPool(workload=workload(), picker=workload(), envoy=workload())
 
 
 def conditions(made: Json) -> dict[str, Json]:
-    """By type."""
+    """Return the conditions by type."""
     return {each["type"]: each for each in made["conditions"]}
 
 
@@ -138,7 +138,7 @@ def test_all_is_well() -> None:
 def test_what_is_missing_is_the_reason(
     observed: ObservedPool, ready: tuple[str, str], available: str, progressing: tuple[str, str]
 ) -> None:
-    """Ready names the first thing to mend; Available goes by what serves, of whichever generation."""
+    """Ready names the first problem to solve; Available depends on the serving engines, of any generation."""
     found = told(observed)
 
     assert found["Ready"] == ready
@@ -273,7 +273,8 @@ def test_a_route_is_attached_when_its_gateway_says_so(said: list[Json], expected
 
 
 def test_a_missing_api_is_a_condition() -> None:
-    """Of the gateway, of monitoring; and a picker without tokenizer says what to do."""
+    """Missing APIs of the gateway or of monitoring are conditions; so is a picker without tokenizer, with a
+    remedy."""
     bare = Site(apis=frozenset())
     notes = [
         *rendered("agents", bare).notes,
@@ -371,7 +372,7 @@ def test_whatever_happens_conditions_follow_the_conventions(
 
 @given(situations())
 def test_ready_is_never_claimed_in_vain(situation: tuple[Subject, ObservedPool]) -> None:
-    """Ready means accepted, attached, settled, and served unless nobody asked for a replica."""
+    """Ready implies accepted, attached, settled, and served unless no replica is requested."""
     found = conditions(status(*situation, {}, NOW))
     if found["Ready"]["status"] == "True":
         assert found["Accepted"]["status"] == "True"

@@ -1,4 +1,4 @@
-"""Promises about last words: the lines that tell are found, nobody's secret is, and engines do leave them."""
+"""Termination messages: the decisive lines are found, secrets are left out, and engines do write them."""
 
 import json
 import string

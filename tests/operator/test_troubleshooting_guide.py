@@ -1,4 +1,4 @@
-"""What docs/guides/troubleshooting.md says is so, and whole."""
+"""The statements of docs/guides/troubleshooting.md hold, and the page is complete."""
 
 import ast
 import re

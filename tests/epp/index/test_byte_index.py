@@ -115,7 +115,7 @@ def test_trap_a_split_that_goes_on_inside_a_segment(index: AnyIndex) -> None:
 
 
 def test_trap_same_bytes_of_other_tokens_are_two_blocks(index: AnyIndex) -> None:
-    """When one of two blocks of equal text goes, the other still matches."""
+    """If one of two blocks of equal text is removed, the other still matches."""
     assert index.stored(0, PLAIN, None, [1, 2], [b"ab", b"cd"], block_size=4)
     assert index.stored(0, PLAIN, None, [8, 9], [b"ab", b"ef"], block_size=4)
     assert index.blocks(0) == {"GPU": 4}
@@ -209,7 +209,7 @@ def test_09_10_salts_and_adapters_are_apart(index: AnyIndex, other: Root) -> Non
 
 
 def test_10_a_name_is_not_a_salt(index: AnyIndex) -> None:
-    """The same string as adapter and as salt are two roots (10)."""
+    """A string as adapter and the same string as salt give two roots."""
     store(index, 0, "ab|cd", root=("x", None))
 
     assert tokens(index, "abcd!", (None, "x")) == [0, 0, 0]
@@ -244,7 +244,7 @@ def test_a_thousand_pods_may_hold_one_block(index: AnyIndex) -> None:
 
 
 def test_an_unknown_parent_is_no_root(index: AnyIndex) -> None:
-    """A chain after a block that others hold, or nobody, is refused and changes nothing."""
+    """A chain is refused and changes nothing if its parent is unknown, or known to other publishers only."""
     names = store(index, 1, "ab|cd")
     for parent in (names[0], 12345):
         assert not index.stored(0, PLAIN, parent, [5, 6], [b"ab", b"cd"], block_size=4)
@@ -264,7 +264,7 @@ def test_a_block_removed_by_one_pod_stays_with_the_others(index: AnyIndex) -> No
 
 
 def test_a_hash_may_mean_other_bytes_to_another_pod(index: AnyIndex) -> None:
-    """A hash is believed only where the bytes agree: a publisher that counts its blocks confuses nobody."""
+    """A hash counts only where the bytes agree: a publisher that numbers its blocks affects no other."""
     store(index, 0, "ab|cd|ef", first=1)
     store(index, 1, "xy|cd|zz", first=1)
     store(index, 2, "ab|xy", first=2)
@@ -319,7 +319,7 @@ def test_engines_with_other_seeds_share_the_text(index: AnyIndex) -> None:
 
 
 def test_a_hash_that_is_stored_with_another_meaning_means_the_last(index: AnyIndex) -> None:
-    """When a removal was lost and the hash is used again, the old block is not believed in any more."""
+    """If a removal was lost and its hash is used again, the hash means the new block alone."""
     store(index, 0, "ab|cd", first=1)
     store(index, 0, "xy", first=2)
 
@@ -337,7 +337,8 @@ def test_a_hole_ends_the_match_until_it_is_filled(index: AnyIndex) -> None:
 
 
 def test_slower_media_carry_on_where_the_gpu_ends(index: AnyIndex) -> None:
-    """The run over GPU and slower media together counts; what must be loaded is told by medium."""
+    """The blocks on the GPU and on slower media count as one run; blocks to be loaded are reported by
+    medium."""
     names = store(index, 0, "a|b|c|d|e|f")
     assert index.held(0, names[2:5], "cpu") == 3
     assert index.held(0, names[4:], "STORAGE") == 2
@@ -356,7 +357,7 @@ def test_an_unknown_medium_is_a_slower_one(index: AnyIndex) -> None:
 
 
 def test_what_is_held_by_hash_alone_must_be_known(index: AnyIndex) -> None:
-    """Offload tiers name blocks without their tokens: known ones count, others are told to be unknown."""
+    """Offload tiers name blocks without their tokens: known ones count, others are reported as unknown."""
     names = store(index, 0, "a|b")
 
     assert index.held(0, [*names, 99], "CPU") == 2

@@ -33,7 +33,7 @@ def test_one_block_in_a_hundred_is_forgiven() -> None:
 
 
 def test_an_error_over_5_percent_makes_approximate() -> None:
-    """And the reason says by how much, without any text."""
+    """An error over 5 % makes the endpoint approximate; the reason states the error, without any text."""
     monitor = AccuracyMonitor()
 
     assert not judged(monitor, 1000, 900, 200)
@@ -73,7 +73,7 @@ def test_it_stays_approximate_until_the_error_is_under_2_percent() -> None:
 
 
 def test_old_requests_do_not_count() -> None:
-    """What is over a minute old is history, when there is enough that is not."""
+    """Requests over a minute old do not count if there are enough newer ones."""
     monitor = AccuracyMonitor()
     judged(monitor, 1000, 0, 100, now=0.0)
 

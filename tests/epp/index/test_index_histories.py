@@ -1,4 +1,4 @@
-"""The index against its naive twin under random histories of events."""
+"""The index against a naive implementation, under random histories of events."""
 
 from dataclasses import dataclass, field
 
@@ -33,7 +33,7 @@ class Names:
 
 
 class Histories(RuleBasedStateMachine):
-    """What engines do, and what happens when some of it is lost."""
+    """Events of engines, some of which are lost."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Histories(RuleBasedStateMachine):
             assert self.index.publisher(f"pod/{number}") == self.naive.publisher(f"pod/{number}")
 
     def name(self, number: int, parent: int | None, root: Root, text: bytes) -> int:
-        """What this engine calls the block."""
+        """Return the engine's hash of the block."""
         above = (root, BLOCK_SIZES[number]) if parent is None else parent
         return self.families[number].of(above, text)
 
@@ -101,7 +101,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, PUBLISHERS - 1), data=st.data(), medium=media)
     def offload(self, number: int, data: st.DataObject, medium: str) -> None:
-        """Blocks are copied to another medium, told by hash."""
+        """Copy blocks to another medium, named by hash."""
         names = data.draw(st.lists(st.sampled_from([*self.stored[number], 10**6]), max_size=6))
         actual, expected = (twin.held(number, names, medium) for twin in (self.index, self.naive))
         assert actual == expected
@@ -151,7 +151,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def same_counts(self) -> None:
-        """Block counts, adapters, depths and texts are the twin's."""
+        """Check that block counts, adapters, depths and texts are those of the naive index."""
         for number in range(PUBLISHERS):
             assert self.index.blocks(number) == self.naive.blocks(number)
             for name in self.stored[number][-5:]:
@@ -166,7 +166,7 @@ class Histories(RuleBasedStateMachine):
         check(self.index)
 
     def teardown(self) -> None:
-        """When everybody has gone nothing is left."""
+        """Check that the index is empty when all publishers are forgotten."""
         for number in range(PUBLISHERS):
             self.index.forget(number)
         while self.index.sweep(3):
@@ -265,7 +265,7 @@ class Twins(RuleBasedStateMachine):
         check(self.index)
 
     def teardown(self) -> None:
-        """When all is evicted nothing is left."""
+        """Check that the index is empty when all blocks are evicted."""
         for number, names in self.chains:
             self.index.removed(number, names)
         assert {key: size for key, size in self.index.stats().items() if size} == {"publishers": 2}
@@ -291,7 +291,7 @@ class Garbage(RuleBasedStateMachine):
         medium=media,
     )
     def store(self, number: int, parent: int | None, blocks: list[tuple[int, bytes]], medium: str) -> None:
-        """Any chain."""
+        """Store an arbitrary chain."""
         names, texts = [name for name, _ in blocks], [text for _, text in blocks]
         self.index.stored(number, (None, None), parent, names, texts, block_size=4, medium=medium)
 
@@ -303,17 +303,17 @@ class Garbage(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 2), names=st.lists(st.integers(0, 9), max_size=4), medium=media)
     def remove(self, number: int, names: list[int], medium: str) -> None:
-        """Any hashes."""
+        """Remove arbitrary hashes."""
         assert self.index.removed(number, names, medium=medium) <= len(names)
 
     @rule(number=st.integers(0, 2), medium=media)
     def clear(self, number: int, medium: str) -> None:
-        """Any medium."""
+        """Clear an arbitrary medium."""
         self.index.cleared(number, medium=medium)
 
     @rule(prompt=prompts)
     def match(self, prompt: bytes) -> None:
-        """Nobody holds more bytes than the prompt has, less the last one."""
+        """No publisher holds more bytes than the prompt has, less the last one."""
         found = self.index.match((None, None), prompt)
         assert all(found.of(number).bytes <= max(0, len(prompt) - 1) for number in range(3))
 

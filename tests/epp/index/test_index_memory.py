@@ -8,7 +8,7 @@ PLAIN: Root = (None, None)
 
 
 def sizes(index: Index) -> dict[str, int]:
-    """What is not empty."""
+    """Return the counts that are not zero."""
     return {key: size for key, size in index.stats().items() if size}
 
 
@@ -129,7 +129,7 @@ def test_a_bit_is_used_again_only_when_swept() -> None:
 
 
 def test_a_match_is_a_snapshot() -> None:
-    """What happens after a match does not change its answer."""
+    """Later changes of the index do not change the result of a match."""
     index = Index()
     who = index.publisher("pod/0")
     names, blocks = prompt(1, 10)
@@ -165,7 +165,7 @@ def test_blocks_shared_by_pods_are_kept_once() -> None:
 
 
 def test_the_index_tells_what_it_is() -> None:
-    """Its representation has counts, never text."""
+    """The representations have counts, never text."""
     index = Index()
     index.stored(index.publisher("pod/0"), PLAIN, None, [1, 2], [b"secret", b"words"], block_size=16)
 

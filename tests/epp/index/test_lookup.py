@@ -28,7 +28,7 @@ def lookup(*held: int, precise: bool = True) -> Lookup:
 
 
 def test_precise_members_answer_from_their_events() -> None:
-    """What a trusted endpoint holds is what its events said, to the token."""
+    """A trusted endpoint caches what its events reported, to the token."""
     found = lookup(3, 5, 0).look(ROOT, [TEXT])
     assert {key: hit.tokens for key, hit in found.hits.items()} == {"e0": 3 * BLOCK, "e1": 5 * BLOCK}
     assert found.size == len(TEXT)
@@ -61,7 +61,8 @@ def test_a_repeated_prompt_is_never_wholly_credited() -> None:
 
 
 def test_approximate_members_answer_from_the_history_alone() -> None:
-    """Where events are not believed only what was routed counts; the index's answer is kept to compare."""
+    """An endpoint whose events are not trusted caches what was routed to it; the index's answer is kept for
+    comparison."""
     some = lookup(9, precise=False)
     some._history.note("e0", ROOT, TEXT[: 4 * PIECE])
     hit = some.look(ROOT, [TEXT]).hits["e0"]

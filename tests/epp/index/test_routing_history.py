@@ -1,4 +1,4 @@
-"""What kvist remembers of its own routing."""
+"""The picker's memory of its own routing."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,7 +39,8 @@ def test_roots_are_apart() -> None:
 
 
 def test_a_dropped_note_counts_no_more_and_leaves_nothing() -> None:
-    """When the engine's events have arrived the pending credit goes, once, however often it is dropped."""
+    """A note that is dropped because the engine's events arrived gives no more credit, however often it is
+    dropped."""
     history = RoutingHistory()
     first = history.note("a", PLAIN, b"hello")
     second = history.note("a", PLAIN, b"hello")
@@ -123,7 +124,7 @@ def test_a_limit_does_not_mix_up_requests_of_one_prompt() -> None:
 
 
 def test_a_prompt_beyond_the_limit_is_not_kept() -> None:
-    """What the pod's cache cannot hold gives no credit."""
+    """A prompt larger than the endpoint's cache gives no credit."""
     history = RoutingHistory()
     history.limit("a", 50)
     history.note("a", PLAIN, b"x" * 100)
@@ -171,7 +172,7 @@ class Notes(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
-        """Its events arrive."""
+        """Drop a note, as when its events arrive."""
         if self.notes:
             self.history.drop(self.notes.pop(data.draw(st.integers(0, len(self.notes) - 1)))[0])
 

@@ -37,7 +37,7 @@ TestCopies.settings = settings(max_examples=50, stateful_step_count=30, deadline
 
 @dataclass
 class Pair:
-    """An index and its naive twin of two publishers that call blocks by few names, in their own ways."""
+    """An index and a naive one, of two publishers that use few hashes in different ways."""
 
     index: Index = field(default_factory=Index)
     naive: NaiveIndex = field(default_factory=NaiveIndex)
@@ -65,7 +65,7 @@ class Pair:
                 twin.removed(number, [name])
 
     def same(self, index: Index) -> None:
-        """An index that must be equal to the twin."""
+        """Check that an index is equal to the naive one."""
         check(index)
         for number in range(2):
             assert index.blocks(number) == self.naive.blocks(number)
@@ -110,7 +110,8 @@ def test_holes_and_loose_ends_are_copied(
 
 
 def test_a_hole_whose_name_means_another_block_does_not_take_it_away() -> None:
-    """What others call a block a publisher does not hold may be its own name of one it does."""
+    """A publisher's hash may name a block that it does not hold for others, and one that it does hold for
+    itself."""
     index = Index()
     first, second = (index.publisher(name) for name in NAMES[:2])
     for number in range(100, 900, 100):
@@ -158,7 +159,7 @@ def test_other_publishers_may_go_on_while_one_is_recorded() -> None:
 
 
 def test_a_publisher_forgotten_while_it_is_recorded_is_not_told() -> None:
-    """Its engine restarted: half of an old life is nothing."""
+    """A publisher that is forgotten while it is recorded has no section, because its engine has restarted."""
     index = Index()
     number = index.publisher(NAMES[0])
     for start in range(0, 100_000, 1000):
@@ -202,7 +203,7 @@ def test_blocks_that_wait_for_their_check_are_checked_by_the_reader() -> None:
 
 
 def test_refused_blocks_stay_refused_and_credit_can_still_be_taken_back() -> None:
-    """What the writer knows of generated blocks the reader knows too: none is credited twice or wrongly."""
+    """The reader knows of generated blocks what the writer knew: none is credited twice or wrongly."""
     engine = prompted()
     engine.send(stored([3], 2, [word(b" hel"), *b"abc"]))
     engine.settle()
@@ -219,7 +220,7 @@ def test_refused_blocks_stay_refused_and_credit_can_still_be_taken_back() -> Non
 
 
 def test_a_block_credited_while_it_was_recorded_is_held_once() -> None:
-    """It is told as waiting and as held; the index decides, and one removal is enough."""
+    """A block recorded both as pending and as held is held once, and one removal is enough."""
     engine = prompted()
     engine.send(stored([3], 2, b"abcd"), stored([4], 3, b"efgh"))
     captured = engine.ingestor.capture(engine.source)
@@ -233,7 +234,7 @@ def test_a_block_credited_while_it_was_recorded_is_held_once() -> None:
 
 
 def test_the_learned_group_goes_along() -> None:
-    """Of several KV cache groups the reader goes on with the one the writer learned."""
+    """The reader continues with the KV cache group that the writer learned."""
     engine = Learning()
     engine.send(stored([1, 2], None, PROMPT, group=3))
     other = learned(engine)
@@ -243,7 +244,7 @@ def test_the_learned_group_goes_along() -> None:
 
 
 def test_a_block_whose_credit_was_taken_back_while_it_was_recorded_is_refused() -> None:
-    """It is told as credited and not as held; what follows it is refused, not waited for."""
+    """A block recorded as credited but not as held is refused, and so are its children."""
     engine = prompted()
     engine.send(stored([3], 2, [*b"abc", word(b" hel")]))
     engine.settle()

@@ -36,7 +36,7 @@ def test_canonical_tokens_are_found_canonical() -> None:
 
 
 def test_a_split_word_is_not_canonical() -> None:
-    """The same bytes from other tokens: a prompt with that text would not hit."""
+    """A prompt with the same bytes from other tokens would not hit, so the block is not canonical."""
 
     assert look(b"", piece(A, HEL, LO, C), piece(A, A, A, A)) == CanonicalBlocks(0, 0)
 
@@ -97,7 +97,7 @@ def test_a_prompt_is_credited_at_once() -> None:
 
 
 def test_a_decode_born_block_is_credited_only_after_its_check() -> None:
-    """Not before, and by itself."""
+    """A decode block is not credited before its check; the check needs no further event."""
     engine = prompted()
     engine.send(stored([3], 2, b"cccc"))
     before = engine.tokens(PROMPT + b"cccc")
@@ -144,7 +144,7 @@ def test_a_block_that_ends_inside_a_character_waits_for_the_next() -> None:
 
 
 def test_another_request_that_continues_a_pending_chain_proves_it() -> None:
-    """Its prompt hit the blocks in the engine: they are canonical, whatever the check would say."""
+    """A prompt of another request that hits the blocks in the engine proves that they are canonical."""
     engine = prompted()
     engine.send(stored([3], 2, [A, HEL, LO, C]), stored([4], 3, b"cccc"))
     engine.send(stored([5, 6], 4, b"ddddeeee", session="other"))
@@ -186,7 +186,7 @@ def test_a_block_stored_twice_before_its_check_is_held_twice_after() -> None:
 
 
 def test_a_block_removed_before_its_check_is_not_credited() -> None:
-    """It is gone, and its check finds nothing to do."""
+    """A block that is removed before its check is never credited."""
     engine = prompted()
     engine.send(stored([3], 2, b"cccc"), stored([3], 2, b"cccc", session="t"))
     engine.send(Removed(hashes=[3]), Removed(hashes=[3]))
@@ -214,7 +214,7 @@ def test_clearing_drops_what_is_pending() -> None:
 
 
 def test_without_a_tokenizer_nothing_born_in_decode_is_credited() -> None:
-    """Nobody can tell whether it is canonical."""
+    """Without a tokenizer it is unknown whether a block is canonical, so none is credited."""
     engine = prompted(check=False)
     engine.send(stored([3], 2, b"cccc"), stored([4], 3, b"dddd"))
     engine.settle()
@@ -223,7 +223,7 @@ def test_without_a_tokenizer_nothing_born_in_decode_is_credited() -> None:
 
 
 def test_the_queue_is_bounded() -> None:
-    """What does not fit is known and not credited, and so is what follows it."""
+    """A block that exceeds the queue is known and not credited, and neither are its children."""
     engine = prompted()
     engine.ingestor.checker = DecodeChecker(engine.index, engine.words.pieces, engine.words.encode, limit=1)
     engine.send(stored([3], 2, b"cccc"), stored([4], 3, b"dddd"), stored([5], 4, b"eeee"))

@@ -40,7 +40,7 @@ def test_clearing_empties_the_gpu_only() -> None:
 
 
 def test_forgetting_frees_everything_of_a_publisher_and_of_no_other() -> None:
-    """Weakness 1: a restarted engine holds nothing; its twin on another rank holds what it held."""
+    """Forgetting a restarted engine's rank frees everything of that rank and nothing of the other."""
     engine = prompted()
     engine.source = "ns/pod/1"
     engine.send(stored([1, 2], None, PROMPT))
@@ -80,7 +80,8 @@ def test_groups_that_keep_the_whole_prefix_are_learned(kind: str | None) -> None
 
 
 def test_a_removal_in_another_group_does_not_remove() -> None:
-    """The same prefix has the same hash in each group, and a removal tells only hash and group."""
+    """A removal in another group does not remove the block: each group has the same hashes, and a removal
+    names only hash and group."""
     engine = Learning()
     engine.send(
         stored([1, 2], None, PROMPT, group=0, kind="sliding_window"),
@@ -106,7 +107,8 @@ def test_only_one_of_several_full_groups_is_counted() -> None:
 
 
 def test_token_ids_that_span_skipped_blocks_are_not_learned() -> None:
-    """vllm#44451: ids and hashes do not fit together, so nobody knows which text is whose."""
+    """If token ids and hashes do not fit together (vllm#44451), the event is not learned, because the blocks'
+    texts are unknown."""
     engine = Learning()
     engine.send(stored([1, 3], None, b"aaaabbbbcccc"), stored([], None, b""))
 
@@ -184,7 +186,7 @@ def test_an_offload_tier_s_placeholders_are_resolved_by_hash() -> None:
 
 
 def test_a_tier_s_placeholder_does_not_decide_which_group_is_learned() -> None:
-    """It says no kind: taken for the first group seen, it would hide the real one."""
+    """The placeholder of a tier has no kind and does not decide which group is learned."""
     engine = Learning()
     engine.send(Stored(hashes=[1], parent=None, token_ids=[], block_size=0, medium="CPU", group=3))
     engine.send(stored([1, 2], None, PROMPT, group=1, kind="full_attention"))
@@ -245,7 +247,7 @@ def test_orphans_are_dropped_when_they_waited_too_long_or_are_too_many() -> None
 
 
 def test_an_orphan_that_was_removed_meanwhile_is_not_learned() -> None:
-    """What the engine dropped while it waited must not be believed in when its parent comes."""
+    """A block that was removed while it waited for its parent is not learned when the parent arrives."""
     engine = Learning()
     engine.send(stored([3, 4], 2, b"ccccdddd"), Removed(hashes=[4]), stored([1, 2], None, PROMPT))
     engine.settle()

@@ -16,7 +16,7 @@ STORED = st.builds(
 
 
 def flat(events: list[Event]) -> list[object]:
-    """What happens, block by block."""
+    """Return the events block by block."""
     return [
         (event.medium, event.group, name) if isinstance(event, Removed) else event
         for event in events

@@ -113,7 +113,8 @@ def test_a_message_that_was_overtaken_costs_nothing_that_was_learned() -> None:
 
 
 def test_a_number_that_stepped_back_and_a_silent_ring_is_a_restart() -> None:
-    """What cannot be shown to be of the same life is forgotten, with what was held of either."""
+    """If a number steps back and the replay buffer does not answer, everything known of the publisher is
+    forgotten."""
     sequencer = after(0, 1, 2)
     sequencer.on_live(4, batch(4))
     sequencer.on_live(1, batch(1, life=1))
@@ -230,7 +231,8 @@ def test_without_a_ring_a_gap_resets_and_goes_on() -> None:
 
 
 def test_a_replay_that_never_answers_is_given_up() -> None:
-    """What was held is applied; what lies before the hole is forgotten; nothing is asked again."""
+    """If a replay is not answered, held batches are applied, everything before the gap is forgotten, and no
+    further replay is requested."""
     sequencer = after(0)
     sequencer.on_live(2, batch(2))
 
@@ -281,7 +283,7 @@ def test_a_restart_drops_what_was_held_of_the_old_life() -> None:
 
 
 def test_late_answers_of_an_abandoned_replay_are_ignored() -> None:
-    """Only the replay that is under way is listened to."""
+    """Answers to an abandoned replay are ignored."""
     cursor = Cursor(next=5, mark=b"m", last_live=4)
 
     assert judge_replayed(cursor, 5, b"n") == (cursor, Action.IGNORE)

@@ -28,7 +28,8 @@ def test_while_a_snapshot_may_come_messages_are_held_and_no_ring_is_asked() -> N
 
 
 def test_after_a_snapshot_the_ring_is_asked_from_its_last_batch_on() -> None:
-    """What the peer had learned is not learned again; the overlap proves that the same engine goes on."""
+    """Batches covered by the snapshot are not applied again; the overlap proves that the engine has not
+    restarted."""
     sequencer = waiting(7, 8, 9)
 
     assert sequencer.adopt_snapshot(8, batch(7)) == [RequestReplay(7)]
@@ -73,7 +74,7 @@ def test_without_a_ring_a_held_message_proves_the_snapshot() -> None:
 
 
 def test_a_restart_while_waiting_ends_the_waiting() -> None:
-    """Whatever a peer tells of it is of an older life: half a section that came in is forgotten."""
+    """A restart ends the wait for a snapshot; the part of a section that was received is forgotten."""
     sequencer = waiting(7, 8)
 
     assert sequencer.on_live(0, batch(0, life=1)) == [Forget(restarted=True), Apply(batch(0, life=1))]

@@ -90,7 +90,7 @@ async def publishing(config: PublisherConfig = ANY, rank: int = 0) -> AsyncItera
 async def test_a_late_subscriber_learns_all_by_replay_and_then_follows(
     form: Form, replay_topic: bool
 ) -> None:
-    """What was published before is asked for from 0; releases old and new."""
+    """Earlier batches are requested from 0, from engines of older and newer releases."""
     async with publishing(replace(ANY, form=form, replay_topic=replay_topic, topic="kv-events")) as engine:
         engine.publish(batch(chain(0)))
         engine.publish(batch(chain(2)))
@@ -251,7 +251,7 @@ async def test_an_endpoint_is_warm_when_all_its_ranks_are() -> None:
 
 @pytest.mark.parametrize("topic", ["kv@10.0.0.7:8000@model", "kv@ns/pod@model", "pod"])
 async def test_publishers_may_connect_to_us(topic: str) -> None:
-    """Bind mode: told apart by topic, strangers are counted and not learned."""
+    """In bind mode publishers are distinguished by topic; unknown ones are counted and not learned."""
     new = Following(CALM, bind="tcp://127.0.0.1:*")
     new.subscriber.follow(
         [FollowedPublisher("ns/pod", "ns/pod/0", 0, "", None, topics=("10.0.0.7:8000", "pod"))]
@@ -268,7 +268,7 @@ async def test_publishers_may_connect_to_us(topic: str) -> None:
 
 
 async def test_ranks_that_connect_to_us_are_told_apart_by_their_batches() -> None:
-    """They share a topic; each has its own numbers."""
+    """Ranks that share a topic have separate batch numbers."""
     new = Following(CALM, bind="tcp://127.0.0.1:*")
     new.subscriber.follow(
         FollowedPublisher("ns/pod", f"ns/pod/{rank}", rank, "", None, topics=("pod",)) for rank in (0, 1)
@@ -337,7 +337,7 @@ async def test_closing_leaves_nothing_behind() -> None:
 
 
 async def test_an_address_that_is_none_costs_nobody_else() -> None:
-    """It is logged; the others are followed."""
+    """An invalid address is logged, and other publishers are followed."""
     async with publishing() as engine, following(engine) as follower:
         real = FollowedPublisher("ns/pod", "ns/pod/0", 0, engine.endpoint, engine.replay_endpoint)
         follower.subscriber.follow([real, FollowedPublisher("ns/bad", "ns/bad/0", 0, "nonsense", "tcp://")])
@@ -373,7 +373,7 @@ async def test_the_loop_gets_its_turn_between_slices_and_jobs_take_turns() -> No
 
 
 def test_replays_queue_for_a_place() -> None:
-    """So many at once and no more; who leaves the queue is not started."""
+    """At most so many replays run at once; a replay that leaves the queue is not started."""
     slots, started = ReplaySemaphore(limit=1), list[str]()
     for name in ("a", "b", "c"):
         slots.acquire(name, lambda name=name: started.append(name))  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What engines were told of their chats goes before the model's files."""
+"""Chat flags that engines were started with override the model's files."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_defaults_yield_to_what_a_request_says(home: str) -> None:
 
 
 def test_the_form_of_contents_can_be_said(home: str) -> None:
-    """Where a template does not show it, as text or as parts; unsaid, the template's own loops tell."""
+    """The format of contents can be set; without it, the loops of the template decide."""
     first = "{{ messages[0].content is string }}"
     assert prompt(home, Chats(first)) == "True"
     assert prompt(home, Chats(first, style="openai")) == "False"
@@ -71,7 +71,8 @@ def test_a_template_that_cannot_be_used_is_named(home: str, template: str, words
 
 
 def test_flags_become_what_a_model_is_loaded_with() -> None:
-    """As the engines have them; what is no JSON object is refused with the flag's name."""
+    """Flags arrive as the engines have them; a value that is no JSON object is refused with the flag's
+    name."""
     told = Settings(
         chat_template=SHOWN, chat_template_content_format="openai", default_chat_template_kwargs='{"a": [1]}'
     )

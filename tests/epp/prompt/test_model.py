@@ -29,7 +29,7 @@ def folder(home: Path, config: dict[str, Any], **files: str) -> Path:
 
 
 def prompts(model: Model, path: str = "/v1/chat/completions", **fields: Any) -> tuple[list[bytes], list[str]]:
-    """The prompts of a request, and the reasons that were told."""
+    """Return the prompts of a request, and the reasons that were reported."""
     reasons: list[str] = []
     body = {"model": "m", **(fields or {"messages": HI})}
     return model.prompts(parse(path, json.dumps(body).encode()), reasons.append), reasons
@@ -78,7 +78,7 @@ def test_what_cannot_be_rendered_is_routed_by_load_and_told(
 
 
 def test_lone_surrogates_are_routed_by_load(tmp_path: Path) -> None:
-    """They have no bytes; a template may make them from what is no text of the request."""
+    """A prompt with lone surrogates has no bytes and is routed by load, also if the template made them."""
     model = Model.load(str(folder(tmp_path, {"chat_template": "{{ '\\ud800' }}"})))
     assert prompts(model) == ([], ["surrogates"])
 
@@ -132,7 +132,8 @@ def test_a_template_the_engine_does_not_use_is_not_used(tmp_path: Path, files: d
 
 
 def test_special_tokens_come_from_the_configuration_or_the_older_file(tmp_path: Path) -> None:
-    """As texts or described; tokens the tokenizer lacks are added at its end."""
+    """Special tokens are read as texts or as objects; tokens that the tokenizer lacks are added at its
+    end."""
     config = {"chat_template": "{{ bos_token }}{{ eos_token }}", "bos_token": {"content": "<new>"}}
     home = folder(tmp_path, config, special_tokens_map__json='{"eos_token": "<old>"}')
     before = Tokenizer.from_file(str(home / "tokenizer.json")).get_vocab_size()
@@ -150,7 +151,7 @@ def test_tokens_only_the_configuration_knows_are_added_in_order(tmp_path: Path) 
 
 
 def without_tokenizer(home: Path) -> None:
-    """No tokenizer.json."""
+    """Delete the file tokenizer.json."""
     (home / "tokenizer.json").unlink()
 
 
@@ -194,6 +195,6 @@ def test_files_that_cannot_be_used_are_named(
 
 
 def test_a_folder_that_is_absent_is_named() -> None:
-    """And both forms of a source are told."""
+    """The error for an absent folder names both forms of a source."""
     with pytest.raises(ModelFilesError, match=r"no folder .*absent.*hf://"):
         Model.load("/absent")

@@ -23,7 +23,7 @@ except ModelFilesError as error:
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[str]:
-    """A hub with one model, whose weights nobody should fetch."""
+    """Serve a hub with one model, whose weights should not be downloaded."""
     home = folders.write("llama3", tmp_path / "published")
     files = {path.name: path.read_bytes() for path in home.iterdir()} | {"model.safetensors": b"weights"}
     with hub_with(files) as address:
@@ -31,8 +31,8 @@ def hub(tmp_path: Path) -> Iterator[str]:
 
 
 def load(source: str, endpoint: str, home: Path, **environment: str) -> str:
-    """What a picker's start says about this source; in a process of its own, as the hub's client reads the
-    environment when it is imported."""
+    """Return what a picker logs of this source at its start, in a process of its own: the hub's client reads
+    the environment when it is imported."""
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **environment}
     done = subprocess.run(
         [sys.executable, "-c", LOAD, source],

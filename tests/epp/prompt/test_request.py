@@ -92,7 +92,7 @@ def test_a_known_path_refuses_a_body_without_a_model(path: str, body: Any) -> No
 
 @pytest.mark.parametrize("path", GENERATION)
 def test_a_model_alone_is_routed_by_load(path: str) -> None:
-    """What else is missing is the engine's to refuse."""
+    """A request with nothing but a model is routed by load; refusing it is left to the engine."""
     request = parse(path, b'{"model":"m","cache_salt":"s"}')
     assert (request.model, request.salt, request.chat, request.prompts, request.why) == (
         "m",

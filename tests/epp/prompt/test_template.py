@@ -44,7 +44,7 @@ def test_the_environment_is_that_of_transformers(source: str, expected: str) -> 
 
 
 def test_the_date_is_the_local_one() -> None:
-    """As in the engine; at midnight either day is right."""
+    """The date is the local one, as in the engine; at midnight either day is right."""
     days = [dt.datetime.now().strftime("%d %b %Y")]  # noqa: DTZ005 local by promise
     rendered = render("{{ strftime_now('%d %b %Y') }}")
     days.append(dt.datetime.now().strftime("%d %b %Y"))  # noqa: DTZ005
@@ -90,7 +90,7 @@ def test_a_template_that_loops_too_long_is_stopped(source: str) -> None:
 
 
 def test_the_budget_is_that_of_one_render() -> None:
-    """What one prompt spends is not missed by the next."""
+    """Each render has the whole budget, whatever the one before it used."""
     template = Template("{% for i in range(40000) %}{% endfor %}done", {})
     assert [template.render(Chat([USER])) for _ in range(3)] == ["done"] * 3
 
@@ -102,7 +102,7 @@ def test_many_messages_of_a_large_body_are_not_joined() -> None:
 
 
 def test_the_prompt_ends_where_media_begin() -> None:
-    """What the engine puts there is not known; the text before it is."""
+    """Text before media is matched; the engine's tokens for media are not known."""
     image = {
         "role": "user",
         "content": [{"type": "image_url", "image_url": {}}, {"type": "text", "text": "x"}],
@@ -147,7 +147,7 @@ def test_no_message_is_no_prompt() -> None:
 
 
 def test_a_tools_json_is_written_once() -> None:
-    """And is the same the second time, with each set of options."""
+    """A tool's JSON is cached, and equal the second time, for each set of options."""
     tools = template_tools([{"type": "function", "function": {"name": "f", "parameters": {"å": 1}}}])
     template = Template("{{ tools[0] | tojson }}{{ tools[0] | tojson(indent=2) }}", {})
     first, second = (template.render(Chat([USER], tools)) for _ in range(2))
@@ -164,7 +164,7 @@ def test_a_source_that_is_no_template_is_refused() -> None:
     ("shape", "style"), [(name, "openai" if name == "gemma" else "string") for name in SHAPES]
 )
 def test_styles_of_the_five_shapes(shape: str, style: str) -> None:
-    """Only a template that loops over contents takes parts."""
+    """Templates that loop over contents take parts; all others take text."""
     assert Template((TEMPLATES / f"{shape}.jinja").read_text(), {}).style == style
 
 
@@ -197,6 +197,6 @@ def test_templates_that_would_work_for_ever_are_stopped(source: str) -> None:
 
 
 def test_macros_and_small_repetitions_are_free_to_use() -> None:
-    """What real templates do with macros and ``*`` still works."""
+    """Macros and ``*`` as real templates use them still work."""
     source = "{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f('-' * 3) }}{{ 2 ** 3 }}{{ 2 * 3 }}"
     assert render(source) == "<--->86"

@@ -84,20 +84,21 @@ def test_each_byte_has_a_piece() -> None:
 
 
 def test_encode_recognises_specials_and_adds_none() -> None:
-    """What the index needs to tell canonical tokens from others."""
+    """Special tokens in a text are recognised, and none are added; the check of decode blocks relies on
+    it."""
     tokenizer, vocabulary = family("byte level")
     assert vocabulary.encode("<|bos|>a") == [tokenizer.token_to_id("<|bos|>"), tokenizer.token_to_id("a")]
 
 
 def test_ids_without_a_token_are_absent() -> None:
-    """They join to nothing and are named."""
+    """Ids without a token decode to nothing and are listed."""
     tokenizer = Tokenizer(models.BPE({"a": 0, "b": 3}, []))
     vocabulary = Vocabulary(tokenizer)
     assert (vocabulary.pieces, vocabulary.absent) == ([b"a", b"", b"", b"b"], frozenset({1, 2}))
 
 
 def test_a_tokenizer_that_truncates_does_not_here() -> None:
-    """Its own limit and padding are switched off."""
+    """The tokenizer's own truncation and padding are switched off."""
     tokenizer = vocabularies.byte_level([])
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=8)
@@ -132,6 +133,6 @@ def whole_words() -> Tokenizer:
     ("build", "why"), [(lossy, "sample texts"), (words, "WordPiece"), (whole_words, "whole words")]
 )
 def test_tokenizers_that_lose_bytes_are_not_faithful(build: object, why: str) -> None:
-    """They say why, and approximate mode is used."""
+    """A tokenizer that loses bytes states the reason and is used in approximate mode only."""
     assert callable(build)
     assert why in Vocabulary(build()).why_not

@@ -74,11 +74,11 @@ class Changes(RequestListener):
         self.attempts: list[Attempt] = []
 
     def on_routed(self, attempt: Attempt) -> None:
-        """Keep it."""
+        """Keep the attempt."""
         self.attempts.append(attempt)
 
     def on_ended(self, attempt: Attempt) -> None:
-        """Keep it."""
+        """Keep the attempt."""
         self.attempts.append(attempt)
 
 
