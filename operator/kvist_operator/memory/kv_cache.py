@@ -31,11 +31,6 @@ class CacheKind:
     state_bytes: float = 0
     """Bytes of one layer and sequence, for a recurrent state."""
 
-    @property
-    def grows(self) -> bool:
-        """Whether a longer sequence always takes more."""
-        return not self.window and not self.state_bytes
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cache:
@@ -141,12 +136,12 @@ def _merged(counted: Counter[CacheKind]) -> Counter[CacheKind]:
 
     Such layers share blocks.
     """
-    grown = {kind: n for kind, n in counted.items() if kind.grows}
+    grown = {kind: n for kind, n in counted.items() if not kind.window and not kind.state_bytes}
     if len(grown) <= 1:
         return counted
     number = max(grown.values())
     width = sum(kind.token_bytes * n for kind, n in grown.items()) / number
-    rest = {kind: n for kind, n in counted.items() if not kind.grows}
+    rest = {kind: n for kind, n in counted.items() if kind not in grown}
     return Counter({CacheKind(token_bytes=width): number, **rest})
 
 

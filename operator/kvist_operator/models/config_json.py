@@ -56,10 +56,6 @@ class Keys:
         """Return the first key that holds an object; an empty one without."""
         return next((v for name in names if isinstance(v := self.text.get(name), Mapping)), {})
 
-    def flag(self, name: str) -> bool:
-        """Return whether a key is true; an absent one is not."""
-        return bool(self.text.get(name))
-
     def word(self, *names: str, default: str = "") -> str:
         """Return the first key that holds a string, or the default."""
         return next((v for name in names if isinstance(v := self.text.get(name), str)), default)

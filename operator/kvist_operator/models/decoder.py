@@ -140,10 +140,10 @@ def _attention(keys: Keys, kind: str) -> Attention:
         "multi_query_group_num",
         "num_attention_groups",
     )
-    one = keys.flag("multi_query") and not keys.flag("new_decoder_architecture")
+    one = keys.text.get("multi_query") and not keys.text.get("new_decoder_architecture")
     kv_heads = 1 if one else keys.number(*kv_names, default=0) or heads
     dim = keys.number("head_dim", "hidden_size_per_head", default=0) or keys.hidden // heads
-    gated = keys.flag("attn_output_gate")
+    gated = bool(keys.text.get("attn_output_gate"))
     if kind == FULL:
         return Attention(
             heads=heads,
@@ -247,7 +247,7 @@ def _read_feedforward(keys: Keys, layers: int) -> list[tuple[Mlp | None, Experts
     experts = _experts(keys)
     if experts is None:
         return [(_dense(keys), None)] * layers
-    beside = _dense(keys) if keys.flag("enable_moe_block") else None
+    beside = _dense(keys) if keys.text.get("enable_moe_block") else None
     names = ("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size")
     dense = Mlp(width=keys.number(*names, default=0), matrices=experts.matrices)
     return [(beside, experts) if sparse else (dense, None) for sparse in _sparse_layers(keys, layers)]

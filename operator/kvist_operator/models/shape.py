@@ -142,7 +142,7 @@ def read_shape(
             checkpoint.
     """
     keys = Keys(config, name)
-    if keys.model_type in ENCODER_DECODER or keys.flag("is_encoder_decoder"):
+    if keys.model_type in ENCODER_DECODER or keys.text.get("is_encoder_decoder"):
         raise ModelError(f"{name}: {keys.model_type} is an encoder-decoder model, which has no prefix cache")
     lengths = [value for key in CONTEXT if (value := keys.number(key, default=0))]
     theta = keys.text.get("rope_theta")

@@ -86,17 +86,13 @@ def _tensor_parallel(engine: EngineSpec, shape: ModelShape, hardware: Hardware) 
     if engine.tensor is None:
         return allowed
     problem = _tensor_obstacle(shape, engine.tensor)
-    remedy = _use_one_of(allowed)
+    remedy = f"use one of {', '.join(map(str, allowed))}"
     if not problem and engine.tensor > hardware.per_node:
         problem = f"is more than the {hardware.per_node} of a node"
         remedy += ", and spec.engine.pipelineParallelSize over nodes"
     if problem:
         raise SpecError("spec.engine.tensorParallelSize", f"{engine.tensor} {problem}: {remedy}")
     return [engine.tensor]
-
-
-def _use_one_of(numbers: list[int]) -> str:
-    return f"use one of {', '.join(map(str, numbers))}"
 
 
 def _tensor_obstacle(shape: ModelShape, tensor: int) -> str:
@@ -132,7 +128,8 @@ def impossible(engine: EngineSpec, shape: ModelShape, hardware: Hardware) -> Spe
     free = replace(hardware, count=None)
     found = (*layouts_within_node(engine, shape, free), *layouts_over_nodes(engine, shape, free))
     if hardware.count and found:
-        remedy = f"{_use_one_of(sorted({layout.gpus for layout in found}))}, or leave it to the plan"
+        sizes = ", ".join(map(str, sorted({layout.gpus for layout in found})))
+        remedy = f"use one of {sizes}, or leave it to the plan"
         problem = f"{hardware.count} accelerators cannot share this model evenly: {remedy}"
         return SpecError("spec.accelerator.count", problem)
     if engine.pipeline:
