@@ -28,7 +28,7 @@ def foreign() -> dict[str, Schema]:
 
 
 def faults(made: Json, version: str) -> list[str]:
-    """What a cluster of this version would refuse; core objects by its own schema, unknown fields refused."""
+    """Yield the errors with which a cluster of this version would refuse the object; core objects by its own schema, unknown fields refused."""
     kind = f"{made['apiVersion']}/{made['kind']}"
     if kind in foreign():
         return list(complaints(made.get("spec", {}), foreign()[kind], "spec"))
