@@ -28,7 +28,8 @@ def foreign() -> dict[str, Schema]:
 
 
 def faults(made: Json, version: str) -> list[str]:
-    """Yield the errors with which a cluster of this version would refuse the object; core objects by its own schema, unknown fields refused."""
+    """Return the errors of a cluster of this version for the object. Core objects are checked against its own
+    schema, and unknown fields are errors."""
     kind = f"{made['apiVersion']}/{made['kind']}"
     if kind in foreign():
         return list(complaints(made.get("spec", {}), foreign()[kind], "spec"))

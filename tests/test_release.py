@@ -61,7 +61,7 @@ def test_workflows_are_sound() -> None:
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda file: file.stem)
-def test_every_action_is_pinned_and_its_version_told(workflow: Path) -> None:
+def test_every_action_is_pinned_and_its_version_stated(workflow: Path) -> None:
     """By the hash of a commit, with the tag beside it; the same action at the same commit everywhere."""
     used = re.findall(r"uses: (\S+)@(\S+)(.*)", workflow.read_text())
     assert used

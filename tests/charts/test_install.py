@@ -137,7 +137,7 @@ async def admitted(space: Namespace, deployment: Json) -> None:
     await space.client.ask("POST", f"{space.path}/pods", body, params={"dryRun": "All"})
 
 
-async def test_a_release_with_the_crd_of_somebody_else(release: Release, admin: Client) -> None:
+async def test_a_release_with_a_crd_that_it_does_not_own(release: Release, admin: Client) -> None:
     """A CRD that was applied by hand is refused, by its name; left alone with crds.enabled=false; taken over
     when asked for, pools and all."""
     await admin.install_crds(yaml.safe_load(CRD.read_text()))

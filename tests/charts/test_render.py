@@ -260,7 +260,7 @@ def test_what_is_wrong_is_refused_by_its_name(helm: Helm, values: Json, said: st
 
 
 @pytest.mark.parametrize("values", [{}, {"watchNamespaces": ["serving"]}], ids=["everywhere", "namespaced"])
-def test_the_notes_tell_the_next_command(helm4: Helm, values: Json) -> None:
+def test_the_notes_name_the_next_command(helm4: Helm, values: Json) -> None:
     """The notes say how to test the release and create a valid pool, and what is missing."""
     words = ("--dry-run=client", "--namespace", NAMESPACE, *settings(**values))
     notes = helm4.run("install", "kvist", str(CHART), *words).partition("NOTES:")[2]

@@ -68,10 +68,10 @@ async def test_the_guide_s_operators_start(
             assert "kvist_operator_queue_pools" in await operator.page("/metrics")
 
 
-async def test_the_guide_s_replicas_hear_each_other(cluster: Cluster) -> None:
+async def test_the_guide_s_replicas_follow_each_other(cluster: Cluster) -> None:
     """Service, Deployment and command of the guide, the Role of another one, and a Secret in the place of
     cert-manager: each of three replicas hears the other two."""
-    [step] = steps_of("test_the_guide_s_replicas_hear_each_other")
+    [step] = steps_of("test_the_guide_s_replicas_follow_each_other")
     service, certificate, deployment = objects_of("replicas.md")
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     words = shlex.split(step.command)
@@ -117,11 +117,11 @@ async def heard(cluster: Cluster, address: str) -> list[str]:
         return []
 
 
-async def test_the_message_has_the_last_words_of_an_engine(
+async def test_the_message_has_the_termination_message_of_an_engine(
     cluster: Cluster, room: Space, tmp_path: Path
 ) -> None:
     """The guide's output for a new generation that does not start is exact, except for the pod's name."""
-    [step] = steps_of("test_the_message_has_the_last_words_of_an_engine")
+    [step] = steps_of("test_the_message_has_the_termination_message_of_an_engine")
     await installed(cluster, room.client)
     await room.apply(pool("twig", **PLAIN, replicas=2))
     await until_ready(room, "twig")

@@ -24,9 +24,7 @@ async def said(room: Space, word: str, kind: str = "Progressing") -> Json:
     return found
 
 
-async def test_an_engine_that_refuses_its_arguments_is_told_in_its_own_words(
-    cluster: Cluster, room: Space
-) -> None:
+async def test_an_engine_that_refuses_its_arguments_is_quoted(cluster: Cluster, room: Space) -> None:
     """A crash loop becomes a condition with the last words of vLLM."""
     await installed(cluster, room.client)
     await room.apply(pool("twig", **PLAIN, engine={"extraArgs": ["--no-such-flag"]}))

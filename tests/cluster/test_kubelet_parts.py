@@ -131,12 +131,12 @@ def test_what_is_missing_keeps_a_container_waiting(source: Json) -> None:
         ("docker.io/envoyproxy/envoy:v1", "envoyproxy/envoy"),
     ],
 )
-def test_an_image_goes_by_its_repository(reference: str, wanted: str) -> None:
+def test_an_image_is_found_by_its_repository(reference: str, wanted: str) -> None:
     """Tag, digest and the usual registry are taken off; the port of a registry is not a tag."""
     assert repository(reference) == wanted
 
 
-def test_the_containers_word_on_identity_counts_before_the_pods() -> None:
+def test_the_containers_identity_overrides_the_pods() -> None:
     """The container's identity overrides the pod's; root is refused where it is not allowed, also as the
     image's user."""
     pod = {"spec": {"securityContext": {"runAsNonRoot": True, "runAsUser": 5, "fsGroup": 7}}}

@@ -39,7 +39,7 @@ def at(made: Json, path: str) -> str:
     return f"http://{made['status']['podIP']}:8000/{path}"
 
 
-async def test_a_container_is_who_its_security_context_says(cluster: Cluster, room: Space) -> None:
+async def test_a_container_has_the_identity_of_its_security_context(cluster: Cluster, room: Space) -> None:
     """User, groups, no capabilities, a root it cannot write, volumes it can, and no process but its own."""
     mounts = [{"name": "data", "mountPath": "/data"}, {"name": "data", "mountPath": "/tmp"}]
     spec = pod_spec(container(volumeMounts=mounts), volumes=[{"name": "data", "emptyDir": {}}])
@@ -78,7 +78,7 @@ async def test_a_container_that_ends_is_started_again(cluster: Cluster, room: Sp
     assert await ask(cluster, at(made, "")) == "one"
 
 
-async def test_a_container_that_never_lives_is_in_a_crash_loop(room: Space) -> None:
+async def test_a_container_that_always_fails_is_in_a_crash_loop(room: Space) -> None:
     """The state says CrashLoopBackOff, the last state why, in the words of its log."""
     bad = container(
         command=["python3", "-c", "import sys; sys.exit('no such model')"],
@@ -103,7 +103,7 @@ async def test_a_container_that_never_lives_is_in_a_crash_loop(room: Space) -> N
     [("sys.exit(137)", (137, "OOMKilled")), ("sys.exit(1)", (1, "Error"))],
     ids=["memory", "exit"],
 )
-async def test_the_way_a_container_ended_is_told(room: Space, code: str, told: tuple[int, str]) -> None:
+async def test_the_way_a_container_ended_is_reported(room: Space, code: str, told: tuple[int, str]) -> None:
     """137 stands for a container that its memory limit ended; a pod that is not restarted has failed."""
     bad = container(command=["python3", "-c", f"import sys; {code}"])
     await room.apply(pod("one", pod_spec(bad, restartPolicy="Never")))

@@ -7,7 +7,7 @@ from tests.cluster.following import following
 from kvist_epp.endpoints.kubernetes.pools import PodSelection
 
 
-async def test_the_life_of_a_pod(plane: ControlPlane, space: Namespace) -> None:
+async def test_the_states_of_a_pod(plane: ControlPlane, space: Namespace) -> None:
     """A pod is followed from the moment it runs, picked while it is ready, and forgotten when it has gone."""
     async with following(plane.kubeconfig("admin"), space) as seen:
         await seen.until(lambda: seen.fleets != [])

@@ -55,14 +55,14 @@ async def test_the_base_line_needs_no_picker() -> None:
     assert sorted(answers) == sorted([first.address, second.address] * 2)
 
 
-async def test_a_refused_configuration_is_told() -> None:
+async def test_a_refused_configuration_is_reported() -> None:
     """If Envoy refuses its configuration, the error quotes Envoy's message."""
     with pytest.raises(ChildFailedError, match="malformed IP address: nowhere"):
         async with Envoy(config(Gateway(endpoints=["nowhere:1"]))):
             pass
 
 
-def test_an_absent_envoy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_envoy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any Envoy the error names the command that installs one."""
     monkeypatch.setitem(sys.modules, "envoy", None)
     monkeypatch.setattr(shutil, "which", lambda _: None)

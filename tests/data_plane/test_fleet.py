@@ -23,7 +23,7 @@ async def engines(running: Product) -> dict[str, Any]:
     return {row["endpoint"]: row for row in (await running.page("/fleet"))["endpoints"]}
 
 
-async def test_a_prefix_is_worth_something_until_there_is_a_copy(tmp_path: Path) -> None:
+async def test_a_prefix_saves_prefill_until_there_is_a_copy(tmp_path: Path) -> None:
     """A shared prefix on one engine raises the engine's ``worth_tokens`` with each request; once another
     engine has computed it too, the figure is 0. The operator's deletion costs follow from the page."""
     async with product(tmp_path, flags=FAST) as running:

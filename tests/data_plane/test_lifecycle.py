@@ -16,7 +16,7 @@ from kvist_sim.envoy import Mode
 STREAMS = 50
 
 
-async def test_the_access_log_tells_how_requests_ended(plane: Plane) -> None:
+async def test_the_access_log_says_how_requests_ended(plane: Plane) -> None:
     """Each request is reported with session, destination, upstream, status and times."""
     plane.picker.picks(plane.addresses[1], headers=(("x-session-id", "r1.1"),))
     async with plane.client.post("/v1/completions", data=b"{}") as response:
@@ -36,7 +36,7 @@ async def test_the_access_log_tells_how_requests_ended(plane: Plane) -> None:
     assert 0 < ended.ttfb_seconds <= ended.duration_seconds
 
 
-async def test_the_access_log_tells_of_refusals_and_departures(plane: Plane) -> None:
+async def test_the_access_log_reports_refusals_and_disconnects(plane: Plane) -> None:
     """A refused request and one whose client left are reported too, neither with a wrong upstream."""
     plane.picker.answer = lambda _: Shed("busy")
     async with plane.client.post("/v1/completions", data=b"{}") as response:

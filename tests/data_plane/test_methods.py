@@ -72,7 +72,7 @@ async def test_unknown_names_are_not_found(channel: Channel) -> None:
     assert raised.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-async def test_watch_tells_every_change(picker: StubPicker, channel: Channel) -> None:
+async def test_watch_reports_every_change(picker: StubPicker, channel: Channel) -> None:
     """A watch begins with the present state and follows it, until its client leaves."""
     watch = channel.unary_stream(HEALTH_WATCH_METHOD)(b"")
     seen = [HealthCheckResponse.FromString(await watch.read()).status]
@@ -131,7 +131,7 @@ async def test_a_half_closed_stream_still_gets_its_pick(picker: StubPicker, chan
     assert await call.code() == grpc.StatusCode.OK
 
 
-async def test_methods_nobody_serves_are_unimplemented(channel: Channel) -> None:
+async def test_unknown_methods_are_unimplemented(channel: Channel) -> None:
     """A method that is not in the table answers UNIMPLEMENTED."""
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await channel.unary_unary("/a.Service/Method")(b"")

@@ -125,7 +125,7 @@ async def test_a_response_begins_before_it_ends(transport: Transport) -> None:
             assert (await response.read()).endswith(b"data: 19\n\ndata: [DONE]\n\n")
 
 
-async def test_the_endpoint_that_served_is_told(observed: Plane) -> None:
+async def test_the_endpoint_that_served_is_reported(observed: Plane) -> None:
     """If the first endpoint refuses, the response reports that the second one served."""
     await observed.upstreams[0].stop()
     observed.picker.picks(*observed.addresses)

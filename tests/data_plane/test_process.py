@@ -119,7 +119,7 @@ async def test_five_names_on_both_ports(tmp_path: Path, transport: Transport) ->
             assert error.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_draining_is_told_at_once_on_both_ports(tmp_path: Path, transport: Transport) -> None:
+async def test_draining_is_reported_at_once_on_both_ports(tmp_path: Path, transport: Transport) -> None:
     """On SIGTERM watchers hear it; in the delay the picker still takes connections, and says why not."""
     async with picker(tmp_path, transport, "--drain-delay=3s", "--drain-timeout=10s") as process:
         watches = [stub.Watch(HealthCheckRequest(service="")) for stub in (process.main, process.health)]

@@ -97,7 +97,7 @@ async def test_adapters_go_where_they_are_loaded(tmp_path: Path) -> None:
         assert [row["eligible"] for row in rows] == [True, False, False]
 
 
-async def test_a_dead_engine_leaves_no_account_behind(tmp_path: Path) -> None:
+async def test_a_dead_engine_leaves_no_backlog_behind(tmp_path: Path) -> None:
     """Requests picked for an engine that was just killed are served by the next endpoint of their list; that
     is counted, and no backlog is left when they have ended."""
     async with product(tmp_path, engines=2, flags=FAST) as running:

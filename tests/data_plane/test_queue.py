@@ -99,7 +99,7 @@ async def test_overload_waits_and_is_served_by_priority(tmp_path: Path, transpor
         assert (held["queued_requests"], held["attempts"], held["requests_in_flight"]) == (0, 0, 0)
 
 
-async def test_the_sheddable_give_way_and_the_late_are_told(tmp_path: Path) -> None:
+async def test_sheddable_requests_give_way_and_overdue_ones_are_refused(tmp_path: Path) -> None:
     """A full queue sheds the negative level first, then refuses; who waits too long gets 429, and when to
     come again."""
     limits = ("--queue-requests=1", "--queue-seconds=1.5")
@@ -171,7 +171,7 @@ async def listing(running: Product) -> Answer:
         return response.status, json.loads(await response.text()), response.headers
 
 
-async def test_who_waits_at_the_end_of_a_drain_is_served(tmp_path: Path) -> None:
+async def test_a_queued_request_at_the_end_of_a_drain_is_served(tmp_path: Path) -> None:
     """SIGTERM while requests wait: who finds no room in the drain time goes to a full engine, the sheddable
     get 503."""
     async with product(

@@ -42,7 +42,7 @@ async def test_load_routed_by_one_counts_for_all_and_ends_for_all(tmp_path: Path
         assert await metric(replicas, 0, 'kvist_epp_requests_ended_total{source="access-log"}') == 2
 
 
-async def test_a_killed_replica_is_dropped_and_its_successor_heard(tmp_path: Path) -> None:
+async def test_a_killed_replica_is_dropped_and_its_successor_followed(tmp_path: Path) -> None:
     """After SIGKILL its requests leave the ledgers after a bounded silence; a new process counts at once."""
     async with pool(tmp_path) as replicas:
         await replicas.start(0, 1, 2)
@@ -60,7 +60,7 @@ async def test_a_killed_replica_is_dropped_and_its_successor_heard(tmp_path: Pat
         assert states == [["heard", "silent"], ["heard", "silent"]]
 
 
-async def test_requests_of_a_replica_that_shuts_down_stay_in_the_ledgers(tmp_path: Path) -> None:
+async def test_requests_of_a_replica_that_shuts_down_stay_in_the_backlog(tmp_path: Path) -> None:
     """After SIGTERM its requests continue, so they count until an access-log entry reaches any replica."""
     async with pool(tmp_path, more=lambda _: ("--drain-delay=0",)) as replicas:
         await replicas.start(0, 1, 2)

@@ -173,7 +173,7 @@ async def _refused(envoy: Envoy) -> None:
     assert (await envoy.stats(r"cluster\.picker\.membership_healthy")).popitem()[1] == 0
 
 
-async def test_bad_files_are_told_on_the_pages(tmp_path: Path, transport: str) -> None:
+async def test_bad_files_are_reported_on_the_pages(tmp_path: Path, transport: str) -> None:
     """A pair that does not fit is shown by /readyz and counted; the picker stays ready and serves the old."""
     async with replicas(tmp_path, transport=transport, secure=True, count=1) as running:
         before = await running.shown(0)

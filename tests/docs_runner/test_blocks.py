@@ -146,7 +146,7 @@ def test_output_is_held_to_what_is_shown(printed: tuple[str, ...], output: str, 
 
 
 @pytest.mark.parametrize("command", ["false", "echo other"])
-def test_a_block_that_is_wrong_is_told(command: str, tmp_path: Path) -> None:
+def test_a_wrong_block_is_reported(command: str, tmp_path: Path) -> None:
     """The error names file, line and command, and has the output."""
     block = Block(ROOT / "README.md", 7, "console", f"$ {command}\nthis\n")
     with pytest.raises(WrongError, match=f"README.md:7: {command}"):

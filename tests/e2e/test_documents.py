@@ -60,7 +60,7 @@ async def test_blocks_with_a_cluster_do_what_they_say(
         "kubectl port-forward service/none 8080:80 &",
     ],
 )
-async def test_a_block_that_is_wrong_is_told(
+async def test_a_wrong_block_is_reported(
     command: str, cluster: Cluster, commands: Commands, admin: Client, tmp_path: Path
 ) -> None:
     """By file, line and command: another output, a failure, something lasting that ends at once."""

@@ -90,7 +90,7 @@ def test_an_object_that_cannot_be_read_keeps_what_was_known() -> None:
     assert (addresses(cache), cache.unreadable) == ({}, {})
 
 
-def test_the_end_of_a_watch_is_told_apart() -> None:
+def test_the_end_of_a_watch_is_distinguished() -> None:
     """An ERROR event returns the status that ends the watch, and changes nothing."""
     cache = ObjectCache(Pod)
     cache.replace([page(1, pod("a"))])

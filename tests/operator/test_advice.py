@@ -42,7 +42,7 @@ def said(**figures: Any) -> tuple[str, ...]:
     return advice(POOL, PLAN, replace(WELL, **figures))
 
 
-def test_nothing_is_said_when_all_is_well() -> None:
+def test_there_is_no_advice_when_all_is_well() -> None:
     """There is no advice when all is well, nor before any figures exist."""
     assert said() == ()
     assert advice(POOL, PLAN, Figures()) == ()

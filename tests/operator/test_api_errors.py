@@ -57,7 +57,7 @@ def test_each_answer_is_an_error_of_its_kind_with_the_servers_words(
     assert found.status == status
 
 
-def test_a_missing_right_is_told_as_the_rule_that_is_missing() -> None:
+def test_a_missing_right_is_reported_as_the_missing_rule() -> None:
     """A missing right is reported as a rule that can be pasted into a role."""
     answer = Answer(403, json.dumps({"message": RIGHT}).encode(), 0.0)
     found = error_of(answer, doing="x", kind=DEPLOYMENT, verb="patch")

@@ -302,7 +302,7 @@ VOCABULARY = (
 )
 
 
-def test_the_crd_is_written_in_words_the_api_server_knows() -> None:
+def test_the_crd_uses_only_keywords_that_the_api_server_knows() -> None:
     """A description with a comma, unquoted, would become keys of its own, which kubectl refuses."""
     odd = [
         (path, key)

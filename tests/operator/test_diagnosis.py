@@ -33,7 +33,7 @@ def test_a_broken_pod_is_explained(broken: Broken) -> None:
 
 
 @pytest.mark.parametrize("broken", GALLERY, ids=lambda broken: broken.name)
-def test_what_is_said_can_be_acted_on(broken: Broken) -> None:
+def test_messages_can_be_acted_on(broken: Broken) -> None:
     """A message names the pod and an action, a field of the spec or a step on the cluster, and no token."""
     said = broken.message
     actions = ("spec.", "kubectl", "Secret", "node", "operator", "queue")
@@ -52,7 +52,7 @@ def test_there_are_enough_of_them() -> None:
     assert set(ORDER) - seen <= {"PodsRefused", "CannotWrite", "CommunicationFailed"}
 
 
-def test_a_healthy_pod_is_no_trouble() -> None:
+def test_a_healthy_pod_has_no_problem() -> None:
     """Nor one that waits for its turn, is being made, loads, or is on its way out."""
     ready = merged(healthy("engine"), {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
     creating = {
@@ -77,7 +77,7 @@ def test_a_healthy_pod_is_no_trouble() -> None:
         assert troubles([pod], [probe]) == ()
 
 
-def test_several_pods_with_one_trouble_are_one_sentence() -> None:
+def test_several_pods_with_one_problem_are_one_sentence() -> None:
     """The first by name tells; how many have it is said; another trouble is a sentence of its own."""
     pods = [
         merged(BY_NAME[case].pod, {"metadata": {"name": name}})
@@ -176,7 +176,7 @@ def test_pods_that_are_never_made_are_explained(message: str, remedy: str) -> No
     assert remedy in ready["message"].replace(message, "")
 
 
-def test_a_trouble_that_goes_on_is_not_written_again() -> None:
+def test_a_continuing_problem_is_not_written_again() -> None:
     """While a pod is pulled and backs off by turns the condition stays as it is, times and all."""
     waiting = BY_NAME["image-not-found"].pod
     said = waiting["status"]["containerStatuses"][0]["state"]["waiting"]["message"]

@@ -135,6 +135,6 @@ def test_versions_are_read_from_tags(text: str, version: tuple[int, int] | None)
         ("vllm/vllm-openai@sha256:abc", None),
     ],
 )
-def test_an_image_s_tag_tells_the_version(image: str, version: tuple[int, int] | None) -> None:
+def test_an_image_s_tag_has_the_version(image: str, version: tuple[int, int] | None) -> None:
     """The port of a registry is not a tag, and a digest has no version."""
     assert image_version(image) == version

@@ -78,7 +78,7 @@ def test_labels_of_the_usual_places_are_read(labels: dict[str, str], name: str, 
     assert (found.accelerator.name, found.per_node) == (name, count)
 
 
-def test_labels_that_tell_nothing_are_none() -> None:
+def test_labels_without_information_are_none() -> None:
     """Labels without a product, or with one that is not in the table, give none."""
     assert node_facts({"kubernetes.io/hostname": "a"}) is None
     assert node_facts({"nvidia.com/gpu.product": "NVIDIA-X99"}) is None

@@ -360,7 +360,7 @@ def test_ranks_behind_one_port_publish_on_ports_of_their_own() -> None:
     assert [allowed(ingress, "picker", port) for port in (5557, 5564, 5565)] == [True, True, False]
 
 
-def test_without_a_picker_engines_say_nothing_and_nobody_is_asked() -> None:
+def test_without_a_picker_engines_publish_nothing_and_no_page_is_requested() -> None:
     """No events, no picker, no rights; the way in spreads requests evenly."""
     found = rendered("no-picker")
     kinds = {made["kind"] for made in found.objects}

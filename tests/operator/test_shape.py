@@ -49,7 +49,7 @@ def test_parameters_are_what_the_makers_say(name: str) -> None:
     assert active_parameters(shape) / 1e9 == pytest.approx(active, rel=0.125)
 
 
-def test_a_compressed_checkpoint_is_as_large_as_its_card_says() -> None:
+def test_a_compressed_checkpoint_has_the_size_on_its_card() -> None:
     """Kimi K2.5, with experts in 4 bits and the rest in 16 bits, has about 595 GB on disk."""
     assert checkpoint_bytes(known("moonshotai/Kimi-K2.5").shape) / 1e9 == pytest.approx(595, rel=0.002)
 
@@ -63,7 +63,7 @@ def test_the_catalogue_is_large_and_readable() -> None:
     assert not any(facts.shape.notes for facts in found)
 
 
-def test_gqa_mqa_and_mha_are_told_apart() -> None:
+def test_gqa_mqa_and_mha_are_distinguished() -> None:
     """MHA, GQA and MQA differ by the number of KV heads, under any of its names."""
     kinds = [
         read_shape({**DENSE, **keys}).describe().split(",")[0]

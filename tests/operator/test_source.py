@@ -74,7 +74,7 @@ def test_the_hub_s_own_client_finds_shape_and_size_and_no_weights(hub: str, tmp_
     assert not any("safetensors" in path for path in Hub.served)
 
 
-def test_the_index_tells_the_size_and_the_cache_keeps_both(hub: str, tmp_path: Path) -> None:
+def test_the_index_has_the_size_and_the_cache_keeps_both(hub: str, tmp_path: Path) -> None:
     """A second plan reads config.json from the cache, and the checkpoint's size is the index's total."""
     Hub.files["model.safetensors.index.json"] = b'{"metadata": {"total_size": 16060522496}}'
     first = load("kvist/twig", hub, tmp_path)
@@ -134,7 +134,7 @@ def test_a_folder_is_read_and_measured(tmp_path: Path) -> None:
         ({"config.json": "[]"}, "is not a JSON object"),
     ],
 )
-def test_a_folder_that_tells_nothing_is_refused(tmp_path: Path, files: dict[str, str], said: str) -> None:
+def test_an_unusable_folder_is_refused(tmp_path: Path, files: dict[str, str], said: str) -> None:
     """The error names the file and what is wrong with it."""
     for name, text in files.items():
         (tmp_path / name).write_text(text)

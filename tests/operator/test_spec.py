@@ -133,7 +133,7 @@ def test_every_field_is_read() -> None:
         ("/models/llama", Source.PATH, "/models/llama"),
     ],
 )
-def test_sources_are_told_by_their_scheme(source: str, kind: Source, location: str) -> None:
+def test_sources_are_distinguished_by_their_scheme(source: str, kind: Source, location: str) -> None:
     """The scheme distinguishes hub, claim, image, and a path in the engine's image."""
     found = pool(source).model
 
@@ -225,7 +225,7 @@ def test_what_cannot_be_read_names_field_and_remedy(spec: dict[str, Any], said: 
         ({"spec": None}, "spec.model.source: is missing"),
     ],
 )
-def test_other_resources_are_told_apart(change: dict[str, Any], said: str) -> None:
+def test_other_resources_are_distinguished(change: dict[str, Any], said: str) -> None:
     """The Inference Extension's InferencePool, of the same kind but another group, is refused."""
     with pytest.raises(SpecError) as refused:
         read_pool({**resource(), **change})

@@ -371,7 +371,7 @@ def test_whatever_happens_conditions_follow_the_conventions(
 
 
 @given(situations())
-def test_ready_is_never_claimed_in_vain(situation: tuple[Subject, ObservedPool]) -> None:
+def test_ready_is_never_claimed_wrongly(situation: tuple[Subject, ObservedPool]) -> None:
     """Ready implies accepted, attached, settled, and served unless no replica is requested."""
     found = conditions(status(*situation, {}, NOW))
     if found["Ready"]["status"] == "True":

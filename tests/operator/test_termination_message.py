@@ -51,7 +51,7 @@ then (<class 'vllm.v1.EngineDeadError'>, EngineDeadError('noticed'), <traceback 
         (LOGGED, "KeyError: a"),
     ],
 )
-def test_the_line_that_tells_is_found(text: str, words: str) -> None:
+def test_the_decisive_line_is_found(text: str, words: str) -> None:
     """The cause, not what noticed it; without a cause the last lines; frames and quoted code never."""
     assert last_words(text).words == words
 

@@ -68,7 +68,7 @@ def test_every_row_says_what_it_means_and_what_to_do() -> None:
     assert [reason for reason, cells in rows().items() if len(cells) != 3 or not all(cells)] == []
 
 
-def test_every_kind_of_trouble_has_its_place_in_the_order() -> None:
+def test_every_kind_of_problem_has_its_place_in_the_order() -> None:
     """None is sorted behind all others by oversight."""
     assert {saying.reason for saying in SAYINGS} - set(ORDER) == set()
     assert {broken.reason for broken in gallery()} - set(ORDER) <= {"PickerUnavailable", "EnvoyUnavailable"}

@@ -120,7 +120,7 @@ def test_a_loss_needs_a_pod_that_was_healthy_all_the_time(lives: list[Life], los
     assert (found.lost, found.no_pod) == (lost, 1 - lost)
 
 
-def test_health_begins_and_ends_with_the_life() -> None:
+def test_health_begins_and_ends_with_the_process() -> None:
     """The edges of a life: from the first good health check to SIGKILL."""
     assert healthy([Life(A, 5.0, killed=6.0)], 5.0, 5.9)
     assert not healthy([Life(A, 5.0, killed=6.0)], 4.9, 5.9)
@@ -155,7 +155,7 @@ def test_the_error_is_of_the_hundred_that_begin_half_a_minute_after_the_fault() 
     assert judged(records, late).broken() == ["prediction off by 1.00% 30 s after the fault"]
 
 
-def test_a_request_nobody_predicted_is_not_counted_as_right() -> None:
+def test_a_request_without_a_prediction_is_not_counted_as_right() -> None:
     """Retried, unpicked or answered elsewhere: no pair; too few pairs and the error says nothing."""
     records = steady()
     window = [r for r in records if r.began >= 45.0][:WINDOW]
@@ -197,7 +197,7 @@ def test_the_table_fits_a_terminal_and_names_every_phase() -> None:
     assert "engine-0 healthy again" in text
 
 
-def test_the_document_is_json_and_tells_what_is_broken() -> None:
+def test_the_document_is_json_and_names_broken_bounds() -> None:
     """Programs read the same: an error that says nothing is null, and examples say what happened."""
     found = json.loads(json.dumps(stamped(document(report()), report()), allow_nan=False))
 

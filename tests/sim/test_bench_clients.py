@@ -68,7 +68,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
     return await _stream(request, whole=body != b"cut")
 
 
-async def test_records_tell_what_a_client_saw_and_which_way_it_went() -> None:
+async def test_records_say_what_a_client_saw_and_which_way_it_went() -> None:
     """A whole answer, a refusal, a cut one: status, first byte, end, usage, engine and attempts of each."""
     async with http(answer) as port:
         recorder = Recorder("127.0.0.1", port)
@@ -112,7 +112,7 @@ def test_usage_is_read_from_the_end_of_a_stream() -> None:
     assert usage(b"data: [DONE]") == usage(b'..."usage":{"prompt_to') == (0, 0)
 
 
-def test_envoy_is_told_to_tell() -> None:
+def test_envoy_is_configured_to_report() -> None:
     """The headers are added to whatever configuration there is, in front of nothing else."""
     plain = config(Gateway(endpoints=["127.0.0.1:1"], picker="127.0.0.1:2"))
     manager = with_route_headers(plain)["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]

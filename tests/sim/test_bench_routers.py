@@ -77,7 +77,7 @@ def test_an_environment_that_is_complete_is_used_as_it_is(
     assert python("vllm-router") == home / "bin" / "python"
 
 
-async def test_a_request_goes_where_the_service_says_and_it_hears_of_it(tmp_path: Path) -> None:
+async def test_a_request_goes_where_the_service_says_and_its_end_is_reported(tmp_path: Path) -> None:
     """The engine selected answers; the service gets the prompt's tokens, the first token and the end."""
     heard: list[dict[str, object]] = []
     async with _service(heard) as service, _engines(2) as (ports, bodies):

@@ -93,7 +93,7 @@ ORDERS = st.lists(st.builds(Wanted, st.uuids().map(str), LEVELS, st.sampled_from
 
 
 @given(ORDERS)
-def test_out_of_order_is_whoever_went_before_a_higher_one(order: list[Wanted]) -> None:
+def test_out_of_order_is_a_request_dispatched_before_a_higher_one(order: list[Wanted]) -> None:
     """Counted backwards in one pass, it is what the definition says."""
     slow = sum(
         any(later.priority > wanted.priority for later in order[at + 1 :]) for at, wanted in enumerate(order)
@@ -128,7 +128,7 @@ def test_late_counts_those_without_an_answer_too() -> None:
     assert late([0.1, 15.0, 15.9, 16.1, float("inf")], 15.0) == 2
 
 
-def test_the_crowd_is_as_large_as_asked_and_floods_first() -> None:
+def test_the_load_is_as_large_as_requested_and_floods_first() -> None:
     """Shares of the mix, tenant by tenant, with bodies of exactly the size."""
     found = crowd(1_000)
     counts = Counter(wanted.tenant for wanted in found)
@@ -141,7 +141,7 @@ def test_the_crowd_is_as_large_as_asked_and_floods_first() -> None:
     assert json.loads(one)["messages"][0]["content"]
 
 
-def test_the_queue_s_tables_fit_a_terminal_and_tell_what_is_broken() -> None:
+def test_the_queue_s_tables_fit_a_terminal_and_name_broken_bounds() -> None:
     """Memory, drain and shares; each bound that does not hold is a line."""
     drained = queue_report.Drained(
         requests=50_000,

@@ -101,7 +101,7 @@ def test_engines_get_arguments_of_vllm() -> None:
     assert "--enable-prompt-tokens-details" in words
 
 
-def test_the_picker_is_told_every_engine() -> None:
+def test_the_picker_receives_every_engine() -> None:
     """The endpoints file names each engine with its three ports."""
     engines = engine_ports(3)
     listed = endpoints_file(engines)["endpoints"]

@@ -26,7 +26,7 @@ def started(*argv: str) -> tuple[subprocess.Popen[str], str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_serves_until_told_to_stop(number: signal.Signals) -> None:
+def test_serves_until_stopped(number: signal.Signals) -> None:
     """The engine answers, and exits with code 0 on SIGTERM and Ctrl-C."""
     (port,) = free_ports(1)
     child, line = started("serve", "org/model", "--host", "127.0.0.1", "--port", str(port))

@@ -162,7 +162,7 @@ async def test_a_refused_or_cut_answer_is_an_error(handler: Handler, error: str)
     assert outcome.error.startswith(error)
 
 
-async def test_nobody_listening_is_an_error_not_a_crash() -> None:
+async def test_a_missing_listener_is_an_error_not_a_crash() -> None:
     """A refused connection is one failed request."""
     async with server(stream) as port:
         pass

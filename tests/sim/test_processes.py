@@ -68,7 +68,7 @@ def test_a_signal_to_the_parent_ends_the_children(tmp_path: Path, number: signal
     assert wait_until_gone(child)
 
 
-async def test_leaving_the_block_stops_all_even_the_stubborn(tmp_path: Path) -> None:
+async def test_leaving_the_block_stops_all_children(tmp_path: Path) -> None:
     """A child that ignores SIGTERM is killed after the grace."""
     async with Children(tmp_path, grace_seconds=0.2) as children:
         stubborn, willing = children.start("stubborn", STUBBORN), children.start("willing", SLEEP)
@@ -87,7 +87,7 @@ async def test_a_child_is_ended_on_purpose_and_another_takes_its_place(tmp_path:
         assert (status, again.log, other.running()) == (-9, first.log, True)
 
 
-async def test_a_child_that_does_not_heed_its_signal_is_an_error_and_is_killed(tmp_path: Path) -> None:
+async def test_a_child_that_ignores_its_signal_is_an_error_and_is_killed(tmp_path: Path) -> None:
     """An end on purpose has a limit; what is over it does not stay behind."""
     async with Children(tmp_path) as children:
         stubborn = children.start("stubborn", STUBBORN)

@@ -121,7 +121,7 @@ async def test_a_parted_link_passes_nothing_and_heals_without_loss() -> None:
     assert relay.connections == 2
 
 
-async def test_a_link_to_nobody_closes() -> None:
+async def test_a_connection_without_a_server_closes() -> None:
     """Without the other side the connection ends, as it would without a relay."""
     (port,) = free_ports(1)
     async with TcpRelay(port) as relay:

@@ -105,7 +105,7 @@ def test_shared_prefix_is_computed_once() -> None:
     assert (engine.counters.queries, engine.counters.hits) == (41, 20)
 
 
-def test_blocks_born_in_decode_come_one_at_a_time() -> None:
+def test_decode_blocks_come_one_at_a_time() -> None:
     """A block is announced when its last token has been computed: one step after it was drawn."""
     engine = scheduler()
     engine.add(sequence([1, 2, 3], 6))
@@ -207,7 +207,7 @@ requests = st.tuples(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(requests, max_size=12), st.integers(10, 30), st.integers(3, 40), st.integers(1, 6))
-def test_any_workload_ends_and_events_tell_the_cache(
+def test_any_workload_ends_and_events_describe_the_cache(
     workload: list[tuple[list[int], int, int, int | None]], blocks: int, budget: int, seats: int
 ) -> None:
     """Whatever comes: limits hold, everyone gets exactly their tokens, nothing leaks, events equal

@@ -41,7 +41,7 @@ def test_same_seed_same_text(prompts: Prompts) -> None:
     assert list(islice(writer.tokens("0/1", None, leading_space=False), 60)) == first
 
 
-def test_noncanonical_tokens_say_the_same(prompts: Prompts) -> None:
+def test_noncanonical_tokens_decode_to_the_same_text(prompts: Prompts) -> None:
     """--sim-noncanonical-percent: words are spelled with other tokens; the text's own tokens differ."""
     writer = Writer(CORPUS, prompts.encode, noncanonical=1.0)
     ids = list(writer.tokens("x", 300, leading_space=True))

@@ -140,7 +140,7 @@ async def test_scale_goes_through_the_pool(ground: Ground, tmp_path: Path) -> No
         assert scale["status"]["selector"] == "kvist.dev/pool=twig"
 
 
-async def test_what_is_somebody_elses_is_left_alone(ground: Ground, tmp_path: Path) -> None:
+async def test_objects_of_other_owners_are_left_alone(ground: Ground, tmp_path: Path) -> None:
     """A Service that has the name of one of ours is not touched, also when it has our labels; the condition
     names it, and once it is gone, ours is made."""
     await ground.put("other")

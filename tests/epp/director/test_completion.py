@@ -43,7 +43,7 @@ def _running(parts: Parts) -> dict[str, int]:
     return {endpoint.key: tracker.running(endpoint.key) for endpoint in parts.endpoints}
 
 
-def test_an_account_moves_to_the_endpoint_that_served() -> None:
+def test_backlog_moves_to_the_endpoint_that_served() -> None:
     """By the response's word: debt, credit and the request leave the pod that never got the request."""
     parts = make(2, precise=False)
     first, second = _pick(parts)
@@ -62,7 +62,7 @@ def test_an_account_moves_to_the_endpoint_that_served() -> None:
     assert parts.director.metrics.served_elsewhere == {_hostport(parts, first): 1}
 
 
-def test_what_the_other_endpoint_holds_is_not_owed_there() -> None:
+def test_what_the_other_endpoint_caches_adds_no_backlog_there() -> None:
     """The debt is reckoned anew: a prefix that the serving endpoint holds is not prefilled again."""
     parts = make(2)
     first, second = _pick(parts)
@@ -76,7 +76,7 @@ def test_what_the_other_endpoint_holds_is_not_owed_there() -> None:
     assert 0 < parts.director.tracker.backlog(second) <= 2 * BLOCK
 
 
-def test_the_access_log_tells_who_served() -> None:
+def test_the_access_log_names_the_endpoint_that_served() -> None:
     """A request that ended on the second endpoint of its list is counted, and leaves no account behind."""
     parts = make(2, precise=False)
     first, second = _pick(parts)
@@ -114,7 +114,7 @@ def test_the_served_endpoint_may_be_spelled_freely() -> None:
     assert parts.director.metrics.served_elsewhere == {_hostport(parts, first): 1}
 
 
-def test_an_end_that_is_told_twice_counts_once() -> None:
+def test_an_end_that_is_reported_twice_counts_once() -> None:
     """Response and access log both tell; a later request of the same session is not ended by it."""
     parts = make(2)
     after = CompletionHandler(parts.director, parts.clock)
@@ -146,7 +146,7 @@ def test_usage_is_counted() -> None:
     assert parts.director.metrics.responses == {"usage": 2, "none": 1, "cut": 1}
 
 
-def test_usage_tells_the_truth_where_events_do_not() -> None:
+def test_usage_gives_the_truth_where_events_do_not() -> None:
     """Cached tokens of a response are the truth once, unless the engine's event was first."""
     parts = make(1)
     truths = Truths(parts.director)
@@ -188,7 +188,7 @@ def _only_request(parts: Parts) -> InFlightRequest:
     return request
 
 
-def test_events_tell_who_serves_while_it_runs() -> None:
+def test_events_name_the_endpoint_that_serves_while_it_runs() -> None:
     """An event with a session id of ours from another endpoint moves the account there at once."""
     parts = make(2)
     first, second = _pick(parts, session="")
@@ -210,7 +210,7 @@ def test_a_clients_session_is_not_believed() -> None:
     assert _running(parts) == {first: 1, second: 0}
 
 
-def test_a_pod_that_only_helps_serves_nobody() -> None:
+def test_a_prefill_pod_does_not_serve_the_request() -> None:
     """The prefill pod of a request has its session in its events too."""
     parts = make(2)
     first, second = _pick(parts, session="")

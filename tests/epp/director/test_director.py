@@ -86,7 +86,7 @@ def test_credit_on_the_way_counts_until_events_arrive() -> None:
     assert parts.log.lines[3].matched_tokens == 0
 
 
-def test_owed_tokens_go_as_prefill_advances_and_end_with_the_request() -> None:
+def test_backlog_falls_as_prefill_advances_and_ends_with_the_request() -> None:
     """A pick adds to the endpoint's backlog, events lower it, and the access log's entry ends it."""
     parts = make(1)
     parts.decide(ask(chat(LONG), headers={SESSION_HEADER: "s"}))
@@ -103,7 +103,7 @@ def test_owed_tokens_go_as_prefill_advances_and_end_with_the_request() -> None:
     assert len(parts.director.table) == 0
 
 
-def test_the_truth_is_told_once_per_request() -> None:
+def test_the_truth_is_reported_once_per_request() -> None:
     """The first event of a request says what was cached; later ones of the same session do not."""
     parts = make(1)
     truths = Truths(parts.director)

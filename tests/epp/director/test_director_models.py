@@ -28,7 +28,7 @@ def test_an_adapter_goes_only_where_it_is_loaded() -> None:
     assert sorted(_endpoints("base", partly)) == HOSTS
 
 
-def test_a_name_that_nobody_serves_is_routed() -> None:
+def test_an_unserved_model_name_is_routed() -> None:
     """The engine has the word: it answers 404, or knows the name from a moment ago."""
     assert sorted(_endpoints("unheard-of", {"lora": (HOSTS[0],)})) == HOSTS
 

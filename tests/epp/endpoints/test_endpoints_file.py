@@ -110,7 +110,7 @@ def test_refusals_name_the_entry_and_the_field(text: str, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_several_problems_are_told_at_once() -> None:
+def test_several_problems_are_reported_at_once() -> None:
     """The first five errors are shown and the others counted, so that one edit can correct them all."""
     with pytest.raises(EndpointsFileError, match=r"endpoints\[4\].*; and 2 more$"):
         parse_endpoints(b"endpoints: [1, 2, 3, 4, 5, 6, 7]")

@@ -45,7 +45,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "endpoints.yaml"
 
 
-async def test_a_change_is_told_once(path: Path) -> None:
+async def test_a_change_is_reported_once(path: Path) -> None:
     """Each new content is published once; polling again publishes nothing."""
     seen = Seen(path)
     put(path, text("a"))

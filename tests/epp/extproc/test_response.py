@@ -70,7 +70,7 @@ def test_responses_of_other_modes_are_let_pass(mode: int) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("headers", [JSON, SSE], ids=["json", "sse"])
-def test_what_was_seen_is_told_once(mode: int, headers: dict[str, str]) -> None:
+def test_what_was_seen_is_reported_once(mode: int, headers: dict[str, str]) -> None:
     """At the end: session, request id, status, usage, and that it was whole; afterwards nothing more."""
     exchange = _observing(mode)
     exchange.feed(m.response_headers(headers=headers))
@@ -107,7 +107,7 @@ def test_the_served_endpoint_is_read(metadata: dict[str, dict[str, Any]], served
     assert step.observed == ObservedResponse("r1.1", "id", served, 200, Usage(), complete=True)
 
 
-def test_a_response_that_is_cut_is_told_too() -> None:
+def test_a_cut_response_is_reported_too() -> None:
     """A response whose stream the gateway ends early is reported once, with the part seen so far."""
     exchange = _observing(pb.STREAMED)
     exchange.feed(m.response_headers(headers=SSE))
@@ -117,7 +117,7 @@ def test_a_response_that_is_cut_is_told_too() -> None:
     assert exchange.on_closed() is None
 
 
-def test_a_stream_without_a_pick_has_nothing_to_tell() -> None:
+def test_a_stream_without_a_pick_reports_nothing() -> None:
     """Before the pick, and where responses are not observed, the end of a stream tells nothing."""
     early, left = ExtProcSession(observe_responses=True), ExtProcSession()
     early.feed(m.request_headers(m.config(pb.BUFFERED)))

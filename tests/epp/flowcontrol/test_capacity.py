@@ -17,7 +17,7 @@ from kvist_epp.load.tracker import LoadTracker
 ONE, TWO = frozenset({"10.0.0.1"}), frozenset({"10.0.0.2:8000"})
 
 
-def test_room_is_where_a_pod_is_not_full() -> None:
+def test_an_endpoint_that_is_not_full_has_capacity() -> None:
     """A request without a subset can be dispatched to any endpoint with capacity, one with a subset only
     inside it."""
     pods = [
@@ -33,7 +33,7 @@ def test_room_is_where_a_pod_is_not_full() -> None:
     assert [later.can_dispatch(subset) for subset in (None, ONE, TWO)] == [False, False, False]
 
 
-def test_room_ends_while_requests_go() -> None:
+def test_capacity_ends_while_requests_are_dispatched() -> None:
     """A slice of work sees each pod fill up."""
     pods = [candidate(1, slots=1), candidate(2, slots=1)]
     room, seen = Capacity(pods, NOW, 30.0), []
@@ -48,7 +48,7 @@ def test_room_ends_while_requests_go() -> None:
     ]
 
 
-def test_a_subset_of_nobody_may_go_to_be_told() -> None:
+def test_a_subset_without_endpoints_leaves_the_queue_to_be_refused() -> None:
     """A request whose subset has no eligible endpoint leaves the queue to be refused; without a subset it
     waits."""
     room = Capacity([candidate(1, ready=False)], NOW, 30.0)
@@ -65,7 +65,7 @@ def test_a_subset_of_nobody_may_go_to_be_told() -> None:
     )
 
 
-def test_time_alone_gives_room_where_prefill_is_owed() -> None:
+def test_time_alone_gives_capacity_where_there_is_backlog() -> None:
     """The time until capacity is that in which a backlog falls to its limit; infinite if the batch is
     full."""
     owing = [candidate(1, backlog=40_000.0), candidate(2, backlog=35_000.0)]
@@ -77,7 +77,7 @@ def test_time_alone_gives_room_where_prefill_is_owed() -> None:
     assert Capacity([candidate(1)], NOW, 30.0).seconds_until_capacity() == inf
 
 
-def test_a_look_is_due_when_the_turn_of_who_waits_comes() -> None:
+def test_capacity_is_checked_when_a_queued_requests_turn_comes() -> None:
     """While a request waits for an endpoint that may take no prefill, capacity is checked often; if only the
     rotation delays it, when its turn comes."""
     pod = candidate(1)

@@ -66,7 +66,7 @@ class Crowd:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_everybody_gets_one_answer_and_no_endpoint_too_many(doors: Any, seed: int) -> None:
+async def test_every_request_gets_one_answer_and_no_endpoint_too_many(doors: Any, seed: int) -> None:
     """Each request gets exactly one answer, bounds hold, no slot is used twice, and no request waits while
     there is capacity."""
     door = doors(3, 2, requests=8)
@@ -95,7 +95,7 @@ async def _settled(door: Door) -> None:
         await asyncio.sleep(0)
 
 
-def test_who_waits_gets_as_much_time_as_a_flood_of_newcomers_takes() -> None:
+def test_queued_requests_get_as_much_time_as_a_flood_of_new_ones() -> None:
     """A short slice in peace; after a long turn of others as long a one, so that the queue shrinks, too."""
     assert slice_seconds(None, 100.0) == SLICE_SECONDS
     assert slice_seconds(99.9999, 100.0) == SLICE_SECONDS
@@ -103,7 +103,7 @@ def test_who_waits_gets_as_much_time_as_a_flood_of_newcomers_takes() -> None:
     assert slice_seconds(90.0, 100.0) == LONGEST_SLICE_SECONDS
 
 
-async def test_nothing_is_left_of_who_waited(doors: Any) -> None:
+async def test_nothing_is_left_of_a_queued_request(doors: Any) -> None:
     """However it ended, neither the request nor its prompt is kept in the queue."""
     door = doors(requests=3)
     door.ask("running")

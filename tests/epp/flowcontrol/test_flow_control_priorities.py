@@ -34,7 +34,7 @@ async def test_a_priority_that_is_none_is_refused(doors: Any, text: str) -> None
         ({PRIORITY_HEADER: "1", "x-llm-d-inference-objective": "batch"}, "-1"),
     ],
 )
-async def test_the_engine_is_told_the_priority(headers: dict[str, str], expected: str | None) -> None:
+async def test_the_engine_receives_the_priority(headers: dict[str, str], expected: str | None) -> None:
     """With --scheduling-policy=priority a request that names a priority carries it on, lower first as vLLM
     has it; one that names none keeps what it brought."""
     answers = []

@@ -51,7 +51,7 @@ async def test_the_newest_goes_first(doors: Any) -> None:
     assert [line.session for line in door.parts.log.lines] == ["a", "newer", "older"]
 
 
-async def test_the_late_give_way_to_newcomers(doors: Any) -> None:
+async def test_overdue_requests_give_way_to_new_ones(doors: Any) -> None:
     """For a moment an endpoint with room leaves it to the next who comes; then it takes up who has waited
     longest."""
     door = paced(doors)
@@ -72,7 +72,7 @@ async def test_the_late_give_way_to_newcomers(doors: Any) -> None:
     assert isinstance(await late, PickResult)
 
 
-async def test_nobody_waits_behind_those_of_another_endpoint(doors: Any) -> None:
+async def test_no_request_waits_behind_those_of_another_endpoint(doors: Any) -> None:
     """A request that waits for one endpoint does not delay others that go to an endpoint with capacity."""
     door = paced(doors, 2)
     _, other = crowded(door)
@@ -96,7 +96,7 @@ async def test_what_is_small_passes_what_is_large(doors: Any) -> None:
     assert isinstance(door.ask("small", text="h"), PickResult)
 
 
-async def test_its_endpoint_goes_away(doors: Any) -> None:
+async def test_the_endpoint_of_a_queued_request_leaves(doors: Any) -> None:
     """If the endpoint that a request waits for leaves, the request goes to another one."""
     door = paced(doors, 2)
     waits, stays = crowded(door)
@@ -109,7 +109,7 @@ async def test_its_endpoint_goes_away(doors: Any) -> None:
     assert freed.endpoints == (stays.endpoint.hostport,)
 
 
-async def test_it_waits_on_where_it_has_to(doors: Any) -> None:
+async def test_a_queued_request_waits_for_another_endpoint(doors: Any) -> None:
     """If the other endpoint is busy, too, the request waits for that one and is not lost."""
     door = paced(doors, 2)
     waits, stays = crowded(door)
@@ -122,7 +122,7 @@ async def test_it_waits_on_where_it_has_to(doors: Any) -> None:
     assert (door.queue.requests, door.queue.size) == (0, 0)
 
 
-async def test_who_gives_up_is_forgotten(doors: Any) -> None:
+async def test_a_request_that_gives_up_is_forgotten(doors: Any) -> None:
     """A client that leaves takes its tokens out of the endpoint's account."""
     door = paced(doors)
     admission = door.director.tracker.load(door.parts.endpoints[0].key).tpot
@@ -135,7 +135,7 @@ async def test_who_gives_up_is_forgotten(doors: Any) -> None:
     assert (admission.queued_tokens, admission.queued) == (0, {})
 
 
-async def test_patience_ends(doors: Any) -> None:
+async def test_a_request_that_waited_too_long_is_refused(doors: Any) -> None:
     """A request that has waited for the longest time allowed is refused."""
     door = paced(doors, live=True, capacity_seconds=0.05)
     door.ask("a", text=LONG)
@@ -144,7 +144,7 @@ async def test_patience_ends(doors: Any) -> None:
 
 
 @pytest.mark.parametrize("requests", [0, 10])
-async def test_nobody_waits_without_a_queue_or_at_the_end(doors: Any, requests: int) -> None:
+async def test_no_request_waits_without_a_queue_or_at_the_end(doors: Any, requests: int) -> None:
     """With a queue of no length, and when the picker shuts down, requests go to the engine as they come."""
     door = paced(doors, requests=requests)
     door.ask("a", text=LONG)

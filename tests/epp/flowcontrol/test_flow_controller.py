@@ -17,7 +17,7 @@ from kvist_epp.scheduling.pick import Candidate
 LONG = "The library opens at nine and closes when the last reader has left. " * 12
 
 
-async def test_a_request_waits_for_room(doors: Any) -> None:
+async def test_a_request_waits_for_capacity(doors: Any) -> None:
     """With capacity the answer is immediate, otherwise it comes as soon as a request has ended."""
     door = doors(2)
     assert isinstance(door.ask("a"), PickResult)
@@ -36,7 +36,7 @@ async def test_a_request_waits_for_room(doors: Any) -> None:
     assert door.director.metrics.requests == {"picked": 3}
 
 
-async def test_nobody_is_overtaken(doors: Any) -> None:
+async def test_no_request_is_overtaken(doors: Any) -> None:
     """A new request queues behind waiting ones even if there is capacity, unless its priority is higher."""
     door = doors()
     door.ask("a")
@@ -89,7 +89,7 @@ async def test_what_is_known_of_the_cache_when_the_turn_comes_counts(doors: Any)
     assert door.parts.log.lines[-1].matched_tokens >= held - 32
 
 
-async def test_who_gives_up_leaves_at_once(doors: Any) -> None:
+async def test_a_request_that_gives_up_leaves_at_once(doors: Any) -> None:
     """A request whose client has disconnected leaves the queue at once and uses no capacity."""
     door = doors()
     door.ask("a")
@@ -119,7 +119,7 @@ async def test_a_cancelled_wait_leaves(doors: Any) -> None:
     assert (door.queue.requests, door.outcomes["b"]) == (0, "rejected-context-cancelled")
 
 
-async def test_who_waited_too_long_is_told_when_to_come_again(doors: Any) -> None:
+async def test_a_request_that_waited_too_long_is_refused_with_retry_after(doors: Any) -> None:
     """After --queue-seconds without room: 429, the reason, and Retry-After within its bounds."""
     door = doors(live=True, capacity_seconds=0.02)
     door.ask("a")
@@ -131,7 +131,7 @@ async def test_who_waited_too_long_is_told_when_to_come_again(doors: Any) -> Non
     assert door.director.metrics.queue_waits.keys() == {"rejected-ttl-expired"}
 
 
-async def test_the_pace_of_the_pool_tells_when_to_come_again(doors: Any) -> None:
+async def test_the_dispatch_rate_says_when_to_retry(doors: Any) -> None:
     """Retry-After is what those before it take, at the pace of the last seconds."""
     door = doors(requests=28)
     door.ask("running")
@@ -228,7 +228,7 @@ async def test_a_subset_without_endpoints_is_refused_at_once(doors: Any) -> None
     assert isinstance(await refusal(waits), NoEndpoints)
 
 
-async def test_a_full_subset_holds_back_nobody_else(doors: Any) -> None:
+async def test_a_full_subset_delays_no_other_request(doors: Any) -> None:
     """Requests for other endpoints pass those that wait for theirs."""
     door = doors(2)
     first, second = (endpoint.address for endpoint in door.parts.endpoints)
@@ -271,7 +271,9 @@ async def test_a_backlog_of_prefill_is_waited_for(doors: Any) -> None:
 
 
 @pytest.mark.parametrize("waits", [1, 5])
-async def test_who_waits_in_a_picker_that_shuts_down_goes_to_a_full_endpoint(doors: Any, waits: int) -> None:
+async def test_a_queued_request_of_a_picker_that_shuts_down_goes_to_a_full_endpoint(
+    doors: Any, waits: int
+) -> None:
     """At the end of the drain all that wait are picked, and so is who would have to wait: nothing is lost."""
     door = doors()
     door.ask("a")

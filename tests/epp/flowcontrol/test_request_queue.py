@@ -121,7 +121,7 @@ class Twins:
 
 @given(st.integers(0, 2**32))
 @settings(max_examples=150)
-def test_the_queue_equals_its_plain_twin(seed: int) -> None:
+def test_the_queue_equals_the_naive_queue(seed: int) -> None:
     """Whatever is added, dispatched and removed, the order is the same, no request is lost or duplicated, and
     no bound is exceeded."""
     twins = Twins(Random(seed))
@@ -210,7 +210,7 @@ def test_higher_levels_go_first() -> None:
     assert (len(order), waiting.requests, waiting.size, waiting.tokens) == (40, 0, 0, 0)
 
 
-def test_a_full_subset_holds_back_nobody_else() -> None:
+def test_a_full_subset_delays_no_other_request() -> None:
     """Neither in its own level, nor of the same tenant, nor below."""
     waiting = RequestQueue(100, 10**6)
     for number, (priority, subset) in enumerate([(1, A), (1, A), (1, B), (0, None), (1, A)]):
@@ -281,7 +281,7 @@ steps = st.lists(st.tuples(st.sampled_from(["come", "wait", "empty", "back"]), s
 
 
 @given(steps)
-def test_patience_counts_each_state_of_the_pool_by_itself(steps: list[tuple[str, float]]) -> None:
+def test_queue_deadlines_count_each_state_of_the_pool_separately(steps: list[tuple[str, float]]) -> None:
     """Time for capacity and time in an empty pool count separately, whatever the pool does meanwhile; the
     oldest requests expire first."""
     now, empty = 5.0, False

@@ -47,7 +47,7 @@ def test_list_has_all_five() -> None:
     }
 
 
-def test_watchers_are_told_only_of_changes() -> None:
+def test_watchers_receive_changes_only() -> None:
     """A watcher hears the present state and each change, not a repetition, and nothing after it stopped."""
     health, heard = Health(), list[int]()
     stop = health.watch("readiness", lambda answer: heard.append(_status(answer)))
@@ -59,7 +59,7 @@ def test_watchers_are_told_only_of_changes() -> None:
     assert heard == [NOT_SERVING, SERVING, NOT_SERVING]
 
 
-def test_liveness_watchers_hear_once() -> None:
+def test_liveness_watchers_are_answered_once() -> None:
     """Liveness never changes."""
     health, heard = Health(), list[int]()
     health.watch(LIVENESS, lambda answer: heard.append(_status(answer)))

@@ -150,7 +150,7 @@ def test_a_message_over_the_limit_is_refused() -> None:
     assert client.calls[1].events == ["cancelled"]
 
 
-def test_a_body_nobody_reads_is_bounded() -> None:
+def test_an_unread_body_is_bounded() -> None:
     """A request that is not gRPC may not send without end."""
     client = Client(message_bytes=1000)
     client.send(frame(f.HEADERS, f.END_HEADERS, 1, client.block(get_fields(method="PUT"))))
@@ -355,7 +355,7 @@ def test_resets_that_a_peer_makes_us_send_are_counted() -> None:
     assert ending(client.send(*pairs)) == CALM
 
 
-def test_answers_nobody_reads_are_bounded() -> None:
+def test_unread_answers_are_bounded() -> None:
     """A client that asks for answers and reads none is cut off before memory runs out."""
     client = Client(connection_send_bytes=2000)
     client.connection.receive(PING * 200)

@@ -11,7 +11,7 @@ from kvist_epp.http2.stream_table import STREAM_BYTES
 STREAM_CALM = (f.RST_STREAM, f.ENHANCE_YOUR_CALM)
 
 
-def test_requests_nobody_has_answered_are_held() -> None:
+def test_unanswered_requests_are_held() -> None:
     """Whole messages count until the call answers, because it may keep them until then."""
     client = Client(held_bytes=5000 + STREAM_BYTES)
     client.send(client.request(1, RECORD), data(1, message(bytes(2000))), data(1, message(bytes(2000))))
@@ -58,7 +58,7 @@ def test_streams_cost_something_by_themselves() -> None:
     assert client.stats.streams_ended["held-bytes"] == 5
 
 
-def test_answers_nobody_reads_fill_the_port_too() -> None:
+def test_unread_answers_fill_the_port_too() -> None:
     """Messages behind the peer's windows count; the stream that would pass the limit is reset."""
     client = Client(held_bytes=200_000)
     client.send(client.request(1, RECORD), client.request(3, RECORD))

@@ -74,7 +74,7 @@ def test_a_window_that_opens_by_drops_ends_its_stream() -> None:
     assert client.calls[0].events == ["cancelled"]
 
 
-def test_a_call_without_a_word_is_given_up() -> None:
+def test_a_silent_call_is_cancelled() -> None:
     """After long silence on both sides a call ends; each word of either side begins the time anew."""
     client = Client(**TIMES)
     client.send(client.request(1, RECORD), client.request(3, RECORD))

@@ -65,7 +65,7 @@ WORDS = st.sampled_from(["http request", "no shared cipher", "unsupported protoc
 
 
 @given(st.lists(st.tuples(WORDS, st.floats(0, 100))))
-def test_all_are_counted_and_one_a_minute_is_told(times: list[tuple[str, float]]) -> None:
+def test_all_are_counted_and_one_a_minute_is_logged(times: list[tuple[str, float]]) -> None:
     """The first failure of a reason is reported at once, the next one a minute later at the earliest.
 
     The report has the number of those between; counts and warnings together account for every handshake.

@@ -93,7 +93,7 @@ async def test_a_silent_client_is_cut_off() -> None:
 
 
 @on_both_loops
-async def test_an_idle_connection_is_told_to_go() -> None:
+async def test_an_idle_connection_gets_goaway() -> None:
     """A connection without calls that says nothing for long gets GOAWAY, and is closed when it agrees."""
     async with serving(idle_seconds=0.1, linger_seconds=0.1) as bench, raw(bench) as (reader, writer):
         async with asyncio.timeout(10):
@@ -135,7 +135,7 @@ async def test_a_silent_connection_is_asked_and_stays_when_it_answers() -> None:
 
 
 @on_both_loops
-async def test_a_connection_without_a_sign_of_life_is_cut_off() -> None:
+async def test_an_unresponsive_connection_is_closed() -> None:
     """The half-open connection of a vanished host is cut, and its calls are cancelled."""
     limits = {"keepalive_seconds": 0.1, "keepalive_timeout_seconds": 0.2}
     async with serving(**limits) as bench, raw(bench) as (_, writer):
@@ -191,7 +191,7 @@ async def test_a_stalled_message_is_given_up() -> None:
 
 
 @on_both_loops
-async def test_a_newcomer_takes_the_place_of_the_idlest() -> None:
+async def test_a_new_connection_replaces_the_idlest() -> None:
     """A new connection to a full port replaces the one longest without a call, never a busy one."""
     async with (
         serving(connections=2, handshake_seconds=0.2) as bench,

@@ -370,14 +370,14 @@ def test_client_authorities_that_are_none(tmp_path: Path) -> None:
 # -- what is agreed
 
 
-async def test_whoever_does_not_want_h2_is_turned_away() -> None:
+async def test_clients_without_h2_are_refused() -> None:
     """A client that offers another protocol alone is disconnected without a byte of an answer."""
     server = await serve(self_made())
     assert await _told(server, "http/1.1") == b""
     await server.close()
 
 
-async def test_whoever_offers_nothing_must_speak_h2() -> None:
+async def test_clients_without_alpn_must_speak_h2() -> None:
     """A client without ALPN, as Envoy Gateway's health checks are, is served; one that then speaks HTTP/1.1
     gets no answer to it, but HTTP/2's own farewell."""
     server = await serve(self_made())

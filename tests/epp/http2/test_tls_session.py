@@ -142,7 +142,7 @@ def test_another_protocol_is_refused() -> None:
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @given(CUTS)
-def test_who_offers_nothing_is_believed(newest: ssl.TLSVersion, cuts: list[int]) -> None:
+def test_clients_without_alpn_are_accepted(newest: ssl.TLSVersion, cuts: list[int]) -> None:
     """A client without ALPN goes on, whatever pieces its hello comes in."""
     peer, server = Peer(NO_ALPN, newest=newest), TlsSession(self_made().context)
     for piece in pieces(peer.step(b"", peer.tls.do_handshake), cuts):

@@ -83,7 +83,7 @@ def test_a_chain_grows_event_by_event(index: AnyIndex) -> None:
     assert index.match(PLAIN, prompt + b".").of(0) == Hit(800, 600)
 
 
-def test_depth_and_tail_tell_where_a_block_ends(index: AnyIndex) -> None:
+def test_depth_and_tail_say_where_a_block_ends(index: AnyIndex) -> None:
     """The tokens before a block's end, and the last bytes of the text there."""
     hashes = store(index, 0, "|".join(f"{number:03d}" for number in range(200)))
 

@@ -135,7 +135,7 @@ def test_too_few_looked_up_tokens_decide_nothing() -> None:
     assert monitor.why_not == ""
 
 
-def test_counters_are_not_listened_to_while_sessions_tell_more() -> None:
+def test_counters_are_ignored_while_sessions_report_more() -> None:
     """The engine also counts what did not pass through us."""
     monitor = AccuracyMonitor()
     judged(monitor, 1000, 1000, 20, now=5.0)

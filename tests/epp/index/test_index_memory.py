@@ -164,7 +164,7 @@ def test_blocks_shared_by_pods_are_kept_once() -> None:
     assert sizes(index) == {"publishers": 16, "trees": 1, "segments": 10, "hashes": 640, "held_segments": 160}
 
 
-def test_the_index_tells_what_it_is() -> None:
+def test_the_index_describes_itself() -> None:
     """The representations have counts, never text."""
     index = Index()
     index.stored(index.publisher("pod/0"), PLAIN, None, [1, 2], [b"secret", b"words"], block_size=16)

@@ -76,7 +76,7 @@ def test_several_prompts_add_up() -> None:
     assert found.size == 2 * len(TEXT) + 23
 
 
-def test_tokens_are_counted_where_blocks_tell_and_estimated_beyond() -> None:
+def test_tokens_are_counted_by_blocks_and_estimated_beyond() -> None:
     """A prompt's tokens: those of the longest match, the rest by its own bytes per token."""
     some = lookup(10)
     assert some.look(ROOT, [TEXT]).tokens == len(TEXT) // 4

@@ -158,7 +158,7 @@ def test_other_publishers_may_go_on_while_one_is_recorded() -> None:
     check(copy)
 
 
-def test_a_publisher_forgotten_while_it_is_recorded_is_not_told() -> None:
+def test_a_publisher_forgotten_while_it_is_recorded_has_no_section() -> None:
     """A publisher that is forgotten while it is recorded has no section, because its engine has restarted."""
     index = Index()
     number = index.publisher(NAMES[0])

@@ -96,7 +96,7 @@ def test_a_prompt_is_credited_at_once() -> None:
     assert (engine.tokens(PROMPT), len(engine.ingestor.checker)) == (8, 0)
 
 
-def test_a_decode_born_block_is_credited_only_after_its_check() -> None:
+def test_a_decode_block_is_credited_only_after_its_check() -> None:
     """A decode block is not credited before its check; the check needs no further event."""
     engine = prompted()
     engine.send(stored([3], 2, b"cccc"))
@@ -106,7 +106,7 @@ def test_a_decode_born_block_is_credited_only_after_its_check() -> None:
     assert (before, engine.tokens(PROMPT + b"cccc"), engine.stats) == (8, 12, (1, 0, 0))
 
 
-def test_a_decode_born_block_of_other_tokens_is_never_credited() -> None:
+def test_a_decode_block_of_other_tokens_is_never_credited() -> None:
     """Trap 3: equal bytes are not equal tokens (inference-perf#649); its children are not credited either."""
     engine = prompted()
     text = spell([A, HEL, LO, C])
@@ -213,7 +213,7 @@ def test_clearing_drops_what_is_pending() -> None:
     assert (engine.tokens(PROMPT + b"cccc"), engine.stats) == (0, (0, 0, 0))
 
 
-def test_without_a_tokenizer_nothing_born_in_decode_is_credited() -> None:
+def test_without_a_tokenizer_no_decode_block_is_credited() -> None:
     """Without a tokenizer it is unknown whether a block is canonical, so none is credited."""
     engine = prompted(check=False)
     engine.send(stored([3], 2, b"cccc"), stored([4], 3, b"dddd"))

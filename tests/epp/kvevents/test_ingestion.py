@@ -194,7 +194,7 @@ def test_a_tier_s_placeholder_does_not_decide_which_group_is_learned() -> None:
     assert engine.tokens(PROMPT) == 8
 
 
-def test_a_tier_that_tells_its_tokens_is_learned() -> None:
+def test_a_tier_that_reports_its_tokens_is_learned() -> None:
     """Self-describing events, after a restart with a warm disk."""
     engine = Learning()
     engine.send(stored([1, 2], None, PROMPT, medium="STORAGE"))
@@ -269,7 +269,7 @@ def test_the_quarantine_gives_back_what_it_took_once(moves: list[tuple[int, int]
     assert (given_back, len(quarantine)) == (taken, 0)
 
 
-def test_a_long_event_is_learned_in_slices_without_looking_born_in_decode() -> None:
+def test_a_long_event_is_ingested_in_slices_without_looking_like_decode() -> None:
     """A 128k-token prompt must not hold up a pick; 513 blocks are not 512 and a decode-born one."""
     engine = Learning()
     text = PROMPT * 257
@@ -291,7 +291,7 @@ def test_media_in_a_long_event_stay_where_they_are() -> None:
     assert engine.tokens(text) == 400 * SIZE
 
 
-def test_the_first_event_of_a_request_tells_what_was_cached() -> None:
+def test_the_first_event_of_a_request_shows_what_was_cached() -> None:
     """The parent of the first block it stores is where its hit really ended."""
     engine = prompted()
     seen = engine.send(stored([3, 4], 2, b"ccccdddd", session="t"), stored([5, 6], 4, PROMPT, session="t"))
@@ -365,7 +365,7 @@ def test_a_session_that_is_silent_for_two_generations_is_forgotten() -> None:
     assert len(sessions) == 1
 
 
-def test_the_endpoint_of_a_publisher_named_by_uid_is_told() -> None:
+def test_the_endpoint_of_a_publisher_named_by_uid_is_reported() -> None:
     """The index knows pods by UID, everybody else by namespace and name."""
     engine = Learning()
     engine.source = "uid-1/0"
@@ -384,7 +384,7 @@ def test_a_publisher_that_left_is_gone() -> None:
     assert (engine.index.stats()["hashes"], engine.index.stats()["publishers"]) == (0, 0)
 
 
-def test_counters_tell_what_was_ignored() -> None:
+def test_ignored_events_are_counted() -> None:
     """Nothing is silent: unknown and malformed events are counted for their publisher."""
     engine = Learning()
     engine.ingestor.apply(engine.source, Batch(ts=0.0, events=[Cleared()], unknown=2, malformed=3))

@@ -64,7 +64,7 @@ def test_a_live_message_below_next_is_overlap_not_restart() -> None:
     assert sequencer.on_live(4, batch(4)) == [Apply(batch(4))]
 
 
-def test_a_gap_asks_the_ring_and_marks_the_publisher_suspect() -> None:
+def test_a_gap_requests_a_replay_and_marks_the_publisher_suspect() -> None:
     """Nothing is applied past a hole: it may hide a removal."""
     sequencer = after(0, 1)
 
@@ -149,7 +149,7 @@ def test_a_restart_that_ran_past_our_cursor_is_seen_by_its_fingerprint() -> None
     assert sequencer.on_replayed(1, batch(1, life=1)) == [Forget(restarted=True), RequestReplay(0)]
 
 
-def test_a_restart_that_has_said_nothing_yet_is_seen_by_its_empty_ring() -> None:
+def test_a_silent_restart_is_seen_by_its_empty_replay_buffer() -> None:
     """Weakness 3: an idle engine announces nothing; its ring not knowing our last batch says enough."""
     sequencer = after(0, 1)
     sequencer.on_connected()
@@ -216,7 +216,7 @@ def test_a_first_replay_that_begins_late_resets_nothing() -> None:
     assert sequencer.on_replayed(500, batch(500)) == [Apply(batch(500))]
 
 
-def test_without_a_ring_a_gap_resets_and_goes_on() -> None:
+def test_without_a_replay_buffer_a_gap_resets_and_goes_on() -> None:
     """No replay endpoint: the publisher is warm at once, and a hole costs what came before it."""
     sequencer = EventSequencer(has_replay=False)
     steps = (
@@ -273,7 +273,7 @@ def test_held_messages_are_bounded_in_bytes() -> None:
     assert sequencer.held == 0
 
 
-def test_a_restart_drops_what_was_held_of_the_old_life() -> None:
+def test_a_restart_drops_held_batches_of_the_old_engine() -> None:
     """Messages of the old life that waited for a replay must not be applied to the new one."""
     sequencer = after(0)
     sequencer.on_live(5, batch(5))
@@ -290,7 +290,7 @@ def test_late_answers_of_an_abandoned_replay_are_ignored() -> None:
     assert judge_replay_end(cursor) == (cursor, Action.IGNORE)
 
 
-def test_a_hole_before_a_message_that_came_after_the_question_is_asked_about() -> None:
+def test_a_gap_before_a_message_that_came_after_the_request_is_replayed() -> None:
     """The ring had not seen the far side of the hole when it was asked, so its silence was not final."""
     cursor = begin_replay(Cursor(next=3, mark=b"m", last_live=2))
     cursor, held = judge_live(cursor, 6, b"x")
@@ -309,7 +309,7 @@ HAPPENINGS = ["sent"] * 3 + ["lost", "overtaken", "restart", "restart, heard bef
     st.integers(1, 6),
     st.lists(st.sampled_from(HAPPENINGS), max_size=40),
 )
-def test_what_is_believed_is_always_a_gapless_suffix_of_the_present_life(
+def test_what_is_applied_is_always_a_gapless_suffix_of_the_present_engine(
     ring: int, history: list[str]
 ) -> None:
     """Under any losses, reorderings, restarts and reconnections: no stale life, no hole, nothing twice, no

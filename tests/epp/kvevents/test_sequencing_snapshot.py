@@ -18,7 +18,7 @@ def waiting(*held: int, has_replay: bool = True, life: int = 0) -> EventSequence
     return sequencer
 
 
-def test_while_a_snapshot_may_come_messages_are_held_and_no_ring_is_asked() -> None:
+def test_while_a_snapshot_may_come_messages_are_held_and_no_replay_is_requested() -> None:
     """A replay of thousands of batches is not begun when a peer can tell what they come to."""
     sequencer = waiting()
     steps = [*sequencer.on_connected(), *sequencer.on_live(7, batch(7)), *sequencer.on_live(8, batch(8))]
@@ -27,7 +27,7 @@ def test_while_a_snapshot_may_come_messages_are_held_and_no_ring_is_asked() -> N
     assert sequencer.skip_snapshot() == [RequestReplay(0)]
 
 
-def test_after_a_snapshot_the_ring_is_asked_from_its_last_batch_on() -> None:
+def test_after_a_snapshot_a_replay_is_requested_from_its_last_batch_on() -> None:
     """Batches covered by the snapshot are not applied again; the overlap proves that the engine has not
     restarted."""
     sequencer = waiting(7, 8, 9)
@@ -42,7 +42,7 @@ def test_after_a_snapshot_the_ring_is_asked_from_its_last_batch_on() -> None:
     )
 
 
-def test_a_snapshot_of_an_older_life_is_forgotten() -> None:
+def test_a_snapshot_of_a_restarted_engine_is_forgotten() -> None:
     """The engine restarted between the peer's look and ours: its ring says so."""
     sequencer = waiting()
 

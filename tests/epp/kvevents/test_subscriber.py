@@ -152,7 +152,7 @@ async def test_a_long_replay_that_loses_messages_is_completed() -> None:
             assert follower.stats().resets == 0
 
 
-async def test_a_restart_forgets_the_old_life() -> None:
+async def test_a_restart_forgets_the_old_engine() -> None:
     """Weakness 1 and 5: numbers begin at 0 again, on the same address; nothing has to be registered anew."""
     async with publishing() as engine, following(engine) as follower:
         engine.publish(batch(chain(0)))
@@ -212,7 +212,7 @@ async def test_without_replay_a_gap_resets() -> None:
         assert (follower.tokens(), follower.index.blocks(0)) == (0, {"GPU": 2})
 
 
-async def test_a_replay_port_where_nobody_listens_is_given_up() -> None:
+async def test_a_replay_port_without_a_listener_is_given_up() -> None:
     """The publisher becomes warm without its past, and what it says meanwhile is not lost."""
     async with publishing(replace(ANY, replay_endpoint=None)) as engine:
         new = Following(QUICK)
@@ -267,7 +267,7 @@ async def test_publishers_may_connect_to_us(topic: str) -> None:
         await new.subscriber.close()
 
 
-async def test_ranks_that_connect_to_us_are_told_apart_by_their_batches() -> None:
+async def test_ranks_that_connect_to_us_are_distinguished_by_their_batches() -> None:
     """Ranks that share a topic have separate batch numbers."""
     new = Following(CALM, bind="tcp://127.0.0.1:*")
     new.subscriber.follow(
@@ -298,7 +298,7 @@ async def test_a_publisher_not_followed_any_more_is_forgotten() -> None:
         assert follower.index.stats()["publishers"] == 1
 
 
-async def test_blocks_born_in_decode_are_checked_while_nothing_else_happens() -> None:
+async def test_decode_blocks_are_checked_while_nothing_else_happens() -> None:
     """The check needs no further event to start it."""
     async with publishing() as engine, following(engine) as follower:
         engine.publish(batch(chain(0), stored([3], 2, b"aaaa")))
@@ -336,7 +336,7 @@ async def test_closing_leaves_nothing_behind() -> None:
         assert (threading.active_count(), len(asyncio.all_tasks())) == before[1:]
 
 
-async def test_an_address_that_is_none_costs_nobody_else() -> None:
+async def test_an_invalid_address_affects_no_other_publisher() -> None:
     """An invalid address is logged, and other publishers are followed."""
     async with publishing() as engine, following(engine) as follower:
         real = FollowedPublisher("ns/pod", "ns/pod/0", 0, engine.endpoint, engine.replay_endpoint)

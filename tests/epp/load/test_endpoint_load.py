@@ -24,7 +24,7 @@ def telling(*, now: float = 0.0) -> LoadTracker:
     return books
 
 
-def test_owed_drains_with_time_where_nobody_tells_oldest_first() -> None:
+def test_backlog_without_events_drains_with_time_oldest_first() -> None:
     """Without events tokens go away at the pod's rate, those of the oldest request first."""
     books = tracker()
     route(books, "old", "p", 500, 500, now=0.0)
@@ -39,7 +39,7 @@ def test_owed_drains_with_time_where_nobody_tells_oldest_first() -> None:
     assert books.running("p") == 1
 
 
-def test_a_pod_that_tells_owes_until_it_says_otherwise() -> None:
+def test_a_backlog_with_events_falls_only_by_events() -> None:
     """While events can still come, time alone does not reduce the backlog: the engine may have begun late."""
     books = telling()
     route(books, "s", "p", 1000, 1000, now=5.0)
@@ -65,7 +65,7 @@ def test_events_correct_the_estimate_both_ways() -> None:
     assert books.backlog("p", now=5.1) == 0
 
 
-def test_less_than_a_block_is_computed_with_whoever_came_later() -> None:
+def test_less_than_a_block_is_computed_with_a_later_request() -> None:
     """A prompt below one block causes no event; progress of a later request shows that it is computed. For
     larger ones that holds only once they are certain to have come first, because other replicas' requests may
     share their prefix."""
@@ -83,7 +83,7 @@ def test_less_than_a_block_is_computed_with_whoever_came_later() -> None:
     assert books.backlog("p") == 0
 
 
-def test_a_prompt_that_found_its_prefix_cached_owes_nothing() -> None:
+def test_a_prompt_with_a_cached_prefix_adds_no_backlog() -> None:
     """A prompt whose prefix another replica's request has computed causes no event; progress of a later
     request ends its backlog. A half-computed prompt reports its own progress."""
     books = telling()
@@ -106,7 +106,7 @@ def twins() -> tuple[LoadTracker, Attempt, Attempt]:
     return books, ours, theirs
 
 
-def test_one_prompt_of_several_replicas_is_owed_once() -> None:
+def test_one_prompt_of_several_replicas_counts_once() -> None:
     """A prompt that several replicas sent to one endpoint counts once, whichever request the engine
     computes."""
     books, _, theirs = twins()
@@ -118,7 +118,7 @@ def test_one_prompt_of_several_replicas_is_owed_once() -> None:
     assert (both, half, books.backlog("p")) == (3000, 1000, 0)
 
 
-def test_a_twin_that_is_described_late_owes_nothing_from_then_on() -> None:
+def test_a_duplicate_that_is_described_late_adds_no_backlog_from_then_on() -> None:
     """A peer's update may come before ours is made; the engine's queue gives its tokens back to neither."""
     books, _, theirs = twins()
     late = route(books, "late", "p", 3000, 3000, now=1.2)
@@ -130,7 +130,7 @@ def test_a_twin_that_is_described_late_owes_nothing_from_then_on() -> None:
     assert (late.open, theirs.open, books.running("p")) == (True, True, 4)
 
 
-def test_of_twins_the_next_one_owes_when_the_first_has_gone() -> None:
+def test_the_next_duplicate_has_the_backlog_when_the_first_has_ended() -> None:
     """A client left before its prompt was computed: the engine computes it for the other."""
     books, ours, _ = twins()
     progress(books, "ours", 2000, now=1.2)
@@ -141,7 +141,7 @@ def test_of_twins_the_next_one_owes_when_the_first_has_gone() -> None:
     assert (left, books.backlog("p")) == (2000, 2000)
 
 
-def test_a_prompt_whose_twins_have_ended_is_owed_anew() -> None:
+def test_a_prompt_counts_again_once_its_duplicates_have_ended() -> None:
     """A prompt counts again once its duplicates have ended, because its blocks may have been evicted."""
     books, ours, theirs = twins()
     end(books, ours.request.session, now=2.0)
@@ -152,7 +152,7 @@ def test_a_prompt_whose_twins_have_ended_is_owed_anew() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("rtpds"), st.integers(0, 3000), st.floats(0, 3)), max_size=40))
-def test_owed_is_the_sum_of_what_requests_have_left(history: list[tuple[str, int, float]]) -> None:
+def test_backlog_is_the_sum_over_its_requests(history: list[tuple[str, int, float]]) -> None:
     """The backlog is the sum over its requests, in whatever order they are routed, reported, drained and
     ended."""
     books, now, names = tracker(), 0.0, list[str]()

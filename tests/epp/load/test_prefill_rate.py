@@ -41,7 +41,7 @@ def test_a_pod_that_has_little_to_do_shows_nothing() -> None:
 
 
 @given(st.floats(0.02, 0.9))
-def test_a_pod_that_was_idle_though_it_seemed_to_owe_shows_nothing(pause: float) -> None:
+def test_an_idle_endpoint_with_an_assumed_backlog_shows_no_rate(pause: float) -> None:
     """No rate is learned from an endpoint that was idle although it seemed busy: each prompt came after the
     one before it had ended, because other prompts were cached."""
     pace = PrefillRateEstimator()
@@ -92,7 +92,7 @@ def test_pods_that_differ_little_are_alike() -> None:
     assert [paces.rate(key) for key in "abc"] == [10_000.0, 10_000.0, 5_000.0]
 
 
-def test_who_was_never_behind_is_as_fast_as_the_fastest_or_as_it_has_shown() -> None:
+def test_an_endpoint_that_was_never_busy_is_as_fast_as_the_fastest_or_as_it_has_shown() -> None:
     """The rates of slow endpoints, which are busy first, are no upper bound for endpoints that were never
     busy."""
     paces = PoolPrefillRates(15_000.0)

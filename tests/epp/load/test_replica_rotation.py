@@ -42,7 +42,7 @@ def test_alone_and_in_time_it_goes_at_once() -> None:
     assert turn.seconds_until_turn(9.9, 10.0) == inf
 
 
-def test_the_late_leave_room_for_newcomers() -> None:
+def test_overdue_requests_leave_capacity_for_new_ones() -> None:
     """An overdue request is sent when the endpoint has had capacity for a while; without capacity the time
     begins anew."""
     turn = ReplicaRotation()
@@ -57,7 +57,7 @@ def test_the_late_leave_room_for_newcomers() -> None:
     assert turn.may_send(since, 10.6 + OVERDUE_SECONDS, capacity=True)
 
 
-def test_where_nobody_new_comes_nothing_is_left_free() -> None:
+def test_without_new_requests_no_capacity_is_left_free() -> None:
     """An endpoint without new requests takes overdue ones at once."""
     turn = ReplicaRotation()
     assert turn.may_send(0.0, 10.0, capacity=True)
@@ -67,7 +67,7 @@ def test_where_nobody_new_comes_nothing_is_left_free() -> None:
     assert turn.may_send(0.0, 10.0 + NEW_REQUEST_SECONDS, capacity=True)
 
 
-def test_each_picker_sees_its_share_of_the_newcomers() -> None:
+def test_each_picker_sees_its_share_of_new_requests() -> None:
     """With three replicas sending, one new request of ours stands for two that we did not see."""
     turn = crowd(dict.fromkeys(PICKERS, 10.0))["a"]
     turn.on_new_request(10.0)
@@ -87,7 +87,7 @@ def test_pickers_take_turns(order: list[str], apart: float) -> None:
     assert all(abs(came[p] - now - place * TURN_SECONDS) < 1e-9 for place, p in enumerate(order))
 
 
-def test_a_turn_ends_when_somebody_sent() -> None:
+def test_a_turn_ends_when_a_replica_sends() -> None:
     """A turn ends when any replica has sent a request; that replica then goes last."""
     turn = crowd({"a": 10.0, "b": 9.0})["a"]
     assert not turn.may_send(10.0, 10.1, capacity=True)
@@ -95,7 +95,7 @@ def test_a_turn_ends_when_somebody_sent() -> None:
     assert turn.may_send(10.0, 10.12, capacity=True)
 
 
-def test_a_picker_that_is_gone_holds_nobody_back() -> None:
+def test_a_picker_that_has_left_is_not_waited_for() -> None:
     """A replica that has sent nothing for long is not waited for, and is forgotten."""
     turn = crowd({"a": 10.0, "b": 9.0})["a"]
     assert turn.may_send(9.0 + REPLICA_SECONDS, 9.0 + REPLICA_SECONDS, capacity=True)

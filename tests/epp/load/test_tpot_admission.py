@@ -102,7 +102,7 @@ def test_few_tokens_are_held_by_no_allowance() -> None:
     )
 
 
-def test_who_waits_in_the_engine_is_enough() -> None:
+def test_half_a_second_of_prefill_in_the_engine_is_enough() -> None:
     """Half a second of prefill keeps an engine busy; more waits where it can still go elsewhere."""
     tracker, load, admission = paced()
     route(tracker, "one", "pod", int(STEP_SECONDS * RATE) + 1, 1_000, 1.0)

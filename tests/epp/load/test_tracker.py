@@ -16,7 +16,7 @@ def tracker(**more: float) -> LoadTracker:
     return LoadTracker(default_rate=RATE, **more)  # type: ignore[arg-type]
 
 
-def test_routed_tokens_are_owed_until_settled() -> None:
+def test_routed_tokens_are_in_the_backlog_until_the_end() -> None:
     """A request adds its uncached tokens to the backlog from the pick to its end."""
     books = tracker()
     route(books, "s", "p", 500, 900, now=10.0)
@@ -126,7 +126,7 @@ def test_a_pod_is_full_by_its_batch_or_its_backlog() -> None:
     )
 
 
-def test_what_a_scrape_does_not_find_makes_nobody_full() -> None:
+def test_requests_missing_from_a_scrape_make_no_endpoint_full() -> None:
     """Ends that the access log tells late count as soon as a scrape shows them, and then only once."""
     books = tracker()
     books.calibrate("p", slots=3)
@@ -191,7 +191,7 @@ def test_memory_is_bounded() -> None:
     assert end(books, "s2", now=4.0) is not None
 
 
-def test_forget_closes_an_account() -> None:
+def test_an_endpoint_that_leaves_takes_its_requests_with_it() -> None:
     """A pod that leaves takes its requests with it."""
     books = tracker()
     route(books, "s", "p", 10, 10, now=0.0)
@@ -236,7 +236,7 @@ def test_more_requests_are_untracked() -> None:
     assert books.running("p") == 1
 
 
-def test_requests_that_wait_in_the_engine_owe_everything() -> None:
+def test_requests_that_wait_in_the_engine_have_their_whole_backlog() -> None:
     """Requests that wait in the engine have their full backlog again, although time had reduced it."""
     books = tracker()
     route(books, "begun", "p", 1000, 1000, now=0.0)
@@ -440,7 +440,7 @@ class Heard(RequestListener):
         self.said.append(("ended", attempt.request.session, attempt.number))
 
 
-def test_listeners_hear_of_each_request_of_this_replica_once() -> None:
+def test_listeners_are_notified_of_each_request_of_this_replica_once() -> None:
     """Routed, moved and ended, in order; requests of other replicas are not reported."""
     books, heard = tracker(), Heard()
     route(books, "unseen", "p", 1, 1, now=0.0)

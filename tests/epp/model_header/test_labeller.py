@@ -179,7 +179,7 @@ def test_no_forged_header_survives_any_mode(mode: str, chunks: list[bytes], trai
 
 
 @pytest.mark.parametrize("mode", ["buffered", "duplex", "streamed-early", "unsaid"])
-def test_the_model_is_told_where_the_body_is_seen(mode: str) -> None:
+def test_the_model_is_reported_where_the_body_is_seen(mode: str) -> None:
     """The header is set in each mode that shows the whole body."""
     gateway = run(MODES[mode], [named("llama")], trailers=False)
     assert gateway.headers == {MODEL_HEADER: "llama"}

@@ -94,6 +94,6 @@ def test_usual_names_can_be_said(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [None, 7, ["m"], {"model": "m"}, "", "x" * (MAX_NAME_BYTES + 1)])
-def test_other_values_cannot_be_said(name: object) -> None:
+def test_other_values_are_refused(name: object) -> None:
     """A value that is not a string, empty, or too long for a header is not used."""
     assert header_value(name) is None

@@ -40,7 +40,7 @@ def test_one_step_at_a_time() -> None:
     assert pool.poll() == []
 
 
-def test_a_step_is_in_the_ledger_until_it_is_answered() -> None:
+def test_a_prewarming_request_is_in_flight_until_it_is_answered() -> None:
     """The cost of a pick includes the work of prewarming."""
     pool = hot_pool("a")
     pool.join("b")

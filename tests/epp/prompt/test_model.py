@@ -69,7 +69,7 @@ def test_completions_begin_with_what_the_tokenizer_adds(tmp_path: Path) -> None:
         ("/v1/embeddings", {"input": "x"}, "path"),
     ],
 )
-def test_what_cannot_be_rendered_is_routed_by_load_and_told(
+def test_what_cannot_be_rendered_is_routed_by_load_and_reported(
     tmp_path: Path, path: str, fields: dict[str, Any], why: str
 ) -> None:
     """No prompt, and one fixed word for a counter."""

@@ -358,7 +358,7 @@ async def test_a_snapshot_whose_server_dies_is_replaced_by_replays() -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-async def test_a_second_replica_is_asked_when_the_first_breaks_off() -> None:
+async def test_a_second_replica_is_used_when_the_first_breaks_off() -> None:
     """The second one is asked for the publishers that are still missing."""
     sinks: list[type[Sinking]] = [Silent, Sinking]
 

@@ -134,7 +134,7 @@ def test_copy_costs_a_little() -> None:
     assert seconds("copy", row(uncached=0, held=1000), row(uncached=1000)) == [0.0, 0.05]
 
 
-def test_those_who_will_use_a_copy_share_its_work() -> None:
+def test_requests_that_will_use_a_copy_share_its_work() -> None:
     """A request bears the whole work of a copy without recent uses; with four uses for two copies, a
     ninth."""
     assert [copy_share(0.0, 1), copy_share(4.0, 1)] == [1.0, pytest.approx(1 / 9)]

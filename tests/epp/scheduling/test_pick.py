@@ -171,7 +171,7 @@ def test_near_ties_go_to_the_fewest_running() -> None:
     assert picks(pods, Demand(1))[0] == "p2"
 
 
-def test_a_beginning_that_many_ask_for_is_copied_sooner() -> None:
+def test_a_popular_prefix_is_copied_sooner() -> None:
     """Behind the same backlog a prompt of its own stays, and one that came ten times in a second does not."""
     pods = [candidate(1, backlog=1000.0), candidate(2)]
     hits = {"ns/p1": Match(900, 3600)}
@@ -301,7 +301,7 @@ def test_an_ipv6_port_in_a_subset_counts() -> None:
         ),
     ],
 )
-def test_nobody_is_eligible(pods: list[Candidate], subset: tuple[str, ...] | None, message: str) -> None:
+def test_no_endpoint_is_eligible(pods: list[Candidate], subset: tuple[str, ...] | None, message: str) -> None:
     """The refusal says why, in counts and without addresses."""
     with pytest.raises(NoEndpoints) as caught:
         choose(pods, Demand(1), subset, now=NOW)
@@ -360,7 +360,7 @@ def test_the_subset_is_always_respected(
 
 
 @given(fleets, hits, st.floats(1, 1e5))
-def test_more_owed_never_makes_a_pod_better(
+def test_more_backlog_never_makes_an_endpoint_better(
     fleet: list[tuple[float, int, bool, int | None]], matched: dict[int, int], more: float
 ) -> None:
     """By owing more, a pod's predicted time to the first token never gets shorter."""

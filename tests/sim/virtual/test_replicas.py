@@ -43,7 +43,7 @@ def heard(tokens: int) -> list[tuple[float, float]]:
     return Ear.heard
 
 
-def test_what_is_computed_by_the_time_it_is_told_is_not_owed() -> None:
+def test_what_is_computed_by_the_time_it_is_announced_adds_no_backlog() -> None:
     """A short prompt on an idle engine takes a tenth of a second; updates come every 0.8 s."""
     told = heard(600)
 
@@ -52,7 +52,7 @@ def test_what_is_computed_by_the_time_it_is_told_is_not_owed() -> None:
     assert {owed for age, owed in told if age > 0.2} == {0.0}
 
 
-def test_a_long_new_prompt_is_told_at_once() -> None:
+def test_a_long_new_prompt_is_announced_at_once() -> None:
     """Other replicas learn of a long new prompt, and its backlog, before the next update would be due."""
     told = heard(3 * URGENT_TOKENS)
 

@@ -168,7 +168,7 @@ def test_what_cannot_be_read_is_named(words: list[str], said: str) -> None:
     assert said in str(refused.value)
 
 
-def test_a_flag_that_nobody_knows_is_refused_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_flag_is_refused_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     """In one line, with where to look; not after a page of usage."""
     with pytest.raises(SystemExit) as ended:
         main(["--pool-name=qwen", "--leader-elect"])

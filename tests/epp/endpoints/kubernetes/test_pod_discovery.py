@@ -91,7 +91,7 @@ async def test_until_the_new_pods_are_listed_the_old_fleet_stays(server: ApiServ
         assert seen.hostports[-1] == ["10.0.0.1:9000", "10.0.0.2:9000"]
 
 
-async def test_changes_are_told_together(server: ApiServer, tmp_path: Path) -> None:
+async def test_changes_are_published_together(server: ApiServer, tmp_path: Path) -> None:
     """A hundred changes at once are published in a few sets, the last one complete; an irrelevant change in
     none."""
     selector = {"endpoint_selector": "app=x", "endpoint_target_ports": "8000"}
@@ -106,7 +106,7 @@ async def test_changes_are_told_together(server: ApiServer, tmp_path: Path) -> N
         assert all(fleet.by_key("ns/a") is seen.fleets[0].by_key("ns/a") for fleet in seen.fleets)
 
 
-async def test_priorities_are_told_when_they_change(server: ApiServer, tmp_path: Path) -> None:
+async def test_priorities_are_published_when_they_change(server: ApiServer, tmp_path: Path) -> None:
     """Priorities of the pool's objectives are published by name; an irrelevant change is not."""
     server.put(POOLS, "p", **pool(8000, app="x"))
     async with following(server, tmp_path, pool_name="p") as (seen, _):

@@ -112,7 +112,7 @@ def test_nonsense_is_named_and_passed_over(name: str, text: str) -> None:
     assert all(part in complaint for part in ("a: ", f"kvist.dev/{name}", repr(text)))
 
 
-def test_a_second_family_is_of_no_account() -> None:
+def test_a_second_family_has_no_effect() -> None:
     """The first address of a dual-stack pod counts, as for gateways; podIPs where podIP is missing."""
     status = {"phase": "Running", "podIPs": [{"ip": "FD00::0:1"}, {"ip": "10.0.0.1"}]}
     [endpoint] = made(pod() | {"status": status})

@@ -228,7 +228,7 @@ def test_salt_and_media_of_an_event() -> None:
     assert (event.salt, event.opaque_from) == ("tenant", None)
 
 
-def test_the_rank_is_told_without_reading_the_events() -> None:
+def test_the_rank_is_known_without_reading_the_events() -> None:
     """In bind mode, ranks share a topic."""
 
     assert [rank_of(pack([1.0, [17], 3])), rank_of(pack([1.0, []])), rank_of(b"\xc1")] == [3, None, None]

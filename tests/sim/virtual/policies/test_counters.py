@@ -8,7 +8,7 @@ from kvist_sim.virtual.policies.counters import Prefill, depth, least
 from kvist_sim.virtual.policies.load_balancing import LeastRequests
 
 
-def test_a_prompt_is_owed_until_its_first_token() -> None:
+def test_a_prompt_is_in_the_backlog_until_its_first_token() -> None:
     """A request's expected tokens count from routing to its first token, and the request until it ends."""
     counts, pod, request = Prefill(), pods(1)[0], asked([1, 2])
     counts.expect([320], 0)
@@ -20,7 +20,7 @@ def test_a_prompt_is_owed_until_its_first_token() -> None:
     assert (counts.tokens[pod], counts.requests[pod]) == (0, 0)
 
 
-def test_a_request_that_ends_before_its_first_token_owes_nothing() -> None:
+def test_a_request_that_ends_before_its_first_token_leaves_no_backlog() -> None:
     """An interrupted request removes its backlog, also when its pod left before."""
     counts, (kept, lost) = Prefill(), pods(2)
     for pod in (kept, lost):

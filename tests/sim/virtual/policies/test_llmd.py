@@ -87,7 +87,7 @@ def test_the_filter_by_hand() -> None:
     assert keep([0.9, 0.1], [20.1, 2.0]) == [0, 1]
 
 
-def test_sticky_burns_a_holder_until_the_penalty_then_spreads() -> None:
+def test_sticky_overloads_a_holder_until_the_penalty_then_spreads() -> None:
     """Half a second of new tokens a request at one holder: it breaks after 18 s, that is 37 requests."""
     policy, fleet = Sticky(context(Held({0: 160}), rate=1_000.0)), pods(2)
     prompt = list(range(191))  # 160 of 191 held: 0.84; 31 blocks of 16 are new: 0.496 s
