@@ -13,10 +13,16 @@ from kvist_epp.admin import admin_server, debug_pages
 from kvist_epp.admin.admin_server import PickerPages
 from kvist_epp.admin.debug_pages import QueueGauges, pick_document, queue_document
 from kvist_epp.admin.fleet_page import FleetPage
-from kvist_epp.app.listeners import listen, open_certificates
 from kvist_epp.app.model_loader import ModelActivator, ModelLoader
+from kvist_epp.app.process import (
+    Process,
+    Shutdown,
+    freeze_startup_objects,
+    open_certificates,
+    open_grpc_ports,
+    run_process,
+)
 from kvist_epp.app.readiness import Readiness
-from kvist_epp.app.shutdown import Process, Shutdown, freeze_startup_objects, run_process
 from kvist_epp.director.assembly import make_director
 from kvist_epp.director.completion import CompletionHandler
 from kvist_epp.director.director import Director
@@ -26,8 +32,8 @@ from kvist_epp.extproc.pick_request import DeferredResult, PickRequest, PickResu
 from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.flowcontrol.driver import FlowDriver
 from kvist_epp.flowcontrol.flow_controller import QueuedRequest
-from kvist_epp.http2.call import Server
-from kvist_epp.http2.grpc_health import Health, health_methods
+from kvist_epp.http2.call import Method
+from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.prewarm.prewarmer import open_prewarmer
 from kvist_epp.settings.settings import Settings
@@ -102,8 +108,9 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
         replication = _replication(settings, registry, health)
         forward = None if replication is None else replication.forward_end
         completion = CompletionHandler(director, time.monotonic, forward)
-        grpc, grpc_health = await _servers(
-            settings, director, driver, completion, health, certificates, stack
+        methods = _methods(settings, director, driver, completion, health)
+        grpc, grpc_health = await open_grpc_ports(
+            settings, methods, health, certificates, stack=stack, port_stats=director.metrics.ports
         )
         if replication is not None:
             await replication.start(shutdown, stack)
@@ -183,15 +190,13 @@ def _replication(settings: Settings, registry: EndpointRegistry, health: Health)
     return Replication(settings, registry, lambda: health.ready)
 
 
-async def _servers(
+def _methods(
     settings: Settings,
     director: Director,
     driver: FlowDriver,
     completion: CompletionHandler,
     health: Health,
-    tls: Certificates | None,
-    stack: AsyncExitStack,
-) -> tuple[Server, Server]:
+) -> dict[str, Method]:
     def on_error(kind: str, count: int) -> None:
         director.metrics.protocol_errors[kind] += count
 
@@ -200,19 +205,9 @@ async def _servers(
         return driver.deferred(answer) if isinstance(answer, QueuedRequest) else answer
 
     on_response = completion.on_response if settings.observe_responses else None
-    served = ext_proc_methods(
+    return ext_proc_methods(
         decide, completion.on_access_log, health, on_response=on_response, on_error=on_error
     )
-    port_stats = director.metrics.ports
-    grpc = await listen(settings, served, settings.grpc_port, "--grpc-port", tls, port_stats=port_stats)
-    stack.push_async_callback(grpc.close)
-    port = settings.grpc_health_port
-    # Always plaintext: probes of the kubelet and of cloud load balancers speak no TLS.
-    grpc_health = await listen(
-        settings, health_methods(health), port, "--grpc-health-port", port_stats=port_stats
-    )
-    stack.push_async_callback(grpc_health.close)
-    return grpc, grpc_health
 
 
 async def _pages(

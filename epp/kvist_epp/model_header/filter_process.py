@@ -8,11 +8,16 @@ from dataclasses import dataclass
 import kvist_epp
 from kvist_epp.admin import admin_server
 from kvist_epp.admin.admin_server import RolePages
-from kvist_epp.app.listeners import listen, open_certificates
-from kvist_epp.app.shutdown import Process, Shutdown, freeze_startup_objects, run_process
+from kvist_epp.app.process import (
+    Process,
+    Shutdown,
+    freeze_startup_objects,
+    open_certificates,
+    open_grpc_ports,
+    run_process,
+)
 from kvist_epp.extproc.service import model_header_methods
-from kvist_epp.http2.call import Server
-from kvist_epp.http2.grpc_health import Health, health_methods
+from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.model_header.labeller import LABELS, HeaderMetrics, Labeller
 from kvist_epp.settings.settings import Settings
@@ -58,36 +63,20 @@ async def open_filter(settings: Settings, shutdown: Shutdown) -> AsyncIterator[F
         )
         labeller = Labeller(parse_base_models(settings.base_models), metrics, logs.requests)
         health = Health()
-        grpc, grpc_health = await _servers(settings, labeller, metrics, health, certificates, stack)
+
+        def on_error(kind: str, count: int) -> None:
+            metrics.protocol_errors[kind] += count
+
+        methods = model_header_methods(labeller.decide, LABELS, health, on_error=on_error)
+        grpc, grpc_health = await open_grpc_ports(
+            settings, methods, health, certificates, stack=stack, port_stats=metrics.ports
+        )
         pages = await _pages(settings, metrics, health, certificates, stack)
         if certificates is not None:
             shutdown.start_task(stack, certificates.run(), "certificates")
         freeze_startup_objects()
         health.set(True)
         yield Filter(health=health, grpc=grpc, grpc_health=grpc_health, metrics_port=pages.port)
-
-
-async def _servers(
-    settings: Settings,
-    labeller: Labeller,
-    metrics: HeaderMetrics,
-    health: Health,
-    tls: Certificates | None,
-    stack: AsyncExitStack,
-) -> tuple[Server, Server]:
-    def on_error(kind: str, count: int) -> None:
-        metrics.protocol_errors[kind] += count
-
-    stats = metrics.ports
-    methods = model_header_methods(labeller.decide, LABELS, health, on_error=on_error)
-    grpc = await listen(settings, methods, settings.grpc_port, "--grpc-port", tls, port_stats=stats)
-    stack.push_async_callback(grpc.close)
-    methods = health_methods(health)
-    # Always plaintext: probes of the kubelet and of cloud load balancers speak no TLS.
-    port = settings.grpc_health_port
-    grpc_health = await listen(settings, methods, port, "--grpc-health-port", port_stats=stats)
-    stack.push_async_callback(grpc_health.close)
-    return grpc, grpc_health
 
 
 async def _pages(

@@ -14,8 +14,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from kvist_epp.app.listeners import listen
-from kvist_epp.app.shutdown import Shutdown
+from kvist_epp.app.process import Shutdown, listen
 from kvist_epp.director.completion import CompletionHandler
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.errors import CertificateError, SettingsError
@@ -212,15 +211,15 @@ class Replication(RequestListener):
         settings, director = self._settings, self._director
         plaintext = not (settings.replica_cert_path or settings.replica_insecure)
         loopback = plaintext and is_loopback_only(settings.replicas, settings.host, os.environ)
-        server = await listen(
+        await listen(
             replace(settings, host=settings.host or ("localhost" if loopback else "")),
             self.methods(),
             settings.replica_port,
             "--replica-port",
             self._certificates,
+            stack=stack,
             port_stats=director.metrics.ports,
         )
-        stack.push_async_callback(server.close)
         self.attach()
         shutdown.start_task(stack, self.run(), "replication")
         shutdown.start_task(stack, self.directory.run(), "replica addresses")

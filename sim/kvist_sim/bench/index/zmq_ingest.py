@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import uvloop
 
-from kvist_epp.app.shutdown import freeze_startup_objects
+from kvist_epp.app.process import freeze_startup_objects
 from kvist_epp.director.director import Director
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.extproc.pick_request import PickRequest

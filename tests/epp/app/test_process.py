@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from kvist_epp.app.shutdown import Shutdown
+from kvist_epp.app.process import Shutdown
 from kvist_epp.errors import UncleanShutdownError
 
 

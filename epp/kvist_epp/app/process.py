@@ -1,4 +1,4 @@
-"""The life of a process: run until a signal or until a part fails, then drain. Shared by all roles."""
+"""A process of either role: its gRPC ports, its run until a signal or a failure of a part, its drain."""
 
 import asyncio
 import gc
@@ -6,14 +6,104 @@ import logging
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from kvist_epp.errors import UncleanShutdownError
-from kvist_epp.http2.call import Server
+from kvist_epp.errors import CertificateError, SettingsError, UncleanShutdownError
+from kvist_epp.http2.call import Method, Server
+from kvist_epp.http2.grpc_health import Health, health_methods
+from kvist_epp.http2.limits import Limits, PortStats
+from kvist_epp.http2.tls import Certificates, own_names
+from kvist_epp.names import LASTING_METHODS
 from kvist_epp.settings.settings import Settings
+
+
+def open_certificates(settings: Settings) -> Certificates | None:
+    """Return the certificates of the ext_proc port; None for plaintext. Raises SettingsError, which names the
+    flag."""
+    if not settings.secure_serving:
+        return None
+    try:
+        return Certificates(
+            cert_path=settings.cert_path,
+            client_ca_path=settings.client_ca_path,
+            names=own_names(settings.tls_names, os.environ),
+            minimum=settings.tls_min_version,
+        )
+    except CertificateError as error:
+        flags = {
+            "--cert-path": settings.cert_path,
+            "--client-ca-path": settings.client_ca_path,
+            "--tls-names": settings.tls_names,
+        }
+        given = " or ".join(flag for flag, value in flags.items() if value)
+        raise SettingsError(f"{given or '--secure-serving'}: {error}") from error
+
+
+async def listen(
+    settings: Settings,
+    served: Mapping[str, Method],
+    port: int,
+    flag: str,
+    tls: Certificates | None = None,
+    *,
+    stack: AsyncExitStack,
+    port_stats: MutableMapping[str, PortStats],
+) -> Server:
+    """Serve these methods on ``port`` until ``stack`` is closed, in plaintext without ``tls``.
+
+    ``port_stats`` receives the port's statistics for the metrics, under the flag's name without ``-port``;
+    the grpc.aio transport has none.
+
+    Raises:
+        SettingsError: the port cannot be opened; the text names ``flag``.
+    """
+    try:
+        if settings.transport == "grpc":
+            from kvist_epp.http2.grpc_server import serve_grpc
+
+            host = settings.host or "[::]"
+            fallback = await serve_grpc(
+                served, host, port, settings.max_message_bytes, tls=tls, lasting=LASTING_METHODS
+            )
+            stack.push_async_callback(fallback.close)
+            return fallback
+        from kvist_epp.http2.server import serve_http2
+
+        limits, ssl = Limits.of(settings), tls.context if tls is not None else None
+        server = await serve_http2(served, settings.host, port, limits, ssl=ssl, lasting=LASTING_METHODS)
+    except OSError as error:
+        raise SettingsError(f"{flag}: cannot listen on port {port}: {error}") from error
+    stack.push_async_callback(server.close)
+    port_stats[flag.removeprefix("--").removesuffix("-port")] = server.stats
+    return server
+
+
+async def open_grpc_ports(
+    settings: Settings,
+    served: Mapping[str, Method],
+    health: Health,
+    tls: Certificates | None,
+    *,
+    stack: AsyncExitStack,
+    port_stats: MutableMapping[str, PortStats],
+) -> tuple[Server, Server]:
+    """Serve these methods on the ext_proc port and the health service on its own port; return both servers.
+
+    Raises SettingsError, which names the flag.
+    """
+    grpc = await listen(
+        settings, served, settings.grpc_port, "--grpc-port", tls, stack=stack, port_stats=port_stats
+    )
+    # Always plaintext: probes of the kubelet and of cloud load balancers speak no TLS.
+    methods, port = health_methods(health), settings.grpc_health_port
+    grpc_health = await listen(
+        settings, methods, port, "--grpc-health-port", stack=stack, port_stats=port_stats
+    )
+    return grpc, grpc_health
+
 
 logger = logging.getLogger(__name__)
 
