@@ -1,12 +1,11 @@
-"""The configuration of the pool's own Envoy (v3 API, 1.40), by names where the guide has addresses. Pure.
+"""The configuration of the pool's own Envoy (v3 API, 1.40), with names where the guide has addresses. Pure.
 
-Engines come from a headless Service by DNS: those that are ready. The picker's answer names addresses;
-``override_host`` takes the first that DNS has told, and a pod that is younger than the last look-up (two
-seconds) falls to the fall-back policy, which costs a cache hit and nothing more. ORIGINAL_DST would know
-every address at once, but has nothing to fall back to and goes wherever a client's header says.
+Envoy resolves ready engines by a headless Service. The picker's answer names addresses; ``override_host``
+uses the first one that DNS has returned. For a pod that is younger than the last look-up (two seconds) the
+fallback policy chooses another, which costs a cache hit and nothing more. ORIGINAL_DST would know every
+address at once, but has no fallback and connects to any address in a client's header.
 """
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 from kvist_epp.names import (
@@ -26,7 +25,7 @@ BODY_BYTES: Final = 32 << 20
 """Largest request body; a larger one gets 413. The picker's --max-message-bytes is a little more."""
 HEAP_BYTES: Final = 1 << 31
 MESSAGE_SECONDS: Final = 1000
-"""Longer than a request may wait in the picker's queue."""
+"""Time limit of the picker's answer: longer than a request may be queued in the picker."""
 LOOK_UP_SECONDS: Final = 2
 IDLE_SECONDS: Final = 4
 """Below vLLM's keep-alive of 5 s."""
@@ -58,7 +57,9 @@ def bootstrap(pool: Pool) -> Json:
 
 
 def authority(pool: Pool) -> Json:
-    """Return the validation of the picker's certificate, a file of its own: no restart for a new CA."""
+    """Return the validation of the picker's certificate, in a separate file, so that a new authority needs no
+    restart."""
+    names = ObjectNames.of(pool)
     secret = {
         "@type": f"{_TYPE}extensions.transport_sockets.tls.v3.Secret",
         "name": _AUTHORITY,
@@ -66,15 +67,11 @@ def authority(pool: Pool) -> Json:
             "trusted_ca": {"filename": f"{AUTHORITY_FOLDER}/ca.crt"},
             "watched_directory": {"path": AUTHORITY_FOLDER},
             "match_typed_subject_alt_names": [
-                {"san_type": "DNS", "matcher": {"exact": _sni(ObjectNames.of(pool))}}
+                {"san_type": "DNS", "matcher": {"exact": names.host(names.picker)}}
             ],
         },
     }
     return {"resources": [secret]}
-
-
-def _sni(names: ObjectNames) -> str:
-    return names.host(names.picker)
 
 
 def _inference(pool: Pool, *, asks: bool) -> Json:
@@ -107,7 +104,8 @@ def _route() -> Json:
 
 
 def _retries(number: int) -> Json:
-    """``reset``: the endpoint failed before the first byte of its response; Envoy still has the body."""
+    """Return a retry policy. ``reset``: the endpoint failed before the first byte of its response, while
+    Envoy still has the body."""
     previous = _extension("retry.host.previous_hosts.v3.PreviousHostsPredicate")
     return {
         "retry_on": "connect-failure,refused-stream,reset",
@@ -160,7 +158,8 @@ def _access_log() -> Json:
 
 
 def _status() -> Json:
-    """/ready and metrics for the cluster; the rest of the admin page is for the pod alone."""
+    """Return the listener for /ready and metrics; the rest of the admin page is not reachable from
+    outside."""
     routes = [
         {"match": {"path": path}, "route": {"cluster": _ADMIN}} for path in ("/ready", "/stats/prometheus")
     ]
@@ -195,8 +194,8 @@ def _pool(names: ObjectNames, *, asks: bool) -> Json:
 
 
 def _picker(names: ObjectNames) -> Json:
-    """Every picker by its own address, asked each second: only one that is known to be dead or draining is
-    passed over before a request needs it."""
+    """Return the cluster of pickers, each with its own address and health check each second, so that a dead
+    or draining one is avoided before a request needs it."""
     check = {
         "grpc_health_check": {"service_name": _SERVICE},
         "timeout": "1s",
@@ -220,7 +219,7 @@ def _tls(names: ObjectNames) -> Json:
     source = {"path_config_source": {"path": f"{CONFIG_FOLDER}/{SDS_FILE}"}, "resource_api_version": "V3"}
     context = {
         **_extension("transport_sockets.tls.v3.UpstreamTlsContext"),
-        "sni": _sni(names),
+        "sni": names.host(names.picker),
         "common_tls_context": {
             "alpn_protocols": ["h2"],
             "validation_context_sds_secret_config": {"name": _AUTHORITY, "sds_config": source},
@@ -230,12 +229,13 @@ def _tls(names: ObjectNames) -> Json:
 
 
 def _admin() -> Json:
-    load = {"cluster_name": _ADMIN, "endpoints": [{"lb_endpoints": _hosts(("127.0.0.1", ADMIN_PORT))}]}
+    load = _assignment(_ADMIN, "127.0.0.1", ADMIN_PORT)
     return {"name": _ADMIN, "type": "STATIC", "connect_timeout": "1s", "load_assignment": load}
 
 
 def _by_name(name: str, host: str, port: int) -> Json:
-    """All addresses of a name. ``V4_PREFERRED``: a Service of one family, whichever that is."""
+    """Return a cluster of all addresses of a name. ``V4_PREFERRED`` works for a Service of either IP
+    family."""
     look_up = _extension("clusters.dns.v3.DnsCluster") | {
         "dns_refresh_rate": f"{LOOK_UP_SECONDS}s",
         "dns_failure_refresh_rate": {"base_interval": "1s", "max_interval": f"{LOOK_UP_SECONDS}s"},
@@ -244,7 +244,7 @@ def _by_name(name: str, host: str, port: int) -> Json:
     return {
         "name": name,
         "cluster_type": _named("envoy.clusters.dns", look_up),
-        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": _hosts((host, port))}]},
+        "load_assignment": _assignment(name, host, port),
     }
 
 
@@ -269,13 +269,14 @@ def _http(**options: Json) -> Json:
 
 
 def _unbounded() -> Json:
-    """Engines and picker have queues of their own: Envoy's default of 1,024 requests is no help."""
+    """Return a circuit breaker without limits: engines and pickers have queues of their own."""
     limits = ("max_connections", "max_pending_requests", "max_requests", "max_retries")
     return {"thresholds": [dict.fromkeys(limits, _NO_LIMIT)]}
 
 
 def _overload() -> Json:
-    """New requests get 503 when bodies fill the memory, so that the process is not killed."""
+    """Return limits by which new requests get 503 when bodies fill the memory, before the process is
+    killed."""
     heap = "envoy.resource_monitors.fixed_heap"
     connections = {
         **_extension("resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"),
@@ -298,8 +299,9 @@ def _overload() -> Json:
     }
 
 
-def _hosts(*places: Sequence[Any]) -> list[Json]:
-    return [{"endpoint": {"address": _address(host, port)}} for host, port in places]
+def _assignment(name: str, host: str, port: int) -> Json:
+    endpoint = {"endpoint": {"address": _address(host, port)}}
+    return {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]}
 
 
 def _address(host: str, port: int) -> Json:

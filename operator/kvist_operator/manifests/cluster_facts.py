@@ -1,4 +1,4 @@
-"""What only a cluster can tell, and what cannot be made because of it."""
+"""Facts of a cluster that manifests depend on, and notes on objects that it does not permit. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import kvist_epp
 Json = dict[str, Any]
 
 PICKER_IMAGE: Final = f"kvist-epp:{kvist_epp.__version__}"
-"""Of the operator's own version; the chart says from which registry."""
+"""Image of the operator's own version; the chart adds the registry."""
 ENVOY_IMAGE: Final = "envoyproxy/envoy:v1.40.0"
 
 
@@ -42,7 +42,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that could not be made as asked."""
+    """An object that could not be rendered as the spec requests."""
 
     condition: str
     """Type of the condition it becomes; empty = advice."""

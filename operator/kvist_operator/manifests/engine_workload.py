@@ -1,8 +1,8 @@
-"""The engines: a Deployment, or a LeaderWorkerSet where a replica spans nodes, and what goes with it. Pure.
+"""The engines: a Deployment, or a LeaderWorkerSet where a replica spans nodes, and their other objects. Pure.
 
-One workload for all generations of a pool: the Deployment's own controller replaces pods by ReplicaSets, so
-two generations never fight for accelerators, and one that never gets ready stops the rollout with the old
-pods serving. ReplaceFirst is surge 0, SurgeFirst unavailable 0.
+All generations of a pool share one workload: its own controller replaces the pods, so two generations never
+compete for accelerators, and a generation that does not become ready stops the rollout while the old pods
+serve. ReplaceFirst is surge 0, SurgeFirst unavailable 0.
 """
 
 import math
@@ -20,14 +20,14 @@ from .object_names import ENGINE, ENGINE_PORT, PLAN, ObjectNames
 from .pods import merged, model_mounts, placing, token
 
 USER: Final = 2000
-"""vLLM's image names no user; any but root will do."""
+"""vLLM's image names no user; any other than root works."""
 HOME: Final = "/cache"
 KV_BLOCKS: Final = "kv-blocks"
 SHM: Final = "shm"
 SETTLE_SECONDS: Final = 10
-"""A new pod counts as available so long after it is ready: time for every picker to have scraped it."""
+"""``minReadySeconds``: by then every picker has scraped a new pod."""
 PULL_SECONDS: Final = 900
-"""For an image of ten gigabytes, on top of loading, before a rollout is called stuck."""
+"""Time to pull an image of ten gigabytes, added to the startup time before a rollout counts as stuck."""
 HANDSHAKE_SECONDS: Final = 600
 """vLLM's own limit for its engine processes to be ready (``VLLM_ENGINE_READY_TIMEOUT_S``)."""
 HEADLESS: Final = "--headless"
@@ -43,12 +43,12 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
     "TORCHINDUCTOR_CACHE_DIR": f"{HOME}/inductor",
     "FLASHINFER_WORKSPACE_BASE": HOME,
 }
-"""A user without an entry in /etc/passwd has no home, and torch asks for its name. All caches go to a
+"""A user without an entry in /etc/passwd has no home, and torch asks for its name. All caches are on a
 volume."""
 
 
 def engine(pool: Pool, plan: Plan, site: Site) -> list[Json]:
-    """Account, how it logs, Service, budget and workload."""
+    """Return the ServiceAccount, logging configuration, Service, budget and workload of the engines."""
     names = ObjectNames.of(pool)
     serving = pods.port("http", ENGINE_PORT, protocol="http")
     return [
@@ -82,48 +82,39 @@ def surge(pool: Pool) -> Json:
 
 
 def _groups(names: ObjectNames, pool: Pool, plan: Plan, site: Site) -> Json:
-    """A group of pods for each replica; the leader serves, the others compute.
+    """Return a LeaderWorkerSet: a group of pods for each replica, of which the leader serves requests.
 
-    Fields: ``leaderworkerset.x-k8s.io/v1``; it sets LWS_LEADER_ADDRESS and LWS_WORKER_INDEX in every pod.
+    It sets LWS_LEADER_ADDRESS and LWS_WORKER_INDEX in every pod (``leaderworkerset.x-k8s.io/v1``).
     """
-    leader = template(names, pool, plan, site)
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": names.meta(names.engine, ENGINE),
-        "spec": {
-            "replicas": pool.replicas,
-            "startupPolicy": "LeaderCreated",
-            "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": surge(pool)},
-            "leaderWorkerTemplate": {
-                "size": plan.nodes,
-                "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": leader,
-                "workerTemplate": template(names, pool, plan, site, leads=False),
-            },
+    spec = {
+        "replicas": pool.replicas,
+        "startupPolicy": "LeaderCreated",
+        "rolloutStrategy": {"type": "RollingUpdate", "rollingUpdateConfiguration": surge(pool)},
+        "leaderWorkerTemplate": {
+            "size": plan.nodes,
+            "restartPolicy": "RecreateGroupOnPodRestart",
+            "leaderTemplate": template(names, pool, plan, site),
+            "workerTemplate": template(names, pool, plan, site, leads=False),
         },
     }
+    return names.child("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", names.engine, ENGINE, spec=spec)
 
 
 def template(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool = True) -> Json:
-    """The pods of one role, under the user's overlay. Followers serve nothing and carry no pool label."""
-    labels = names.labels(ENGINE)
+    """Return the pod template of one role, merged with ``spec.podTemplate``. Followers serve no requests and
+    have no pool label."""
+    labels, annotations = names.labels(ENGINE), {PLAN: plan.hash}
     if leads:
         labels |= names.served | {wire.LABEL_MAX_NUM_SEQS: str(plan.settings.sequences)}
+    if not pool.kv_events:
+        annotations[wire.POD_KV_EVENTS] = "false"
+    if plan.layout.data > 1:
+        annotations[wire.POD_DATA_PARALLEL_SIZE] = str(plan.layout.data)
     made: Json = {
-        "metadata": {"labels": labels, "annotations": _annotations(pool, plan)},
+        "metadata": {"labels": labels, "annotations": annotations},
         "spec": _pod(names, pool, plan, site, leads=leads),
     }
     found: Json = merged(made, pool.pod_template)
-    return found
-
-
-def _annotations(pool: Pool, plan: Plan) -> Json:
-    found = {PLAN: plan.hash}
-    if not pool.kv_events:
-        found[wire.POD_KV_EVENTS] = "false"
-    if plan.layout.data > 1:
-        found[wire.POD_DATA_PARALLEL_SIZE] = str(plan.layout.data)
     return found
 
 
@@ -186,10 +177,9 @@ def _container(pool: Pool, plan: Plan, *, leads: bool) -> Json:
 
 
 def _probes(plan: Plan) -> Json:
-    """The port is closed until the engine is ready, and /health fails once it is dead (facts: vLLM 5.6).
-
-    Liveness is slow to judge: a busy API server answers late, and a restart costs minutes.
-    """
+    """Return the probes of an engine, whose port is closed until it is ready and whose /health fails once its
+    core has died (facts: vLLM 5.6). Liveness has two minutes, since a busy engine answers late and a restart
+    takes minutes."""
     health = {"httpGet": {"path": "/health", "port": "http"}}
     starting = math.ceil(plan.pod.startup_seconds / 10)
     return {
@@ -200,13 +190,15 @@ def _probes(plan: Plan) -> Json:
 
 
 def environment(pool: Pool, plan: Plan) -> list[Json]:
-    """Ours, then the plan's, then the user's; each name once, the last word counts."""
+    """Return the engine's variables; the plan's override ours, and the user's override both."""
     own: dict[str, Json] = {name: {"name": name, "value": value} for name, value in ENVIRONMENT.items()}
     own |= termination_log.environment(pool)
     if plan.pod.startup_seconds > HANDSHAKE_SECONDS:
         name = "VLLM_ENGINE_READY_TIMEOUT_S"
         own[name] = {"name": name, "value": str(plan.pod.startup_seconds)}
-    if pool.model.kind is not Source.HUB and not _from_hub(pool):
+    draft = pool.engine.speculative.model if pool.engine.speculative else ""
+    others = [each for each in (draft, *(adapter.source for adapter in pool.model.adapters)) if each]
+    if pool.model.kind is not Source.HUB and all(each.startswith(("/", "pvc:", "oci:")) for each in others):
         own["HF_HUB_OFFLINE"] = {"name": "HF_HUB_OFFLINE", "value": "1"}
     if plan.nodes > 1:
         own["VLLM_HOST_IP"] = pods.field("VLLM_HOST_IP", "status.podIP")
@@ -216,19 +208,9 @@ def environment(pool: Pool, plan: Plan) -> list[Json]:
     return list(own.values())
 
 
-def _from_hub(pool: Pool) -> bool:
-    """Whether anything else is fetched from the hub."""
-    draft = pool.engine.speculative.model if pool.engine.speculative else ""
-    return any(not each.startswith(("/", "pvc:", "oci:")) for each in (draft, *_adapters(pool)) if each)
-
-
-def _adapters(pool: Pool) -> list[str]:
-    return [adapter.source for adapter in pool.model.adapters]
-
-
 def _resources(plan: Plan) -> Json:
-    """Memory is asked for as it is limited, so that nobody else is promised it; a core for each GPU and one
-    more is what vLLM's processes need at least. On a CPU the cores are the user's to say."""
+    """Return the resources of one pod: memory request and limit are equal, so that it is reserved; vLLM's
+    processes need at least a core for each GPU and one more. On a CPU users set the cores."""
     on_node = min(plan.layout.gpus, plan.hardware.per_node)
     memory = quantity(plan.pod.memory_bytes)
     row = plan.hardware.accelerator
@@ -242,6 +224,6 @@ def _resources(plan: Plan) -> Json:
 
 
 def quantity(number: float) -> str:
-    """Bytes as Kubernetes writes them back, rounded up to whole MiB: what is applied is what is read."""
+    """Return bytes as a quantity of MiB or GiB, rounded up, in the notation that the API server keeps."""
     mebibytes = math.ceil(number / (1 << 20))
     return f"{mebibytes >> 10}Gi" if mebibytes % 1024 == 0 else f"{mebibytes}Mi"

@@ -18,7 +18,7 @@ USER: Final = 101
 """``envoy`` in Envoy's image."""
 REPLICAS: Final = 2
 DRAIN_SECONDS: Final = 600
-"""Longest answer that is waited for when an Envoy goes; it goes as soon as there is none."""
+"""Time limit for requests in flight when an Envoy is shut down; it exits as soon as there are none."""
 CONFIG_FILE: Final = "envoy.json"
 DRAIN_FILE: Final = "drain.sh"
 
@@ -39,47 +39,28 @@ for ((waited = 5; waited < {DRAIN_SECONDS}; waited++)); do
   sleep 1
 done
 """
-"""Needs bash and grep, which Envoy's image has; not the distroless one."""
+"""Script that drains Envoy; needs bash and grep, which Envoy's distroless image lacks."""
 
 
 def envoy(pool: Pool, site: Site) -> list[Json]:
-    """All of it; nothing with another mode."""
+    """Return all objects of the pool's Envoy; none with another gateway mode."""
     if pool.gateway.mode != "Envoy":
         return []
     names = ObjectNames.of(pool)
-    settings = _settings(names, pool)
-    return [
-        pods.account(names, names.envoy, ENVOY),
-        settings,
-        _engines(names),
-        pods.service(
-            names,
-            names.envoy,
-            ENVOY,
-            names.selector(ENVOY),
-            pods.port("http", child.HTTP_PORT, protocol="http", at=80),
-        ),
-        pods.budget(names, names.envoy, ENVOY, names.selector(ENVOY)),
-        _deployment(names, pool, site, settings["data"]),
-    ]
-
-
-def _engines(names: ObjectNames) -> Json:
-    """The addresses of ready engines, by DNS."""
-    port = pods.port("http", child.ENGINE_PORT, protocol="http")
-    return pods.headless(pods.service(names, names.engines, ENVOY, names.served, port))
-
-
-def _settings(names: ObjectNames, pool: Pool) -> Json:
+    selector = names.selector(ENVOY)
+    inbound = pods.port("http", child.HTTP_PORT, protocol="http", at=80)
+    outbound = pods.port("http", child.ENGINE_PORT, protocol="http")
     data = {CONFIG_FILE: _text(bootstrap(pool)), DRAIN_FILE: DRAIN}
     if pool.picker.mode != "Off":
         data[SDS_FILE] = _text(authority(pool))
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": names.meta(names.envoy, ENVOY),
-        "data": data,
-    }
+    return [
+        pods.account(names, names.envoy, ENVOY),
+        names.child("v1", "ConfigMap", names.envoy, ENVOY, data=data),
+        pods.headless(pods.service(names, names.engines, ENVOY, names.served, outbound)),
+        pods.service(names, names.envoy, ENVOY, selector, inbound),
+        pods.budget(names, names.envoy, ENVOY, selector),
+        _deployment(names, pool, site, data),
+    ]
 
 
 def _text(document: Json) -> str:

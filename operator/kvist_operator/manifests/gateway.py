@@ -1,4 +1,4 @@
-"""``gateway.mode: Route``: what attaches a pool to somebody's Gateway, in one of two flavours. Pure.
+"""``gateway.mode: Route``: objects that attach a pool to an existing Gateway, in one of two flavors. Pure.
 
 InferencePool: the Inference Extension's pool (its ``status`` belongs to gateways) and an HTTPRoute to it.
 EnvoyGateway: an HTTPRoute to the engines' Service, the picker as an EnvoyExtensionPolicy, its answer as an
@@ -6,7 +6,7 @@ endpoint override (fields: gateway.envoyproxy.io/v1alpha1 of Envoy Gateway 1.9).
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from kvist_epp.names import DESTINATION_HEADER, DESTINATION_NAMESPACE, POOL_GROUP
 from kvist_operator.spec.pool import Pool
@@ -18,7 +18,10 @@ from .object_names import ENGINE, ENGINE_PORT, GRPC_PORT, PICKER, ObjectNames
 
 GATEWAY_GROUP: Final = "gateway.networking.k8s.io"
 ENVOY_GROUP: Final = "gateway.envoyproxy.io"
-NO_LIMIT: Final = 1_000_000
+_UNBOUNDED: Final = dict.fromkeys(
+    ("maxConnections", "maxPendingRequests", "maxParallelRequests", "maxParallelRetries"), 1_000_000
+)
+"""Circuit breaker without limits: engines and pickers have queues of their own."""
 _RETRIED: Final = ("connect-failure", "refused-stream", "reset")
 _NEEDS: Final[Mapping[str, tuple[Api, ...]]] = {
     "InferencePool": (Api.HTTP_ROUTE, Api.INFERENCE_POOL),
@@ -27,25 +30,28 @@ _NEEDS: Final[Mapping[str, tuple[Api, ...]]] = {
 
 
 def gateway(pool: Pool, site: Site) -> list[Json]:
-    """Nothing where an API is missing: half a way in would go round the picker."""
+    """Return the objects that attach the pool; none if an API is missing, since a route without the other
+    objects would bypass the picker."""
     if pool.gateway.mode != "Route" or missing(pool, site):
         return []
-    names, asks = ObjectNames.of(pool), pool.picker.mode != "Off"
-    if not asks:
-        return [_route(names, pool, _engines(names))]
+    names = ObjectNames.of(pool)
+    engines = {"group": "", "kind": "Service", "name": names.engine, "port": ENGINE_PORT, "weight": 1}
+    if pool.picker.mode == "Off":
+        return [_route(names, pool, engines)]
     if pool.gateway.flavor == "InferencePool":
         backend = {"group": POOL_GROUP, "kind": "InferencePool", "name": names.pool, "weight": 1}
         return [_inference_pool(names, pool), _route(names, pool, backend)]
+    target = [{"group": GATEWAY_GROUP, "kind": "HTTPRoute", "name": names.engine}]
     return [
         _verified(names),
-        _traffic(names),
-        _extension(names, pool),
-        _route(names, pool, _engines(names)),
+        _traffic(names, target),
+        _extension(names, pool, target),
+        _route(names, pool, engines),
     ]
 
 
 def missing(pool: Pool, site: Site) -> list[Note]:
-    """A note for each API that the flavour needs and the cluster lacks."""
+    """Return a note for each API that the flavor needs and the cluster lacks."""
     if pool.gateway.mode != "Route":
         return []
     needed = _NEEDS[pool.gateway.flavor] if pool.picker.mode != "Off" else (Api.HTTP_ROUTE,)
@@ -60,133 +66,81 @@ def missing(pool: Pool, site: Site) -> list[Note]:
     ]
 
 
-def _engines(names: ObjectNames) -> Json:
-    return {"group": "", "kind": "Service", "name": names.engine, "port": ENGINE_PORT, "weight": 1}
-
-
 def _inference_pool(names: ObjectNames, pool: Pool) -> Json:
-    return {
-        "apiVersion": f"{POOL_GROUP}/v1",
-        "kind": "InferencePool",
-        "metadata": names.meta(names.pool, PICKER),
-        "spec": {
-            "selector": {"matchLabels": names.served},
-            "targetPorts": [{"number": ENGINE_PORT}],
-            "endpointPickerRef": {
-                "group": "",
-                "kind": "Service",
-                "name": names.picker,
-                "port": {"number": GRPC_PORT},
-                "failureMode": pool.gateway.failure_mode,
-            },
-        },
+    picker = {
+        "group": "",
+        "kind": "Service",
+        "name": names.picker,
+        "port": {"number": GRPC_PORT},
+        "failureMode": pool.gateway.failure_mode,
     }
+    spec = {
+        "selector": {"matchLabels": names.served},
+        "targetPorts": [{"number": ENGINE_PORT}],
+        "endpointPickerRef": picker,
+    }
+    return names.child(f"{POOL_GROUP}/v1", "InferencePool", names.pool, PICKER, spec=spec)
 
 
 def _route(names: ObjectNames, pool: Pool, backend: Json) -> Json:
-    spec: Json = {
-        "parentRefs": [_parent(parent) for parent in pool.gateway.parents],
-        "rules": [
-            {
-                "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
-                "backendRefs": [backend],
-                "timeouts": {"request": "0s"},
-            }
-        ],
+    rule = {
+        "matches": [{"path": {"type": "PathPrefix", "value": "/"}}],
+        "backendRefs": [backend],
+        "timeouts": {"request": "0s"},
     }
+    # with the API's defaults, so that the object that is read equals the applied one
+    parents = [{"group": GATEWAY_GROUP, "kind": "Gateway", **parent} for parent in pool.gateway.parents]
+    spec: Json = {"parentRefs": parents, "rules": [rule]}
     if pool.gateway.hostnames:
         spec["hostnames"] = list(pool.gateway.hostnames)
-    return {
-        "apiVersion": f"{GATEWAY_GROUP}/v1",
-        "kind": "HTTPRoute",
-        "metadata": names.meta(names.engine, ENGINE),
-        "spec": spec,
-    }
-
-
-def _parent(parent: Mapping[str, Any]) -> Json:
-    """With the defaults of the API, so that what is applied is what is read."""
-    return {"group": GATEWAY_GROUP, "kind": "Gateway", **parent}
+    return names.child(f"{GATEWAY_GROUP}/v1", "HTTPRoute", names.engine, ENGINE, spec=spec)
 
 
 def _verified(names: ObjectNames) -> Json:
-    """The gateway trusts the authority that the operator made for the pickers."""
-    return {
-        "apiVersion": f"{GATEWAY_GROUP}/v1",
-        "kind": "BackendTLSPolicy",
-        "metadata": names.meta(names.picker, PICKER),
-        "spec": {
-            "targetRefs": [{"group": "", "kind": "Service", "name": names.picker, "sectionName": "grpc"}],
-            "validation": {
-                "caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": names.authority}],
-                "hostname": names.host(names.picker),
-            },
+    """Return the policy by which the gateway trusts the authority of the pickers' certificates."""
+    spec = {
+        "targetRefs": [{"group": "", "kind": "Service", "name": names.picker, "sectionName": "grpc"}],
+        "validation": {
+            "caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": names.authority}],
+            "hostname": names.host(names.picker),
         },
     }
+    return names.child(f"{GATEWAY_GROUP}/v1", "BackendTLSPolicy", names.picker, PICKER, spec=spec)
 
 
-def _target(names: ObjectNames) -> list[Json]:
-    return [{"group": GATEWAY_GROUP, "kind": "HTTPRoute", "name": names.engine}]
-
-
-def _traffic(names: ObjectNames) -> Json:
-    """``requestBuffer`` raises the gateway's limit of 32 KiB for bodies that the picker reads whole."""
-    return {
-        "apiVersion": f"{ENVOY_GROUP}/v1alpha1",
-        "kind": "BackendTrafficPolicy",
-        "metadata": names.meta(names.engine, ENGINE),
-        "spec": {
-            "targetRefs": _target(names),
-            "routingType": "Endpoint",
-            "loadBalancer": {
-                "type": "LeastRequest",
-                "endpointOverride": {"extractFrom": [{"header": DESTINATION_HEADER}]},
-            },
-            "retry": {"numRetries": 2, "retryOn": {"triggers": list(_RETRIED)}},
-            "timeout": {
-                "tcp": {"connectTimeout": "5s"},
-                "http": {
-                    "requestTimeout": "0s",
-                    "streamIdleTimeout": "0s",
-                    "connectionIdleTimeout": f"{IDLE_SECONDS}s",
-                },
-            },
-            "circuitBreaker": _unbounded(),
-            "requestBuffer": {"limit": quantity(BODY_BYTES)},
+def _traffic(names: ObjectNames, target: list[Json]) -> Json:
+    """Return the policy for connections to engines. ``requestBuffer`` raises the gateway's limit of 32 KiB,
+    since the picker reads whole bodies."""
+    spec = {
+        "targetRefs": target,
+        "routingType": "Endpoint",
+        "loadBalancer": {
+            "type": "LeastRequest",
+            "endpointOverride": {"extractFrom": [{"header": DESTINATION_HEADER}]},
         },
-    }
-
-
-def _extension(names: ObjectNames, pool: Pool) -> Json:
-    """Responses are not looked at: the stream to the picker ends with the pick."""
-    return {
-        "apiVersion": f"{ENVOY_GROUP}/v1alpha1",
-        "kind": "EnvoyExtensionPolicy",
-        "metadata": names.meta(names.engine, ENGINE),
-        "spec": {
-            "targetRefs": _target(names),
-            "extProc": [
-                {
-                    "backendRefs": [
-                        {"group": "", "kind": "Service", "name": names.picker, "port": GRPC_PORT}
-                    ],
-                    "backendSettings": _asked(),
-                    "messageTimeout": f"{MESSAGE_SECONDS}s",
-                    "failOpen": pool.gateway.failure_mode == "FailOpen",
-                    "statusOnError": 503,
-                    "processingMode": {"request": {"body": "Buffered"}},
-                    "metadata": {"writableNamespaces": [DESTINATION_NAMESPACE]},
-                }
-            ],
+        "retry": {"numRetries": 2, "retryOn": {"triggers": list(_RETRIED)}},
+        "timeout": {
+            "tcp": {"connectTimeout": "5s"},
+            "http": {
+                "requestTimeout": "0s",
+                "streamIdleTimeout": "0s",
+                "connectionIdleTimeout": f"{IDLE_SECONDS}s",
+            },
         },
+        "circuitBreaker": _UNBOUNDED,
+        "requestBuffer": {"limit": quantity(BODY_BYTES)},
     }
+    return names.child(f"{ENVOY_GROUP}/v1alpha1", "BackendTrafficPolicy", names.engine, ENGINE, spec=spec)
 
 
-def _asked() -> Json:
-    """A picker that refuses a connection is left alone for a while, and another one is asked.
+def _extension(names: ObjectNames, pool: Pool, target: list[Json]) -> Json:
+    """Return the policy by which the gateway calls the picker; the stream ends with the pick, so responses
+    are not sent.
 
-    Not checked actively, as the pool's own Envoy does: Envoy Gateway 1.9 gives its checks no ALPN, and
-    pickers with ``--transport=grpc`` refuse such clients."""
+    A picker that refuses a connection is ejected for a while, and another one is called. There are no active
+    health checks as in the pool's own Envoy: those of Envoy Gateway 1.9 have no ALPN, and pickers with
+    ``--transport=grpc`` refuse such clients.
+    """
     passive = {
         "splitExternalLocalOriginErrors": True,
         "consecutiveLocalOriginFailures": 1,
@@ -194,7 +148,7 @@ def _asked() -> Json:
         "baseEjectionTime": "30s",
         "maxEjectionPercent": 50,
     }
-    return {
+    connection = {
         "timeout": {"tcp": {"connectTimeout": "1s"}},
         "healthCheck": {"passive": passive},
         "retry": {
@@ -202,11 +156,16 @@ def _asked() -> Json:
             "retryOn": {"triggers": list(_RETRIED)},
             "perRetry": {"backOff": {"baseInterval": "10ms", "maxInterval": "50ms"}},
         },
-        "circuitBreaker": _unbounded(),
+        "circuitBreaker": _UNBOUNDED,
     }
-
-
-def _unbounded() -> Json:
-    """Engines and pickers have queues of their own."""
-    limits = ("maxConnections", "maxPendingRequests", "maxParallelRequests", "maxParallelRetries")
-    return dict.fromkeys(limits, NO_LIMIT)
+    processor = {
+        "backendRefs": [{"group": "", "kind": "Service", "name": names.picker, "port": GRPC_PORT}],
+        "backendSettings": connection,
+        "messageTimeout": f"{MESSAGE_SECONDS}s",
+        "failOpen": pool.gateway.failure_mode == "FailOpen",
+        "statusOnError": 503,
+        "processingMode": {"request": {"body": "Buffered"}},
+        "metadata": {"writableNamespaces": [DESTINATION_NAMESPACE]},
+    }
+    spec = {"targetRefs": target, "extProc": [processor]}
+    return names.child(f"{ENVOY_GROUP}/v1alpha1", "EnvoyExtensionPolicy", names.engine, ENGINE, spec=spec)

@@ -1,7 +1,7 @@
-"""What a pool's children are called, labelled and found by; their ports."""
+"""Names, labels, selectors, ports and annotations of a pool's objects. Pure."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from kvist_epp.names import LABEL_POOL
 from kvist_epp.settings.settings import Settings
@@ -14,7 +14,7 @@ MANAGER: Final = "kvist-operator"
 """Value of ``app.kubernetes.io/managed-by``, and the field manager of every apply."""
 API_VERSION: Final = "kvist.dev/v1alpha1"
 PLAN: Final = "kvist.dev/plan"
-"""Annotation of engines' pods: hash of the plan they run."""
+"""Annotation of engines' pods: hash of their plan."""
 CONFIG: Final = "kvist.dev/config"
 """Annotation of Envoy's pods: hash of their configuration, so that a change rolls them."""
 INTENT: Final = "kvist.dev/intent"
@@ -37,9 +37,9 @@ HEALTH_PORT: Final = _PICKER_PORTS.grpc_health_port
 METRICS_PORT: Final = _PICKER_PORTS.metrics_port
 PEER_PORT: Final = _PICKER_PORTS.replica_port
 HTTP_PORT: Final = 8080
-"""Where Envoy takes requests."""
+"""Envoy's port for requests."""
 STATUS_PORT: Final = 8081
-"""Where Envoy answers probes and scrapes; its admin page stays on the loopback."""
+"""Envoy's port for probes and scrapes; its admin page listens on the loopback only."""
 ADMIN_PORT: Final = 9901
 
 
@@ -65,12 +65,12 @@ class ObjectNames:
 
     @property
     def engine_settings(self) -> str:
-        """ConfigMap with how engines log."""
+        """ConfigMap with the engines' logging configuration."""
         return f"{self.pool}-engine"
 
     @property
     def engines(self) -> str:
-        """Headless Service: the addresses of ready engines, for Envoy."""
+        """Headless Service by which Envoy finds ready engines."""
         return f"{self.pool}-engines"
 
     @property
@@ -79,17 +79,17 @@ class ObjectNames:
 
     @property
     def peers(self) -> str:
-        """Headless Service: the addresses of all pickers, ready or not."""
+        """Headless Service by which all pickers are found, ready or not."""
         return f"{self.pool}-epp-peers"
 
     @property
     def certificates(self) -> str:
-        """Secret with tls.crt, tls.key and ca.crt of the pickers. Made by the operator, not rendered."""
+        """Secret with tls.crt, tls.key and ca.crt of the pickers. Not rendered: ``reconcile`` creates it."""
         return f"{self.pool}-epp-tls"
 
     @property
     def authority(self) -> str:
-        """ConfigMap with ca.crt, for those who verify a picker. Made with the Secret."""
+        """ConfigMap with ca.crt, for clients that verify pickers. Created with the Secret."""
         return f"{self.pool}-epp-ca"
 
     @property
@@ -97,15 +97,15 @@ class ObjectNames:
         return f"{self.pool}-envoy"
 
     def host(self, service: str) -> str:
-        """A Service's name in the cluster, without the cluster's domain, which may be any."""
+        """Return the DNS name of a Service, without the cluster's domain, which is not known."""
         return f"{service}.{self.namespace}.svc"
 
     def selector(self, component: str) -> dict[str, str]:
-        """The labels that pods of one component have and no others; immutable."""
+        """Return the labels that select the pods of one component; immutable."""
         return {INSTANCE: self.pool, COMPONENT: component}
 
     def labels(self, component: str) -> dict[str, str]:
-        """Labels of a component's objects and pods."""
+        """Return the labels of a component's objects and pods."""
         return {
             f"{_APP}/name": f"kvist-{component}",
             **self.selector(component),
@@ -115,9 +115,10 @@ class ObjectNames:
 
     @property
     def served(self) -> dict[str, str]:
-        """The label by which the picker, gateways and autoscalers find engines that take requests."""
+        """Label by which the picker, gateways and autoscalers find engines that serve requests."""
         return {LABEL_POOL: self.pool}
 
-    def meta(self, name: str, component: str) -> Json:
-        """Metadata of a child; ``render`` adds the owner."""
-        return {"name": name, "namespace": self.namespace, "labels": self.labels(component)}
+    def child(self, api_version: str, kind: str, name: str, component: str, **fields: Any) -> Json:
+        """Return an object of the pool with these fields; ``render`` adds the owner."""
+        meta = {"name": name, "namespace": self.namespace, "labels": self.labels(component)}
+        return {"apiVersion": api_version, "kind": kind, "metadata": meta, **fields}

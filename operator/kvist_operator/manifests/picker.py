@@ -1,4 +1,5 @@
-"""The pickers: Deployment, account, the rights of docs/guides/kubernetes.md, Services, budget. Pure."""
+"""The pickers: Deployment, ServiceAccount, the rights of docs/guides/kubernetes.md, Services, budget.
+Pure."""
 
 import math
 from typing import Final
@@ -15,31 +16,42 @@ from .object_names import PICKER, ObjectNames
 from .termination_log import POLICY
 from .tokenizer import Tokenizer, chats
 
+_RBAC: Final = "rbac.authorization.k8s.io"
 USER: Final = 65532
 CERTIFICATES: Final = "/etc/kvist/tls"
 WRITABLE: Final = "/cache"
 GRACE_SPARE: Final = 15
-"""Seconds to end beyond ``--drain-timeout``."""
+"""Seconds to exit after ``--drain-timeout``."""
 READINESS: Final = "readiness"
 RESOURCES: Final[Json] = {
     "requests": {"cpu": "500m", "memory": "1Gi"},
     "limits": {"memory": "4Gi"},
 }
-"""One core does thousands of requests a second; memory is the index and, at most, 1 GiB of waiting bodies."""
+"""One core serves thousands of requests per second; memory holds the index and at most 1 GiB of queued
+bodies."""
 
 
 def picker(pool: Pool, plan: Plan, site: Site, found: Tokenizer) -> list[Json]:
-    """All of it; nothing with ``spec.picker.mode: Off``."""
+    """Return all objects of the pickers; none with ``spec.picker.mode: Off``."""
     if pool.picker.mode == "Off":
         return []
     names = ObjectNames.of(pool)
+    selector = names.selector(PICKER)
+    role = {"apiGroup": _RBAC, "kind": "Role", "name": names.picker}
+    subject = {"kind": "ServiceAccount", "name": names.picker, "namespace": names.namespace}
+    # the port speaks HTTP/2 over TLS and is called as in the conformance suite of the Inference Extension
+    grpc = pods.port("grpc", child.GRPC_PORT, protocol="http2")
+    health = pods.port("health", child.HEALTH_PORT, protocol="kubernetes.io/h2c")
+    metrics = pods.port("metrics", child.METRICS_PORT, protocol="http")
+    peers = pods.service(names, names.peers, PICKER, selector, pods.port("peers", child.PEER_PORT), grpc)
     return [
         pods.account(names, names.picker, PICKER),
-        _role(names),
-        _binding(names),
-        _service(names),
-        _peers(names),
-        pods.budget(names, names.picker, PICKER, names.selector(PICKER)),
+        names.child(f"{_RBAC}/v1", "Role", names.picker, PICKER, rules=rules(names.pool)),
+        names.child(f"{_RBAC}/v1", "RoleBinding", names.picker, PICKER, roleRef=role, subjects=[subject]),
+        pods.service(names, names.picker, PICKER, selector, grpc, health, metrics),
+        # unready pickers too: they fill their index from each other, and Envoy checks the health of each
+        pods.headless(peers, unready=True),
+        pods.budget(names, names.picker, PICKER, selector),
         _deployment(names, pool, plan, site, found),
     ]
 
@@ -66,16 +78,6 @@ def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
     )
 
 
-def _role(names: ObjectNames) -> Json:
-    """Return the Role with the rights that the guide lists, and no others."""
-    return {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "Role",
-        "metadata": names.meta(names.picker, PICKER),
-        "rules": rules(names.pool),
-    }
-
-
 def rules(pool: str = "") -> list[Json]:
     """Return a picker's rights: follow pods, objectives and its pool, or all pools if none is named."""
     own: Json = {"apiGroups": [OWN_GROUP], "resources": ["inferencepools"], "verbs": ["list", "watch"]}
@@ -86,54 +88,29 @@ def rules(pool: str = "") -> list[Json]:
     ]
 
 
-def _binding(names: ObjectNames) -> Json:
-    return {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "RoleBinding",
-        "metadata": names.meta(names.picker, PICKER),
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": names.picker},
-        "subjects": [{"kind": "ServiceAccount", "name": names.picker, "namespace": names.namespace}],
-    }
-
-
-def _service(names: ObjectNames) -> Json:
-    """Return the Service that gateways call. The port speaks HTTP/2 over TLS and is called as in the
-    conformance suite."""
-    return pods.service(
-        names,
-        names.picker,
-        PICKER,
-        names.selector(PICKER),
-        pods.port("grpc", child.GRPC_PORT, protocol="http2"),
-        pods.port("health", child.HEALTH_PORT, protocol="kubernetes.io/h2c"),
-        pods.port("metrics", child.METRICS_PORT, protocol="http"),
-    )
-
-
-def _peers(names: ObjectNames) -> Json:
-    """All pickers by address, also those that are not ready: they warm up from each other, and Envoy asks
-    each for its health itself."""
-    made = pods.service(
-        names,
-        names.peers,
-        PICKER,
-        names.selector(PICKER),
-        pods.port("peers", child.PEER_PORT),
-        pods.port("grpc", child.GRPC_PORT, protocol="http2"),
-    )
-    return pods.headless(made, unready=True)
-
-
 def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site, found: Tokenizer) -> Json:
-    told = settings(pool, plan, found)
-    mounts = [each for each in (found.mount,) if each]
+    flags = settings(pool, plan, found)
+    mounts = [found.mount] if found.mount else []
+    ports = {
+        "grpc": child.GRPC_PORT,
+        "health": child.HEALTH_PORT,
+        "metrics": child.METRICS_PORT,
+        "peers": child.PEER_PORT,
+    }
+    variables = [
+        pods.field("POD_NAMESPACE", "metadata.namespace"),
+        pods.field("POD_IP", "status.podIP"),
+        {"name": "HOME", "value": WRITABLE},
+        {"name": "HF_HOME", "value": f"{WRITABLE}/huggingface"},
+        *found.env,
+    ]
     pod: Json = {
         "serviceAccountName": names.picker,
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
         "securityContext": pods.pod_security(USER),
-        # no preStop: on SIGTERM it says NOT_SERVING and goes on for --drain-delay, by itself
-        "terminationGracePeriodSeconds": math.ceil(told.drain_timeout) + GRACE_SPARE,
+        # no preStop: after SIGTERM a picker reports NOT_SERVING and keeps serving for --drain-delay
+        "terminationGracePeriodSeconds": math.ceil(flags.drain_timeout) + GRACE_SPARE,
         "topologySpreadConstraints": pods.spread(names.selector(PICKER)),
         "containers": [
             {
@@ -141,13 +118,16 @@ def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site, found: T
                 "image": pool.picker.image or site.picker_image,
                 "imagePullPolicy": "IfNotPresent",
                 "command": ["kvist-epp"],
-                "args": told.to_args(),
-                "env": _environment(found),
-                "ports": _ports(),
+                "args": flags.to_args(),
+                "env": variables,
+                "ports": [
+                    {"name": name, "containerPort": number, "protocol": "TCP"}
+                    for name, number in ports.items()
+                ],
                 "resources": dict(pool.picker.resources) or RESOURCES,
                 "securityContext": pods.read_only(),
                 **POLICY,
-                **_probes(told),
+                **_probes(flags),
                 "volumeMounts": [
                     *pods.mounts(("tls", CERTIFICATES, True), (pods.CACHE, WRITABLE), ("tmp", "/tmp")),
                     *(each.mount for each in mounts),
@@ -164,35 +144,16 @@ def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site, found: T
     return pods.deployment(names, names.picker, PICKER, {"replicas": pool.picker.replicas}, pod, {})
 
 
-def _environment(found: Tokenizer) -> list[Json]:
-    return [
-        pods.field("POD_NAMESPACE", "metadata.namespace"),
-        pods.field("POD_IP", "status.podIP"),
-        {"name": "HOME", "value": WRITABLE},
-        {"name": "HF_HOME", "value": f"{WRITABLE}/huggingface"},
-        *found.env,
-    ]
+def _probes(flags: Settings) -> Json:
+    """Return the probes. A picker is ready when its index has been filled, or ``--warmup-timeout`` has
+    passed."""
 
-
-def _ports() -> list[Json]:
-    ports = {
-        "grpc": child.GRPC_PORT,
-        "health": child.HEALTH_PORT,
-        "metrics": child.METRICS_PORT,
-        "peers": child.PEER_PORT,
-    }
-    return [{"name": name, "containerPort": number, "protocol": "TCP"} for name, number in ports.items()]
-
-
-def _probes(told: Settings) -> Json:
-    """Ready means that the index has been filled, or that ``--warmup-timeout`` has passed."""
-
-    def asks(service: str) -> Json:
+    def check(service: str) -> Json:
         return {"grpc": {"port": child.HEALTH_PORT, "service": service}, "timeoutSeconds": 3}
 
-    starting = 12 + math.ceil(told.warmup_timeout / 5)
+    starting = 12 + math.ceil(flags.warmup_timeout / 5)
     return {
-        "startupProbe": {**asks(LIVENESS), "periodSeconds": 5, "failureThreshold": starting},
-        "readinessProbe": {**asks(READINESS), "periodSeconds": 2, "failureThreshold": 2},
-        "livenessProbe": {**asks(LIVENESS), "periodSeconds": 10, "failureThreshold": 6},
+        "startupProbe": {**check(LIVENESS), "periodSeconds": 5, "failureThreshold": starting},
+        "readinessProbe": {**check(READINESS), "periodSeconds": 2, "failureThreshold": 2},
+        "livenessProbe": {**check(LIVENESS), "periodSeconds": 10, "failureThreshold": 6},
     }

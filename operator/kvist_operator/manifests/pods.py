@@ -19,7 +19,7 @@ from .object_names import ObjectNames
 
 
 def placing(plan: Plan, site: Site) -> Json:
-    """Tolerations and node affinity; affinity only by labels that nodes are seen to have."""
+    """Return tolerations and node affinity; affinity only by labels that nodes of the cluster have."""
     row = plan.hardware.accelerator
     if row.vendor == "cpu":
         return {}
@@ -34,7 +34,7 @@ def placing(plan: Plan, site: Site) -> Json:
 
 
 def _terms(row: Accelerator, nodes: Sequence[Mapping[str, str]]) -> list[Json]:
-    """One for each label that tells the product; any of them will do."""
+    """Return a term for each node label that names the product; a node has to match one of them."""
     seen = {
         label: sorted(
             {node[label] for node in nodes if label in node and find_accelerator(node[label]) == row}
@@ -82,7 +82,8 @@ _DIRECTIVE: Final = "$patch"
 
 
 def merged(base: Any, patch: Any, key: str = "") -> Any:
-    """``base`` under ``patch``; neither is changed. ``key``: the field both are the value of."""
+    """Return ``base`` merged with ``patch``; neither is modified. ``key``: the field whose values they
+    are."""
     if isinstance(patch, Mapping) and isinstance(base, Mapping):
         return _objects(base, patch)
     if isinstance(patch, list) and isinstance(base, list) and key in MERGED_BY:
@@ -112,15 +113,12 @@ def _lists(base: list[Any], patch: list[Any], by: str) -> list[Any]:
         if patches.get(item.get(by), {}).get(_DIRECTIVE) != "delete"
     ]
     added = [item for item in patch if not isinstance(item, Mapping) or item.get(by) in patches]
-    return [*kept, *(_plain(item) for item in added if not _deletes(item))]
-
-
-def _deletes(item: Any) -> bool:
-    return isinstance(item, Mapping) and item.get(_DIRECTIVE) == "delete"
+    deleted = [item for item in added if isinstance(item, Mapping) and item.get(_DIRECTIVE) == "delete"]
+    return [*kept, *(_plain(item) for item in added if item not in deleted)]
 
 
 def _plain(value: Any) -> Any:
-    """Without directives and nulls, which mean nothing where there was nothing."""
+    """Return a value without directives and nulls, which have no effect on an absent field."""
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items() if v is not None and k != _DIRECTIVE}
     return [_plain(v) for v in value] if isinstance(value, list) else value
@@ -131,14 +129,14 @@ TOKEN_VARIABLE: Final = "HF_TOKEN"  # a name, not a token
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """A volume, and where a container has it."""
+    """A volume and its mount."""
 
     volume: Json
     mount: Json
 
 
 def model_mounts(pool: Pool) -> list[Mounted]:
-    """The model and its adapters, where they are claims or images; all of them read-only."""
+    """Return the volumes of the model and its adapters that are claims or images; all are read-only."""
     found = [mounted("model", pool.model.kind, pool.model.location, MODEL_MOUNT, whole=True)]
     for i, adapter in enumerate(pool.model.adapters):
         kind, location = split_source(adapter.source, f"spec.model.adapters[{i}].source")
@@ -147,9 +145,9 @@ def model_mounts(pool: Pool) -> list[Mounted]:
 
 
 def mounted(name: str, kind: Source, location: str, path: str, *, whole: bool = False) -> Mounted | None:
-    """None for what is fetched from the hub or is in the container's image.
+    """Return a volume for a source; None if it is fetched from the hub or is part of the container's image.
 
-    ``whole``: the claim is mounted as it is, else the folder of it that ``location`` names.
+    ``whole``: mount the whole claim instead of the folder that ``location`` names.
     """
     mount: Json = {"name": name, "mountPath": path, "readOnly": True}
     if kind is Source.IMAGE:
@@ -164,7 +162,7 @@ def mounted(name: str, kind: Source, location: str, path: str, *, whole: bool = 
 
 
 def token(model: ModelRef) -> Iterable[Json]:
-    """The variable with the hub's token, from the user's Secret: the operator never reads it."""
+    """Return the variable with the hub's token, by reference: the operator never reads the Secret."""
     if model.token is None:
         return ()
     key = {"name": model.token.name, "key": model.token.key}
@@ -176,11 +174,12 @@ CONTAINER_SECURITY: Final[Mapping[str, Any]] = {
     "capabilities": {"drop": ["ALL"]},
 }
 CACHE: Final = "cache"
-"""Volume that takes whatever a process wants to write."""
+"""Name of the volume for everything that a process writes."""
 
 
 def pod_security(user: int) -> Json:
-    """A numeric user that is not root: images need not name one. ``fsGroup``: volumes are writable for it."""
+    """Return a security context with a numeric user, for images that name none; ``fsGroup`` makes volumes
+    writable."""
     return {
         "runAsNonRoot": True,
         "runAsUser": user,
@@ -191,12 +190,12 @@ def pod_security(user: int) -> Json:
 
 
 def read_only() -> Json:
-    """Security of a container that writes to its volumes alone."""
+    """Return the security context of a container that writes only to its volumes."""
     return {**CONTAINER_SECURITY, "readOnlyRootFilesystem": True}
 
 
 def spread(selector: Mapping[str, str]) -> list[Json]:
-    """Rather on different nodes and in different zones, never at the price of a pod that stays away."""
+    """Return constraints that spread pods over nodes and zones where possible."""
     return [
         {
             "maxSkew": 1,
@@ -214,18 +213,14 @@ def empty(name: str, **options: Any) -> Json:
 
 
 def field(name: str, path: str) -> Json:
-    """A variable with a field of the pod."""
+    """Return a variable with a field of the pod."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
 def service(names: ObjectNames, name: str, component: str, selector: Mapping[str, str], *ports: Json) -> Json:
-    """A Service inside the cluster."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": names.meta(name, component),
-        "spec": {"type": "ClusterIP", "selector": dict(selector), "ports": list(ports)},
-    }
+    """Return a Service inside the cluster."""
+    spec = {"type": "ClusterIP", "selector": dict(selector), "ports": list(ports)}
+    return names.child("v1", "Service", name, component, spec=spec)
 
 
 def headless(made: Json, *, unready: bool = False) -> Json:
@@ -235,58 +230,45 @@ def headless(made: Json, *, unready: bool = False) -> Json:
 
 
 def port(name: str, number: int, *, protocol: str = "", at: int | None = None) -> Json:
-    """A port of a Service; ``protocol``: the application's, for gateways."""
+    """Return a port of a Service; ``protocol`` is that of the application, for gateways."""
     found: Json = {"name": name, "port": at or number, "targetPort": number, "protocol": "TCP"}
     return {**found, "appProtocol": protocol} if protocol else found
 
 
 def account(names: ObjectNames, name: str, component: str) -> Json:
-    """A ServiceAccount whose token is mounted only where a pod asks for it."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ServiceAccount",
-        "metadata": names.meta(name, component),
-        "automountServiceAccountToken": False,
-    }
+    """Return a ServiceAccount whose token is mounted only in pods that request it."""
+    return names.child("v1", "ServiceAccount", name, component, automountServiceAccountToken=False)
 
 
 def budget(names: ObjectNames, name: str, component: str, selector: Mapping[str, str]) -> Json:
-    """One pod at a time may be evicted; one that does not work anyway never blocks the drain of a node."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": names.meta(name, component),
-        "spec": {
-            "maxUnavailable": 1,
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-            "selector": {"matchLabels": dict(selector)},
-        },
+    """Return a budget of one evicted pod at a time; an unhealthy pod never blocks the drain of a node."""
+    spec = {
+        "maxUnavailable": 1,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": dict(selector)},
     }
+    return names.child("policy/v1", "PodDisruptionBudget", name, component, spec=spec)
 
 
 def deployment(
     names: ObjectNames, name: str, component: str, spec: Json, pod: Json, annotations: Json
 ) -> Json:
-    """A Deployment of stateless pods: the successor is there before a pod goes."""
+    """Return a Deployment of stateless pods: a pod is deleted once its successor is ready."""
     meta: Json = {"labels": names.labels(component)}
     if annotations:
         meta["annotations"] = annotations
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": names.meta(name, component),
-        "spec": {
-            "revisionHistoryLimit": 5,
-            "selector": {"matchLabels": names.selector(component)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            **spec,
-            "template": {"metadata": meta, "spec": pod},
-        },
+    whole = {
+        "revisionHistoryLimit": 5,
+        "selector": {"matchLabels": names.selector(component)},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        **spec,
+        "template": {"metadata": meta, "spec": pod},
     }
+    return names.child("apps/v1", "Deployment", name, component, spec=whole)
 
 
 def mounts(*pairs: Sequence[Any]) -> list[Json]:
-    """Volume mounts from (volume, path) or (volume, path, read-only)."""
+    """Return volume mounts for tuples (volume, path) or (volume, path, read-only)."""
     return [
         {"name": name, "mountPath": path, **({"readOnly": True} if rest and rest[0] else {})}
         for name, path, *rest in pairs

@@ -7,7 +7,7 @@ metrics are open to the cluster, since gateways and Prometheus may run anywhere.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from kvist_epp.names import KV_EVENTS_PORT, KV_REPLAY_PORT
 from kvist_operator.plan import Plan
@@ -19,7 +19,7 @@ from .object_names import ENGINE, ENVOY, PICKER, ObjectNames
 
 
 def monitoring(pool: Pool, site: Site) -> list[Json]:
-    """Nothing where they are not wanted, or their API is not there."""
+    """Return the PodMonitors; none if they are disabled or their API is missing."""
     if pool.pod_monitor == "Disabled" or Api.POD_MONITOR not in site.apis:
         return []
     names = ObjectNames.of(pool)
@@ -33,7 +33,7 @@ def monitoring(pool: Pool, site: Site) -> list[Json]:
 
 
 def unmonitored(pool: Pool, site: Site) -> list[Note]:
-    """Said only where PodMonitors were asked for."""
+    """Return a note if PodMonitors were requested and their API is missing."""
     if pool.pod_monitor != "Enabled" or Api.POD_MONITOR in site.apis:
         return []
     return [
@@ -48,23 +48,11 @@ def unmonitored(pool: Pool, site: Site) -> list[Note]:
 def _monitor(
     names: ObjectNames, name: str, component: str, selector: dict[str, str], port: str, path: str
 ) -> Json:
-    """``pool`` becomes a label of every series: queries and autoscalers go by it."""
-    return {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PodMonitor",
-        "metadata": names.meta(name, component),
-        "spec": {
-            "selector": {"matchLabels": selector},
-            "podMetricsEndpoints": [
-                {
-                    "port": port,
-                    "path": path,
-                    "interval": "15s",
-                    "relabelings": [{"targetLabel": "pool", "replacement": names.pool, "action": "replace"}],
-                }
-            ],
-        },
-    }
+    """Return a PodMonitor that gives every series the label ``pool``, for queries and autoscalers."""
+    label = {"targetLabel": "pool", "replacement": names.pool, "action": "replace"}
+    endpoint = {"port": port, "path": path, "interval": "15s", "relabelings": [label]}
+    spec = {"selector": {"matchLabels": selector}, "podMetricsEndpoints": [endpoint]}
+    return names.child("monitoring.coreos.com/v1", "PodMonitor", name, component, spec=spec)
 
 
 ANYWHERE: Final = "anywhere"
@@ -72,7 +60,7 @@ ANYWHERE: Final = "anywhere"
 
 @dataclass(frozen=True, slots=True)
 class AllowedTraffic:
-    """Connections that the product makes."""
+    """Connections from one component to another."""
 
     client: str
     """A component, or ``anywhere``."""
@@ -83,7 +71,7 @@ class AllowedTraffic:
 
 
 def flows(pool: Pool, plan: Plan) -> list[AllowedTraffic]:
-    """All of them, but those inside a group of engine pods, which may use any port."""
+    """Return all connections except those inside a group of engine pods, which may use any port."""
     found = [AllowedTraffic(ANYWHERE, ENGINE, child.ENGINE_PORT)]
     if pool.kv_events:
         ranks = plan.layout.data - 1
@@ -99,7 +87,7 @@ def flows(pool: Pool, plan: Plan) -> list[AllowedTraffic]:
 
 
 def policies(pool: Pool, plan: Plan) -> list[Json]:
-    """One for each component that is there."""
+    """Return one NetworkPolicy for each component of the pool."""
     names, all_flows = ObjectNames.of(pool), flows(pool, plan)
     called: Mapping[str, str] = {ENGINE: names.engine, PICKER: names.picker, ENVOY: names.envoy}
     inside = plan.nodes > 1
@@ -118,25 +106,16 @@ def _policy(
     ]
     if inside:
         rules.append({"from": [{"podSelector": {"matchLabels": names.selector(ENGINE)}}]})
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": names.meta(name, server),
-        "spec": {
-            "podSelector": {"matchLabels": names.selector(server)},
-            "policyTypes": ["Ingress"],
-            "ingress": rules,
-        },
-    }
+    pods = {"matchLabels": names.selector(server)}
+    spec = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": rules}
+    return names.child("networking.k8s.io/v1", "NetworkPolicy", name, server, spec=spec)
 
 
 def _rule(names: ObjectNames, client: str, found: list[AllowedTraffic]) -> Json:
-    ports = [_port(flow) for flow in found]
+    ports = [
+        {"port": flow.port, "protocol": "TCP", **({"endPort": flow.last} if flow.last else {})}
+        for flow in found
+    ]
     if client == ANYWHERE:
         return {"ports": ports}
     return {"ports": ports, "from": [{"podSelector": {"matchLabels": names.selector(client)}}]}
-
-
-def _port(flow: AllowedTraffic) -> dict[str, Any]:
-    found: dict[str, Any] = {"port": flow.port, "protocol": "TCP"}
-    return {**found, "endPort": flow.last} if flow.last else found

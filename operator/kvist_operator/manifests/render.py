@@ -1,4 +1,4 @@
-"""All objects of a pool, in the order they are made, each with its owner. Pure."""
+"""All objects of a pool, in the order in which they are applied, each with its owner. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +19,6 @@ from .picker import picker
 from .pods import unplaced
 from .policy import monitoring, policies, unmonitored
 from .tokenizer import chats, tokenizer
-from .tokenizer import notes as said
 
 ORDER: Final = (
     "ServiceAccount",
@@ -38,7 +37,7 @@ ORDER: Final = (
     "HTTPRoute",
     "PodMonitor",
 )
-"""What others need comes first; the way in comes when there is something behind it."""
+"""Order of applying: objects that others need first, and routes after the objects they lead to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +46,15 @@ class Rendered:
 
     objects: tuple[Json, ...]
     expects: tuple[Ref, ...]
-    """Objects that the operator makes besides, because they hold keys."""
+    """Objects that ``reconcile`` creates, because they contain keys or their authority."""
     notes: tuple[Note, ...]
 
 
 def render(pool: Pool, plan: Plan, site: Site) -> Rendered:
-    """The whole intent, the same for the same input.
+    """Return the complete objects of a pool.
 
     Raises:
-        RenderError: engines cannot run here at all.
+        RenderError: the cluster lacks an API without which engines cannot run.
     """
     if plan.nodes > 1 and Api.LEADER_WORKER_SET not in site.apis:
         raise RenderError(
@@ -71,53 +70,44 @@ def render(pool: Pool, plan: Plan, site: Site) -> Rendered:
         *policies(pool, plan),
         *monitoring(pool, site),
     ]
+    ordered = sorted(objects, key=lambda o: (ORDER.index(o["kind"]), o["metadata"]["name"]))
+    names = ObjectNames.of(pool)
+    expects = (Ref("ConfigMap", names.authority), Ref("Secret", names.certificates))
     notes = [
         *missing(pool, site),
         *unmonitored(pool, site),
-        *said(found),
+        *([found.note] if found.note else []),
         *chats(pool, found).notes,
         *unplaced(plan, site),
     ]
-    return Rendered(objects=_owned(pool, objects), expects=_expected(pool), notes=tuple(notes))
-
-
-def _expected(pool: Pool) -> tuple[Ref, ...]:
-    names = ObjectNames.of(pool)
-    if pool.picker.mode == "Off":
-        return ()
-    return (Ref("ConfigMap", names.authority), Ref("Secret", names.certificates))
-
-
-def _owned(pool: Pool, objects: Iterable[Json]) -> tuple[Json, ...]:
-    ordered = sorted(objects, key=lambda o: (ORDER.index(o["kind"]), o["metadata"]["name"]))
-    return tuple(with_owner(pool, _apart(each)) for each in ordered)
+    return Rendered(
+        objects=tuple(with_owner(pool, _apart(each)) for each in ordered),
+        expects=expects if pool.picker.mode != "Off" else (),
+        notes=tuple(notes),
+    )
 
 
 def _apart(value: Any) -> Any:
-    """A copy in which nothing is shared, not even within one object."""
+    """Return a copy in which no dict or list occurs twice."""
     if isinstance(value, dict):
         return {key: _apart(below) for key, below in value.items()}
     return [_apart(below) for below in value] if isinstance(value, list) else value
 
 
 def with_owner(pool: Pool, made: Json) -> Json:
-    """Garbage collection deletes the children of a deleted pool, also with the operator down. Without a uid
-    (``kvist render``) nobody owns them."""
+    """Make the pool the controller of a child, so that garbage collection deletes the children of a deleted
+    pool, also while the operator is down. A pool without a uid (``kvist render``) owns nothing."""
     if pool.uid:
-        made["metadata"]["ownerReferences"] = [owner(pool)]
+        owner = {
+            "apiVersion": API_VERSION,
+            "kind": "InferencePool",
+            "name": pool.name,
+            "uid": pool.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+        made["metadata"]["ownerReferences"] = [owner]
     return made
-
-
-def owner(pool: Pool) -> dict[str, Any]:
-    """The reference that makes the pool the controller of a child."""
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "InferencePool",
-        "name": pool.name,
-        "uid": pool.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
 
 
 class _Dumper(yaml.SafeDumper):
@@ -134,7 +124,7 @@ _Dumper.add_representer(str, _string)
 
 
 def to_yaml(objects: Iterable[Json]) -> str:
-    """Documents, each begun by ``---``, in the order given."""
+    """Return YAML documents, each of which begins with ``---``, in the order of the objects."""
     return yaml.dump_all(
         objects, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True, explicit_start=True
     )

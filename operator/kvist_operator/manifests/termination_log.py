@@ -1,13 +1,13 @@
-"""How an engine's last words get into its pod's status. Pure.
+"""The logging configuration by which an engine's last error gets into its pod's status. Pure.
 
-Kubelets take them from the last 2 KiB of the log (``terminationMessagePolicy``). But when vLLM's core process
-cannot start (out of memory, no room for the cache), the log ends with four kilobytes of the API server's
-traceback, "See root cause above", and the cause is out of reach. So errors of the core (loggers ``vllm.v1``)
-are also written to the termination log, one line each with the exception but without its frames: of that file
-kubelets take the last 4 KiB, and look at the log only where it is empty.
+Kubelets copy the last 2 KiB of the log there (``terminationMessagePolicy``). When vLLM's core process cannot
+start (out of memory, no room for the cache), the log ends with four kilobytes of the API server's traceback,
+"See root cause above", and the cause comes earlier. So errors of the core (loggers ``vllm.v1``) are also
+written to the termination log, one line each with the exception but without its frames: kubelets copy the
+last 4 KiB of that file, and use the log only if it is empty.
 
 vLLM reads Python's ``dictConfig`` from ``VLLM_LOGGING_CONFIG_PATH``; only classes of the standard library are
-named, since vLLM's own differ between versions. Who configures vLLM's logging keeps it as it is.
+named, since vLLM's own differ between versions. The logging configuration of users is left as it is.
 """
 
 import json
@@ -29,9 +29,10 @@ LEVEL: Final = "VLLM_LOGGING_LEVEL"
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 FLAGS: Final = ("log-level", "log-config-file", "logging-config")
 PATH: Final = "/dev/termination-log"
-"""Where kubelets put a file that anybody may write, unless a container says otherwise."""
+"""Path of the file for the termination message, unless a container sets another."""
 POLICY: Final = {"terminationMessagePolicy": "FallbackToLogsOnError"}
-"""Of every container: an error's last lines are seen without a right to read logs."""
+"""Policy of every container: the last lines of its log are in the pod's status, so no right to read logs is
+needed."""
 
 
 def logging(level: str = "INFO", path: str = PATH) -> Json:
@@ -46,7 +47,7 @@ def logging(level: str = "INFO", path: str = PATH) -> Json:
                 "%(message)s",
                 "datefmt": "%m-%d %H:%M:%S",
             },
-            # a style and no Formatter: that would add the frames
+            # a style instead of a Formatter, which would add the frames
             "last": {
                 "()": "logging.PercentStyle",
                 "fmt": "%(message)s %(exc_info)s",
@@ -75,35 +76,27 @@ def logging(level: str = "INFO", path: str = PATH) -> Json:
 
 
 def ours(pool: Pool) -> bool:
-    """Whether the user leaves logging to us."""
+    """Return whether the user does not configure logging."""
     variables = any(entry["name"] in VARIABLES for entry in pool.engine.env)
     return not variables and not any(name in FLAGS for _, name in flag_names(pool.engine.extra_args))
 
 
-def _level(pool: Pool) -> str:
-    """vLLM would not look at its own variable any more, so we do."""
-    literal = {entry["name"]: str(entry.get("value", "")).upper() for entry in pool.engine.env}
-    given = literal.get(LEVEL, "")
-    return given if given in LEVELS else "INFO"
-
-
-def _path(pool: Pool) -> str:
-    containers = (pool.pod_template.get("spec") or {}).get("containers") or ()
-    own: Json = next((each for each in containers if each.get("name") == ENGINE_CONTAINER), {})
-    return str(own.get("terminationMessagePath") or PATH)
-
-
 def settings(names: ObjectNames, pool: Pool) -> list[Json]:
-    """The ConfigMap with the file; nothing where the user does it."""
+    """Return the ConfigMap with the configuration; none if the user configures logging."""
     if not ours(pool):
         return []
-    text = json.dumps(logging(_level(pool), _path(pool)), indent=1, sort_keys=True) + "\n"
-    meta = names.meta(names.engine_settings, ENGINE)
-    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {FILE: text}}]
+    # with a configuration vLLM ignores its own variable for the level
+    given = {entry["name"]: str(entry.get("value", "")).upper() for entry in pool.engine.env}.get(LEVEL)
+    containers = (pool.pod_template.get("spec") or {}).get("containers") or ()
+    own: Json = next((each for each in containers if each.get("name") == ENGINE_CONTAINER), {})
+    path = str(own.get("terminationMessagePath") or PATH)
+    document = logging(given if given in LEVELS else "INFO", path)
+    text = json.dumps(document, indent=1, sort_keys=True) + "\n"
+    return [names.child("v1", "ConfigMap", names.engine_settings, ENGINE, data={FILE: text})]
 
 
 def volumes(names: ObjectNames, pool: Pool) -> list[Json]:
-    """The volume with it."""
+    """Return the volume with the configuration."""
     return [{"name": VOLUME, "configMap": {"name": names.engine_settings}}] if ours(pool) else []
 
 
@@ -113,5 +106,5 @@ def mounts(pool: Pool) -> list[Json]:
 
 
 def environment(pool: Pool) -> dict[str, Json]:
-    """Return the variables that make vLLM use it."""
+    """Return the variable by which vLLM finds the configuration."""
     return {VARIABLE: {"name": VARIABLE, "value": f"{FOLDER}/{FILE}"}} if ours(pool) else {}

@@ -1,6 +1,6 @@
 """The picker's tokenizer and chat settings: from the model's source and the engines' flags. Pure."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -31,20 +31,27 @@ class Tokenizer:
     mount: Mounted | None = None
     env: tuple[Json, ...] = ()
     note: Note | None = None
-    """Why there is none."""
+    """Why there is no tokenizer."""
 
 
 def tokenizer(pool: Pool, site: Site) -> Tokenizer:
-    """From ``spec.picker.tokenizer``, else from the model's source."""
+    """Return the tokenizer of ``spec.picker.tokenizer``, else that of the model's source."""
     if pool.picker.mode == "Approximate" or not pool.engine.prefix_caching:
         return Tokenizer()
     if pool.picker.tokenizer:
         kind, location = split_source(pool.picker.tokenizer, "spec.picker.tokenizer")
         return _at(pool, kind, location, "")
+    why = ""
     if pool.model.kind is Source.PATH:
-        return _none(f"the picker's image does not contain {pool.model.location}")
-    if pool.model.kind is Source.CLAIM and not site.claims.get(pool.model.claim, frozenset()) & SHARED:
-        return _none(_claimed(pool.model.claim, site))
+        why = f"the picker's image does not contain {pool.model.location}"
+    elif pool.model.kind is Source.CLAIM:
+        claim, modes = pool.model.claim, site.claims.get(pool.model.claim)
+        if modes is None:
+            why = f"the access modes of claim {claim} are unknown"
+        elif not modes & SHARED:
+            why = f"claim {claim} ({', '.join(sorted(modes))}) can be mounted by one node only"
+    if why:
+        return Tokenizer(note=Note("Precise", REASON, f"the picker has no tokenizer: {why}; {REMEDY}"))
     return _at(pool, pool.model.kind, pool.model.location, pool.model.revision)
 
 
@@ -59,22 +66,6 @@ def _at(pool: Pool, kind: Source, location: str, revision: str) -> Tokenizer:
     return Tokenizer(model=f"{MODEL_MOUNT}/{folder}".rstrip("/"), mount=mount)
 
 
-def _claimed(claim: str, site: Site) -> str:
-    modes = site.claims.get(claim)
-    if modes is None:
-        return f"the access modes of claim {claim} are unknown"
-    return f"claim {claim} ({', '.join(sorted(modes))}) can be mounted by one node only"
-
-
-def _none(why: str) -> Tokenizer:
-    return Tokenizer(note=Note("Precise", REASON, f"the picker has no tokenizer: {why}; {REMEDY}"))
-
-
-def notes(found: Tokenizer) -> Iterable[Note]:
-    """At most one."""
-    return () if found.note is None else (found.note,)
-
-
 FLAGS: Final[Mapping[str, str]] = {
     "chat-template": "chat_template",
     "chat-template-content-format": "chat_template_content_format",
@@ -84,7 +75,7 @@ FLAGS: Final[Mapping[str, str]] = {
 TEMPLATE: Final = "chat-template"
 UNREADABLE: Final = "ChatFlagUnreadable"
 JINJA: Final = frozenset("{}\n")
-"""What vLLM tells a template from a path by."""
+"""Characters by which vLLM distinguishes a template from a path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +83,7 @@ class ChatFlags:
     """Chat settings for the picker, and notes on those that it cannot use."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """By name of the picker's setting; all are texts."""
+    """Values by name of the picker's setting."""
     notes: tuple[Note, ...] = ()
 
 
@@ -110,7 +101,7 @@ def chats(pool: Pool, found: Tokenizer) -> ChatFlags:
 
 
 def _given(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Flags with their values; an empty one for what a dotted key says."""
+    """Yield flags with their values; an empty value for a flag with a dotted key."""
     for at, name in flag_names(words):
         if name not in FLAGS:
             continue
@@ -121,22 +112,17 @@ def _given(words: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield name, value if equals else "".join(words[at + 1 : at + 2])
 
 
-def _unread(name: str, value: str) -> str:
-    """Return the error that the picker itself would report; empty if there is none."""
-    told: dict[str, Any] = {name: value}
-    try:
-        Settings(**told)
-    except SettingsError as error:
-        return f"is invalid: {error}"
-    return ""
-
-
 def _problem(flag: str, value: str, found: Tokenizer) -> str:
     """Return why the picker cannot read it, and the remedy; empty when it can."""
     if not value:
         return "is written in a form that the picker cannot read: give its value as one word, JSON included"
     if flag != TEMPLATE:
-        return _unread(FLAGS[flag], value)
+        settings: dict[str, Any] = {FLAGS[flag]: value}
+        try:
+            Settings(**settings)  # raises what the picker itself would report
+        except SettingsError as error:
+            return f"is invalid: {error}"
+        return ""
     if JINJA & set(value):
         return ""
     if found.mount is not None and value.startswith(f"{MODEL_MOUNT}/"):

@@ -110,25 +110,14 @@ def _touchable(pool: Pool, found: Mapping[str, Any] | None, key: Key) -> SecretR
 def secret(pool: Pool, names: ObjectNames, data: Mapping[str, bytes]) -> Json:
     """Return the Secret that pickers mount."""
     encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
-    made = {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": names.meta(names.certificates, PICKER),
-        "type": "kubernetes.io/tls",
-        "data": encoded,
-    }
-    return with_owner(pool, made)
+    kind = "kubernetes.io/tls"
+    return with_owner(pool, names.child("v1", "Secret", names.certificates, PICKER, type=kind, data=encoded))
 
 
 def config_map(pool: Pool, names: ObjectNames, authorities: bytes) -> Json:
     """Return the ConfigMap with the authorities by which pickers are verified."""
-    made = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": names.meta(names.authority, PICKER),
-        "data": {certificate_rotation.AUTHORITIES: authorities.decode()},
-    }
-    return with_owner(pool, made)
+    data = {certificate_rotation.AUTHORITIES: authorities.decode()}
+    return with_owner(pool, names.child("v1", "ConfigMap", names.authority, PICKER, data=data))
 
 
 def secret_data(found: Mapping[str, Any] | None) -> dict[str, bytes] | None:
