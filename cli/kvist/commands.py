@@ -13,8 +13,8 @@ from kvist import options
 
 GROUPS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "sim": "simulated parts, each from outside like the real one",
-        "bench": "measurements, as a table and as JSON",
+        "sim": "run a simulated part that looks like the real one from outside",
+        "bench": "run a benchmark; print a table and write JSON",
     }
 )
 
@@ -42,7 +42,7 @@ class Command:
 COMMANDS: Final = (
     Command(
         words=("demo",),
-        summary="kvist beside round robin: real Envoy, the picker, simulated engines",
+        summary="compare kvist with round robin, with a real Envoy, the picker and simulated engines",
         function="kvist_sim.demo.command:main",
         options=options.demo_options,
         examples="""\
@@ -52,7 +52,7 @@ COMMANDS: Final = (
     ),
     Command(
         words=("plan",),
-        summary="what would run for a pool, on which accelerators, with how much KV cache, and why",
+        summary="show what would run for a pool, on which accelerators, with how much KV cache, and why",
         function="kvist.pool_commands:plan_main",
         options=options.plan_options,
         extra="operator",
@@ -63,7 +63,7 @@ COMMANDS: Final = (
     ),
     Command(
         words=("render",),
-        summary="the objects that the operator would make for a pool, as YAML",
+        summary="print the objects that the operator would make for a pool, as YAML",
         function="kvist.pool_commands:render_main",
         options=options.render_options,
         extra="operator",
@@ -73,7 +73,7 @@ COMMANDS: Final = (
     ),
     Command(
         words=("compare",),
-        summary="two plans for a pool side by side, the second with fields changed",
+        summary="show two plans for a pool side by side, the second with changed fields",
         function="kvist.pool_commands:compare_main",
         options=options.compare_options,
         extra="operator",
@@ -83,7 +83,7 @@ COMMANDS: Final = (
     ),
     Command(
         words=("sim", "engine"),
-        summary="an engine that looks like vLLM from outside; takes vLLM's arguments",
+        summary="run a simulated engine with vLLM's API and arguments",
         function="kvist_sim.engine.__main__:main",
         examples="""\
   kvist sim engine --port 8000
@@ -91,7 +91,7 @@ COMMANDS: Final = (
     ),
     Command(
         words=("bench", "epp"),
-        summary="what the picker costs, behind a real Envoy: both transports, both modes",
+        summary="measure what the picker costs behind a real Envoy, with both transports and both modes",
         function="kvist_sim.bench.epp.command:main",
         options=options.bench_epp_options,
         examples="""\
@@ -102,7 +102,7 @@ COMMANDS: Final = (
     ),
     Command(
         words=("bench", "index"),
-        summary="the prefix index: ingest, match, memory, picks during ingest",
+        summary="measure the prefix index: ingestion, matching, memory, picks during ingestion",
         function="kvist_sim.bench.index.command:main",
         examples="""\
   kvist bench index
@@ -110,7 +110,7 @@ COMMANDS: Final = (
     ),
     Command(
         words=("bench", "chaos"),
-        summary="steady load while engines, pickers, events, links and certificates fail, one at a time",
+        summary="run a steady load while engines, pickers, events, links and certificates fail one by one",
         function="kvist_sim.bench.chaos.command:main",
         options=options.bench_chaos_options,
         examples="""\
@@ -120,7 +120,7 @@ COMMANDS: Final = (
     ),
     Command(
         words=("bench", "soak"),
-        summary="load for a long time: memory each second, and what is left when it stops",
+        summary="run a load for a long time; record memory each second, and state that is left at the end",
         function="kvist_sim.bench.soak.command:main",
         options=options.bench_soak_options,
         examples="""\
@@ -130,7 +130,7 @@ COMMANDS: Final = (
     ),
     Command(
         words=("bench", "queue"),
-        summary="tens of thousands wait in one picker: memory, fair shares, priorities, limits",
+        summary="queue tens of thousands of requests in one picker: memory, fairness, priorities, limits",
         function="kvist_sim.bench.queue.command:main",
         options=options.bench_queue_options,
         examples="""\
@@ -140,7 +140,7 @@ COMMANDS: Final = (
     ),
     Command(
         words=("bench", "prewarm"),
-        summary="a rolling update, with and without prewarming: time to the first token",
+        summary="measure TTFT during a rolling update, with and without prewarming",
         function="kvist_sim.bench.prewarm.command:main",
         options=options.bench_prewarm_options,
         examples="""\
@@ -159,7 +159,7 @@ COMMANDS: Final = (
     ),
     Command(
         words=("bench", "routers"),
-        summary="the same traffic through other projects' routers, on the same simulated engines",
+        summary="send the same traffic through other projects' routers, to the same simulated engines",
         function="kvist_sim.bench.routers.command:main",
         options=options.bench_routers_options,
         examples="""\
@@ -169,7 +169,7 @@ COMMANDS: Final = (
     ),
     Command(
         words=("bench", "route"),
-        summary="routing policies against each other, in virtual time: no sockets, exact for a seed",
+        summary="compare routing policies in virtual time: no sockets, and the same result for the same seed",
         function="kvist_sim.bench.route.command:main",
         options=options.bench_route_options,
         examples="""\
