@@ -43,9 +43,8 @@ Method = Callable[[Sink], Call]
 class Server(Protocol):
     """A listening gRPC server, of either transport."""
 
-    @property
-    def port(self) -> int:
-        """Return the port it listens on; the one the system chose if 0 was requested."""
+    port: int
+    """Port that the server listens on; the one the system chose if 0 was requested."""
 
     async def drain(self, grace_seconds: float) -> None:
         """Accept no new connections or calls, let running calls end, then close; at most this long."""

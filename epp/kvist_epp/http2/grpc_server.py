@@ -100,12 +100,8 @@ def _configuration(material: TlsMaterial) -> grpc.ServerCertificateConfiguration
 class _GrpcServer:
     def __init__(self, server: grpc.aio.Server, port: int, lasting: set["_QueueSink"]) -> None:
         self._server = server
-        self._port = port
+        self.port = port
         self._lasting = lasting
-
-    @property
-    def port(self) -> int:
-        return self._port
 
     async def drain(self, grace_seconds: float) -> None:
         stopped = asyncio.ensure_future(self._server.stop(grace_seconds))

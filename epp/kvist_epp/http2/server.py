@@ -57,22 +57,19 @@ class Http2Server:
         self._listener: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._crowded = False
-        self._port = 0
+        self.port = 0
+        """Port that the server listens on; the one the system chose if 0 was requested."""
 
     def __repr__(self) -> str:
-        return f"<Http2Server port {self._port}, {len(self.transports)} connections>"
-
-    @property
-    def port(self) -> int:
-        return self._port
+        return f"<Http2Server port {self.port}, {len(self.transports)} connections>"
 
     async def listen(self, host: str, port: int) -> None:
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
             lambda: ServerTransport(self, loop), host, port, backlog=_BACKLOG
         )
-        self._port = self._listener.sockets[0].getsockname()[1]
-        self._sweeper = loop.create_task(self._sweep(loop), name=f"sweep of port {self._port}")
+        self.port = self._listener.sockets[0].getsockname()[1]
+        self._sweeper = loop.create_task(self._sweep(loop), name=f"sweep of port {self.port}")
 
     async def drain(self, grace_seconds: float) -> None:
         """Let running calls end, ask their clients to leave, then stop listening; at most this long.
@@ -85,7 +82,7 @@ class Http2Server:
             transport.drain()
         try:
             async with asyncio.timeout(grace_seconds):
-                await self._wait_until_deserted()
+                await self._wait_until_no_client_returns()
         except TimeoutError:
             pass  # The calls that still run have had their time.
         await self.close()
@@ -103,7 +100,7 @@ class Http2Server:
             transport.abort()
         await self._empty.wait()
 
-    async def _wait_until_deserted(self) -> None:
+    async def _wait_until_no_client_returns(self) -> None:
         """Wait until no connection is left and no client reconnects at once.
 
         A client that was asked to leave reconnects, and a socket that stops listening resets connections it

@@ -158,15 +158,15 @@ class LoadServer(RequestListener):
     never sends one."""
 
     def on_routed(self, attempt: Attempt) -> None:
-        """See ``RequestListener``."""
+        """Add the attempt to the next update."""
         self.changes.append(attempt)
 
     def on_moved(self, old: Attempt, new: Attempt) -> None:
-        """See ``RequestListener``: followers know attempts by their numbers."""
+        """Add both attempts to the next update, since followers know attempts by their numbers."""
         self.changes += (old, new)
 
     def on_ended(self, attempt: Attempt) -> None:
-        """See ``RequestListener``."""
+        """Add the end of the attempt to the next update."""
         self.changes.append(attempt)
 
     def start(self, sink: Sink) -> "FollowerCall":

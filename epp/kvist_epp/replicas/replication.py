@@ -241,7 +241,7 @@ class Replication(RequestListener):
         self.stats.forwarded["sent"] += self.remote_load.forward(entry, self._clock())
 
     def on_routed(self, attempt: Attempt) -> None:
-        """See ``RequestListener``: the other replicas should know of a long new prompt at once."""
+        """Send an update soon after a long new prompt was routed, so that the other replicas know of it."""
         request = attempt.request
         if request.prompt is not None and request.tokens - request.indexed_tokens >= URGENT_TOKENS:
             self._urgent.set()

@@ -11,7 +11,7 @@ from .config import byte_amount, read
 
 _TRUE: Final = ("true", "1", "t")
 _DEBUG: Final = 4
-"""llm-d's verbosity from which on it logs what ours calls debug."""
+"""Verbosity from which llm-d logs what kvist logs at the level debug."""
 _FORMATS: Final = {"json": "json", "console": "text"}
 _TLS: Final = {"VersionTLS10": "1.2", "VersionTLS11": "1.2", "VersionTLS12": "1.2", "VersionTLS13": "1.3"}
 
@@ -26,15 +26,15 @@ class Translated:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flag:
-    """One of llm-d's."""
+class _LlmdFlag:
+    """A flag of llm-d's router."""
 
     note: str = ""
-    """What happens instead; empty: nothing is lost."""
+    """Description of what happens instead; empty if nothing is lost."""
     switch: bool = False
-    """True or false, and never the next word; false asks for nothing."""
-    ours: Callable[[str], str] | None = None
-    """The flag it becomes. Raises ValueError."""
+    """Whether the value is true or false, and never the next word; false requests nothing."""
+    translate: Callable[[str], str] | None = None
+    """Returns the flag of kvist-epp for a value. Raises ValueError."""
 
 
 def _level(text: str) -> str:
@@ -43,16 +43,16 @@ def _level(text: str) -> str:
     return f"--log-level={'debug' if int(text) >= _DEBUG else 'info'}"
 
 
-def _switch(note: str = "") -> _Flag:
-    return _Flag(note, switch=True)
+def _switch(note: str = "") -> _LlmdFlag:
+    return _LlmdFlag(note, switch=True)
 
 
-_METRIC_NAMES: Final = _Flag("vLLM's own names are read")
+_METRIC_NAMES: Final = _LlmdFlag("vLLM's own names are read")
 _PLAIN_METRICS: Final = (
     "the metrics port is plaintext without authentication: restrict it with a NetworkPolicy"
 )
 
-FLAGS: Final[dict[str, _Flag]] = {
+FLAGS: Final[dict[str, _LlmdFlag]] = {
     "allow-experimental-plugins": _switch(),
     "cache-info-metric": _METRIC_NAMES,
     "disable-endpoint-subset-filter": _switch("the gateway's endpoint subset is always respected"),
@@ -60,33 +60,33 @@ FLAGS: Final[dict[str, _Flag]] = {
     "enable-cert-reload": _switch(),
     "enable-grpc-stream-metrics": _switch(),
     "enable-pprof": _switch("there is no profiler"),
-    "grpc-max-recv-msg-size": _Flag(ours=lambda text: f"--max-message-bytes={byte_amount(text)}"),
-    "grpc-max-send-msg-size": _Flag("answers are about as large as requests"),
+    "grpc-max-recv-msg-size": _LlmdFlag(translate=lambda text: f"--max-message-bytes={byte_amount(text)}"),
+    "grpc-max-send-msg-size": _LlmdFlag("answers are about as large as requests"),
     "ha-enable-leader-election": _switch("all replicas serve; --replicas lets them share their load"),
     "health-checking": _switch(),
     "kv-cache-usage-percentage-metric": _METRIC_NAMES,
     "lora-info-metric": _METRIC_NAMES,
-    "metrics-cert-dir": _Flag(_PLAIN_METRICS),
-    "metrics-client-ca-file": _Flag(_PLAIN_METRICS),
+    "metrics-cert-dir": _LlmdFlag(_PLAIN_METRICS),
+    "metrics-client-ca-file": _LlmdFlag(_PLAIN_METRICS),
     "metrics-endpoint-auth": _switch(_PLAIN_METRICS),
-    "metrics-staleness-threshold": _Flag("an engine whose metrics cannot be read is not picked"),
-    "refresh-metrics-interval": _Flag(
+    "metrics-staleness-threshold": _LlmdFlag("an engine whose metrics cannot be read is not picked"),
+    "refresh-metrics-interval": _LlmdFlag(
         "load is tracked without scraping; --scrape-interval sets how often it is corrected"
     ),
-    "refresh-prometheus-metrics-interval": _Flag(),
-    "tls-cipher-suites": _Flag("OpenSSL's own choice is used"),
-    "tls-min-version": _Flag(ours=lambda text: f"--tls-min-version={_TLS.get(text, text)}"),
+    "refresh-prometheus-metrics-interval": _LlmdFlag(),
+    "tls-cipher-suites": _LlmdFlag("OpenSSL's own choice is used"),
+    "tls-min-version": _LlmdFlag(translate=lambda text: f"--tls-min-version={_TLS.get(text, text)}"),
     "total-queued-requests-metric": _METRIC_NAMES,
     "total-running-requests-metric": _METRIC_NAMES,
     "tracing": _switch("there are no traces; X-Request-Id is in every log line"),
-    "v": _Flag(ours=_level),
+    "v": _LlmdFlag(translate=_level),
     "zap-devel": _switch(),
-    "zap-encoder": _Flag(ours=lambda text: f"--log-format={_FORMATS.get(text, text)}"),
-    "zap-log-level": _Flag(ours=_level),
-    "zap-stacktrace-level": _Flag(),
-    "zap-time-encoding": _Flag(),
+    "zap-encoder": _LlmdFlag(translate=lambda text: f"--log-format={_FORMATS.get(text, text)}"),
+    "zap-log-level": _LlmdFlag(translate=_level),
+    "zap-stacktrace-level": _LlmdFlag(),
+    "zap-time-encoding": _LlmdFlag(),
 }
-_FILES: Final = {"config-file": _Flag(), "config-text": _Flag()}
+_FILES: Final = {"config-file": _LlmdFlag(), "config-text": _LlmdFlag()}
 
 
 def translated(argv: Sequence[str]) -> Translated:
@@ -103,23 +103,23 @@ def translated(argv: Sequence[str]) -> Translated:
             found = read(_text(name, value), f"--{name}")
             first += found.argv
             notes += found.notes
-        elif flag.ours:
-            rest.append(_ours(name, flag.ours, value))
+        elif flag.translate:
+            rest.append(_translate(name, flag.translate, value))
         elif flag.note and not (flag.switch and value.lower() not in _TRUE):
             notes.append(f"--{name}: {flag.note}")
     return Translated([*first, *rest], tuple(notes))
 
 
-def _following(name: str, flag: _Flag, words: Iterator[str]) -> str:
+def _following(name: str, flag: _LlmdFlag, words: Iterator[str]) -> str:
     value = "true" if flag.switch else next(words, None)
     if value is None:
         raise SettingsError(f"--{name}: needs a value")
     return value
 
 
-def _ours(name: str, ours: Callable[[str], str], value: str) -> str:
+def _translate(name: str, translate: Callable[[str], str], value: str) -> str:
     try:
-        return ours(value)
+        return translate(value)
     except ValueError as error:
         raise SettingsError(f"--{name}: {value!r} cannot be read: {error}") from error
 
