@@ -32,8 +32,6 @@ _SOURCES: Final = (
     "fleet.py",
     "ideal.py",
     "jobs.py",
-    "passage.py",
-    "pool.py",
     "traffic.py",
     "world.py",
 )

@@ -1,5 +1,7 @@
 """A pod's account between events: who is believed, and when time drains it."""
 
+from math import inf
+
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.epp.load.requests import end, progress, remote, route
@@ -174,3 +176,14 @@ def test_backlog_is_the_sum_over_its_requests(history: list[tuple[str, int, floa
 
         assert abs(load.backlog_tokens - sum(attempt.backlog for attempt in load.attempts)) < 1e-3
         assert load.backlog_tokens >= 0
+
+
+def test_a_large_batch_has_spare_slots() -> None:
+    """A batch of 256 sequences is full with 12 more, which wait in the engine; one of 8 with none."""
+    tracker = LoadTracker()
+    large, small = tracker.load("large"), tracker.load("small")
+    large.slots, small.slots = 256, 8
+    large.untracked_requests, small.untracked_requests = 267, 7
+    assert (large.full(inf), small.full(inf)) == (False, False)
+    large.untracked_requests, small.untracked_requests = 268, 8
+    assert (large.full(inf), small.full(inf)) == (True, True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvist_sim.virtual import kept
+from kvist_sim.virtual import ideal, kept
 from kvist_sim.virtual.judge import Verdict
 from kvist_sim.virtual.kept import Kept
 from kvist_sim.virtual.report import contenders
@@ -54,6 +54,11 @@ def test_every_file_that_decides_a_run_is_there() -> None:
     """A name that was moved would silently not be looked at any more."""
     assert all((kept.SIM / name).exists() for name in kept.WORLD)
     assert all((kept.EPP / name).exists() for name in kept.PICKER)
+
+
+def test_every_file_that_decides_a_capacity_is_there() -> None:
+    """Capacities are measured again when one of these files changes, so each of them must exist."""
+    assert [name for name in ideal._SOURCES if not Path(ideal.__file__).with_name(name).is_file()] == []
 
 
 def test_a_line_that_is_none_is_named(tmp_path: Path) -> None:
