@@ -154,7 +154,11 @@ class Connection:
         """
         headers = {"Accept": accept, "Content-Type": content_type}
         async with self._send(method, path, query, body, headers, self._answer_timeout) as response:
-            return Answer(response.status, await response.read(), _retry_after(response))
+            return Answer(
+                response.status,
+                await response.read(),
+                retry_after_seconds(response.headers.get("Retry-After", "")),
+            )
 
     async def get(self, path: str, query: Query) -> bytes:
         """Return the body of a GET. Raises ``ApiError`` when it is not answered with 200."""
@@ -294,11 +298,7 @@ async def _failure(response: aiohttp.ClientResponse) -> ApiError:
     except ValueError:
         message = body.decode(errors="replace").strip()
     text = f"{status}: {message[:MAX_MESSAGE] or response.reason}"
-    return ApiError(text, status, retry_after=_retry_after(response))
-
-
-def _retry_after(response: aiohttp.ClientResponse) -> float:
-    return retry_after_seconds(response.headers.get("Retry-After", ""))
+    return ApiError(text, status, retry_after=retry_after_seconds(response.headers.get("Retry-After", "")))
 
 
 def retry_after_seconds(text: str) -> float:

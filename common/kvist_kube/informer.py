@@ -85,7 +85,7 @@ class Recovery(NamedTuple):
     pause: float
     """Seconds to wait."""
     relist: bool
-    """Whether the resource version is of no more use, so that a list is due."""
+    """Whether the resource version cannot be used any more, so that a list is due."""
 
 
 def recovery(error: ApiError, failures: int, chance: Callable[[], float]) -> Recovery:
@@ -214,7 +214,7 @@ class Informer(Generic[ObjectT]):
         path, silence = self.resource.path, self._times.silence
         async with self._connection.stream_lines(path, query, silence) as lines:
             if self.problem:
-                logger.info("the watch of %s is open again", self.resource)
+                logger.info("the watch of %s is re-established", self.resource)
             self.problem, self.watching = "", True
             opened = self._last_message_at = time.monotonic()
             try:
@@ -276,4 +276,4 @@ class Informer(Generic[ObjectT]):
         self.problem = problem
         kept = f"the {len(self.objects)} known objects are kept" if self.listed else "no object is known yet"
         level = logging.INFO if self.optional else logging.WARNING
-        logger.log(level, "cannot watch %s, and %s: %s", self.resource, kept, problem)
+        logger.log(level, "the watch of %s is lost, %s: %s", self.resource, kept, problem)

@@ -234,7 +234,11 @@ async def test_what_is_refused_is_said_once(
     async with watching(server, tmp_path) as seen:
         await seen.until(lambda: seen.informer.errors == {"403": 3})
         await seen.until(lambda: seen.informer.watching)
-    warned = [r.getMessage() for r in caplog.records if "cannot watch" in r.getMessage()]
+    warned = [
+        r.getMessage()
+        for r in caplog.records
+        if "the watch of" in r.getMessage() and "is lost" in r.getMessage()
+    ]
     assert len(warned) == 1
     assert 'resources: ["pods"], verbs: ["list", "watch"]' in warned[0]
 

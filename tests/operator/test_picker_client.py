@@ -91,7 +91,7 @@ class World:
 
     def asking(self, port: int) -> PickerClient:
         """Return the client under test."""
-        return PickerClient(self.cluster, self.cache, self.changed.append, port)
+        return PickerClient(self.cluster.annotate, self.cache, self.changed.append, port)
 
 
 def pool_object() -> dict[str, Any]:

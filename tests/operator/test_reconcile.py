@@ -8,12 +8,12 @@ from tests.operator.memory import Memory
 from kvist_operator.cluster.capabilities import Capabilities
 from kvist_operator.cluster.cluster_api import Json
 from kvist_operator.cluster.kinds import CHILDREN, CONFIG_MAP, DEPLOYMENT, NODE, SECRET, ObjectKind, Target
-from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
-from kvist_operator.cluster.pool_informer import PoolInformer
+from kvist_operator.cluster.pool_cache import PoolCache, PoolInformer, PoolKey
 from kvist_operator.errors import Forbidden, OperatorError, Refused, Unavailable
 from kvist_operator.manifests import Site
 from kvist_operator.plan import Plan
 from kvist_operator.reconcile.model_cache import ModelCache
+from kvist_operator.reconcile.picker_client import PickerClient
 from kvist_operator.reconcile.reconciler import Reconciler
 from kvist_operator.spec.pool import Pool
 from kvist_operator.status.advice import standing
@@ -24,7 +24,7 @@ L4 = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.count": "4"}
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.count": "8"}
 
 
-class Quiet:
+class Quiet(PickerClient):
     """Picker figures that the test sets."""
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ def as_intended(desired: Json, observed: Json) -> bool:
 
 
 def _bare(desired: Json) -> Json:
-    """Return the object without a stamp."""
+    """Return the object without the hash of its intent."""
     meta = desired["metadata"]
     if INTENT not in meta.get("annotations", {}):
         return desired

@@ -15,9 +15,8 @@ from kvist_kube.errors import ApiError
 from kvist_operator.errors import ClusterError, Conflict, NotServed, Unavailable
 from kvist_operator.manifests.object_names import MANAGER
 
-from .api_errors import UNAUTHORIZED, error_of, retry_pause
 from .capabilities import review
-from .cluster_api import Hook, Json, Moment, Write
+from .cluster_api import UNAUTHORIZED, Hook, Json, Moment, Write, error_of, retry_pause
 from .kinds import ObjectKind, Right, Target, target_of
 
 PAGE: Final = 500

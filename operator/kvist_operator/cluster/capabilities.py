@@ -1,14 +1,14 @@
-"""What the cluster offers: optional APIs, node labels, access modes of claims; and the check at the start,
-which names a missing CRD or right.
+"""Capabilities of the cluster: optional APIs, node labels, access modes of claims; and the check at the
+start.
 
-Discovered periodically and kept in between, so that reconciling a pool sends no request for them.
+They are discovered periodically and kept in between, so that reconciling a pool sends no request for them.
 """
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from kvist_epp.names import OBJECTIVE_GROUPS
 from kvist_operator.errors import ClusterError, Forbidden, StartError
@@ -164,14 +164,12 @@ def _terms(workload: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return found
 
 
-class Reviewer(Protocol):
-    """Answers whether the operator has a right."""
-
-    async def may(self, right: Right, namespace: str) -> bool:
-        """Return whether the operator has the right; an empty namespace means all. Raises ClusterError."""
+May = Callable[[Right, str], Awaitable[bool]]
+"""Returns whether the operator has a right in a namespace; an empty namespace means all. Raises
+ClusterError."""
 
 
-async def check(cluster: Cluster, reviewer: Reviewer, namespaces: Sequence[str]) -> None:
+async def check(cluster: Cluster, may: May, namespaces: Sequence[str]) -> None:
     """Check CRD and rights. Raises StartError that names what is missing and the remedy."""
     if POOL not in await cluster.served([POOL]):
         raise StartError(
@@ -181,7 +179,7 @@ async def check(cluster: Cluster, reviewer: Reviewer, namespaces: Sequence[str])
     lacking = [
         f"{right} in {space or 'all namespaces'}"
         for space in namespaces or ("",)
-        for right in await _lacking(reviewer, space, required_rights(bool(namespaces)))
+        for right in await _lacking(may, space, required_rights(bool(namespaces)))
     ]
     if lacking:
         more = f" and {len(lacking) - SHOWN} more" if len(lacking) > SHOWN else ""
@@ -204,15 +202,15 @@ def required_rights(within: bool) -> list[Right]:
     return [right for right in found if (right.group, right.resource) not in optional | spare]
 
 
-async def _lacking(reviewer: Reviewer, namespace: str, rights: Sequence[Right]) -> list[Right]:
+async def _lacking(may: May, namespace: str, rights: Sequence[Right]) -> list[Right]:
     semaphore = asyncio.Semaphore(PARALLEL_REVIEWS)
 
     async def one(right: Right) -> bool:
         async with semaphore:
-            return await reviewer.may(right, namespace)
+            return await may(right, namespace)
 
     answers = await asyncio.gather(*(one(right) for right in rights))
-    return [right for right, may in zip(rights, answers, strict=True) if not may]
+    return [right for right, granted in zip(rights, answers, strict=True) if not granted]
 
 
 def review(right: Right, namespace: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ those.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.request import getproxies
 
@@ -65,17 +65,11 @@ async def follow(
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await _stop(tasks)
-    causes = [error for task in ended if not task.cancelled() and (error := task.exception())]
-    raise Unavailable(f"watching ended: {causes[0] if causes else 'kopf gives no reason'}") from (
-        causes[0] if causes else None
-    )
-
-
-async def _stop(tasks: Collection["asyncio.Task[Any]"]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    cause = next((error for task in ended if not task.cancelled() and (error := task.exception())), None)
+    raise Unavailable(f"watching ended: {cause or 'kopf gives no reason'}") from cause
 
 
 def registry(

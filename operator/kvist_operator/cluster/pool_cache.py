@@ -1,22 +1,28 @@
-"""Pools, their children and their pods, as last seen. Pure.
+"""Pools, their children and their pods, as last seen. No I/O but by the ``Cluster``.
 
-Filled by lists, by watch events and by the answers to the operator's own writes, in whatever order they
-arrive: the newest version of an object stands. Everything here can be read from the cluster again after a
-restart.
+The cache is filled by a list of every kind at the start, by watch events, by the answers to the operator's
+own writes and by a periodic resync, in whatever order they arrive: the newest version of an object stands. A
+restart fills it again.
 
 Objects are kept as JSON and parsed when a pool is reconciled: as dicts, those of 500 pools take 60 MiB more.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from kvist_operator.manifests.object_names import INSTANCE
+from kvist_operator.errors import NotServed
+from kvist_operator.manifests.object_names import INSTANCE, OURS
 
-from .cluster_api import Json
-from .kinds import POD, POOL, ObjectKind, Target, target_of
+from .cluster_api import Cluster, Json
+from .kinds import CHILDREN, POD, POOL, SECRET, ObjectKind, Target, target_of
 
+logger = logging.getLogger(__name__)
+
+ALWAYS: Final = tuple(kind for kind in CHILDREN if kind.optional is None and kind != SECRET)
+"""Kinds of children that every cluster has, and that are watched."""
 _WITH_STATUS: Final = ("Deployment", "LeaderWorkerSet", "HTTPRoute", "InferencePool", "Pod")
 """Kinds whose status is read."""
 _CONTAINER: Final = ("name", "image")
@@ -94,11 +100,13 @@ class PoolCache:
 
     def children(self, pool: PoolKey) -> list[Json]:
         """Return all objects with the pool's labels except pods."""
-        return self._of_pool(pool, pods=False)
+        targets = sorted(self._members.get(pool, ()))
+        return [self._objects[target].parse() for target in targets if target.kind != POD]
 
     def pods(self, pool: PoolKey) -> list[Json]:
         """Return the pods of all components of a pool."""
-        return self._of_pool(pool, pods=True)
+        targets = sorted(self._members.get(pool, ()))
+        return [self._objects[target].parse() for target in targets if target.kind == POD]
 
     def pools(self) -> list[PoolKey]:
         """Return the keys of all our pools, sorted."""
@@ -107,10 +115,6 @@ class PoolCache:
     def versions(self, kind: ObjectKind) -> dict[Target, str]:
         """Return the resource version of each object of a kind."""
         return {target: known.version for target, known in self._objects.items() if target.kind == kind}
-
-    def _of_pool(self, pool: PoolKey, *, pods: bool) -> list[Json]:
-        targets = sorted(self._members.get(pool, ()))
-        return [self._objects[target].parse() for target in targets if (target.kind == POD) is pods]
 
 
 def pool_of(target: Target, found: Mapping[str, Any]) -> PoolKey | None:
@@ -144,3 +148,72 @@ def _newer(new: str, old: str) -> bool:
     if new.isdigit() and old.isdigit():
         return int(new) > int(old)
     return new != old
+
+
+@dataclass(slots=True)
+class PoolInformer:
+    """Keeps the cache in step with the cluster; ``on_change`` is called with each pool that is affected.
+
+    A watch that was interrupted for too long does not report what was deleted meanwhile. The resync therefore
+    lists names and versions only, and reads the objects that differ.
+    """
+
+    cluster: Cluster
+    cache: PoolCache
+    namespaces: Sequence[str]
+    on_change: Callable[[PoolKey], None]
+    kinds: frozenset[ObjectKind] = frozenset()
+    """Kinds that are watched at present."""
+    loaded: set[ObjectKind] = field(default_factory=set)
+
+    async def follow(self, optional: Iterable[ObjectKind]) -> bool:
+        """Watch these optional kinds and those that every cluster has; return whether the set has changed.
+
+        New kinds are listed, and the objects of kinds that have gone are removed. Raises ClusterError.
+        """
+        wanted = frozenset((POOL, POD, *ALWAYS, *optional))
+        for kind in self.kinds - wanted:
+            self.loaded.discard(kind)
+            for target in self.cache.versions(kind):
+                self._notify(self.cache.remove(target))
+        for kind in sorted(wanted - self.loaded):
+            for found in await self._list(kind):
+                self._notify(self.cache.update(found))
+            self.loaded.add(kind)
+        different, self.kinds = wanted != self.kinds, wanted
+        return different
+
+    def on_event(self, verb: str | None, found: Json) -> None:
+        """Apply a watch event; ``verb`` is None for an object of the watch's initial list."""
+        if verb == "DELETED":
+            self._notify(self.cache.remove(target_of(found), str(found["metadata"].get("uid", ""))))
+        else:
+            self._notify(self.cache.update(found))
+
+    async def resync(self) -> None:
+        """Compare the cache with the cluster and read what differs. Raises ClusterError."""
+        for kind in sorted(self.kinds):
+            listed = await self._list(kind, bare=True)
+            actual = {target_of(each): str(each["metadata"].get("resourceVersion", "")) for each in listed}
+            known = self.cache.versions(kind)
+            differing = [t for t in known.keys() | actual.keys() if known.get(t) != actual.get(t)]
+            if differing:
+                logger.info("the resync found %d objects of %s out of date", len(differing), kind.resource)
+            for target in sorted(differing):
+                found = await self.cluster.get(target)
+                self._notify(self.cache.remove(target) if found is None else self.cache.update(found))
+
+    async def _list(self, kind: ObjectKind, *, bare: bool = False) -> list[Json]:
+        labels = "" if kind == POOL else OURS
+        try:
+            spaces = self.namespaces or ("",)
+            pages = [await self.cluster.find(kind, space, labels=labels, bare=bare) for space in spaces]
+        except NotServed:
+            if kind == POOL:
+                raise
+            return []
+        return [each for page in pages for each in page]
+
+    def _notify(self, key: PoolKey | None) -> None:
+        if key is not None:
+            self.on_change(key)

@@ -2,9 +2,9 @@
 
 ::
 
-    kopf_watch ──event──▶ pool_informer ──▶ pool_cache ──▶ work_queue ──▶ reconciler ──▶ cluster
-                               ▲                               ▲
-    every --resync ────────────┴── every pool ─────────────────┘
+    kopf_watch ──event──▶ PoolInformer ──▶ PoolCache ──▶ WorkQueue ──▶ Reconciler ──▶ Cluster
+                               ▲                             ▲
+    every --resync ────────────┴── every pool ───────────────┘
 """
 
 import asyncio
@@ -24,8 +24,7 @@ from kvist_operator.cluster.apiserver import ApiServer
 from kvist_operator.cluster.capabilities import Capabilities, check
 from kvist_operator.cluster.cluster_api import Cluster, Json
 from kvist_operator.cluster.kinds import ObjectKind
-from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
-from kvist_operator.cluster.pool_informer import PoolInformer
+from kvist_operator.cluster.pool_cache import PoolCache, PoolInformer, PoolKey
 from kvist_operator.errors import ClusterError, OperatorError, StartError
 from kvist_operator.manifests import Site
 from kvist_operator.reconcile.model_cache import ModelCache
@@ -94,7 +93,7 @@ async def _run(
     host, port = settings.metrics_host, settings.metrics_port
     async with monitoring_port(host, port, operator.metrics_page, operator.alive, operator.ready) as bound:
         logger.info("kvist-operator %s is starting; its metrics port is %d", kvist_epp.__version__, bound)
-        await check(server, server, settings.watched)
+        await check(server, server.may, settings.watched)
         await operator.run()
 
 
@@ -109,7 +108,7 @@ class Operator:
         self.capabilities = Capabilities(cluster, nodes_allowed=not settings.watched)
         self.informer = PoolInformer(cluster, self.cache, settings.watched, self.on_change)
         self.models = ModelCache(self._on_model_found)
-        self.pickers = PickerClient(cluster, self.cache, self.on_change)
+        self.pickers = PickerClient(cluster.annotate, self.cache, self.on_change)
         self.reconciler = Reconciler(
             cluster=cluster,
             cache=self.cache,

@@ -14,7 +14,7 @@ import aiohttp
 
 from kvist_kube.connection import Connection, Query, find_cluster, own_namespace
 from kvist_kube.errors import ApiError, ClusterNotFound
-from kvist_operator.cluster.api_errors import error_of
+from kvist_operator.cluster.cluster_api import error_of
 from kvist_operator.cluster.kinds import POOL
 from kvist_operator.errors import StartError
 

@@ -93,16 +93,11 @@ class OperatorSettings:
             raise OperatorSettingsError(f"--metrics-port: {self.metrics_port} is not a port (0 to 65535)")
         if self.workers < 1:
             raise OperatorSettingsError("--workers: must be at least 1")
-        for name in ("resync", "discovery_interval", "fleet_interval"):
-            self._check_time(name)
-
-    def _check_time(self, name: str) -> None:
-        value = getattr(self, name)
-        least = 0.0 if name == "fleet_interval" else 1.0
-        if not math.isfinite(value) or value < least:
-            raise OperatorSettingsError(
-                f"{arguments.flags_of(type(self))[name]}: must be at least {least:g} s"
-            )
+        for name, least in (("resync", 1.0), ("discovery_interval", 1.0), ("fleet_interval", 0.0)):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < least:
+                flag_name = arguments.flags_of(type(self))[name]
+                raise OperatorSettingsError(f"{flag_name}: must be at least {least:g} s")
 
     @property
     def watched(self) -> tuple[str, ...]:

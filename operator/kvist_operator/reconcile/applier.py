@@ -6,11 +6,11 @@ cluster.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kvist_operator.apply import Changes, Key, Step, Verb, changes, key_of
+from kvist_operator.apply import Key, Step, Verb, changes, key_of
 from kvist_operator.apply.changes import owned
 from kvist_operator.cluster.cluster_api import Cluster, Json
 from kvist_operator.cluster.kinds import DEPLOYMENT, Target, kind_named, target_of
@@ -52,14 +52,24 @@ class Applier:
 
     async def apply(self, pool: Pool, rendered: Rendered) -> ApplyResult:
         """Write what differs. Raises Unavailable or Conflict to be called again; completed writes stand."""
-        run = _Run(pool)
+        run = _Run()
         for _ in range(ROUNDS):
-            found = self._found(pool, rendered, run)
+            children = self.cache.children(PoolKey(pool.namespace, pool.name))
+            known = {key_of(each) for each in children}
+            others = [each for key, each in run.unlabelled.items() if key not in known]
+            found = changes(pool, rendered, [*children, *others])
             steps = [step for step in found.steps if self._is_open(pool, step, run)]
             if not steps:
                 break
             for step in steps:
-                await self._try(pool, step, run)
+                try:
+                    await self._do(pool, step, run)
+                except (Unavailable, Conflict):
+                    raise
+                except ClusterError as error:
+                    logger.warning("%s/%s: writing its objects failed: %s", pool.namespace, pool.name, error)
+                    run.tried.add(step.key)
+                    run.failures.append(error)
         if run.tried:
             names = ", ".join(map(str, sorted(run.tried)))
             logger.info("%s/%s: wrote %d objects: %s", pool.namespace, pool.name, len(run.tried), names)
@@ -71,30 +81,15 @@ class Applier:
         for target in gone:
             del self.settled[target]
 
-    def _found(self, pool: Pool, rendered: Rendered, run: "_Run") -> Changes:
-        children = self.cache.children(PoolKey(pool.namespace, pool.name))
-        known = {key_of(each) for each in children}
-        others = [each for key, each in run.unlabelled.items() if key not in known]
-        return changes(pool, rendered, [*children, *others])
-
     def _is_open(self, pool: Pool, step: Step, run: "_Run") -> bool:
         """Return whether a step is still to be done and may have an effect."""
         if step.key in run.tried:
             return False
-        known = self.cache.get(target_in(pool, step.key))
+        target = target_in(pool, step.key)
+        known = self.cache.get(target)
         if step.body is None or known is None:
             return True
-        return self.settled.get(target_in(pool, step.key)) != (_intent(step.body), _version(known))
-
-    async def _try(self, pool: Pool, step: Step, run: "_Run") -> None:
-        try:
-            await self._do(pool, step, run)
-        except (Unavailable, Conflict):
-            raise
-        except ClusterError as error:
-            logger.warning("%s/%s: writing its objects failed: %s", pool.namespace, pool.name, error)
-            run.tried.add(step.key)
-            run.failures.append(error)
+        return self.settled.get(target) != (_intent(step.body), _version(known))
 
     async def _do(self, pool: Pool, step: Step, run: "_Run") -> None:
         target = target_in(pool, step.key)
@@ -111,12 +106,9 @@ class Applier:
         fewer = fewer_engines(before, step.body)
         if fewer is not None:
             await self.on_scale_down(pool, fewer)
-        await self._apply(target, before, step.body)
-
-    async def _apply(self, target: Target, before: Mapping[str, Any] | None, body: Json) -> None:
-        made = await self.cluster.apply(body)
+        made = await self.cluster.apply(step.body)
         if before is not None and _version(before) == _version(made):
-            self.settled[target] = (_intent(body), _version(made))
+            self.settled[target] = (_intent(step.body), _version(made))
         self.cache.update(made)
         logger.debug("applied %s", target)
 
@@ -137,7 +129,6 @@ class Applier:
 class _Run:
     """State of one call for a pool."""
 
-    pool: Pool
     tried: set[Key] = field(default_factory=set)
     unlabelled: dict[Key, Json] = field(default_factory=dict)
     """Objects with a wanted name but without our labels."""
@@ -158,11 +149,6 @@ def fewer_engines(before: Mapping[str, Any] | None, body: Mapping[str, Any]) -> 
         return None
     wanted = int(body["spec"].get("replicas", 1))
     return wanted if wanted < int((before.get("spec") or {}).get("replicas", 1)) else None
-
-
-def failure_message(failures: Sequence[ClusterError]) -> str:
-    """Return the distinct messages of all failures."""
-    return "; ".join(dict.fromkeys(str(each) for each in failures))
 
 
 def _intent(body: Mapping[str, Any]) -> str:

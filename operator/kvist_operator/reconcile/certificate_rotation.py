@@ -107,14 +107,20 @@ def issued(names: Sequence[str], now: dt.datetime, before: Data | None = None) -
     found = _due(before, names, now)
     if found is None:
         return CertificateBundle(dict(before or {}))
-    kept = _authorities((before or {}).get(AUTHORITIES, b""), now)
-    match found[0]:
-        case _Step.FRESH:
-            return _fresh(names, now, kept)
-        case _Step.ANNOUNCE:
-            return _announced(names, now, before or {}, kept)
-        case _Step.PROMOTE:
-            return _promoted(before or {}, kept)
+    old = before or {}
+    alive = [each for each in _loaded(old.get(AUTHORITIES, b"")) if now < each.not_valid_after_utc]
+    alive.sort(key=lambda each: each.not_valid_before_utc, reverse=True)
+    kept = [each.public_bytes(Encoding.PEM) for each in alive]
+    if found[0] is _Step.PROMOTE:
+        return CertificateBundle({CERTIFICATE: old[NEXT], KEY: old[NEXT_KEY], AUTHORITIES: b"".join(kept)})
+    # a new authority, whose key is dropped after signing
+    authority = CertificateAuthority("kvist pickers", now, LIFE)
+    leaf, key = authority.sign(names, now, LIFE, (SERVER, CLIENT))
+    known = b"".join([authority.pem, *kept[: MOST_AUTHORITIES - 1]])
+    if found[0] is _Step.FRESH:
+        return CertificateBundle({CERTIFICATE: leaf, KEY: key, AUTHORITIES: known})
+    current = {CERTIFICATE: old[CERTIFICATE], KEY: old[KEY]}
+    return CertificateBundle({**current, NEXT: leaf, NEXT_KEY: key, AUTHORITIES: known})
 
 
 def _due(secret: Data | None, names: Sequence[str], now: dt.datetime) -> tuple[_Step, str] | None:
@@ -132,45 +138,6 @@ def _due(secret: Data | None, names: Sequence[str], now: dt.datetime) -> tuple[_
         return _Step.ANNOUNCE, coming
     spent = current.spent(now)
     return (_Step.ANNOUNCE, "two thirds of the certificate's life are over") if spent else None
-
-
-def _fresh(names: Sequence[str], now: dt.datetime, kept: Sequence[bytes]) -> CertificateBundle:
-    authority, leaf, key = _made(names, now)
-    return CertificateBundle({CERTIFICATE: leaf, KEY: key, AUTHORITIES: _joined(authority, kept)})
-
-
-def _announced(
-    names: Sequence[str], now: dt.datetime, before: Data, kept: Sequence[bytes]
-) -> CertificateBundle:
-    authority, leaf, key = _made(names, now)
-    joined = _joined(authority, kept)
-    return CertificateBundle({**_current(before), NEXT: leaf, NEXT_KEY: key, AUTHORITIES: joined})
-
-
-def _promoted(before: Data, kept: Sequence[bytes]) -> CertificateBundle:
-    return CertificateBundle({CERTIFICATE: before[NEXT], KEY: before[NEXT_KEY], AUTHORITIES: b"".join(kept)})
-
-
-def _current(before: Data) -> dict[str, bytes]:
-    return {CERTIFICATE: before[CERTIFICATE], KEY: before[KEY]}
-
-
-def _made(names: Sequence[str], now: dt.datetime) -> tuple[bytes, bytes, bytes]:
-    """Return an authority's certificate, a certificate it signed, and the key of that. The authority's key is
-    dropped."""
-    authority = CertificateAuthority("kvist pickers", now, LIFE)
-    return (authority.pem, *authority.sign(names, now, LIFE, (SERVER, CLIENT)))
-
-
-def _joined(new: bytes, kept: Sequence[bytes]) -> bytes:
-    return b"".join([new, *kept[: MOST_AUTHORITIES - 1]])
-
-
-def _authorities(bundle: bytes, now: dt.datetime) -> list[bytes]:
-    """Return the authorities that are still valid, in PEM, the newest first."""
-    alive = [each for each in _loaded(bundle) if now < each.not_valid_after_utc]
-    alive.sort(key=lambda each: each.not_valid_before_utc, reverse=True)
-    return [each.public_bytes(Encoding.PEM) for each in alive]
 
 
 def _loaded(bundle: bytes) -> list[x509.Certificate]:

@@ -82,22 +82,16 @@ class ModelCache:
         try:
             async with self._semaphore:
                 found = await _in_thread(lambda: self._look_up(query))
-        except OperatorError as error:
-            self._on_failure(entry, error)
+        except OperatorError as error:  # what was known before stands
+            entry.error, entry.failures = error, entry.failures + 1
+            pause = backoff_seconds(entry.failures, first=RETRY_SECONDS, longest=LONGEST_RETRY_SECONDS)
+            entry.until = time.monotonic() + pause
         else:
             entry.facts, entry.error, entry.failures = found, None, 0
             entry.until = time.monotonic() + VALID_SECONDS
         entry.lookup = None
         if first:
             self._on_found()
-
-    @staticmethod
-    def _on_failure(entry: _Entry, error: OperatorError) -> None:
-        """Keep what was known before, and look up again later."""
-        entry.error = error
-        entry.failures += 1
-        pause = backoff_seconds(entry.failures, first=RETRY_SECONDS, longest=LONGEST_RETRY_SECONDS)
-        entry.until = time.monotonic() + pause
 
 
 def look_up_facts(query: ModelQuery) -> ModelFacts:

@@ -6,9 +6,9 @@ deleted. Each picker is asked by the address of its pod; one that does not answe
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import aiohttp
 
@@ -42,11 +42,8 @@ PARALLEL_POOLS: Final = 32
 """Pools whose pickers are asked at the same time."""
 
 
-class Annotator(Protocol):
-    """The part of ``Cluster`` that is used here."""
-
-    async def annotate(self, target: Target, annotations: Mapping[str, str | None]) -> None:
-        """Set annotations of an object. Raises ClusterError."""
+Annotate = Callable[[Target, Mapping[str, str | None]], Awaitable[None]]
+"""``Cluster.annotate``."""
 
 
 @dataclass(slots=True)
@@ -54,7 +51,7 @@ class PickerClient:
     """Polls the pickers of all pools; used with ``async with``. ``on_change`` is called with pools whose
     figures have changed."""
 
-    cluster: Annotator
+    annotate: Annotate
     cache: PoolCache
     on_change: Callable[[PoolKey], None]
     port: int = METRICS_PORT
@@ -109,7 +106,7 @@ class PickerClient:
         if (pod["metadata"].get("annotations") or {}).get(COST) == str(cost):
             return
         try:
-            await self.cluster.annotate(target_of(pod), {COST: str(cost)})
+            await self.annotate(target_of(pod), {COST: str(cost)})
         except ClusterError as error:
             logger.warning("pod %s: setting its deletion cost failed: %s", pod["metadata"]["name"], error)
 

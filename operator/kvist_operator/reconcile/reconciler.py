@@ -9,12 +9,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from kvist_operator import status as statuses
 from kvist_operator.cluster.capabilities import Capabilities, with_planned_first, with_required_labels
 from kvist_operator.cluster.cluster_api import Cluster, Json
-from kvist_operator.cluster.kinds import DEPLOYMENT, ObjectKind, kind_of
 from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
 from kvist_operator.errors import ClusterError, Conflict, InternalError, NotServed, OperatorError, Unavailable
 from kvist_operator.manifests import Rendered, Site, render
@@ -25,33 +24,18 @@ from kvist_operator.status import ObservedPool, Subject
 from kvist_operator.status.diagnosis import refused, troubles
 from kvist_operator.status.views import Trouble
 
-from .applier import Applier, ApplyResult, failure_message
+from .applier import Applier, ApplyResult
 from .certificate_secret import CertificateSecrets
 from .model_cache import ModelCache, ModelFacts
+from .picker_client import PickerClient
 
 logger = logging.getLogger(__name__)
 
 CACHED_INTENTS: Final = 64
-"""Intents that are kept, of the pools reconciled last: each has 100 KB and is made again in ten
+"""Intents that are kept, of the pools reconciled last: each has 100 KB and is computed again in ten
 milliseconds."""
 WAIT_SECONDS: Final = 5.0
 """Time until a pool that waits is reconciled again, should no event arrive."""
-_ROUTE: Final = "HTTPRoute"
-_GROUPS: Final = ("LeaderWorkerSet",)
-
-
-class PickerFigures(Protocol):
-    """Figures of the running engines, from their pickers."""
-
-    async def set_deletion_costs(self, pool: Pool, pods: list[Json], replicas: int) -> None:
-        """Set each pod's deletion cost by what its cache has saved; called before replicas are lowered to
-        this number."""
-
-    def kv_tokens(self, key: PoolKey) -> int | None:
-        """Return the size of a replica's KV cache in tokens, as engines report it; None when not known."""
-
-    def advice(self, key: PoolKey, pool: Pool, plan: Plan, before: list[str]) -> tuple[str, ...]:
-        """Return advice for the pool; ``before`` is the earlier advice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +48,6 @@ class Intent:
     error: OperatorError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _CachedIntent:
-    """An intent with all its inputs."""
-
-    inputs: tuple[Any, ...]
-    intent: Intent
-
-
 @dataclass(slots=True)
 class Reconciler:
     """Reconciles the pools of one cluster."""
@@ -80,13 +56,14 @@ class Reconciler:
     cache: PoolCache
     capabilities: Capabilities
     models: ModelCache
-    pickers: PickerFigures
+    pickers: PickerClient
     images: Site
     """A site with only the images of pickers and Envoy."""
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     pending: set[PoolKey] = field(default_factory=set)
     """Pools whose model is being looked up."""
-    _intents: dict[PoolKey, _CachedIntent] = field(default_factory=dict)
+    _intents: dict[PoolKey, tuple[tuple[Any, ...], Intent]] = field(default_factory=dict)
+    """Intents with all their inputs, the one used last at the end."""
     _written: dict[PoolKey, tuple[str, Json]] = field(default_factory=dict)
     """Statuses that the API server accepted but returns in another form, by resource version."""
     _secrets: CertificateSecrets = field(init=False)
@@ -120,45 +97,33 @@ class Reconciler:
         return WAIT_SECONDS if outcome.waits else None
 
     async def _intent(self, key: PoolKey, resource: Json) -> Intent:
-        """Return the intent of a pool; it is made again only when one of its inputs has changed."""
+        """Return the intent of a pool; it is computed again only when one of its inputs has changed."""
+        pool: Pool | None = None
         try:
             pool = read_pool(resource)
-        except OperatorError as error:
-            return Intent(error=error)
-        try:
-            found = await self._facts(key, pool)
+            found = await self.models.of(pool)
         except OperatorError as error:
             return Intent(pool=pool, error=error)
+        (self.pending.discard if found else self.pending.add)(key)
         if found is None:
             return Intent(pool=pool)
-        return await self._cached_intent(key, pool, found, resource)
-
-    async def _facts(self, key: PoolKey, pool: Pool) -> ModelFacts | None:
-        found = await self.models.of(pool)
-        (self.pending.discard if found else self.pending.add)(key)
-        return found
-
-    async def _cached_intent(self, key: PoolKey, pool: Pool, found: ModelFacts, resource: Json) -> Intent:
-        site = await self._site(key, pool)
-        accelerators = with_planned_first(self.capabilities.latest.accelerators, resource.get("status") or {})
-        inputs = (pool.uid, pool.generation, id(found), site, tuple(accelerators))
-        made = self._intents.pop(key, None)
-        if made is None or made.inputs != inputs:
-            made = _CachedIntent(inputs, make_intent(pool, found, site, accelerators))
-        self._intents[key] = made
-        while len(self._intents) > CACHED_INTENTS:
-            del self._intents[next(iter(self._intents))]
-        return made.intent
-
-    async def _site(self, key: PoolKey, pool: Pool) -> Site:
         seen = self.capabilities.latest
         workload = children_of(pool.name, self.cache.children(key)).workload
-        return replace(
+        site = replace(
             self.images,
             apis=seen.apis,
             claims=await self.capabilities.claims(pool),
             node_labels=with_required_labels(seen.labels, workload),
         )
+        accelerators = with_planned_first(self.capabilities.latest.accelerators, resource.get("status") or {})
+        inputs = (pool.uid, pool.generation, id(found), site, tuple(accelerators))
+        known, intent = self._intents.pop(key, ((), Intent()))
+        if known != inputs:
+            intent = make_intent(pool, found, site, accelerators)
+        self._intents[key] = (inputs, intent)
+        while len(self._intents) > CACHED_INTENTS:
+            del self._intents[next(iter(self._intents))]
+        return intent
 
     async def _apply(self, intent: Intent) -> ApplyResult:
         """Write the objects of an intent; without a plan nothing is changed, and engines keep running."""
@@ -205,28 +170,26 @@ class Reconciler:
             notes=intent.rendered.notes if intent.rendered else (),
         )
         found = children_of(key.name, self.cache.children(key))
-        pods = self.cache.pods(key)
+        tokens = self.pickers.kv_tokens(key)
+        if tokens is None and found.workload:
+            tokens = old.get("reportedKvTokens")  # the last figure stands as long as there are engines
+        advice: tuple[str, ...] = ()
+        if intent.pool and intent.plan and intent.rendered:
+            advice = self.pickers.advice(key, intent.pool, intent.plan, list(old.get("advice") or ()))
+        failure = None
+        if outcome.failures:
+            messages = "; ".join(dict.fromkeys(str(each) for each in outcome.failures))
+            failure = Trouble(outcome.failures[0].reason, messages)
         observed = replace(
             found,
-            troubles=_troubles(found, pods),
+            troubles=_troubles(found, self.cache.pods(key)),
             conflicts=tuple(map(str, outcome.conflicts)),
             waits=outcome.waits,
-            failure=_failure(outcome),
-            kv_tokens=self._reported_kv_tokens(key, found, old),
-            advice=self._advice(key, intent, old),
+            failure=failure,
+            kv_tokens=tokens,
+            advice=advice,
         )
         return statuses.status(subject, observed, old, self.now())
-
-    def _reported_kv_tokens(self, key: PoolKey, found: ObservedPool, old: Mapping[str, Any]) -> int | None:
-        """Return the reported cache size; the last one stands as long as there are engines."""
-        earlier: int | None = old.get("reportedKvTokens") if found.workload else None
-        latest = self.pickers.kv_tokens(key)
-        return earlier if latest is None else latest
-
-    def _advice(self, key: PoolKey, intent: Intent, old: Mapping[str, Any]) -> tuple[str, ...]:
-        if intent.pool is None or intent.plan is None or intent.rendered is None:
-            return ()
-        return self.pickers.advice(key, intent.pool, intent.plan, list(old.get("advice") or ()))
 
     async def _reread(self, key: PoolKey) -> float:
         """Read a pool that was modified or deleted meanwhile."""
@@ -269,27 +232,13 @@ def _troubles(found: ObservedPool, pods: list[Json]) -> tuple[Trouble, ...]:
     return (*never, *troubles(pods))
 
 
-def _failure(outcome: ApplyResult) -> Trouble | None:
-    if not outcome.failures:
-        return None
-    return Trouble(outcome.failures[0].reason, failure_message(outcome.failures))
-
-
 def children_of(pool: str, children: Iterable[Json]) -> ObservedPool:
     """Return the workloads and the route among a pool's children, by their names."""
-    by_name = {(kind_of(each), each["metadata"]["name"]): each for each in children}
+    found = {(each["kind"], each["metadata"]["name"]): each for each in children}
     names = ObjectNames(pool, "")
-
-    def deployment(name: str) -> Json | None:
-        return by_name.get((DEPLOYMENT, name))
-
     return ObservedPool(
-        workload=deployment(names.engine) or _other(by_name, _GROUPS, names.engine),
-        picker=deployment(names.picker),
-        envoy=deployment(names.envoy),
-        route=_other(by_name, (_ROUTE,), names.engine),
+        workload=found.get(("Deployment", names.engine)) or found.get(("LeaderWorkerSet", names.engine)),
+        picker=found.get(("Deployment", names.picker)),
+        envoy=found.get(("Deployment", names.envoy)),
+        route=found.get(("HTTPRoute", names.engine)),
     )
-
-
-def _other(by_name: dict[tuple[ObjectKind, str], Json], kinds: tuple[str, ...], name: str) -> Json | None:
-    return next((made for (kind, of), made in by_name.items() if kind.kind in kinds and of == name), None)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kvist_kube.connection import Answer
-from kvist_operator.cluster.api_errors import ATTEMPTS, LONGEST_SECONDS, error_of, retry_pause
+from kvist_operator.cluster.cluster_api import ATTEMPTS, LONGEST_SECONDS, error_of, retry_pause
 from kvist_operator.cluster.kinds import DEPLOYMENT
 from kvist_operator.errors import (
     ClusterError,
