@@ -182,8 +182,8 @@ async def test_a_quiet_client_is_kept(
         asked = 0
         async with asyncio.timeout(20):
             while asked < 3:
-                before = link._since
-                while link._since == before:
+                before = link._active_at
+                while link._active_at == before:
                     await asyncio.sleep(0.02)
                 asked += 1
         port.health.set(False)

@@ -53,10 +53,10 @@ class Http2Server:
         self.draining = False
         self._empty = asyncio.Event()
         self._empty.set()
-        self._joined = asyncio.Event()
+        self._connected = asyncio.Event()
         self._listener: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
-        self._crowded = False
+        self._none_idle = False
         self.port = 0
         """Port that the server listens on; the one the system chose if 0 was requested."""
 
@@ -109,24 +109,24 @@ class Http2Server:
         quiet = False
         while not quiet:
             await self._empty.wait()
-            self._joined.clear()
+            self._connected.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._joined.wait(), _QUIET_SECONDS)
-            quiet = not self._joined.is_set()
+                await asyncio.wait_for(self._connected.wait(), _QUIET_SECONDS)
+            quiet = not self._connected.is_set()
 
-    def admit(self, transport: ServerTransport) -> bool:
+    def add(self, transport: ServerTransport) -> bool:
         """Add a new connection; return False if there are too many."""
         full = len(self.transports) >= self.limits.connections
         self.transports.add(transport)
         self.stats.connections = len(self.transports)
         self._empty.clear()
-        self._joined.set()
+        self._connected.set()
         if not full or self._make_room():
             return True
         self.stats.connections_ended["too-many"] += 1
         return False
 
-    def on_lost(self, transport: ServerTransport) -> None:
+    def remove(self, transport: ServerTransport) -> None:
         """Remove a connection that is gone."""
         self.transports.discard(transport)
         self.stats.connections = len(self.transports)
@@ -135,14 +135,14 @@ class Http2Server:
 
     def _make_room(self) -> bool:
         """Cut the connection that has been without a call for longest, if that is long."""
-        if self._crowded:
+        if self._none_idle:
             return False
         now = asyncio.get_running_loop().time()
         idlest = max(self.transports, key=lambda transport: transport.idle_for(now))
-        self._crowded = idlest.idle_for(now) <= self.limits.handshake_seconds
-        if not self._crowded:
+        self._none_idle = idlest.idle_for(now) <= self.limits.handshake_seconds
+        if not self._none_idle:
             idlest.abort("idle")
-        return not self._crowded
+        return not self._none_idle
 
     def _load(self) -> PortLoad:
         transports = self.transports
@@ -157,7 +157,7 @@ class Http2Server:
         """Check each connection in turn, and let other work run in between."""
         while True:
             await asyncio.sleep(self.limits.sweep_seconds)
-            self._crowded = False
+            self._none_idle = False
             for transport in list(self.transports):
                 transport.check(loop.time())
                 await asyncio.sleep(0)

@@ -108,11 +108,11 @@ class ServerTransport(asyncio.Protocol):
         self._deferred = False
         """True while a received piece waits for its turn; the socket is not read before."""
         self._leaving = False
-        self._dismissed = False
-        self._begun = self._since = loop.time()
+        self._counted_as_idle = False
+        self._accepted_at = self._active_at = loop.time()
         """Time when the peer last sent anything, or its socket filled up, or we closed our side."""
-        self._busy_at = self._since
-        self._checked_at = self._since
+        self._busy_at = self._active_at
+        self._checked_at = self._active_at
         self._last_stream = 0
         self._probed = False
 
@@ -125,7 +125,7 @@ class ServerTransport(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         self._transport = stream
-        if not self._server.admit(self):
+        if not self._server.add(self):
             stream.abort()
             return
         stream.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
@@ -135,7 +135,7 @@ class ServerTransport(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._leaving:
             return
-        self._since = self._loop.time()
+        self._active_at = self._loop.time()
         self._probed = False
         if len(data) < LARGE_BYTES:
             self._take(data)
@@ -161,12 +161,12 @@ class ServerTransport(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._paused = True
-        self._since = self._loop.time()
+        self._active_at = self._loop.time()
         self._read(False)
 
     def resume_writing(self) -> None:
         self._paused = False
-        self._since = self._loop.time()
+        self._active_at = self._loop.time()
         self._read(not self._deferred)
         self._flush()
 
@@ -175,7 +175,7 @@ class ServerTransport(asyncio.Protocol):
             self._count_if_in_handshake()
         self._transport = None
         self.connection.on_lost()
-        self._server.on_lost(self)
+        self._server.remove(self)
 
     def _read(self, go_on: bool) -> None:
         """Resume or pause reading from the socket."""
@@ -230,19 +230,19 @@ class ServerTransport(asyncio.Protocol):
             self.drain()
         else:
             self._check_idle(self.idle_for(now))
-        self._check_alive(now - self._since)
+        self._check_alive(now - self._active_at)
         self._flush()
 
     def _check_transient(self, now: float) -> None:
         """Check the states that must end soon: a full socket, our side closed, no preface yet."""
-        limits, quiet = self._limits, now - self._since
+        limits, quiet = self._limits, now - self._active_at
         if self._paused:
             late, reason = quiet > limits.stall_seconds, "stalled"
         elif self._leaving:
             late, reason = quiet > limits.linger_seconds, ""
         else:
             # Measured from accept, not from the last byte: a byte now and then is no handshake.
-            late, reason = now - self._begun > limits.handshake_seconds, "handshake"
+            late, reason = now - self._accepted_at > limits.handshake_seconds, "handshake"
             late = late or (self._server.draining and quiet > limits.linger_seconds)
         if late:
             self.abort(reason)
@@ -250,8 +250,8 @@ class ServerTransport(asyncio.Protocol):
     def _check_idle(self, idle: float) -> None:
         if idle <= self._limits.idle_seconds:
             return
-        if not self._dismissed:
-            self._dismissed = True
+        if not self._counted_as_idle:
+            self._counted_as_idle = True
             self._server.stats.connections_ended["idle"] += 1
         if idle > self._limits.idle_seconds + self._limits.stall_seconds:
             self.abort()
@@ -339,7 +339,7 @@ class ServerTransport(asyncio.Protocol):
         answers it has not read yet.
         """
         self._leaving = True
-        self._since = self._loop.time()
+        self._active_at = self._loop.time()
         if self._tls is not None:
             self._tls.finish()
             self._write_encrypted(self._tls, transport)

@@ -116,7 +116,12 @@ class HeaderMetrics:
 
     def _families(self) -> Iterable[Metric]:
         yield gauge("build_info", "Version of this filter; always 1.", {self.version: 1}, "version")
-        yield counter("model_header_requests", "Number of requests, by outcome.", self.requests, "outcome")
+        yield counter(
+            "model_header_requests",
+            "Number of requests, by outcome: named, or why not.",
+            self.requests,
+            "outcome",
+        )
         text = "Number of requests whose client had set one of the headers, which is never passed on."
         yield counter("model_header_forged", text, self.forged)
         yield histogram(

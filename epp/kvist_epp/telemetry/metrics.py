@@ -58,13 +58,13 @@ def port_families(ports: Mapping[str, PortStats]) -> Iterable[Metric]:
     loads = {name: stats.load() for name, stats in ports.items()}
     yield gauge(
         "http2_connections",
-        "Number of open connections.",
+        "Number of open connections of each gRPC port.",
         {name: load.connections for name, load in loads.items()},
         "port",
     )
     yield gauge(
         "http2_streams",
-        "Number of open streams: requests, health watches and access logs.",
+        "Number of open streams of each gRPC port: requests, health watches and access logs.",
         {name: load.streams for name, load in loads.items()},
         "port",
     )
@@ -109,7 +109,7 @@ def prewarm_families(stats: PrewarmStats) -> Iterable[Metric]:
     yield counter("prewarm_tokens", text, stats.tokens)
     text = "Number of prewarming requests to engines, by outcome: done or failed."
     yield counter("prewarm_steps", text, {"done": stats.steps, "failed": stats.failed}, "outcome")
-    text = "Number of prefixes that prewarming has begun, dropped unfinished, or kept by a refresh."
+    text = "Number of prefixes of prewarming: begun, dropped unfinished, or kept in a cache by a refresh."
     found = {"begun": stats.begun, "dropped": stats.dropped, "kept": stats.kept}
     yield counter("prewarm_prefixes", text, found, "what")
     yield counter("prewarm_seconds", "Seconds that prewarming requests took in total.", stats.seconds)
@@ -132,14 +132,14 @@ def replication_families(report: ReplicationReport) -> Iterable[Metric]:
     yield counter("gossip_messages", text, stats.messages, "direction")
     text = "Bytes of the messages exchanged with other replicas, by direction: sent or received."
     yield counter("gossip_bytes", text, stats.message_bytes, "direction")
-    text = "Number of access-log entries forwarded to the replica that routed the request: sent or received."
+    text = "Number of access-log entries forwarded to the replica that routed the request, by direction."
     yield counter("gossip_passed_entries", text, stats.forwarded, "direction")
     yield counter(
         "gossip_broken",
         "Number of connections to other replicas that broke without a farewell.",
         stats.broken,
     )
-    text = "Number of index snapshots given to other replicas, taken from one of them, or failed to be taken."
+    text = "Number of index snapshots: given to other replicas, taken from one, or failed while being taken."
     yield counter("snapshots", text, stats.snapshots, "outcome")
     text = "Seconds that the copy of another replica's index took at startup; 0 if none was copied."
     yield gauge("snapshot_seconds", text, stats.snapshot_seconds)
@@ -260,7 +260,12 @@ class PickerMetrics:
     def _families(self) -> Iterable[Metric]:
         gauges = self.gauges
         yield gauge("build_info", "Version of this picker; always 1.", {self.version: 1}, "version")
-        yield counter("requests", "Number of requests, by outcome.", self.requests, "outcome")
+        yield counter(
+            "requests",
+            "Number of requests, by outcome: picked, or the reason of the rejection.",
+            self.requests,
+            "outcome",
+        )
         text = "Seconds that a pick took, without the wait for the request body and in the queue."
         yield histogram("pick_seconds", text, self.pick)
         yield histogram("stage_seconds", "Seconds that each stage of a pick took.", self.stages, "stage")
@@ -273,7 +278,12 @@ class PickerMetrics:
         yield from self._discovery_families()
         text = "Number of tokens that an endpoint still has to prefill."
         yield gauge("backlog_tokens", text, gauges.backlog_tokens(), "endpoint")
-        yield gauge("endpoints", "Number of endpoints, by state.", gauges.endpoints(), "state")
+        yield gauge(
+            "endpoints",
+            "Number of endpoints, by state of the engine or of its pod.",
+            gauges.endpoints(),
+            "state",
+        )
         text = (
             "1 if the tokenizer decodes tokens to exact bytes, so that precise mode is possible; otherwise 0."
         )

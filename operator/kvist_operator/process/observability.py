@@ -64,30 +64,34 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.reconciles = Counter(
             "kvist_operator_reconciles",
-            "Reconciliations of a pool, by result: ok, or the reason of the error.",
+            "Number of reconciliations of pools, by result: ok, or the reason of the error.",
             ["result"],
             registry=self.registry,
         )
         self.seconds = Histogram(
             "kvist_operator_reconcile_seconds",
-            "Duration of one reconciliation of a pool.",
+            "Seconds that the reconciliation of a pool took.",
             buckets=BUCKETS,
             registry=self.registry,
         )
         self.queue = Gauge(
             "kvist_operator_queue_pools",
-            "Pools that are queued for reconciliation, now or later.",
+            "Number of pools that are queued for reconciliation, now or later.",
             registry=self.registry,
         )
-        self.pools = Gauge("kvist_operator_pools", "Pools in the managed namespaces.", registry=self.registry)
+        self.pools = Gauge(
+            "kvist_operator_pools",
+            "Number of InferencePools in the managed namespaces.",
+            registry=self.registry,
+        )
         self.objects = Gauge(
             "kvist_operator_objects",
-            "Objects in the operator's cache, including pools and pods.",
+            "Number of objects in the operator's cache, including pools and pods.",
             registry=self.registry,
         )
         self.restarts = Counter(
             "kvist_operator_watch_restarts",
-            "Number of times that watching failed and was started again.",
+            "Number of times that watching the cluster failed and was started again.",
             registry=self.registry,
         )
 
