@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from kvist_epp.engines.vllm.kv_events import Event, Removed, Stored
-from kvist_sim.engine.chain import Digest, short
+from kvist_sim.engine.blocks import Digest, short
 
 
 class NaivePool:

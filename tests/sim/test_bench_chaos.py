@@ -23,12 +23,9 @@ from kvist_sim.bench.chaos.judge import (
     judge,
 )
 from kvist_sim.bench.chaos.report import Report, document, table
-from kvist_sim.bench.harness.certificates import NAME, Secrets
-from kvist_sim.bench.harness.picklog import PickLog
-from kvist_sim.bench.harness.proof import stamped
-from kvist_sim.bench.harness.publish import folder
-from kvist_sim.bench.harness.records import Record
-from kvist_sim.bench.harness.stack import Setup
+from kvist_sim.bench.harness.proof import folder, stamped
+from kvist_sim.bench.harness.records import PickLog, Record
+from kvist_sim.bench.harness.stack import NAME, Secrets, Setup
 
 A, B = "10.0.0.1:8000", "10.0.0.2:8000"
 PHASE = Phase("engine killed", begin=10.0, fault=15.0, end=70.0)

@@ -17,8 +17,7 @@ from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.limits import Limits
 from kvist_epp.http2.server import serve_http2
 from kvist_epp.names import SESSION_HEADER
-from kvist_sim.bench.harness.asker import Asker, Settler
-from kvist_sim.bench.harness.direct import LONGEST_BODY, NO_ANSWER, PICKED, Answer, Direct
+from kvist_sim.bench.harness.direct import LONGEST_BODY, NO_ANSWER, PICKED, Answer, Asker, Direct, Settler
 from kvist_sim.bench.harness.records import ATTEMPTS, UPSTREAM, Recorder, usage, with_route_headers
 from kvist_sim.bench.harness.records import PICKED as PICKED_HEADER
 from kvist_sim.envoy import Gateway, config

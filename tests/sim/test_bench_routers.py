@@ -15,8 +15,7 @@ from rich.console import Console
 from kvist_sim import launch
 from kvist_sim import model as model_files
 from kvist_sim.bench.routers.dynamo import SelectingTarget, Service
-from kvist_sim.bench.routers.environments import VERSIONS, python
-from kvist_sim.bench.routers.kinds import ROUTERS, Pool
+from kvist_sim.bench.routers.kinds import ROUTERS, VERSIONS, Pool, python
 from kvist_sim.bench.routers.report import Absent, Figures, Report, document, table
 from kvist_sim.demo.plan import Plan
 from kvist_sim.load import summarise

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from kvist_sim.bench.harness.publish import placed
+from kvist_sim.bench.harness.proof import placed
 from kvist_sim.bench.queue import report as queue_report
 from kvist_sim.bench.queue.command import BODY_BYTES, MIX, body, crowd
-from kvist_sim.bench.queue.judge import Wanted, late, out_of_order, shares
-from kvist_sim.bench.queue.relief import Relieved
+from kvist_sim.bench.queue.judge import Relieved, Wanted, late, out_of_order, shares
 from kvist_sim.bench.soak import report as soak_report
 from kvist_sim.bench.soak.judge import Figures, Memory, left
 

@@ -14,8 +14,7 @@ from hypothesis.stateful import (
 from tests.sim.naive_pool import NaivePool, Subscriber
 
 from kvist_epp.engines.vllm.kv_events import Cleared, Removed, Stored
-from kvist_sim.engine.blocks import BlockPool
-from kvist_sim.engine.chain import Digest, Hasher, short
+from kvist_sim.engine.blocks import BlockPool, Digest, Hasher, short
 
 SIZE = 2
 BLOCKS = 9

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_sim.engine.chain import Digest, Hasher, cbor, short
+from kvist_sim.engine.blocks import Digest, Hasher, cbor, short
 
 VECTORS = {
     "sha256_cbor": (2233398808101521225, 17911472383915781900, 16868077126905186569, 5926136954581141120),

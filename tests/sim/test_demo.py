@@ -15,9 +15,8 @@ import pytest
 from rich.console import Console
 
 from kvist_sim import load
-from kvist_sim.demo.display import Display, figures
 from kvist_sim.demo.plan import Plan
-from kvist_sim.demo.report import Report, document, table
+from kvist_sim.demo.report import Display, Report, document, figures, table
 from kvist_sim.demo.run import engine_command, traffic
 from kvist_sim.launch import EnginePorts, endpoints_file, engine_ports
 

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sim.naive_pool import Subscriber
 
-from kvist_sim.engine.blocks import BlockPool
-from kvist_sim.engine.chain import Hasher
+from kvist_sim.engine.blocks import BlockPool, Hasher
 from kvist_sim.engine.scheduler import Limits, Plan, Scheduler, Sequence, State
 from kvist_sim.engine.timing import Timing
 

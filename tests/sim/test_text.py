@@ -5,8 +5,7 @@ from itertools import islice
 import pytest
 
 from kvist_sim import model
-from kvist_sim.engine.text import Writer, length
-from kvist_sim.engine.tokenizer import Prompts
+from kvist_sim.engine.tokenizer import Prompts, Writer, output_length
 
 CORPUS = (model.folder() / "corpus.txt").read_text(encoding="utf-8")
 
@@ -52,11 +51,11 @@ def test_noncanonical_tokens_decode_to_the_same_text(prompts: Prompts) -> None:
 
 def test_length_has_a_floor() -> None:
     """The drawn length never undercuts min_tokens and is the same for the same seed."""
-    drawn = [length(str(seed), 50.0, 5) for seed in range(2_000)]
+    drawn = [output_length(str(seed), 50.0, 5) for seed in range(2_000)]
 
     assert min(drawn) >= 5
     assert 40 < sum(drawn) / len(drawn) < 60
-    assert length("0", 50.0, 5) == drawn[0]
+    assert output_length("0", 50.0, 5) == drawn[0]
 
 
 def test_remembered_pieces_change_no_token(prompts: Prompts) -> None:

@@ -25,8 +25,7 @@ from kvist_epp.engines.vllm.kv_events import Batch, Removed, Stored
 from kvist_epp.prompt.model import Model
 from kvist_sim import launch
 from kvist_sim import model as model_files
-from kvist_sim.bench.harness.asker import Asker
-from kvist_sim.bench.harness.direct import Direct
+from kvist_sim.bench.harness.direct import Asker, Direct
 from kvist_sim.http1 import get
 from kvist_sim.ports import free_ports
 from kvist_sim.processes import Children
@@ -122,8 +121,8 @@ async def snapshot(plan: Plan) -> None:
                 f"{took['blocks']:,} of {took['publishers']} publishers came in {took['seconds']:.1f} s; "
                 f"{second.child.cpu_seconds():.1f} s of CPU in all"
             )
-            print(f"by replay again, nobody asking: ready after {nothing:.1f} s")
-            print(f"picks of the giver, ms: quiet {_quantiles(quiet)}; giving {_quantiles(busy)}")
+            print(f"by replay again, no snapshot requested: ready after {nothing:.1f} s")
+            print(f"picks of the snapshot's sender, ms: idle {_quantiles(quiet)}; sending {_quantiles(busy)}")
 
 
 async def gossip(plan: Plan) -> None:
@@ -134,12 +133,12 @@ async def gossip(plan: Plan) -> None:
                 pickers = [(await running.start(number, peers=peers))[0] for number in range(REPLICAS)]
                 await asyncio.sleep(3)
                 kind = "replicas" if peers else "strangers"
-                for told in ("each its own", "one all")[: 2 if peers else 1]:
-                    print(f"{kind}, ends told {told}: {await _cost(pickers, plan, told == 'one all')}")
+                for ends in ("to each its own", "all to one")[: 2 if peers else 1]:
+                    print(f"{kind}, ends reported {ends}: {await _cost(pickers, plan, ends == 'all to one')}")
                 print(f"  idle {await _idle(pickers):.2%} of a core each")
                 for picker in pickers if peers else ():
-                    counts = [await launch.metric(picker, f"kvist_epp_gossip_{name}") for name in _TOLD]
-                    print("  " + ", ".join(f"{n} {v:g}" for n, v in zip(_TOLD, counts, strict=True)))
+                    counts = [await launch.metric(picker, f"kvist_epp_gossip_{name}") for name in _COUNTERS]
+                    print("  " + ", ".join(f"{n} {v:g}" for n, v in zip(_COUNTERS, counts, strict=True)))
                 await running.stop(*pickers)
 
 
@@ -155,7 +154,7 @@ async def _cost(pickers: Sequence[launch.Picker], plan: Plan, to_one: bool) -> s
     return f"{spent / sent * 1e6:.0f} us of CPU a request, {sent} requests; picks, ms: {latencies}"
 
 
-_TOLD: Final = ("messages_total", "bytes_total", "passed_entries_total", "lag_seconds")
+_COUNTERS: Final = ("messages_total", "bytes_total", "passed_entries_total", "lag_seconds")
 
 
 async def _asked(pickers: Sequence[launch.Picker], rate: float, seconds: float) -> Asker:

@@ -1,5 +1,7 @@
 """``kvist demo``: the same traffic through the same Envoy twice, kvist picking and round robin.
 
-plan (sizes, from the command line) → pool (engines, picker, Envoy as real processes) → run (warm-up,
-load, both policies) → report (a table or JSON). display shows what is going on meanwhile.
+- ``command``: reads the options, runs the demo, returns the exit code.
+- ``plan``: sizes and durations of a run.
+- ``run``: for each policy engines, picker and Envoy as real processes, warm-up and load.
+- ``report``: live progress, and the results as a table and as JSON.
 """

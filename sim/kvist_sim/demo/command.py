@@ -10,9 +10,8 @@ from rich.console import Console
 from kvist_sim.envoy import EnvoyMissingError
 from kvist_sim.processes import ChildFailedError, Stopped, run
 
-from .display import Display
 from .plan import RATE_PER_ENGINE, Plan
-from .report import Report, document, table
+from .report import Display, Report, document, table
 from .run import demo
 
 WIDTH: Final = 100

@@ -16,9 +16,8 @@ from kvist_sim.launch import EnginePorts
 from kvist_sim.processes import ChildFailedError, Children
 from kvist_sim.workloads import Arrival, arrivals, warm_up
 
-from .display import REFRESH_SECONDS, Display, LoadDisplay
 from .plan import BLOCK_SIZE, BLOCKS_PER_ENGINE, MODEL_NAME, Plan
-from .report import KVIST, ROUND_ROBIN, Report
+from .report import KVIST, REFRESH_SECONDS, ROUND_ROBIN, Display, LoadDisplay, Report
 
 POLICIES: Final = (KVIST, ROUND_ROBIN)
 PICKS_METRIC: Final = "kvist_epp_requests_total"

@@ -14,14 +14,12 @@ from aiohttp import web
 from kvist_epp.errors import SettingsError
 from kvist_sim import model
 from kvist_sim.engine.args import Settings
-from kvist_sim.engine.blocks import BlockPool
-from kvist_sim.engine.chain import Hasher
+from kvist_sim.engine.blocks import BlockPool, Hasher
 from kvist_sim.engine.loop import Engine, WallClock
 from kvist_sim.engine.metrics import Metrics
 from kvist_sim.engine.scheduler import Limits, Scheduler
 from kvist_sim.engine.server import Server
-from kvist_sim.engine.text import Writer
-from kvist_sim.engine.tokenizer import Prompts, local
+from kvist_sim.engine.tokenizer import Prompts, Writer, local
 from kvist_sim.publisher import Publisher, PublisherConfig, offset_port
 
 log = logging.getLogger("kvist.sim.engine")

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kvist_sim.engine.blocks import BlockPool
-from kvist_sim.engine.chain import Digest, Hasher
+from kvist_sim.engine.blocks import BlockPool, Digest, Hasher
 
 
 class State(Enum):

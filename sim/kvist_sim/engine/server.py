@@ -13,15 +13,25 @@ from aiohttp import web
 from kvist_epp import names
 from kvist_epp.errors import BadRequest
 from kvist_epp.prompt.request import Kind, parse
-from kvist_sim.engine import openai, text
+from kvist_sim.engine import openai
 from kvist_sim.engine.args import Settings
-from kvist_sim.engine.bodies import answer, body_of, document_of, refusal, request_id, signed, writer
 from kvist_sim.engine.loop import Engine
 from kvist_sim.engine.metrics import Metrics
 from kvist_sim.engine.openai import ApiError
 from kvist_sim.engine.scheduler import Sequence
-from kvist_sim.engine.sinks import Answer, Stream, Whole
-from kvist_sim.engine.tokenizer import Prompts
+from kvist_sim.engine.sinks import (
+    Answer,
+    Stream,
+    Whole,
+    answer,
+    body_of,
+    document_of,
+    refusal,
+    request_id,
+    signed,
+    writer,
+)
+from kvist_sim.engine.tokenizer import Prompts, Writer, output_length
 
 BODY_BYTES: Final = 1 << 30
 """vLLM has no limit of its own; this one only guards the machine."""
@@ -38,7 +48,7 @@ class Server:
         settings: Settings,
         engines: Mapping[int, Engine],
         prompts: Prompts,
-        writer: text.Writer,
+        writer: Writer,
         metrics: Metrics,
         *,
         longest: int,
@@ -278,7 +288,9 @@ class Server:
         again = f"{body.seed}" if body.seed is not None or body.temperature == 0 else f"{self._requests}"
         seed = f"{self._settings.seed}/{hash(tuple(ids))}/{again}"
         length = (
-            None if body.ignore_eos else text.length(seed, self._settings.mean_output_tokens, body.min_tokens)
+            None
+            if body.ignore_eos
+            else output_length(seed, self._settings.mean_output_tokens, body.min_tokens)
         )
         return Sequence(
             id=identity,

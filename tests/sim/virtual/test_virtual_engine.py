@@ -6,8 +6,7 @@ from itertools import chain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvist_sim.engine.blocks import BlockPool
-from kvist_sim.engine.chain import Hasher, short
+from kvist_sim.engine.blocks import BlockPool, Hasher, short
 from kvist_sim.engine.scheduler import Limits, Scheduler
 from kvist_sim.engine.scheduler import Sequence as Real
 from kvist_sim.engine.timing import Timing

@@ -17,8 +17,7 @@ from kvist_sim import launch
 from kvist_sim.bench.chaos.faults import ELSEWHERE, SCENES, Scene
 from kvist_sim.bench.chaos.judge import SETTLE_SECONDS, WINDOW, Evidence, Phase, judge
 from kvist_sim.bench.chaos.report import Report, document, table
-from kvist_sim.bench.harness.proof import console, prove
-from kvist_sim.bench.harness.publish import folder
+from kvist_sim.bench.harness.proof import console, folder, prove
 from kvist_sim.bench.harness.records import Recorder
 from kvist_sim.bench.harness.stack import MODEL_NAME, SHAPE, Setup, Stack
 from kvist_sim.workloads import Arrival, arrivals, warm_up

@@ -46,7 +46,7 @@ from kvist_sim.bench.epp.report import (
     tables,
 )
 from kvist_sim.bench.epp.revision import RevisionError, accepted_arguments, picker_of_revision
-from kvist_sim.bench.harness.publish import write
+from kvist_sim.bench.harness.proof import write
 from kvist_sim.envoy_tls import PickerTls
 from kvist_sim.processes import Child, ChildFailedError, Children, Stopped, run
 

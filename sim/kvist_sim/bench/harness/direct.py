@@ -3,13 +3,17 @@
 One HTTP/2 connection with as many streams as wanted, in pure frames: a client library's objects for 50,000
 open streams would weigh more than what is measured. It behaves as Envoy does in the mode BUFFERED: headers
 and body, the answer, then the picker ends the stream. Only for our own server and short bodies.
+
+``Asker`` sends such requests at a steady rate; an access log entry settles each, a moment after its pick.
 """
 
 import asyncio
 import itertools
+import random
 import ssl as tls
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self, cast
 
@@ -24,7 +28,17 @@ from kvist_epp.names import (
     REQUEST_ID_HEADER,
     SESSION_HEADER,
 )
+from kvist_sim.bench.harness.churn import SYSTEMS, body
+from kvist_sim.load import CHAT_PATH
+from kvist_sim.workloads import text
 
+TICK_SECONDS: Final = 0.01
+SERVED_SECONDS: Final = 0.2
+"""Seconds from a pick to the access log's entry, in place of an engine's answer."""
+REST_SECONDS: Final = 10.0
+"""Longest wait for the last answers."""
+QUESTIONS: Final = 997
+_HEADERS: Final = {":method": "POST", ":path": CHAT_PATH, "content-type": "application/json"}
 LONGEST_BODY: Final = 60_000
 """Largest body in bytes: it fits in a stream's first window."""
 GIVEN_WINDOW: Final = 1 << 24
@@ -296,3 +310,75 @@ def _answer(stream: _Stream) -> Answer:
     picked = told.get(DESTINATION_HEADER, "").partition(",")[0]
     session = told.get(SESSION_HEADER, stream.session)
     return Answer(stream.id, PICKED if picked else NO_ANSWER, picked, session)
+
+
+class Settler:
+    """Writes the access log of picked requests, a while after their pick."""
+
+    def __init__(self, log: Direct, seconds: float = SERVED_SECONDS) -> None:
+        """``seconds`` is how long an engine would have taken."""
+        self._log, self._seconds = log, seconds
+        self._clock = asyncio.get_running_loop().time
+        self._served: deque[tuple[float, Answer]] = deque()
+
+    def picked(self, answer: Answer) -> None:
+        """Queue a request that was picked just now."""
+        self._served.append((self._clock(), answer))
+
+    def settle(self, *, rest: bool = False) -> None:
+        """Report the end of requests whose time has come; with ``rest``, of all requests."""
+        then = self._clock() - (0 if rest else self._seconds)
+        due = []
+        while self._served and self._served[0][0] <= then:
+            due.append(self._served.popleft()[1])
+        if due:
+            self._log.ended(due)
+
+
+class Asker:
+    """Sends requests over several connections in turn."""
+
+    def __init__(self, connections: Sequence[Direct], rate: float) -> None:
+        self._connections = itertools.cycle(connections)
+        self._rate = rate
+        self._clock = asyncio.get_running_loop().time
+        self._settler = Settler(connections[0])
+        self.sent = 0
+        self.statuses: Counter[int] = Counter()
+        self.latencies = array("d")
+        """Seconds to the answer, of each pick."""
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests without an answer."""
+        return self.sent - sum(self.statuses.values())
+
+    async def run(self, seconds: float) -> None:
+        """Send for ``seconds``, then wait a limited time for the rest (see ``waiting``), and settle
+        everything."""
+        rng = random.Random("soak questions")
+        questions = [text(rng, rng.randint(10, 80)) for _ in range(QUESTIONS)]
+        begin = self._clock()
+        while (passed := self._clock() - begin) < seconds:
+            while self.sent < passed * self._rate:
+                self._ask(body(rng.randrange(SYSTEMS), rng.choice(questions)))
+            self._settler.settle()
+            await asyncio.sleep(TICK_SECONDS)
+        for _ in range(round(REST_SECONDS / TICK_SECONDS)):
+            if not self.waiting:
+                break
+            await asyncio.sleep(TICK_SECONDS)
+        self._settler.settle(rest=True)
+
+    def _ask(self, content: bytes) -> None:
+        begun = self._clock()
+        self.sent += 1
+
+        def done(answer: Answer) -> None:
+            now = self._clock()
+            self.statuses[answer.status] += 1
+            if answer.status == PICKED:
+                self.latencies.append(now - begun)
+                self._settler.picked(answer)
+
+        next(self._connections).ask(f"soak-{self.sent}", _HEADERS, content, done)

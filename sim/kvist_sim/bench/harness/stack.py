@@ -8,30 +8,80 @@
 
 Engine 0 has no relay: it is the one that is killed, and pickers then get its events as in a real
 pool.
+
+``Secrets`` has the certificates: one authority, and a folder for each picker as Kubernetes mounts a Secret.
+``folder/..data`` is a symbolic link to a folder with the files, ``tls.crt`` and the others are links through
+it; a rotation writes a new folder and swaps the one link (``AtomicWriter`` in Kubernetes' volume code).
 """
 
 import asyncio
 import contextlib
 import dataclasses
+import datetime as dt
 import functools
 import json
 import signal
-from collections.abc import Callable, Iterator
+import ssl
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
+from kvist_epp.http2.tls import AUTHORITY_LIFETIME, LEAF_LIFETIME
+from kvist_kube.certificates import CertificateAuthority
 from kvist_sim import envoy, launch
 from kvist_sim import model as model_files
 from kvist_sim.bench.chaos.judge import Life, Prediction
-from kvist_sim.bench.harness.certificates import Secrets
-from kvist_sim.bench.harness.picklog import PickLog
-from kvist_sim.bench.harness.records import with_route_headers
+from kvist_sim.bench.harness.records import PickLog, with_route_headers
+from kvist_sim.envoy_tls import PickerTls
 from kvist_sim.http1 import answers
+from kvist_sim.launch import HOST
 from kvist_sim.ports import free_ports
 from kvist_sim.processes import Child, Children
 from kvist_sim.relays import EventRelay, TcpRelay
 from kvist_sim.workloads import Shape
+
+_FILES: Final = ("tls.crt", "tls.key", "ca.crt")
+NAME: Final = "kvist-epp.local"
+
+
+class Secrets:
+    """Certificates for servers on the loopback, verified by Envoy."""
+
+    def __init__(self, folder: Path, owners: Sequence[str]) -> None:
+        """Makes and writes a first certificate for each of ``owners``."""
+        self._folder = folder
+        self._authority = CertificateAuthority("kvist-chaos", dt.datetime.now(dt.UTC), AUTHORITY_LIFETIME)
+        self._issued = 0
+        self._ca = folder / "ca.pem"
+        self._ca.write_bytes(self._authority.pem)
+        for owner in owners:
+            self.folder(owner).mkdir(parents=True)
+            self.rotate(owner)
+            for name in _FILES:
+                (self.folder(owner) / name).symlink_to(Path("..data") / name)
+
+    def folder(self, owner: str) -> Path:
+        """Return the folder for the owner's ``--cert-path``."""
+        return self._folder / "secrets" / owner
+
+    def gateway(self) -> PickerTls:
+        """TLS settings of Envoy, which verifies authority and name."""
+        return PickerTls(ca_file=self._ca, name=NAME)
+
+    def rotate(self, owner: str) -> bytes:
+        """Replace the owner's certificate and key, as a mounted Secret changes; the new certificate, DER."""
+        self._issued += 1
+        chain, key = self._authority.sign([NAME, "localhost", HOST], dt.datetime.now(dt.UTC), LEAF_LIFETIME)
+        version = self.folder(owner) / f"..{self._issued}"
+        version.mkdir()
+        for name, content in zip(_FILES, (chain, key, self._authority.pem), strict=True):
+            (version / name).write_bytes(content)
+        fresh = self.folder(owner) / "..fresh"
+        fresh.symlink_to(version.name)
+        fresh.replace(self.folder(owner) / "..data")
+        return ssl.PEM_cert_to_DER_cert(chain.decode())
+
 
 MODEL_NAME: Final = "kvist-chaos"
 BLOCK_SIZE: Final = 16

@@ -18,7 +18,7 @@ from rich.console import Console
 from kvist_epp.names import LABEL_MAX_NUM_SEQS, TENANT_HEADERS
 from kvist_sim import envoy, launch
 from kvist_sim import model as model_files
-from kvist_sim.bench.harness.publish import folder
+from kvist_sim.bench.harness.proof import folder
 from kvist_sim.bench.harness.records import Record, Recorder
 from kvist_sim.bench.prewarm.virtual import ENGINES, KINDS, LOAD, PREWARMED, STEADY
 from kvist_sim.load import percentile

@@ -2,7 +2,6 @@
 
 - ``command``: runs the three parts: held, drained, bounded.
 - ``engines``: process that answers ``/metrics`` for engines of a given load.
-- ``judge``: checks fair shares, priorities and deadlines.
-- ``relief``: time from the end of a request to the next pick.
+- ``judge``: checks fair shares, priorities, deadlines, and the time from a request's end to the next pick.
 - ``report``: figures as a table and as JSON.
 """

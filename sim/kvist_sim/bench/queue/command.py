@@ -24,14 +24,11 @@ from rich.console import Console
 from kvist_epp.names import LABEL_MAX_NUM_SEQS, PRIORITY_HEADER, TENANT_HEADERS
 from kvist_sim import launch
 from kvist_sim import model as model_files
-from kvist_sim.bench.harness.asker import Settler
-from kvist_sim.bench.harness.direct import PICKED, Answer, Direct
-from kvist_sim.bench.harness.picklog import PickLog
-from kvist_sim.bench.harness.proof import console, prove
-from kvist_sim.bench.harness.publish import folder
+from kvist_sim.bench.harness.direct import PICKED, Answer, Direct, Settler
+from kvist_sim.bench.harness.proof import console, folder, prove
+from kvist_sim.bench.harness.records import PickLog
 from kvist_sim.bench.harness.watch import held, resident, until_empty
-from kvist_sim.bench.queue.judge import Wanted, late, out_of_order, shares
-from kvist_sim.bench.queue.relief import Ends, Relieved, relieved
+from kvist_sim.bench.queue.judge import Ends, Relieved, Wanted, late, out_of_order, relieved, shares
 from kvist_sim.bench.queue.report import Bounded, Drained, Report, document, table
 from kvist_sim.load import CHAT_PATH
 from kvist_sim.processes import Children

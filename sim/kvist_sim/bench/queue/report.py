@@ -11,8 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvist_sim.bench.queue.judge import SHARE_BOUND, SLACK_SECONDS, Share
-from kvist_sim.bench.queue.relief import BOUND_SECONDS, Relieved
+from kvist_sim.bench.queue.judge import BOUND_SECONDS, SHARE_BOUND, SLACK_SECONDS, Relieved, Share
 
 MB: Final = 1e6
 KB: Final = 1e3

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvist_sim.bench.epp.report import machine_facts, versions
-from kvist_sim.bench.harness.publish import placed
+from kvist_sim.bench.harness.proof import placed
 
 NAME: Final = "route"
 """Name of the section in the page: ``<!-- route -->``."""

@@ -2,7 +2,6 @@
 
 - ``command``: runs each router on fresh engines.
 - ``kinds``: how each router is installed and started.
-- ``environments``: a virtual environment for each router, in the cache folder.
 - ``dynamo``: client side of Dynamo's selection service.
 - ``dynamo_service``: Dynamo's selection service behind a local socket.
 - ``report``: figures as a table and as JSON.

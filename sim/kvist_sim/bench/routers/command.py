@@ -19,11 +19,9 @@ from rich.console import Console
 
 from kvist_sim import launch, load
 from kvist_sim import model as model_files
-from kvist_sim.bench.harness.proof import console, prove
-from kvist_sim.bench.harness.publish import folder
+from kvist_sim.bench.harness.proof import console, folder, prove
 from kvist_sim.bench.routers.dynamo import DYNAMO
-from kvist_sim.bench.routers.environments import RouterMissingError
-from kvist_sim.bench.routers.kinds import ROUTERS, Pool, Router, Running
+from kvist_sim.bench.routers.kinds import ROUTERS, Pool, Router, RouterMissingError, Running
 from kvist_sim.bench.routers.report import Absent, Figures, Report, document, table
 from kvist_sim.demo.plan import BLOCK_SIZE, MODEL_NAME, Plan
 from kvist_sim.demo.run import start_engines, traffic

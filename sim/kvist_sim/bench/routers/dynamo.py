@@ -18,8 +18,7 @@ from typing import Any, Final
 
 from kvist_epp.prompt.request import parse
 from kvist_sim import launch, load
-from kvist_sim.bench.routers.environments import VERSIONS, python
-from kvist_sim.bench.routers.kinds import START_SECONDS, Pool, Router, Running
+from kvist_sim.bench.routers.kinds import START_SECONDS, VERSIONS, Pool, Router, Running, python
 from kvist_sim.engine.tokenizer import Prompts
 from kvist_sim.ports import free_ports
 from kvist_sim.processes import ChildFailedError

@@ -1,12 +1,18 @@
 """Routers of the comparison, each started on the same pool as its own documentation says.
 
-Each is asked by HTTP and passes the answer on, but for Dynamo's selection service (``dynamo``), which
-only picks.
+Each is asked by HTTP and passes the answer on, but for Dynamo's selection service (``dynamo``), which only
+picks. Each is installed in a virtual environment of its own in the cache folder (``$KVIST_CACHE`` or
+``~/.cache/kvist``, as the tools of the tests): seconds and some ten megabytes each, once.
 """
 
 import contextlib
+import fcntl
 import functools
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -14,10 +20,62 @@ from pathlib import Path
 from typing import Final
 
 from kvist_sim import envoy, launch, load
-from kvist_sim.bench.routers.environments import VERSIONS, python
 from kvist_sim.http1 import answers
 from kvist_sim.ports import free_ports
 from kvist_sim.processes import Child, Children
+
+VERSIONS: Final = {
+    "vllm-router": "0.1.17",
+    "sglang-router": "0.3.2",
+    "ai-dynamo-runtime": "1.6.1",
+}
+"""By name of the package."""
+PYTHON: Final = "3.11"
+
+
+class RouterMissingError(Exception):
+    """A router cannot be installed on this machine; the text has the reason."""
+
+
+def python(package: str) -> Path:
+    """Return the interpreter of an environment with this package, made if needed.
+
+    Raises RouterMissingError.
+    """
+    home = _cache() / "routers" / f"{package}-{VERSIONS[package]}"
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with home.with_name(f"{home.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "complete").exists():
+            _build(home, f"{package}=={VERSIONS[package]}")
+    return home / "bin" / "python"
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("KVIST_CACHE") or Path.home() / ".cache" / "kvist")
+
+
+def _build(home: Path, requirement: str) -> None:
+    shutil.rmtree(home, ignore_errors=True)
+    _uv("venv", "--quiet", "--python", PYTHON, str(home))
+    _uv("pip", "install", "--quiet", "--python", str(home / "bin" / "python"), requirement)
+    (home / "complete").touch()
+
+
+def _uv(*arguments: str) -> None:
+    beside = Path(sys.executable).with_name("uv")
+    uv = str(beside) if beside.exists() else shutil.which("uv")
+    if uv is None:
+        raise RouterMissingError("uv is missing: `pip install uv` into the environment that runs this")
+    done = subprocess.run([uv, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RouterMissingError(f"`uv {' '.join(arguments[:2])} … {arguments[-1]}`: {_last(done.stderr)}")
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no word"
+
 
 START_SECONDS: Final = 60.0
 CHATS_BY_LOAD: Final = (
@@ -111,7 +169,7 @@ async def cache_aware(pool: Pool, *, package: str, said: str = "") -> AsyncItera
 
 KVIST: Final = "kvist"
 ROUTERS: Final = (
-    Router(KVIST, "", "engines' events, bytes of the prompt, work owed", kvist),
+    Router(KVIST, "", "engines' events, bytes of the prompt, backlog", kvist),
     Router("round-robin", "", "Envoy alone", round_robin),
     *(
         Router(

@@ -19,10 +19,8 @@ from rich.console import Console
 
 from kvist_sim import launch
 from kvist_sim import model as model_files
-from kvist_sim.bench.harness.asker import Asker
-from kvist_sim.bench.harness.direct import PICKED, Direct
-from kvist_sim.bench.harness.proof import console, prove
-from kvist_sim.bench.harness.publish import folder
+from kvist_sim.bench.harness.direct import PICKED, Asker, Direct
+from kvist_sim.bench.harness.proof import console, folder, prove
 from kvist_sim.bench.harness.records import Record, Recorder
 from kvist_sim.bench.harness.stack import MODEL_NAME, SHAPE, Setup, Stack
 from kvist_sim.bench.harness.watch import held, sampled, until_empty
