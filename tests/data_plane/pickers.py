@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 
 import kvist_sim.model
-from kvist_sim.bench.harness.direct import Answer, Direct
+from kvist_sim.bench.harness.direct import Direct, PickAnswer
 from kvist_sim.http1 import answers, get
 from kvist_sim.launch import (
     HOST,
@@ -87,9 +87,9 @@ class Pool:
         _, body = await get(HOST, self.ports[number].metrics, path)
         return json.loads(body)
 
-    async def ask(self, number: int, text: str, **headers: str) -> Answer:
+    async def ask(self, number: int, text: str, **headers: str) -> PickAnswer:
         """Request one pick."""
-        picked: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        picked: asyncio.Future[PickAnswer] = asyncio.get_running_loop().create_future()
         async with await Direct.open(HOST, self.ports[number].grpc) as direct:
             fields = {":method": "POST", ":path": CHAT, **headers}
             direct.ask(f"id-{next(self.names)}", fields, json.dumps(chat(text)).encode(), picked.set_result)
@@ -97,14 +97,14 @@ class Pool:
         assert answer.endpoint, answer
         return answer
 
-    async def logged(self, number: int, *ended: Answer) -> None:
+    async def logged(self, number: int, *ended: PickAnswer) -> None:
         """Report the end of requests to a picker, as a gateway does."""
         async with await Direct.open(HOST, self.ports[number].grpc) as direct:
             direct.ended(ended)
             await direct.drained()
             await asyncio.sleep(0.05)
 
-    async def serve(self, answer: Answer, text: str) -> None:
+    async def serve(self, answer: PickAnswer, text: str) -> None:
         """Send the request to the picked engine, as a gateway does."""
         url = f"http://{answer.endpoint}{CHAT}"
         headers = {"x-session-id": answer.session}

@@ -15,7 +15,7 @@ import pytest
 from tests.data_plane.pickers import CHAT, MODEL
 
 from kvist_epp.names import PRIORITY_HEADER, TENANT_HEADERS
-from kvist_sim.bench.harness.direct import Answer, Direct
+from kvist_sim.bench.harness.direct import Direct, PickAnswer
 from kvist_sim.launch import (
     HOST,
     Picker,
@@ -71,7 +71,7 @@ class Load:
         if dice.random() < 0.2:
             headers["x-session-id"] = f"client-{dice.randrange(30)}"
         picker = dice.choice(self.pickers)
-        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[PickAnswer] = asyncio.get_running_loop().create_future()
         picker.ask(name, headers, json.dumps(body).encode(), answered.set_result)
         answer = await answered
         if not answer.endpoint:

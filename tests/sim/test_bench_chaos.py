@@ -13,16 +13,16 @@ from rich.console import Console
 from kvist_sim.bench.chaos.command import scenes
 from kvist_sim.bench.chaos.judge import (
     WINDOW,
+    ChaosFigures,
     Error,
     Evidence,
-    Figures,
     Life,
     Phase,
     Prediction,
     healthy,
     judge,
 )
-from kvist_sim.bench.chaos.report import Report, document, table
+from kvist_sim.bench.chaos.report import ChaosReport, document, table
 from kvist_sim.bench.harness.proof import folder, stamped
 from kvist_sim.bench.harness.records import PickLog, Record
 from kvist_sim.bench.harness.stack import NAME, Secrets, Setup
@@ -69,7 +69,7 @@ def judged(
     records: Sequence[Record],
     predictions: Mapping[str, Prediction] | None = None,
     lives: Sequence[Life] = FOREVER,
-) -> Figures:
+) -> ChaosFigures:
     """Figures of `PHASE`."""
     found = told(records) if predictions is None else predictions
     return judge(PHASE, Evidence(records, found, lives))
@@ -174,12 +174,12 @@ def test_too_short_a_phase_proves_nothing() -> None:
     assert found.broken() == ["no request began 30 s after the fault"]
 
 
-def report() -> Report:
+def report() -> ChaosReport:
     """Two phases, one of them bad."""
     bad = [replace(answered(n, 20.0), status=503, error="HTTP 503") for n in range(3)]
     phase = replace(PHASE, steps=[(0.0, "engine-0 SIGKILL"), (6.5, "engine-0 healthy again")])
     good = judge(phase, Evidence(steady(), told(steady()), FOREVER))
-    return Report([good, judged(bad)], SETTING, {"API watch cut": "elsewhere"})
+    return ChaosReport([good, judged(bad)], SETTING, {"API watch cut": "elsewhere"})
 
 
 def test_the_table_fits_a_terminal_and_names_every_phase() -> None:

@@ -17,7 +17,7 @@ from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.limits import Limits
 from kvist_epp.http2.server import serve_http2
 from kvist_epp.names import SESSION_HEADER
-from kvist_sim.bench.harness.direct import LONGEST_BODY, NO_ANSWER, PICKED, Answer, Asker, Direct, Settler
+from kvist_sim.bench.harness.direct import LONGEST_BODY, NO_ANSWER, PICKED, Asker, Direct, PickAnswer, Settler
 from kvist_sim.bench.harness.records import ATTEMPTS, UPSTREAM, Recorder, usage, with_route_headers
 from kvist_sim.bench.harness.records import PICKED as PICKED_HEADER
 from kvist_sim.envoy import Gateway, config
@@ -136,12 +136,12 @@ async def picker(
         await server.close()
 
 
-async def asked(direct: Direct, *requests: tuple[str, bytes]) -> dict[str, Answer]:
+async def asked(direct: Direct, *requests: tuple[str, bytes]) -> dict[str, PickAnswer]:
     """All at once; the answers by id."""
-    answers: dict[str, Answer] = {}
+    answers: dict[str, PickAnswer] = {}
     whole = asyncio.Event()
 
-    def done(answer: Answer) -> None:
+    def done(answer: PickAnswer) -> None:
         answers[answer.id] = answer
         if len(answers) == len(requests):
             whole.set()
@@ -171,7 +171,7 @@ async def test_the_direct_client_asks_as_envoy_does() -> None:
 
     assert (seen[0].method, seen[0].path, len(seen[0].body)) == ("POST", "/v1/completions", 50_000)
     assert seen[0].headers == {"x-tenant": "a", "x-request-id": "a"}
-    assert answers["a"] == Answer("a", PICKED, "10.0.0.1:8000", "s-50000")
+    assert answers["a"] == PickAnswer("a", PICKED, "10.0.0.1:8000", "s-50000")
     assert answers["b"].status == 429
     assert (ended[0].session, ended[0].upstream, ended[0].status) == ("s-50000", "10.0.0.1:8000", 200)
     assert direct.waiting == 0
@@ -201,7 +201,7 @@ async def test_a_broken_connection_answers_everybody() -> None:
 
     server = await serve_http2(ext_proc_methods(never, lambda _: None, Health()), "127.0.0.1", 0)
     async with await Direct.open("127.0.0.1", server.port) as direct:
-        answers: list[Answer] = []
+        answers: list[PickAnswer] = []
         direct.ask("a", HEADERS, b"{}", answers.append)
         with pytest.raises(ValueError, match="at most"):
             direct.ask("b", HEADERS, b"x" * (LONGEST_BODY + 1), answers.append)
@@ -209,7 +209,7 @@ async def test_a_broken_connection_answers_everybody() -> None:
         while not direct.closed:
             await asyncio.sleep(0.01)
 
-    assert answers == [Answer("a", NO_ANSWER)]
+    assert answers == [PickAnswer("a", NO_ANSWER)]
 
 
 async def test_the_asker_settles_every_pick() -> None:
@@ -238,7 +238,7 @@ async def test_a_settler_waits_as_long_as_an_engine_would() -> None:
     ended: list[AccessLogEntry] = []
     async with picker(lambda _: PickResult(("10.0.0.1:8000",)), ended) as direct:
         settler = Settler(direct, seconds=3600)
-        settler.picked(Answer("a", PICKED, "10.0.0.1:8000", "s"))
+        settler.picked(PickAnswer("a", PICKED, "10.0.0.1:8000", "s"))
         settler.settle()
         await asked(direct, ("b", b"{}"))
         early = len(ended)

@@ -23,7 +23,7 @@ from kvist_sim.bench.epp.prompts import (
     VARIANTS,
     WARM_VARIANTS,
     Kind,
-    Shape,
+    PromptShape,
     bodies,
     requests,
     warm,
@@ -31,7 +31,7 @@ from kvist_sim.bench.epp.prompts import (
 from kvist_sim.bench.epp.publisher import BLOCK_SIZE, batches, chains
 from kvist_sim.bench.epp.report import (
     Cell,
-    Report,
+    EppReport,
     Way,
     changes,
     changes_table,
@@ -44,7 +44,7 @@ from kvist_sim.bench.epp.report import (
 from kvist_sim.bench.harness.upstream import ANSWER, METRICS, Upstream
 from kvist_sim.http1 import get
 
-KINDS = [Kind(size, shape) for shape in Shape for size in (1, 8)]
+KINDS = [Kind(size, shape) for shape in PromptShape for size in (1, 8)]
 WAYS = [
     Way(None, None),
     *(Way(t, m) for t in ("fast", "grpc") for m in ("buffered", "duplex")),
@@ -77,7 +77,7 @@ async def upstream(connections: int) -> AsyncIterator[int]:
         server.close()
 
 
-def report(cpu: float) -> Report:
+def report(cpu: float) -> EppReport:
     """A full report in which every request took ``cpu`` seconds of the picker."""
     cells = {
         Cell(way, kind, concurrency): figures(
@@ -85,11 +85,11 @@ def report(cpu: float) -> Report:
             cpu * 100 if way.transport else None,
         )
         for way in WAYS
-        for kind in [*KINDS, Kind(450, Shape.CHAT_2)]
+        for kind in [*KINDS, Kind(450, PromptShape.CHAT_2)]
         for concurrency in (1, 16)
     }
     setting = {"endpoints": 20, "index_blocks": 100_000}
-    return Report(cells, WAYS, [*KINDS, Kind(450, Shape.CHAT_2)], (1, 16), setting)
+    return EppReport(cells, WAYS, [*KINDS, Kind(450, PromptShape.CHAT_2)], (1, 16), setting)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -101,7 +101,10 @@ def test_prompts_have_the_size_and_shape_they_say(kind: Kind) -> None:
         messages = request.get("messages", [])
         text = request.get("prompt") or "".join(message["content"] for message in messages)
         assert len(text) == kind.kilobytes * 1_000
-        assert len(messages) == {Shape.COMPLETION: 0, Shape.CHAT_2: 2, Shape.CHAT_40: 40}[kind.shape]
+        assert (
+            len(messages)
+            == {PromptShape.COMPLETION: 0, PromptShape.CHAT_2: 2, PromptShape.CHAT_40: 40}[kind.shape]
+        )
         assert request["model"] == MODEL_NAME
         texts.add(text)
 
@@ -220,7 +223,7 @@ BESIDE = [
 ]
 
 
-def beside(*costs: float) -> Report:
+def beside(*costs: float) -> EppReport:
     """Two kinds of request; microseconds of the older picker, of today's, and of today's with TLS."""
     cpu = {way: cost * 1e-6 * 100 for way, cost in zip(BESIDE[1:], costs, strict=True)}
     cells = {
@@ -229,7 +232,7 @@ def beside(*costs: float) -> Report:
         for kind in KINDS[:2]
         for concurrency in (1, 16)
     }
-    return Report(cells, BESIDE, KINDS[:2], (1, 16), {"endpoints": 20, "index_blocks": 100_000})
+    return EppReport(cells, BESIDE, KINDS[:2], (1, 16), {"endpoints": 20, "index_blocks": 100_000})
 
 
 def test_an_older_revision_is_compared_with_this_one() -> None:

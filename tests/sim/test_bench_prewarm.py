@@ -8,7 +8,7 @@ import pytest
 
 from kvist_sim import launch
 from kvist_sim.bench.harness.records import Record
-from kvist_sim.bench.prewarm.report import Report, avoided, avoided_over_sockets
+from kvist_sim.bench.prewarm.report import PrewarmReport, avoided, avoided_over_sockets
 from kvist_sim.bench.prewarm.sockets import Rollout, Run, judged
 from kvist_sim.bench.prewarm.virtual import ENGINES, PREWARMED, ROLLOUT, STEADY, Cell, Workload
 from kvist_sim.load import OK
@@ -66,8 +66,8 @@ def test_bounds(p90: float, failed: int, broken: int) -> None:
     runs = [run(STEADY, 1.0), run(ROLLOUT, 2.0), run(PREWARMED, p90, failed)]
     good = workload((0.1, 0.3, 0.19))
     bad = workload((0.1, 0.3, 0.21))
-    assert len(Report([good], runs, {}).broken()) == broken
-    assert len(Report([bad], runs, {}).broken()) == broken + 1
+    assert len(PrewarmReport([good], runs, {}).broken()) == broken
+    assert len(PrewarmReport([bad], runs, {}).broken()) == broken + 1
 
 
 def test_only_answers_count_for_times() -> None:

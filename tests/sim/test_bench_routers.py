@@ -15,9 +15,9 @@ from rich.console import Console
 from kvist_sim import launch
 from kvist_sim import model as model_files
 from kvist_sim.bench.routers.dynamo import SelectingTarget, Service
-from kvist_sim.bench.routers.kinds import ROUTERS, VERSIONS, Pool, python
-from kvist_sim.bench.routers.report import Absent, Figures, Report, document, table
-from kvist_sim.demo.plan import Plan
+from kvist_sim.bench.routers.kinds import ROUTERS, VERSIONS, EnginePool, python
+from kvist_sim.bench.routers.report import Absent, RouterFigures, RouterReport, document, table
+from kvist_sim.demo.plan import DemoPlan
 from kvist_sim.load import summarise
 from kvist_sim.ports import free_ports
 from kvist_sim.processes import ChildFailedError, Children
@@ -25,14 +25,14 @@ from kvist_sim.processes import ChildFailedError, Children
 SUMMARY = dataclasses.replace(
     summarise([], begin=0.0, end=1.0), requests=100, ttft_p50=0.1, prompt_tokens=10, cached_tokens=9
 )
-OURS = Figures("kvist", "", "events", SUMMARY, {"picker": 0.0002, "proxy": 0.0003}, 0.002)
-OTHER = Figures("other", "1.0", "nothing", SUMMARY, {"router": 0.0004}, 0.001, note="It does not look.")
+OURS = RouterFigures("kvist", "", "events", SUMMARY, {"picker": 0.0002, "proxy": 0.0003}, 0.002)
+OTHER = RouterFigures("other", "1.0", "nothing", SUMMARY, {"router": 0.0004}, 0.001, note="It does not look.")
 
 
 def test_each_router_has_a_row_with_its_figures() -> None:
     """Times in milliseconds, shares in percent, CPU by part; notes and absences stand below."""
     out = io.StringIO()
-    report = Report(Plan(), [OURS, OTHER, Absent("gone", "2.0", "no wheel")])
+    report = RouterReport(DemoPlan(), [OURS, OTHER, Absent("gone", "2.0", "no wheel")])
     Console(file=out, width=110).print(table(report))
     page = out.getvalue()
     assert "90.0%" in page
@@ -43,7 +43,7 @@ def test_each_router_has_a_row_with_its_figures() -> None:
 
 def test_the_document_is_json() -> None:
     """All of it, the absent ones too."""
-    report = Report(Plan(), [OURS, Absent("gone", "2.0", "no wheel")])
+    report = RouterReport(DemoPlan(), [OURS, Absent("gone", "2.0", "no wheel")])
     found = json.loads(json.dumps(document(report)))
     assert [router["name"] for router in found["routers"]] == ["kvist", "gone"]
     assert found["routers"][0]["cpu"] == {"picker": 0.0002, "proxy": 0.0003}
@@ -52,12 +52,17 @@ def test_the_document_is_json() -> None:
 def test_only_our_own_failures_break_the_bench() -> None:
     """Requests of ours that fail, or a picker that does not run; others are shown as they are."""
     failed = dataclasses.replace(SUMMARY, errors=2)
-    assert Report(Plan(), [OURS]).broken() == []
+    assert RouterReport(DemoPlan(), [OURS]).broken() == []
     assert (
-        Report(Plan(), [dataclasses.replace(OTHER, summary=failed), Absent("gone", "", "why")]).broken() == []
+        RouterReport(
+            DemoPlan(), [dataclasses.replace(OTHER, summary=failed), Absent("gone", "", "why")]
+        ).broken()
+        == []
     )
-    assert Report(Plan(), [dataclasses.replace(OURS, summary=failed)]).broken() == ["2 requests failed"]
-    assert Report(Plan(), [Absent("kvist", "", "no envoy")]).broken() == ["no envoy"]
+    assert RouterReport(DemoPlan(), [dataclasses.replace(OURS, summary=failed)]).broken() == [
+        "2 requests failed"
+    ]
+    assert RouterReport(DemoPlan(), [Absent("kvist", "", "no envoy")]).broken() == ["no envoy"]
 
 
 def test_names_are_unique() -> None:
@@ -141,5 +146,5 @@ async def _engines(count: int) -> AsyncIterator[tuple[list[launch.EnginePorts], 
         yield ports, bodies
 
 
-def _pool(engines: list[launch.EnginePorts], folder: Path) -> Pool:
-    return Pool(engines, str(model_files.folder()), "m", 16, Children(folder), folder)
+def _pool(engines: list[launch.EnginePorts], folder: Path) -> EnginePool:
+    return EnginePool(engines, str(model_files.folder()), "m", 16, Children(folder), folder)

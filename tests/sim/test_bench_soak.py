@@ -16,11 +16,11 @@ from kvist_sim.bench.queue import report as queue_report
 from kvist_sim.bench.queue.command import BODY_BYTES, MIX, body, crowd
 from kvist_sim.bench.queue.judge import Relieved, Wanted, late, out_of_order, shares
 from kvist_sim.bench.soak import report as soak_report
-from kvist_sim.bench.soak.judge import Figures, Memory, left
+from kvist_sim.bench.soak.judge import Memory, SoakFigures, left
 
 EMPTY = {"tasks": {"run": 3}, "streams": {"grpc": 0}, "ledger": 0, "flights": 0}
 FLAT = Memory([(at, 100_000_000) for at in range(600)], 600.0)
-FIGURES = Figures(
+FIGURES = SoakFigures(
     part="direct",
     picker="picker",
     seconds=600.0,
@@ -71,7 +71,7 @@ def test_what_is_left_is_named(changed: dict[str, object], words: list[str]) -> 
         (replace(FIGURES, memory=Memory([(at, 100 + at // 50) for at in range(600)], 600.0)), 1),
     ],
 )
-def test_a_soak_fails_for_each_reason(figures: Figures, words: int) -> None:
+def test_a_soak_fails_for_each_reason(figures: SoakFigures, words: int) -> None:
     """Failed requests, growth, and each thing that is left."""
     assert len(figures.broken()) == words
 
@@ -79,7 +79,7 @@ def test_a_soak_fails_for_each_reason(figures: Figures, words: int) -> None:
 def test_the_soak_s_table_fits_a_terminal() -> None:
     """110 columns, nothing cut off."""
     setting = {"seconds": 600.0, "picks": 1000.0, "rate": 200.0, "blocks": 2000, "engines": 4, "full": True}
-    report = soak_report.Report([FIGURES, replace(FIGURES, part="stack", left=("ledger: 2",))], setting)
+    report = soak_report.SoakReport([FIGURES, replace(FIGURES, part="stack", left=("ledger: 2",))], setting)
     text = _shown(soak_report.table(report))
 
     assert "nothing" in text
@@ -172,7 +172,7 @@ def test_the_queue_s_tables_fit_a_terminal_and_name_broken_bounds() -> None:
     )
     soon = Relieved(2_000, [0.001] * 98 + [0.012] * 2, absorbed=3)
     setting = {"requests": 50_000, "body_bytes": 2_000, "full": True}
-    report = queue_report.Report(drained, bounded, soon, setting)
+    report = queue_report.QueueReport(drained, bounded, soon, setting)
     text = _shown(queue_report.table(report))
 
     assert drained.broken() == []

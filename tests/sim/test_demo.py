@@ -15,8 +15,8 @@ import pytest
 from rich.console import Console
 
 from kvist_sim import load
-from kvist_sim.demo.plan import Plan
-from kvist_sim.demo.report import Display, Report, document, figures, table
+from kvist_sim.demo.plan import DemoPlan
+from kvist_sim.demo.report import DemoReport, Display, document, figures, table
 from kvist_sim.demo.run import engine_command, traffic
 from kvist_sim.launch import EnginePorts, endpoints_file, engine_ports
 
@@ -41,7 +41,7 @@ SLOW = dataclasses.replace(
 SHORT = ("--engines", "2", "--seconds", "3")
 
 
-def shown(report: Report) -> str:
+def shown(report: DemoReport) -> str:
     """The table as a terminal of 100 columns shows it."""
     console = Console(file=io.StringIO(), width=100)
     console.print(table(report))
@@ -50,7 +50,7 @@ def shown(report: Report) -> str:
 
 def test_both_policies_get_the_same_traffic() -> None:
     """Warm-up first, then Poisson arrivals; byte for byte the same each time."""
-    plan = Plan(engines=2, rate=12)
+    plan = DemoPlan(engines=2, rate=12)
     first, again = (list(itertools.islice(traffic(plan), 60)) for _ in range(2))
 
     assert first == again
@@ -60,7 +60,7 @@ def test_both_policies_get_the_same_traffic() -> None:
 
 def test_the_table_says_what_is_compared_and_by_how_much() -> None:
     """One sentence above the figures, both policies beside each other, the ratio in words."""
-    text = shown(Report(Plan(), GOOD, SLOW))
+    text = shown(DemoReport(DemoPlan(), GOOD, SLOW))
 
     assert "twice: kvist picked the engine, then Envoy took turns (round robin)" in " ".join(text.split())
     assert "100 ms" in text
@@ -71,7 +71,7 @@ def test_the_table_says_what_is_compared_and_by_how_much() -> None:
 
 def test_the_document_is_json_with_both_runs() -> None:
     """Programs get plan, both summaries and versions."""
-    found = json.loads(json.dumps(document(Report(Plan(), GOOD, SLOW))))
+    found = json.loads(json.dumps(document(DemoReport(DemoPlan(), GOOD, SLOW))))
 
     assert (found["kvist"]["cached_share"], found["round_robin"]["cached_share"]) == (0.9, 0.3)
     assert found["plan"]["engines"] == 4
@@ -88,7 +88,7 @@ def test_the_document_is_json_with_both_runs() -> None:
 )
 def test_a_run_with_errors_is_a_failed_run(kvist: load.Summary, why: str | None) -> None:
     """Fast answers do not make up for failed ones."""
-    assert Report(Plan(), kvist, SLOW).failure() == why
+    assert DemoReport(DemoPlan(), kvist, SLOW).failure() == why
 
 
 def test_engines_get_arguments_of_vllm() -> None:

@@ -43,7 +43,7 @@ WARM: Final = "--warmup-timeout=300"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReplicasPlan:
     """Sizes and rates of the measurement."""
 
     blocks: int
@@ -54,7 +54,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Bench:
+class ReplicasBench:
     """Engines that are running, and pickers at fixed ports."""
 
     children: Children
@@ -83,7 +83,7 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(folder: Path, blocks: int) -> AsyncIterator[Bench]:
+async def bench(folder: Path, blocks: int) -> AsyncIterator[ReplicasBench]:
     """Start sixteen engines that answer at once, and their KV events: ``blocks`` blocks in their rings."""
     engines = launch.engine_ports(ENGINES)
     async with AsyncExitStack() as stack:
@@ -101,10 +101,10 @@ async def bench(folder: Path, blocks: int) -> AsyncIterator[Bench]:
         await children.ready(events, published, 300)
         file = folder / "endpoints.json"
         file.write_text(json.dumps(launch.endpoints_file(engines)))
-        yield Bench(children, file, free_ports(REPLICAS))
+        yield ReplicasBench(children, file, free_ports(REPLICAS))
 
 
-async def snapshot(plan: Plan) -> None:
+async def snapshot(plan: ReplicasPlan) -> None:
     """Measure the snapshot: part one."""
     with tempfile.TemporaryDirectory() as folder:
         async with bench(Path(folder), plan.blocks) as running:
@@ -125,7 +125,7 @@ async def snapshot(plan: Plan) -> None:
             print(f"picks of the snapshot's sender, ms: idle {_quantiles(quiet)}; sending {_quantiles(busy)}")
 
 
-async def gossip(plan: Plan) -> None:
+async def gossip(plan: ReplicasPlan) -> None:
     """Measure the exchange of load: part two."""
     with tempfile.TemporaryDirectory() as folder:
         async with bench(Path(folder), 10_000) as running:
@@ -142,7 +142,7 @@ async def gossip(plan: Plan) -> None:
                 await running.stop(*pickers)
 
 
-async def _cost(pickers: Sequence[launch.Picker], plan: Plan, to_one: bool) -> str:
+async def _cost(pickers: Sequence[launch.Picker], plan: ReplicasPlan, to_one: bool) -> str:
     groups = [pickers] if to_one else [[picker] for picker in pickers]
     rate = plan.rate / len(groups)
     await asyncio.gather(*(_asked(group, rate, 3.0) for group in groups))
@@ -249,7 +249,7 @@ def main() -> None:
         spec = json.loads(Path(given.events).read_text())
         asyncio.run(events(spec, ready=Path(spec["ready"]).touch))
         return
-    plan = Plan(given.blocks, given.rate, given.seconds)
+    plan = ReplicasPlan(given.blocks, given.rate, given.seconds)
     with contextlib.suppress(KeyboardInterrupt):
         for name, part in (("snapshot", snapshot), ("gossip", gossip)):
             if given.only in {None, name}:

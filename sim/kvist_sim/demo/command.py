@@ -10,8 +10,8 @@ from rich.console import Console
 from kvist_sim.envoy import EnvoyMissingError
 from kvist_sim.processes import ChildFailedError, Stopped, run
 
-from .plan import RATE_PER_ENGINE, Plan
-from .report import Display, Report, document, table
+from .plan import RATE_PER_ENGINE, DemoPlan
+from .report import DemoReport, Display, document, table
 from .run import demo
 
 WIDTH: Final = 100
@@ -36,8 +36,8 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(options: argparse.Namespace) -> Plan:
-    return Plan(
+def _plan(options: argparse.Namespace) -> DemoPlan:
+    return DemoPlan(
         seconds=options.seconds,
         engines=options.engines,
         rate=options.rate or options.engines * RATE_PER_ENGINE,
@@ -45,7 +45,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     )
 
 
-def _print(report: Report, *, as_json: bool) -> None:
+def _print(report: DemoReport, *, as_json: bool) -> None:
     if as_json:
         json.dump(document(report), sys.stdout, indent=2)
         sys.stdout.write("\n")

@@ -19,7 +19,7 @@ BLOCKS_PER_ENGINE: Final = 6_600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class DemoPlan:
     """Settings of a run; times in seconds."""
 
     seconds: float = 25.0

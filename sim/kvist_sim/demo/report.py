@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvist_sim import load
-from kvist_sim.demo.plan import Plan
+from kvist_sim.demo.plan import DemoPlan
 from kvist_sim.load import Summary
 
 REFRESH_SECONDS: Final = 0.25
@@ -107,10 +107,10 @@ TOLERATED_ERROR_SHARE: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DemoReport:
     """Both runs of a demo."""
 
-    plan: Plan
+    plan: DemoPlan
     kvist: Summary
     round_robin: Summary
 
@@ -154,7 +154,7 @@ ROWS: Final = (
 )
 
 
-def explanation(plan: Plan) -> str:
+def explanation(plan: DemoPlan) -> str:
     """Return one sentence that says which systems are compared."""
     shape = plan.shape
     return (
@@ -166,7 +166,7 @@ def explanation(plan: Plan) -> str:
     )
 
 
-def table(report: Report) -> RenderableType:
+def table(report: DemoReport) -> RenderableType:
     """Return the explanation and the figures side by side."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     shown.add_column("")
@@ -188,7 +188,7 @@ def _verdict(row: _Row, kvist: float, robin: float) -> str:
     return f"{times:.{1 if times < TENFOLD else 0}f} x {word}"
 
 
-def document(report: Report) -> dict[str, Any]:
+def document(report: DemoReport) -> dict[str, Any]:
     """Return the report as plain JSON values; times in seconds."""
     runs = {"kvist": report.kvist, "round_robin": report.round_robin}
     return {

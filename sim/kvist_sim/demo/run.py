@@ -16,8 +16,8 @@ from kvist_sim.launch import EnginePorts
 from kvist_sim.processes import ChildFailedError, Children
 from kvist_sim.workloads import Arrival, arrivals, warm_up
 
-from .plan import BLOCK_SIZE, BLOCKS_PER_ENGINE, MODEL_NAME, Plan
-from .report import KVIST, REFRESH_SECONDS, ROUND_ROBIN, Display, LoadDisplay, Report
+from .plan import BLOCK_SIZE, BLOCKS_PER_ENGINE, MODEL_NAME, DemoPlan
+from .report import KVIST, REFRESH_SECONDS, ROUND_ROBIN, DemoReport, Display, LoadDisplay
 
 POLICIES: Final = (KVIST, ROUND_ROBIN)
 PICKS_METRIC: Final = "kvist_epp_requests_total"
@@ -29,13 +29,13 @@ PICKED_SHARE: Final = 0.95
 """Smallest acceptable share of picks among the requests sent; some may have been cancelled on the way."""
 
 
-async def demo(plan: Plan, display: Display) -> Report:
+async def demo(plan: DemoPlan, display: Display) -> DemoReport:
     """Run both policies. Raises ChildFailedError when a component fails, EnvoyMissingError without Envoy."""
     kvist, round_robin = [await _run(plan, policy, display) for policy in POLICIES]
-    return Report(plan, kvist, round_robin)
+    return DemoReport(plan, kvist, round_robin)
 
 
-async def _run(plan: Plan, policy: str, display: Display) -> load.Summary:
+async def _run(plan: DemoPlan, policy: str, display: Display) -> load.Summary:
     async with _gateway(plan, policy, display) as gateway:
         with display.load(policy, plan.run_seconds) as shown:
             outcomes = await _load(plan, gateway, shown)
@@ -81,7 +81,7 @@ async def start_engines(children: Children, engines: Sequence[EnginePorts], mode
 
 
 @contextlib.asynccontextmanager
-async def _gateway(plan: Plan, policy: str, display: Display) -> AsyncIterator[_Gateway]:
+async def _gateway(plan: DemoPlan, policy: str, display: Display) -> AsyncIterator[_Gateway]:
     """Everything a run needs, started in order."""
     model = str(model_files.folder())
     engines = launch.engine_ports(plan.engines)
@@ -109,7 +109,7 @@ async def _start_picker(
     return await launch.start_picker(children, file, model, arguments=PICKER_ARGUMENTS)
 
 
-async def _load(plan: Plan, gateway: _Gateway, shown: LoadDisplay) -> list[load.Outcome]:
+async def _load(plan: DemoPlan, gateway: _Gateway, shown: LoadDisplay) -> list[load.Outcome]:
     target, state = load.Target(launch.HOST, gateway.port), load.Progress()
     watching = asyncio.create_task(_watch(plan, shown, state, gateway.children))
     running = asyncio.create_task(
@@ -133,7 +133,7 @@ async def _load(plan: Plan, gateway: _Gateway, shown: LoadDisplay) -> list[load.
         target.close()
 
 
-def traffic(plan: Plan) -> Iterator[Arrival]:
+def traffic(plan: DemoPlan) -> Iterator[Arrival]:
     """Return the warm-up, then the traffic; equal for every policy."""
     shape, begin = plan.shape, plan.warm_up_seconds
     first = warm_up(shape, rate=plan.warm_up_rate, seed=plan.seed, model=MODEL_NAME)
@@ -141,7 +141,7 @@ def traffic(plan: Plan) -> Iterator[Arrival]:
     return itertools.chain(first, (Arrival(a.at + begin, a.group, a.turn, a.body) for a in rest))
 
 
-async def _watch(plan: Plan, shown: LoadDisplay, state: load.Progress, children: Children) -> None:
+async def _watch(plan: DemoPlan, shown: LoadDisplay, state: load.Progress, children: Children) -> None:
     """Keeps the display up to date; raises ChildFailedError as soon as a component has died."""
     clock = asyncio.get_running_loop().time
     zero = clock()
@@ -152,7 +152,7 @@ async def _watch(plan: Plan, shown: LoadDisplay, state: load.Progress, children:
         await asyncio.sleep(REFRESH_SECONDS)
 
 
-def _phase(plan: Plan, elapsed: float) -> str:
+def _phase(plan: DemoPlan, elapsed: float) -> str:
     if elapsed < plan.warm_up_seconds + plan.lead_in_seconds:
         return "warm-up"
     return "measuring" if elapsed < plan.run_seconds else "draining"

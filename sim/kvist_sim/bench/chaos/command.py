@@ -16,7 +16,7 @@ from rich.console import Console
 from kvist_sim import launch
 from kvist_sim.bench.chaos.faults import ELSEWHERE, SCENES, Scene
 from kvist_sim.bench.chaos.judge import SETTLE_SECONDS, WINDOW, Evidence, Phase, judge
-from kvist_sim.bench.chaos.report import Report, document, table
+from kvist_sim.bench.chaos.report import ChaosReport, document, table
 from kvist_sim.bench.harness.proof import console, folder, prove
 from kvist_sim.bench.harness.records import Recorder
 from kvist_sim.bench.harness.stack import MODEL_NAME, SHAPE, Setup, Stack
@@ -33,7 +33,7 @@ DRAIN_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ChaosPlan:
     """Phases, rate, length and output of a run."""
 
     scenes: tuple[Scene, ...]
@@ -71,9 +71,9 @@ def main(options: argparse.Namespace) -> int:
     return prove("chaos", chaos(_plan(options), say), say, options, table=table, document=document)
 
 
-def _plan(options: argparse.Namespace) -> Plan:
+def _plan(options: argparse.Namespace) -> ChaosPlan:
     setup = Setup(engines=options.engines, tls=not options.plaintext)
-    return Plan(
+    return ChaosPlan(
         scenes=scenes(options.only, setup),
         setup=setup,
         rate=options.rate,
@@ -91,7 +91,7 @@ def scenes(only: Sequence[str], setup: Setup) -> tuple[Scene, ...]:
     return tuple(scene for name, scene in possible.items() if not only or name in only)
 
 
-async def chaos(plan: Plan, say: Console) -> Report:
+async def chaos(plan: ChaosPlan, say: Console) -> ChaosReport:
     """Run all phases. Raises ChildFailedError, EnvoyMissingError."""
     with folder(plan.logs) as name:
         say.print(f"starting {plan.setup.engines} engines, {plan.setup.pickers} pickers, Envoy")
@@ -114,10 +114,10 @@ async def chaos(plan: Plan, say: Console) -> Report:
         "seed": plan.seed,
         "full": plan.full,
     }
-    return Report(figures, setting, ELSEWHERE)
+    return ChaosReport(figures, setting, ELSEWHERE)
 
 
-async def _under_load(plan: Plan, stack: Stack, recorder: Recorder, say: Console) -> list[Phase]:
+async def _under_load(plan: ChaosPlan, stack: Stack, recorder: Recorder, say: Console) -> list[Phase]:
     load = asyncio.create_task(recorder.run(traffic(plan)))
     try:
         await _sleep(plan.warm_seconds, load, stack)
@@ -132,7 +132,7 @@ async def _under_load(plan: Plan, stack: Stack, recorder: Recorder, say: Console
 
 
 async def _phase(
-    plan: Plan, scene: Scene, stack: Stack, recorder: Recorder, load: asyncio.Task[None], say: Console
+    plan: ChaosPlan, scene: Scene, stack: Stack, recorder: Recorder, load: asyncio.Task[None], say: Console
 ) -> Phase:
     begin = recorder.now
     phase = Phase(scene.name, begin, begin + LEAD_SECONDS, begin + plan.phase_seconds)
@@ -160,7 +160,7 @@ async def _sleep(seconds: float, load: asyncio.Task[None], stack: Stack) -> None
         await asyncio.sleep(min(0.5, left))
 
 
-def traffic(plan: Plan) -> Iterator[Arrival]:
+def traffic(plan: ChaosPlan) -> Iterator[Arrival]:
     """Yield every shared prompt once, then requests at the rate, without end."""
     begin = SHAPE.groups / WARM_RATE
     first = warm_up(SHAPE, rate=WARM_RATE, seed=plan.seed, model=MODEL_NAME)

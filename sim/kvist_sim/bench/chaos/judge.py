@@ -86,7 +86,7 @@ class Error:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ChaosFigures:
     """Figures of one phase; times in seconds."""
 
     phase: Phase
@@ -134,7 +134,7 @@ class Evidence:
     lives: Sequence[Life]
 
 
-def judge(phase: Phase, evidence: Evidence, *, settle: float = SETTLE_SECONDS) -> Figures:
+def judge(phase: Phase, evidence: Evidence, *, settle: float = SETTLE_SECONDS) -> ChaosFigures:
     """Return the figures of the requests that began in the phase."""
     begun = [r for r in evidence.records if phase.begin <= r.began < phase.end]
     failed = [r for r in begun if r.status != OK]
@@ -144,7 +144,7 @@ def judge(phase: Phase, evidence: Evidence, *, settle: float = SETTLE_SECONDS) -
     waits = [r.token - r.began for r in begun if r.good and r.token is not None]
     earlier = [r for r in begun if r.began < phase.fault][-WINDOW:]
     later = [r for r in begun if r.began >= phase.fault + settle][:WINDOW]
-    return Figures(
+    return ChaosFigures(
         phase=phase,
         sent=len(begun),
         answered=sum(r.good for r in begun),

@@ -11,14 +11,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvist_sim.bench.chaos.judge import ERROR_BOUND, WINDOW, Error, Figures
+from kvist_sim.bench.chaos.judge import ERROR_BOUND, WINDOW, ChaosFigures, Error
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ChaosReport:
     """Figures of all phases."""
 
-    phases: Sequence[Figures]
+    phases: Sequence[ChaosFigures]
     setting: Mapping[str, Any]
     elsewhere: Mapping[str, str]
     """Faults that this command cannot make, with the command that does."""
@@ -28,7 +28,7 @@ class Report:
         return [f"{figures.phase.name}: {why}" for figures in self.phases for why in figures.broken()]
 
 
-def table(report: Report) -> RenderableType:
+def table(report: ChaosReport) -> RenderableType:
     """Return one line per phase, and the steps of each."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("phase", no_wrap=True)
@@ -52,7 +52,7 @@ def table(report: Report) -> RenderableType:
     return Group(Text(_heading(report)), shown, Text(_steps(report)))
 
 
-def _row(figures: Figures) -> list[str]:
+def _row(figures: ChaosFigures) -> list[str]:
     return [
         figures.phase.name,
         *(f"{n:,}" for n in (figures.sent, figures.lost, figures.cut_by_picker, figures.cut_by_engine)),
@@ -69,7 +69,7 @@ def _percent(error: Error) -> str:
     return "?" if math.isinf(error.share) else f"{error.share:.2%}"
 
 
-def _heading(report: Report) -> str:
+def _heading(report: ChaosReport) -> str:
     setting, total = report.setting, sum(figures.sent for figures in report.phases)
     pickers = f"{setting['pickers']} pickers{' that gossip' if setting['peers'] else ''}"
     proof = "" if setting["full"] else "\nNot the full run: no proof."
@@ -84,7 +84,7 @@ def _heading(report: Report) -> str:
     )
 
 
-def _steps(report: Report) -> str:
+def _steps(report: ChaosReport) -> str:
     lines = ["what was done, in seconds after each fault began:"]
     for figures in report.phases:
         name = figures.phase.name
@@ -95,7 +95,7 @@ def _steps(report: Report) -> str:
     return "\n".join(lines)
 
 
-def document(report: Report) -> dict[str, Any]:
+def document(report: ChaosReport) -> dict[str, Any]:
     """Return the report as plain JSON values; times in seconds."""
     return {
         "setting": dict(report.setting),
@@ -104,7 +104,7 @@ def document(report: Report) -> dict[str, Any]:
     }
 
 
-def _record(figures: Figures) -> dict[str, Any]:
+def _record(figures: ChaosFigures) -> dict[str, Any]:
     record = dataclasses.asdict(figures)
     for name in ("before", "after"):
         share = getattr(figures, name).share

@@ -30,12 +30,12 @@ from kvist_sim import envoy, launch
 from kvist_sim import model as model_files
 from kvist_sim.bench.epp.client import window
 from kvist_sim.bench.epp.profiler import begin, profiled, profiles
-from kvist_sim.bench.epp.prompts import Kind, Shape, requests
+from kvist_sim.bench.epp.prompts import Kind, PromptShape, requests
 from kvist_sim.bench.epp.report import (
     RISE_BOUND,
     Cell,
-    Figures,
-    Report,
+    EppFigures,
+    EppReport,
     Way,
     changes,
     changes_table,
@@ -56,7 +56,7 @@ BLOCKS_METRIC: Final = "kvist_epp_index_blocks"
 CONCURRENCIES: Final = (1, 16)
 SIZES: Final = (1, 8, 40, 160, 450)
 QUICK_SIZES: Final = (1, 450)
-QUICK_SHAPES: Final = (Shape.COMPLETION, Shape.CHAT_2)
+QUICK_SHAPES: Final = (PromptShape.COMPLETION, PromptShape.CHAT_2)
 ROUNDS: Final = 3
 SECONDS: Final = 2.4
 QUICK_SECONDS: Final = 0.9
@@ -68,7 +68,7 @@ FAILED: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class EppPlan:
     """Cells to measure."""
 
     transports: tuple[str, ...]
@@ -99,7 +99,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class EppBench:
     """Ports and processes of the running stack."""
 
     ports: Mapping[Way, int]
@@ -127,12 +127,12 @@ def main(options: argparse.Namespace) -> int:
     return _publish(report, options, say)
 
 
-def _plan(options: argparse.Namespace) -> Plan:
+def _plan(options: argparse.Namespace) -> EppPlan:
     sizes = options.sizes or (QUICK_SIZES if options.quick else SIZES)
-    shapes = QUICK_SHAPES if options.quick else tuple(Shape)
+    shapes = QUICK_SHAPES if options.quick else tuple(PromptShape)
     if options.shape:
-        shapes = (Shape[options.shape.upper().replace("-", "_")],)
-    return Plan(
+        shapes = (PromptShape[options.shape.upper().replace("-", "_")],)
+    return EppPlan(
         transports=(options.transport,) if options.transport else ("fast", "grpc"),
         modes=(options.mode,) if options.mode else ("buffered", "duplex"),
         kinds=tuple(Kind(size, shape) for shape in shapes for size in sizes),
@@ -142,7 +142,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     )
 
 
-def _publish(report: Report, options: argparse.Namespace, say: Console) -> int:
+def _publish(report: EppReport, options: argparse.Namespace, say: Console) -> int:
     file = options.json
     text = json.dumps(document(report), indent=2)
     if file == "-":
@@ -160,7 +160,7 @@ def _publish(report: Report, options: argparse.Namespace, say: Console) -> int:
     return FAILED if found and rise(found) > RISE_BOUND else 0
 
 
-async def bench(plan: Plan, say: Console) -> Report:
+async def bench(plan: EppPlan, say: Console) -> EppReport:
     """Start everything, measure every cell, stop everything. Raises ChildFailedError."""
     with tempfile.TemporaryDirectory(prefix="kvist-bench-") as name:
         folder = Path(name)
@@ -176,11 +176,11 @@ async def bench(plan: Plan, say: Console) -> Report:
         "rounds": ROUNDS,
         "profiled": plan.profile,
     }
-    return Report(cells, plan.ways, plan.kinds, CONCURRENCIES, setting)
+    return EppReport(cells, plan.ways, plan.kinds, CONCURRENCIES, setting)
 
 
 @contextlib.asynccontextmanager
-async def _running(plan: Plan, folder: Path, say: Console) -> AsyncIterator[Bench]:
+async def _running(plan: EppPlan, folder: Path, say: Console) -> AsyncIterator[EppBench]:
     engines = launch.engine_ports(ENDPOINTS)
     async with contextlib.AsyncExitStack() as stack:
         children = await stack.enter_async_context(Children(folder, grace_seconds=10))
@@ -195,11 +195,11 @@ async def _running(plan: Plan, folder: Path, say: Console) -> AsyncIterator[Benc
             for picker in pickers.values():
                 begin(picker.child.pid)
         ports = {way: await _envoy(stack, way, engines, pickers) for way in plan.ways}
-        yield Bench(ports, {name: picker.child for name, picker in pickers.items()}, min(blocks))
+        yield EppBench(ports, {name: picker.child for name, picker in pickers.items()}, min(blocks))
 
 
 async def _start_publisher(
-    children: Children, plan: Plan, engines: Sequence[launch.EnginePorts], folder: Path
+    children: Children, plan: EppPlan, engines: Sequence[launch.EnginePorts], folder: Path
 ) -> None:
     """The publisher writes a file when all its sockets are bound and all events are in their rings."""
     ready = folder / "published"
@@ -220,7 +220,7 @@ async def _start_publisher(
 
 
 async def _start_pickers(
-    children: Children, plan: Plan, engines: Sequence[launch.EnginePorts], folder: Path
+    children: Children, plan: EppPlan, engines: Sequence[launch.EnginePorts], folder: Path
 ) -> dict[str, launch.Picker]:
     file = folder / "endpoints.json"
     file.write_text(json.dumps(launch.endpoints_file(engines)))
@@ -241,7 +241,7 @@ async def _start_pickers(
     return started
 
 
-def _program(plan: Plan, way: Way, folder: Path) -> Sequence[str]:
+def _program(plan: EppPlan, way: Way, folder: Path) -> Sequence[str]:
     if way.revision:
         return picker_of_revision(way.revision, folder)
     return profiled(folder, way.picker) if plan.profile else launch.PICKER
@@ -274,14 +274,14 @@ async def _envoy(
     return proxy.port
 
 
-async def _measure(plan: Plan, running: Bench, say: Console) -> dict[Cell, Figures]:
+async def _measure(plan: EppPlan, running: EppBench, say: Console) -> dict[Cell, EppFigures]:
     cells = [
         Cell(way, kind, concurrency)
         for concurrency in CONCURRENCIES
         for kind in plan.kinds
         for way in plan.ways
     ]
-    windows: dict[Cell, list[Figures]] = {cell: [] for cell in cells}
+    windows: dict[Cell, list[EppFigures]] = {cell: [] for cell in cells}
     for number in range(ROUNDS):
         with say.status(f"round {number + 1} of {ROUNDS}, {len(cells)} cells"):
             for cell in cells:
@@ -290,7 +290,7 @@ async def _measure(plan: Plan, running: Bench, say: Console) -> dict[Cell, Figur
     return {cell: middle(found) for cell, found in windows.items()}
 
 
-async def _window(cell: Cell, running: Bench, seconds: float) -> Figures:
+async def _window(cell: Cell, running: EppBench, seconds: float) -> EppFigures:
     picker = running.pickers.get(cell.way.picker)
     before = picker.cpu_seconds() if picker else 0.0
     sample = await window(

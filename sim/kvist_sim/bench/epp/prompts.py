@@ -27,7 +27,7 @@ _WORD_BYTES: Final = 5.0
 _CHAT_TURNS: Final = 40
 
 
-class Shape(Enum):
+class PromptShape(Enum):
     """Kind of request body; the value is its name in tables and JSON."""
 
     COMPLETION = "completion"
@@ -37,7 +37,7 @@ class Shape(Enum):
     @property
     def path(self) -> str:
         """Path to which the body is posted."""
-        return "/v1/completions" if self is Shape.COMPLETION else "/v1/chat/completions"
+        return "/v1/completions" if self is PromptShape.COMPLETION else "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Kind:
 
     kilobytes: int
     """Length of the prompt's text, all messages together, in units of 1,000 bytes."""
-    shape: Shape
+    shape: PromptShape
 
     @property
     def name(self) -> str:
@@ -78,12 +78,12 @@ def _body(kind: Kind, variant: int) -> bytes:
     return _json(kind.shape, text(rng, int(wanted / _WORD_BYTES))[:wanted])
 
 
-def _json(shape: Shape, words: str) -> bytes:
+def _json(shape: PromptShape, words: str) -> bytes:
     request: dict[str, Any] = {"model": MODEL_NAME, "max_tokens": 16}
-    if shape is Shape.COMPLETION:
+    if shape is PromptShape.COMPLETION:
         request["prompt"] = words
     else:
-        request["messages"] = _messages(words, 2 if shape is Shape.CHAT_2 else _CHAT_TURNS)
+        request["messages"] = _messages(words, 2 if shape is PromptShape.CHAT_2 else _CHAT_TURNS)
     return json.dumps(request, separators=(",", ":")).encode()
 
 

@@ -17,7 +17,7 @@ from kvist_epp.engines.vllm.kv_events import Batch, Stored
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import parse
 from kvist_sim import model as model_files
-from kvist_sim.bench.epp.prompts import WARM_SHARE, Kind, Shape, warm
+from kvist_sim.bench.epp.prompts import WARM_SHARE, Kind, PromptShape, warm
 from kvist_sim.publisher import Publisher, PublisherConfig
 from kvist_sim.workloads import text
 
@@ -72,7 +72,7 @@ async def publish(spec: dict[str, Any], ready: Callable[[], object]) -> None:
         Publisher(PublisherConfig(endpoint=f"tcp://*:{events}", replay_endpoint=f"tcp://*:{replay}"))
         for events, replay in spec["sockets"]
     ]
-    kinds = [Kind(size, Shape[shape]) for size, shape in spec["kinds"]]
+    kinds = [Kind(size, PromptShape[shape]) for size, shape in spec["kinds"]]
     model = Model.load(str(model_files.folder()))
     hashes = itertools.count(1)
     for publisher, tokens in zip(

@@ -18,16 +18,16 @@ from rich.table import Table
 from rich.text import Text
 
 from kvist_sim.bench.epp.client import Sample
-from kvist_sim.bench.epp.prompts import Kind, Shape
+from kvist_sim.bench.epp.prompts import Kind, PromptShape
 from kvist_sim.load import percentile
 
 BASELINE: Final = "no filter"
 AIM_CONCURRENCY: Final = 16
 AIM_TRANSPORT: Final = "fast"
 AIMS: Final = (
-    (Kind(1, Shape.COMPLETION), 150.0),
-    (Kind(1, Shape.CHAT_2), 250.0),
-    (Kind(450, Shape.CHAT_2), 1_000.0),
+    (Kind(1, PromptShape.COMPLETION), 150.0),
+    (Kind(1, PromptShape.CHAT_2), 250.0),
+    (Kind(450, PromptShape.CHAT_2), 1_000.0),
 )
 """Microseconds of the picker's CPU per request, all work included."""
 RISE_BOUND: Final = 0.15
@@ -79,7 +79,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class EppFigures:
     """Figures of one cell; times in seconds."""
 
     requests: int
@@ -92,10 +92,10 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class EppReport:
     """Figures of all cells."""
 
-    cells: Mapping[Cell, Figures]
+    cells: Mapping[Cell, EppFigures]
     ways: Sequence[Way]
     kinds: Sequence[Kind]
     concurrencies: Sequence[int]
@@ -112,10 +112,10 @@ class Report:
         return sum(figures.errors for figures in self.cells.values())
 
 
-def figures(sample: Sample, cpu: float | None) -> Figures:
+def figures(sample: Sample, cpu: float | None) -> EppFigures:
     """Return the figures of one window; ``cpu`` is the picker's CPU seconds in it."""
     answered = len(sample.latencies) + sample.errors
-    return Figures(
+    return EppFigures(
         requests=answered,
         errors=sample.errors,
         requests_per_second=len(sample.latencies) / sample.seconds,
@@ -125,11 +125,11 @@ def figures(sample: Sample, cpu: float | None) -> Figures:
     )
 
 
-def middle(windows: Sequence[Figures]) -> Figures:
+def middle(windows: Sequence[EppFigures]) -> EppFigures:
     """Return a cell's windows as one: counts are added, other figures are medians, which ignore one bad
     window."""
     cpu = [found.cpu_per_request for found in windows if found.cpu_per_request is not None]
-    return Figures(
+    return EppFigures(
         requests=sum(found.requests for found in windows),
         errors=sum(found.errors for found in windows),
         requests_per_second=statistics.median(found.requests_per_second for found in windows),
@@ -139,7 +139,7 @@ def middle(windows: Sequence[Figures]) -> Figures:
     )
 
 
-def tables(report: Report) -> RenderableType:
+def tables(report: EppReport) -> RenderableType:
     """Return all tables, for a console of 100 columns."""
     parts: list[RenderableType] = [Text(_heading(report))]
     for concurrency in report.concurrencies:
@@ -152,7 +152,7 @@ def tables(report: Report) -> RenderableType:
     return Group(*parts)
 
 
-def _heading(report: Report) -> str:
+def _heading(report: EppReport) -> str:
     machine, setting = machine_facts(), report.setting
     return (
         f"The picker behind a real Envoy, beside the same Envoy without the filter.\n"
@@ -181,15 +181,15 @@ def _heads(quantity: str, ways: Iterable[Way]) -> list[str]:
     return [f"{quantity}\n{way.name.replace(' ', chr(10))}" for way in ways]
 
 
-def _plain(report: Report) -> list[Way]:
+def _plain(report: EppReport) -> list[Way]:
     return [way for way in report.ways if not way.tls]
 
 
-def _asked(report: Report) -> list[Way]:
+def _asked(report: EppReport) -> list[Way]:
     return [way for way in _plain(report) if way.transport]
 
 
-def _work(report: Report, concurrency: int) -> RenderableType:
+def _work(report: EppReport, concurrency: int) -> RenderableType:
     heads = _heads("CPU us", _asked(report)) + _heads("req/s", _plain(report))
     table = _table(heads)
     for kind in report.kinds:
@@ -199,7 +199,7 @@ def _work(report: Report, concurrency: int) -> RenderableType:
     return _titled(f"concurrency {concurrency}: the picker's CPU per request, and throughput", table)
 
 
-def _latency(report: Report, concurrency: int) -> RenderableType:
+def _latency(report: EppReport, concurrency: int) -> RenderableType:
     asked = _asked(report)
     heads = ["p50\nno\nfilter", *_heads("+p50", asked), *_heads("+p99", asked)]
     table = _table(heads)
@@ -215,7 +215,7 @@ def _latency(report: Report, concurrency: int) -> RenderableType:
     return _titled(title, table)
 
 
-def _tls(report: Report, way: Way) -> RenderableType:
+def _tls(report: EppReport, way: Way) -> RenderableType:
     """Beside the same way in plaintext, at the aims' concurrency."""
     table = _table(["CPU us", "TLS", "", "req/s", "TLS", "p50 ms", "TLS", "p99 ms", "TLS"])
     for kind in report.kinds:
@@ -236,7 +236,7 @@ def _tls(report: Report, way: Way) -> RenderableType:
     return _titled(f"concurrency {AIM_CONCURRENCY}: {name}, without and with TLS to the picker", table)
 
 
-def _aims(report: Report) -> Iterable[tuple[Kind, Way, float, float]]:
+def _aims(report: EppReport) -> Iterable[tuple[Kind, Way, float, float]]:
     """Kind, way, aim and measured microseconds, where this run measured it."""
     for kind, aim in AIMS:
         for way in report.ways:
@@ -268,13 +268,13 @@ class Change:
         return self.now / self.before
 
 
-def changes(report: Report) -> list[Change]:
+def changes(report: EppReport) -> list[Change]:
     """Return changes by kind at the aims' concurrency; empty in a run without an older revision."""
     older = next((way for way in report.ways if way.revision), None)
     return [_change(report, kind, older) for kind in report.kinds] if older else []
 
 
-def _change(report: Report, kind: Kind, older: Way) -> Change:
+def _change(report: EppReport, kind: Kind, older: Way) -> Change:
     def cpu(way: Way) -> float | None:
         found = report.cells.get(Cell(way, kind, AIM_CONCURRENCY))
         return None if found is None else found.cpu_per_request
@@ -309,7 +309,7 @@ def changes_table(found: Sequence[Change]) -> RenderableType:
     return _titled(title, table)
 
 
-def document(report: Report) -> dict[str, Any]:
+def document(report: EppReport) -> dict[str, Any]:
     """Return the report as plain JSON values; times in microseconds."""
     return {
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -331,7 +331,7 @@ def document(report: Report) -> dict[str, Any]:
     }
 
 
-def _risen(report: Report) -> dict[str, Any]:
+def _risen(report: EppReport) -> dict[str, Any]:
     found = changes(report)
     if not found:
         return {}
@@ -347,7 +347,7 @@ def _risen(report: Report) -> dict[str, Any]:
     return {"changes": us, "rise": round(rise(found), 4), "bound": RISE_BOUND}
 
 
-def _record(report: Report, cell: Cell, found: Figures) -> dict[str, Any]:
+def _record(report: EppReport, cell: Cell, found: EppFigures) -> dict[str, Any]:
     record: dict[str, Any] = {
         "transport": cell.way.transport,
         "mode": cell.way.mode,

@@ -49,7 +49,7 @@ _FRAME_BYTES: Final = frames.DEFAULT_FRAME_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PickAnswer:
     """The picker's answer to one request."""
 
     id: str
@@ -61,7 +61,7 @@ class Answer:
     """Session id for the access log."""
 
 
-Done = Callable[[Answer], None]
+Done = Callable[[PickAnswer], None]
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class Direct(asyncio.Protocol):
         self._write(frames.frame(frames.HEADERS, frames.END_HEADERS, stream, _OPENING))
         self._send(stream, _framed(_head(name, headers)) + _framed(_body(body)))
 
-    def ended(self, answers: Iterable[Answer], status: int = 200) -> None:
+    def ended(self, answers: Iterable[PickAnswer], status: int = 200) -> None:
         """Send access log entries for these requests."""
         if self._log is None:
             self._log = next(self._numbers).to_bytes(4, "big")
@@ -223,7 +223,7 @@ class Direct(asyncio.Protocol):
     def _finish(self, number: int, *, broken: bool) -> None:
         stream = self._asked.pop(number, None)
         if stream is not None:
-            stream.done(Answer(stream.id, NO_ANSWER) if broken else _answer(stream))
+            stream.done(PickAnswer(stream.id, NO_ANSWER) if broken else _answer(stream))
 
     # -- sending
 
@@ -280,7 +280,7 @@ def _body(body: bytes) -> bytes:
     return request.SerializeToString()
 
 
-def _entries(answers: Iterable[Answer], status: int) -> bytes:
+def _entries(answers: Iterable[PickAnswer], status: int) -> bytes:
     message = accesslog_pb2.StreamAccessLogsMessage()
     for answer in answers:
         entry = accesslog_pb2.HTTPAccessLogEntry()
@@ -295,7 +295,7 @@ def _entries(answers: Iterable[Answer], status: int) -> bytes:
     return message.SerializeToString()
 
 
-def _answer(stream: _Stream) -> Answer:
+def _answer(stream: _Stream) -> PickAnswer:
     """From the last message of the stream: a pick, or an immediate answer."""
     last = b""
     at, data = 0, bytes(stream.data)
@@ -304,12 +304,12 @@ def _answer(stream: _Stream) -> Answer:
         last, at = data[at + 5 : stop], stop
     response = ext_proc_pb2.ProcessingResponse.FromString(last)
     if response.HasField("immediate_response"):
-        return Answer(stream.id, response.immediate_response.status.code)
+        return PickAnswer(stream.id, response.immediate_response.status.code)
     mutation = response.request_body.response.header_mutation
     told = {option.header.key: option.header.raw_value.decode() for option in mutation.set_headers}
     picked = told.get(DESTINATION_HEADER, "").partition(",")[0]
     session = told.get(SESSION_HEADER, stream.session)
-    return Answer(stream.id, PICKED if picked else NO_ANSWER, picked, session)
+    return PickAnswer(stream.id, PICKED if picked else NO_ANSWER, picked, session)
 
 
 class Settler:
@@ -319,9 +319,9 @@ class Settler:
         """``seconds`` is how long an engine would have taken."""
         self._log, self._seconds = log, seconds
         self._clock = asyncio.get_running_loop().time
-        self._served: deque[tuple[float, Answer]] = deque()
+        self._served: deque[tuple[float, PickAnswer]] = deque()
 
-    def picked(self, answer: Answer) -> None:
+    def picked(self, answer: PickAnswer) -> None:
         """Queue a request that was picked just now."""
         self._served.append((self._clock(), answer))
 
@@ -374,7 +374,7 @@ class Asker:
         begun = self._clock()
         self.sent += 1
 
-        def done(answer: Answer) -> None:
+        def done(answer: PickAnswer) -> None:
             now = self._clock()
             self.statuses[answer.status] += 1
             if answer.status == PICKED:

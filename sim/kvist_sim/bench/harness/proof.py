@@ -92,7 +92,7 @@ def _markdown(found: dict[str, Any], shown: RenderableType) -> str:
     )
 
 
-class Report(Protocol):
+class BenchReport(Protocol):
     """Result of a benchmark that has bounds."""
 
     def broken(self) -> list[str]:
@@ -100,7 +100,7 @@ class Report(Protocol):
         ...
 
 
-_R = TypeVar("_R", bound=Report)
+_R = TypeVar("_R", bound=BenchReport)
 
 
 def console() -> Console:
@@ -136,7 +136,7 @@ def prove(
     return FAILED if report.broken() else 0
 
 
-def stamped(found: dict[str, Any], report: Report) -> dict[str, Any]:
+def stamped(found: dict[str, Any], report: BenchReport) -> dict[str, Any]:
     """Return a document with date, machine, versions and the broken bounds."""
     return {
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),

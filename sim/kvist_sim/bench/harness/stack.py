@@ -115,7 +115,7 @@ class Setup:
 
 
 @dataclass(slots=True)
-class Engine:
+class StackEngine:
     """Ports of one engine and its present process."""
 
     number: int
@@ -152,7 +152,7 @@ class Stack:
     clock: Callable[[], float] = lambda: 0.0
     """Seconds since the load began, for ``lives``; set when the load begins."""
     lives: list[Life] = field(default_factory=list)
-    engines: list[Engine] = field(init=False)
+    engines: list[StackEngine] = field(init=False)
     pickers: list[Replica] = field(init=False)
     relays: list[EventRelay] = field(default_factory=list)
     """Relays of engines 1 and up."""
@@ -167,7 +167,7 @@ class Stack:
 
     def __post_init__(self) -> None:
         ports = launch.engine_ports(self.setup.engines)
-        self.engines = [Engine(number, one) for number, one in enumerate(ports)]
+        self.engines = [StackEngine(number, one) for number, one in enumerate(ports)]
         peers = free_ports(self.setup.pickers)
         self.pickers = [Replica(number, launch.picker_ports(), port) for number, port in enumerate(peers)]
         self.children = Children(self.folder, grace_seconds=10)
@@ -204,7 +204,7 @@ class Stack:
     def _file(self) -> Path:
         return self.folder / "endpoints.json"
 
-    async def _relayed(self, engine: Engine) -> launch.EnginePorts:
+    async def _relayed(self, engine: StackEngine) -> launch.EnginePorts:
         """The ports as the pickers see them."""
         if engine.number == FIRST_ENGINE:
             return engine.ports
@@ -234,7 +234,7 @@ class Stack:
 
     # -- engines
 
-    def _spawn(self, engine: Engine) -> None:
+    def _spawn(self, engine: StackEngine) -> None:
         command = launch.engine_command(
             engine.ports,
             str(model_files.folder()),
@@ -245,7 +245,7 @@ class Stack:
         )
         engine.child = self.children.start(engine.name, command)
 
-    async def _ready(self, engine: Engine) -> None:
+    async def _ready(self, engine: StackEngine) -> None:
         assert engine.child is not None
         probe = functools.partial(answers, launch.HOST, engine.ports.http, "/health")
         await self.children.ready(engine.child, probe, launch.START_SECONDS)

@@ -30,7 +30,7 @@ ROUNDS: Final = 7
 CALLS: Final = 100
 
 
-class Pool:
+class WarmPool:
     """Endpoints that are all warm and busy."""
 
     def __init__(self, count: int, prompt: Chain, tpot_seconds: float) -> None:
@@ -63,7 +63,7 @@ class Pool:
 
 def measure(count: int, prompt: Chain, tpot_seconds: float) -> tuple[float, float]:
     """Microseconds of CPU of a look-up, and of the policy."""
-    pool = Pool(count, prompt, tpot_seconds)
+    pool = WarmPool(count, prompt, tpot_seconds)
     calls = max(CALLS // count, 5) if count > CALLS else CALLS
     found = pool.look()
     assert len(found.hits) == count, "every endpoint holds the prompt"

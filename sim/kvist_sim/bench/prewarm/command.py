@@ -13,7 +13,7 @@ from typing import Final
 from rich.console import Console
 
 from kvist_sim.bench.harness.proof import console, prove
-from kvist_sim.bench.prewarm.report import Report, document, table
+from kvist_sim.bench.prewarm.report import PrewarmReport, document, table
 from kvist_sim.bench.prewarm.sockets import Run, measured
 from kvist_sim.bench.prewarm.virtual import LOAD, Setting, workloads
 
@@ -26,7 +26,7 @@ VIRTUAL, SOCKETS = "virtual", "sockets"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PrewarmPlan:
     """Parts, seeds and lengths of a run."""
 
     parts: tuple[str, ...]
@@ -39,7 +39,7 @@ def main(options: argparse.Namespace) -> int:
     """Run and print the tables. Return a non-zero code when a bound is broken or a component failed."""
     say = console()
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    plan = Plan(
+    plan = PrewarmPlan(
         parts=(options.part,) if options.part else (VIRTUAL, SOCKETS),
         virtual=Setting(tuple(seeds), options.seconds, options.jobs),
         slot_seconds=options.slot_seconds,
@@ -48,7 +48,7 @@ def main(options: argparse.Namespace) -> int:
     return prove("prewarm", measure(plan, say), say, options, table=table, document=document)
 
 
-async def measure(plan: Plan, say: Console) -> Report:
+async def measure(plan: PrewarmPlan, say: Console) -> PrewarmReport:
     """Run both parts. Raises ChildFailedError, EnvoyMissingError."""
     rows = await workloads(plan.virtual, say) if VIRTUAL in plan.parts else []
     before = os.getloadavg()[0]
@@ -63,4 +63,4 @@ async def measure(plan: Plan, say: Console) -> Report:
         "busy_before": round(before, 2),
         "full": len(plan.parts) == 2 and len(plan.virtual.seeds) >= SEEDS,
     }
-    return Report(rows, runs, setting)
+    return PrewarmReport(rows, runs, setting)

@@ -19,7 +19,7 @@ AVOIDED_BOUND: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PrewarmReport:
     """Results of both parts."""
 
     workloads: Sequence[Workload]
@@ -53,7 +53,7 @@ def avoided_over_sockets(runs: Sequence[Run]) -> float:
     return 1 - (by_kind[PREWARMED] - by_kind[STEADY]) / added if added > 0 else 1.0
 
 
-def table(report: Report) -> RenderableType:
+def table(report: PrewarmReport) -> RenderableType:
     """Return the tables of both parts."""
     setting = report.setting
     proof = "" if setting["full"] else "\nNot the full run: no proof."
@@ -65,7 +65,7 @@ def table(report: Report) -> RenderableType:
     return Group(*parts, Text(proof))
 
 
-def _virtual_heading(report: Report) -> str:
+def _virtual_heading(report: PrewarmReport) -> str:
     setting, seeds = report.setting, report.setting["seeds"]
     rates = ", ".join(f"{one.name} {one.rate:.1f}" for one in report.workloads)
     return (
@@ -117,7 +117,7 @@ def _shares(plain: Sequence[float], prewarmed: Sequence[float]) -> list[str]:
     ]
 
 
-def _sockets_heading(report: Report) -> str:
+def _sockets_heading(report: PrewarmReport) -> str:
     return (
         f"Over sockets: {RATE:g} requests/s ({report.setting['load']:.0%} of {CAPACITY:g}), Envoy, one "
         f"picker, {ENGINES} simulated engines, slots of {report.setting['slot_seconds']:g} s; seconds. "
@@ -152,7 +152,7 @@ def _heads(words: Sequence[str], figures: Sequence[str]) -> Table:
     return shown
 
 
-def document(report: Report) -> dict[str, Any]:
+def document(report: PrewarmReport) -> dict[str, Any]:
     """Return the report as plain JSON values; times in seconds."""
     return {
         "setting": dict(report.setting),

@@ -24,12 +24,12 @@ from rich.console import Console
 from kvist_epp.names import LABEL_MAX_NUM_SEQS, PRIORITY_HEADER, TENANT_HEADERS
 from kvist_sim import launch
 from kvist_sim import model as model_files
-from kvist_sim.bench.harness.direct import PICKED, Answer, Direct, Settler
+from kvist_sim.bench.harness.direct import PICKED, Direct, PickAnswer, Settler
 from kvist_sim.bench.harness.proof import console, folder, prove
 from kvist_sim.bench.harness.records import PickLog
 from kvist_sim.bench.harness.watch import held, resident, until_empty
 from kvist_sim.bench.queue.judge import Ends, Relieved, Wanted, late, out_of_order, relieved, shares
-from kvist_sim.bench.queue.report import Bounded, Drained, Report, document, table
+from kvist_sim.bench.queue.report import Bounded, Drained, QueueReport, document, table
 from kvist_sim.load import CHAT_PATH
 from kvist_sim.processes import Children
 from kvist_sim.workloads import text
@@ -108,7 +108,7 @@ class Crowd:
         if self.settler is not None:
             self.settler.settle(rest=True)
 
-    def _answered(self, answer: Answer) -> None:
+    def _answered(self, answer: PickAnswer) -> None:
         self.statuses[answer.status] += 1
         self.waits[answer.id] = self.clock() - self.sent[answer.id]
         follower = self.settler or self.ends
@@ -117,7 +117,7 @@ class Crowd:
 
 
 @dataclass(slots=True)
-class Bench:
+class QueueBench:
     """A picker and its engines."""
 
     children: Children
@@ -140,7 +140,7 @@ def main(options: argparse.Namespace) -> int:
     return prove("queue", work, say, options, table=table, document=document)
 
 
-async def queue(requests: int, logs: str | None, say: Console) -> Report:
+async def queue(requests: int, logs: str | None, say: Console) -> QueueReport:
     """Run all parts. Raises ChildFailedError, TimeoutError."""
     with folder(logs) as name:
         for part in ("held", "bounded", "relieved"):
@@ -149,7 +149,7 @@ async def queue(requests: int, logs: str | None, say: Console) -> Report:
         bounded = await _bounded(requests, name / "bounded", say)
         soon = await _relieved(name / "relieved", say)
     setting = {"requests": requests, "body_bytes": BODY_BYTES, "full": requests >= REQUESTS}
-    return Report(drained, bounded, soon, setting)
+    return QueueReport(drained, bounded, soon, setting)
 
 
 def crowd(requests: int) -> list[Wanted]:
@@ -212,7 +212,7 @@ async def _drained(requests: int, name: Path, say: Console) -> Drained:
     )
 
 
-async def _until_queued(bench: Bench, waiting: Crowd) -> dict[str, int]:
+async def _until_queued(bench: QueueBench, waiting: Crowd) -> dict[str, int]:
     """``/debug/held`` when everything that was sent waits, or what is missing has been answered."""
     for _ in range(round(FILL_SECONDS / 0.2)):
         bench.children.check()
@@ -294,7 +294,7 @@ async def _relieved(name: Path, say: Console) -> Relieved:
 
 
 @contextlib.asynccontextmanager
-async def _started(name: Path, flags: Sequence[str]) -> AsyncIterator[Bench]:
+async def _started(name: Path, flags: Sequence[str]) -> AsyncIterator[QueueBench]:
     engines, running = launch.engine_ports(ENGINES), name / "running"
     running.write_text(str(SEQUENCES))
     file = name / "endpoints.json"
@@ -312,7 +312,7 @@ async def _started(name: Path, flags: Sequence[str]) -> AsyncIterator[Bench]:
         ]
         picker = await launch.start_picker(children, file, str(model_files.folder()), arguments=arguments)
         await _until_full(children, picker)
-        yield Bench(children, picker, PickLog(name / "picker.log"), running)
+        yield QueueBench(children, picker, PickLog(name / "picker.log"), running)
 
 
 async def _until_full(children: Children, picker: launch.Picker) -> None:
@@ -325,7 +325,7 @@ async def _until_full(children: Children, picker: launch.Picker) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _connected(bench: Bench, requests: int) -> AsyncIterator[list[Direct]]:
+async def _connected(bench: QueueBench, requests: int) -> AsyncIterator[list[Direct]]:
     """Enough connections for all streams, since the picker takes so many of each and no more."""
     async with contextlib.AsyncExitStack() as stack:
         connections: list[Direct] = []

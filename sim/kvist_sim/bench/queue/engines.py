@@ -23,7 +23,7 @@ vllm:cache_config_info{{engine="0",block_size="16",num_gpu_blocks="16384"}} 1.0
 """
 
 
-class Engine(asyncio.Protocol):
+class LoadedEngine(asyncio.Protocol):
     """One connection of a scraper."""
 
     def __init__(self, file: Path) -> None:
@@ -57,7 +57,7 @@ async def serve(file: Path, ports: Sequence[int]) -> None:
     """Listen on all ports until cancelled."""
     loop = asyncio.get_running_loop()
     for port in ports:
-        await loop.create_server(lambda: Engine(file), HOST, port)
+        await loop.create_server(lambda: LoadedEngine(file), HOST, port)
     await asyncio.Event().wait()
 
 

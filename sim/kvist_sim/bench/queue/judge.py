@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kvist_sim.bench.harness.direct import Answer, Direct
+from kvist_sim.bench.harness.direct import Direct, PickAnswer
 from kvist_sim.load import percentile
 
 SAMPLES: Final = 500
@@ -64,12 +64,12 @@ class Ends:
     """Picks whose requests have not ended."""
 
     clock: Callable[[], float]
-    open: deque[Answer] = field(default_factory=deque)
+    open: deque[PickAnswer] = field(default_factory=deque)
     seen: asyncio.Event = field(default_factory=asyncio.Event)
     at: float = 0.0
     """Time of the latest dispatch."""
 
-    def picked(self, answer: Answer) -> None:
+    def picked(self, answer: PickAnswer) -> None:
         """Add a request that was picked just now."""
         self.at = self.clock()
         self.open.append(answer)

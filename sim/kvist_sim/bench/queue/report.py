@@ -98,7 +98,7 @@ class Bounded:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class QueueReport:
     """Results of all runs."""
 
     drained: Drained
@@ -113,13 +113,13 @@ class Report:
         return [*held, *bounded, *(f"relieved: {why}" for why in self.relieved.broken())]
 
 
-def table(report: Report) -> RenderableType:
+def table(report: QueueReport) -> RenderableType:
     """Memory of both runs, the drain, the shares."""
     parts: list[RenderableType] = [Text(_heading(report)), _memory(report), Text(_drain(report))]
     return Group(*parts, _shares(report))
 
 
-def _heading(report: Report) -> str:
+def _heading(report: QueueReport) -> str:
     setting, bounded = report.setting, report.bounded
     proof = "" if setting["full"] else "\nFewer than the full run: no proof."
     return (
@@ -130,7 +130,7 @@ def _heading(report: Report) -> str:
     )
 
 
-def _memory(report: Report) -> RenderableType:
+def _memory(report: QueueReport) -> RenderableType:
     shown = _table(
         "run", "sent", "waiting", "refused\nat once", "queue's own\nMB", "resident\n+MB", "each\n+KB"
     )
@@ -151,7 +151,7 @@ def _row(shown: Table, name: str, sent: int, refused: int, run: Drained | Bounde
     )
 
 
-def _drain(report: Report) -> str:
+def _drain(report: QueueReport) -> str:
     held, bounded, soon = report.drained, report.bounded, report.relieved
     return (
         f"held: {held.picked:,} picked within {held.seconds:.1f} s of the first room "
@@ -171,7 +171,7 @@ def _seconds(value: float) -> str:
     return "without end" if math.isinf(value) else f"{value:.2f}"
 
 
-def _shares(report: Report) -> RenderableType:
+def _shares(report: QueueReport) -> RenderableType:
     shown = _table("tenant (priority 0)", "sent", "picked while all waited", "of its fair share")
     for share in report.drained.shares:
         shown.add_row(share.tenant, f"{share.sent:,}", f"{share.picked:,}", f"{share.of_fair:.1%}")
@@ -186,7 +186,7 @@ def _table(first: str, *heads: str) -> Table:
     return shown
 
 
-def document(report: Report) -> dict[str, Any]:
+def document(report: QueueReport) -> dict[str, Any]:
     """Return the report as plain JSON values; times in seconds, memory in bytes."""
     bounded = dataclasses.asdict(report.bounded)
     for name in ("longest", "longest_seen"):

@@ -21,9 +21,9 @@ from kvist_sim import launch, load
 from kvist_sim import model as model_files
 from kvist_sim.bench.harness.proof import console, folder, prove
 from kvist_sim.bench.routers.dynamo import DYNAMO
-from kvist_sim.bench.routers.kinds import ROUTERS, Pool, Router, RouterMissingError, Running
-from kvist_sim.bench.routers.report import Absent, Figures, Report, document, table
-from kvist_sim.demo.plan import BLOCK_SIZE, MODEL_NAME, Plan
+from kvist_sim.bench.routers.kinds import ROUTERS, EnginePool, Router, RouterMissingError, RunningRouter
+from kvist_sim.bench.routers.report import Absent, RouterFigures, RouterReport, document, table
+from kvist_sim.demo.plan import BLOCK_SIZE, MODEL_NAME, DemoPlan
 from kvist_sim.demo.run import start_engines, traffic
 from kvist_sim.envoy import EnvoyMissingError
 from kvist_sim.processes import ChildFailedError, Children
@@ -35,25 +35,25 @@ PROBES: Final = 40
 def main(options: argparse.Namespace) -> int:
     """Run and print the table. Return a non-zero code when requests through kvist failed."""
     say = console()
-    plan = Plan(seconds=options.seconds, engines=options.engines, rate=options.engines * options.rate)
+    plan = DemoPlan(seconds=options.seconds, engines=options.engines, rate=options.engines * options.rate)
     chosen = [router for router in (*ROUTERS, DYNAMO) if not options.only or router.name in options.only]
     work = bench(plan, chosen, options.logs, say)
     return prove("routers", work, say, options, table=table, document=document)
 
 
-async def bench(plan: Plan, routers: Sequence[Router], logs: str | None, say: Console) -> Report:
+async def bench(plan: DemoPlan, routers: Sequence[Router], logs: str | None, say: Console) -> RouterReport:
     """Run each router once; a router that cannot be run is reported in its row."""
-    found: list[Figures | Absent] = []
+    found: list[RouterFigures | Absent] = []
     for router in routers:
         say.print(
             f"{router.name}: {plan.engines} engines, {plan.rate:g} requests/s, {plan.run_seconds:.0f} s"
         )
         with folder(logs and f"{logs}/{router.name}") as name:
             found.append(await _one(plan, router, name))
-    return Report(plan, found)
+    return RouterReport(plan, found)
 
 
-async def _one(plan: Plan, router: Router, name: Path) -> Figures | Absent:
+async def _one(plan: DemoPlan, router: Router, name: Path) -> RouterFigures | Absent:
     try:
         async with _started(plan, router, name) as (running, engines):
             return await _measured(plan, router, running, engines)
@@ -63,20 +63,20 @@ async def _one(plan: Plan, router: Router, name: Path) -> Figures | Absent:
 
 @contextlib.asynccontextmanager
 async def _started(
-    plan: Plan, router: Router, name: Path
-) -> AsyncIterator[tuple[Running, Sequence[launch.EnginePorts]]]:
+    plan: DemoPlan, router: Router, name: Path
+) -> AsyncIterator[tuple[RunningRouter, Sequence[launch.EnginePorts]]]:
     model = str(model_files.folder())
     engines = launch.engine_ports(plan.engines)
     async with Children(name) as children:
         await start_engines(children, engines, model)
-        pool = Pool(engines, model, MODEL_NAME, BLOCK_SIZE, children, name)
+        pool = EnginePool(engines, model, MODEL_NAME, BLOCK_SIZE, children, name)
         async with router.start(pool) as running:
             yield running, engines
 
 
 async def _measured(
-    plan: Plan, router: Router, running: Running, engines: Sequence[launch.EnginePorts]
-) -> Figures:
+    plan: DemoPlan, router: Router, running: RunningRouter, engines: Sequence[launch.EnginePorts]
+) -> RouterFigures:
     straight = load.Target(launch.HOST, engines[0].http)
     try:
         added = await added_seconds(straight, running.target)
@@ -93,10 +93,10 @@ async def _measured(
         running.target.close()
     begin = plan.warm_up_seconds + plan.lead_in_seconds
     summary = load.summarise(outcomes, begin=begin, end=begin + plan.seconds)
-    return Figures(router.name, router.version, router.how, summary, spent, added, running.note())
+    return RouterFigures(router.name, router.version, router.how, summary, spent, added, running.note())
 
 
-def _cpu(running: Running) -> dict[str, float]:
+def _cpu(running: RunningRouter) -> dict[str, float]:
     return {part: child.cpu_seconds() for part, child in running.parts.items()}
 
 

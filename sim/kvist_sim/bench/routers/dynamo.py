@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from kvist_epp.prompt.request import parse
 from kvist_sim import launch, load
-from kvist_sim.bench.routers.kinds import START_SECONDS, VERSIONS, Pool, Router, Running, python
+from kvist_sim.bench.routers.kinds import START_SECONDS, VERSIONS, EnginePool, Router, RunningRouter, python
 from kvist_sim.engine.tokenizer import Prompts
 from kvist_sim.ports import free_ports
 from kvist_sim.processes import ChildFailedError
@@ -57,7 +57,7 @@ class Service:
 class SelectingTarget(load.Target):
     """Posts to the engine that the service selects."""
 
-    def __init__(self, service: Service, pool: Pool) -> None:
+    def __init__(self, service: Service, pool: EnginePool) -> None:
         super().__init__(launch.HOST, 0)
         self._service, self._served = service, pool.served
         self._prompts = Prompts(pool.model)
@@ -122,7 +122,7 @@ class SelectingTarget(load.Target):
 
 
 @contextlib.asynccontextmanager
-async def selection(pool: Pool) -> AsyncIterator[Running]:
+async def selection(pool: EnginePool) -> AsyncIterator[RunningRouter]:
     """Start the service in a process of its own."""
     [port] = free_ports(1)
     child = pool.children.start(PACKAGE, [str(python(PACKAGE)), str(SCRIPT), str(port)])
@@ -132,7 +132,7 @@ async def selection(pool: Pool) -> AsyncIterator[Running]:
     try:
         await _enrol(service, pool.engines, pool)
         target = SelectingTarget(service, pool)
-        yield Running(target, {"picker": child}, target.note, target.prepare)
+        yield RunningRouter(target, {"picker": child}, target.note, target.prepare)
     finally:
         await service.close()
 
@@ -147,7 +147,7 @@ async def _listens(port: int) -> bool:
     return True
 
 
-async def _enrol(service: Service, engines: Sequence[launch.EnginePorts], pool: Pool) -> None:
+async def _enrol(service: Service, engines: Sequence[launch.EnginePorts], pool: EnginePool) -> None:
     for number, engine in enumerate(engines):
         worker = {
             "worker_id": number,

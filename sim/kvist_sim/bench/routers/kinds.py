@@ -86,7 +86,7 @@ PICKER_ARGUMENTS: Final = ("--log-requests=false", "--log-format=text")
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class EnginePool:
     """Engines and model for which a router is started."""
 
     engines: Sequence[launch.EnginePorts]
@@ -100,7 +100,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningRouter:
     """A router that takes requests."""
 
     target: load.Target
@@ -120,34 +120,36 @@ class Router:
     version: str
     how: str
     """Short description of the router's knowledge."""
-    start: Callable[[Pool], AbstractAsyncContextManager[Running]]
+    start: Callable[[EnginePool], AbstractAsyncContextManager[RunningRouter]]
     """Raises ChildFailedError, EnvoyMissingError, RouterMissingError."""
 
 
 @contextlib.asynccontextmanager
-async def kvist(pool: Pool) -> AsyncIterator[Running]:
+async def kvist(pool: EnginePool) -> AsyncIterator[RunningRouter]:
     """Start the picker behind Envoy."""
     file = pool.folder / "endpoints.json"
     file.write_text(json.dumps(launch.endpoints_file(pool.engines)))
     picker = await launch.start_picker(pool.children, file, pool.model, arguments=PICKER_ARGUMENTS)
     async with _envoy(pool, picker.address) as proxy:
-        yield Running(load.Target(launch.HOST, proxy.port), {"picker": picker.child, "proxy": proxy.process})
+        yield RunningRouter(
+            load.Target(launch.HOST, proxy.port), {"picker": picker.child, "proxy": proxy.process}
+        )
 
 
 @contextlib.asynccontextmanager
-async def round_robin(pool: Pool) -> AsyncIterator[Running]:
+async def round_robin(pool: EnginePool) -> AsyncIterator[RunningRouter]:
     """Start Envoy alone."""
     async with _envoy(pool, None) as proxy:
-        yield Running(load.Target(launch.HOST, proxy.port), {"proxy": proxy.process})
+        yield RunningRouter(load.Target(launch.HOST, proxy.port), {"proxy": proxy.process})
 
 
-def _envoy(pool: Pool, picker: str | None) -> envoy.Envoy:
+def _envoy(pool: EnginePool, picker: str | None) -> envoy.Envoy:
     endpoints = [engine.hostport for engine in pool.engines]
     return envoy.Envoy(envoy.config(envoy.Gateway(endpoints=endpoints, picker=picker)))
 
 
 @contextlib.asynccontextmanager
-async def cache_aware(pool: Pool, *, package: str, said: str = "") -> AsyncIterator[Running]:
+async def cache_aware(pool: EnginePool, *, package: str, said: str = "") -> AsyncIterator[RunningRouter]:
     """Start ``vllm-router`` or ``sglang-router`` with its default policy, ``cache_aware``."""
     port, metrics = free_ports(2)
     module = package.replace("-", "_")
@@ -164,7 +166,7 @@ async def cache_aware(pool: Pool, *, package: str, said: str = "") -> AsyncItera
     await pool.children.ready(
         child, functools.partial(answers, launch.HOST, port, "/v1/models"), START_SECONDS
     )
-    yield Running(load.Target(launch.HOST, port), {"router": child}, lambda: said)
+    yield RunningRouter(load.Target(launch.HOST, port), {"router": child}, lambda: said)
 
 
 KVIST: Final = "kvist"

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvist_sim.demo.plan import Plan
+from kvist_sim.demo.plan import DemoPlan
 from kvist_sim.load import Summary
 
 KVIST: Final = "kvist"
@@ -19,7 +19,7 @@ TOLERATED: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class RouterFigures:
     """Figures of one router."""
 
     name: str
@@ -43,25 +43,25 @@ class Absent:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RouterReport:
     """Results of all routers."""
 
-    plan: Plan
-    routers: Sequence[Figures | Absent]
+    plan: DemoPlan
+    routers: Sequence[RouterFigures | Absent]
 
     def broken(self) -> list[str]:
         """Return the reasons why our result does not count; other routers are shown, not judged."""
         return [why for router in self.routers if router.name == KVIST for why in _broken(router)]
 
 
-def _broken(router: Figures | Absent) -> list[str]:
+def _broken(router: RouterFigures | Absent) -> list[str]:
     if isinstance(router, Absent):
         return [router.why]
     failed = router.summary.errors
     return [f"{failed} requests failed"] if failed > TOLERATED * router.summary.requests else []
 
 
-def table(report: Report) -> RenderableType:
+def table(report: RouterReport) -> RenderableType:
     """Return a row for each router; below, the routers that could not be run, and why."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("router", no_wrap=True)
@@ -77,20 +77,20 @@ def table(report: Report) -> RenderableType:
     ):
         shown.add_column(head, justify="right", no_wrap=True)
     for router in report.routers:
-        if isinstance(router, Figures):
+        if isinstance(router, RouterFigures):
             shown.add_row(*_row(router))
     return Group(
         Text(_heading(report.plan)), shown, *(Text(line) for line in map(_said, report.routers) if line)
     )
 
 
-def _said(router: Figures | Absent) -> str:
+def _said(router: RouterFigures | Absent) -> str:
     if isinstance(router, Absent):
         return f"{router.name} {router.version} did not run: {router.why}"
     return router.note
 
 
-def _heading(plan: Plan) -> str:
+def _heading(plan: DemoPlan) -> str:
     return (
         f"{plan.rate:g} requests/s of chats for {plan.seconds:g} s to {plan.engines} simulated engines "
         f"(timed as Qwen3-32B\non one H100); {plan.shape.groups} shared system prompts of about 6,000 "
@@ -99,7 +99,7 @@ def _heading(plan: Plan) -> str:
     )
 
 
-def _row(router: Figures) -> list[str]:
+def _row(router: RouterFigures) -> list[str]:
     summary = router.summary
     return [
         f"{router.name} {router.version}".strip(),
@@ -114,7 +114,7 @@ def _row(router: Figures) -> list[str]:
     ]
 
 
-def document(report: Report) -> dict[str, Any]:
+def document(report: RouterReport) -> dict[str, Any]:
     """Return the report as plain JSON values; times in seconds."""
     plan = dataclasses.asdict(report.plan) | {"shape": dataclasses.asdict(report.plan.shape)}
     return {"setting": plan, "routers": [dataclasses.asdict(router) for router in report.routers]}

@@ -24,8 +24,8 @@ from kvist_sim.bench.harness.proof import console, folder, prove
 from kvist_sim.bench.harness.records import Record, Recorder
 from kvist_sim.bench.harness.stack import MODEL_NAME, SHAPE, Setup, Stack
 from kvist_sim.bench.harness.watch import held, sampled, until_empty
-from kvist_sim.bench.soak.judge import Figures, Memory
-from kvist_sim.bench.soak.report import Report, document, table
+from kvist_sim.bench.soak.judge import Memory, SoakFigures
+from kvist_sim.bench.soak.report import SoakReport, document, table
 from kvist_sim.load import percentile
 from kvist_sim.processes import Children
 from kvist_sim.workloads import arrivals
@@ -44,7 +44,7 @@ EXAMPLES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SoakPlan:
     """Parts, rates and lengths of a run."""
 
     parts: tuple[str, ...]
@@ -58,7 +58,7 @@ class Plan:
 def main(options: argparse.Namespace) -> int:
     """Run and print the table. Return a non-zero code when a bound is broken or a component failed."""
     say = console()
-    plan = Plan(
+    plan = SoakPlan(
         parts=(options.part,) if options.part else (DIRECT, STACK),
         setup=Setup(pickers=2),
         seconds=options.seconds,
@@ -69,9 +69,9 @@ def main(options: argparse.Namespace) -> int:
     return prove("soak", soak(plan, say), say, options, table=table, document=document)
 
 
-async def soak(plan: Plan, say: Console) -> Report:
+async def soak(plan: SoakPlan, say: Console) -> SoakReport:
     """Run both parts. Raises ChildFailedError, EnvoyMissingError."""
-    figures: list[Figures] = []
+    figures: list[SoakFigures] = []
     for part in plan.parts:
         with folder(plan.logs and f"{plan.logs}/{part}") as name:
             figures += await (_direct if part == DIRECT else _stack)(plan, name, say)
@@ -84,13 +84,13 @@ async def soak(plan: Plan, say: Console) -> Report:
         "pickers": plan.setup.pickers,
         "full": plan.seconds >= SECONDS,
     }
-    return Report(figures, setting)
+    return SoakReport(figures, setting)
 
 
 # -- direct
 
 
-async def _direct(plan: Plan, name: Path, say: Console) -> list[Figures]:
+async def _direct(plan: SoakPlan, name: Path, say: Console) -> list[SoakFigures]:
     async with Children(name, grace_seconds=10) as children:
         picker = await _asked(children, name)
         before = await held(picker)
@@ -106,7 +106,7 @@ async def _direct(plan: Plan, name: Path, say: Console) -> list[Figures]:
         remains = await until_empty(picker, before)
     latencies = asker.latencies
     return [
-        Figures(
+        SoakFigures(
             part=DIRECT,
             picker="picker",
             seconds=plan.seconds,
@@ -153,7 +153,7 @@ async def _connected(picker: launch.Picker) -> AsyncIterator[list[Direct]]:
 # -- through the stack
 
 
-async def _stack(plan: Plan, name: Path, say: Console) -> list[Figures]:
+async def _stack(plan: SoakPlan, name: Path, say: Console) -> list[SoakFigures]:
     async with Stack(plan.setup, name) as stack:
         pickers = [one.running for one in stack.pickers if one.running is not None]
         recorder = Recorder(launch.HOST, stack.port)
@@ -176,16 +176,16 @@ async def _stack(plan: Plan, name: Path, say: Console) -> list[Figures]:
 
 
 def _of_stack(
-    plan: Plan,
+    plan: SoakPlan,
     number: int,
     records: Sequence[Record],
     samples: Sequence[tuple[float, int]],
     remains: Sequence[str],
     spent: float,
-) -> Figures:
+) -> SoakFigures:
     waits = [record.token - record.began for record in records if record.good and record.token is not None]
     bad = [record for record in records if not record.good]
-    return Figures(
+    return SoakFigures(
         part=STACK,
         picker=f"picker-{number}",
         seconds=plan.seconds,
@@ -200,7 +200,7 @@ def _of_stack(
     )
 
 
-async def _loaded(plan: Plan, recorder: Recorder, children: Children) -> None:
+async def _loaded(plan: SoakPlan, recorder: Recorder, children: Children) -> None:
     plan_of_arrivals = arrivals(SHAPE, rate=plan.rate, seed=0, model=MODEL_NAME)
     load = asyncio.create_task(recorder.run(plan_of_arrivals))
     stop = asyncio.get_running_loop().call_later(plan.seconds, recorder.stop)

@@ -40,7 +40,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class SoakFigures:
     """One picker in one part of the soak; times in seconds."""
 
     part: str

@@ -9,16 +9,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kvist_sim.bench.soak.judge import GROWTH_BOUND, PARTS, Figures
+from kvist_sim.bench.soak.judge import GROWTH_BOUND, PARTS, SoakFigures
 
 MB: Final = 1e6
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SoakReport:
     """Results of both parts."""
 
-    figures: Sequence[Figures]
+    figures: Sequence[SoakFigures]
     setting: Mapping[str, Any]
 
     def broken(self) -> list[str]:
@@ -26,7 +26,7 @@ class Report:
         return [f"{one.part}, {one.picker}: {why}" for one in self.figures for why in one.broken()]
 
 
-def table(report: Report) -> RenderableType:
+def table(report: SoakReport) -> RenderableType:
     """Return one line per picker and part, and its memory over time."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for head in ("part", "picker"):
@@ -38,7 +38,7 @@ def table(report: Report) -> RenderableType:
     return Group(Text(_heading(report)), shown, Text(_course(report)))
 
 
-def _row(one: Figures) -> list[str]:
+def _row(one: SoakFigures) -> list[str]:
     memory = one.memory
     return [
         one.part,
@@ -56,7 +56,7 @@ def _row(one: Figures) -> list[str]:
     ]
 
 
-def _heading(report: Report) -> str:
+def _heading(report: SoakReport) -> str:
     setting = report.setting
     proof = "" if setting["full"] else "\nShorter than the full run: no proof."
     return (
@@ -68,7 +68,7 @@ def _heading(report: Report) -> str:
     )
 
 
-def _course(report: Report) -> str:
+def _course(report: SoakReport) -> str:
     lines = [f"memory in MB, {PARTS} parts of the run:"]
     for one in report.figures:
         course = " ".join(f"{one.memory.mean(part) / MB:>6.1f}" for part in range(PARTS))
@@ -76,7 +76,7 @@ def _course(report: Report) -> str:
     return "\n".join(lines)
 
 
-def document(report: Report) -> dict[str, Any]:
+def document(report: SoakReport) -> dict[str, Any]:
     """Return the report as plain JSON values; times in seconds, memory in bytes."""
     return {
         "setting": dict(report.setting),
@@ -84,7 +84,7 @@ def document(report: Report) -> dict[str, Any]:
     }
 
 
-def _record(one: Figures) -> dict[str, Any]:
+def _record(one: SoakFigures) -> dict[str, Any]:
     return {
         "part": one.part,
         "picker": one.picker,
