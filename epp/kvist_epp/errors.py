@@ -20,6 +20,7 @@
     └── SettingsError        flags that do not go together
 """
 
+import traceback
 from typing import ClassVar
 
 
@@ -127,3 +128,8 @@ class UncleanShutdownError(KvistError):
 
 class SettingsError(KvistError):
     """Invalid flags, or flags that exclude each other; the text names the flag and the remedy."""
+
+
+def traceback_without_text(error: Exception) -> str:
+    """Return the type and the traceback of an exception without its text, which may quote a prompt."""
+    return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}"

@@ -6,11 +6,10 @@ queue, is cancelled with its call.
 """
 
 import logging
-import traceback
 from collections.abc import Callable
 from typing import Final
 
-from kvist_epp.errors import PickError, ProtocolError
+from kvist_epp.errors import PickError, ProtocolError, traceback_without_text
 from kvist_epp.extproc.access_log import AccessLogCall, AccessLogEntry
 from kvist_epp.extproc.pick_request import Decision, DeferredResult, PickRequest, PickResult
 from kvist_epp.extproc.response import ObservedResponse
@@ -145,8 +144,6 @@ class _ProcessCall:
             self._fail(decision)
 
     def _fail(self, error: Exception) -> None:
-        """Log where the pick failed, without the exception's text, which may quote the prompt."""
         self._on_error("pick-failed", 1)
-        where = "".join(traceback.format_tb(error.__traceback__))
-        _log.error("a pick failed with %s\n%s", type(error).__name__, where)
+        _log.error("a pick failed with %s", traceback_without_text(error))
         self._sink.close(_INTERNAL, "the pick failed")

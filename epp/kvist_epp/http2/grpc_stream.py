@@ -5,10 +5,10 @@ Framing of messages and the meaning of status codes: gRPC over HTTP/2 (``doc/PRO
 
 import logging
 import struct
-import traceback
 from collections import deque
 from typing import TYPE_CHECKING
 
+from kvist_epp.errors import traceback_without_text
 from kvist_epp.http2 import frames
 from kvist_epp.http2.call import Call, Method
 from kvist_epp.http2.frame_reader import RequestHead
@@ -25,15 +25,6 @@ _SMALL_PIECE = 1024
 _BLOCK_FLAGS = frames.END_HEADERS | frames.END_STREAM
 _RESPONSE_HEAD = frames.frame(frames.HEADERS, frames.END_HEADERS, b"", frames.RESPONSE)[:5]
 _OK_HEAD = frames.frame(frames.HEADERS, _BLOCK_FLAGS, b"", frames.TRAILERS_OK)[:5]
-
-
-def _report(error: Exception) -> None:
-    """Log where a call failed, without the exception's text, which may quote a prompt."""
-    log.error(
-        "a gRPC call failed with %s\n%s",
-        type(error).__name__,
-        "".join(traceback.format_tb(error.__traceback__)),
-    )
 
 
 class GrpcStream:
@@ -253,10 +244,10 @@ class GrpcStream:
         try:
             call.on_cancelled()
         except Exception as error:  # noqa: BLE001 - the stream is gone, the others must not be
-            _report(error)
+            log.error("a gRPC call failed with %s", traceback_without_text(error))  # noqa: TRY400
 
     def _on_error(self, error: Exception) -> None:
-        _report(error)
+        log.error("a gRPC call failed with %s", traceback_without_text(error))
         self.abort(frames.UNKNOWN, "internal error")
 
     def abort(self, status: int, message: str) -> None:

@@ -5,11 +5,10 @@ Everything that a peer can make it do is bounded (``limits.Limits``).
 
 import logging
 import time
-import traceback
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-from kvist_epp.errors import ProtocolError
+from kvist_epp.errors import ProtocolError, traceback_without_text
 from kvist_epp.http2 import frames
 from kvist_epp.http2.call import Method
 from kvist_epp.http2.frame_reader import FrameReader, HeaderReader, Malformed
@@ -342,9 +341,7 @@ class Http2Connection:
         self.stream_table.cancel_all()
 
     def _on_bug(self, error: Exception) -> None:
-        """Log where it failed, without the exception's text, which may quote a prompt."""
-        where = "".join(traceback.format_tb(error.__traceback__))
-        log.error("an HTTP/2 connection failed with %s\n%s", type(error).__name__, where)
+        log.error("an HTTP/2 connection failed with %s", traceback_without_text(error))
         self._fail(ProtocolError("internal error", frames.INTERNAL_ERROR))
 
 

@@ -150,11 +150,11 @@ class RequestLog:
             value = getattr(line, name)
             if value and not (len(value) <= MAX_TEXT and value.isascii()):
                 setattr(line, name, _replace_surrogates(value[:MAX_TEXT]))
-        self._writer.write(_json_line(line) if self._json else _text_line(line, self._colour))
-
-
-def _json_line(line: RequestLine) -> bytes:
-    return b'{"ts":"%s","level":"info","event":"request",' % _now() + _ENCODER.encode(line)[1:]
+        if self._json:
+            head = b'{"ts":"%s","level":"info","event":"request",' % _now()
+            self._writer.write(head + _ENCODER.encode(line)[1:])
+        else:
+            self._writer.write(_text_line(line, self._colour))
 
 
 def _text_line(line: RequestLine, colour: bool) -> bytes:
