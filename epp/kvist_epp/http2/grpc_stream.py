@@ -172,7 +172,7 @@ class GrpcStream:
         """Cancel the call, because the stream is gone, and ignore its answers. Safe to repeat."""
         self.ended = True
         if self.waiting:
-            self._outbox.drop(self)
+            self._outbox.discard(self)
         if self._delivered or self._held:
             self._release()
         call, self.call = self.call, None
@@ -283,16 +283,16 @@ class GrpcStream:
             head = frames.pack_message_head(size >> 16, size & 0xFFFF, frames.DATA, 0, self.id, 0, size - 5)
             box.put(head + data)
         else:
-            self._hold(data, size)
+            self._enqueue(data, size)
 
-    def _hold(self, data: bytes, size: int) -> None:
+    def _enqueue(self, data: bytes, size: int) -> None:
         """Send as much as the windows allow; the rest waits, unless that is too much."""
         table = self._table
         if self.waiting_bytes + size > table.limits.stream_send_bytes or table.memory.refuses(size):
             table.reset(self, frames.ENHANCE_YOUR_CALM, "unread")
             return
-        self._outbox.hold(self, b"\0" + len(data).to_bytes(4, "big"))
-        self._outbox.hold(self, data)
+        self._outbox.enqueue(self, b"\0" + len(data).to_bytes(4, "big"))
+        self._outbox.enqueue(self, data)
 
     def close(self, status: int = 0, message: str = "") -> None:
         """End with a grpc-status, after the messages that still wait for the peer's window."""
@@ -332,5 +332,5 @@ class GrpcStream:
             self._end(frames.frame(frames.HEADERS, _BLOCK_FLAGS, self.id, frames.NOT_FOUND))
             return
         self._outbox.put(frames.frame(frames.HEADERS, frames.END_HEADERS, self.id, frames.NOT_FOUND))
-        self._outbox.hold(self, frames.NOT_FOUND_BODY)
+        self._outbox.enqueue(self, frames.NOT_FOUND_BODY)
         self._end(frames.frame(frames.DATA, frames.END_STREAM, self.id))

@@ -315,12 +315,12 @@ class Http2Connection:
         if number == 0:
             if not increment:
                 raise ProtocolError("WINDOW_UPDATE of nothing")
-            self.outbox.widen(increment)
+            self.outbox.on_window_update(increment)
             return
         self.stream_table.check_opened(number)
         stream = self._open.get(number)
         if stream is not None:
-            self.stream_table.widen(stream, increment)
+            self.stream_table.on_window_update(stream, increment)
 
     def _spend(self, budget: Budget, reason: str) -> None:
         if not budget.spend():

@@ -109,7 +109,7 @@ class Outbox:
         self._memory.queue(-self.parked)
         self.size = self.parked = 0
 
-    def hold(self, stream: GrpcStream, data: Output) -> None:
+    def enqueue(self, stream: GrpcStream, data: Output) -> None:
         """Queue bytes of a stream behind its flow control, and send as much as the windows allow."""
         if not data:
             return
@@ -141,7 +141,7 @@ class Outbox:
                 waiting[0] = piece[room:]
         stream.on_drained()
 
-    def widen(self, increment: int) -> None:
+    def on_window_update(self, increment: int) -> None:
         """Enlarge the connection's window, and send from the streams that waited for it."""
         self.window += increment
         if self.window > frames.LARGEST_WINDOW:
@@ -149,7 +149,7 @@ class Outbox:
         while self._blocked and self.window > 0:
             self.pump(self._blocked.popitem(last=False)[1])
 
-    def drop(self, stream: GrpcStream) -> None:
+    def discard(self, stream: GrpcStream) -> None:
         """Drop the queued bytes of a stream that is gone."""
         self._blocked.pop(stream.id, None)
         self._add_waiting(stream, -stream.waiting_bytes)
@@ -271,7 +271,7 @@ class StreamTable:
             if stream.waiting:
                 self.outbox.pump(stream)
 
-    def widen(self, stream: GrpcStream, increment: int) -> None:
+    def on_window_update(self, stream: GrpcStream, increment: int) -> None:
         """Enlarge the window of a stream."""
         stream.window += increment
         if not increment:
