@@ -1,6 +1,5 @@
 """Names, labels, selectors, ports and annotations of a pool's objects. Pure."""
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 from kvist_epp.names import LABEL_POOL
@@ -43,58 +42,32 @@ STATUS_PORT: Final = 8081
 ADMIN_PORT: Final = 9901
 
 
-@dataclass(frozen=True, slots=True)
 class ObjectNames:
     """Names of one pool's children; all of them fit 63 characters, since a pool's name fits 40."""
 
-    pool: str
-    namespace: str
+    def __init__(self, pool: str, namespace: str) -> None:
+        self.pool, self.namespace = pool, namespace
+        self.engine = pool
+        """Workload of the engines, their Service, route and budget."""
+        self.engine_account = f"{pool}-engine"
+        self.engine_settings = f"{pool}-engine"
+        """ConfigMap with the engines' logging configuration."""
+        self.engines = f"{pool}-engines"
+        """Headless Service by which Envoy finds ready engines."""
+        self.picker = f"{pool}-epp"
+        self.peers = f"{pool}-epp-peers"
+        """Headless Service by which all pickers are found, ready or not."""
+        self.certificates = f"{pool}-epp-tls"
+        """Secret with tls.crt, tls.key and ca.crt of the pickers. Not rendered: ``reconcile`` creates it."""
+        self.authority = f"{pool}-epp-ca"
+        """ConfigMap with ca.crt, for clients that verify pickers. Created with the Secret."""
+        self.envoy = f"{pool}-envoy"
+        self.served = {LABEL_POOL: pool}
+        """Label by which the picker, gateways and autoscalers find engines that serve requests."""
 
     @classmethod
     def of(cls, pool: Pool) -> "ObjectNames":
         return cls(pool.name, pool.namespace)
-
-    @property
-    def engine(self) -> str:
-        """Workload of the engines, their Service, route and budget."""
-        return self.pool
-
-    @property
-    def engine_account(self) -> str:
-        return f"{self.pool}-engine"
-
-    @property
-    def engine_settings(self) -> str:
-        """ConfigMap with the engines' logging configuration."""
-        return f"{self.pool}-engine"
-
-    @property
-    def engines(self) -> str:
-        """Headless Service by which Envoy finds ready engines."""
-        return f"{self.pool}-engines"
-
-    @property
-    def picker(self) -> str:
-        return f"{self.pool}-epp"
-
-    @property
-    def peers(self) -> str:
-        """Headless Service by which all pickers are found, ready or not."""
-        return f"{self.pool}-epp-peers"
-
-    @property
-    def certificates(self) -> str:
-        """Secret with tls.crt, tls.key and ca.crt of the pickers. Not rendered: ``reconcile`` creates it."""
-        return f"{self.pool}-epp-tls"
-
-    @property
-    def authority(self) -> str:
-        """ConfigMap with ca.crt, for clients that verify pickers. Created with the Secret."""
-        return f"{self.pool}-epp-ca"
-
-    @property
-    def envoy(self) -> str:
-        return f"{self.pool}-envoy"
 
     def host(self, service: str) -> str:
         """Return the DNS name of a Service, without the cluster's domain, which is not known."""
@@ -112,11 +85,6 @@ class ObjectNames:
             f"{_APP}/part-of": "kvist",
             MANAGED: MANAGER,
         }
-
-    @property
-    def served(self) -> dict[str, str]:
-        """Label by which the picker, gateways and autoscalers find engines that serve requests."""
-        return {LABEL_POOL: self.pool}
 
     def child(self, api_version: str, kind: str, name: str, component: str, **fields: Any) -> Json:
         """Return an object of the pool with these fields; ``render`` adds the owner."""

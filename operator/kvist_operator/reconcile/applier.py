@@ -52,7 +52,7 @@ class Applier:
 
     async def apply(self, pool: Pool, rendered: Rendered) -> ApplyResult:
         """Write what differs. Raises Unavailable or Conflict to be called again; completed writes stand."""
-        run = _Run()
+        run = _ApplyState()
         for _ in range(ROUNDS):
             children = self.cache.children(PoolKey(pool.namespace, pool.name))
             known = {key_of(each) for each in children}
@@ -81,7 +81,7 @@ class Applier:
         for target in gone:
             del self.settled[target]
 
-    def _is_open(self, pool: Pool, step: Step, run: "_Run") -> bool:
+    def _is_open(self, pool: Pool, step: Step, run: "_ApplyState") -> bool:
         """Return whether a step is still to be done and may have an effect."""
         if step.key in run.tried:
             return False
@@ -91,7 +91,7 @@ class Applier:
             return True
         return self.settled.get(target) != (_intent(step.body), _version(known))
 
-    async def _do(self, pool: Pool, step: Step, run: "_Run") -> None:
+    async def _do(self, pool: Pool, step: Step, run: "_ApplyState") -> None:
         target = target_in(pool, step.key)
         if step.verb is Verb.CREATE:
             found = await self.cluster.get(target)
@@ -126,7 +126,7 @@ class Applier:
 
 
 @dataclass(slots=True)
-class _Run:
+class _ApplyState:
     """State of one call for a pool."""
 
     tried: set[Key] = field(default_factory=set)

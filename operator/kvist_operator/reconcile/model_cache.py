@@ -32,8 +32,8 @@ ModelFacts = tuple[Facts, Facts | None]
 
 
 @dataclass(slots=True)
-class _Entry:
-    """Result of the last lookup."""
+class _Lookup:
+    """State of one model's lookup, and its last result."""
 
     facts: ModelFacts | None = None
     error: OperatorError | None = None
@@ -50,7 +50,7 @@ class ModelCache:
     ) -> None:
         self._on_found = on_found
         self._look_up = look_up or look_up_facts
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _Lookup] = {}
         self._semaphore = asyncio.Semaphore(PARALLEL_LOOKUPS)
 
     async def of(self, pool: Pool) -> ModelFacts | None:
@@ -61,7 +61,7 @@ class ModelCache:
             ModelNotFound: no source has them.
         """
         query = (pool.model, pool.engine.speculative)
-        entry = self._entries.setdefault(repr(query), _Entry())  # a shape's config cannot be hashed
+        entry = self._entries.setdefault(repr(query), _Lookup())  # a shape's config cannot be hashed
         if entry.lookup is None and time.monotonic() >= entry.until:
             entry.lookup = asyncio.create_task(self._refresh(query, entry))
         if entry.lookup is not None and entry.facts is None and entry.error is None:
@@ -77,7 +77,7 @@ class ModelCache:
             task.cancel()
         await asyncio.gather(*lookups, return_exceptions=True)
 
-    async def _refresh(self, query: ModelQuery, entry: _Entry) -> None:
+    async def _refresh(self, query: ModelQuery, entry: _Lookup) -> None:
         first = entry.facts is None
         try:
             async with self._semaphore:

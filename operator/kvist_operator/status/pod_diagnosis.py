@@ -105,16 +105,10 @@ class _Seen:
     """A pod, its events and the fields that remedies name."""
 
     pod: Object
+    spec: Object
+    status: Object
     part: ComponentFields
     events: Events
-
-    @property
-    def status(self) -> Object:
-        return self.pod.get("status") or {}
-
-    @property
-    def spec(self) -> Object:
-        return self.pod["spec"]  # type: ignore[no-any-return]
 
     def condition(self, kind: str) -> Object:
         """Return the condition of this type; empty if there is none."""
@@ -129,7 +123,7 @@ class _Seen:
 
 def cause(pod: Object, events: Events = ()) -> PodFinding | None:
     """Return the fault to correct first; None for a pod that is ready or still starting."""
-    seen = _Seen(pod, part_of(pod), events)
+    seen = _Seen(pod, pod["spec"], pod.get("status") or {}, part_of(pod), events)
     if found := _lost(seen):
         return found
     if pod["metadata"].get("deletionTimestamp") or seen.condition("Ready").get("status") == "True":

@@ -48,25 +48,26 @@ SAYINGS: Final = (
     _saying(
         r"larger than the available KV cache memory.{0,200}?maximum model length is (?P<most>\d+)",
         MEMORY,
-        "Set spec.engine.maxModelLen to {most} at most, or give the cache more: "
+        "Set spec.engine.maxModelLen to {most} at most, or enlarge the KV cache: "
         "spec.engine.gpuMemoryUtilizationPercent, spec.engine.kvCacheDtype, spec.accelerator.count",
     ),
     _saying(
         r"larger than the available KV cache memory",
         MEMORY,
-        "Lower spec.engine.maxModelLen, or give the cache more: spec.engine.gpuMemoryUtilizationPercent, "
+        "Lower spec.engine.maxModelLen, or enlarge the KV cache: spec.engine.gpuMemoryUtilizationPercent, "
         "spec.engine.kvCacheDtype, spec.accelerator.count",
     ),
     _saying(
         r"No available memory for the cache blocks",
         MEMORY,
-        "Weights and batch leave nothing for the cache: raise spec.engine.gpuMemoryUtilizationPercent, lower "
-        "spec.engine.maxNumBatchedTokens or maxNumSeqs, or take more accelerators (spec.accelerator.count)",
+        "Weights and batch leave no memory for the KV cache: raise "
+        "spec.engine.gpuMemoryUtilizationPercent, lower spec.engine.maxNumBatchedTokens or maxNumSeqs, or "
+        "use more accelerators (spec.accelerator.count)",
     ),
     _saying(
         r"Failed to load model - not enough GPU memory",
         MEMORY,
-        "The weights do not fit: take more accelerators (spec.accelerator.count) or larger ones "
+        "The weights do not fit: use more accelerators (spec.accelerator.count) or larger ones "
         "(spec.accelerator.product), or spec.engine.quantization",
     ),
     _saying(
@@ -84,12 +85,12 @@ SAYINGS: Final = (
         r"(CUDA|HIP|XPU) out of memory|OutOfMemoryError",
         MEMORY,
         "Lower spec.engine.gpuMemoryUtilizationPercent (the rest is for such peaks), "
-        "spec.engine.maxNumBatchedTokens or maxNumSeqs, and see that nothing else uses the GPU",
+        "spec.engine.maxNumBatchedTokens or maxNumSeqs, and check that no other process uses the GPU",
     ),
     _saying(
         r"No space left on device",
         DISK,
-        "Give it a larger volume (spec.podTemplate.spec.volumes: cache, tmp or shm), or weights from a claim "
+        "Use a larger volume (spec.podTemplate.spec.volumes: cache, tmp or shm), or weights from a claim "
         "(spec.model.source: pvc://…)",
     ),
     _saying(
@@ -124,16 +125,14 @@ SAYINGS: Final = (
         r"couldn't connect to|LocalEntryNotFoundError|Name or service not known|name resolution"
         r"|Max retries exceeded|ConnectTimeout|ConnectError|Network is unreachable|OfflineModeIsEnabled",
         MODEL,
-        "Pods cannot reach the hub: allow the traffic, set HTTPS_PROXY or HF_ENDPOINT in spec.engine.env, or "
-        "take "
-        "the model from a claim or an image (spec.model.source: pvc://…, oci://…)",
+        "Pods cannot reach the hub: allow the traffic, set HTTPS_PROXY or HF_ENDPOINT in spec.engine.env, "
+        "or take the model from a claim or an image (spec.model.source: pvc://…, oci://…)",
     ),
     _saying(
         r"trust_remote_code",
         UNSUPPORTED,
         "The model comes with its own code: review it, pin it with spec.model.revision, then add "
-        "--trust-remote-code to "
-        f"{EXTRA}",
+        f"--trust-remote-code to {EXTRA}",
     ),
     _saying(
         r"does not appear to have a file named|Entry Not Found|no config file found"
@@ -144,12 +143,12 @@ SAYINGS: Final = (
     _saying(
         r"does not recognize this architecture|are not supported for now|not supported in-tree",
         UNSUPPORTED,
-        "This vLLM does not know the model: use a newer image (spec.engine.image)",
+        "This version of vLLM does not support the model: use a newer image (spec.engine.image)",
     ),
     _saying(
         r"'\]\) \[type=value_error, input_value=ArgsKwargs",
         UNSUPPORTED,
-        "This vLLM does not know the model: use a newer image (spec.engine.image)",
+        "This version of vLLM does not support the model: use a newer image (spec.engine.image)",
         "vLLM lists the hundreds of architectures that it supports, and the model's is not among them",
     ),
     _saying(
@@ -165,13 +164,13 @@ SAYINGS: Final = (
     _saying(
         r"unrecognized arguments?: (?P<flag>[^\n]{1,200})",
         ARGUMENTS,
-        f"This vLLM has no such flag: remove it from {EXTRA}, or set spec.engine.version if the image is an "
-        "older one",
+        f"This version of vLLM has no such flag: remove it from {EXTRA}, or set spec.engine.version if the "
+        "image is an older one",
     ),
     _saying(
         r"error: argument (?P<flag>--[a-z0-9-]+)",
         ARGUMENTS,
-        "This vLLM rejects the value: check {field}",
+        "This version of vLLM rejects the value: check {field}",
     ),
     _saying(
         r"error: ambiguous option: (?P<flag>\S+)",
@@ -181,9 +180,9 @@ SAYINGS: Final = (
     _saying(
         r"Failed to infer device type|No (CUDA|HIP) GPUs are available|no CUDA-capable device|libcuda\.so",
         DEVICE,
-        "The container sees no accelerator: is its device plugin installed, does "
-        "spec.accelerator.resourceName name its resource, does it need "
-        "spec.podTemplate.spec.runtimeClassName?",
+        "The container sees no accelerator: check that its device plugin is installed, that "
+        "spec.accelerator.resourceName names its resource, and whether it needs "
+        "spec.podTemplate.spec.runtimeClassName",
     ),
     _saying(
         r"driver version is insufficient|driver on your system is too old|unsupported display driver",
@@ -196,8 +195,7 @@ SAYINGS: Final = (
         r"|compute capability .{0,60}(is not|isn't|not) supported",
         DEVICE,
         "The image has no kernels for this GPU: use another spec.engine.image, or remove the setting that "
-        "needs them "
-        "(spec.engine.kvCacheDtype, attentionBackend, quantization)",
+        "needs them (spec.engine.kvCacheDtype, attentionBackend, quantization)",
     ),
     _saying(
         r"NCCL error|DistBackendError|ncclUnhandledCudaError|ncclSystemError|Gloo connectFullMesh",
