@@ -24,9 +24,9 @@ class Command:
     """A command of ``kvist``: its words, help, options and function."""
 
     words: tuple[str, ...]
-    """As typed: ``("bench", "epp")``."""
+    """Words as typed: ``("bench", "epp")``."""
     summary: str
-    """One line, for the list."""
+    """One line for lists of commands."""
     examples: str
     function: str
     """``module:name``; called with the parsed options, or with the remaining words when ``options`` is None.
@@ -63,7 +63,7 @@ COMMANDS: Final = (
     ),
     Command(
         words=("render",),
-        summary="print the objects that the operator would make for a pool, as YAML",
+        summary="print the objects that the operator would create for a pool, as YAML",
         function="kvist.pool_commands:render_main",
         options=options.render_options,
         extra="operator",

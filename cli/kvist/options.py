@@ -11,14 +11,22 @@ SHAPES: Final = ("completion", "chat-2", "chat-40")
 def demo_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``kvist demo``."""
     parser.add_argument(
-        "--seconds", type=positive, default=25.0, help="measured time of each of the two runs (default: 25)"
+        "--seconds",
+        type=positive,
+        default=25.0,
+        help="measured seconds of each of the two runs (default: 25)",
     )
     parser.add_argument("--engines", type=count, default=4, help="simulated engines (default: 4)")
     parser.add_argument(
         "--rate", type=positive, help="requests per second to the whole pool (default: 6 per engine)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="same seed, same traffic (default: 0)")
-    parser.add_argument("--json", action="store_true", help="only JSON on stdout; progress goes to stderr")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of the traffic, which is the same for the same seed (default: 0)",
+    )
+    parser.add_argument("--json", action="store_true", help="write JSON to stdout, and progress to stderr")
 
 
 def bench_epp_options(parser: argparse.ArgumentParser) -> None:
@@ -31,24 +39,27 @@ def bench_epp_options(parser: argparse.ArgumentParser) -> None:
         help=f"prompt bodies in KB (default: {','.join(map(str, PROMPT_KILOBYTES))})",
     )
     parser.add_argument(
-        "--seconds", type=positive, metavar="N", help="measured time of each cell (default: 2.4, quick: 0.9)"
+        "--seconds",
+        type=positive,
+        metavar="N",
+        help="measured seconds of each cell (default: 2.4, with --quick: 0.9)",
     )
     parser.add_argument("--transport", choices=("fast", "grpc"), help="only this one (default: both)")
     parser.add_argument("--mode", choices=("buffered", "duplex"), help="only this one (default: both)")
     parser.add_argument("--shape", choices=SHAPES, help="only this one (default: all; quick: the first two)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - is stdout")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file; - is stdout")
     parser.add_argument(
         "--baseline",
         metavar="REV",
-        help="beside the picker of this git revision: CPU per request then and now",
+        help="compare the CPU time per request with the picker of this git revision",
     )
     parser.add_argument(
         "--write-docs",
         metavar="FILE",
-        help="with --baseline: put the comparison into this page (benchmarks.md)",
+        help="with --baseline: write the comparison into this page (benchmarks.md)",
     )
     parser.add_argument(
-        "--profile", action="store_true", help="show which functions the pickers spend their CPU time in"
+        "--profile", action="store_true", help="show in which functions the pickers spend their CPU time"
     )
 
 
@@ -59,15 +70,20 @@ def bench_chaos_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=60.0,
         metavar="N",
-        help="length of each phase (default: 60; shorter ones are no proof)",
+        help="seconds of each phase (default: 60; shorter ones prove nothing)",
     )
     parser.add_argument("--rate", type=positive, default=200.0, help="requests per second (default: 200)")
     parser.add_argument("--engines", type=count, default=4, help="simulated engines (default: 4)")
     parser.add_argument(
-        "--only", type=words, metavar="PHASE,…", default=(), help="only these phases, by their names"
+        "--only", type=words, metavar="PHASE,…", default=(), help="names of the phases to run (default: all)"
     )
-    parser.add_argument("--plaintext", action="store_true", help="no TLS between Envoy and the pickers")
-    parser.add_argument("--seed", type=int, default=0, help="same seed, same traffic (default: 0)")
+    parser.add_argument("--plaintext", action="store_true", help="use no TLS between Envoy and the pickers")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of the traffic, which is the same for the same seed (default: 0)",
+    )
     _results(parser)
 
 
@@ -78,7 +94,7 @@ def bench_soak_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=600.0,
         metavar="N",
-        help="length of each part (default: 600; shorter ones are no proof)",
+        help="seconds of each part (default: 600; shorter ones prove nothing)",
     )
     parser.add_argument("--part", choices=("direct", "stack"), help="only this one (default: both)")
     parser.add_argument(
@@ -97,7 +113,7 @@ def bench_queue_options(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=50_000,
         metavar="N",
-        help="how many wait at once (default: 50000; fewer are no proof)",
+        help="requests that are queued at once (default: 50000; fewer prove nothing)",
     )
     _results(parser)
 
@@ -105,36 +121,52 @@ def bench_queue_options(parser: argparse.ArgumentParser) -> None:
 def bench_prewarm_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``kvist bench prewarm`` and its older name ``handover``."""
     parser.add_argument("--part", choices=("virtual", "sockets"), help="only this one (default: both)")
-    parser.add_argument("--seeds", type=count, default=8, metavar="N", help="virtual triples (default: 8)")
-    parser.add_argument("--first-seed", type=int, default=3000, metavar="N", help="(default: 3000)")
     parser.add_argument(
-        "--seconds", type=positive, default=800.0, metavar="N", help="of virtual time a run (default: 800)"
+        "--seeds", type=count, default=8, metavar="N", help="triples of virtual runs (default: 8)"
     )
     parser.add_argument(
-        "--slot-seconds", type=positive, default=60.0, metavar="N", help="a pod, over sockets (default: 60)"
+        "--first-seed", type=int, default=3000, metavar="N", help="seed of the first run (default: 3000)"
     )
-    parser.add_argument("--jobs", type=count, default=2, metavar="N", help="processes (default: 2)")
+    parser.add_argument(
+        "--seconds", type=positive, default=800.0, metavar="N", help="virtual seconds of a run (default: 800)"
+    )
+    parser.add_argument(
+        "--slot-seconds",
+        type=positive,
+        default=60.0,
+        metavar="N",
+        help="seconds for each pod in the part over sockets (default: 60)",
+    )
+    parser.add_argument("--jobs", type=count, default=2, metavar="N", help="parallel processes (default: 2)")
     _results(parser)
 
 
 def bench_routers_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``kvist bench routers``."""
     parser.add_argument(
-        "--seconds", type=positive, default=60.0, metavar="N", help="measured time of each (default: 60)"
+        "--seconds",
+        type=positive,
+        default=60.0,
+        metavar="N",
+        help="measured seconds of each router (default: 60)",
     )
     parser.add_argument("--engines", type=count, default=4, help="simulated engines (default: 4)")
     parser.add_argument(
         "--rate", type=positive, default=6.0, help="requests per second and engine (default: 6)"
     )
     parser.add_argument(
-        "--only", type=words, metavar="ROUTER,…", default=(), help="only these routers, by their names"
+        "--only",
+        type=words,
+        metavar="ROUTER,…",
+        default=(),
+        help="names of the routers to run (default: all)",
     )
     _results(parser)
 
 
 def bench_route_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``kvist bench route``."""
-    names = "comma-separated; default: all"
+    names = "names, separated by commas (default: all)"
     parser.add_argument("--workload", type=words, metavar="NAME,…", default=(), help=names)
     parser.add_argument("--policy", type=words, metavar="NAME,…", default=(), help=names)
     parser.add_argument(
@@ -142,34 +174,48 @@ def bench_route_options(parser: argparse.ArgumentParser) -> None:
         type=loads,
         metavar="SHARE,…",
         default=(0.3, 0.6, 0.8, 1.0, 1.3),
-        help="offered, by the capacity of a pool with one shared cache (default: 0.3,0.6,0.8,1,1.3)",
+        help="offered load, as a share of the capacity of a pool with one shared cache "
+        "(default: 0.3,0.6,0.8,1,1.3)",
     )
     parser.add_argument("--engines", type=count, default=16, help="simulated engines (default: 16)")
     parser.add_argument(
         "--requests", type=count, default=5_000, metavar="N", help="requests of a run (default: 5000)"
     )
-    parser.add_argument("--seeds", type=count, default=8, metavar="N", help="pairs of runs (default: 8)")
-    parser.add_argument("--first-seed", type=int, default=1000, metavar="N", help="(default: 1000)")
+    parser.add_argument("--seeds", type=count, default=8, metavar="N", help="paired runs (default: 8)")
+    parser.add_argument(
+        "--first-seed", type=int, default=1000, metavar="N", help="seed of the first run (default: 1000)"
+    )
     parser.add_argument(
         "--screen",
         type=int,
         default=0,
         metavar="N",
-        help="after so many seeds only ours, the two best others, if within 10 points or a quarter of the "
-        "best's goodput, and round robin and least requests within 10 of ours go on (default: all do)",
+        help="after so many seeds, continue only with ours, the two best others if within 10 points or a "
+        "quarter of the best's goodput, and round robin and least requests if within 10 points of ours "
+        "(default: continue with all)",
     )
     parser.add_argument(
         "--keep",
         type=Path,
         metavar="FILE",
-        help="keep each run there as it ends, and do not repeat those of the same code",
-    )
-    parser.add_argument("--pickers", type=count, default=1, metavar="N", help="replicas (default: 1)")
-    parser.add_argument(
-        "--gossip-delay", type=delay, default=0.1, metavar="SECONDS", help="between them (default: 0.1)"
+        help="store finished runs in this file, and do not repeat those of the same code",
     )
     parser.add_argument(
-        "--event-delay", type=delay, default=0.02, metavar="SECONDS", help="of KV events (default: 0.02)"
+        "--pickers", type=count, default=1, metavar="N", help="replicas of the picker (default: 1)"
+    )
+    parser.add_argument(
+        "--gossip-delay",
+        type=delay,
+        default=0.1,
+        metavar="SECONDS",
+        help="delay of messages between replicas (default: 0.1)",
+    )
+    parser.add_argument(
+        "--event-delay",
+        type=delay,
+        default=0.02,
+        metavar="SECONDS",
+        help="delay of KV events (default: 0.02)",
     )
     parser.add_argument(
         "--prefill-rate-factor",
@@ -178,45 +224,60 @@ def bench_route_options(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="prefill rate that routers are given, as a multiple of the engines' real rate (default: 1)",
     )
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="a trace in Mooncake's format instead")
-    parser.add_argument("--jobs", type=count, default=2, metavar="N", help="processes (default: 2)")
-    parser.add_argument("--json", metavar="FILE", help="write every run there too; - is stdout")
     parser.add_argument(
-        "--write-docs", metavar="FILE", help="put rows and pictures into this page (benchmarks.md)"
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="replay this trace in Mooncake's format instead of the workloads",
+    )
+    parser.add_argument("--jobs", type=count, default=2, metavar="N", help="parallel processes (default: 2)")
+    parser.add_argument("--json", metavar="FILE", help="also write every run to this file; - is stdout")
+    parser.add_argument(
+        "--write-docs", metavar="FILE", help="write rows and pictures into this page (benchmarks.md)"
     )
 
 
 def _results(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - is stdout")
-    parser.add_argument("--logs", metavar="FOLDER", help="keep the components' logs there (an empty folder)")
-    parser.add_argument("--write-docs", metavar="FILE", help="put the result into this page (benchmarks.md)")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file; - is stdout")
+    parser.add_argument(
+        "--logs", metavar="FOLDER", help="keep the components' logs in this folder, which must be empty"
+    )
+    parser.add_argument(
+        "--write-docs", metavar="FILE", help="write the result into this page (benchmarks.md)"
+    )
 
 
 def plan_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``kvist plan``."""
     parser.add_argument(
-        "-f", "--filename", dest="file", required=True, metavar="FILE", help="the pool; - is stdin"
+        "-f", "--filename", dest="file", required=True, metavar="FILE", help="file with the pool; - is stdin"
     )
     parser.add_argument(
-        "--gpu", metavar="NAME", help="on this accelerator, whatever the pool says: H100-80GB, NVIDIA-L40S, …"
+        "--gpu",
+        metavar="NAME",
+        help="plan for this accelerator instead of the pool's: H100-80GB, NVIDIA-L40S, …",
     )
     parser.add_argument(
-        "-o", "--output", choices=("table", "json", "yaml"), default="table", help="default: table"
+        "-o",
+        "--output",
+        choices=("table", "json", "yaml"),
+        default="table",
+        help="form of the output (default: table)",
     )
 
 
 def render_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``kvist render``."""
     parser.add_argument(
-        "-f", "--filename", dest="file", required=True, metavar="FILE", help="the pool; - is stdin"
+        "-f", "--filename", dest="file", required=True, metavar="FILE", help="file with the pool; - is stdin"
     )
-    parser.add_argument("--gpu", metavar="NAME", help="on this accelerator, whatever the pool says")
+    parser.add_argument("--gpu", metavar="NAME", help="plan for this accelerator instead of the pool's")
     parser.add_argument(
         "--without",
         action="append",
         default=[],
         metavar="API",
-        help="for a cluster that lacks this API, such as podmonitors; may be given again",
+        help="render for a cluster that lacks this API, such as podmonitors; can be repeated",
     )
     parser.add_argument(
         "--claim",
@@ -224,7 +285,7 @@ def render_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=MODE",
-        help="access mode of a claim, such as models=ReadOnlyMany; may be given again",
+        help="access mode of a claim, such as models=ReadOnlyMany; can be repeated",
     )
 
 
@@ -237,7 +298,7 @@ def compare_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="FIELD=VALUE",
-        help="a field of the spec and its other value; may be given again",
+        help="field of the spec and its value in the second plan; can be repeated",
     )
 
 

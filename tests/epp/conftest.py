@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.epp.doors import Door
+from tests.epp.queued_director import QueuedDirector
 from tests.epp.parts import Clock
 
 
@@ -17,14 +17,16 @@ class RealClock(Clock):
 
 
 @pytest.fixture
-async def doors() -> AsyncIterator[Any]:
-    """Makes doors, and closes them."""
-    made: list[Door] = []
+async def pickers() -> AsyncIterator[Any]:
+    """Make directors with a queue, and close them at the end."""
+    made: list[QueuedDirector] = []
 
-    def make_door(count: int = 1, slots: int | None = 1, *, live: bool = False, **limits: Any) -> Door:
-        made.append(Door(count, slots, RealClock() if live else Clock(), **limits))
+    def make_picker(
+        count: int = 1, slots: int | None = 1, *, live: bool = False, **limits: Any
+    ) -> QueuedDirector:
+        made.append(QueuedDirector(count, slots, RealClock() if live else Clock(), **limits))
         return made[-1]
 
-    yield make_door
-    for door in made:
-        door.driver.close()
+    yield make_picker
+    for picker in made:
+        picker.driver.close()

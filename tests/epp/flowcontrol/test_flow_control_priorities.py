@@ -14,10 +14,10 @@ LONG = "The library opens at nine and closes when the last reader has left. " * 
 
 
 @pytest.mark.parametrize("text", ["high", "1.5", "", "9" * 30, "2147483648", "1,2", "½"])
-async def test_a_priority_that_is_none_is_refused(doors: Any, text: str) -> None:
+async def test_a_priority_that_is_none_is_refused(pickers: Any, text: str) -> None:
     """400 that names the header, whether or not there is room."""
     with pytest.raises(BadRequest, match="x-kvist-priority") as caught:
-        doors().decide(ask(chat("x"), headers={PRIORITY_HEADER: text}))
+        pickers().decide(ask(chat("x"), headers={PRIORITY_HEADER: text}))
     assert caught.value.reason == "bad-priority"
 
 

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from tests.epp.doors import Door, Wait, refusal
+from tests.epp.queued_director import QueuedDirector, Wait, refusal
 
 from kvist_epp.errors import Shed, ShuttingDown
 from kvist_epp.extproc.pick_request import PickResult
@@ -17,141 +17,141 @@ LONG = "The library opens at nine and closes when the last reader has left. " * 
 OTHER = "No reader here pays for anything at all, and no reader has ever asked why. " * 12
 
 
-def paced(doors: Any, endpoints: int = 1, **more: Any) -> Door:
+def paced(pickers: Any, endpoints: int = 1, **more: Any) -> QueuedDirector:
     """Endpoints that compute 100 tokens/s, so that half of a long prompt is enough for one to wait."""
-    door: Door = doors(endpoints, slots=None, **more)
-    for endpoint in door.parts.endpoints:
-        load = door.director.tracker.load(endpoint.key)
+    picker: QueuedDirector = pickers(endpoints, slots=None, **more)
+    for endpoint in picker.parts.endpoints:
+        load = picker.director.tracker.load(endpoint.key)
         load.rate, load.tpot = 100.0, TpotAdmission(0.06)
-    return door
+    return picker
 
 
-def crowded(door: Door) -> tuple[Wait, Candidate]:
+def crowded(picker: QueuedDirector) -> tuple[Wait, Candidate]:
     """Both endpoints compute a prompt, ``a`` or ``b``; who waits for one of them, and the other one."""
     for name in "ab":
-        door.ask(name, text=name * 800)
-    waits = door.ask("c", text="c" * 800)
+        picker.ask(name, text=name * 800)
+    waits = picker.ask("c", text="c" * 800)
     assert isinstance(waits, Wait)
     subset = waits.queued.key.subset
     assert isinstance(subset, EndpointFlow)
-    return waits, next(c for c in door.director.candidates if c.endpoint.key != subset.endpoint)
+    return waits, next(c for c in picker.director.candidates if c.endpoint.key != subset.endpoint)
 
 
-async def test_the_newest_goes_first(doors: Any) -> None:
+async def test_the_newest_goes_first(pickers: Any) -> None:
     """Under overload, the newest request is served first, in time; older ones follow."""
-    door = paced(doors)
-    door.ask("a", text=LONG)
-    older, newer = door.ask("older", text=LONG + "1"), door.ask("newer", text=OTHER)
+    picker = paced(pickers)
+    picker.ask("a", text=LONG)
+    older, newer = picker.ask("older", text=LONG + "1"), picker.ask("newer", text=OTHER)
     assert isinstance(older, Wait)
     assert isinstance(newer, Wait)
-    door.computed("a")
+    picker.computed("a")
     assert isinstance(await newer, PickResult)
-    door.computed("newer")
+    picker.computed("newer")
     assert isinstance(await older, PickResult)
-    assert [line.session for line in door.parts.log.lines] == ["a", "newer", "older"]
+    assert [line.session for line in picker.parts.log.lines] == ["a", "newer", "older"]
 
 
-async def test_overdue_requests_give_way_to_new_ones(doors: Any) -> None:
+async def test_overdue_requests_give_way_to_new_ones(pickers: Any) -> None:
     """For a moment an endpoint with room leaves it to the next who comes; then it takes up who has waited
     longest."""
-    door = paced(doors)
-    clock = door.parts.clock
-    door.ask("a", text=LONG)
-    late = door.ask("late", text=OTHER * 4)
+    picker = paced(pickers)
+    clock = picker.parts.clock
+    picker.ask("a", text=LONG)
+    late = picker.ask("late", text=OTHER * 4)
     assert isinstance(late, Wait)
     clock.now += OVERDUE_SECONDS + 0.1
-    door.computed("a")
+    picker.computed("a")
     await asyncio.sleep(0.01)
     assert not late.answer.done()
-    assert isinstance(door.ask("new", text=LONG * 4), PickResult)
-    door.computed("new")
+    assert isinstance(picker.ask("new", text=LONG * 4), PickResult)
+    picker.computed("new")
     await asyncio.sleep(0.01)
     assert not late.answer.done()
     clock.now += OVERDUE_SECONDS
-    door.flow.wake()
+    picker.flow.wake()
     assert isinstance(await late, PickResult)
 
 
-async def test_no_request_waits_behind_those_of_another_endpoint(doors: Any) -> None:
+async def test_no_request_waits_behind_those_of_another_endpoint(pickers: Any) -> None:
     """A request that waits for one endpoint does not delay others that go to an endpoint with capacity."""
-    door = paced(doors, 2)
-    _, other = crowded(door)
+    picker = paced(pickers, 2)
+    _, other = crowded(picker)
     other.load.rate = 10_000.0
-    assert isinstance(door.ask("d", text="d" * 800), PickResult)
-    assert door.queue.requests == 1
+    assert isinstance(picker.ask("d", text="d" * 800), PickResult)
+    assert picker.queue.requests == 1
 
 
-async def test_what_is_small_passes_what_is_large(doors: Any) -> None:
+async def test_what_is_small_passes_what_is_large(pickers: Any) -> None:
     """A few new tokens are not held back by a prompt that waits for an allowance."""
-    door = paced(doors)
-    load = door.director.tracker.load(door.parts.endpoints[0].key)
+    picker = paced(pickers)
+    load = picker.director.tracker.load(picker.parts.endpoints[0].key)
     assert load.tpot is not None
     load.tpot.prefill_share = 0.5
     for name in "abcdefg":
-        door.ask(name, text=name)
-        door.computed(name)
-    load.tpot.debit(1_000, load.rate, door.clock())
-    large = door.ask("large", text=LONG * 4)
+        picker.ask(name, text=name)
+        picker.computed(name)
+    load.tpot.debit(1_000, load.rate, picker.clock())
+    large = picker.ask("large", text=LONG * 4)
     assert isinstance(large, Wait)
-    assert isinstance(door.ask("small", text="h"), PickResult)
+    assert isinstance(picker.ask("small", text="h"), PickResult)
 
 
-async def test_the_endpoint_of_a_queued_request_leaves(doors: Any) -> None:
+async def test_the_endpoint_of_a_queued_request_leaves(pickers: Any) -> None:
     """If the endpoint that a request waits for leaves, the request goes to another one."""
-    door = paced(doors, 2)
-    waits, stays = crowded(door)
+    picker = paced(pickers, 2)
+    waits, stays = crowded(picker)
     for name in "ab":
-        if door.director.table.find(name).endpoint == stays.endpoint.key:  # type: ignore[union-attr]
-            door.computed(name)
-    door.director.set_endpoints([stays], door.clock())
+        if picker.director.table.find(name).endpoint == stays.endpoint.key:  # type: ignore[union-attr]
+            picker.computed(name)
+    picker.director.set_endpoints([stays], picker.clock())
     freed = await waits
     assert isinstance(freed, PickResult)
     assert freed.endpoints == (stays.endpoint.hostport,)
 
 
-async def test_a_queued_request_waits_for_another_endpoint(doors: Any) -> None:
+async def test_a_queued_request_waits_for_another_endpoint(pickers: Any) -> None:
     """If the other endpoint is busy, too, the request waits for that one and is not lost."""
-    door = paced(doors, 2)
-    waits, stays = crowded(door)
-    door.director.set_endpoints([stays], door.clock())
+    picker = paced(pickers, 2)
+    waits, stays = crowded(picker)
+    picker.director.set_endpoints([stays], picker.clock())
     await asyncio.sleep(0.02)
-    assert (door.queue.requests, waits.answer.done()) == (1, False)
+    assert (picker.queue.requests, waits.answer.done()) == (1, False)
     for name in "ab":
-        door.computed(name)
+        picker.computed(name)
     assert isinstance(await waits, PickResult)
-    assert (door.queue.requests, door.queue.size) == (0, 0)
+    assert (picker.queue.requests, picker.queue.size) == (0, 0)
 
 
-async def test_a_request_that_gives_up_is_forgotten(doors: Any) -> None:
+async def test_a_request_that_gives_up_is_forgotten(pickers: Any) -> None:
     """A client that leaves takes its tokens out of the endpoint's account."""
-    door = paced(doors)
-    admission = door.director.tracker.load(door.parts.endpoints[0].key).tpot
+    picker = paced(pickers)
+    admission = picker.director.tracker.load(picker.parts.endpoints[0].key).tpot
     assert admission is not None
-    door.ask("a", text=LONG)
-    waits = door.ask("b", text=OTHER)
+    picker.ask("a", text=LONG)
+    waits = picker.ask("b", text=OTHER)
     assert isinstance(waits, Wait)
     assert admission.queued_tokens > 100
     waits.pending.cancel()
     assert (admission.queued_tokens, admission.queued) == (0, {})
 
 
-async def test_a_request_that_waited_too_long_is_refused(doors: Any) -> None:
+async def test_a_request_that_waited_too_long_is_refused(pickers: Any) -> None:
     """A request that has waited for the longest time allowed is refused."""
-    door = paced(doors, live=True, capacity_seconds=0.05)
-    door.ask("a", text=LONG)
-    error = await refusal(door.ask("b", text=OTHER))
+    picker = paced(pickers, live=True, capacity_seconds=0.05)
+    picker.ask("a", text=LONG)
+    error = await refusal(picker.ask("b", text=OTHER))
     assert isinstance(error, Shed)
 
 
 @pytest.mark.parametrize("requests", [0, 10])
-async def test_no_request_waits_without_a_queue_or_at_the_end(doors: Any, requests: int) -> None:
+async def test_no_request_waits_without_a_queue_or_at_the_end(pickers: Any, requests: int) -> None:
     """With a queue of no length, and when the picker shuts down, requests go to the engine as they come."""
-    door = paced(doors, requests=requests)
-    door.ask("a", text=LONG)
+    picker = paced(pickers, requests=requests)
+    picker.ask("a", text=LONG)
     if requests:
-        waits = door.ask("b", text=OTHER)
+        waits = picker.ask("b", text=OTHER)
         assert isinstance(waits, Wait)
-        door.flow.shut()
+        picker.flow.shut()
         assert isinstance(await waits, PickResult)
-    assert isinstance(door.ask("c", text=OTHER), PickResult)
-    assert not isinstance(door.outcomes["c"], ShuttingDown)
+    assert isinstance(picker.ask("c", text=OTHER), PickResult)
+    assert not isinstance(picker.outcomes["c"], ShuttingDown)

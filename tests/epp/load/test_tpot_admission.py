@@ -147,6 +147,6 @@ def test_what_waits_is_counted() -> None:
     admission.add_queued("a", 300, 1.0)
     admission.add_queued("b", 200, 1.0)
     assert admission.queued_tokens == 500
-    for who in ("a", "a", "b", "nobody"):
+    for who in ("a", "a", "b", "unknown"):
         admission.remove_queued(who)
     assert (admission.queued_tokens, admission.queued) == (0, {})

@@ -12,59 +12,59 @@ from kvist_epp.load.tracker import LoadTracker, RequestListener
 RATE = 1000.0
 
 
-def tracker(**more: float) -> LoadTracker:
+def new_tracker(**more: float) -> LoadTracker:
     return LoadTracker(default_rate=RATE, **more)  # type: ignore[arg-type]
 
 
 def test_routed_tokens_are_in_the_backlog_until_the_end() -> None:
     """A request adds its uncached tokens to the backlog from the pick to its end."""
-    books = tracker()
-    route(books, "s", "p", 500, 900, now=10.0)
+    tracker = new_tracker()
+    route(tracker, "s", "p", 500, 900, now=10.0)
 
-    assert (books.backlog("p"), books.running("p"), books.backlog("q")) == (500, 1, 0)
+    assert (tracker.backlog("p"), tracker.running("p"), tracker.backlog("q")) == (500, 1, 0)
 
-    ended = end(books, "s", now=10.0)
+    ended = end(tracker, "s", now=10.0)
 
     assert ended is not None
-    assert (ended.tokens, books.backlog("p"), books.running("p"), len(books)) == (900, 0, 0, 0)
-    assert end(books, "s", now=10.0) is None
+    assert (ended.tokens, tracker.backlog("p"), tracker.running("p"), len(tracker)) == (900, 0, 0, 0)
+    assert end(tracker, "s", now=10.0) is None
 
 
 def test_a_request_that_went_elsewhere_has_its_backlog_there() -> None:
     """A request moves whole, with the backlog it has on the endpoint that serves it."""
-    books = tracker()
-    request = route(books, "s", "p", 500, 900, now=10.0).request
-    route(books, "s", "q", 100, 100, now=10.0)
-    books.move(request, "q", 300, now=10.0)
+    tracker = new_tracker()
+    request = route(tracker, "s", "p", 500, 900, now=10.0).request
+    route(tracker, "s", "q", 100, 100, now=10.0)
+    tracker.move(request, "q", 300, now=10.0)
 
-    assert (books.backlog("p"), books.running("p")) == (0, 0)
-    assert (books.backlog("q"), books.running("q")) == (400, 2)
+    assert (tracker.backlog("p"), tracker.running("p")) == (0, 0)
+    assert (tracker.backlog("q"), tracker.running("q")) == (400, 2)
 
 
 def test_a_moved_request_has_its_backlog_until_its_prompt_is_named_again() -> None:
     """A move names no prompt: the backlog stands on the new endpoint, and no name stays after the end."""
-    books = tracker()
-    moved = route(books, "a", "p", 500, 500, now=0.0)
-    equal = route(books, "b", "q", 500, 500, now=0.0)
-    books.set_content(moved, "prompt")
-    books.set_content(equal, "prompt")
-    books.move(moved.request, "q", 500, now=0.0)
-    before = books.backlog("q")
-    books.set_content(moved.request.attempt, "prompt")
+    tracker = new_tracker()
+    moved = route(tracker, "a", "p", 500, 500, now=0.0)
+    equal = route(tracker, "b", "q", 500, 500, now=0.0)
+    tracker.set_content(moved, "prompt")
+    tracker.set_content(equal, "prompt")
+    tracker.move(moved.request, "q", 500, now=0.0)
+    before = tracker.backlog("q")
+    tracker.set_content(moved.request.attempt, "prompt")
 
-    assert (before, books.backlog("q")) == (1000, 500)
+    assert (before, tracker.backlog("q")) == (1000, 500)
 
-    end(books, "a", now=0.0)
-    end(books, "b", now=0.0)
+    end(tracker, "a", now=0.0)
+    end(tracker, "b", now=0.0)
 
-    assert not books.load("q").dedup_owner
+    assert not tracker.load("q").dedup_owner
 
 
 def test_events_of_equal_sessions_on_one_endpoint_are_of_the_oldest_that_can_have_them() -> None:
     """First events go to the oldest untold request; others to the oldest with a backlog, else the oldest."""
-    books = tracker()
-    first, second, third = (route(books, "s", "p", 100, 100, now=0.0).request for _ in range(3))
-    at = books.table.at
+    tracker = new_tracker()
+    first, second, third = (route(tracker, "s", "p", 100, 100, now=0.0).request for _ in range(3))
+    at = tracker.table.at
     first.truth_known = True
 
     assert at("s", "p", first_event=True) is second
@@ -73,12 +73,12 @@ def test_events_of_equal_sessions_on_one_endpoint_are_of_the_oldest_that_can_hav
 
     assert at("s", "p", first_event=True) is first
 
-    books.on_progress(first.attempt, 0, now=0.0)
+    tracker.on_progress(first.attempt, 0, now=0.0)
 
     assert at("s", "p") is at("s", "p", first_event=True) is second
 
-    books.on_progress(second.attempt, 0, now=0.0)
-    books.on_progress(third.attempt, 0, now=0.0)
+    tracker.on_progress(second.attempt, 0, now=0.0)
+    tracker.on_progress(third.attempt, 0, now=0.0)
 
     assert at("s", "p") is first
     assert at("s", "q") is at("s", "p", remote=True) is None
@@ -86,40 +86,40 @@ def test_events_of_equal_sessions_on_one_endpoint_are_of_the_oldest_that_can_hav
 
 def test_of_one_sessions_requests_the_one_on_the_named_endpoint_ends() -> None:
     """With an endpoint named, only a request on it ends."""
-    books = tracker()
-    route(books, "s", "p", 500, 900, now=10.0)
-    route(books, "s", "q", 100, 100, now=10.0)
+    tracker = new_tracker()
+    route(tracker, "s", "p", 500, 900, now=10.0)
+    route(tracker, "s", "q", 100, 100, now=10.0)
 
-    assert end(books, "s", 10.0, "r") is None
-    assert end(books, "s", 10.0, "q") is not None
-    assert (books.running("p"), books.running("q")) == (1, 0)
+    assert end(tracker, "s", 10.0, "r") is None
+    assert end(tracker, "s", 10.0, "q") is not None
+    assert (tracker.running("p"), tracker.running("q")) == (1, 0)
 
 
 def test_a_session_with_several_requests_counts_each() -> None:
     """Two requests with one session id count separately, and each end removes one of them."""
-    books = tracker()
-    route(books, "s", "p", 100, 100, now=0.0)
-    route(books, "s", "q", 200, 200, now=0.0)
-    end(books, "s", now=0.0)
+    tracker = new_tracker()
+    route(tracker, "s", "p", 100, 100, now=0.0)
+    route(tracker, "s", "q", 200, 200, now=0.0)
+    end(tracker, "s", now=0.0)
 
-    assert (books.backlog("p"), books.backlog("q"), len(books)) == (0, 200, 1)
+    assert (tracker.backlog("p"), tracker.backlog("q"), len(tracker)) == (0, 200, 1)
 
 
 def test_a_pod_is_full_by_its_batch_or_its_backlog() -> None:
     """An endpoint is full with as many requests as slots, or with a backlog above the limit, until requests
     end."""
-    books = tracker()
-    books.calibrate("p", slots=2)
-    load = books.load("p")
-    route(books, "a", "p", 0, 0, now=0.0)
+    tracker = new_tracker()
+    tracker.calibrate("p", slots=2)
+    load = tracker.load("p")
+    route(tracker, "a", "p", 0, 0, now=0.0)
     assert not load.full(30.0)
 
-    route(books, "b", "p", 0, 0, now=0.0)
+    route(tracker, "b", "p", 0, 0, now=0.0)
     assert load.full(30.0)
 
-    end(books, "a", now=0.0)
-    route(books, "long", "q", 45_000, 45_000, now=0.0)
-    assert (load.full(30.0), books.load("q").full(30.0), books.load("q").seconds_until_open(30.0)) == (
+    end(tracker, "a", now=0.0)
+    route(tracker, "long", "q", 45_000, 45_000, now=0.0)
+    assert (load.full(30.0), tracker.load("q").full(30.0), tracker.load("q").seconds_until_open(30.0)) == (
         False,
         True,
         15,
@@ -128,21 +128,21 @@ def test_a_pod_is_full_by_its_batch_or_its_backlog() -> None:
 
 def test_requests_missing_from_a_scrape_make_no_endpoint_full() -> None:
     """Ends that the access log tells late count as soon as a scrape shows them, and then only once."""
-    books = tracker()
-    books.calibrate("p", slots=3)
-    load = books.load("p")
+    tracker = new_tracker()
+    tracker.calibrate("p", slots=3)
+    load = tracker.load("p")
     for name in "abc":
-        route(books, name, "p", 0, 0, now=0.0)
+        route(tracker, name, "p", 0, 0, now=0.0)
     assert load.full(30.0)
 
-    assert sessions(books.reconcile("p", 1, 0, now=2.0)) == []
+    assert sessions(tracker.reconcile("p", 1, 0, now=2.0)) == []
     assert (load.full(30.0), load.running) == (False, 3)
 
-    end(books, "a", now=2.1)
-    end(books, "b", now=2.1)
-    route(books, "d", "p", 0, 0, now=2.2)
+    end(tracker, "a", now=2.1)
+    end(tracker, "b", now=2.1)
+    route(tracker, "d", "p", 0, 0, now=2.2)
     assert not load.full(30.0)
-    route(books, "e", "p", 0, 0, now=2.2)
+    route(tracker, "e", "p", 0, 0, now=2.2)
     assert load.full(30.0)
 
 
@@ -150,17 +150,17 @@ def test_whatever_may_give_capacity_is_reported() -> None:
     """Ends, progress, scrapes, rates and endpoints that leave call ``on_capacity``; a new request does
     not."""
     calls: list[None] = []
-    books = LoadTracker(default_rate=RATE, on_capacity=lambda: calls.append(None))
-    route(books, "a", "p", 100, 100, now=0.0)
-    route(books, "b", "p", 100, 100, now=0.0)
-    route(books, "c", "p", 100, 100, now=0.0)
+    tracker = LoadTracker(default_rate=RATE, on_capacity=lambda: calls.append(None))
+    route(tracker, "a", "p", 100, 100, now=0.0)
+    route(tracker, "b", "p", 100, 100, now=0.0)
+    route(tracker, "c", "p", 100, 100, now=0.0)
     assert calls == []
     for event in (
-        lambda: progress(books, "a", 10, now=0.1),
-        lambda: end(books, "a", now=0.2),
-        lambda: books.calibrate("p", slots=9),
-        lambda: books.reconcile("p", 2, 0, now=0.3),
-        lambda: books.remove_endpoint("p"),
+        lambda: progress(tracker, "a", 10, now=0.1),
+        lambda: end(tracker, "a", now=0.2),
+        lambda: tracker.calibrate("p", slots=9),
+        lambda: tracker.reconcile("p", 2, 0, now=0.3),
+        lambda: tracker.remove_endpoint("p"),
     ):
         before = len(calls)
         event()
@@ -169,125 +169,125 @@ def test_whatever_may_give_capacity_is_reported() -> None:
 
 def test_silence_expires() -> None:
     """A request nothing is heard of is dropped after the expiry; signs of life put it off."""
-    books = tracker(expire_seconds=10.0)
-    route(books, "silent", "p", 100, 100, now=0.0)
-    route(books, "alive", "p", 100, 100, now=0.0)
-    progress(books, "alive", 0, now=5.0)
+    tracker = new_tracker(expire_seconds=10.0)
+    route(tracker, "silent", "p", 100, 100, now=0.0)
+    route(tracker, "alive", "p", 100, 100, now=0.0)
+    progress(tracker, "alive", 0, now=5.0)
 
-    assert sessions(books.expire(now=9.9)) == []
-    assert sessions(books.expire(now=10.0)) == ["silent"]
-    assert sessions(books.expire(now=15.0)) == ["alive"]
-    assert (len(books), books.running("p"), books.backlog("p")) == (0, 0, 0)
+    assert sessions(tracker.expire(now=9.9)) == []
+    assert sessions(tracker.expire(now=10.0)) == ["silent"]
+    assert sessions(tracker.expire(now=15.0)) == ["alive"]
+    assert (len(tracker), tracker.running("p"), tracker.backlog("p")) == (0, 0, 0)
 
 
 def test_memory_is_bounded() -> None:
     """Beyond the bound the request heard of longest ago makes room."""
-    books = tracker(max_requests=2)
+    tracker = new_tracker(max_requests=2)
     for number in range(4):
-        route(books, f"s{number}", "p", 10, 10, now=float(number))
+        route(tracker, f"s{number}", "p", 10, 10, now=float(number))
 
-    assert (len(books), books.running("p")) == (2, 2)
-    assert end(books, "s1", now=4.0) is None
-    assert end(books, "s2", now=4.0) is not None
+    assert (len(tracker), tracker.running("p")) == (2, 2)
+    assert end(tracker, "s1", now=4.0) is None
+    assert end(tracker, "s2", now=4.0) is not None
 
 
 def test_an_endpoint_that_leaves_takes_its_requests_with_it() -> None:
     """A pod that leaves takes its requests with it."""
-    books = tracker()
-    route(books, "s", "p", 10, 10, now=0.0)
-    route(books, "t", "q", 10, 10, now=0.0)
+    tracker = new_tracker()
+    route(tracker, "s", "p", 10, 10, now=0.0)
+    route(tracker, "t", "q", 10, 10, now=0.0)
 
-    assert sessions(books.remove_endpoint("p")) == ["s"]
-    assert (len(books), books.running("p"), books.backlog("q")) == (1, 0, 10)
-    assert sessions(books.remove_endpoint("never")) == []
+    assert sessions(tracker.remove_endpoint("p")) == ["s"]
+    assert (len(tracker), tracker.running("p"), tracker.backlog("q")) == (1, 0, 10)
+    assert sessions(tracker.remove_endpoint("never")) == []
 
 
 def test_fewer_requests_twice_end_the_oldest() -> None:
     """Scrapes that show fewer requests than ours, twice in a row, end the ones heard of longest ago."""
-    books = tracker()
+    tracker = new_tracker()
     for number in range(3):
-        route(books, f"s{number}", "p", 10, 10, now=float(number))
-    progress(books, "s0", 0, now=5.0)
+        route(tracker, f"s{number}", "p", 10, 10, now=float(number))
+    progress(tracker, "s0", 0, now=5.0)
 
-    assert sessions(books.reconcile("p", 1, 0, now=10.0)) == []
-    assert sessions(books.reconcile("p", 2, 0, now=12.0)) == ["s1"]
-    assert books.running("p") == 2
-    assert sessions(books.reconcile("p", 2, 0, now=14.0)) == []
+    assert sessions(tracker.reconcile("p", 1, 0, now=10.0)) == []
+    assert sessions(tracker.reconcile("p", 2, 0, now=12.0)) == ["s1"]
+    assert tracker.running("p") == 2
+    assert sessions(tracker.reconcile("p", 2, 0, now=14.0)) == []
 
 
 def test_a_request_on_its_way_is_not_missing() -> None:
     """A request routed just before the scrape was sent, or after, may not have arrived: it is not ended."""
-    books = tracker(grace_seconds=0.5)
-    route(books, "s", "p", 10, 10, now=9.8)
+    tracker = new_tracker(grace_seconds=0.5)
+    route(tracker, "s", "p", 10, 10, now=9.8)
 
-    assert [books.reconcile("p", 0, 0, now=20.0, asked_at=10.0) for _ in range(3)] == [[], [], []]
+    assert [tracker.reconcile("p", 0, 0, now=20.0, asked_at=10.0) for _ in range(3)] == [[], [], []]
 
 
 def test_more_requests_are_untracked() -> None:
     """Traffic that did not pass through us counts as running, and goes when it goes."""
-    books = tracker()
-    route(books, "s", "p", 10, 10, now=0.0)
-    books.reconcile("p", 5, 2, now=2.0)
+    tracker = new_tracker()
+    route(tracker, "s", "p", 10, 10, now=0.0)
+    tracker.reconcile("p", 5, 2, now=2.0)
 
-    assert books.running("p") == 7
+    assert tracker.running("p") == 7
 
-    books.reconcile("p", 1, 0, now=4.0)
+    tracker.reconcile("p", 1, 0, now=4.0)
 
-    assert books.running("p") == 1
+    assert tracker.running("p") == 1
 
 
 def test_requests_that_wait_in_the_engine_have_their_whole_backlog() -> None:
     """Requests that wait in the engine have their full backlog again, although time had reduced it."""
-    books = tracker()
-    route(books, "begun", "p", 1000, 1000, now=0.0)
-    route(books, "queued", "p", 1000, 1000, now=0.0)
-    books.reconcile("p", 1, 1, now=3.0)
+    tracker = new_tracker()
+    route(tracker, "begun", "p", 1000, 1000, now=0.0)
+    route(tracker, "queued", "p", 1000, 1000, now=0.0)
+    tracker.reconcile("p", 1, 1, now=3.0)
 
-    assert books.backlog("p") == 1000
+    assert tracker.backlog("p") == 1000
 
 
 def test_events_outweigh_the_queue() -> None:
     """A request whose prefill events have shown progress is not set back by a scrape (a preempted one waits,
     too)."""
-    books = tracker()
-    route(books, "s", "p", 1000, 1000, now=0.0)
-    progress(books, "s", 100, now=1.0)
-    books.reconcile("p", 0, 1, now=1.0)
+    tracker = new_tracker()
+    route(tracker, "s", "p", 1000, 1000, now=0.0)
+    progress(tracker, "s", 100, now=1.0)
+    tracker.reconcile("p", 0, 1, now=1.0)
 
-    assert books.backlog("p") == 100
+    assert tracker.backlog("p") == 100
 
 
 def test_rates_are_learned_and_shared() -> None:
     """A pod without a rate of its own was never behind: it takes the fastest's; without any, the default."""
-    books = tracker()
-    books.load("p")
+    tracker = new_tracker()
+    tracker.load("p")
 
-    assert books.rate("p") == RATE
+    assert tracker.rate("p") == RATE
 
     for key, rate in (("a", 100.0), ("b", 300.0), ("c", 500.0)):
-        books.calibrate(key, rate=rate, decode_seconds=2.0, slots=8)
+        tracker.calibrate(key, rate=rate, decode_seconds=2.0, slots=8)
 
-    assert [books.rate(key) for key in ("p", "a", "late")] == [500.0, 100.0, 500.0]
-    assert (books.load("a").decode_seconds, books.load("a").slots) == (2.0, 8)
+    assert [tracker.rate(key) for key in ("p", "a", "late")] == [500.0, 100.0, 500.0]
+    assert (tracker.load("a").decode_seconds, tracker.load("a").slots) == (2.0, 8)
 
 
 def test_a_scraped_rate_below_what_events_have_shown_is_not_believed() -> None:
     """Prefill times overlap on a busy engine, so scrapes may tell less than the truth."""
-    books = tracker()
-    route(books, "s", "p", 4000, 4000, now=0.0)
-    progress(books, "s", 0, now=1.0, computed=4000.0)
-    books.calibrate("p", rate=900.0)
+    tracker = new_tracker()
+    route(tracker, "s", "p", 4000, 4000, now=0.0)
+    progress(tracker, "s", 0, now=1.0, computed=4000.0)
+    tracker.calibrate("p", rate=900.0)
 
-    assert books.rate("p") == 4000.0
+    assert tracker.rate("p") == 4000.0
 
 
 def test_loads_of_all_endpoints_are_of_one_moment() -> None:
     """The metrics see each endpoint drained to the same time."""
-    books = tracker()
-    route(books, "s", "p", 500, 500, now=0.0)
-    books.load("q")
+    tracker = new_tracker()
+    route(tracker, "s", "p", 500, 500, now=0.0)
+    tracker.load("q")
 
-    assert {key: load.backlog_tokens for key, load in books.loads(now=0.2).items()} == {"p": 300, "q": 0}
+    assert {key: load.backlog_tokens for key, load in tracker.loads(now=0.2).items()} == {"p": 300, "q": 0}
 
 
 session_names = st.sampled_from(["a", "b", "c", "d"])
@@ -301,7 +301,7 @@ class AnyHistory(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 100.0
-        self.books = tracker(max_requests=6, expire_seconds=30.0)
+        self.loads = new_tracker(max_requests=6, expire_seconds=30.0)
 
     @rule(seconds=st.floats(0, 40))
     def wait(self, seconds: float) -> None:
@@ -309,43 +309,43 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(session=session_names, pod=pods, uncached=tokens)
     def routed(self, session: str, pod: str, uncached: int) -> None:
-        before = self.books.backlog(pod, self.now)
-        full = len(self.books) == 6
-        route(self.books, session, pod, uncached, 5000, self.now)
-        assert full or self.books.backlog(pod) == pytest.approx(before + max(uncached, 0), abs=2)
+        before = self.loads.backlog(pod, self.now)
+        full = len(self.loads) == 6
+        route(self.loads, session, pod, uncached, 5000, self.now)
+        assert full or self.loads.backlog(pod) == pytest.approx(before + max(uncached, 0), abs=2)
 
     @rule(session=session_names, left=tokens)
     def progress(self, session: str, left: int) -> None:
-        progress(self.books, session, left, self.now)
+        progress(self.loads, session, left, self.now)
 
     @rule(session=session_names)
     def settled(self, session: str) -> None:
-        end(self.books, session, self.now)
+        end(self.loads, session, self.now)
 
     @rule(pod=pods, running=st.integers(-1, 5), waiting=st.integers(-1, 5), age=st.floats(0, 2))
     def reconcile(self, pod: str, running: int, waiting: int, age: float) -> None:
-        self.books.reconcile(pod, running, waiting, self.now, asked_at=self.now - age)
-        assert self.books.running(pod) >= max(running, 0) + max(waiting, 0) - 6
+        self.loads.reconcile(pod, running, waiting, self.now, asked_at=self.now - age)
+        assert self.loads.running(pod) >= max(running, 0) + max(waiting, 0) - 6
 
     @rule(pod=pods)
     def forget(self, pod: str) -> None:
-        sessions(self.books.remove_endpoint(pod))
-        assert (self.books.backlog(pod), self.books.running(pod)) == (0, 0)
+        sessions(self.loads.remove_endpoint(pod))
+        assert (self.loads.backlog(pod), self.loads.running(pod)) == (0, 0)
 
     @rule()
     def expire_all(self) -> None:
-        sessions(self.books.expire(self.now + 1000))
-        loads = [self.books.load(pod) for pod in ("p", "q")]
-        assert len(self.books) == 0
-        assert [(load.backlog_tokens, len(load.attempts), len(load.prefill_queue)) for load in loads] == [
+        sessions(self.loads.expire(self.now + 1000))
+        tracker = [self.loads.load(pod) for pod in ("p", "q")]
+        assert len(self.loads) == 0
+        assert [(load.backlog_tokens, len(load.attempts), len(load.prefill_queue)) for load in tracker] == [
             (0, 0, 0)
         ] * 2
 
     @invariant()
     def accounts_are_sound(self) -> None:
-        loads = [self.books.load(pod) for pod in ("p", "q")]
-        assert sum(len(load.attempts) for load in loads) == len(self.books) <= 6
-        for load in loads:
+        tracker = [self.loads.load(pod) for pod in ("p", "q")]
+        assert sum(len(load.attempts) for load in tracker) == len(self.loads) <= 6
+        for load in tracker:
             assert load.backlog_tokens >= 0
             assert load.backlog_tokens == pytest.approx(sum(r.backlog for r in load.attempts), abs=1e-3)
             assert {r for r in load.attempts if r.backlog > 0} == set(load.prefill_queue)
@@ -357,70 +357,70 @@ TestAnyHistory = AnyHistory.TestCase
 @given(st.lists(st.tuples(session_names, pods, tokens), max_size=20))
 def test_settling_everything_leaves_nothing(routed: list[tuple[str, str, int]]) -> None:
     """No backlog is left once all requests have ended, however they were routed."""
-    books = tracker()
+    tracker = new_tracker()
     for session, pod, uncached in routed:
-        route(books, session, pod, uncached, 1, now=1.0)
+        route(tracker, session, pod, uncached, 1, now=1.0)
     for session, _, _ in routed:
-        end(books, session, now=1.0)
+        end(tracker, session, now=1.0)
 
-    assert (len(books), books.backlog("p"), books.backlog("q"), books.running("p")) == (0, 0, 0, 0)
+    assert (len(tracker), tracker.backlog("p"), tracker.backlog("q"), tracker.running("p")) == (0, 0, 0, 0)
 
 
 def test_progress_of_one_of_a_sessions_requests_is_its_own() -> None:
     """One session is routed to two endpoints: progress on one changes neither backlog nor rate of the
     other."""
-    books = tracker()
-    route(books, "s", "a", 4000, 4000, now=0.0)
-    route(books, "s", "b", 4000, 4000, now=0.0)
-    request = books.table.at("s", "b")
+    tracker = new_tracker()
+    route(tracker, "s", "a", 4000, 4000, now=0.0)
+    route(tracker, "s", "b", 4000, 4000, now=0.0)
+    request = tracker.table.at("s", "b")
     assert request is not None
 
-    books.on_progress(request.attempt, 0, now=0.4, computed=4000)
+    tracker.on_progress(request.attempt, 0, now=0.4, computed=4000)
 
-    assert (books.backlog("a"), books.backlog("b")) == (4000, 0)
-    assert books.load("a").rate_estimator.proven == 0.0
-    assert books.load("b").rate_estimator.proven == pytest.approx(10_000.0)
+    assert (tracker.backlog("a"), tracker.backlog("b")) == (4000, 0)
+    assert tracker.load("a").rate_estimator.proven == 0.0
+    assert tracker.load("b").rate_estimator.proven == pytest.approx(10_000.0)
 
 
 def test_a_replicas_request_counts_and_is_left_to_that_replica_to_end() -> None:
     """Another replica's request counts like ours, but ending our session, expiry and the removal of its
     endpoint do not report it."""
-    books = tracker(expire_seconds=10.0)
-    route(books, "same", "p", 50, 50, now=0.0)
-    attempt = remote(books, "same", "p", 0.0, backlog=80.0)
-    books.add_remote(attempt, now=0.0)
+    tracker = new_tracker(expire_seconds=10.0)
+    route(tracker, "same", "p", 50, 50, now=0.0)
+    attempt = remote(tracker, "same", "p", 0.0, backlog=80.0)
+    tracker.add_remote(attempt, now=0.0)
 
-    assert (books.backlog("p"), books.running("p"), len(books), len(books.own())) == (130, 2, 2, 1)
-    end(books, "same", now=0.0)
-    assert (end(books, "same", now=0.0), books.backlog("p"), attempt.open) == (None, 80, True)
-    assert (books.expire(now=99.0), books.remove_endpoint("p"), attempt.open) == ([], [], False)
+    assert (tracker.backlog("p"), tracker.running("p"), len(tracker), len(tracker.own())) == (130, 2, 2, 1)
+    end(tracker, "same", now=0.0)
+    assert (end(tracker, "same", now=0.0), tracker.backlog("p"), attempt.open) == (None, 80, True)
+    assert (tracker.expire(now=99.0), tracker.remove_endpoint("p"), attempt.open) == ([], [], False)
 
 
 def test_progress_of_a_replicas_request_is_taken_from_events() -> None:
     """Events reach every replica: what is left of the prefill is known without the one that routed it."""
-    books = tracker()
-    attempt = remote(books, "s", "p", 0.0)
-    books.add_remote(attempt, now=0.0)
-    books.on_progress(attempt, 30, now=0.01)
-    backlog = books.backlog("p", now=0.01)
-    books.end_remote(attempt, now=0.01)
-    books.end_remote(attempt, now=0.01)
+    tracker = new_tracker()
+    attempt = remote(tracker, "s", "p", 0.0)
+    tracker.add_remote(attempt, now=0.0)
+    tracker.on_progress(attempt, 30, now=0.01)
+    backlog = tracker.backlog("p", now=0.01)
+    tracker.end_remote(attempt, now=0.01)
+    tracker.end_remote(attempt, now=0.01)
 
-    assert (backlog, books.backlog("p"), books.running("p")) == (30, 0, 0)
+    assert (backlog, tracker.backlog("p"), tracker.running("p")) == (30, 0, 0)
 
 
 def test_a_request_that_a_scrape_counted_as_untracked_is_tracked_once_it_is_known() -> None:
     """The scrape came before the other replica's word; a request routed after the scrape was not in it."""
-    books = tracker()
-    books.reconcile("p", 1, 0, now=10.0)
-    books.add_remote(remote(books, "later", "p", 10.5), now=11.0)
-    between = books.load("p").untracked_requests
-    attempt = remote(books, "before", "p", 9.9)
-    books.add_remote(attempt, now=11.0)
+    tracker = new_tracker()
+    tracker.reconcile("p", 1, 0, now=10.0)
+    tracker.add_remote(remote(tracker, "later", "p", 10.5), now=11.0)
+    between = tracker.load("p").untracked_requests
+    attempt = remote(tracker, "before", "p", 9.9)
+    tracker.add_remote(attempt, now=11.0)
 
-    assert (between, books.load("p").untracked_requests, books.running("p")) == (1, 0, 2)
-    books.end_remote(attempt, now=11.0, untracked=True)
-    assert (books.load("p").untracked_requests, books.running("p")) == (1, 2)
+    assert (between, tracker.load("p").untracked_requests, tracker.running("p")) == (1, 0, 2)
+    tracker.end_remote(attempt, now=11.0, untracked=True)
+    assert (tracker.load("p").untracked_requests, tracker.running("p")) == (1, 2)
 
 
 class Heard(RequestListener):
@@ -442,29 +442,29 @@ class Heard(RequestListener):
 
 def test_listeners_are_notified_of_each_request_of_this_replica_once() -> None:
     """Routed, moved and ended, in order; requests of other replicas are not reported."""
-    books, heard = tracker(), Heard()
-    route(books, "unseen", "p", 1, 1, now=0.0)
-    books.add_listener(heard)
-    moved = route(books, "s", "p", 1, 1, now=0.0).request
-    books.add_remote(remote(books, "theirs", "p", 0.0), now=0.0)
-    books.move(moved, "q", 1, now=0.0)
-    end(books, "unseen", now=0.0)
-    books.remove_endpoint("p")
-    books.remove_endpoint("q")
-    books.end(moved, now=0.0)
+    tracker, heard = new_tracker(), Heard()
+    route(tracker, "unseen", "p", 1, 1, now=0.0)
+    tracker.add_listener(heard)
+    moved = route(tracker, "s", "p", 1, 1, now=0.0).request
+    tracker.add_remote(remote(tracker, "theirs", "p", 0.0), now=0.0)
+    tracker.move(moved, "q", 1, now=0.0)
+    end(tracker, "unseen", now=0.0)
+    tracker.remove_endpoint("p")
+    tracker.remove_endpoint("q")
+    tracker.end(moved, now=0.0)
 
     assert heard.said == [("routed", "s", 2), ("moved", "pq", 3), ("ended", "unseen", 1), ("ended", "s", 3)]
 
 
 def test_a_request_passes_its_states_in_order() -> None:
     """Sent, prefilling with its first progress, decoding when the prompt is computed, ended."""
-    books = tracker()
-    request = route(books, "s", "p", 100, 100, now=0.0).request
+    tracker = new_tracker()
+    request = route(tracker, "s", "p", 100, 100, now=0.0).request
     states = [request.state]
     for backlog in (60, 0, 0):
-        progress(books, "s", backlog, now=1.0)
+        progress(tracker, "s", backlog, now=1.0)
         states.append(request.state)
-    end(books, "s", now=2.0)
+    end(tracker, "s", now=2.0)
 
     assert states == [
         RequestState.SENT,

@@ -1,4 +1,4 @@
-"""A director whose queue is driven by the test's loop, and the answers of requests that wait in it."""
+"""A director whose queue is driven by the test's loop, and the answers to queued requests."""
 
 import asyncio
 from collections.abc import Generator
@@ -14,7 +14,7 @@ from kvist_epp.names import PRIORITY_HEADER, SESSION_HEADER, TENANT_HEADERS
 
 
 class Wait:
-    """The answer to a request that waits: to be awaited whenever a test likes."""
+    """The answer to a queued request, to be awaited whenever a test likes."""
 
     def __init__(self, pending: DeferredResult, queued: QueuedRequest) -> None:
         self.pending = pending
@@ -32,8 +32,8 @@ class Wait:
         return self.answer.__await__()
 
 
-class Door:
-    """A director with a queue, over endpoints of so many slots each."""
+class QueuedDirector:
+    """A director with a queue, over endpoints with so many slots each."""
 
     def __init__(self, endpoints: int, slots: int | None, clock: Clock, **limits: Any) -> None:
         self.driver = FlowDriver(clock)
@@ -48,14 +48,14 @@ class Door:
             self.director.tracker.calibrate(endpoint.key, slots=slots)
 
     def decide(self, request: PickRequest) -> PickResult | DeferredResult:
-        """Decide as the ext_proc service has it."""
+        """Decide as ``app`` does for the ext_proc service."""
         answer = self.parts.decide(request)
         return self.driver.deferred(answer) if isinstance(answer, QueuedRequest) else answer
 
     def ask(
         self, name: str, *, priority: int | None = None, tenant: str = "", **more: Any
     ) -> PickResult | Wait:
-        """Return what a request whose session has this name is answered at once."""
+        """Return the immediate answer to a request whose session has this name."""
         headers = {SESSION_HEADER: name}
         if priority is not None:
             headers[PRIORITY_HEADER] = str(priority)
@@ -71,7 +71,7 @@ class Door:
         self.parts.end(*names)
 
     def computed(self, name: str) -> None:
-        """Report that the engine has computed the prompt, and goes on decoding."""
+        """Report that the engine has computed the prompt and decodes."""
         request = self.director.table.find(name)
         assert request is not None
         self.director.tracker.on_progress(request.attempt, 0, self.clock())
@@ -83,7 +83,7 @@ class Door:
 
 
 async def refusal(decision: object) -> PickError:
-    """Return the error that a request was answered which waited."""
+    """Return the error with which a queued request was answered."""
     assert isinstance(decision, Wait)
     error = await decision
     assert isinstance(error, PickError)
