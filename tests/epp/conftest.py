@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.epp.queued_director import QueuedDirector
 from tests.epp.parts import Clock
+from tests.epp.queued_director import QueuedDirector
 
 
 class RealClock(Clock):

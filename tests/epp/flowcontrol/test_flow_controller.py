@@ -5,8 +5,8 @@ import time
 from typing import Any
 
 import pytest
-from tests.epp.queued_director import Wait, refusal
 from tests.epp.parts import ask, chat
+from tests.epp.queued_director import Wait, refusal
 
 from kvist_epp.errors import NoEndpoints, Shed, ShuttingDown
 from kvist_epp.extproc.pick_request import PickResult
