@@ -85,7 +85,7 @@ def index_document(registry: EndpointRegistry) -> dict[str, Any]:
         "model": {
             "name": model.name if model else None,
             "faithful": model is not None and model.faithful,
-            "why_not": model.why_not if model else "no --model",
+            "why_not": model.why_not if model else "--model is not set",
         },
         "bytes_per_token": round(director.lookup.bytes_per_token, 3),
         "index": director.index.stats(),

@@ -206,7 +206,7 @@ async def _run(settings: Settings, start: Start) -> None:
     async with start(settings, shutdown) as process:
         shutdown.handle_signals()
         logger.info(
-            "listening on port %d for ext_proc, %d for gRPC health and %d for metrics; the transport is %s",
+            "listening on port %d for ext_proc, %d for gRPC health and %d for metrics (transport: %s)",
             process.grpc.port,
             process.grpc_health.port,
             process.metrics_port,

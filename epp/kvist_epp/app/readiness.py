@@ -57,7 +57,7 @@ class Readiness:
             self._health.set(True)
             without = f"; timed out waiting for: {'; '.join(waiting)}" if waiting else ""
             count = len(self._registry.fleet)
-            logger.info("the picker is ready and has %d endpoints%s", count, without)
+            logger.info("the picker is ready (endpoints: %d)%s", count, without)
 
     def stop(self, reason: str) -> None:
         """Stop being ready, for good: the picker shuts down."""

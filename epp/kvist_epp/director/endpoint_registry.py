@@ -208,16 +208,16 @@ class EndpointRegistry(RequestListener):
         state = self.states[key]
         model = self.director.model
         if model is None or not model.faithful:
-            wanted = "its tokenizer has not come yet" if self.settings.model else "no --model"
-            return f"bytes are not faithful: {model.why_not}" if model else wanted
+            wanted = "the tokenizer is not loaded yet" if self.settings.model else "--model is not set"
+            return f"the tokenizer does not decode to exact bytes: {model.why_not}" if model else wanted
         if self.subscriber is None or not state.member.publishers:
-            return "no KV events are followed"
+            return "the picker does not subscribe to its KV events"
         if not self.subscriber.warm(key):
-            return "its first replay is not over"
+            return "the first replay of its KV events has not finished"
         if self.subscriber.suspect(key):
-            return "events are missing"
+            return "some of its KV events are missing"
         if state.accuracy.silent(sum(rank.messages for rank in self.subscriber.stats_of(key))):
-            return "it publishes no events"
+            return "it publishes no KV events"
         return state.accuracy.why_not
 
     def _add(self, endpoint: Endpoint) -> None:

@@ -379,7 +379,7 @@ class EndpointsFileWatcher:
         if endpoints == self.endpoints:
             return
         self.endpoints = endpoints
-        logger.info("the endpoints file %s has %d endpoints", self.path, len(endpoints))
+        logger.info("the endpoints file %s was read (endpoints: %d)", self.path, len(endpoints))
         self._on_endpoints(endpoints)
 
     def _refuse(self, problem: str) -> None:

@@ -200,7 +200,11 @@ class Scraper:
             # An engine that is starting is expected not to answer.
             level = logging.INFO if endpoint.refusal else logging.WARNING
             logger.log(
-                level, "endpoint %s (%s) cannot be scraped: %s", endpoint.key, endpoint.hostport, problem
+                level,
+                "endpoint %s (%s) gets no requests, because it cannot be scraped: %s",
+                endpoint.key,
+                endpoint.hostport,
+                problem,
             )
             self._on_change(state)
 

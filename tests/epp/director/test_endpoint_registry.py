@@ -124,7 +124,7 @@ async def test_without_events_everything_is_approximate(registry: EndpointRegist
     registry.follow(EndpointSet((endpoint(1),)))
     registry.on_tick()
     assert registry.trusted() == {"10.0.0.1:80": 0}
-    assert registry.why_approximate("t/e1") == "no KV events are followed"
+    assert registry.why_approximate("t/e1") == "the picker does not subscribe to its KV events"
     assert registry.cold() == []
 
 
@@ -134,7 +134,7 @@ async def test_an_engine_is_believed_once_it_is_warm_and_as_long_as_it_is_right(
     """Before its first replay is over an engine is approximate; then precise; then its errors decide."""
     following.follow(EndpointSet((endpoint(1, kv_events=NOBODY, kv_replay=None),)))
     assert following.cold() == ["t/e1"]
-    assert following.why_approximate("t/e1") == "its first replay is not over"
+    assert following.why_approximate("t/e1") == "the first replay of its KV events has not finished"
 
     assert following.subscriber is not None
     following.subscriber.stats()["t/e1/0"].warm = True
@@ -161,7 +161,7 @@ async def test_a_silent_engine_is_not_believed(following: EndpointRegistry) -> N
     for number in range(20):
         assert following.why_approximate("t/e1") == "", number
         following.director.offer(ask(chat(f"q{number}")), following.clock())
-    assert following.why_approximate("t/e1") == "it publishes no events"
+    assert following.why_approximate("t/e1") == "it publishes no KV events"
 
 
 async def test_requests_that_show_no_life_expire(registry: EndpointRegistry, parts: Parts) -> None:

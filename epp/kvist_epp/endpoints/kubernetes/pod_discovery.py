@@ -218,7 +218,7 @@ class PodDiscovery:
             return
         if self._published is None or len(found) != len(self._published):
             logger.info(
-                "the pool has %d endpoints, %d of them in ready pods",
+                "the endpoints of the pool have changed (endpoints: %d, in ready pods: %d)",
                 len(found),
                 sum(not e.refusal for e in found),
             )
