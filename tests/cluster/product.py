@@ -88,7 +88,7 @@ class Product:
         self.picker = _picker(self.children, self.kubeconfig, self.space, self.ports)
 
     async def ready(self) -> None:
-        """Wait until the picker says that it is, and Envoy has heard."""
+        """Wait until the picker is ready and Envoy's health check has seen it."""
         probe = functools.partial(answers, HOST, self.ports.metrics, "/readyz")
         await self.children.ready(self.picker, probe, START_SECONDS)
         await healthy_pickers(self.envoy, 1)

@@ -69,8 +69,8 @@ async def test_the_guide_s_operators_start(
 
 
 async def test_the_guide_s_replicas_follow_each_other(cluster: Cluster) -> None:
-    """Service, Deployment and command of the guide, the Role of another one, and a Secret in the place of
-    cert-manager: each of three replicas hears the other two."""
+    """With the guide's Service, Deployment and command, the Role of another guide, and a Secret in place of
+    cert-manager, each of three replicas follows the other two."""
     [step] = steps_of("test_the_guide_s_replicas_follow_each_other")
     service, certificate, deployment = objects_of("replicas.md")
     [container] = deployment["spec"]["template"]["spec"]["containers"]
@@ -101,7 +101,7 @@ def secret(certificate: Json) -> Json:
 
 
 async def all_hear(cluster: Cluster, room: Space) -> bool:
-    """Return whether each replica hears two others, and no other one is known."""
+    """Return whether each replica follows two others and knows no further one."""
     pods = await room.pods(app="kvist-epp")
     found = await asyncio.gather(*(heard(cluster, pod["status"]["podIP"]) for pod in pods))
     return found == [["heard", "heard"]] * 3

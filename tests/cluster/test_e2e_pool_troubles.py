@@ -25,7 +25,7 @@ async def said(room: Space, word: str, kind: str = "Progressing") -> Json:
 
 
 async def test_an_engine_that_refuses_its_arguments_is_quoted(cluster: Cluster, room: Space) -> None:
-    """A crash loop becomes a condition with the last words of vLLM."""
+    """A crash loop becomes a condition with vLLM's termination message."""
     await installed(cluster, room.client)
     await room.apply(pool("twig", **PLAIN, engine={"extraArgs": ["--no-such-flag"]}))
     found = await said(room, "--no-such-flag")
@@ -34,7 +34,7 @@ async def test_an_engine_that_refuses_its_arguments_is_quoted(cluster: Cluster, 
 
 
 async def test_a_pool_without_room_says_what_the_scheduler_says(cluster: Cluster, room: Space) -> None:
-    """More replicas than the nodes have accelerators for: one waits, and the condition tells for what."""
+    """With more replicas than accelerators one pod waits, and the condition says for what."""
     await installed(cluster, room.client)
     await room.apply(pool("twig", **PLAIN, replicas=9))
     found = await said(room, "nvidia.com/gpu")

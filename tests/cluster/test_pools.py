@@ -80,7 +80,7 @@ async def test_a_pool_that_does_not_exist_yet(plane: ControlPlane, space: Namesp
 
 
 async def test_our_own_pool(plane: ControlPlane, space: Namespace, pools: None) -> None:
-    """Pods of our own pool carry its name; the port is 8000 until its status tells."""
+    """Pods of our own pool carry its name; the port is 8000 until the pool's status has it."""
     path = space.of(OWN_GROUP, "v1alpha1", "inferencepools")
     body = {"apiVersion": "kvist.dev/v1alpha1", "kind": "InferencePool", "metadata": {"name": "mine"}}
     await space.client.ask("POST", path, body)

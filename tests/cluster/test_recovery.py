@@ -59,7 +59,7 @@ async def test_gone(plane: ControlPlane, space: Namespace, relay: TcpRelay) -> N
 async def test_a_cut_watch_goes_on_where_it_was(
     plane: ControlPlane, space: Namespace, relay: TcpRelay
 ) -> None:
-    """A broken connection costs no list: the next watch begins at the last version heard."""
+    """A broken connection costs no list: the next watch begins at the last version received."""
     await space.pod("a", "10.0.0.1")
     way = plane.kubeconfig("relayed", server=f"https://{relay.address}")
     async with following(way, space) as seen:

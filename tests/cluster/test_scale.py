@@ -1,4 +1,4 @@
-"""A thousand pods on a real API server: what lists and changes cost; ``pytest -rP`` tells the figures."""
+"""A thousand pods on a real API server: the cost of lists and changes; ``pytest -rP`` prints the figures."""
 
 import asyncio
 import time

@@ -113,7 +113,7 @@ class Pool:
             await response.read()
 
     async def requests(self, number: int) -> int:
-        """Return the number of open requests in a picker's ledger."""
+        """Return the number of requests in flight of a picker."""
         fleet = await self.page(number, "/debug/fleet")
         return sum(endpoint["requests"] for endpoint in fleet["endpoints"])
 

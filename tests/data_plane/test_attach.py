@@ -93,7 +93,8 @@ def failing(*, is_open: bool) -> Tweak:
 
 @FORMS
 async def test_requests_go_where_the_picker_says(file: Path) -> None:
-    """Whatever endpoint the client names; the body arrives whole, and the picker hears of the end."""
+    """The picker's choice holds whatever endpoint the client names; the body arrives whole, and the end is
+    reported to the picker."""
     async with attached(file) as running:
         first, second = running.engines
         for _ in range(3):

@@ -113,7 +113,8 @@ async def trailers_alone(port: int) -> bytes:
 
 
 async def test_a_canary_takes_its_weight(tmp_path: Path, transport: Transport, mode: Mode) -> None:
-    """90 to 10 between two pools, each with its own picker: who was asked serves, and hears how it ended."""
+    """Requests are split 90 to 10 between two pools; the picker of the chosen pool picks and gets the report
+    of the end."""
     async with several(tmp_path, transport, mode) as running:
         statuses = await asyncio.gather(*(post(running, body_of(LARGE, str(n))) for n in range(400)))
         assert set(statuses) == {200}
@@ -233,7 +234,7 @@ async def test_the_guides_commands_start_it(tmp_path: Path, command: str) -> Non
 
 
 async def test_the_whole_product(tmp_path: Path) -> None:
-    """Real pickers over TLS: each picks for its own model alone, and hears that its requests have ended."""
+    """Real pickers over TLS: each picks for its own model alone and receives the ends of its requests."""
     models = {"small": SMALL, "large": LARGE, "large-next": LARGE}
     async with real(tmp_path, models) as running, aiohttp.ClientSession(running.envoy.url) as client:
         answered = []

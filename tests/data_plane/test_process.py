@@ -120,7 +120,8 @@ async def test_five_names_on_both_ports(tmp_path: Path, transport: Transport) ->
 
 
 async def test_draining_is_reported_at_once_on_both_ports(tmp_path: Path, transport: Transport) -> None:
-    """On SIGTERM watchers hear it; in the delay the picker still takes connections, and says why not."""
+    """On SIGTERM health watchers are notified; in the delay the picker still takes connections and gives the
+    reason."""
     async with picker(tmp_path, transport, "--drain-delay=3s", "--drain-timeout=10s") as process:
         watches = [stub.Watch(HealthCheckRequest(service="")) for stub in (process.main, process.health)]
         assert [(await watch.read()).status for watch in watches] == [SERVING] * 2
@@ -206,7 +207,7 @@ async def test_a_part_that_fails_ends_the_picker(tmp_path: Path, transport: Tran
 
 @pytest.mark.parametrize("flag", ["grpc-port", "grpc-health-port", "metrics-port"])
 async def test_a_port_that_is_taken(tmp_path: Path, transport: Transport, flag: str) -> None:
-    """The one line that tells is ours: the flag, the port, the reason."""
+    """One error line names the flag, the port and the reason."""
     file = tmp_path / "endpoints.yaml"
     file.write_text(NO_ENDPOINTS)
     taken = await asyncio.start_server(lambda _, writer: writer.close(), HOST, 0)

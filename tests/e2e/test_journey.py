@@ -86,7 +86,7 @@ async def answered(loads: tuple[Steady, ...]) -> None:
 
 
 async def learned(pool: Served) -> None:
-    """Envoy Gateway asked the pickers, and tells them how requests ended."""
+    """Envoy Gateway has asked the pickers and reported how requests ended."""
     picks = await pools.counted(pool, PICKS)
     ends = await pools.counted(pool, ENDS)
     say("  picks for Envoy Gateway, ends that its access log reported", f"{picks}, {ends}")

@@ -1,4 +1,4 @@
-"""The engine harness itself: a real vLLM serves, tells its events, and leaves nothing behind."""
+"""The engine harness itself: a real vLLM serves, publishes its events, and leaves nothing behind."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ async def ask(engine: VllmEngine, body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def first_stored(engine: VllmEngine) -> dict[str, Any]:
-    """The first block event of the engine's life, asked from its replay buffer until it is there."""
+    """Return the first block event of the engine, requested from its replay buffer until it is there."""
     with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.connect(engine.replay)
         while True:

@@ -51,7 +51,7 @@ class ApiServer:
         return [query["resourceVersion"] for _, query in self.asked if "watch" in query]
 
     def put(self, path: str, name: str, *, silently: bool = False, **parts: Any) -> None:
-        """An object is made, or replaced; ``silently``: no watch ever hears of it."""
+        """Create or replace an object; ``silently``: no watch reports it."""
         known = self._objects.setdefault(path, {})
         self.version += 1
         meta = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "resourceVersion": str(self.version)}

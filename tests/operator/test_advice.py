@@ -155,7 +155,7 @@ def test_any_figures_give_bounded_advice_that_stands(figures: Figures) -> None:
 
 @given(st.lists(st.floats(0.8, 1.25), min_size=2, max_size=20))
 def test_a_wobble_writes_nothing(factors: list[float]) -> None:
-    """Figures that move by a quarter leave the words as they are, around thresholds too."""
+    """Figures that move by a quarter leave the text as it is, around thresholds too."""
     base = replace(
         WELL,
         preemptions=15,

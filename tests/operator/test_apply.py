@@ -223,8 +223,8 @@ def test_surge_first_keeps_the_old_until_the_new_serves() -> None:
 
 
 def test_the_way_in_comes_last_and_goes_first() -> None:
-    """Accounts and rights are created before pods, and pods before routes; deletion is the other way
-    round."""
+    """Service accounts and rights are created before pods, and pods before routes; deletion has the reverse
+    order."""
     kinds = [step.key.kind for step in World().look(POOL, RENDERED["route"]).steps]
     assert kinds.index("ServiceAccount") < kinds.index("Deployment") < kinds.index("HTTPRoute")
 

@@ -82,7 +82,7 @@ def acted(times: Sequence[datetime]) -> Iterator[tuple[datetime, CertificateBund
 
 
 def lately(written: Sequence[tuple[datetime, CertificateBundle]], since: datetime) -> list[CertificateBundle]:
-    """Return the files that a pod may have which receives them this late."""
+    """Return the files of a pod that receives updates this late."""
     newer = [bundle for moment, bundle in written if moment > since]
     older = [bundle for moment, bundle in written if moment <= since]
     return [*older[-1:], *newer]

@@ -1,4 +1,4 @@
-"""Promises about broken pods: the condition says which pod, in whose words, and what to do."""
+"""Promises about broken pods: the condition names the pod, quotes the cause, and says what to do."""
 
 import json
 from datetime import timedelta
@@ -78,7 +78,8 @@ def test_a_healthy_pod_has_no_problem() -> None:
 
 
 def test_several_pods_with_one_problem_are_one_sentence() -> None:
-    """The first by name tells; how many have it is said; another trouble is a sentence of its own."""
+    """The first pod by name is described, with the number of pods that share its problem; another problem is
+    a separate sentence."""
     pods = [
         merged(BY_NAME[case].pod, {"metadata": {"name": name}})
         for name, case in (
@@ -113,7 +114,7 @@ def test_only_the_newest_generation_counts() -> None:
 
 
 def test_leaders_and_followers_are_of_one_generation() -> None:
-    """A LeaderWorkerSet's roles have templates of their own: the plan tells what belongs together."""
+    """A LeaderWorkerSet's roles have different templates: the plan's hash says which pods belong together."""
     leader = healthy("engine", "twig-0")
     follower = merged(BY_NAME["no-free-gpu"].pod, {"metadata": {"name": "twig-0-1"}})
     for pod in (leader, follower):

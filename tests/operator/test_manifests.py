@@ -361,7 +361,7 @@ def test_ranks_behind_one_port_publish_on_ports_of_their_own() -> None:
 
 
 def test_without_a_picker_engines_publish_nothing_and_no_page_is_requested() -> None:
-    """No events, no picker, no rights; the way in spreads requests evenly."""
+    """There are no events, no picker and no rights; the gateway spreads requests evenly."""
     found = rendered("no-picker")
     kinds = {made["kind"] for made in found.objects}
 

@@ -147,7 +147,7 @@ def test_what_is_missing_is_the_reason(
 
 
 def test_a_broken_image_leaves_the_old_generation_serving_and_says_why() -> None:
-    """The kubelet's own words are in Progressing and Ready."""
+    """Progressing and Ready quote the kubelet."""
     observed = replace(
         WELL,
         workload=workload(updatedReplicas=1, readyReplicas=1),

@@ -121,7 +121,7 @@ def test_no_secret_is_repeated(form: str, secret: str, around: str) -> None:
 
 
 def test_masking_leaves_the_rest_alone() -> None:
-    """Words about tokens are no tokens."""
+    """Text about tokens is not masked, because it holds no secret."""
     said = "maximum number of tokens: 4096; 128 tokens per step; max_tokens=2048, token: None"
 
     assert masked(said) == said

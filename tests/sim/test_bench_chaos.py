@@ -118,7 +118,7 @@ def test_a_loss_needs_a_pod_that_was_healthy_all_the_time(lives: list[Life], los
 
 
 def test_health_begins_and_ends_with_the_process() -> None:
-    """The edges of a life: from the first good health check to SIGKILL."""
+    """Health covers a process from its first good health check to SIGKILL."""
     assert healthy([Life(A, 5.0, killed=6.0)], 5.0, 5.9)
     assert not healthy([Life(A, 5.0, killed=6.0)], 4.9, 5.9)
     assert not healthy([Life(A, 5.0, killed=6.0)], 5.0, 6.0)

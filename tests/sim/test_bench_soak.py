@@ -123,7 +123,7 @@ def test_shares_are_counted_in_size_not_in_requests() -> None:
 
 
 def test_late_counts_those_without_an_answer_too() -> None:
-    """The limit has some slack for two clocks; no answer at all is late for ever."""
+    """The limit has some slack for two clocks; a request without an answer is always late."""
     assert late([0.1, 15.0, 15.9, 16.1, float("inf")], 15.0) == 2
 
 

@@ -1,4 +1,5 @@
-"""vLLM's command line: what it accepts starts the simulator, what it refuses is refused in its words."""
+"""vLLM's command line: what it accepts starts the simulator, what it refuses is refused with the same
+message."""
 
 import json
 from pathlib import Path

@@ -66,7 +66,7 @@ async def test_events_pass_the_relay_and_are_dropped_on_demand() -> None:
 
 
 async def _until_heard(engine: zmq.Socket[bytes], picker: zmq.Socket[bytes]) -> list[bytes]:
-    """A subscription takes a moment to arrive: send until something is heard."""
+    """Send until a message arrives, because a subscription takes a moment to be in force."""
     for _ in range(1000):
         engine.send_multipart([b"", b"first", b""])
         if await asyncio.to_thread(picker.poll, 10):

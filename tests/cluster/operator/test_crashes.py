@@ -1,4 +1,4 @@
-"""The operator killed before and after every write of a pool's life: the end is the same."""
+"""The operator is killed before and after every write to a pool's objects; the end is the same."""
 
 import json
 import re
@@ -40,7 +40,7 @@ Change = Callable[[ApiServer, str], Awaitable[None]]
 
 @dataclass
 class Life:
-    """A pool's life: what is there first, and what happens to it while the operator may die."""
+    """A pool, and what happens to it while the operator may be killed."""
 
     first: Json | None
     change: Change
@@ -52,7 +52,7 @@ async def made(server: ApiServer, space: str) -> None:
 
 
 async def changed(server: ApiServer, space: str) -> None:
-    """No way in and no pickers any more, other arguments, more replicas."""
+    """Remove gateway and pickers, change arguments, and add replicas."""
     await server.apply(pool("twig", space, picker={"mode": "Off"}, engine={"maxNumSeqs": 32}, replicas=2))
 
 

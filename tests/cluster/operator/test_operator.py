@@ -237,8 +237,8 @@ async def test_cluster_wide_it_reads_nodes_and_all_namespaces(
 
 
 async def test_a_quota_is_a_condition_that_names_the_object(ground: Ground, tmp_path: Path) -> None:
-    """The API server refuses one object: the condition has its words and a remedy, the others are made, and
-    all is well when there is room."""
+    """If the API server refuses one object, the condition quotes it with a remedy, the others are created,
+    and the pool recovers once the quota allows."""
     quota = {"metadata": {"name": "few"}, "spec": {"hard": {"count/deployments.apps": "1"}}}
     await ground.space.client.ask("POST", f"{ground.space.path}/resourcequotas", quota)
     status = {"status": {"hard": {"count/deployments.apps": "1"}, "used": {"count/deployments.apps": "0"}}}
@@ -276,7 +276,7 @@ async def test_a_right_that_is_taken_away_is_a_condition_that_says_which(
 
 
 async def test_it_says_which_rights_are_missing_before_it_starts(ground: Ground, tmp_path: Path) -> None:
-    """An account without a binding: exit code 1 and the first rights that are missing."""
+    """Without a binding, the operator exits with code 1 and names the first missing rights."""
     rbac = ground.space.of("rbac.authorization.k8s.io", "v1", "rolebindings")
     await ground.space.client.ask("DELETE", f"{rbac}/kvist-operator")
     async with Children(tmp_path) as running:

@@ -115,8 +115,8 @@ async def test_a_token_that_ends_is_read_again(
 
 
 async def test_apis_come_and_go(plane: ControlPlane, admin: Client, space: Namespace, tmp_path: Path) -> None:
-    """A pool asks for a route before there are routes: a condition. Their APIs are installed: the objects are
-    made, and followed. One is taken away again: a condition, and the operator lives."""
+    """A pool that needs routes has a condition while their APIs are missing; once installed, the objects are
+    created and followed. If an API is removed, that is a condition, and the operator continues."""
     await with_crd(admin)
     for name in (GAIE, ROUTES):
         await admin.uninstall(name)

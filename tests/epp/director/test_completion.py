@@ -77,7 +77,7 @@ def test_what_the_other_endpoint_caches_adds_no_backlog_there() -> None:
 
 
 def test_the_access_log_names_the_endpoint_that_served() -> None:
-    """A request that ended on the second endpoint of its list is counted, and leaves no account behind."""
+    """A request that ended on the second endpoint of its list is counted, and leaves no backlog behind."""
     parts = make(2, precise=False)
     first, second = _pick(parts)
     CompletionHandler(parts.director, parts.clock).on_access_log([_ended(upstream=_hostport(parts, second))])
@@ -189,7 +189,7 @@ def _only_request(parts: Parts) -> InFlightRequest:
 
 
 def test_events_name_the_endpoint_that_serves_while_it_runs() -> None:
-    """An event with a session id of ours from another endpoint moves the account there at once."""
+    """An event with a known session id from another endpoint moves the request's backlog there at once."""
     parts = make(2)
     first, second = _pick(parts, session="")
     session = _only_request(parts).session

@@ -27,7 +27,7 @@ def observed(
 
 @pytest.mark.parametrize("holder", [0, 1, 2])
 def test_a_request_goes_where_its_prefix_is(holder: int) -> None:
-    """The pod that holds the longest prefix is picked, and the log tells how much it holds."""
+    """The endpoint that caches the longest prefix is picked, and the log says how much it caches."""
     parts = make(3)
     held = parts.warm(holder, chat(LONG))
 
@@ -163,7 +163,8 @@ def test_nothing_eligible_is_said() -> None:
 
 
 def test_explain_changes_nothing() -> None:
-    """/debug/pick answers as a pick would and leaves no trace in ledger, history or flights."""
+    """/debug/pick answers as a pick would and changes neither backlog nor history nor the table of
+    requests."""
     parts = make()
     held = parts.warm(1, chat(LONG))
     page = parts.explain(json.dumps(chat(LONG, "ok", "more")).encode())

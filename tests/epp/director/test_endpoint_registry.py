@@ -189,7 +189,8 @@ async def test_a_tick_brings_the_counters_up_to_date(following: EndpointRegistry
 
 
 async def test_ranks_of_a_pod_with_a_port_each_may_connect_to_us(registry: EndpointRegistry) -> None:
-    """In bind mode all ranks of a pod name it alike; each batch's own rank tells which endpoint it is of."""
+    """In bind mode all ranks of a pod use one name; the rank in each batch says which endpoint it belongs
+    to."""
     registry.ingestor = Ingestor(registry.director.index, MODEL)
     bound = registry.subscriber = Subscriber(
         registry.ingestor, observe=lambda _seen: None, bind="tcp://127.0.0.1:*"

@@ -118,7 +118,7 @@ def test_a_cut_response_is_reported_too() -> None:
 
 
 def test_a_stream_without_a_pick_reports_nothing() -> None:
-    """Before the pick, and where responses are not observed, the end of a stream tells nothing."""
+    """Before the pick, and if responses are not observed, the end of a stream reports nothing."""
     early, left = ExtProcSession(observe_responses=True), ExtProcSession()
     early.feed(m.request_headers(m.config(pb.BUFFERED)))
     m.asked(left, m.request_headers(m.config(pb.BUFFERED), end=True))
@@ -128,7 +128,7 @@ def test_a_stream_without_a_pick_reports_nothing() -> None:
 
 
 def test_compressed_responses_are_not_read() -> None:
-    """A compressed body, and one that is neither JSON nor SSE, goes back as it came and tells no usage."""
+    """A compressed body, and one that is neither JSON nor SSE, passes unchanged and gives no usage."""
     for headers in (JSON | {"content-encoding": "gzip"}, {"content-type": "audio/wav"}):
         exchange = _observing(pb.FULL_DUPLEX_STREAMED, rename=True)
         exchange.feed(m.response_headers(headers=headers))

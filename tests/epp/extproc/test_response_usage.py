@@ -37,7 +37,7 @@ def _read(*chunks: bytes) -> Usage:
     "text", [STREAM, RESPONSES, ANTHROPIC, WHOLE], ids=["sse", "responses", "anthropic", "json"]
 )
 def test_usage_is_read_wherever_it_is_cut(text: bytes) -> None:
-    """Cut in two at any byte, or into single bytes, every dialect tells the same counts."""
+    """Every dialect gives the same counts, whether cut in two at any byte or into single bytes."""
     cuts = [(text[:at], text[at:]) for at in range(len(text) + 1)]
     single = tuple(text[i : i + 1] for i in range(len(text)))
 

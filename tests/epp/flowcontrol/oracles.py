@@ -102,7 +102,7 @@ class Plain:
 
     @property
     def waiting(self) -> list[Want]:
-        """Everybody, in the order of arrival."""
+        """All waiting requests, in the order of arrival."""
         every = [want for level in self.levels.values() for want in level.waiting]
         return sorted(every, key=lambda want: want.name)
 

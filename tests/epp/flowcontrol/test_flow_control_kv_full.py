@@ -1,4 +1,4 @@
-"""The queue under many requests: everybody is answered, nothing is left."""
+"""The queue under many requests: each is answered, and nothing is left."""
 
 import asyncio
 import gc

@@ -123,7 +123,7 @@ async def test_a_queued_request_waits_for_another_endpoint(pickers: Any) -> None
 
 
 async def test_a_request_that_gives_up_is_forgotten(pickers: Any) -> None:
-    """A client that leaves takes its tokens out of the endpoint's account."""
+    """A client that disconnects takes its tokens out of the endpoint's queue."""
     picker = paced(pickers)
     admission = picker.director.tracker.load(picker.parts.endpoints[0].key).tpot
     assert admission is not None

@@ -48,7 +48,8 @@ def test_list_has_all_five() -> None:
 
 
 def test_watchers_receive_changes_only() -> None:
-    """A watcher hears the present state and each change, not a repetition, and nothing after it stopped."""
+    """A watcher receives the present state and each change, no repetition, and nothing after it has
+    stopped."""
     health, heard = Health(), list[int]()
     stop = health.watch("readiness", lambda answer: heard.append(_status(answer)))
     for ready in (False, True, True, False):

@@ -157,7 +157,7 @@ def test_a_lost_connection_reaches_every_call() -> None:
 
 
 def test_a_failing_call_ends_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """An exception in a call ends it with status 2, unlogged in words; others go on."""
+    """An exception in a call ends it with status 2, without details for the client; other calls continue."""
 
     class Failing:
         def on_message(self, data: bytes) -> None:

@@ -91,7 +91,7 @@ async def test_grpc_early_end() -> None:
 
 @on_both_loops
 async def test_grpc_cancel_reaches_the_call() -> None:
-    """A client that cancels is heard."""
+    """A client's cancellation reaches the call."""
     async with serving() as bench, channel(bench) as client:
         call = client.stream_stream(RECORD)()
         await call.write(b"first")

@@ -123,7 +123,8 @@ def _shrink(writer: asyncio.StreamWriter) -> None:
 
 @on_both_loops
 async def test_a_silent_connection_is_asked_and_stays_when_it_answers() -> None:
-    """After a while without a byte comes a PING; its answer is a sign of life, however often."""
+    """A connection without a byte for a while gets a PING; its answer keeps the connection open, however
+    often."""
     limits = {"keepalive_seconds": 0.1, "keepalive_timeout_seconds": 5}
     async with serving(**limits) as bench, raw(bench) as (reader, writer):
         writer.write(opening(1, RECORD))

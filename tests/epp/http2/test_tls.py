@@ -390,7 +390,7 @@ async def test_clients_without_alpn_must_speak_h2() -> None:
 
 
 async def _told(server: Server, alpn: str) -> bytes:
-    """All that a client hears that speaks HTTP/1.1."""
+    """Return all bytes that a client of HTTP/1.1 receives."""
     context = verifying(self_made().material.ca, alpn)
     reader, writer = await asyncio.open_connection(
         HOST, server.port, ssl=context, server_hostname="localhost"

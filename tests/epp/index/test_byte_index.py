@@ -32,7 +32,7 @@ def store(
     size: int = 4,
     first: int | None = None,
 ) -> list[int]:
-    """Stores words as blocks; their hashes are those of the words before them, or count from ``first``."""
+    """Store words as blocks; hashes are those of the words so far, or count from ``first``."""
     blocks = [word.encode() for word in text.split("|")]
     hashes = [hash((after, root, size, *blocks[: n + 1])) % 2**64 for n in range(len(blocks))]
     if first is not None:

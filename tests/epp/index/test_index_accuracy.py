@@ -118,7 +118,7 @@ def test_without_sessions_the_engine_s_counters_are_compared_as_ratios() -> None
 
 
 def test_counters_that_fall_begin_anew() -> None:
-    """An engine that restarted counts from 0: the difference to its old life says nothing."""
+    """A restarted engine counts from 0: the difference from its earlier count is not used."""
     monitor = AccuracyMonitor()
     scrape(monitor, 60_000, 60_000, 0.0, start=(5_000_000, 0))
 

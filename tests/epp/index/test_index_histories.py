@@ -87,7 +87,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, PUBLISHERS - 1), data=st.data(), texts=chains, medium=media)
     def longer(self, number: int, data: st.DataObject, texts: list[bytes], medium: str) -> None:
-        """A chain goes on after a block that is held, was held, or was never heard of."""
+        """A chain continues after a block that is held, was held, or is unknown."""
         parent = data.draw(st.sampled_from([*self.stored[number], 10**6]))
         root = data.draw(roots)
         self.store(number, root, parent, texts, medium)

@@ -84,7 +84,7 @@ def test_removing_everything_leaves_nothing() -> None:
 
 
 def test_forgotten_publishers_are_swept_in_slices() -> None:
-    """``forget`` is immediate for matches; ``sweep`` frees a bounded part and tells what is left."""
+    """``forget`` is immediate for matches; ``sweep`` frees a bounded part and returns what is left."""
     index = Index()
     who = index.publisher("pod/0")
     for seed in range(10):

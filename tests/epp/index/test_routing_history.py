@@ -133,7 +133,7 @@ def test_a_prompt_beyond_the_limit_is_not_kept() -> None:
 
 
 def test_a_forgotten_name_has_nothing_and_its_notes_can_still_be_dropped() -> None:
-    """A pod that is gone takes its notes with it; late drops do no harm."""
+    """An endpoint that has left takes its notes with it; dropping them later does no harm."""
     history = RoutingHistory()
     note = history.note("a", PLAIN, b"hello")
     history.note("b", PLAIN, b"hello")

@@ -191,7 +191,8 @@ def learned(engine: Learning) -> Learning:
 
 
 def test_blocks_that_wait_for_their_check_are_checked_by_the_reader() -> None:
-    """Born in decode and not yet credited at the writer: the reader credits them, and their children."""
+    """Decode blocks that are not yet credited at the writer are checked and credited by the reader, with
+    their children."""
     engine = prompted()
     engine.send(stored([3], 2, b"abcd"), stored([4], 3, b"efgh"))
     other = learned(engine)

@@ -6,7 +6,7 @@ from kvist_epp.kvevents.sequencing import Apply, EventSequencer, Forget, Request
 
 
 def batch(seq: int, life: int = 0) -> bytes:
-    """A payload that is different in each life of the engine."""
+    """Return a payload that is different after each restart of the engine."""
     return b"life %d batch %d" % (life, seq)
 
 

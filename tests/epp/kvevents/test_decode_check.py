@@ -1,4 +1,4 @@
-"""Blocks born in decode: credited only when the tokenizer would make the same tokens of their text."""
+"""Decode blocks are credited only if the tokenizer makes the same tokens of their text."""
 
 from collections.abc import Sequence
 

@@ -270,7 +270,8 @@ def test_the_quarantine_gives_back_what_it_took_once(moves: list[tuple[int, int]
 
 
 def test_a_long_event_is_ingested_in_slices_without_looking_like_decode() -> None:
-    """A 128k-token prompt must not hold up a pick; 513 blocks are not 512 and a decode-born one."""
+    """A 128k-token prompt does not hold up a pick; its 513 blocks are not taken for 512 and a decode
+    block."""
     engine = Learning()
     text = PROMPT * 257
     steps = list(
@@ -340,7 +341,8 @@ def test_a_session_id_used_again_is_a_new_request_when_it_was_announced() -> Non
 
 @given(st.lists(st.integers(0, 30), max_size=200), st.integers(2, 12))
 def test_sessions_are_bounded(names: list[int], limit: int) -> None:
-    """Never more than the limit; what was heard within the last half of it is not a first event again."""
+    """There are never more sessions than the limit; a session seen within the last half of it is not a first
+    event again."""
     sessions = RecentSessions(limit=limit)
     for at, name in enumerate(names):
         lately = dict.fromkeys(reversed(names[:at]))
@@ -352,7 +354,7 @@ def test_sessions_are_bounded(names: list[int], limit: int) -> None:
 
 
 def test_a_session_that_is_silent_for_two_generations_is_forgotten() -> None:
-    """Memory follows the requests of a few minutes; one that is heard of now and then stays."""
+    """Memory is bounded by the requests of a few minutes; a session that is seen now and then stays."""
     sessions = RecentSessions(seconds=120.0)
     for name in ("silent", "lively"):
         sessions.add("pod/0", name, single=True)
@@ -366,7 +368,7 @@ def test_a_session_that_is_silent_for_two_generations_is_forgotten() -> None:
 
 
 def test_the_endpoint_of_a_publisher_named_by_uid_is_reported() -> None:
-    """The index knows pods by UID, everybody else by namespace and name."""
+    """The index names pods by UID, all other endpoints by namespace and name."""
     engine = Learning()
     engine.source = "uid-1/0"
     engine.ingestor.add_publisher("uid-1/0", "ns/pod")

@@ -24,7 +24,7 @@ from kvist_epp.kvevents.sequencing import (
 
 
 def test_the_first_thing_is_a_replay_from_0() -> None:
-    """A late subscriber misses everything published before."""
+    """A new subscriber has missed everything published before, so it requests a replay from 0."""
     sequencer = EventSequencer()
 
     assert sequencer.on_connected() == [RequestReplay(0)]
@@ -87,7 +87,7 @@ def test_a_restart_forgets_at_once() -> None:
 
 
 def test_a_restart_with_its_beginning_missed_is_replayed_from_0() -> None:
-    """A number that steps back, but not to 0: the ring shows the new life, and what it said before."""
+    """If a number steps back, but not to 0, the replay buffer shows the restart and the missed batches."""
     sequencer = after(0, 1, 2, 3)
 
     assert sequencer.on_live(2, batch(2, life=1)) == [RequestReplay(3)]
@@ -97,7 +97,8 @@ def test_a_restart_with_its_beginning_missed_is_replayed_from_0() -> None:
 
 
 def test_a_message_that_was_overtaken_costs_nothing_that_was_learned() -> None:
-    """A number that steps back in the same life: the ring fills the hole and shows that nothing else was."""
+    """If a number steps back without a restart, the replay fills the gap and shows that nothing else was
+    lost."""
     sequencer = after(0, 1)
 
     assert sequencer.on_live(3, batch(3)) == [RequestReplay(1)]
@@ -124,7 +125,8 @@ def test_a_number_that_stepped_back_and_a_silent_ring_is_a_restart() -> None:
 
 
 def test_a_number_that_stepped_back_before_a_ring_that_has_wrapped_is_a_restart() -> None:
-    """The last batch applied is not there any more: the next one may be of another life."""
+    """If the last batch applied is no longer in the replay buffer, the next one may be of a restarted
+    engine."""
     sequencer = after(0, 1, 2)
     sequencer.on_live(1, batch(1, life=1))
 
@@ -274,7 +276,7 @@ def test_held_messages_are_bounded_in_bytes() -> None:
 
 
 def test_a_restart_drops_held_batches_of_the_old_engine() -> None:
-    """Messages of the old life that waited for a replay must not be applied to the new one."""
+    """Messages of the old engine that waited for a replay are not applied to the restarted one."""
     sequencer = after(0)
     sequencer.on_live(5, batch(5))
 
@@ -312,8 +314,8 @@ HAPPENINGS = ["sent"] * 3 + ["lost", "overtaken", "restart", "restart, heard bef
 def test_what_is_applied_is_always_a_gapless_suffix_of_the_present_engine(
     ring: int, history: list[str]
 ) -> None:
-    """Under any losses, reorderings, restarts and reconnections: no stale life, no hole, nothing twice, no
-    loop."""
+    """Under any losses, reorderings, restarts and reconnections there are no stale batches, gaps, duplicates
+    or loops."""
     engine = Engine(ring)
     follower = Follower(engine)
     follower.do(follower.sequencer.on_connected())

@@ -10,7 +10,7 @@ from kvist_epp.kvevents.sequencing import Apply, EventSequencer, Forget, Request
 
 
 def waiting(*held: int, has_replay: bool = True, life: int = 0) -> EventSequencer:
-    """A sequencer that waits for a peer's snapshot and has heard these live messages."""
+    """Return a sequencer that waits for a snapshot and has received these live messages."""
     sequencer = EventSequencer(has_replay=has_replay)
     sequencer.wait_for_snapshot()
     for seq in held:
@@ -60,7 +60,7 @@ def test_a_snapshot_that_nothing_proves_is_forgotten() -> None:
 
 
 def test_without_a_ring_a_held_message_proves_the_snapshot() -> None:
-    """The snapshot's last batch was heard live as well: the same engine goes on."""
+    """The snapshot's last batch was also received live, so the engine has not restarted."""
     proven, unproven, other = (
         waiting(7, 8, has_replay=False),
         waiting(9, has_replay=False),
@@ -92,7 +92,7 @@ def test_too_much_held_while_waiting_ends_the_waiting() -> None:
 
 
 def test_what_was_held_before_a_reconnection_proves_no_snapshot() -> None:
-    """The engine began anew meanwhile, and only the number goes on: the snapshot is of its old life."""
+    """If the engine restarted and only its numbers continue, the snapshot is of the old engine."""
     sequencer = waiting(0, 1)
     sequencer.on_connected()
     sequencer.on_live(2, batch(2, life=1))

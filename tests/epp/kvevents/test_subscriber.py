@@ -130,7 +130,7 @@ async def test_a_message_lost_for_good_resets_once_and_following_goes_on() -> No
 
 
 async def test_a_ring_that_has_wrapped_gives_what_it_has() -> None:
-    """A consumer that joins late cannot rebuild everything: the suffix is learned, orphans wait."""
+    """A subscriber that joins late cannot rebuild everything: the suffix is learned, and orphans wait."""
     async with publishing(replace(ANY, buffer_steps=2)) as engine:
         for block in (0, 2, 4):
             engine.publish(batch(chain(block)))
@@ -308,7 +308,7 @@ async def test_decode_blocks_are_checked_while_nothing_else_happens() -> None:
 
 
 async def test_what_events_reveal_reaches_the_observer() -> None:
-    """The ledger and the self-check live on it."""
+    """Sessions and progress reach the observer; the backlog and the accuracy of the index depend on them."""
     async with publishing() as engine, following(engine) as follower:
         engine.publish(batch(stored([1, 2], None, PROMPT, session="r.1")))
         await until(lambda: follower.seen)

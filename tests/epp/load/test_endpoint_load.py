@@ -1,4 +1,4 @@
-"""A pod's account between events: who is believed, and when time drains it."""
+"""An endpoint's backlog between events: which reports count, and when time reduces it."""
 
 from math import inf
 

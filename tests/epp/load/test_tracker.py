@@ -127,7 +127,7 @@ def test_a_pod_is_full_by_its_batch_or_its_backlog() -> None:
 
 
 def test_requests_missing_from_a_scrape_make_no_endpoint_full() -> None:
-    """Ends that the access log tells late count as soon as a scrape shows them, and then only once."""
+    """Ends that the access log reports late count as soon as a scrape shows them, and only once."""
     tracker = new_tracker()
     tracker.calibrate("p", slots=3)
     load = tracker.load("p")
@@ -168,7 +168,7 @@ def test_whatever_may_give_capacity_is_reported() -> None:
 
 
 def test_silence_expires() -> None:
-    """A request nothing is heard of is dropped after the expiry; signs of life put it off."""
+    """A request without signs of life is dropped after the expiry; each sign of life defers that."""
     tracker = new_tracker(expire_seconds=10.0)
     route(tracker, "silent", "p", 100, 100, now=0.0)
     route(tracker, "alive", "p", 100, 100, now=0.0)
@@ -181,7 +181,7 @@ def test_silence_expires() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """Beyond the bound the request heard of longest ago makes room."""
+    """Beyond the bound, the request with the oldest sign of life is removed."""
     tracker = new_tracker(max_requests=2)
     for number in range(4):
         route(tracker, f"s{number}", "p", 10, 10, now=float(number))
@@ -203,7 +203,7 @@ def test_an_endpoint_that_leaves_takes_its_requests_with_it() -> None:
 
 
 def test_fewer_requests_twice_end_the_oldest() -> None:
-    """Scrapes that show fewer requests than ours, twice in a row, end the ones heard of longest ago."""
+    """Scrapes that show fewer requests than ours, twice in a row, end those with the oldest signs of life."""
     tracker = new_tracker()
     for number in range(3):
         route(tracker, f"s{number}", "p", 10, 10, now=float(number))
@@ -423,8 +423,8 @@ def test_a_request_that_a_scrape_counted_as_untracked_is_tracked_once_it_is_know
     assert (tracker.load("p").untracked_requests, tracker.running("p")) == (1, 2)
 
 
-class Heard(RequestListener):
-    """Keeps what it hears."""
+class RecordingListener(RequestListener):
+    """Records all notifications."""
 
     def __init__(self) -> None:
         self.said: list[tuple[str, str, int]] = []
@@ -442,9 +442,9 @@ class Heard(RequestListener):
 
 def test_listeners_are_notified_of_each_request_of_this_replica_once() -> None:
     """Routed, moved and ended, in order; requests of other replicas are not reported."""
-    tracker, heard = new_tracker(), Heard()
+    tracker, recorded = new_tracker(), RecordingListener()
     route(tracker, "unseen", "p", 1, 1, now=0.0)
-    tracker.add_listener(heard)
+    tracker.add_listener(recorded)
     moved = route(tracker, "s", "p", 1, 1, now=0.0).request
     tracker.add_remote(remote(tracker, "theirs", "p", 0.0), now=0.0)
     tracker.move(moved, "q", 1, now=0.0)
@@ -453,7 +453,12 @@ def test_listeners_are_notified_of_each_request_of_this_replica_once() -> None:
     tracker.remove_endpoint("q")
     tracker.end(moved, now=0.0)
 
-    assert heard.said == [("routed", "s", 2), ("moved", "pq", 3), ("ended", "unseen", 1), ("ended", "s", 3)]
+    assert recorded.said == [
+        ("routed", "s", 2),
+        ("moved", "pq", 3),
+        ("ended", "unseen", 1),
+        ("ended", "s", 3),
+    ]
 
 
 def test_a_request_passes_its_states_in_order() -> None:

@@ -187,7 +187,7 @@ def test_an_endpoint_that_comes_back_gets_what_it_lost() -> None:
 
 
 def test_the_end_of_an_endpoint_ends_its_steps() -> None:
-    """A step of an endpoint that cannot be picked is not wanted, and its ledger entry goes with it."""
+    """The steps of an endpoint that cannot be picked are dropped, and their backlog goes with them."""
     pool = hot_pool("a")
     pool.join("b")
     pool.poll()

@@ -125,8 +125,7 @@ def replace_number(one: RemoteRequest, number: int) -> RemoteRequest:
 
 
 def test_requests_on_endpoints_that_are_not_known_yet_wait_for_them() -> None:
-    """Replicas learn of a new endpoint at different times; the ledger has no accounts of unknown
-    endpoints."""
+    """Replicas learn of a new endpoint at different times; requests on unknown endpoints wait for it."""
     parts = make()
     replication = joined(parts)
     tell(replication, 1, entry("other.1", "t/e9"))

@@ -95,7 +95,8 @@ def test_a_full_batch_is_waited_for() -> None:
 
 
 def test_a_full_pod_comes_after_all_others() -> None:
-    """Whatever it holds and however cheap it is; the best is full only when everybody is."""
+    """A full endpoint comes after all others, whatever it caches and however cheap it is; the best one is
+    full only if all are."""
     hit = Demand(1000, {"ns/p1": Match(900, 3600)})
     pods = [
         candidate(1, slots=2, untracked=2),
@@ -112,7 +113,8 @@ def test_a_full_pod_comes_after_all_others() -> None:
 
 
 def test_a_full_cache_is_no_reason_to_leave_a_prefix_but_one_to_wait() -> None:
-    """While another pod has room its holder is picked all the same; when no pod has, everybody is full."""
+    """While another endpoint has capacity, the holder of the prefix is picked all the same; if none has, all
+    are full."""
     hit = Demand(1000, {"ns/p1": Match(900, 3600)})
     crowded = candidate(1, untracked=3)
     crowded.load.kv_full_at = 3
@@ -363,7 +365,7 @@ def test_the_subset_is_always_respected(
 def test_more_backlog_never_makes_an_endpoint_better(
     fleet: list[tuple[float, int, bool, int | None]], matched: dict[int, int], more: float
 ) -> None:
-    """By owing more, a pod's predicted time to the first token never gets shorter."""
+    """A larger backlog never shortens the predicted time to the first token."""
     rows = explain(built(fleet), asked(matched), now=NOW)
     pods = built(fleet)
     pods[0].load.backlog_tokens += more

@@ -55,6 +55,6 @@ def test_plaintext_between_replicas_must_be_requested(
 
 
 def test_an_interval_longer_than_replicas_may_be_silent_is_refused() -> None:
-    """A replica that sends too seldom would appear and disappear in every ledger."""
+    """A replica that sends too seldom would appear and disappear at every other replica."""
     with pytest.raises(SettingsError, match="--gossip-interval"):
         Settings(gossip_interval=1.5)

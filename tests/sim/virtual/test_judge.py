@@ -50,8 +50,8 @@ def test_a_request_without_an_end_is_refused() -> None:
 
 
 def test_the_interval_is_student_s() -> None:
-    """Three differences of 1, 2 and 3: the mean is 2, half of the 95 % interval 4.30 / sqrt 3; one value
-    tells no interval."""
+    """Three differences of 1, 2 and 3: the mean is 2, half of the 95 % interval 4.30 / sqrt 3; one value has
+    no interval."""
     found = interval([1.0, 2.0, 3.0])
 
     assert (found.mean, found.half) == pytest.approx((2.0, 4.30 / 3**0.5))

@@ -18,10 +18,10 @@ from kvist_sim.virtual.world import Setting
 INTERVAL = 0.8
 
 
-class Ear(Kvist):
-    """Keeps what it hears of other replicas: the age of a request, and its backlog."""
+class RecordingKvist(Kvist):
+    """Records what other replicas sent: the age of a request, and its backlog."""
 
-    heard: list[tuple[float, float]]
+    received: list[tuple[float, float]]
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -29,7 +29,7 @@ class Ear(Kvist):
         add = tracker.add_remote
 
         def add_remote(attempt: Attempt, now: float) -> None:
-            self.heard.append((now - attempt.routed_at, attempt.backlog))
+            self.received.append((now - attempt.routed_at, attempt.backlog))
             add(attempt, now)
 
         tracker.add_remote = add_remote  # type: ignore[method-assign]
@@ -37,10 +37,10 @@ class Ear(Kvist):
 
 def heard(tokens: int) -> list[tuple[float, float]]:
     """Return the load that two replicas report for each other's prompts of so many tokens."""
-    Ear.heard = []
-    spec, setting = replace(KVIST, make=Ear), Setting(replicas=2, gossip=INTERVAL)
+    RecordingKvist.received = []
+    spec, setting = replace(KVIST, make=RecordingKvist), Setting(replicas=2, gossip=INTERVAL)
     run(spec, fixed(tokens, 200), rate=1.0, requests=60, setting=setting)
-    return Ear.heard
+    return RecordingKvist.received
 
 
 def test_what_is_computed_by_the_time_it_is_announced_adds_no_backlog() -> None:
