@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvist_operator.manifests.cluster_facts import PICKER_IMAGE
+from kvist_operator.manifests.object_names import PICKER_IMAGE
 from tests.test_packaging import PROJECT, ROOT
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

@@ -27,10 +27,11 @@ class CertificateAuthority:
     """Signs certificates. The authority's key never leaves this object."""
 
     def __init__(self, name: str, now: dt.datetime, life: dt.timedelta) -> None:
-        """``now`` is timezone-aware, in UTC."""
+        """Create an authority; ``now`` is timezone-aware, in UTC."""
         self._key = ec.generate_private_key(ec.SECP256R1())
         # The subject is unique, so that a bundle of several authorities is not ambiguous.
-        self._name = _common_name(f"{name} {secrets.token_hex(8)}")
+        unique = f"{name} {secrets.token_hex(8)}"
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, unique)])
         self.pem = self._self_signed(now, life).public_bytes(Encoding.PEM)
         """The authority's certificate in PEM, for verifying the certificates it signs."""
 
@@ -49,7 +50,7 @@ class CertificateAuthority:
         Raises ValueError when a name is neither.
         """
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = _common_name(names[0][:LONGEST_COMMON_NAME])
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:LONGEST_COMMON_NAME])])
         builder = _builder(subject, self._name, key.public_key(), now, life)
         certificate = (
             builder.add_extension(
@@ -104,10 +105,6 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _common_name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
 def _alternative_name(name: str) -> x509.GeneralName:

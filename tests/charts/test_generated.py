@@ -8,7 +8,7 @@ import pytest
 import yaml
 from tests.charts.generate import CHART, MADE, ROOT, VALUES, described
 
-from kvist_operator.manifests.cluster_facts import ENVOY_IMAGE
+from kvist_operator.manifests.object_names import ENVOY_IMAGE
 
 
 @pytest.mark.parametrize("file", MADE, ids=lambda file: file.name)

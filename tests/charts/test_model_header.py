@@ -9,7 +9,7 @@ from tests.charts.helm import MODEL_HEADER, Helm, HelmError, Json, of_kind, one,
 
 from kvist_epp.settings import validation
 from kvist_epp.settings.settings import Settings
-from kvist_operator.manifests.cluster_facts import PICKER_IMAGE
+from kvist_operator.manifests.object_names import PICKER_IMAGE
 
 NAME = "kvist-model-header"
 ON = settings(modelHeader__enabled=True)

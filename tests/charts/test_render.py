@@ -11,7 +11,7 @@ from tests.charts.generate import CHART, CRD
 from tests.charts.helm import NAMESPACE, VALUES, Helm, HelmError, Json, of_kind, one, settings
 
 from kvist_operator.cluster.kinds import Right, everywhere, namespaced, single_rights
-from kvist_operator.manifests.cluster_facts import PICKER_IMAGE
+from kvist_operator.manifests.object_names import PICKER_IMAGE
 from kvist_operator.manifests.policy import ANYWHERE
 from kvist_operator.process.settings import OperatorSettings
 from kvist_operator.spec import read_pool

@@ -12,7 +12,7 @@ from tests.operator.manifested import CASES, UID, rendered, resource
 
 from kvist_operator.apply import Changes, Key, Verb, as_intended, changes, key_of, stamped
 from kvist_operator.manifests import Rendered
-from kvist_operator.manifests.cluster_facts import Ref
+from kvist_operator.manifests.object_names import Ref
 from kvist_operator.spec import read_pool
 from kvist_operator.spec.pool import Pool, Rollout
 

@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from kvist_kube.quantity import parse_quantity
 from kvist_operator.manifests import Rendered
-from kvist_operator.manifests.cluster_facts import Json
-from kvist_operator.manifests.object_names import COMPONENT, ENGINE, INTENT, MANAGED, MANAGER
+from kvist_operator.manifests.object_names import COMPONENT, ENGINE, INTENT, MANAGED, MANAGER, Json
 from kvist_operator.manifests.pods import MERGED_BY
 from kvist_operator.manifests.render import ORDER
 from kvist_operator.spec.pool import Pool

@@ -31,10 +31,6 @@ REVIEW: Final = ObjectKind(
 _GONE: Final = 410
 
 
-async def _no_hook(_moment: Moment, _write: Write) -> None:
-    pass
-
-
 @dataclass(frozen=True, slots=True)
 class _Request:
     """One request, with what its error message needs."""
@@ -56,7 +52,7 @@ class _Request:
 class ApiServer:
     """A ``Cluster`` by HTTP. ``hook`` is called before and after each write."""
 
-    def __init__(self, load: LoadConfiguration, *, hook: Hook = _no_hook) -> None:
+    def __init__(self, load: LoadConfiguration, *, hook: Hook | None = None) -> None:
         self.connection = Connection(load, answer_seconds=ANSWER_SECONDS, netrc=False)
         self._hook = hook
 
@@ -90,7 +86,8 @@ class ApiServer:
                     raise
                 found, token = [], ""  # the pages have expired: from the start
                 continue
-            found += [_typed(kind, each) for each in page.get("items") or ()]
+            typed = {"apiVersion": kind.api_version, "kind": kind.kind}  # which items of lists lack
+            found += [_slim({**each, **typed}) for each in page.get("items") or ()]
             token = (page.get("metadata") or {}).get("continue") or ""
             if not token:
                 return found
@@ -156,9 +153,11 @@ class ApiServer:
 
     async def _written(self, verb: str, target: Target, request: _Request) -> Json:
         write = Write(verb, target)
-        await self._hook(Moment.BEFORE, write)
+        if self._hook:
+            await self._hook(Moment.BEFORE, write)
         answer = await self._answer(request)
-        await self._hook(Moment.AFTER, write)
+        if self._hook:
+            await self._hook(Moment.AFTER, write)
         return answer
 
     async def _answer(self, request: _Request) -> Json:
@@ -195,11 +194,6 @@ class ApiServer:
         except ValueError as error:
             raise Unavailable(f"the API server's answer is not JSON: {answer.body[:80]!r}") from error
         return found
-
-
-def _typed(kind: ObjectKind, item: Json) -> Json:
-    """Return an item with its kind and version, which items of lists lack."""
-    return _slim({**item, "apiVersion": kind.api_version, "kind": kind.kind})
 
 
 def _slim(found: Json) -> Json:

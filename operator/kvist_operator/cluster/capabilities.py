@@ -19,7 +19,7 @@ from kvist_operator.hardware import (
     find_accelerator,
     node_kinds,
 )
-from kvist_operator.manifests.cluster_facts import Api
+from kvist_operator.manifests.object_names import Api
 from kvist_operator.plan import PlanVerdict
 from kvist_operator.plan.resources import NODE_LABELS
 from kvist_operator.spec.pool import Pool, Source

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvist_epp.names import OWN_GROUP, POOL_GROUP
-from kvist_operator.manifests.cluster_facts import Api
+from kvist_operator.manifests.object_names import Api
 from kvist_operator.manifests.picker import rules as picker_rules
 
 

@@ -13,11 +13,10 @@ why, goes out as notes, each of which becomes a condition.
 - ``bootstrap``: the configuration of that Envoy.
 - ``policy``: NetworkPolicies and PodMonitors.
 - ``pods``: parts of all pods, Services and budgets.
-- ``object_names``: names, labels and annotations.
-- ``cluster_facts``: what the cluster offers, and notes.
+- ``object_names``: names, labels, ports and annotations; the site that objects are rendered for, and notes.
 """
 
-from .cluster_facts import Api, Note, Site
+from .object_names import Api, Note, Site
 from .render import Rendered, render
 
 __all__ = ["Api", "Note", "Rendered", "Site", "render"]

@@ -18,8 +18,7 @@ from kvist_epp.names import (
 )
 from kvist_operator.spec.pool import Pool
 
-from .cluster_facts import Json
-from .object_names import ADMIN_PORT, ENGINE_PORT, GRPC_PORT, HTTP_PORT, STATUS_PORT, ObjectNames
+from .object_names import ADMIN_PORT, ENGINE_PORT, GRPC_PORT, HTTP_PORT, STATUS_PORT, Json, ObjectNames
 
 BODY_BYTES: Final = 32 << 20
 """Largest request body; a larger one gets 413. The picker's --max-message-bytes is a little more."""

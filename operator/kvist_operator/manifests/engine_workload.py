@@ -15,8 +15,7 @@ from kvist_operator.plan.resources import DISK_MOUNT
 from kvist_operator.spec.pool import ENGINE_CONTAINER, Pool, Source
 
 from . import pods, termination_log
-from .cluster_facts import Json, Site
-from .object_names import ENGINE, ENGINE_PORT, PLAN, ObjectNames
+from .object_names import ENGINE, ENGINE_PORT, PLAN, Json, ObjectNames, Site
 from .pods import merged, model_mounts, placing, token
 
 USER: Final = 2000

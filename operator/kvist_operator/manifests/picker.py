@@ -11,8 +11,7 @@ from kvist_operator.spec.pool import Pool
 
 from . import object_names as child
 from . import pods
-from .cluster_facts import Json, Site
-from .object_names import PICKER, ObjectNames
+from .object_names import PICKER, Json, ObjectNames, Site
 from .termination_log import POLICY
 from .tokenizer import Tokenizer, chats
 

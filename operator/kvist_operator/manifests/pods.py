@@ -14,8 +14,7 @@ from kvist_operator.plan.resources import ADAPTER_MOUNT, MODEL_MOUNT
 from kvist_operator.spec.pool import ModelRef, Pool, Source
 from kvist_operator.spec.pool_reader import split_source
 
-from .cluster_facts import Json, Note, Site
-from .object_names import ObjectNames
+from .object_names import Json, Note, ObjectNames, Site
 
 
 def placing(plan: Plan, site: Site) -> Json:

@@ -14,8 +14,7 @@ from kvist_operator.plan import Plan
 from kvist_operator.spec.pool import Pool
 
 from . import object_names as child
-from .cluster_facts import Api, Json, Note, Site
-from .object_names import ENGINE, ENVOY, PICKER, ObjectNames
+from .object_names import ENGINE, ENVOY, PICKER, Api, Json, Note, ObjectNames, Site
 
 
 def monitoring(pool: Pool, site: Site) -> list[Json]:

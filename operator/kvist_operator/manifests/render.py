@@ -10,11 +10,10 @@ from kvist_operator.errors import RenderError
 from kvist_operator.plan import Plan
 from kvist_operator.spec.pool import Pool
 
-from .cluster_facts import Api, Json, Note, Ref, Site
 from .engine_workload import engine
 from .envoy import envoy
 from .gateway import gateway, missing
-from .object_names import API_VERSION, ObjectNames
+from .object_names import API_VERSION, Api, Json, Note, ObjectNames, Ref, Site
 from .picker import picker
 from .pods import unplaced
 from .policy import monitoring, policies, unmonitored

@@ -17,8 +17,7 @@ from kvist_operator.engine_flags import flag_names
 from kvist_operator.spec.pool import ENGINE_CONTAINER, Pool
 
 from . import pods
-from .cluster_facts import Json
-from .object_names import ENGINE, ObjectNames
+from .object_names import ENGINE, Json, ObjectNames
 
 VOLUME: Final = "logging"
 FOLDER: Final = "/etc/kvist/logging"

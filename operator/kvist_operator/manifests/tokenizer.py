@@ -11,7 +11,7 @@ from kvist_operator.plan.resources import MODEL_MOUNT
 from kvist_operator.spec.pool import Pool, Source
 from kvist_operator.spec.pool_reader import split_source
 
-from .cluster_facts import Json, Note, Site
+from .object_names import Json, Note, Site
 from .pods import Mounted, mounted, token
 
 SHARED: Final = frozenset({"ReadOnlyMany", "ReadWriteMany"})

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Final
@@ -20,7 +20,6 @@ QUIET: Final = ("aiohttp", "httpx", "httpcore", "filelock", "huggingface_hub", "
 """Libraries of which only warnings are logged."""
 BUCKETS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 SHUTDOWN_SECONDS: Final = 1.0
-Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class JsonFormatter(logging.Formatter):
@@ -132,14 +131,18 @@ async def monitoring_port(
 
     Raises StartError when the port cannot be opened.
     """
+
+    async def metrics_page(_request: web.Request) -> web.Response:
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=metrics(), headers=headers)
+
+    async def check_page(request: web.Request) -> web.Response:
+        problem = alive() if request.path == "/healthz" else ready()
+        return web.Response(text=f"{problem or 'ok'}\n", status=503 if problem else 200)
+
     app = web.Application()
-    app.add_routes(
-        [
-            web.get("/metrics", _metrics_page(metrics)),
-            web.get("/healthz", _check_page(alive)),
-            web.get("/readyz", _check_page(ready)),
-        ]
-    )
+    pages = {"/metrics": metrics_page, "/healthz": check_page, "/readyz": check_page}
+    app.add_routes([web.get(path, page) for path, page in pages.items()])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
     await runner.setup()
     try:
@@ -152,19 +155,3 @@ async def monitoring_port(
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()
-
-
-def _metrics_page(metrics: Callable[[], bytes]) -> Page:
-    async def page(_request: web.Request) -> web.Response:
-        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return web.Response(body=metrics(), headers=headers)
-
-    return page
-
-
-def _check_page(check: Callable[[], str]) -> Page:
-    async def page(_request: web.Request) -> web.Response:
-        problem = check()
-        return web.Response(text=f"{problem or 'ok'}\n", status=503 if problem else 200)
-
-    return page

@@ -206,7 +206,7 @@ class Operator:
             self._enqueue_all()
 
     async def _watch_forever(self) -> None:
-        """Watch the kinds that are followed; start again when these change, or when watching has failed."""
+        """Watch the informer's kinds; start again when these change, or when watching has failed."""
         failures = 0
         while True:
             self._restart_watch.clear()
@@ -223,7 +223,7 @@ class Operator:
             await asyncio.sleep(pause)
 
     async def _watch(self) -> str:
-        """Return why watching ended; empty when other kinds are to be followed."""
+        """Return why watching ended; empty when other kinds are to be watched."""
         watch = asyncio.ensure_future(self._follow(self.informer.kinds, self._on_event))
         restart = asyncio.ensure_future(self._restart_watch.wait())
         try:
@@ -243,7 +243,11 @@ class Operator:
         while True:
             key = self.queue.pop(time.monotonic())
             if key is None:
-                await self._wait_until_due()
+                self._wake.clear()
+                at = self.queue.next_at()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(None if at is None else max(0.0, at - time.monotonic())):
+                        await self._wake.wait()
                 continue
             self._started_at[key] = time.monotonic()
             try:
@@ -251,29 +255,17 @@ class Operator:
             finally:
                 self.metrics.seconds.observe(time.monotonic() - self._started_at.pop(key))
 
-    async def _wait_until_due(self) -> None:
-        self._wake.clear()
-        at = self.queue.next_at()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(None if at is None else max(0.0, at - time.monotonic())):
-                await self._wake.wait()
-
     async def _reconcile(self, key: PoolKey) -> None:
+        again: float | None
         try:
-            again = await self.reconciler.reconcile(key)
-        except OperatorError as error:
-            self._on_failure(key, error.reason)
-        except Exception:
-            logger.exception("%s: reconciling failed with an internal error", key)
-            self._on_failure(key, "InternalError")
-        else:
-            self.metrics.reconciles.labels("ok").inc()
+            again, result = await self.reconciler.reconcile(key), "ok"
             self.queue.done(key)
-            if again is not None:
-                self._enqueue(key, again)
-
-    def _on_failure(self, key: PoolKey, reason: str) -> None:
-        wait = self.queue.failed(key)
-        self.metrics.reconciles.labels(reason).inc()
-        logger.info("%s: reconciling failed (%s), will retry in %g s", key, reason, wait)
-        self._enqueue(key, wait)
+        except Exception as error:
+            result = error.reason if isinstance(error, OperatorError) else "InternalError"
+            if not isinstance(error, OperatorError):
+                logger.exception("%s: reconciling failed with an internal error", key)
+            again = self.queue.failed(key)
+            logger.info("%s: reconciling failed (%s), will retry in %g s", key, result, again)
+        self.metrics.reconciles.labels(result).inc()
+        if again is not None:
+            self._enqueue(key, again)

@@ -15,7 +15,7 @@ from kvist_epp.errors import SettingsError as ArgumentError
 from kvist_epp.settings import arguments
 from kvist_epp.settings.arguments import flag
 from kvist_operator.errors import OperatorSettingsError
-from kvist_operator.manifests.cluster_facts import ENVOY_IMAGE, PICKER_IMAGE
+from kvist_operator.manifests.object_names import ENVOY_IMAGE, PICKER_IMAGE
 
 LOG_FORMATS: Final = ("auto", "json", "text")
 PROGRAM: Final = arguments.Program(

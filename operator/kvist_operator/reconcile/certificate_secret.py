@@ -17,8 +17,7 @@ from kvist_operator.apply.changes import leaving, owned
 from kvist_operator.cluster.cluster_api import Cluster
 from kvist_operator.cluster.kinds import CONFIG_MAP, SECRET, Target
 from kvist_operator.cluster.pool_cache import PoolCache
-from kvist_operator.manifests.cluster_facts import Json
-from kvist_operator.manifests.object_names import PICKER, ObjectNames
+from kvist_operator.manifests.object_names import PICKER, Json, ObjectNames
 from kvist_operator.manifests.render import with_owner
 from kvist_operator.spec.pool import Pool
 

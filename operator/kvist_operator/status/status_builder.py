@@ -18,8 +18,7 @@ from typing import Any, Final
 
 from kvist_epp.names import LABEL_POOL
 from kvist_operator.errors import OperatorError
-from kvist_operator.manifests.cluster_facts import Note
-from kvist_operator.manifests.object_names import ENGINE, ENGINE_PORT, ENVOY, PICKER, ObjectNames
+from kvist_operator.manifests.object_names import ENGINE, ENGINE_PORT, ENVOY, PICKER, Note, ObjectNames
 from kvist_operator.plan import Plan, PlanVerdict
 from kvist_operator.spec.pool import Pool
 
