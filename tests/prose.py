@@ -35,7 +35,7 @@ DOCUMENTS: Final = (
     "charts/kvist/values.yaml",
     "crds/*.yaml",
 )
-ALLOWED: Final = {"documents": 0, "sources": 147, "tests": 602}
+ALLOWED: Final = {"documents": 0, "sources": 0, "tests": 0}
 """Findings that are left in each part. Lower these numbers as they fall; never raise them."""
 _CODE: Final = re.compile(r"``.*?``|`[^`]*`|\]\([^)]*\)")
 

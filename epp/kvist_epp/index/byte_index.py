@@ -138,10 +138,10 @@ class Index:
         return Matches([pair for tree in trees for pair in search(tree, prompt, self._live)], self._bits)
 
     def exclusive(self, publishers: Iterable[int]) -> Iterator[tuple[Segment, int]]:
-        """Each segment in which these publishers hold something, with the mask of the blocks that no other
-        holds on any medium.
+        """Yield each segment in which these publishers hold blocks, with the mask of the blocks that no other
+        publisher holds on any medium.
 
-        The index may change meanwhile: each segment is told as it stands when its turn comes.
+        The index may change meanwhile: each segment is yielded as it is at that moment.
         """
         presences = [who for number in publishers if (who := self._presences.get(number))]
         own = 0

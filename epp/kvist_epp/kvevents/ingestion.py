@@ -31,7 +31,7 @@ MAX_BLOCKS = 512
 millisecond to remove."""
 
 
-class Vocabulary(Protocol):
+class TokenText(Protocol):
     """The part of ``prompt.model.Model`` that the ingestor uses."""
 
     @property
@@ -77,7 +77,7 @@ class Ingestor:
     def __init__(
         self,
         index: Index,
-        model: Vocabulary,
+        model: TokenText,
         *,
         check: bool = True,
         on_prefill_started: Callable[[str, str, str], None] = lambda _publisher, _endpoint, _session: None,

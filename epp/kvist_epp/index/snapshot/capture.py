@@ -4,10 +4,10 @@ Recording changes nothing. Segments change, but their texts and hashes are repla
 recorded reference stays as it was. Other publishers' events may be stored between two steps: they cannot move
 or free a block that this publisher holds, nor one that such a block follows.
 
-When restored, blocks go in through ``Storing``, as from events, at places told by path instead of by parent:
-a snapshot also names blocks that nobody holds but that held ones follow. A segment that is not simply held
-from its first block on, on the GPU, is first held whole on a medium of its own, then where the snapshot says,
-and at the end that medium is given up."""
+When restored, blocks go in through ``Storing``, as from events, at places given by path instead of by parent:
+a snapshot also names blocks that the publisher does not hold but that held ones follow. A segment that is not
+simply held from its first block on, on the GPU, is first held whole on a medium of its own, then where the
+snapshot says, and at the end that medium is given up."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ class Restore:
         names = self._names.get(content.parent, ())
         place = self._forest.locate(self._who, names[content.at]) if content.at < len(names) else None
         if place is None:
-            raise SnapshotError("a content follows a block that was not told")
+            raise SnapshotError("a content follows a block that was not sent")
         return place
 
     def _hold_some(self, names: tuple[int, ...], medium: str, mask: int) -> None:

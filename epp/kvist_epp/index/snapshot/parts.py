@@ -1,9 +1,8 @@
-"""What a snapshot of the index is made of, as plain data. No transport, no tree.
+"""The parts of a snapshot of the index, as plain data. No transport, no tree.
 
-A snapshot is a row of *sections*, one for each publisher: ``Begin``, then its segments from the roots down
-(a ``Content`` where the text was not told before, and a ``Holding``), then ``Extra`` and ``End``. Text that
-several publishers hold is told once.
-"""
+A snapshot is a row of *sections*, one for each publisher: ``Begin``, then its segments from the roots down (a
+``Content`` where the text is not in the snapshot yet, and a ``Holding``), then ``Extra`` and ``End``. Text
+that several publishers hold is sent once."""
 
 from typing import TypeAlias
 
@@ -29,7 +28,7 @@ class Content(msgspec.Struct, frozen=True):
     """Consecutive blocks of the tree."""
 
     number: int
-    """From 1 on, in the order they are told."""
+    """From 1 on, in the order in which contents are sent."""
     parent: int
     """Number of the content they follow; 0: they begin a prompt."""
     at: int
@@ -44,7 +43,7 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class Holding(msgspec.Struct, frozen=True):
-    """What the section's publisher holds of one content, or only passes on the way to what it holds."""
+    """The blocks of one content that the section's publisher holds, or that lie above what it holds."""
 
     content: int
     reach: int
@@ -64,7 +63,7 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 class Extra(msgspec.Struct, frozen=True):
-    """What a publisher has besides blocks of text; as many of them as there is to tell."""
+    """A publisher's state besides blocks of text; a section has as many of these as are needed."""
 
     copies: tuple[Counted, ...] = ()
     """Blocks of text stored more than once, with their copies beyond the first."""

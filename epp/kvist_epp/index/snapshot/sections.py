@@ -87,10 +87,10 @@ class Writer:
 
     def __init__(self) -> None:
         self.blocks = 0
-        """Told so far."""
+        """Sent so far."""
         self._told: dict[tuple[Segment, int], tuple[tuple[int, ...], int]] = {}
-        """Segment and identity of its hashes → those, so that the identity stays theirs, and the content's
-        number. A segment that changes gets other hashes: then it is told again, whole."""
+        """(segment, identity of its hashes) → the hashes, which keeps the identity theirs, and the content's
+        number. A segment that changes gets other hashes: then it is sent again, whole."""
 
     def section(self, capture: Capture, pending: Sequence[DecodeBlock]) -> Iterator[Part]:
         """Yield the parts after ``Begin``, ``End`` included, of a complete capture."""
@@ -157,17 +157,17 @@ class Reader:
     def __init__(
         self, books: Books, wanted: Callable[[str], bool], complete: Callable[[Begin], None]
     ) -> None:
-        """``wanted``: whether a publisher's section is still of use, asked again while it comes in.
-        ``complete``: told of each section when all of it is in."""
+        """``wanted``: returns whether a publisher's section is still of use; called again while it is read.
+        ``complete``: called with each section that has been read whole."""
         self.blocks = 0
-        """Distinct blocks told."""
+        """Distinct blocks sent."""
         self._books = books
         self._wanted = wanted
         self._complete = complete
         self._contents: dict[int, Content] = {}
         self._begin: Begin | None = None
         self._section: Section | None = None
-        """None while ``_begin`` is there: not wanted, what is told of it is passed over."""
+        """None while ``_begin`` is there: not wanted, what is sent of it is ignored."""
 
     def feed(self, part: Part) -> Iterator[None]:
         """Takes in one part; yields where something else may run. Raises SnapshotError, after ``close``."""
@@ -232,7 +232,7 @@ class Reader:
 
     def _known(self, number: int) -> Content:
         if number not in self._contents:
-            raise SnapshotError("a holding of a content that was not told")
+            raise SnapshotError("a holding of a content that was not sent")
         return self._contents[number]
 
     def _content(self, content: Content) -> None:

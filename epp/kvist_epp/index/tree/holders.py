@@ -104,7 +104,7 @@ class Presence:
             self.count(medium, -len(blocks))
 
     def retire(self) -> None:
-        """Only ``segments`` and ``bit`` are needed after this."""
+        """Drop all but ``segments`` and ``bit``, which are needed until its blocks are removed."""
         self.counts, self.copies, self.own, self.opaque = {}, {}, {}, {}
 
 

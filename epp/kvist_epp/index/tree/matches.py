@@ -62,14 +62,14 @@ class Matches:
         return self.groups[0][1] if self.groups else 0
 
     def publishers(self) -> list[int]:
-        """Those that hold any of the prompt."""
+        """Return the publishers that hold any part of the prompt."""
         anybody = 0
         for group in self.groups:
             anybody |= group[0]
         return [publisher for publisher, bit in self._bits.items() if bit & anybody]
 
     def of(self, publisher: int) -> Hit:
-        """The best hit of one publisher: most tokens, then least to load, then most bytes."""
+        """Return the best hit of one publisher: most tokens, then least to load, then most bytes."""
         bit = self._bits.get(publisher, 0)
         best, least = MISS, (0, 0)
         for index, (holders, tokens, size, loads, _) in enumerate(self.groups):
@@ -89,7 +89,8 @@ class Matches:
         return hit
 
     def end(self, publisher: int) -> tuple[Segment, int] | None:
-        """Where the longest hit of one publisher ends: a segment, and how many of its blocks."""
+        """Return where the longest hit of one publisher ends, as a segment and a number of its blocks; None
+        without a hit."""
         bit = self._bits.get(publisher, 0)
         for holders, tokens, _, _, segment in self.groups:
             if holders & bit:
@@ -185,7 +186,7 @@ class _Walk:
         groups.append((holders, tokens, start + segment.offset(count), loads, segment))
 
     def _shorter(self, segment: Segment, start: int, count: int, reached: Reached, further: Reached) -> None:
-        """Of those that do not hold the first ``count`` blocks, some hold a few."""
+        """Add groups of the holders that hold fewer than the first ``count`` blocks."""
         missing = (reached[0] | reached[1]) & ~(further[0] | further[1])
         loads = reached[2]
         tiered = missing & _anybody(segment.lower)

@@ -60,7 +60,7 @@ class Segment:
     sizes: array[int]
     """Bytes of each block."""
     hashes: tuple[int, ...]
-    """The name of each block: the engine hash of whoever stored it first; no name comes twice."""
+    """The name of each block: the hash of the engine that stored it first; no name comes twice."""
     base: int
     """Blocks between the tree's root and this segment."""
     at: int
