@@ -40,11 +40,11 @@ class Gateway:
     """Mode in which the picker gets request bodies.
 
     "streamed" does not wait for the answer to the headers: Envoy's other way shows the picker no body.
-    It never tells that trailers end a body, so such a request waits for ``message_timeout_seconds``."""
+    It never reports that trailers end a body, so such a request waits for ``message_timeout_seconds``."""
     responses: Responses | None = None
     """Parts of responses sent to the picker; ``None`` = all of them in mode "duplex", nothing in the others.
 
-    More than "skip" also tells it which endpoint served, and is only of use to ``--observe-responses``."""
+    More than "skip" also reports which endpoint served, and is only of use to ``--observe-responses``."""
     filter: bool = True
     """Call the picker for requests; without it Envoy balances by ``fallback`` alone (a base line)."""
     access_log: bool = True

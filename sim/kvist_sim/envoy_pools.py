@@ -168,7 +168,7 @@ def _no_forged_header() -> Json:
 
 
 def _log(pool: str, part: Json) -> Json:
-    """Each picker hears of its own pool's requests."""
+    """Return an access log that reports the pool's requests to its picker."""
     log: Json = copy.deepcopy(_connections(part)["access_log"][0])
     log["typed_config"]["common_config"]["grpc_service"] = {"envoy_grpc": {"cluster_name": f"{pool}-picker"}}
     kind = f"{_TYPE}extensions.access_loggers.filters.cel.v3.ExpressionFilter"

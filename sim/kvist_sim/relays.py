@@ -115,11 +115,11 @@ class TcpRelay:
 
     @property
     def address(self) -> str:
-        """For who connects."""
+        """Address for clients."""
         return f"{HOST}:{self.port}"
 
     def part(self) -> None:
-        """Nothing passes from now on."""
+        """Stop the traffic."""
         self.healed.clear()
         for end in self._ends:
             end.pause()

@@ -17,7 +17,15 @@ from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.limits import Limits
 from kvist_epp.http2.server import serve_http2
 from kvist_epp.names import SESSION_HEADER
-from kvist_sim.bench.harness.direct import LONGEST_BODY, NO_ANSWER, PICKED, Asker, Direct, PickAnswer, Settler
+from kvist_sim.bench.harness.direct import (
+    LONGEST_BODY,
+    NO_ANSWER,
+    PICKED,
+    AccessLogWriter,
+    Direct,
+    PickAnswer,
+    SteadyClient,
+)
 from kvist_sim.bench.harness.records import ATTEMPTS, UPSTREAM, Recorder, usage, with_route_headers
 from kvist_sim.bench.harness.records import PICKED as PICKED_HEADER
 from kvist_sim.envoy import Gateway, config
@@ -213,7 +221,7 @@ async def test_a_broken_connection_answers_everybody() -> None:
 
 
 async def test_the_asker_settles_every_pick() -> None:
-    """Every pick is settled exactly once, and none is pending when the asker returns."""
+    """Every pick is settled exactly once, and none is pending when the client returns."""
     picks = 0
 
     def decide(_: PickRequest) -> Decision:
@@ -223,26 +231,26 @@ async def test_the_asker_settles_every_pick() -> None:
 
     ended: list[AccessLogEntry] = []
     async with picker(decide, ended) as direct:
-        asker = Asker([direct], 200)
-        await asyncio.wait_for(asker.run(0.3), SECONDS)
-        while len(ended) < asker.sent:
+        client = SteadyClient([direct], 200)
+        await asyncio.wait_for(client.run(0.3), SECONDS)
+        while len(ended) < client.sent:
             await asyncio.sleep(0.01)
 
-    assert asker.sent == picks > 0
-    assert asker.statuses == {PICKED: picks}
+    assert client.sent == picks > 0
+    assert client.statuses == {PICKED: picks}
     assert len({entry.session for entry in ended}) == len(ended) == picks
 
 
 async def test_a_settler_waits_as_long_as_an_engine_would() -> None:
-    """A settler reports picks that are old enough are settled, unless all are requested."""
+    """A log_writer reports picks that are old enough are settled, unless all are requested."""
     ended: list[AccessLogEntry] = []
     async with picker(lambda _: PickResult(("10.0.0.1:8000",)), ended) as direct:
-        settler = Settler(direct, seconds=3600)
-        settler.picked(PickAnswer("a", PICKED, "10.0.0.1:8000", "s"))
-        settler.settle()
+        log_writer = AccessLogWriter(direct, seconds=3600)
+        log_writer.picked(PickAnswer("a", PICKED, "10.0.0.1:8000", "s"))
+        log_writer.settle()
         await asked(direct, ("b", b"{}"))
         early = len(ended)
-        settler.settle(rest=True)
+        log_writer.settle(rest=True)
         while not ended:
             await asyncio.sleep(0.01)
 

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from kvist_sim.bench.harness.proof import placed
 from kvist_sim.bench.queue import report as queue_report
-from kvist_sim.bench.queue.command import BODY_BYTES, MIX, body, crowd
-from kvist_sim.bench.queue.judge import Relieved, Wanted, late, out_of_order, shares
+from kvist_sim.bench.queue.command import BODY_BYTES, MIX, body, queued_requests
+from kvist_sim.bench.queue.judge import Relieved, WantedRequest, late, out_of_order, shares
 from kvist_sim.bench.soak import report as soak_report
 from kvist_sim.bench.soak.judge import Memory, SoakFigures, left
 
@@ -88,11 +88,13 @@ def test_the_soak_s_table_fits_a_terminal() -> None:
 
 
 LEVELS = st.sampled_from([-1, 0, 10])
-ORDERS = st.lists(st.builds(Wanted, st.uuids().map(str), LEVELS, st.sampled_from("abc"), st.just(2_000)))
+ORDERS = st.lists(
+    st.builds(WantedRequest, st.uuids().map(str), LEVELS, st.sampled_from("abc"), st.just(2_000))
+)
 
 
 @given(ORDERS)
-def test_out_of_order_is_a_request_dispatched_before_a_higher_one(order: list[Wanted]) -> None:
+def test_out_of_order_is_a_request_dispatched_before_a_higher_one(order: list[WantedRequest]) -> None:
     """Counted backwards in one pass, it is what the definition says."""
     slow = sum(
         any(later.priority > wanted.priority for later in order[at + 1 :]) for at, wanted in enumerate(order)
@@ -103,8 +105,8 @@ def test_out_of_order_is_a_request_dispatched_before_a_higher_one(order: list[Wa
 
 def test_shares_are_of_the_time_in_which_all_wait() -> None:
     """Turn by turn is fair, however much more one tenant has; first come first served is not."""
-    turns = [Wanted(f"{at}", 0, tenant, 2_000) for at in range(100) for tenant in "abc"]
-    rest = [Wanted(f"rest-{at}", 0, "a", 2_000) for at in range(500)]
+    turns = [WantedRequest(f"{at}", 0, tenant, 2_000) for at in range(100) for tenant in "abc"]
+    rest = [WantedRequest(f"rest-{at}", 0, "a", 2_000) for at in range(500)]
     fair = shares([*turns, *rest], 0)
     unfair = shares([*rest, *turns], 0)
 
@@ -116,7 +118,8 @@ def test_shares_are_of_the_time_in_which_all_wait() -> None:
 def test_shares_are_counted_in_size_not_in_requests() -> None:
     """A tenant with bodies of twice the size gets half as many requests."""
     order = [
-        Wanted(f"{at}", 0, "b" if at % 3 == 2 else "a", 4_000 if at % 3 == 2 else 2_000) for at in range(90)
+        WantedRequest(f"{at}", 0, "b" if at % 3 == 2 else "a", 4_000 if at % 3 == 2 else 2_000)
+        for at in range(90)
     ]
 
     assert [share.of_fair for share in shares(order, 0)] == pytest.approx([1.0, 1.0], abs=0.05)
@@ -129,7 +132,7 @@ def test_late_counts_those_without_an_answer_too() -> None:
 
 def test_the_load_is_as_large_as_requested_and_floods_first() -> None:
     """Shares of the mix, tenant by tenant, with bodies of exactly the size."""
-    found = crowd(1_000)
+    found = queued_requests(1_000)
     counts = Counter(wanted.tenant for wanted in found)
 
     assert counts == {tenant: round(1_000 * share) for share, _, tenant in MIX}
@@ -151,7 +154,7 @@ def test_the_queue_s_tables_fit_a_terminal_and_name_broken_bounds() -> None:
         seconds=20.0,
         picked=50_000,
         logged=50_000,
-        shares=shares([Wanted(f"{at}", 0, "abc"[at % 3], 2_000) for at in range(300)], 0),
+        shares=shares([WantedRequest(f"{at}", 0, "abc"[at % 3], 2_000) for at in range(300)], 0),
         out_of_order=0,
         left=(),
     )

@@ -25,7 +25,7 @@ from kvist_epp.engines.vllm.kv_events import Batch, Removed, Stored
 from kvist_epp.prompt.model import Model
 from kvist_sim import launch
 from kvist_sim import model as model_files
-from kvist_sim.bench.harness.direct import Asker, Direct
+from kvist_sim.bench.harness.direct import Direct, SteadyClient
 from kvist_sim.http1 import get
 from kvist_sim.ports import free_ports
 from kvist_sim.processes import Children
@@ -147,26 +147,26 @@ async def _cost(pickers: Sequence[launch.Picker], plan: ReplicasPlan, to_one: bo
     rate = plan.rate / len(groups)
     await asyncio.gather(*(_asked(group, rate, 3.0) for group in groups))
     before = sum(picker.child.cpu_seconds() for picker in pickers)
-    askers = await asyncio.gather(*(_asked(group, rate, plan.seconds) for group in groups))
+    clients = await asyncio.gather(*(_asked(group, rate, plan.seconds) for group in groups))
     spent = sum(picker.child.cpu_seconds() for picker in pickers) - before
-    sent = sum(asker.sent for asker in askers)
-    latencies = _quantiles([seconds for asker in askers for seconds in asker.latencies])
+    sent = sum(client.sent for client in clients)
+    latencies = _quantiles([seconds for client in clients for seconds in client.latencies])
     return f"{spent / sent * 1e6:.0f} us of CPU a request, {sent} requests; picks, ms: {latencies}"
 
 
 _COUNTERS: Final = ("messages_total", "bytes_total", "passed_entries_total", "lag_seconds")
 
 
-async def _asked(pickers: Sequence[launch.Picker], rate: float, seconds: float) -> Asker:
+async def _asked(pickers: Sequence[launch.Picker], rate: float, seconds: float) -> SteadyClient:
     async with AsyncExitStack() as stack:
         connections = [
             await stack.enter_async_context(await Direct.open(launch.HOST, picker.grpc_port))
             for picker in pickers
         ]
-        asker = Asker(connections, rate)
-        await asker.run(seconds)
+        client = SteadyClient(connections, rate)
+        await client.run(seconds)
         await asyncio.sleep(0.5)
-    return asker
+    return client
 
 
 async def _picks(picker: launch.Picker, seconds: float) -> Sequence[float]:
@@ -212,7 +212,7 @@ async def events(spec: dict[str, Any], ready: Callable[[], object]) -> None:
             publisher.publish(batch)
     ready()
     rng, number = random.Random("live"), 0
-    while True:  # an engine that is sent requests and says nothing would not be believed
+    while True:  # an engine without events after requests would not be trusted
         for publisher in publishers:
             tokens = rng.choices(usual, k=BLOCK_SIZE * 2)
             number += 2
@@ -225,12 +225,12 @@ async def events(spec: dict[str, Any], ready: Callable[[], object]) -> None:
 def batches(rng: random.Random, ids: Sequence[int], blocks: int) -> Iterator[Batch]:
     """One engine's cache: prompts of random tokens, as prefill announces them."""
     parent: int | None = None
-    for told in range(0, blocks, BATCH_BLOCKS):
-        names = [rng.getrandbits(64) for _ in range(min(BATCH_BLOCKS, blocks - told))]
-        parent = None if told % CHAIN_BLOCKS == 0 else parent
+    for start in range(0, blocks, BATCH_BLOCKS):
+        names = [rng.getrandbits(64) for _ in range(min(BATCH_BLOCKS, blocks - start))]
+        parent = None if start % CHAIN_BLOCKS == 0 else parent
         tokens = rng.choices(ids, k=len(names) * BLOCK_SIZE)
         event = Stored(hashes=names, parent=parent, token_ids=tokens, block_size=BLOCK_SIZE)
-        yield Batch(ts=float(told), rank=0, events=[event])
+        yield Batch(ts=float(start), rank=0, events=[event])
         parent = names[-1]
 
 

@@ -35,7 +35,7 @@ class RecordingKvist(Kvist):
         tracker.add_remote = add_remote  # type: ignore[method-assign]
 
 
-def heard(tokens: int) -> list[tuple[float, float]]:
+def gossip_of(tokens: int) -> list[tuple[float, float]]:
     """Return the load that two replicas report for each other's prompts of so many tokens."""
     RecordingKvist.received = []
     spec, setting = replace(KVIST, make=RecordingKvist), Setting(replicas=2, gossip=INTERVAL)
@@ -45,20 +45,20 @@ def heard(tokens: int) -> list[tuple[float, float]]:
 
 def test_what_is_computed_by_the_time_it_is_announced_adds_no_backlog() -> None:
     """A short prompt on an idle engine takes a tenth of a second; updates come every 0.8 s."""
-    told = heard(600)
+    received = gossip_of(600)
 
-    assert len(told) >= 60
-    assert max(age for age, _ in told) == pytest.approx(INTERVAL, abs=0.1)
-    assert {owed for age, owed in told if age > 0.2} == {0.0}
+    assert len(received) >= 60
+    assert max(age for age, _ in received) == pytest.approx(INTERVAL, abs=0.1)
+    assert {owed for age, owed in received if age > 0.2} == {0.0}
 
 
 def test_a_long_new_prompt_is_announced_at_once() -> None:
     """Other replicas learn of a long new prompt, and its backlog, before the next update would be due."""
-    told = heard(3 * URGENT_TOKENS)
+    received = gossip_of(3 * URGENT_TOKENS)
 
-    assert len(told) >= 60
-    assert max(age for age, _ in told) <= URGENT_SECONDS + 1e-6
-    assert all(owed > 0 for _, owed in told)
+    assert len(received) >= 60
+    assert max(age for age, _ in received) <= URGENT_SECONDS + 1e-6
+    assert all(owed > 0 for _, owed in received)
 
 
 def test_a_pool_that_is_never_full_has_no_capacity() -> None:

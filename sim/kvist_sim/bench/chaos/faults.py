@@ -99,12 +99,12 @@ async def pickers_parted(stack: Stack, say: Say) -> None:
         relay.part()
     say(f"picker-0 parted from its peers ({len(cut)} links)")
     await asyncio.sleep(PARTITION_SECONDS)
-    say(f"peers that each picker hears: {await _metrics(stack, 'kvist_epp_peers', HEARD)}")
+    say(f"replicas that each picker follows: {await _metrics(stack, 'kvist_epp_peers', HEARD)}")
     for relay in cut:
         relay.heal()
     say("links pass again")
     await asyncio.sleep(HEARING_SECONDS)
-    say(f"peers that each picker hears: {await _metrics(stack, 'kvist_epp_peers', HEARD)}")
+    say(f"replicas that each picker follows: {await _metrics(stack, 'kvist_epp_peers', HEARD)}")
 
 
 async def certificates_rotated(stack: Stack, say: Say) -> None:

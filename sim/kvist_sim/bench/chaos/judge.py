@@ -166,7 +166,7 @@ def judge(phase: Phase, evidence: Evidence, *, settle: float = SETTLE_SECONDS) -
 def _told(phase: Phase, record: Record) -> str:
     return (
         f"{record.id}: began {record.began - phase.fault:+.2f} s, ended {record.ended - phase.fault:+.2f} s, "
-        f"status {record.status}, {record.attempts} attempts, answered by {record.upstream or 'nobody'}, "
+        f"status {record.status}, {record.attempts} attempts, answered by {record.upstream or 'no engine'}, "
         f"picked {record.picked or 'nothing'}; {record.error}"
     )
 

@@ -4,7 +4,7 @@ One HTTP/2 connection with as many streams as wanted, in pure frames: a client l
 open streams would weigh more than what is measured. It behaves as Envoy does in the mode BUFFERED: headers
 and body, the answer, then the picker ends the stream. Only for our own server and short bodies.
 
-``Asker`` sends such requests at a steady rate; an access log entry settles each, a moment after its pick.
+``SteadyClient`` sends such requests at a steady rate; an access log entry ends each of them.
 """
 
 import asyncio
@@ -214,8 +214,8 @@ class Direct(asyncio.Protocol):
     def _headers(self, flags: int, number: int, payload: bytes) -> None:
         fine = payload in {frames.RESPONSE, frames.TRAILERS_OK}
         if not fine:
-            told = [(str(name), str(value)) for name, value in self._decoder.decode(payload)]
-            fine = ("grpc-status", "0") in told
+            headers = [(str(name), str(value)) for name, value in self._decoder.decode(payload)]
+            fine = ("grpc-status", "0") in headers
         if flags & frames.END_STREAM:
             self._write(frames.frame(frames.DATA, frames.END_STREAM, number.to_bytes(4, "big")))
             self._finish(number, broken=not fine)
@@ -306,13 +306,13 @@ def _answer(stream: _Stream) -> PickAnswer:
     if response.HasField("immediate_response"):
         return PickAnswer(stream.id, response.immediate_response.status.code)
     mutation = response.request_body.response.header_mutation
-    told = {option.header.key: option.header.raw_value.decode() for option in mutation.set_headers}
-    picked = told.get(DESTINATION_HEADER, "").partition(",")[0]
-    session = told.get(SESSION_HEADER, stream.session)
+    headers = {option.header.key: option.header.raw_value.decode() for option in mutation.set_headers}
+    picked = headers.get(DESTINATION_HEADER, "").partition(",")[0]
+    session = headers.get(SESSION_HEADER, stream.session)
     return PickAnswer(stream.id, PICKED if picked else NO_ANSWER, picked, session)
 
 
-class Settler:
+class AccessLogWriter:
     """Writes the access log of picked requests, a while after their pick."""
 
     def __init__(self, log: Direct, seconds: float = SERVED_SECONDS) -> None:
@@ -335,14 +335,14 @@ class Settler:
             self._log.ended(due)
 
 
-class Asker:
+class SteadyClient:
     """Sends requests over several connections in turn."""
 
     def __init__(self, connections: Sequence[Direct], rate: float) -> None:
         self._connections = itertools.cycle(connections)
         self._rate = rate
         self._clock = asyncio.get_running_loop().time
-        self._settler = Settler(connections[0])
+        self._log_writer = AccessLogWriter(connections[0])
         self.sent = 0
         self.statuses: Counter[int] = Counter()
         self.latencies = array("d")
@@ -362,13 +362,13 @@ class Asker:
         while (passed := self._clock() - begin) < seconds:
             while self.sent < passed * self._rate:
                 self._ask(body(rng.randrange(SYSTEMS), rng.choice(questions)))
-            self._settler.settle()
+            self._log_writer.settle()
             await asyncio.sleep(TICK_SECONDS)
         for _ in range(round(REST_SECONDS / TICK_SECONDS)):
             if not self.waiting:
                 break
             await asyncio.sleep(TICK_SECONDS)
-        self._settler.settle(rest=True)
+        self._log_writer.settle(rest=True)
 
     def _ask(self, content: bytes) -> None:
         begun = self._clock()
@@ -379,6 +379,6 @@ class Asker:
             self.statuses[answer.status] += 1
             if answer.status == PICKED:
                 self.latencies.append(now - begun)
-                self._settler.picked(answer)
+                self._log_writer.picked(answer)
 
         next(self._connections).ask(f"soak-{self.sent}", _HEADERS, content, done)

@@ -122,14 +122,14 @@ class Record:
 
 def with_route_headers(config: dict[str, Any]) -> dict[str, Any]:
     """Return an Envoy configuration (of ``kvist_sim.envoy.config``) whose answers name endpoint and picks."""
-    told = [
+    headers = [
         {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
         for key, value in _TOLD.items()
     ]
     for listener in config["static_resources"]["listeners"]:
         for chain in listener["filter_chains"]:
             for named in chain["filters"]:
-                named["typed_config"]["route_config"]["response_headers_to_add"] = told
+                named["typed_config"]["route_config"]["response_headers_to_add"] = headers
     return config
 
 

@@ -24,11 +24,11 @@ from rich.console import Console
 from kvist_epp.names import LABEL_MAX_NUM_SEQS, PRIORITY_HEADER, TENANT_HEADERS
 from kvist_sim import launch
 from kvist_sim import model as model_files
-from kvist_sim.bench.harness.direct import PICKED, Direct, PickAnswer, Settler
+from kvist_sim.bench.harness.direct import PICKED, AccessLogWriter, Direct, PickAnswer
 from kvist_sim.bench.harness.proof import console, folder, prove
 from kvist_sim.bench.harness.records import PickLog
 from kvist_sim.bench.harness.watch import held, resident, until_empty
-from kvist_sim.bench.queue.judge import Ends, Relieved, Wanted, late, out_of_order, relieved, shares
+from kvist_sim.bench.queue.judge import Ends, Relieved, WantedRequest, late, out_of_order, relieved, shares
 from kvist_sim.bench.queue.report import Bounded, Drained, QueueReport, document, table
 from kvist_sim.load import CHAT_PATH
 from kvist_sim.processes import Children
@@ -69,16 +69,16 @@ MIX: Final = (
 
 
 @dataclass(slots=True)
-class Crowd:
+class QueuedClients:
     """Requests that were sent at once, and their results."""
 
-    wanted: Sequence[Wanted]
+    wanted: Sequence[WantedRequest]
     clock: Callable[[], float]
     sent: dict[str, float] = field(default_factory=dict)
     waits: dict[str, float] = field(default_factory=dict)
     """Seconds to the answer, by id."""
     statuses: Counter[int] = field(default_factory=Counter)
-    settler: Settler | None = None
+    log_writer: AccessLogWriter | None = None
     ends: Ends | None = None
 
     async def send(self, connections: Sequence[Direct]) -> None:
@@ -102,16 +102,16 @@ class Crowd:
         """Wait for all answers, and settle picks meanwhile. Raises TimeoutError."""
         async with asyncio.timeout(seconds):
             while sum(self.statuses.values()) < len(self.wanted):
-                if self.settler is not None:
-                    self.settler.settle()
+                if self.log_writer is not None:
+                    self.log_writer.settle()
                 await asyncio.sleep(TICK_SECONDS)
-        if self.settler is not None:
-            self.settler.settle(rest=True)
+        if self.log_writer is not None:
+            self.log_writer.settle(rest=True)
 
     def _answered(self, answer: PickAnswer) -> None:
         self.statuses[answer.status] += 1
         self.waits[answer.id] = self.clock() - self.sent[answer.id]
-        follower = self.settler or self.ends
+        follower = self.log_writer or self.ends
         if answer.status == PICKED and follower is not None:
             follower.picked(answer)
 
@@ -152,13 +152,15 @@ async def queue(requests: int, logs: str | None, say: Console) -> QueueReport:
     return QueueReport(drained, bounded, soon, setting)
 
 
-def crowd(requests: int) -> list[Wanted]:
+def queued_requests(requests: int) -> list[WantedRequest]:
     """Return the queued requests in order of arrival: tenant by tenant, so that serving in this order
     is unfair."""
-    found: list[Wanted] = []
+    found: list[WantedRequest] = []
     for share, priority, tenant in MIX:
         count = round(share * requests)
-        found += [Wanted(f"{tenant}-{number}", priority, tenant, BODY_BYTES) for number in range(count)]
+        found += [
+            WantedRequest(f"{tenant}-{number}", priority, tenant, BODY_BYTES) for number in range(count)
+        ]
     return found
 
 
@@ -183,13 +185,13 @@ async def _drained(requests: int, name: Path, say: Console) -> Drained:
         pid = bench.picker.child.pid
         before, empty = resident(pid), await held(bench.picker)
         async with _connected(bench, requests) as connections:
-            waiting = Crowd(crowd(requests), asyncio.get_running_loop().time)
+            waiting = QueuedClients(queued_requests(requests), asyncio.get_running_loop().time)
             say.print(f"held: {len(waiting.wanted):,} requests, every engine is full")
             await waiting.send(connections)
             queued = await _until_queued(bench, waiting)
             full = resident(pid)
             say.print(f"held: {queued['queued_requests']:,} wait in {(full - before) / 1e6:.0f} MB")
-            waiting.settler = Settler(connections[0], SERVED_SECONDS)
+            waiting.log_writer = AccessLogWriter(connections[0], SERVED_SECONDS)
             begin = asyncio.get_running_loop().time()
             bench.full(False)
             await waiting.answered(DRAIN_SECONDS)
@@ -212,7 +214,7 @@ async def _drained(requests: int, name: Path, say: Console) -> Drained:
     )
 
 
-async def _until_queued(bench: QueueBench, waiting: Crowd) -> dict[str, int]:
+async def _until_queued(bench: QueueBench, waiting: QueuedClients) -> dict[str, int]:
     """``/debug/held`` when everything that was sent waits, or what is missing has been answered."""
     for _ in range(round(FILL_SECONDS / 0.2)):
         bench.children.check()
@@ -239,8 +241,8 @@ async def _bounded(requests: int, name: Path, say: Console) -> Bounded:
         before, empty = resident(pid), await held(bench.picker)
         async with _connected(bench, requests) as connections:
             # only what may not be shed: each has a right to an answer in time
-            wanted = [one for one in crowd(requests) if one.priority >= 0]
-            waiting = Crowd(wanted, asyncio.get_running_loop().time)
+            wanted = [one for one in queued_requests(requests) if one.priority >= 0]
+            waiting = QueuedClients(wanted, asyncio.get_running_loop().time)
             say.print(
                 f"bounded: {len(wanted):,} requests for {BOUND_BYTES >> 20} MiB and {BOUND_SECONDS:g} s"
             )
@@ -276,7 +278,7 @@ async def _relieved(name: Path, say: Console) -> Relieved:
     flags = ["--queue-seconds=900", "--stream-idle-timeout=3600"]
     async with _started(name, flags) as bench, _connected(bench, RELIEVED) as connections:
         clock = asyncio.get_running_loop().time
-        waiting = Crowd(crowd(RELIEVED), clock)
+        waiting = QueuedClients(queued_requests(RELIEVED), clock)
         await waiting.send(connections)
         await _until_queued(bench, waiting)
         waiting.ends = Ends(clock)

@@ -114,7 +114,7 @@ SLACK_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedRequest:
     """One request that was sent."""
 
     id: str
@@ -137,7 +137,7 @@ class Share:
     """1.0 is exactly its share."""
 
 
-def shares(order: Sequence[Wanted], priority: int) -> list[Share]:
+def shares(order: Sequence[WantedRequest], priority: int) -> list[Share]:
     """By tenant, of one level; ``order`` is that of the picks."""
     level = [wanted for wanted in order if wanted.priority == priority]
     left = Counter(wanted.tenant for wanted in level)
@@ -154,7 +154,7 @@ def shares(order: Sequence[Wanted], priority: int) -> list[Share]:
     return [Share(name, total[name], picked[name], sizes[name] / fair) for name in sorted(total)]
 
 
-def out_of_order(order: Sequence[Wanted]) -> int:
+def out_of_order(order: Sequence[WantedRequest]) -> int:
     """Requests that were picked before one of a higher level."""
     found = 0
     highest: int | None = None

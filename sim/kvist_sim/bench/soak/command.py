@@ -19,7 +19,7 @@ from rich.console import Console
 
 from kvist_sim import launch
 from kvist_sim import model as model_files
-from kvist_sim.bench.harness.direct import PICKED, Asker, Direct
+from kvist_sim.bench.harness.direct import PICKED, Direct, SteadyClient
 from kvist_sim.bench.harness.proof import console, folder, prove
 from kvist_sim.bench.harness.records import Record, Recorder
 from kvist_sim.bench.harness.stack import MODEL_NAME, SHAPE, Setup, Stack
@@ -96,28 +96,28 @@ async def _direct(plan: SoakPlan, name: Path, say: Console) -> list[SoakFigures]
         before = await held(picker)
         say.print(f"direct: {plan.picks:g} picks/s for {plan.seconds:g} s")
         async with _connected(picker) as connections:
-            asker = Asker(connections, plan.picks)
+            client = SteadyClient(connections, plan.picks)
             loop = asyncio.get_running_loop()
             begin, cpu = loop.time(), picker.child.cpu_seconds()
             async with sampled(picker.child.pid, lambda: loop.time() - begin) as samples:
-                await children.watch(asyncio.create_task(asker.run(plan.seconds)))
+                await children.watch(asyncio.create_task(client.run(plan.seconds)))
             spent = picker.child.cpu_seconds() - cpu
-            why = [f"{asker.waiting} not answered; held: {await held(picker)}"] if asker.waiting else []
+            why = [f"{client.waiting} not answered; held: {await held(picker)}"] if client.waiting else []
         remains = await until_empty(picker, before)
-    latencies = asker.latencies
+    latencies = client.latencies
     return [
         SoakFigures(
             part=DIRECT,
             picker="picker",
             seconds=plan.seconds,
-            requests=asker.sent,
-            failed=asker.sent - asker.statuses[PICKED],
+            requests=client.sent,
+            failed=client.sent - client.statuses[PICKED],
             p50=percentile(latencies, 0.5),
             p99=percentile(latencies, 0.99),
             memory=Memory(samples, plan.seconds),
             left=remains,
             cpu_per_second=spent / plan.seconds,
-            why=why + [f"status {s}: {count}" for s, count in asker.statuses.items() if s != PICKED],
+            why=why + [f"status {s}: {count}" for s, count in client.statuses.items() if s != PICKED],
         )
     ]
 
