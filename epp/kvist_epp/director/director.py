@@ -39,7 +39,7 @@ from kvist_epp.prefix_stats.recent_uses import RecentUses
 from kvist_epp.prompt.model import Model
 from kvist_epp.scheduling.cost import DEFAULT, policy_among
 from kvist_epp.scheduling.pick import Candidate, ScoredEndpoint, choose, explain
-from kvist_epp.telemetry.histogram import Stages
+from kvist_epp.telemetry.counters import Stages
 from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import RequestLog
 

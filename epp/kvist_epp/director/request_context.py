@@ -21,7 +21,7 @@ from kvist_epp.prefix_stats.recent_uses import RecentUses
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import Kind, Request, parse
 from kvist_epp.scheduling.pick import Demand, canonical, members
-from kvist_epp.telemetry.histogram import Stages
+from kvist_epp.telemetry.counters import Stages
 from kvist_epp.telemetry.request_log import RequestLine
 
 QUEUED_BYTES: Final = 4_000

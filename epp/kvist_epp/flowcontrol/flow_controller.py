@@ -19,7 +19,7 @@ from kvist_epp.flowcontrol.deficit_round_robin import FlowKey, QueueItem, Subset
 from kvist_epp.flowcontrol.queue_deadlines import DispatchRate, QueueDeadlines
 from kvist_epp.flowcontrol.request_queue import RequestQueue
 from kvist_epp.scheduling.pick import Candidate
-from kvist_epp.telemetry.histogram import Histogram
+from kvist_epp.telemetry.counters import Histogram
 
 RETRY_SECONDS: Final = (1, 60)
 """Bounds of ``Retry-After``."""

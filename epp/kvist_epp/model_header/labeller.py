@@ -19,7 +19,7 @@ from kvist_epp.extproc.pick_request import PickRequest, PickResult
 from kvist_epp.extproc.rewrite import requested_model
 from kvist_epp.http2.limits import PortStats
 from kvist_epp.names import BASE_MODEL_HEADER, MODEL_HEADER, REQUEST_ID_HEADER
-from kvist_epp.telemetry.histogram import Histogram
+from kvist_epp.telemetry.counters import Histogram
 from kvist_epp.telemetry.metrics import (
     PROCESS,
     MetricsPage,

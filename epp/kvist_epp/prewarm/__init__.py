@@ -7,5 +7,4 @@ are computed on the others. The engines are asked with ordinary completions of o
 - ``refresh_schedule``: when a hot prefix is requested again so that its engine keeps it. Pure.
 - ``prewarmer``: runs the planner in a picker, and its requests.
 - ``prewarm_client``: sends one request to an engine.
-- ``prewarm_stats``: counters for the metrics page.
 """

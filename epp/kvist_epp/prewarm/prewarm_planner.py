@@ -25,9 +25,9 @@ from kvist_epp.index.lookup import Lookup
 from kvist_epp.load.in_flight import InFlightRequest, Leg
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefix, HotPrefixes, Masks
-from kvist_epp.prewarm.prewarm_stats import PrewarmStats
 from kvist_epp.prewarm.refresh_schedule import RefreshSchedule
 from kvist_epp.scheduling.pick import Candidate, Demand, choose
+from kvist_epp.telemetry.counters import PrewarmStats
 from kvist_kube.backoff import backoff_seconds
 
 BUSY_POLL_SECONDS: Final = 0.02

@@ -12,8 +12,8 @@ from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.prewarm.prewarm_client import PrewarmClient, PrewarmOutcome
 from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner, PrewarmStep
-from kvist_epp.prewarm.prewarm_stats import PrewarmStats
 from kvist_epp.settings.settings import Settings
+from kvist_epp.telemetry.counters import PrewarmStats
 
 logger = logging.getLogger(__name__)
 

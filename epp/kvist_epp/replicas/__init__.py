@@ -12,6 +12,5 @@ snapshot of its index, which is faster than replaying the event buffers of all e
 - ``snapshot_chunks``: encodes and decodes snapshots of the index. Pure.
 - ``messages``: encodes and decodes all other messages between replicas. Pure.
 - ``prompt_digests``: prompts that other replicas have just sent to an endpoint, found by digests. Pure.
-- ``replication_stats``: counters for the metrics page.
 - ``pb``: generated protobuf code.
 """

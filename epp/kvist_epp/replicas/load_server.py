@@ -18,7 +18,7 @@ from kvist_epp.load.tracker import LoadTracker, RequestListener
 from kvist_epp.replicas.messages import Handshake, decode_ack, encode_update
 from kvist_epp.replicas.prompt_digests import ANNOUNCED_TOKENS, PromptDigests
 from kvist_epp.replicas.remote_load import RemoteLoad
-from kvist_epp.replicas.replication_stats import ReplicationStats
+from kvist_epp.telemetry.counters import ReplicationStats
 
 MAX_ROWS: Final = 1000
 """Requests, and log entries, in one update: about a millisecond to encode, and 100 KB."""

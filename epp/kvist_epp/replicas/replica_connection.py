@@ -22,8 +22,8 @@ from kvist_epp.http2.tls import Certificates
 from kvist_epp.names import REPLICA_FOLLOW_METHOD
 from kvist_epp.replicas.messages import Handshake, LoadUpdate, decode_update, encode_ack
 from kvist_epp.replicas.remote_load import SILENCE_SECONDS, RemoteLoad
-from kvist_epp.replicas.replication_stats import ReplicationStats
 from kvist_epp.settings.validation import HostPort
+from kvist_epp.telemetry.counters import ReplicationStats
 from kvist_kube.backoff import backoff_seconds
 
 # grpc reads both variables when it is imported. Its fork handlers run in every child process that is started

@@ -35,10 +35,10 @@ from kvist_epp.replicas.replica_connection import (
     ReplicaConnection,
     ReplicaDirectory,
 )
-from kvist_epp.replicas.replication_stats import ReplicationReport, ReplicationStats
 from kvist_epp.replicas.snapshot_transfer import SnapshotClient, SnapshotServer, SnapshotSource
 from kvist_epp.settings.settings import Settings
 from kvist_epp.settings.validation import is_loopback_only, parse_replica_names
+from kvist_epp.telemetry.counters import ReplicationReport, ReplicationStats
 
 POLL_SECONDS: Final = 0.5
 """Interval in which silent replicas and old requests are looked for."""

@@ -34,8 +34,8 @@ from kvist_epp.replicas.messages import (
     encode_snapshot_request,
 )
 from kvist_epp.replicas.replica_connection import ReplicaAddress, RpcStream, open_stream
-from kvist_epp.replicas.replication_stats import ReplicationStats
 from kvist_epp.replicas.snapshot_chunks import ChunkReader, ChunkWriter
+from kvist_epp.telemetry.counters import ReplicationStats
 
 MAX_CLIENTS: Final = 4
 """Maximum number of snapshots sent at once."""

@@ -16,9 +16,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from kvist_epp.http2.limits import PortStats
-from kvist_epp.prewarm.prewarm_stats import PrewarmStats
-from kvist_epp.replicas.replication_stats import ReplicationReport
-from kvist_epp.telemetry.histogram import WAIT_BUCKETS, Histogram, Stages
+from kvist_epp.telemetry.counters import WAIT_BUCKETS, Histogram, PrewarmStats, ReplicationReport, Stages
 from kvist_kube.object_cache import WatchStatus
 
 F = TypeVar("F", CounterMetricFamily, GaugeMetricFamily)

@@ -31,9 +31,8 @@ from kvist_epp.replicas.messages import Handshake, decode_update, encode_ack
 from kvist_epp.replicas.prompt_digests import URGENT_TOKENS
 from kvist_epp.replicas.remote_load import RemoteLoad
 from kvist_epp.replicas.replication import POLL_SECONDS, URGENT_SECONDS
-from kvist_epp.replicas.replication_stats import ReplicationStats
 from kvist_epp.settings.settings import Settings
-from kvist_epp.telemetry.histogram import Stages
+from kvist_epp.telemetry.counters import ReplicationStats, Stages
 from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import LogWriter, RequestLine, RequestLog
 from kvist_sim.virtual.jobs import BLOCK, Call, block_text

@@ -10,9 +10,9 @@ from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
 from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner, PrewarmStep
-from kvist_epp.prewarm.prewarm_stats import PrewarmStats
 from kvist_epp.prewarm.prewarmer import PrewarmLog
 from kvist_epp.scheduling.pick import Candidate
+from kvist_epp.telemetry.counters import PrewarmStats
 
 SIZE = 16
 """Tokens a block."""

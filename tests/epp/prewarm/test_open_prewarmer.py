@@ -14,10 +14,10 @@ from kvist_epp.kvevents.observation import Observation
 from kvist_epp.names import TENANT_HEADERS
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
 from kvist_epp.prewarm.prewarm_planner import PrewarmLimits, PrewarmPlanner
-from kvist_epp.prewarm.prewarm_stats import PrewarmStats
 from kvist_epp.prewarm.prewarmer import cache_tokens_of, model_of, open_prewarmer
 from kvist_epp.scheduling.pick import Candidate
 from kvist_epp.settings.settings import Settings
+from kvist_epp.telemetry.counters import PrewarmStats
 
 LONG = "A shared beginning of prompts that many tenants have in common. " * 20
 

@@ -18,7 +18,7 @@ from kvist_epp.replicas.load_server import LoadServer
 from kvist_epp.replicas.messages import Handshake
 from kvist_epp.replicas.remote_load import RemoteLoad
 from kvist_epp.replicas.replica_connection import ConnectionContext, ReplicaAddress, ReplicaConnection
-from kvist_epp.replicas.replication_stats import ReplicationStats
+from kvist_epp.telemetry.counters import ReplicationStats
 
 HOST = "127.0.0.1"
 POD = "ns/pod"

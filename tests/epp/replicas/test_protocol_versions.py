@@ -34,9 +34,9 @@ from kvist_epp.replicas.messages import (
 )
 from kvist_epp.replicas.prompt_digests import STEP_BYTES, PromptDigests
 from kvist_epp.replicas.remote_load import RemoteLoad
-from kvist_epp.replicas.replication_stats import ReplicationStats
 from kvist_epp.replicas.snapshot_chunks import ChunkReader, ChunkWriter
 from kvist_epp.replicas.snapshot_transfer import SnapshotServer
+from kvist_epp.telemetry.counters import ReplicationStats
 
 GOLDEN: Final = json.loads((Path(__file__).parent / "golden" / "protocol-1.json").read_text())
 HANDSHAKE: Final = Handshake("old", b"\x01\x02\x03", snapshot_ready=True, version=1)

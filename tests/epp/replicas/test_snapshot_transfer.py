@@ -21,8 +21,8 @@ from kvist_epp.names import REPLICA_SNAPSHOT_METHOD
 from kvist_epp.replicas import snapshot_chunks, snapshot_transfer
 from kvist_epp.replicas.messages import Handshake, encode_snapshot_request
 from kvist_epp.replicas.replica_connection import ReplicaAddress, open_stream
-from kvist_epp.replicas.replication_stats import ReplicationStats
 from kvist_epp.replicas.snapshot_transfer import SnapshotClient, SnapshotServer, SnapshotSource
+from kvist_epp.telemetry.counters import ReplicationStats
 from kvist_sim.publisher import Publisher, PublisherConfig
 
 ANY = PublisherConfig(endpoint="tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*")

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.epp.http2.h2 import RECORD, Client, data, message
 
 from kvist_epp.http2.limits import CONNECTION_ENDS, STREAM_ENDS, PortLoad, PortStats
-from kvist_epp.telemetry.histogram import Stages
+from kvist_epp.telemetry.counters import Stages
 from kvist_epp.telemetry.metrics import Gauges, PickerMetrics
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_epp.telemetry.histogram import Histogram, Stages
+from kvist_epp.telemetry.counters import Histogram, Stages
 
 
 def test_buckets_are_cumulative() -> None:
