@@ -100,7 +100,7 @@ def test_its_image_is_the_picker_s(helm4: Helm) -> None:
     assert container["image"] == PICKER_IMAGE
 
 
-def test_who_may_ask_can_be_said(helm4: Helm) -> None:
+def test_permitted_clients_can_be_set(helm4: Helm) -> None:
     """Gateways for the filter, Prometheus for its metrics; nothing goes out; without a policy, all."""
     gateways: list[Json] = [{"namespaceSelector": {}}]
     prometheus: list[Json] = [{"podSelector": {"matchLabels": {"app": "p"}}}]

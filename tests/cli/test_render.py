@@ -55,7 +55,7 @@ def test_a_cluster_without_an_api(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--without: 'istio' is not one of leaderworkersets, httproutes" in capsys.readouterr().err
 
 
-def test_what_is_said_of_a_claim(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_access_modes_of_a_claim(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A shared claim is mounted in the picker; of one that is not known a note says what to do."""
     file = tmp_path / "pool.yaml"
     resource = yaml.safe_load(Path(pool("claim")).read_text())

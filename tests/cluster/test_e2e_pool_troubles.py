@@ -33,7 +33,7 @@ async def test_an_engine_that_refuses_its_arguments_is_quoted(cluster: Cluster, 
     assert "unrecognized arguments" in found["message"]
 
 
-async def test_a_pool_without_room_says_what_the_scheduler_says(cluster: Cluster, room: Space) -> None:
+async def test_a_pool_without_capacity_quotes_the_scheduler(cluster: Cluster, room: Space) -> None:
     """With more replicas than accelerators one pod waits, and the condition says for what."""
     await installed(cluster, room.client)
     await room.apply(pool("twig", **PLAIN, replicas=9))

@@ -204,7 +204,7 @@ async def test_a_dead_picker_of_two_costs_no_pick(transport: Transport, mode: Mo
         assert {await _text(client) for _ in range(12)} == {second.address}
 
 
-async def test_a_request_that_waits_in_a_killed_picker_is_asked_again(transport: Transport) -> None:
+async def test_a_request_queued_in_a_killed_picker_is_sent_again(transport: Transport) -> None:
     """FULL_DUPLEX_STREAMED: as long as a picker has answered nothing its death is not the request's."""
     async with (
         Upstream() as first,

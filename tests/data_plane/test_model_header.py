@@ -149,7 +149,7 @@ async def test_without_the_filter_the_default_pool_serves(
         assert {got.headers.get(MODEL_HEADER) for got in running.pools["small"].received} == {None}
 
 
-async def test_without_the_filter_nothing_passes_if_so_asked(
+async def test_without_the_filter_no_request_passes_if_configured(
     tmp_path: Path, transport: Transport, mode: Mode
 ) -> None:
     """Fail closed: 503, and no engine sees the request."""

@@ -152,7 +152,7 @@ async def test_a_pool_scales_from_zero(empty_pool: Product) -> None:
     assert (status, body["usage"]["completion_tokens"]) == (200, 4)
 
 
-async def test_a_pool_that_stays_empty_is_said(tmp_path: Path) -> None:
+async def test_a_pool_that_stays_empty_is_reported(tmp_path: Path) -> None:
     """After --empty-pool-seconds, requests get 503 with the reason; those without a body get it at once."""
     async with product(
         tmp_path, engines=1, flags=FLAGS, picker_flags=("--empty-pool-seconds=0.5",)

@@ -60,7 +60,7 @@ async def test_predictions_are_within_one_percent(pool: Pool) -> None:
     assert error(outcomes) <= 0.01
 
 
-async def test_dropped_events_are_asked_for_again(pool: Pool) -> None:
+async def test_dropped_events_are_requested_again(pool: Pool) -> None:
     """100 requests after events were lost on purpose: within 1 %, none short by more than a block."""
     mix = Mix(2, "m")
     await one_by_one(pool, mix, 10)

@@ -95,7 +95,7 @@ async def test_a_list_in_pages(server: ApiServer, tmp_path: Path) -> None:
         assert (len(seen.names), server.lists, seen.told) == (601, 3, 1)
 
 
-async def test_a_next_page_that_is_too_late(server: ApiServer, tmp_path: Path) -> None:
+async def test_an_expired_next_page_of_a_list(server: ApiServer, tmp_path: Path) -> None:
     """If the next page of a list has expired, the whole list is requested in one page."""
     for number in range(300):
         server.put(PODS, f"p{number}", **pod(f"p{number}"))
@@ -226,7 +226,7 @@ async def test_a_list_is_due_now_and_then(server: ApiServer, tmp_path: Path) -> 
         assert (seen.names, server.lists) == (["a", "b"], 2)
 
 
-async def test_what_is_refused_is_said_once(
+async def test_what_is_refused_is_reported_once(
     server: ApiServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A repeated refusal is counted each time and logged once, with the rule that is missing."""

@@ -222,7 +222,7 @@ def test_surge_first_keeps_the_old_until_the_new_serves() -> None:
     assert [step.key for step in world.look(SURGE, RENDERED["two-nodes"]).steps] == [old]
 
 
-def test_the_way_in_comes_last_and_goes_first() -> None:
+def test_routes_are_created_last_and_deleted_first() -> None:
     """Service accounts and rights are created before pods, and pods before routes; deletion has the reverse
     order."""
     kinds = [step.key.kind for step in World().look(POOL, RENDERED["route"]).steps]

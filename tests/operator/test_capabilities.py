@@ -85,7 +85,7 @@ async def test_a_discovery_finds_apis_and_nodes_each_kind_once() -> None:
     assert (await Capabilities(cluster, nodes_allowed=False).discover()).labels == ()
 
 
-async def test_claims_are_asked_for_once_they_are_there() -> None:
+async def test_claims_are_read_once_they_exist() -> None:
     """Access modes are kept; an absent claim is looked up again later."""
     cluster = Memory()
     meta = {"name": "twig", "namespace": "forest"}

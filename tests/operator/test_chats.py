@@ -50,7 +50,7 @@ def test_the_picker_is_started_with_them(words: list[str], name: str, value: str
         (["--chat-template-content-format", "parts"], "auto, string, openai"),
     ],
 )
-def test_what_the_picker_cannot_have_is_said(words: list[str], says: str) -> None:
+def test_what_the_picker_cannot_have_is_reported(words: list[str], says: str) -> None:
     """The condition Precise is false with the flag and the remedy; the picker is started without it."""
     found = chats(pool(f"hf://{QWEN}", engine={"extraArgs": words}), Tokenizer(model=f"hf://{QWEN}"))
     [note] = found.notes

@@ -43,7 +43,7 @@ ENDING = 'deployments.apps "t" is forbidden: unable to create new content in nam
         (503, "", Unavailable),
     ],
 )
-def test_each_answer_is_an_error_of_its_kind_with_the_servers_words(
+def test_each_answer_is_an_error_of_its_kind_with_the_servers_message(
     status: int, words: str, kind: type[ClusterError]
 ) -> None:
     """Quotas, admission and missing rights share a status; the server's message distinguishes them and is

@@ -187,7 +187,7 @@ def test_the_engine_runs_what_was_planned(case: str) -> None:
             assert template["metadata"]["annotations"]["kvist.dev/plan"] == plan.hash
 
 
-def test_followers_of_a_group_are_never_asked() -> None:
+def test_followers_of_a_group_get_no_requests() -> None:
     """The label by which pickers, gateways and budgets find engines is on leaders only; followers have no
     probes, because a headless vLLM answers none."""
     leader, worker = (dict(pods("two-nodes"))[f"twig {role}"] for role in ("leader", "worker"))

@@ -170,7 +170,7 @@ def test_a_checkpoint_of_known_size_scales_the_weights() -> None:
     )
 
 
-def test_adapters_take_room_beside_each_matrix() -> None:
+def test_adapters_take_memory_beside_each_matrix() -> None:
     """Adapters of twice the rank take twice the memory."""
     shape = known("Qwen/Qwen3-8B").shape
     plain, low, high = (

@@ -122,7 +122,7 @@ async def test_each_pod_gets_its_deletion_cost() -> None:
 
 
 @pytest.mark.parametrize("replicas", [0, 3, 4])
-async def test_pickers_are_not_asked_where_there_is_no_choice(replicas: int) -> None:
+async def test_pickers_are_not_requested_where_there_is_no_choice(replicas: int) -> None:
     """Pickers are not asked when all pods stay or all go."""
     world = World()
     world.tell()
@@ -265,7 +265,7 @@ async def test_redirects_and_errors_are_no_answers() -> None:
     assert HOSTS[2] in str(problems[HOSTS[2]])
 
 
-def test_only_pickers_that_run_are_asked() -> None:
+def test_only_running_pickers_are_requested() -> None:
     """Running pickers with an address are asked, and no other pods; IPv6 addresses are in brackets."""
     assert fleet_url(pod("p", "picker", address="10.0.0.1")) == "http://10.0.0.1:9090/fleet"
     assert fleet_url(pod("p", "picker", address="fd00::1"), 80) == "http://[fd00::1]:80/fleet"

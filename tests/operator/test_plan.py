@@ -126,7 +126,7 @@ def test_fp8_kv_is_taken_where_gpu_and_backend_do(gpu: str, flag: str | None, sa
     assert said in reason(found, "kvCacheDtype")
 
 
-def test_a_checkpoint_s_own_kv_scheme_is_not_taken_against_the_user_s_word() -> None:
+def test_a_checkpoint_s_own_kv_scheme_does_not_override_the_user() -> None:
     """``Model`` sets the dtype explicitly where vLLM's auto would follow the checkpoint into FP8."""
     found = plan("nvidia/Llama-3.1-70B-Instruct-FP8", "H100", engine={"kvCacheDtype": "Model"})
 
@@ -214,7 +214,7 @@ def test_node_labels_are_read_where_the_spec_is_silent() -> None:
     assert chosen(found, "accelerator") == "L40S"
 
 
-def test_without_any_word_on_hardware_the_remedy_is_named() -> None:
+def test_without_information_on_hardware_the_remedy_is_named() -> None:
     """A pool without a product, on a cluster without labels, is an error."""
     with pytest.raises(HardwareError, match=r"spec\.accelerator\.product: is not set"):
         make_plan(pools.pool(), pools.known("Qwen/Qwen3-8B"))

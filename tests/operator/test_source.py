@@ -153,7 +153,7 @@ def test_the_catalogue_answers_without_a_hub() -> None:
     assert (computed.checkpoint_bytes, computed.checkpoint_source) == (0, "computed from the shape")
 
 
-def test_a_pinned_revision_is_asked_of_the_hub() -> None:
+def test_a_pinned_revision_is_requested_from_the_hub() -> None:
     """A pinned revision is not taken from the catalogue, which describes the newest one only."""
     shelf = Shelf({"config.json": json.dumps(DENSE)}, {})
     found = model_facts(pool("hf://Qwen/Qwen3-32B", model={"revision": "abc"}).model, shelf)

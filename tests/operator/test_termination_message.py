@@ -128,7 +128,7 @@ def test_masking_leaves_the_rest_alone() -> None:
 
 
 @given(st.text(max_size=3000))
-def test_words_are_one_bounded_line(text: str) -> None:
+def test_quoted_text_is_one_bounded_line(text: str) -> None:
     """Anything may be in a log."""
     words = last_words(text).words
 
@@ -194,7 +194,7 @@ def test_a_termination_log_elsewhere_is_written_to() -> None:
         ({"extraArgs": ["--log_level=DEBUG"]}, False, ""),
     ],
 )
-def test_who_configures_logging_keeps_it(engine: dict[str, object], ours: bool, level: str) -> None:
+def test_configured_logging_is_kept(engine: dict[str, object], ours: bool, level: str) -> None:
     """A level is taken over; anything else is left alone: no file, no volume, no variable."""
     found = rendered("minimal", engine=engine)
     made = [o for o in found.objects if (o["kind"], o["metadata"]["name"]) == ("ConfigMap", "twig-engine")]

@@ -157,7 +157,7 @@ def test_the_page_gets_stamp_pictures_and_table(tmp_path: Path) -> None:
     assert "old" not in text
 
 
-def test_who_ran_fewer_seeds_is_marked() -> None:
+def test_policies_with_fewer_seeds_are_marked() -> None:
     """A policy that was too far behind to go on has a star, and the note says why."""
     rows = [*ROWS, row("lmetric", 1.0, 0.1) | {"seeds": 1}]
 

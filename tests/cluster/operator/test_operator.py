@@ -162,7 +162,7 @@ async def test_objects_of_other_owners_are_left_alone(ground: Ground, tmp_path: 
             await asyncio.sleep(0.05)
 
 
-async def test_a_changed_pool_is_followed_and_what_it_no_longer_wants_goes(
+async def test_a_changed_pool_is_followed_and_unneeded_objects_are_deleted(
     ground: Ground, tmp_path: Path
 ) -> None:
     """With the pickers go their Deployment, rights and certificate; the engines stay as they are."""

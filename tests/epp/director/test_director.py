@@ -152,7 +152,7 @@ def test_a_template_that_raises_costs_only_the_match() -> None:
     assert parts.log.lines[0].mode == "load"
 
 
-def test_nothing_eligible_is_said() -> None:
+def test_no_eligible_endpoint_is_reported() -> None:
     """An empty fleet, or a subset without any of ours, is NoEndpoints."""
     parts = make(1)
     with pytest.raises(NoEndpoints):

@@ -53,7 +53,7 @@ def test_a_subset_without_the_model_is_refused(subset: tuple[str, ...]) -> None:
         _endpoints("lora", {"lora": (HOSTS[0], HOSTS[2])}, subset=subset)
 
 
-def test_explain_says_who_does_not_serve_it() -> None:
+def test_explain_names_the_endpoints_that_do_not_serve_the_model() -> None:
     """``/debug/pick`` shows the endpoints without the model as not eligible."""
     parts = make(2)
     parts.director.partly_served = {"lora": (HOSTS[1],)}

@@ -98,7 +98,7 @@ def test_trailers_end_the_body_and_are_answered_last() -> None:
 
 
 @pytest.mark.parametrize("protocol", [DUPLEX, BUFFERED, m.config(pb.NONE), m.config(pb.STREAMED), None])
-def test_bodyless_requests_are_asked_for_at_once(protocol: pb.ProtocolConfiguration | None) -> None:
+def test_bodyless_requests_are_decided_at_once(protocol: pb.ProtocolConfiguration | None) -> None:
     """In every mode a request that ends with its headers gets its pick in the answer to them."""
     exchange = ExtProcSession()
     ask = m.asked(exchange, m.request_headers(protocol, end=True))

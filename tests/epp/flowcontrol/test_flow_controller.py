@@ -75,7 +75,7 @@ async def test_higher_priorities_go_first_and_tenants_take_turns(pickers: Any) -
     assert order == ["running", "high", "x1", "y1", "x2", "x3", "low"]
 
 
-async def test_what_is_known_of_the_cache_when_the_turn_comes_counts(pickers: Any) -> None:
+async def test_the_cache_at_the_time_of_dispatch_counts(pickers: Any) -> None:
     """A prompt that was stored somewhere while the request waited is found there."""
     picker = pickers(3)
     for name in ("a", "b", "c"):

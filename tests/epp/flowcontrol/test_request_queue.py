@@ -170,7 +170,7 @@ def test_a_flood_of_one_tenant_costs_the_others_nothing() -> None:
     assert served == dict.fromkeys(("flood", "a", "b", "c", "d"), 80)
 
 
-def test_a_tenant_that_comes_late_is_served_within_a_round() -> None:
+def test_a_new_tenant_is_served_within_a_round() -> None:
     """A tenant without waiting requests does not queue behind another tenant's backlog."""
     waiting = RequestQueue(10**6, 10**9)
     for number in range(1000):
@@ -242,7 +242,7 @@ def test_the_newest_of_the_lowest_sheddable_level_gives_way(
     assert (newcomer.number > 0) is (displaced is not None)
 
 
-def test_bytes_may_take_several_to_make_room_for() -> None:
+def test_a_large_request_displaces_several_small_ones() -> None:
     """A request displaces as many sheddable ones as its bytes need, and none if they do not suffice."""
     waiting = RequestQueue(100, 10)
     for number in range(10):

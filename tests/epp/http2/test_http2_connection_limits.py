@@ -236,7 +236,7 @@ def test_streams_are_bounded() -> None:
     assert client.send(client.request(7, RECORD)) == []
 
 
-def test_answered_streams_that_are_never_ended_make_room() -> None:
+def test_answered_streams_that_never_end_are_closed() -> None:
     """A client that does not end its side of answered calls is not locked out."""
     client = Client(streams=2)
     client.send(client.request(1, RECORD), client.request(3, RECORD))

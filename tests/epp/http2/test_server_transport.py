@@ -122,7 +122,7 @@ def _shrink(writer: asyncio.StreamWriter) -> None:
 
 
 @on_both_loops
-async def test_a_silent_connection_is_asked_and_stays_when_it_answers() -> None:
+async def test_a_silent_connection_gets_a_ping_and_stays_open_when_it_answers() -> None:
     """A connection without a byte for a while gets a PING; its answer keeps the connection open, however
     often."""
     limits = {"keepalive_seconds": 0.1, "keepalive_timeout_seconds": 5}

@@ -113,7 +113,7 @@ def test_a_message_that_was_overtaken_costs_nothing_that_was_learned() -> None:
     assert sequencer.on_live(4, batch(4)) == [Apply(batch(4))]
 
 
-def test_a_number_that_stepped_back_and_a_silent_ring_is_a_restart() -> None:
+def test_a_number_that_stepped_back_without_a_replay_is_a_restart() -> None:
     """If a number steps back and the replay buffer does not answer, everything known of the publisher is
     forgotten."""
     sequencer = after(0, 1, 2)
@@ -124,7 +124,7 @@ def test_a_number_that_stepped_back_and_a_silent_ring_is_a_restart() -> None:
     assert sequencer.on_live(2, batch(2, life=1)) == [RequestReplay(0)]
 
 
-def test_a_number_that_stepped_back_before_a_ring_that_has_wrapped_is_a_restart() -> None:
+def test_a_number_that_stepped_back_before_a_wrapped_replay_buffer_is_a_restart() -> None:
     """If the last batch applied is no longer in the replay buffer, the next one may be of a restarted
     engine."""
     sequencer = after(0, 1, 2)
@@ -163,7 +163,7 @@ def test_a_silent_restart_is_seen_by_its_empty_replay_buffer() -> None:
     assert sequencer.on_replay_end() == []
 
 
-def test_a_ring_that_never_has_anything_resets_only_once() -> None:
+def test_a_replay_buffer_that_stays_empty_resets_only_once() -> None:
     """An engine that keeps no ring must not lose its index at every look."""
     sequencer = after(0, 1)
     sequencer.on_connected()
@@ -179,7 +179,7 @@ def test_a_ring_that_never_has_anything_resets_only_once() -> None:
     assert sequencer.on_replay_end() == []
 
 
-def test_a_ring_that_has_wrapped_resets_and_gives_what_it_has() -> None:
+def test_a_wrapped_replay_buffer_resets_and_gives_what_it_has() -> None:
     """Weakness 6: the gap is older than the ring; one question, one reset, and on it goes, no loop."""
     sequencer = after(0, 1)
     steps = [*sequencer.on_live(9, batch(9))]
@@ -190,7 +190,7 @@ def test_a_ring_that_has_wrapped_resets_and_gives_what_it_has() -> None:
     assert steps == [RequestReplay(1), Forget(restarted=False), *(Apply(batch(seq)) for seq in (7, 8, 9, 10))]
 
 
-def test_a_number_lost_for_good_is_asked_for_once_more_and_resets() -> None:
+def test_a_number_lost_for_good_is_requested_once_more_and_resets() -> None:
     """A batch whose sending failed is in no ring: what came before it cannot be trusted, what follows can."""
     sequencer = after(0, 1)
     steps = sequencer.on_live(5, batch(5))
@@ -243,7 +243,7 @@ def test_a_replay_that_never_answers_is_given_up() -> None:
     assert (sequencer.replaying, sequencer.suspect) == (False, False)
 
 
-def test_an_answer_that_breaks_off_is_asked_for_from_where_it_stopped() -> None:
+def test_a_broken_off_answer_is_requested_from_where_it_stopped() -> None:
     """Engines before 0.33 drop messages of a long replay, the end marker too."""
     sequencer = EventSequencer()
     sequencer.on_connected()
@@ -253,7 +253,7 @@ def test_an_answer_that_breaks_off_is_asked_for_from_where_it_stopped() -> None:
     assert sequencer.on_replay_stalled() == [RequestReplay(1)]
 
 
-def test_the_end_of_a_long_replay_is_asked_for_again() -> None:
+def test_the_end_of_a_long_replay_is_requested_again() -> None:
     """The end marker may arrive where the last batches did not."""
     sequencer = EventSequencer()
     sequencer.on_connected()
@@ -348,7 +348,7 @@ def test_what_is_applied_is_always_a_gapless_suffix_of_the_present_engine(
 
 
 @pytest.mark.parametrize("life", [0, 1])
-def test_a_message_after_a_reconnection_without_a_ring_is_judged_by_its_number(life: int) -> None:
+def test_a_message_after_a_reconnection_without_a_replay_buffer_is_judged_by_its_number(life: int) -> None:
     """Without a ring nothing can be verified: the next number goes on, a lower one is a restart."""
     sequencer = EventSequencer(has_replay=False)
     sequencer.on_connected()

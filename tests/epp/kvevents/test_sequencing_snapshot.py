@@ -59,7 +59,7 @@ def test_a_snapshot_that_nothing_proves_is_forgotten() -> None:
     assert sequencer.warm
 
 
-def test_without_a_ring_a_held_message_proves_the_snapshot() -> None:
+def test_without_a_replay_buffer_a_held_message_proves_the_snapshot() -> None:
     """The snapshot's last batch was also received live, so the engine has not restarted."""
     proven, unproven, other = (
         waiting(7, 8, has_replay=False),

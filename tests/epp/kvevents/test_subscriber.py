@@ -102,7 +102,7 @@ async def test_a_late_subscriber_learns_all_by_replay_and_then_follows(
             assert (before, follower.tokens(), engine.replays) == (16, 24, [0])
 
 
-async def test_a_gap_is_filled_from_the_ring() -> None:
+async def test_a_gap_is_filled_by_a_replay() -> None:
     """A lost message costs nothing but the question."""
     async with publishing() as engine, following(engine) as follower:
         engine.publish(batch(chain(0)))
@@ -129,7 +129,7 @@ async def test_a_message_lost_for_good_resets_once_and_following_goes_on() -> No
         assert (follower.stats().resets, follower.stats().gaps, len(engine.replays)) == (1, 1, 2)
 
 
-async def test_a_ring_that_has_wrapped_gives_what_it_has() -> None:
+async def test_a_wrapped_replay_buffer_gives_what_it_has() -> None:
     """A subscriber that joins late cannot rebuild everything: the suffix is learned, and orphans wait."""
     async with publishing(replace(ANY, buffer_steps=2)) as engine:
         for block in (0, 2, 4):

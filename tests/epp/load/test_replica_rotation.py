@@ -33,7 +33,7 @@ def opening(turn: ReplicaRotation, since: float, at: float) -> float:
     return at if left == inf else at + left
 
 
-def test_alone_and_in_time_it_goes_at_once() -> None:
+def test_without_other_replicas_a_request_is_sent_at_once() -> None:
     """Without other replicas and overdue requests, a request is sent at once."""
     turn = ReplicaRotation()
     turn.on_new_request(9.9)

@@ -111,7 +111,7 @@ def test_half_a_second_of_prefill_in_the_engine_is_enough() -> None:
     assert admission.admits(load, 1, 1.2)
 
 
-def test_a_prompt_needs_room_in_the_cache() -> None:
+def test_a_prompt_needs_free_blocks_in_the_cache() -> None:
     """By the last scrape, less what came since; blocks that requests wait for are not free."""
     tracker, load, admission = paced()
     tracker.on_scrape("pod", replace(SAMPLE, blocks=1_000, cache_usage=0.9), 2.0)
@@ -123,7 +123,7 @@ def test_a_prompt_needs_room_in_the_cache() -> None:
     assert not admission.admits(load, 1, 4.0)
 
 
-def test_a_prompt_longer_than_the_cache_goes() -> None:
+def test_a_prompt_longer_than_the_cache_is_admitted() -> None:
     """A prompt longer than the cache is admitted once half of the cache is free; its engine refuses it."""
     tracker, load, admission = paced()
     tracker.on_scrape("pod", replace(SAMPLE, blocks=1_000, cache_usage=0.45), 2.0)

@@ -88,7 +88,7 @@ def test_a_header_says_the_name_unchanged_or_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-32B", "a b", "org:model@sha256=1", "é", "x" * MAX_NAME_BYTES])
-def test_usual_names_can_be_said(name: str) -> None:
+def test_usual_names_can_be_used(name: str) -> None:
     """Names as they occur go into the header."""
     assert header_value(name) == name.encode().decode("latin-1")
 

@@ -50,7 +50,7 @@ def test_defaults_yield_to_what_a_request_says(home: str) -> None:
     assert prompt(home, chats, reasoning_effort="high") == "True|3|hi"
 
 
-def test_the_form_of_contents_can_be_said(home: str) -> None:
+def test_the_form_of_contents_can_be_set(home: str) -> None:
     """The format of contents can be set; without it, the loops of the template decide."""
     first = "{{ messages[0].content is string }}"
     assert prompt(home, Chats(first)) == "True"

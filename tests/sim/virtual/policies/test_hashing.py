@@ -65,7 +65,7 @@ def test_no_pod_has_more_than_its_bound(prefixes: list[int], size: int) -> None:
         assert max(policy.requests.values()) <= capacity(sent, size)
 
 
-def test_prompts_that_begin_alike_meet_while_there_is_room() -> None:
+def test_prompts_with_a_shared_prefix_meet_while_there_is_capacity() -> None:
     """Two prompts with the same first 100 characters go to one pod when the pool is busy elsewhere."""
     policy, fleet = BoundedLoads(context()), pods(3)
     joined(policy, fleet)
