@@ -34,7 +34,7 @@ def flags_of(objects: list[Json]) -> Settings:
     return Settings.from_args(container["args"]).check()
 
 
-def test_there_is_none_unless_it_is_asked_for(helm4: Helm) -> None:
+def test_there_is_no_model_header_filter_by_default(helm4: Helm) -> None:
     """The default release has nothing of it; asked for, each of its objects is there once, by one name."""
     assert [o for o in helm4.template() if o["metadata"]["name"] == NAME] == []
     made = made_with(helm4)

@@ -32,7 +32,9 @@ async def test_the_api_server_dies_and_comes_back(plane: ControlPlane, space: Na
         await seen.until(lambda: seen.discovery.problem == "")
 
 
-async def test_gone(plane: ControlPlane, space: Namespace, relay: TcpRelay) -> None:
+async def test_an_expired_watch_is_answered_by_a_list(
+    plane: ControlPlane, space: Namespace, relay: TcpRelay
+) -> None:
     """Parted for longer than the API server's memory: 410 is answered by a list, the fleet is right at
     once."""
     await space.pod("a", "10.0.0.1")

@@ -137,7 +137,7 @@ async def test_a_client_that_leaves_leaves_no_call(plane: Plane) -> None:
     assert plane.picker.protocol_errors == []
 
 
-async def test_a_client_that_leaves_mid_body_is_never_asked_for(plane: Plane) -> None:
+async def test_a_client_that_leaves_mid_body_gets_no_pick(plane: Plane) -> None:
     """A request whose body never ends is not picked for, and the next one is."""
     _, writer = await asyncio.open_connection("127.0.0.1", plane.envoy.port)
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 100000\r\n\r\nonly this")

@@ -42,7 +42,7 @@ def test_what_was_planned_by_node_labels_stays_first() -> None:
     assert names(with_planned_first([], status)) == [("L4", 4)]
 
 
-def test_what_the_spec_said_or_did_not_fit_is_planned_anew() -> None:
+def test_a_plan_by_the_spec_or_a_refused_one_keeps_no_accelerator() -> None:
     """A plan by the spec, or one that was refused, keeps no accelerator."""
     assert with_planned_first([], planned("NVIDIA-L4", "spec.accelerator.product")) == []
     assert names(with_planned_first(node_kinds([H100]), planned("NVIDIA-L4", "node labels", "refused"))) == [

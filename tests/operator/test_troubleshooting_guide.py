@@ -74,7 +74,7 @@ def test_every_kind_of_problem_has_its_place_in_the_order() -> None:
     assert {broken.reason for broken in gallery()} - set(ORDER) <= {"PickerUnavailable", "EnvoyUnavailable"}
 
 
-def test_the_example_is_what_is_said() -> None:
+def test_the_example_is_the_message() -> None:
     """Word for word, but for line breaks and counts."""
     [example] = re.findall(r"message\}'\n(.*?)```", GUIDE, re.DOTALL)
     [said] = [broken.message for broken in gallery() if broken.name == "cache-too-small"]

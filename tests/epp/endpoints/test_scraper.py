@@ -185,7 +185,7 @@ async def test_following_another_fleet(engine: Engine) -> None:
         assert (list(scrapes.states), scrapes.states["ns/a"].state) == (["ns/a"], ScrapeState.NEW)
 
 
-async def test_an_objection_comes_and_goes(engine: Engine) -> None:
+async def test_a_refusal_of_an_endpoint_comes_and_goes(engine: Engine) -> None:
     """A refused endpoint stays known; once it is accepted it is scraped at once."""
     told, endpoint = Told(), await engine.start()
     engine.status = 503

@@ -71,7 +71,7 @@ def test_usage_of_any_split(
     assert _read(*chunks) == Usage(prompt, completion, cached)
 
 
-def test_the_last_word_counts() -> None:
+def test_the_last_usage_counts() -> None:
     """With usage in every chunk the counts grow, and the last ones stay."""
     texts = [b'data: {"usage":{"prompt_tokens":5,"completion_tokens":%d}}\n\n' % n for n in range(4)]
 

@@ -5,7 +5,7 @@ import pytest
 from kvist_epp.flowcontrol.queue_deadlines import DispatchRate
 
 
-def test_a_steady_pool_has_its_pace() -> None:
+def test_a_steady_pool_has_its_dispatch_rate() -> None:
     """Ten seconds' average of what is picked; and what it says of those who wait, within bounds."""
     pace = DispatchRate()
     for tick in range(400):

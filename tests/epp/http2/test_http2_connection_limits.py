@@ -293,7 +293,7 @@ def test_a_flood_has_a_name() -> None:
         assert ended == {reason}
 
 
-def test_a_busy_connection_may_be_lively() -> None:
+def test_answers_earn_control_frames() -> None:
     """Answers earn PING and WINDOW_UPDATE frames; what the peer can ask for at will earns nothing."""
     client = Client(pings=Rate(10, 1.0, 1 / 32))
     client.send(client.request(1, RECORD))

@@ -90,7 +90,7 @@ def test_a_silent_call_is_cancelled() -> None:
     assert client.stats.streams_ended["silent"] == 2
 
 
-def test_words_both_ways_are_words() -> None:
+def test_messages_both_ways_are_progress() -> None:
     """An echo, as many bytes out as in, is progress."""
     client = Client(**TIMES)
     client.send(client.request(1, ECHO))

@@ -68,7 +68,7 @@ def test_a_moved_note_counts_for_its_new_name() -> None:
     assert history.match(PLAIN, b"one") == {}
 
 
-def test_a_note_that_is_gone_moves_nowhere() -> None:
+def test_a_dropped_note_is_not_moved() -> None:
     """Dropped before, or evicted: there is nothing to move."""
     history = RoutingHistory()
     note = history.note("a", PLAIN, b"text")

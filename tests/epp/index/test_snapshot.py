@@ -234,7 +234,7 @@ def test_a_block_credited_while_it_was_recorded_is_held_once() -> None:
     assert (before, other.tokens(PROMPT + b"abcdefgh")) == (16, 8)
 
 
-def test_the_learned_group_goes_along() -> None:
+def test_the_learned_group_is_in_the_snapshot() -> None:
     """The reader continues with the KV cache group that the writer learned."""
     engine = Learning()
     engine.send(stored([1, 2], None, PROMPT, group=3))
