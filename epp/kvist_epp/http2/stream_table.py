@@ -167,25 +167,6 @@ _REMEMBERED: Final = 512
 """Number of closed streams that are remembered: frames under way to a stream that was reset are no error."""
 
 
-class _RecentNumbers:
-    """The last numbers that were added."""
-
-    __slots__ = ("_known", "_order")
-
-    def __init__(self, size: int) -> None:
-        self._order: deque[int] = deque(maxlen=size)
-        self._known: set[int] = set()
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._known
-
-    def add(self, number: int) -> None:
-        if len(self._order) == self._order.maxlen:
-            self._known.discard(self._order[0])
-        self._order.append(number)
-        self._known.add(number)
-
-
 class StreamTable:
     """The streams of one connection; ``fail`` ends the connection, ``done`` is called when it may end."""
 
@@ -212,7 +193,7 @@ class StreamTable:
         self._resets = resets
         self._fail = fail
         self._done = done
-        self.reset_by_us = _RecentNumbers(_REMEMBERED)
+        self.reset_by_us: OrderedDict[int, None] = OrderedDict()
         """Numbers of the streams that this side reset last."""
         self.closed: deque[int] = deque(maxlen=_REMEMBERED)
         """Numbers of the streams that ended last; other numbers were skipped by the client."""
@@ -237,7 +218,9 @@ class StreamTable:
 
     def refuse(self, number: int, code: int, reason: str) -> None:
         """Send RST_STREAM; the client's frames already under way will be ignored."""
-        self.reset_by_us.add(number)
+        self.reset_by_us[number] = None
+        if len(self.reset_by_us) > _REMEMBERED:
+            self.reset_by_us.popitem(last=False)
         self.outbox.put(frames.rst_stream(number.to_bytes(4, "big"), code))
         if code == frames.NO_ERROR:
             return
