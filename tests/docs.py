@@ -13,7 +13,7 @@ from kvist_operator.manifests.bootstrap import AUTHORITY_FOLDER, SDS_FILE, autho
 from kvist_operator.spec import read_pool
 from kvist_sim.envoy import Gateway, Json, config
 from kvist_sim.envoy_pools import Pool, Pools, Route, joined, pools_config
-from kvist_sim.envoy_tls import PickerTls
+from kvist_sim.envoy_settings import PickerTls
 
 ROOT: Final = Path(__file__).parent.parent
 GUIDES: Final = ROOT / "docs" / "guides"

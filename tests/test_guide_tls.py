@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from kvist_epp.settings.settings import Settings
-from kvist_sim.envoy_tls import PickerTls
+from kvist_sim.envoy_settings import PickerTls
 
 GUIDE = (Path(__file__).parent.parent / "docs" / "guides" / "tls.md").read_text()
 

@@ -11,8 +11,7 @@
 - ``ports``: free ports that no two processes on the machine get.
 - ``launch``: starts engines and pickers as processes.
 - ``envoy``: runs a real Envoy, and its configuration for the picker.
-- ``envoy_tls``: TLS settings of Envoy towards pickers.
-- ``envoy_gateway``: choices for one Envoy, from which ``envoy`` makes its configuration.
+- ``envoy_settings``: settings of one Envoy, from which ``envoy`` makes its configuration, and its TLS.
 - ``envoy_pools``: one Envoy before several pools, with the model-header filter.
 - ``demo``: ``kvist demo``.
 - ``virtual``: routing policies in virtual time.

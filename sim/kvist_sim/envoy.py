@@ -24,7 +24,7 @@ from kvist_epp.names import (
     SERVED_KEY,
     SESSION_HEADER,
 )
-from kvist_sim.envoy_gateway import Gateway, Json, Mode
+from kvist_sim.envoy_settings import Gateway, Json, Mode
 from kvist_sim.processes import Child, Children
 
 __all__ = ["Envoy", "EnvoyMissingError", "Gateway", "Json", "Mode", "config", "find_envoy"]

@@ -12,7 +12,7 @@ from typing import Final
 
 from kvist_epp.names import BASE_MODEL_HEADER, MODEL_HEADER
 from kvist_sim.envoy import Gateway, Json, Mode, config
-from kvist_sim.envoy_tls import PickerTls
+from kvist_sim.envoy_settings import PickerTls
 
 MODEL_FILTER: Final = "kvist.model-header"
 PICKER_FILTER: Final = "kvist.picker"

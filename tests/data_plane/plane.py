@@ -20,7 +20,7 @@ from kvist_epp.http2.call import Server
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.names import SUBSET_KEY, SUBSET_NAMESPACE
 from kvist_sim.envoy import Envoy, Gateway, Json, Mode, config
-from kvist_sim.envoy_tls import PickerTls
+from kvist_sim.envoy_settings import PickerTls
 
 ROOT = Path(__file__).parents[2]
 

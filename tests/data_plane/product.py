@@ -15,7 +15,7 @@ import aiohttp
 
 import kvist_sim.model
 from kvist_sim.envoy import Envoy, Gateway, Json, Mode, config
-from kvist_sim.envoy_gateway import Responses
+from kvist_sim.envoy_settings import Responses
 from kvist_sim.http1 import answers
 from kvist_sim.launch import HOST, EnginePorts, Picker, endpoints_file, engine_ports, start_picker
 from kvist_sim.processes import Child, Children

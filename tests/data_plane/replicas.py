@@ -19,7 +19,7 @@ from tests.data_plane.product import CHAT, MODEL
 from tests.epp.http2.certificates import Mounted, Pki
 
 from kvist_sim.envoy import Envoy, Gateway, config
-from kvist_sim.envoy_tls import PickerTls
+from kvist_sim.envoy_settings import PickerTls
 from kvist_sim.http1 import answers, get
 from kvist_sim.launch import (
     HOST,

@@ -20,7 +20,7 @@ from tests.shapes import ROOT
 
 from kvist_epp.settings.settings import Settings
 from kvist_sim.envoy import find_envoy
-from kvist_sim.envoy_tls import PickerTls
+from kvist_sim.envoy_settings import PickerTls
 from kvist_sim.http1 import answers
 from kvist_sim.launch import HOST, picker_ports
 from kvist_sim.processes import Children

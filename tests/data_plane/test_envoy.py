@@ -15,7 +15,7 @@ from tests.epp.http2.certificates import Pki
 
 from kvist_epp.http2.tls import Certificates
 from kvist_sim.envoy import Envoy, EnvoyMissingError, Gateway, Mode, config, find_envoy
-from kvist_sim.envoy_tls import PickerTls
+from kvist_sim.envoy_settings import PickerTls
 from kvist_sim.processes import ChildFailedError
 
 FORMS: list[dict[str, Any]] = [

@@ -14,7 +14,7 @@ from tests.data_plane.stub import Transport
 from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.extproc.response import Usage
 from kvist_sim.envoy import Mode
-from kvist_sim.envoy_gateway import Responses
+from kvist_sim.envoy_settings import Responses
 
 COMBINATIONS: list[tuple[Mode, Responses]] = [
     ("buffered", "streamed"),

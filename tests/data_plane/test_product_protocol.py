@@ -14,7 +14,7 @@ from tests.data_plane.plane import subset_hint
 from tests.data_plane.product import CHAT, MODEL, Product, product
 
 from kvist_sim.envoy import Envoy, Gateway, Mode, config
-from kvist_sim.envoy_gateway import Responses
+from kvist_sim.envoy_settings import Responses
 from kvist_sim.launch import HOST
 
 FAST = ("--sim-time-scale", "20", "--num-gpu-blocks-override", "4000")

@@ -14,7 +14,7 @@ from tests.data_plane.stub import StubPicker, Transport
 from tests.epp.http2.certificates import Pki, self_made
 
 from kvist_sim.envoy import Envoy, Gateway, Json, Mode, config
-from kvist_sim.envoy_tls import PickerTls
+from kvist_sim.envoy_settings import PickerTls
 from kvist_sim.launch import HOST
 
 ROTATIONS = 10

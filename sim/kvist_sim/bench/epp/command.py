@@ -47,7 +47,7 @@ from kvist_sim.bench.epp.report import (
 )
 from kvist_sim.bench.epp.revision import RevisionError, accepted_arguments, picker_of_revision
 from kvist_sim.bench.harness.proof import write
-from kvist_sim.envoy_tls import PickerTls
+from kvist_sim.envoy_settings import PickerTls
 from kvist_sim.processes import Child, ChildFailedError, Children, Stopped, run
 
 ENDPOINTS: Final = 20

@@ -33,7 +33,7 @@ from kvist_sim import envoy, launch
 from kvist_sim import model as model_files
 from kvist_sim.bench.chaos.judge import Life, Prediction
 from kvist_sim.bench.harness.records import PickLog, with_route_headers
-from kvist_sim.envoy_tls import PickerTls
+from kvist_sim.envoy_settings import PickerTls
 from kvist_sim.http1 import answers
 from kvist_sim.launch import HOST
 from kvist_sim.ports import free_ports
