@@ -47,7 +47,7 @@ class Broken:
 
 
 def gallery() -> list[Broken]:
-    """All of them, by name."""
+    """Return all broken pods, sorted by name."""
     return [_read(path) for path in sorted(FOLDER.glob("*.yaml"))]
 
 
@@ -73,7 +73,7 @@ def healthy(component: str, name: str = "", **meta: Any) -> Json:
 
 
 def merged(base: Any, over: Any) -> Any:
-    """Objects by key, lists of named things by name; anything else is replaced."""
+    """Merge objects by key and lists of named objects by name; replace anything else."""
     if isinstance(base, dict) and isinstance(over, dict):
         return {
             key: merged(base.get(key), over[key]) if key in over else base[key] for key in {**base, **over}
@@ -85,7 +85,7 @@ def merged(base: Any, over: Any) -> Any:
 
 
 def workload(wanted: int, ready: int) -> Json:
-    """A Deployment that has made all its pods."""
+    """Return a Deployment that has created all its pods."""
     return {
         "metadata": {"generation": 2},
         "spec": {"replicas": wanted},
@@ -99,7 +99,7 @@ def workload(wanted: int, ready: int) -> Json:
 
 
 def told(broken: Broken) -> dict[str, Json]:
-    """The conditions of a pool of which this one pod is broken, and the other components well."""
+    """Return the conditions of a pool of which only this pod is broken."""
     ready = {component: 0 if component == broken.component else 2 for component in WORKLOADS}
     observed = ObservedPool(
         workload=workload(2, ready["engine"]),

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def row(pod: str, *, port: int = 8000, worth: int = 0, **more: Any) -> dict[str, Any]:
-    """An endpoint on a picker's page."""
+    """Return an endpoint of a picker's page."""
     counted = {"seconds": 0.0, "requests": 0.0, "preemptions": 0.0, "queries": 0.0, "hits": 0.0}
     counted |= more.pop("counted", {})
     return {

@@ -33,7 +33,7 @@ CASES: Final = {case.name: case.pool for case in cases("valid")}
 
 
 def resource(case: str) -> dict[str, Any]:
-    """One of tests/crd/valid as the API server hands it out."""
+    """Return a pool of tests/crd/valid as the API server returns it."""
     found: dict[str, Any] = json.loads(json.dumps(CASES[case]))
     found["metadata"] |= {"namespace": "forest", "uid": UID, "generation": 3}
     return found
@@ -47,13 +47,13 @@ def rendered(case: str, site: Site = SITE, **spec: Any) -> Rendered:
 
 
 def one(found: Rendered, kind: str, name: str) -> dict[str, Any]:
-    """An object by kind and name."""
+    """Return an object by kind and name."""
     [made] = [o for o in found.objects if (o["kind"], o["metadata"]["name"]) == (kind, name)]
     return made
 
 
 def text(found: Rendered) -> str:
-    """All of them as YAML."""
+    """Return all objects as YAML."""
     return to_yaml(found.objects)
 
 
@@ -85,7 +85,7 @@ def _complete(case: str) -> dict[str, list[str]]:
 
 
 def _order(before: list[str], after: list[str]) -> Iterator[str]:
-    """A line if the objects that both have come in another order."""
+    """Yield a line if the objects that both have are in another order."""
     both = [name for name in after if name in before]
     if both != [name for name in before if name in after]:
         yield f"# order: {', '.join(after)}"

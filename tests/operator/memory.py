@@ -13,7 +13,7 @@ _KEPT = ("uid", "resourceVersion", "creationTimestamp", "generation")
 
 
 class Memory:
-    """Objects by where they are. ``refuse`` may say no to a write."""
+    """Objects by target. ``refuse`` may return an error for a write."""
 
     def __init__(self) -> None:
         self.objects: dict[Target, Json] = {}
@@ -58,7 +58,7 @@ class Memory:
         return frozenset(kinds) - self.absent
 
     async def apply(self, made: Json) -> Json:
-        """See ``Cluster``; fields that are not said again stay."""
+        """Implement ``Cluster.apply`` in memory; fields that are absent from the intent stay."""
         target = target_of(made)
         self._write("apply", target)
         known = self.objects.get(target)
@@ -68,7 +68,7 @@ class Memory:
         return self.put(merged)
 
     async def delete(self, target: Target, uid: str) -> None:
-        """See ``Cluster``; at once."""
+        """Implement ``Cluster.delete`` in memory; the object is gone at once."""
         self._write("delete", target)
         if target in self.objects and self.objects[target]["metadata"]["uid"] == uid:
             del self.objects[target]

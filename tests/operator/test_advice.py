@@ -61,7 +61,7 @@ def test_preemptions_name_how_many_fit() -> None:
 
 
 def test_a_share_that_cannot_grow_is_not_advised() -> None:
-    """At 97 percent there is nothing to raise."""
+    """A memory share of 97 percent is not advised to be raised."""
     full = replace(PLAN, settings=replace(PLAN.settings, share=97))
     [line] = advice(POOL, full, replace(WELL, preemptions=50, running=100, kv_usage=1.0))
 
@@ -71,12 +71,12 @@ def test_a_share_that_cannot_grow_is_not_advised() -> None:
 
 @pytest.mark.parametrize("requests", [0, 10, 49])
 def test_few_requests_prove_nothing(requests: int) -> None:
-    """A rate is a rate only over enough of them."""
+    """A rate over too few requests gives no advice."""
     assert said(requests=requests, preemptions=requests, cached_tokens=0) == ()
 
 
 def test_a_hit_rate_below_the_hints_leads_to_where_prompts_part() -> None:
-    """Both rates are named, and the hint."""
+    """The advice names both rates and the hint."""
     [line] = said(cached_tokens=0.4e6)
 
     assert line.startswith("Hit rate: 10 % of prompt tokens")
@@ -90,7 +90,7 @@ def test_a_hit_rate_below_the_hints_leads_to_where_prompts_part() -> None:
     [(0.5, "Another process uses"), (2.0, "cautious"), (0.93, None), (1.1, None)],
 )
 def test_reported_and_planned_tokens_are_compared(share: float, part: str | None) -> None:
-    """Both figures and the likely cause; nothing within a tenth."""
+    """The advice names both figures and the likely cause; a difference within a tenth gives none."""
     found = said(kv_tokens=int(PLANNED * share))
 
     assert len(found) == (part is not None)
@@ -118,7 +118,8 @@ def test_an_unverified_plan_is_the_likely_cause() -> None:
     ],
 )
 def test_a_queue_has_a_cause(figures: dict[str, float], part: str | None) -> None:
-    """A full batch beside an empty cache, prefill, or a full cache; between them nothing is known."""
+    """The advice tells a full batch, prefill and a full cache apart as causes of a queue; a half-full cache
+    gives none."""
     found = said(**figures)
 
     assert len(found) == (part is not None)
@@ -143,7 +144,8 @@ FIGURES = st.builds(
 
 @given(FIGURES)
 def test_any_figures_give_bounded_advice_that_stands(figures: Figures) -> None:
-    """Whatever is reported: lines within the API's bounds, each with a field; the same again is the same."""
+    """Any figures give lines within the API's bounds, each with a field; the same figures give the same
+    lines."""
     found = advice(POOL, PLAN, figures)
 
     assert len(found) <= 4

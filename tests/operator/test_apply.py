@@ -82,7 +82,7 @@ WORKLOADS = ("Deployment", "LeaderWorkerSet")
 @settings(max_examples=60)
 @given(GPU_CASES, GPU_CASES, st.booleans(), st.lists(st.integers(0, 20), max_size=4))
 def test_from_anywhere_to_what_is_wanted(before: str, after: str, surge: bool, crashes: list[int]) -> None:
-    """After crashes at any step the end is the same objects, as intended; ReplaceFirst never has two engine
+    """Crashes at any step lead to the same intended objects in the end; ReplaceFirst never has two engine
     workloads."""
     pool = SURGE if surge else POOL
     world = World()

@@ -1,4 +1,4 @@
-"""The generated Envoy: a real one takes its configuration, and a pod of it goes without cutting an answer."""
+"""A real Envoy accepts the generated configuration, and shuts down without cutting an answer."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from kvist_sim.processes import Child, Children
 
 
 def files(case: str = "agents", **spec: Any) -> dict[str, str]:
-    """The data of the ConfigMap."""
+    """Return the data of the ConfigMap."""
     found: dict[str, str] = one(rendered(case, **spec), "ConfigMap", "twig-envoy")["data"]
     return found
 
@@ -35,8 +35,7 @@ def config(**spec: Any) -> dict[str, Any]:
 
 
 def written(folder: Path, data: dict[str, str], ports: dict[int, int]) -> Path:
-    """Write the files as a pod has them, but in this folder and at these ports, with engines on the
-    loopback."""
+    """Write the files of a pod with this folder and these ports instead, and engines on the loopback."""
     (folder / "ca.crt").write_text(authority())
     for name, text in data.items():
         for path in (CONFIG_FOLDER, AUTHORITY_FOLDER):
@@ -48,7 +47,7 @@ def written(folder: Path, data: dict[str, str], ports: dict[int, int]) -> Path:
 
 
 def authority() -> str:
-    """A certificate, for Envoy to load."""
+    """Return a certificate that Envoy can load."""
     return CertificateAuthority("test", datetime.now(UTC), AUTHORITY_LIFETIME).pem.decode()
 
 
@@ -62,7 +61,7 @@ def authority() -> str:
     ids=["fail-close", "fail-open", "no-picker"],
 )
 async def test_a_real_envoy_takes_the_configuration(tmp_path: Path, case: str, spec: Any) -> None:
-    """``envoy --mode validate`` has nothing to complain of, warnings of old fields included."""
+    """``envoy --mode validate`` reports no error and no deprecated field."""
     path = written(tmp_path, files(case, **spec), {})
     process = await asyncio.create_subprocess_exec(
         *(find_envoy(), "--mode", "validate", "-c", str(path), "--log-level", "warning"),
@@ -76,7 +75,7 @@ async def test_a_real_envoy_takes_the_configuration(tmp_path: Path, case: str, s
 
 
 def test_it_asks_the_picker_as_the_tested_configuration_does() -> None:
-    """The filter, the way to engines and the access log are those that the data-plane suite runs."""
+    """The filter, the clusters and the access log equal those that the data-plane suite runs."""
     ours, tested = (
         config(),
         simulated.config(simulated.Gateway(endpoints=["10.0.0.1:8000"], picker="10.0.0.2:9002")),
@@ -99,20 +98,20 @@ def test_it_asks_the_picker_as_the_tested_configuration_does() -> None:
 
 
 def manager(document: dict[str, Any]) -> dict[str, Any]:
-    """The HTTP connection manager of the first listener."""
+    """Return the HTTP connection manager of the first listener."""
     listener = document["static_resources"]["listeners"][0]
     found: dict[str, Any] = listener["filter_chains"][0]["filters"][0]["typed_config"]
     return found
 
 
 def filtered(found: dict[str, Any]) -> dict[str, Any]:
-    """Settings of the ext_proc filter, times as numbers."""
+    """Return the settings of the ext_proc filter, with times as numbers."""
     settings: dict[str, Any] = found["http_filters"][0]["typed_config"]
     return settings
 
 
 def clusters(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Engines and pickers."""
+    """Return the clusters of engines and pickers."""
     found = {c["name"]: c for c in document["static_resources"]["clusters"]}
     return [found["pool"], found["picker"]]
 
@@ -130,14 +129,15 @@ def _deep(found: Any, *keys: str) -> Any:
 
 
 def test_clients_cannot_name_an_engine() -> None:
-    """The picker's header is taken from requests before any filter, for the moments without a picker."""
+    """The picker's header is removed from requests before any filter, which matters while no picker
+    answers."""
     [cleaning] = manager(config())["early_header_mutation_extensions"]
 
     assert {"remove": "x-gateway-destination-endpoint"} in cleaning["typed_config"]["mutations"]
 
 
 class Engine:
-    """An upstream whose answers wait until they are let go."""
+    """An upstream whose answers wait until the test releases them."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -156,7 +156,7 @@ class Engine:
 
 @asynccontextmanager
 async def running(folder: Path, engine: Engine) -> AsyncIterator[tuple[Child, dict[int, int]]]:
-    """An Envoy of the no-picker pool in front of this engine, and the ports that stand for its own."""
+    """Run an Envoy of the no-picker pool in front of this engine; yield the ports that replace its own."""
     server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
     numbers = (HTTP_PORT, STATUS_PORT, ADMIN_PORT)
     ports = dict(zip(numbers, free_ports(3), strict=True)) | {8000: server.sockets[0].getsockname()[1]}
@@ -203,8 +203,8 @@ async def got(port: int, path: str) -> bytes:
 
 
 async def test_the_drain_waits_for_the_last_answer(tmp_path: Path) -> None:
-    """preStop ends only when no request is under way; meanwhile the pod says that it is going, and what it
-    measures can be read."""
+    """preStop ends only when no request is in flight; meanwhile the pod reports that it is draining, and its
+    metrics can be read."""
     engine = Engine()
     async with running(tmp_path, engine) as (child, ports):
         request = asyncio.create_task(got(ports[HTTP_PORT], "/v1/models"))

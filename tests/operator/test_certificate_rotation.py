@@ -72,7 +72,7 @@ def meet(server: Data, client: Data, name: str = PEERS, authorities: bytes = b""
 
 
 def acted(times: Sequence[datetime]) -> Iterator[tuple[datetime, CertificateBundle]]:
-    """Return what an operator has written that reconciled at these times."""
+    """Return what an operator has written by reconciling at these times."""
     data: Mapping[str, bytes] | None = None
     for moment in times:
         if due(data, NAMES, moment):

@@ -1,4 +1,4 @@
-"""Engines' flags about chats reach the picker, or a note says why not."""
+"""Chat flags of engines reach the picker, or a note says why not."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ TEXT = "{{ messages[0].content }}"
     ],
 )
 def test_the_picker_is_started_with_them(words: list[str], name: str, value: str) -> None:
-    """Rendered by the same word of the user's: engine and picker make the same prompts of a chat."""
+    """The picker starts with the engines' chat flags, so both render a chat to the same prompt."""
     wanted = pool(f"hf://{QWEN}", engine={"extraArgs": ["--seed", "1", *words]})
     found = render(wanted, plan(QWEN, "H100-80GB"), Site())
     [args] = [
@@ -51,7 +51,8 @@ def test_the_picker_is_started_with_them(words: list[str], name: str, value: str
     ],
 )
 def test_what_the_picker_cannot_have_is_reported(words: list[str], says: str) -> None:
-    """The condition Precise is false with the flag and the remedy; the picker is started without it."""
+    """The condition Precise is false and names the flag and the remedy; the picker starts without the
+    flag."""
     found = chats(pool(f"hf://{QWEN}", engine={"extraArgs": words}), Tokenizer(model=f"hf://{QWEN}"))
     [note] = found.notes
     assert (note.condition, note.reason, found.settings) == ("Precise", "ChatFlagUnreadable", {})
@@ -60,7 +61,8 @@ def test_what_the_picker_cannot_have_is_reported(words: list[str], says: str) ->
 
 
 def test_a_file_that_both_mount_is_passed_on() -> None:
-    """The model's folder is at the same place in engines and pickers, where the picker mounts it at all."""
+    """A file in the model's folder is passed on if the picker mounts that folder, which has the same path in
+    both."""
     wanted = pool(f"hf://{QWEN}", engine={"extraArgs": ["--chat-template=/model/chat.jinja"]})
     hub = Tokenizer(model=f"hf://{QWEN}")
     assert chats(wanted, hub).settings == {}

@@ -21,7 +21,7 @@ BY_NAME = {broken.name: broken for broken in GALLERY}
 
 @pytest.mark.parametrize("broken", GALLERY, ids=lambda broken: broken.name)
 def test_a_broken_pod_is_explained(broken: Broken) -> None:
-    """The whole text of Ready: reviewed, word by word."""
+    """The reason and the whole message of Ready are those of the file."""
     found = told(broken)
 
     assert broken.message, "python -m tests.operator.broken"
@@ -45,7 +45,7 @@ def test_messages_can_be_acted_on(broken: Broken) -> None:
 
 
 def test_there_are_enough_of_them() -> None:
-    """Pods break in many ways; nearly every kind of trouble has a picture."""
+    """The gallery of broken pods covers nearly every reason."""
     seen = {found.reason for broken in GALLERY for found in troubles([broken.pod], broken.events)}
 
     assert len(GALLERY) >= 25
@@ -53,7 +53,7 @@ def test_there_are_enough_of_them() -> None:
 
 
 def test_a_healthy_pod_has_no_problem() -> None:
-    """Nor one that waits for its turn, is being made, loads, or is on its way out."""
+    """A pod that is ready, queued, being created, loading or being deleted has no problem."""
     ready = merged(healthy("engine"), {"status": {"conditions": [{"type": "Ready", "status": "True"}]}})
     creating = {
         "name": "engine",
@@ -114,7 +114,7 @@ def test_only_the_newest_generation_counts() -> None:
 
 
 def test_leaders_and_followers_are_of_one_generation() -> None:
-    """A LeaderWorkerSet's roles have different templates: the plan's hash says which pods belong together."""
+    """Pods of a LeaderWorkerSet's roles have different templates and belong together by the plan's hash."""
     leader = healthy("engine", "twig-0")
     follower = merged(BY_NAME["no-free-gpu"].pod, {"metadata": {"name": "twig-0-1"}})
     for pod in (leader, follower):
@@ -126,7 +126,7 @@ def test_leaders_and_followers_are_of_one_generation() -> None:
 
 
 def test_a_sick_picker_beside_a_well_one_is_mentioned() -> None:
-    """Requests are routed, so Ready stays; but the reader sees what is missing."""
+    """Ready stays true while requests are routed, and its message names the picker's problem."""
     broken = BY_NAME["picker-out-of-memory"]
     observed = ObservedPool(
         workload=workload(2, 2), picker=workload(2, 1), envoy=workload(2, 2), troubles=troubles([broken.pod])
@@ -166,7 +166,7 @@ def _subject() -> Subject:
     ],
 )
 def test_pods_that_are_never_made_are_explained(message: str, remedy: str) -> None:
-    """There is no pod to look at: the Deployment says why."""
+    """The message quotes the Deployment when its pods cannot be created."""
     failed = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": message}
     engines = merged(workload(2, 0), {"status": {"replicas": 0, "conditions": [failed]}})
     observed = ObservedPool(workload=engines, picker=workload(2, 2), envoy=workload(2, 2))
@@ -178,7 +178,7 @@ def test_pods_that_are_never_made_are_explained(message: str, remedy: str) -> No
 
 
 def test_a_continuing_problem_is_not_written_again() -> None:
-    """While a pod is pulled and backs off by turns the condition stays as it is, times and all."""
+    """While an image pull and its back-off alternate, the condition and its time stay as they are."""
     waiting = BY_NAME["image-not-found"].pod
     said = waiting["status"]["containerStatuses"][0]["state"]["waiting"]["message"]
     again = {"reason": "ErrImagePull", "message": said.partition("ErrImagePull: ")[2]}
@@ -262,7 +262,7 @@ STATUS = st.fixed_dictionaries(
 
 @given(st.lists(st.tuples(st.sampled_from(["engine", PICKER]), STATUS), max_size=3))
 def test_nothing_that_a_pod_may_say_breaks_the_status(said: list[tuple[str, Any]]) -> None:
-    """Absent fields, empty messages, odd texts: always a known reason, in order, on one bounded line."""
+    """Absent fields, empty messages and odd texts give a known reason, in order, on one bounded line."""
     pods = [merged(healthy(part, f"twig-{i}"), {"status": found}) for i, (part, found) in enumerate(said)]
     found = troubles(pods)
 

@@ -1,4 +1,4 @@
-"""Promises of the objects: complete, valid, restricted, wired to each other, and nothing too much."""
+"""Rendered objects are complete, valid, restricted and consistent with each other."""
 
 import copy
 import warnings
@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_objects_are_those_of_the_file(case: str) -> None:
-    """Whole sets, or their differences from a whole set, are reviewed as a diff of files."""
+    """The objects of each case equal its file: whole objects, or differences from a complete case."""
     assert golden(case, rendered(case)) == path(case).read_text()
 
 
@@ -49,7 +49,7 @@ def test_no_change_of_an_object_is_missed(case: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_core_objects_are_valid_for_every_kubernetes(version: str) -> None:
-    """By the schemas of 1.30 to 1.37, unknown fields refused; of others' APIs see the cluster tier."""
+    """Objects are valid by the schemas of Kubernetes 1.30 to 1.37, which reject unknown fields."""
     checked = 0
     for case in ("agents", "cpu", "image", "two-nodes"):
         for made in rendered(case).objects:
@@ -72,7 +72,7 @@ def without_new_fields(made: Json, version: str) -> Json:
 
 
 def pods(case: str) -> Iterator[tuple[str, Json]]:
-    """Every pod template: the object's name, and the template."""
+    """Return name and pod template of each object that has one."""
     for made in rendered(case).objects:
         if made["kind"] == "Deployment":
             yield made["metadata"]["name"], made["spec"]["template"]
@@ -87,7 +87,7 @@ EVERY = [(case, name) for case in CASES for name, _ in pods(case)]
 
 @pytest.mark.parametrize(("case", "name"), EVERY)
 def test_every_pod_is_restricted_and_complete(case: str, name: str) -> None:
-    """Pod Security *restricted* field by field, no token it does not use, no variable it did not ask for."""
+    """Each pod satisfies Pod Security *restricted* and has no unused token or service variable."""
     pod = dict(pods(case))[name]["spec"]
     [container] = pod["containers"]
 
@@ -107,7 +107,7 @@ def test_every_pod_is_restricted_and_complete(case: str, name: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_names_fit_and_nothing_is_there_twice(case: str) -> None:
-    """Also for a pool with the longest name; every object has labels, namespace and one owner."""
+    """Names fit also for a pool with the longest name; every object has labels, namespace and one owner."""
     found = resource(case)
     found["metadata"]["name"] = "a" * 40
     from kvist_operator.manifests import render
@@ -125,7 +125,7 @@ def test_names_fit_and_nothing_is_there_twice(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_selector_finds_pods_and_every_port_has_a_name(case: str) -> None:
-    """Services, budgets, policies and monitors select pods that are made, at ports that they open."""
+    """Services, budgets, policies and monitors select existing pods, at ports that these open."""
     made = rendered(case).objects
     all_pods = [template for _, template in pods(case)]
     for each in made:
@@ -141,19 +141,19 @@ def test_every_selector_finds_pods_and_every_port_has_a_name(case: str) -> None:
 
 
 def matches(template: Json, labels: Mapping[str, str]) -> bool:
-    """Whether pods of a template have these labels."""
+    """Return whether pods of a template have these labels."""
     return set(labels.items()) <= set(template["metadata"]["labels"].items())
 
 
 def opened(template: Json) -> Iterator[int | str]:
-    """Ports of a pod, by number and name."""
+    """Return the ports of a pod, by number and name."""
     for port in template["spec"]["containers"][0].get("ports", ()):
         yield port["containerPort"]
         yield port["name"]
 
 
 def wanted(made: Json) -> set[int | str]:
-    """Ports that an object speaks of."""
+    """Return the ports that an object refers to."""
     spec = made["spec"]
     match made["kind"]:
         case "Service":
@@ -169,7 +169,7 @@ def wanted(made: Json) -> set[int | str]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_engine_runs_what_was_planned(case: str) -> None:
-    """The command is the plan's, and so are GPUs, shared memory, grace and the label of its batch size."""
+    """Command, GPUs, shared memory, grace period and the label with the batch size are those of the plan."""
     plan = planned(resource(case))
     for name, template in pods(case):
         if not name.startswith("twig-"):
@@ -206,8 +206,8 @@ def test_followers_of_a_group_get_no_requests() -> None:
     ],
 )
 def test_pods_are_replaced_as_asked(rollout: Json, expected: Json) -> None:
-    """ReplaceFirst needs no spare accelerator; SurgeFirst never lacks a pod. Both stop at a pod that is not
-    ready, and say so only after the time a pod may take."""
+    """ReplaceFirst needs no spare accelerator and SurgeFirst never lacks a pod; both stop at a pod that is
+    not ready, and report it only after the time that a pod may take."""
     for case, way in (("minimal", "strategy"), ("two-nodes", "rolloutStrategy")):
         kind = "Deployment" if case == "minimal" else "LeaderWorkerSet"
         spec = one(rendered(case, rollout=rollout), kind, "twig")["spec"]
@@ -219,7 +219,7 @@ def test_pods_are_replaced_as_asked(rollout: Json, expected: Json) -> None:
 
 
 def test_a_change_of_an_argument_changes_the_pods_and_a_change_of_replicas_does_not() -> None:
-    """Pods are replaced if and only if what they run changes."""
+    """Pods are replaced if and only if their arguments or their image change."""
 
     def template(**spec: Any) -> Json:
         found: Json = one(rendered("minimal", **spec), "Deployment", "twig")["spec"]["template"]
@@ -232,8 +232,7 @@ def test_a_change_of_an_argument_changes_the_pods_and_a_change_of_replicas_does_
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "no-picker"])
 def test_the_picker_starts_with_these_arguments(case: str) -> None:
-    """The command line is read back and checked as the picker does at its start, and no default is spelled
-    out."""
+    """The picker reads the command line back as the same settings, and it has no default values."""
     container = dict(pods(case))["twig-epp"]["spec"]["containers"][0]
     settings = Settings.from_args(container["args"]).check()
 
@@ -401,7 +400,7 @@ def test_podmonitors_on_auto_are_not_missed() -> None:
 
 
 def test_a_replica_over_nodes_needs_leaderworkersets() -> None:
-    """Without their API engines cannot run at all: an error with the remedy, not half a pool."""
+    """A replica over several nodes without LeaderWorkerSets is an error with the remedy, not half a pool."""
     with pytest.raises(RenderError, match="a replica spans 2 nodes, which needs leaderworkersets"):
         rendered("two-nodes", replace(SITE, apis=SITE.apis - {Api.LEADER_WORKER_SET}))
 

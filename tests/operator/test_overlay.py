@@ -27,7 +27,7 @@ def over(**spec: Any) -> dict[str, Any]:
 
 
 def test_lists_of_named_things_are_merged_by_name() -> None:
-    """A container is found by its name, so is a variable; what is new comes after."""
+    """Containers and variables are merged by name; new ones are appended."""
     found = over(
         containers=[
             {"name": "engine", "env": [{"name": "B", "value": "3"}, {"name": "C", "value": "4"}]},
@@ -45,18 +45,18 @@ def test_lists_of_named_things_are_merged_by_name() -> None:
 
 
 def test_other_lists_are_replaced() -> None:
-    """Tolerations have no key in the API's own types."""
+    """Lists without a key in the API's types, such as tolerations, are replaced."""
     assert over(tolerations=[{"key": "mine"}])["tolerations"] == [{"key": "mine"}]
 
 
 def test_null_takes_away() -> None:
-    """A null removes a field, as OpenShift needs it, which assigns pods' users itself."""
+    """A null removes a field, which OpenShift needs because it assigns the users of pods."""
     assert over(securityContext={"runAsUser": None})["securityContext"] == {"runAsNonRoot": True}
     assert "securityContext" not in over(securityContext=None)
 
 
 def test_a_volume_of_another_kind_needs_the_first_to_be_taken_away() -> None:
-    """Fields are merged; ``emptyDir: null`` makes room."""
+    """The fields of a volume are merged; ``emptyDir: null`` removes the old source."""
     claim = {"claimName": "fast"}
     found = over(volumes=[{"name": "shm", "emptyDir": None, "persistentVolumeClaim": claim}])["volumes"]
 
@@ -64,7 +64,7 @@ def test_a_volume_of_another_kind_needs_the_first_to_be_taken_away() -> None:
 
 
 def test_directives() -> None:
-    """``$patch: delete`` takes an item away, ``$patch: replace`` takes what was there before."""
+    """``$patch: delete`` removes an item, and ``$patch: replace`` removes what was there before."""
     assert over(volumes=[{"name": "shm", "$patch": "delete"}])["volumes"] == []
     assert over(volumes=[{"name": "gone", "$patch": "delete"}])["volumes"] == BASE["spec"]["volumes"]
     assert over(volumes=[{"$patch": "replace"}, {"name": "x"}])["volumes"] == [{"name": "x"}]
@@ -72,7 +72,7 @@ def test_directives() -> None:
 
 
 def test_nothing_is_changed_in_place() -> None:
-    """Base and overlay are as they were."""
+    """Merging modifies neither base nor overlay."""
     before = repr(BASE)
     over(containers=[{"name": "engine", "env": [{"name": "A", "value": "9"}]}], volumes=None)
 
@@ -104,7 +104,8 @@ def unique(value: Any) -> Any:
 
 @given(TREE.map(unique), TREE.map(unique))
 def test_merging_is_idempotent_and_says_what_the_overlay_says(base: Any, patch: Any) -> None:
-    """Twice is once; an empty overlay changes nothing; an overlay over nothing is itself."""
+    """Merging twice equals merging once; an empty overlay changes nothing; an overlay on nothing is
+    itself."""
     once = merged(base, patch)
 
     assert merged(once, patch) == once

@@ -14,7 +14,7 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "pools.md").read_text()
 
 
 def test_the_overlay_of_the_guide_is_merged() -> None:
-    """The example is taken, and does what the comment says."""
+    """The guide's example is accepted and has the effect that its comment states."""
     [text] = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
     overlay = yaml.safe_load(text)["spec"]["podTemplate"]
     pod = one(rendered("minimal", podTemplate=overlay), "Deployment", "twig")["spec"]["template"]["spec"]
@@ -25,7 +25,7 @@ def test_the_overlay_of_the_guide_is_merged() -> None:
 
 
 def test_the_guide_names_every_kind_every_volume_and_every_condition() -> None:
-    """Nothing is made that it does not mention; reasons are in the guide of troubles."""
+    """The guide mentions every kind of object and condition; reasons are in the troubleshooting guide."""
     volumes = {
         v["name"]
         for v in one(rendered("agents"), "Deployment", "twig")["spec"]["template"]["spec"]["volumes"]

@@ -1,4 +1,4 @@
-"""Promises of the status: conditions by the API conventions, true to what is observed, and still at rest."""
+"""Conditions follow the API conventions and the observed objects, and do not change at rest."""
 
 import itertools
 import re
@@ -24,7 +24,7 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 
 def pool(case: str) -> Pool:
-    """One of tests/crd/valid."""
+    """Return a pool of tests/crd/valid."""
     return read_pool(resource(case))
 
 
@@ -32,14 +32,14 @@ PLANS: dict[str, Plan] = {case: planned(resource(case)) for case in CASES}
 
 
 def subject(case: str = "minimal", **more: Any) -> Subject:
-    """A pool that could be planned."""
+    """Return a subject with a plan."""
     notes = rendered(case).notes
     made = Subject(name="twig", generation=3, pool=pool(case), plan=PLANS[case], notes=notes)
     return replace(made, **more)
 
 
 def workload(wanted: int = 2, **status_: Any) -> Json:
-    """A Deployment with this status; by default all is well."""
+    """Return a Deployment with this status; by default all replicas are ready."""
     counts = {"replicas": wanted, "readyReplicas": wanted, "updatedReplicas": wanted}
     return {
         "kind": "Deployment",
@@ -58,13 +58,13 @@ def conditions(made: Json) -> dict[str, Json]:
 
 
 def told(observed: ObservedPool, what: Subject | None = None) -> dict[str, tuple[str, str]]:
-    """Status and reason of each condition."""
+    """Return status and reason of each condition."""
     made = status(what or subject(), observed, {}, NOW)
     return {each["type"]: (each["status"], each["reason"]) for each in made["conditions"]}
 
 
 def test_all_is_well() -> None:
-    """Everything that was asked for is there; what does not apply is not mentioned."""
+    """A complete pool is ready, and has no conditions that do not apply to it."""
     made = status(subject(), WELL, {}, NOW)
 
     assert told(WELL) == {
@@ -160,7 +160,7 @@ def test_a_broken_image_leaves_the_old_generation_serving_and_says_why() -> None
 
 
 def test_a_spec_that_cannot_be_read_keeps_what_runs() -> None:
-    """The plan and the address of the last good spec stay, and requests are answered."""
+    """An unreadable spec leaves the plan and the address of the last good one, and Available true."""
     old = status(subject(), WELL, {}, NOW)
     error = SpecError("spec.engine.maxModelLen", "is a string")
     made = status(Subject(name="twig", generation=4, error=error), WELL, old, NOW)
@@ -173,8 +173,7 @@ def test_a_spec_that_cannot_be_read_keeps_what_runs() -> None:
 
 
 def test_a_refused_plan_is_shown_until_something_runs() -> None:
-    """The sentence of the refusal is the message; the plan of what runs is not overwritten by one that
-    cannot."""
+    """The refusal is the message; the plan of running engines is not overwritten by a refused one."""
     found = resource("minimal")
     found["spec"] |= {
         "model": {"source": "hf://meta-llama/Llama-3.1-405B-Instruct"},
@@ -191,7 +190,7 @@ def test_a_refused_plan_is_shown_until_something_runs() -> None:
 
 
 def test_an_unverified_plan_says_its_doubts() -> None:
-    """Accepted, with the reason to look twice."""
+    """An unverified plan is accepted, with its doubts as the message."""
     found = conditions(status(subject("speculative"), WELL, {}, NOW))["Accepted"]
 
     assert (found["status"], found["reason"]) == ("True", "Unverified")
@@ -208,7 +207,7 @@ PARENT = {
 
 
 def route(*said: Json) -> Json:
-    """The rendered HTTPRoute with what controllers say."""
+    """Return the rendered HTTPRoute with these conditions of controllers."""
     made = one(rendered("route"), "HTTPRoute", "twig")
     return made | {"status": {"parents": list(said)}}
 
@@ -264,7 +263,7 @@ def route(*said: Json) -> Json:
     ],
 )
 def test_a_route_is_attached_when_its_gateway_says_so(said: list[Json], expected: tuple[str, str]) -> None:
-    """Silence is not consent, and another Gateway's word does not count."""
+    """A route without a status is not attached, and the status of another Gateway does not count."""
     observed = replace(WELL, route=route(*said))
 
     found = told(observed, subject("route"))
@@ -273,7 +272,7 @@ def test_a_route_is_attached_when_its_gateway_says_so(said: list[Json], expected
 
 
 def test_a_missing_api_is_a_condition() -> None:
-    """Missing APIs of the gateway or of monitoring are conditions; so is a picker without tokenizer, with a
+    """Missing APIs of the gateway or of monitoring are conditions, as is a picker without tokenizer, with a
     remedy."""
     bare = Site(apis=frozenset())
     notes = [
@@ -302,7 +301,7 @@ NUMBER = st.integers(0, 3)
 
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[Subject, ObservedPool]:
-    """Anything that may come together."""
+    """Generate any combination of inputs."""
     case = draw(st.sampled_from(sorted(CASES)))
     error = draw(st.sampled_from(ERRORS))
     known = error is None or draw(st.booleans())
@@ -337,8 +336,8 @@ def _workload(replicas: int, there: int, ready: int, updated: int, seen: int) ->
     [(0, "JustReady", "JustReady"), (1, "Serving", "JustReady"), (2, "Serving", "AsAsked")],
 )
 def test_a_replica_counts_once_gateways_can_know_it(available: int, serving: str, done: str) -> None:
-    """Ready is not enough where the workload asks for more: an Envoy looks names up every two seconds.
-    One such replica serves; the pool is as asked once all of them are."""
+    """A replica counts after ``minReadySeconds``, since an Envoy resolves names every two seconds: one such
+    replica makes the pool available, all of them make it ready."""
     made = workload(availableReplicas=available)
     made["spec"]["minReadySeconds"] = 10
 
@@ -352,8 +351,8 @@ def test_a_replica_counts_once_gateways_can_know_it(available: int, serving: str
 def test_whatever_happens_conditions_follow_the_conventions(
     first: tuple[Subject, ObservedPool], second: tuple[Subject, ObservedPool], later: int
 ) -> None:
-    """Each has a status, a reason for machines, a message and the generation it is about; its time changes
-    with its status and only then; the whole fits the CRD; the same again is the same, however late."""
+    """Each condition has status, reason, message and generation, and its time changes only with its status;
+    the status fits the CRD, and the same input later gives the same status."""
     old = status(*first, {}, NOW)
     now = NOW + timedelta(seconds=later)
     made = status(*second, old, now)
@@ -383,7 +382,7 @@ def test_ready_is_never_claimed_wrongly(situation: tuple[Subject, ObservedPool])
 
 
 def test_a_plan_in_the_status_has_the_facts_of_the_command() -> None:
-    """Figure by figure, in camelCase; names of variables are left as they are."""
+    """The plan in the status equals that of the command, with keys in camelCase except names of variables."""
     plan = PLANS["agents"]
     shown, told_ = plan_status(plan), plan.to_dict()
 

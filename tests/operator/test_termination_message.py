@@ -52,7 +52,7 @@ then (<class 'vllm.v1.EngineDeadError'>, EngineDeadError('noticed'), <traceback 
     ],
 )
 def test_the_decisive_line_is_found(text: str, words: str) -> None:
-    """The cause, not what noticed it; without a cause the last lines; frames and quoted code never."""
+    """The words are those of the cause, or else the last lines, never frames or quoted code."""
     assert last_words(text).words == words
 
 
@@ -95,7 +95,7 @@ def test_the_decisive_line_is_found(text: str, words: str) -> None:
     ],
 )
 def test_what_is_known_has_a_reason_and_a_remedy(text: str, reason: str, remedy: str) -> None:
-    """Beyond the gallery of pods."""
+    """Known errors that the gallery of pods lacks have a reason and a remedy."""
     found = last_words(text)
 
     assert (found.reason, remedy in found.remedy) == (reason, True)
@@ -112,7 +112,7 @@ LETTERS = string.ascii_letters + string.digits
     st.text(max_size=30),
 )
 def test_no_secret_is_repeated(form: str, secret: str, around: str) -> None:
-    """Whatever stands around it, and in whatever form."""
+    """A secret is masked in any form and in any context."""
     assume(secret not in around)
     text = f"{around} {form.format(secret)} {around}"
 
@@ -129,7 +129,7 @@ def test_masking_leaves_the_rest_alone() -> None:
 
 @given(st.text(max_size=3000))
 def test_quoted_text_is_one_bounded_line(text: str) -> None:
-    """Anything may be in a log."""
+    """Any log gives one bounded line of printable characters."""
     words = last_words(text).words
 
     assert len(words) <= 400
@@ -153,8 +153,8 @@ raise RuntimeError("Engine core initialization failed. See root cause above.")
 
 
 def test_an_engine_leaves_the_cause_and_nothing_else(tmp_path: Path) -> None:
-    """With the file that is rendered, in a process of its own: the core's errors go to the termination log,
-    and from there to the condition; the console has all of it."""
+    """With the rendered file a process writes the core's errors to the termination log, and everything to the
+    console."""
     settings = json.loads(one(rendered("minimal"), "ConfigMap", "twig-engine")["data"][FILE])
     assert settings["handlers"]["last"]["filename"] == "/dev/termination-log"
     left = tmp_path / "termination-log"
@@ -175,7 +175,7 @@ def test_an_engine_leaves_the_cause_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_termination_log_elsewhere_is_written_to() -> None:
-    """The overlay may say where kubelets look."""
+    """A termination log whose path the overlay sets is the one that is written."""
     own = {"containers": [{"name": "engine", "terminationMessagePath": "/tmp/last"}]}
     text = one(rendered("minimal", podTemplate={"spec": own}), "ConfigMap", "twig-engine")["data"][FILE]
 
@@ -195,7 +195,7 @@ def test_a_termination_log_elsewhere_is_written_to() -> None:
     ],
 )
 def test_configured_logging_is_kept(engine: dict[str, object], ours: bool, level: str) -> None:
-    """A level is taken over; anything else is left alone: no file, no volume, no variable."""
+    """The user's level is used; any other logging setting of users leaves out file, volume and variable."""
     found = rendered("minimal", engine=engine)
     made = [o for o in found.objects if (o["kind"], o["metadata"]["name"]) == ("ConfigMap", "twig-engine")]
     pod = one(found, "Deployment", "twig")["spec"]["template"]["spec"]

@@ -22,21 +22,21 @@ PACKAGE = Path(kvist_operator.__file__).parent
 
 
 def rows() -> dict[str, list[str]]:
-    """Reason → its cells, of all tables of reasons."""
+    """Return the cells of each reason, from all tables of reasons."""
     tables = GUIDE.partition("## Reasons")[2].partition("## Termination messages")[0]
     found = [line.strip("| ").split(" | ") for line in tables.splitlines() if line.startswith("| `")]
     return {reason: cells for cells in found for reason in re.findall(r"`(\w+)`", cells[0])}
 
 
 def errors(kind: type[OperatorError] = OperatorError) -> Iterator[str]:
-    """Reasons of all exceptions below one."""
+    """Yield the reasons of all subclasses of an exception."""
     for below in kind.__subclasses__():
         yield below.reason
         yield from errors(below)
 
 
 def literals() -> Iterator[str]:
-    """Reasons that are written down where conditions, notes and troubles are made, and found by reading."""
+    """Yield the reasons that are literals where conditions, notes and troubles are constructed."""
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -46,7 +46,7 @@ def literals() -> Iterator[str]:
 
 
 def _texts(node: ast.expr) -> Iterator[str]:
-    """Constants, also those of a choice between two."""
+    """Yield the text constants of an expression, also those of a conditional."""
     parts = (node.body, node.orelse) if isinstance(node, ast.IfExp) else (node,)
     yield from (p.value for p in parts if isinstance(p, ast.Constant) and isinstance(p.value, str))
 
@@ -56,7 +56,7 @@ OTHERS = {"Scaling", "RollingOut", "NoTokenizer"}
 
 
 def test_every_reason_has_a_row_and_every_row_a_reason() -> None:
-    """Whatever a condition may say is explained, and nothing that none says."""
+    """Every reason of a condition has a row in the guide, and every row is a reason."""
     known = {*errors(), *literals(), *ORDER, *OTHERS, *(saying.reason for saying in SAYINGS)}
 
     assert known - set(rows()) == set()
@@ -64,18 +64,18 @@ def test_every_reason_has_a_row_and_every_row_a_reason() -> None:
 
 
 def test_every_row_says_what_it_means_and_what_to_do() -> None:
-    """Three cells, none of them empty."""
+    """Every row has three cells, none of them empty."""
     assert [reason for reason, cells in rows().items() if len(cells) != 3 or not all(cells)] == []
 
 
 def test_every_kind_of_problem_has_its_place_in_the_order() -> None:
-    """None is sorted behind all others by oversight."""
+    """Every reason of a pod's trouble is in the order of diagnosis."""
     assert {saying.reason for saying in SAYINGS} - set(ORDER) == set()
     assert {broken.reason for broken in gallery()} - set(ORDER) <= {"PickerUnavailable", "EnvoyUnavailable"}
 
 
 def test_the_example_is_the_message() -> None:
-    """Word for word, but for line breaks and counts."""
+    """The example equals the condition's message, except for line breaks and counts."""
     [example] = re.findall(r"message\}'\n(.*?)```", GUIDE, re.DOTALL)
     [said] = [broken.message for broken in gallery() if broken.name == "cache-too-small"]
 
@@ -83,7 +83,8 @@ def test_the_example_is_the_message() -> None:
 
 
 def test_the_rest_of_the_guide_names_what_there_is() -> None:
-    """Heads of advice, the ConfigMap, the variables that keep it away, the section that advice points to."""
+    """The guide has a row for each rule of advice, the ConfigMap, its variables and the section that advice
+    refers to."""
     heads = re.findall(r"^\| `([A-Z][\w ]*)` \|", GUIDE.partition("## Advice")[2], re.MULTILINE)
 
     assert len(heads) == len(RULES)
