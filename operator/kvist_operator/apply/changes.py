@@ -134,17 +134,25 @@ def changes(pool: Pool, rendered: Rendered, observed: Iterable[Json]) -> Changes
     wanted = {key_of(each): each for each in rendered.objects}
     conflicts = [key for key in wanted if key in there and not owned(pool, there[key])]
     stale = _stale(pool, rendered, wanted, there)
-    rivals = [key for key in stale if _runs_engines(there[key])]
-    ahead, held, waits = _generations(pool, wanted, there, rivals)
-    busy = [key for key in wanted if key in there and leaving(there[key])]
-    waits += [f"{key} is being deleted" for key in busy]
-    skipped = {*conflicts, *busy, *held}
-    applies = [_apply(wanted[key], there.get(key)) for key in wanted if key not in skipped]
-    later = [key for key in stale if key not in rivals]
+    replaced = [key for key in stale if _runs_engines(there[key])]
+    first, held, waits = _generations(pool, wanted, there, replaced)
+    ending = [key for key in wanted if key in there and leaving(there[key])]
+    waits += [f"{key} is being deleted" for key in ending]
+    differing = {
+        key: made
+        for key, made in wanted.items()
+        if key not in (*conflicts, *ending, *held) and (key not in there or not as_intended(made, there[key]))
+    }
+    # routes are deleted first, and what other objects depend on last
+    place = {kind: i for i, kind in enumerate(ORDER)}
+    rest = sorted(set(stale) - set(replaced), key=lambda key: (-place.get(key.kind, len(ORDER)), key))
     steps = [
-        *(Step(Verb.DELETE, key) for key in ahead if not leaving(there[key])),
-        *(step for step in applies if step),
-        *(Step(Verb.DELETE, key) for key in _backwards(later) if not leaving(there[key])),
+        *(Step(Verb.DELETE, key) for key in first if not leaving(there[key])),
+        *(
+            Step(Verb.UPDATE if key in there else Verb.CREATE, key, stamped(made))
+            for key, made in differing.items()
+        ),
+        *(Step(Verb.DELETE, key) for key in rest if not leaving(there[key])),
     ]
     return Changes(steps=tuple(steps), conflicts=tuple(conflicts), waits=tuple(waits))
 
@@ -153,14 +161,6 @@ def owned(pool: Pool, found: Mapping[str, Any]) -> bool:
     """Return whether this pool, not an earlier one of the same name, controls the object."""
     owners = found["metadata"].get("ownerReferences") or ()
     return any(ref.get("controller") and ref.get("uid") == pool.uid for ref in owners)
-
-
-def _apply(desired: Json, found: Json | None) -> Step | None:
-    if found is None:
-        return Step(Verb.CREATE, key_of(desired), stamped(desired))
-    if as_intended(desired, found):
-        return None
-    return Step(Verb.UPDATE, key_of(desired), stamped(desired))
 
 
 def _stale(
@@ -179,22 +179,22 @@ def _stale(
 
 
 def _generations(
-    pool: Pool, wanted: Mapping[Key, Json], there: Mapping[Key, Json], rivals: Sequence[Key]
+    pool: Pool, wanted: Mapping[Key, Json], there: Mapping[Key, Json], replaced: Sequence[Key]
 ) -> tuple[list[Key], list[Key], list[str]]:
-    """Return the rivals to delete now, the wanted workloads to hold back, and the waits.
+    """Return the replaced workloads to delete now, the wanted workloads to hold back, and the waits.
 
-    Within one Deployment its controller replaces generations. There are rivals only when a replica begins or
-    ceases to span nodes, and the workload becomes another kind of object.
+    Within one Deployment its controller replaces generations. A workload is replaced by another object only
+    when a replica begins or ceases to span nodes, so that the kind of the workload changes.
     """
     new = [key for key, made in wanted.items() if _runs_engines(made)]
-    if not rivals:
+    if not replaced:
         return [], [], []
     if pool.rollout.strategy == "SurgeFirst":
         if all(key in there and _serves(there[key]) for key in new):
-            return list(rivals), [], []
-        return [], [], [f"{rival} is deleted once its successor is ready" for rival in rivals]
+            return list(replaced), [], []
+        return [], [], [f"{key} is deleted once its successor is ready" for key in replaced]
     absent = [key for key in new if key not in there]
-    return list(rivals), absent, [f"{rival} has to release its accelerators first" for rival in rivals]
+    return list(replaced), absent, [f"{key} has to release its accelerators first" for key in replaced]
 
 
 def _serves(workload: Mapping[str, Any]) -> bool:
@@ -215,9 +215,3 @@ def _labels(made: Mapping[str, Any]) -> Mapping[str, str]:
 def leaving(found: Mapping[str, Any]) -> bool:
     """Return whether the deletion of an object has begun."""
     return "deletionTimestamp" in found["metadata"]
-
-
-def _backwards(keys: Iterable[Key]) -> list[Key]:
-    """Return keys in the order of deletion: routes first, what other objects depend on last."""
-    place = {kind: i for i, kind in enumerate(ORDER)}
-    return sorted(keys, key=lambda key: (-place.get(key.kind, len(ORDER)), key))

@@ -144,24 +144,18 @@ def with_planned_first(found: Sequence[NodeFacts], status: Mapping[str, Any]) ->
 def with_required_labels(nodes: Sequence[Labels], workload: Mapping[str, Any] | None) -> tuple[Labels, ...]:
     """Return the nodes' labels and those that the engines' pods already require: the pods' template must not
     change because an autoscaler removed the last such node."""
-    terms = _terms(workload or {})
+    spec = (workload or {}).get("spec") or {}
+    template = spec.get("template") or (spec.get("leaderWorkerTemplate") or {}).get("workerTemplate") or {}
+    affinity = ((template.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
+    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     required = [
         {rule["key"]: value}
-        for term in terms
+        for term in terms.get("nodeSelectorTerms") or ()
         for rule in term.get("matchExpressions") or ()
         if rule.get("key") in PRODUCT_LABELS
         for value in rule.get("values") or ()
     ]
     return (*nodes, *required)
-
-
-def _terms(workload: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    spec = workload.get("spec") or {}
-    template = spec.get("template") or (spec.get("leaderWorkerTemplate") or {}).get("workerTemplate") or {}
-    affinity = ((template.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    found: Sequence[Mapping[str, Any]] = required.get("nodeSelectorTerms") or ()
-    return found
 
 
 May = Callable[[Right, str], Awaitable[bool]]

@@ -23,7 +23,7 @@ FALLS_SHORT: Final = 0.7
 OFF: Final = (0.9, 1.15)
 """Ratio of reported to planned tokens of cache within which the plan counts as right."""
 ROOMY: Final = 0.5
-"""Share of the cache in use from which a queue is not caused by prefill or batch size."""
+"""Share of the cache in use below which the cache is not the cause of a queue."""
 FULL: Final = 0.9
 SETTLED: Final = 0.5
 """Advice stands until its figure has fallen to this part of its threshold."""
