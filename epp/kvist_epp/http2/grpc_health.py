@@ -4,7 +4,6 @@ The names are the Endpoint Picker Protocol's, the llm-d chart's and Envoy's (``k
 ``liveness`` always serves: a picker that is not ready must not be restarted for it.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final
 
@@ -45,9 +44,13 @@ class Health:
             if service in READINESS:
                 watcher(self.answer(service))
 
-    def knows(self, service: str) -> bool:
-        """Return whether the name is one of the five."""
-        return service == LIVENESS or service in READINESS
+    def check(self, request: bytes) -> bytes | None:
+        """Answer a serialised ``HealthCheckRequest``; return None for any other name than the five.
+
+        Raises `ProtocolError`.
+        """
+        service = service_of(request)
+        return self.answer(service) if service == LIVENESS or service in READINESS else None
 
     def answer(self, service: str) -> bytes:
         """Return a serialised ``HealthCheckResponse``, SERVICE_UNKNOWN for any other name than the five."""
@@ -66,7 +69,7 @@ class Health:
         return lambda: self._watchers.pop(watch, None)
 
     def _response(self, service: str) -> HealthCheckResponse:
-        if not self.knows(service):
+        if service != LIVENESS and service not in READINESS:
             return HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN)
         serving = self.ready or service == LIVENESS
         status = HealthCheckResponse.SERVING if serving else HealthCheckResponse.NOT_SERVING
@@ -76,9 +79,9 @@ class Health:
 def health_methods(health: Health) -> dict[str, Method]:
     """Return the methods of the health service by their ``/package.Service/Method``."""
     return {
-        HEALTH_CHECK_METHOD: lambda sink: _Check(sink, health),
-        HEALTH_WATCH_METHOD: lambda sink: _Watch(sink, health),
-        HEALTH_LIST_METHOD: lambda sink: _List(sink, health),
+        HEALTH_CHECK_METHOD: lambda sink: _UnaryCall(sink, health.check),
+        HEALTH_WATCH_METHOD: lambda sink: _WatchCall(sink, health),
+        HEALTH_LIST_METHOD: lambda sink: _UnaryCall(sink, lambda _: health.list()),
     }
 
 
@@ -90,63 +93,50 @@ def service_of(message: bytes) -> str:
         raise ProtocolError(f"health request of {len(message)} bytes cannot be decoded") from error
 
 
-class _HealthCall(ABC):
-    """A call that answers its one request."""
+class _UnaryCall:
+    """A call that answers its one request; ``answer`` returns None for an unknown service."""
 
-    __slots__ = ("_health", "_sink")
+    __slots__ = ("_answer", "_sink")
 
-    def __init__(self, sink: Sink, health: Health) -> None:
+    def __init__(self, sink: Sink, answer: Callable[[bytes], bytes | None]) -> None:
         self._sink = sink
-        self._health = health
+        self._answer = answer
 
     def on_message(self, data: bytes) -> None:
         try:
-            self._answer(data)
+            answer = self._answer(data)
         except ProtocolError as error:
             self._sink.close(_INVALID_ARGUMENT, str(error))
-
-    @abstractmethod
-    def _answer(self, data: bytes, /) -> None: ...
+            return
+        if answer is None:
+            self._sink.close(_NOT_FOUND, "unknown service")
+        else:
+            self._sink.send(answer)
+            self._sink.close()
 
     def on_half_closed(self) -> None:
         self._sink.close(_INTERNAL, "ended without a request")
 
-    def on_cancelled(self) -> None:  # noqa: B027  nothing is under way
+    def on_cancelled(self) -> None:
         pass
 
 
-class _Check(_HealthCall):
-    __slots__ = ()
-
-    def _answer(self, data: bytes, /) -> None:
-        service = service_of(data)
-        if not self._health.knows(service):
-            self._sink.close(_NOT_FOUND, "unknown service")
-            return
-        self._sink.send(self._health.answer(service))
-        self._sink.close()
-
-
-class _List(_HealthCall):
-    __slots__ = ()
-
-    def _answer(self, _: bytes, /) -> None:
-        self._sink.send(self._health.list())
-        self._sink.close()
-
-
-class _Watch(_HealthCall):
+class _WatchCall:
     """A call that stays open until the client leaves."""
 
-    __slots__ = ("_stop",)
+    __slots__ = ("_health", "_sink", "_stop")
 
     def __init__(self, sink: Sink, health: Health) -> None:
-        super().__init__(sink, health)
+        self._sink = sink
+        self._health = health
         self._stop: Callable[[], object] = lambda: None
 
-    def _answer(self, data: bytes, /) -> None:
+    def on_message(self, data: bytes) -> None:
         self._stop()
-        self._stop = self._health.watch(service_of(data), self._sink.send)
+        try:
+            self._stop = self._health.watch(service_of(data), self._sink.send)
+        except ProtocolError as error:
+            self._sink.close(_INVALID_ARGUMENT, str(error))
 
     def on_half_closed(self) -> None:
         pass

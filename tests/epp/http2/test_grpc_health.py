@@ -4,7 +4,7 @@ import pytest
 
 from kvist_epp.errors import ProtocolError
 from kvist_epp.http2.grpc_health import Health, service_of
-from kvist_epp.http2.pb.health_pb2 import HealthCheckResponse, HealthListResponse
+from kvist_epp.http2.pb.health_pb2 import HealthCheckRequest, HealthCheckResponse, HealthListResponse
 from kvist_epp.names import LIVENESS, READINESS
 
 SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
@@ -33,7 +33,7 @@ def test_liveness_serves_from_the_start() -> None:
 
 def test_unknown_names() -> None:
     """An unknown name is SERVICE_UNKNOWN, as ``Watch`` must report it."""
-    assert not Health().knows("nobody")
+    assert Health().check(HealthCheckRequest(service="nobody").SerializeToString()) is None
     assert _status(Health().answer("nobody")) == HealthCheckResponse.SERVICE_UNKNOWN
 
 
