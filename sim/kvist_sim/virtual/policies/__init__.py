@@ -1,4 +1,14 @@
-"""Routing policies by name: what others publish, at their defaults, and ours."""
+"""Routing policies by name, as others publish them, at their defaults.
+
+- ``load_balancing``: random, round robin and least requests.
+- ``hashing``: session hash, and consistent hashing with bounded loads.
+- ``counters``: base classes that count the work a router has sent and not yet seen completed.
+- ``least_cost``: policies that minimise one predicted cost: Mooncake's greedy TTFT, and LMetric.
+- ``llmd``: weighted scorers and the affinity filter of llm-d's endpoint picker.
+- ``dynamo``: NVIDIA Dynamo's KV router.
+- ``cache_aware``: the policy of that name of SGLang's router and vllm-router.
+- ``approximate``: their approximate radix tree.
+"""
 
 from typing import Final
 
