@@ -12,13 +12,7 @@ from typing import Any, Final
 
 from kvist_epp.names import OBJECTIVE_GROUPS
 from kvist_operator.errors import ClusterError, Forbidden, StartError
-from kvist_operator.hardware import (
-    COUNT_LABELS,
-    PRODUCT_LABELS,
-    NodeFacts,
-    find_accelerator,
-    node_kinds,
-)
+from kvist_operator.hardware import COUNT_LABELS, PRODUCT_LABELS, NodeFacts, find_accelerator, node_kinds
 from kvist_operator.manifests.object_names import Api
 from kvist_operator.plan import PlanVerdict
 from kvist_operator.plan.resources import NODE_LABELS

@@ -22,10 +22,7 @@ WRITABLE: Final = "/cache"
 GRACE_SPARE: Final = 15
 """Seconds to exit after ``--drain-timeout``."""
 READINESS: Final = "readiness"
-RESOURCES: Final[Json] = {
-    "requests": {"cpu": "500m", "memory": "1Gi"},
-    "limits": {"memory": "4Gi"},
-}
+RESOURCES: Final[Json] = {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}}
 """One core serves thousands of requests per second; memory holds the index and at most 1 GiB of queued
 bodies."""
 

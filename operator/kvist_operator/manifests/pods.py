@@ -26,9 +26,7 @@ def placing(plan: Plan, site: Site) -> Json:
     terms = _terms(row, site.node_labels)
     if terms:
         required = {"nodeSelectorTerms": terms}
-        found["affinity"] = {
-            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required},
-        }
+        found["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     return found
 
 

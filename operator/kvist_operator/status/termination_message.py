@@ -104,11 +104,7 @@ SAYINGS: Final = (
         "Accept the model's terms on the hub, and name the Secret with a token of that account in "
         "spec.model.tokenSecretRef",
     ),
-    _saying(
-        r"Revision Not Found|is not a valid git identifier",
-        MODEL,
-        "Check spec.model.revision",
-    ),
+    _saying(r"Revision Not Found|is not a valid git identifier", MODEL, "Check spec.model.revision"),
     _saying(
         r"429 Client Error|Too Many Requests",
         MODEL,
@@ -172,11 +168,7 @@ SAYINGS: Final = (
         ARGUMENTS,
         "This version of vLLM rejects the value: check {field}",
     ),
-    _saying(
-        r"error: ambiguous option: (?P<flag>\S+)",
-        ARGUMENTS,
-        f"Write the flag in full in {EXTRA}",
-    ),
+    _saying(r"error: ambiguous option: (?P<flag>\S+)", ARGUMENTS, f"Write the flag in full in {EXTRA}"),
     _saying(
         r"Failed to infer device type|No (CUDA|HIP) GPUs are available|no CUDA-capable device|libcuda\.so",
         DEVICE,
