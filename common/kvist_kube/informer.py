@@ -266,7 +266,7 @@ class Informer(Generic[ObjectT]):
         if error.status == BAD_REQUEST:
             return f"{error}; the query was {' '.join(f'{name} {text!r}' for name, text in self._selectors)}"
         if error.status == NOT_FOUND:
-            return f"{error}; there is no {resource} {resource.version}: is its CRD installed?"
+            return f"{error}; there is no {resource} {resource.version}: check that its CRD is installed"
         return str(error)
 
     def _report(self, problem: str) -> None:
@@ -276,4 +276,4 @@ class Informer(Generic[ObjectT]):
         self.problem = problem
         kept = f"the {len(self.objects)} known objects are kept" if self.listed else "no object is known yet"
         level = logging.INFO if self.optional else logging.WARNING
-        logger.log(level, "the watch of %s is lost, %s: %s", self.resource, kept, problem)
+        logger.log(level, "the watch of %s is lost (%s): %s", self.resource, kept, problem)

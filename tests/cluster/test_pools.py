@@ -104,7 +104,7 @@ async def test_a_missing_kind_of_pool_is_named(plane: ControlPlane, space: Names
     """Without the CRD the problem says so; once it is installed discovery goes on by itself."""
     await space.client.uninstall(OURS)
     async with following(plane.kubeconfig("admin"), space, PoolName(OWN_GROUP, "mine")) as seen:
-        await seen.until(lambda: "is its CRD installed?" in seen.discovery.problem)
+        await seen.until(lambda: "check that its CRD is installed" in seen.discovery.problem)
 
         await space.client.install(OURS)
         await seen.until(lambda: "does not exist" in seen.discovery.problem)

@@ -125,7 +125,10 @@ def _classify(status: int, message: str, kind: ObjectKind, verb: str) -> tuple[t
     if status in (400, 403, 413, 422):
         return Refused, "change the pool's spec, or the policy that rejects it"
     if status == NOT_FOUND:
-        return NotServed, f"is {kind.resource} {kind.version} installed, and does the namespace exist?"
+        return (
+            NotServed,
+            f"check that {kind.resource} {kind.version} is installed and that the namespace exists",
+        )
     if status == 409:
         return Conflict, ""
     return Unavailable, ""

@@ -45,7 +45,7 @@ PARTS: Final[Mapping[str, ComponentFields]] = {
         image="spec.picker.image",
         resources="spec.picker.resources",
         starting="",
-        command="spec.picker (an image of the operator's own version?)",
+        command="spec.picker (use an image of the operator's own version)",
         volumes="spec.picker.tokenizer",
     ),
     ENVOY: ComponentFields(
@@ -53,7 +53,7 @@ PARTS: Final[Mapping[str, ComponentFields]] = {
         image="the Envoy image that the operator was installed with",
         resources="the namespace's limits",
         starting="",
-        command="spec.gateway (an Envoy image of another version?)",
+        command="spec.gateway (use the Envoy image of the operator's own version)",
         volumes="the ConfigMaps of the pool",
     ),
 }

@@ -78,7 +78,7 @@ SAYINGS: Final = (
     _saying(
         r"Free memory on device .{0,80}?on startup|Error in memory profiling",
         MEMORY,
-        "Another process holds memory of this GPU: find it on the node, or leave it memory with "
+        "Another process holds memory of this GPU: find it on the node, or leave memory for it with "
         "spec.engine.gpuMemoryUtilizationPercent",
     ),
     _saying(
@@ -109,7 +109,7 @@ SAYINGS: Final = (
         r"429 Client Error|Too Many Requests",
         MODEL,
         "The hub limits requests: a token (spec.model.tokenSecretRef) raises the limit, a claim "
-        "(spec.model.source: pvc://…) needs none",
+        "(spec.model.source: pvc://…) needs no request",
     ),
     _saying(
         r"Repository Not Found|is not a valid model identifier|401 Client Error|Invalid credentials in Auth",
