@@ -208,7 +208,8 @@ def render_main(options: argparse.Namespace) -> int:
 
 
 def _site(options: argparse.Namespace) -> Site:
-    """A cluster with every optional API but those of ``--without``, and the claims of ``--claim``."""
+    """Return a cluster with every optional API except those of ``--without``, and the claims of
+    ``--claim``."""
     missing = {_api(name) for name in options.without}
     return Site(apis=frozenset(Api) - missing, claims=dict(map(_claim, options.claims)))
 

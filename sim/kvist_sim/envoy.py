@@ -106,8 +106,8 @@ def _route(gateway: Gateway) -> Json:
 
 
 def _retries(number: int) -> Json:
-    """The picker's list goes on by itself; without one (no pick) the fall-back policy must be kept from
-    choosing the dead endpoint again, which round robin under load does."""
+    """Return the retry policy. Retries follow the picker's list; without a pick, the fall-back policy must be
+    kept from choosing the dead endpoint again, which round robin does under load."""
     kind = f"{_TYPE}extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
     return {
         "retry_on": _RETRY_ON,
@@ -248,7 +248,8 @@ def _http(**options: Json) -> Json:
 
 
 def _unbounded() -> Json:
-    """A pool of engines has its own queues: Envoy's default of 1,024 requests and 3 retries is no help."""
+    """Return thresholds without effect: a pool of engines has its own queues, for which Envoy's default of
+    1,024 requests and 3 retries is too small."""
     limits = ("max_connections", "max_pending_requests", "max_requests", "max_retries")
     return {"thresholds": [dict.fromkeys(limits, _UNBOUNDED)]}
 

@@ -99,7 +99,7 @@ def joined(pools: Pools, each: Mapping[str, Json], teller: Json) -> Json:
 
 
 def _parts(pools: Pools, endpoints: Sequence[str], pickers: tuple[str, ...]) -> Json:
-    """The configuration of one pool by itself, to take parts from."""
+    """Return the configuration of one pool alone, to take parts from."""
     return config(
         Gateway(
             endpoints=endpoints,
@@ -150,7 +150,7 @@ def _route(route: Route, model: str, like: Json, each: Mapping[str, Json]) -> Js
 
 
 def _asks(part: Json, pool: str) -> Json:
-    """The picker of this pool is asked."""
+    """Return the route's setting that names this pool's picker."""
     kind = f"{_TYPE}extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
     return {PICKER_FILTER: {"@type": kind, "overrides": {"grpc_service": _service(_ext_proc(part), pool)}}}
 

@@ -134,7 +134,8 @@ class Connection(asyncio.Protocol):
         return self._left == 0
 
     def _read_chunks(self) -> bool:
-        """Whether the last chunk has come. ``_left`` counts what is missing of a chunk, its CRLF included."""
+        """Return whether the last chunk has come. ``_left`` is the missing part of a chunk, its CRLF
+        included."""
         at, buffer = 0, self._buffer
         while at < len(buffer):
             if self._left == 0:

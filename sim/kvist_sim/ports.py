@@ -56,7 +56,7 @@ def _own() -> _Slice:
 
 
 def _taken() -> tuple[int, range]:
-    """A lock that lives as long as this process, and the slice it stands for."""
+    """Return a lock that lives as long as this process, and the slice it stands for."""
     folder = Path(tempfile.gettempdir()) / f"kvist-ports-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     starts = range(PORTS.start, PORTS.stop, SLICE)

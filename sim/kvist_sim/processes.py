@@ -67,7 +67,7 @@ class Child:
         return time_of_process(self.pid)
 
     def check(self) -> None:
-        """Raises ChildFailedError when it has ended."""
+        """Raise ChildFailedError if the child has ended."""
         status = _ended(self.pid) if self.process.returncode is None else self.process.returncode
         if status is not None:
             raise ChildFailedError(self.name, f"ended with {describe_exit(status)}", self.tail())
@@ -107,7 +107,7 @@ class Children:
         return child
 
     def check(self) -> None:
-        """Raises ChildFailedError when one of them has ended."""
+        """Raise ChildFailedError if one of the children has ended."""
         for child in self._children:
             child.check()
 
@@ -263,7 +263,7 @@ def _signal_group(child: Child, number: signal.Signals) -> None:
 
 
 async def _exit_of(child: Child) -> None:
-    """Returns when the child has ended, without reaping it."""
+    """Wait until the child has ended, without reaping it."""
     if child.process.returncode is not None:
         return
     loop = asyncio.get_running_loop()

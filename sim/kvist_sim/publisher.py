@@ -143,7 +143,7 @@ def _binds(endpoint: str) -> bool:
 
 
 def _bind(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    """A socket that was closed gives its port back a moment later."""
+    """Bind a socket, with retries, because a closed socket releases its port a moment later."""
     for _ in range(200):
         try:
             socket.bind(endpoint)
@@ -157,7 +157,7 @@ def _bind(socket: zmq.Socket[bytes], endpoint: str) -> None:
 
 
 def _reachable(endpoint: str) -> str:
-    """A bound address as a peer on this machine would write it."""
+    """Return a bound address as a peer on this machine would write it."""
     return endpoint.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 

@@ -125,7 +125,7 @@ class TcpRelay:
             end.pause()
 
     def heal(self) -> None:
-        """Everything passes again."""
+        """Let the traffic pass again."""
         self.healed.set()
         for end in self._ends:
             end.resume()
@@ -150,7 +150,7 @@ class TcpRelay:
         await asyncio.gather(*(end.gone.wait() for end in ends))
 
     def joined(self, end: "_End") -> None:
-        """A connection's end is open."""
+        """Add an end of a connection that was opened."""
         self._ends.add(end)
         if not self.healed.is_set():
             end.pause()

@@ -97,7 +97,7 @@ def arrivals(shape: Shape, *, rate: float, seed: int, model: str) -> Iterator[Ar
 
 
 def warm_up(shape: Shape, *, rate: float, seed: int, model: str) -> Iterator[Arrival]:
-    """Each group once, evenly spaced: the first use of a prompt, which no cache can spare."""
+    """Yield one request of each group, evenly spaced: the first use of a prompt, which no cache can spare."""
     rng = random.Random(seed + 1)
     systems = _systems(shape, random.Random(seed))
     for number, group in enumerate(rng.sample(range(shape.groups), shape.groups)):

@@ -57,7 +57,7 @@ class Display:
 
     @contextmanager
     def load(self, policy: str, seconds: float) -> Iterator["LoadDisplay"]:
-        """A bar for one run of the load."""
+        """Show a bar for one run of the load."""
         with self._progress:
             task = self._progress.add_task("", total=seconds, policy=policy, figures="")
             shown = LoadDisplay(self._progress, task)
@@ -70,7 +70,7 @@ class LoadDisplay:
     """Bar of one run."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
-        """Made by ``Display.load``."""
+        """Use ``Display.load`` to make one."""
         self._progress, self._task = progress, task
         self.latest = ""
         """Figures shown last."""

@@ -54,7 +54,7 @@ class _Gateway:
     picker: launch.Picker | None
 
     async def check_picks(self, requests: int) -> None:
-        """An Envoy that gets no answer from its picker takes turns, silently: that would be no comparison.
+        """Check that the picker has picked: without its answers Envoy silently does round robin.
 
         Raises ChildFailedError.
         """
@@ -82,7 +82,7 @@ async def start_engines(children: Children, engines: Sequence[EnginePorts], mode
 
 @contextlib.asynccontextmanager
 async def _gateway(plan: DemoPlan, policy: str, display: Display) -> AsyncIterator[_Gateway]:
-    """Everything a run needs, started in order."""
+    """Start all parts of a run in order; stop them at the end."""
     model = str(model_files.folder())
     engines = launch.engine_ports(plan.engines)
     async with contextlib.AsyncExitStack() as stack:
@@ -142,7 +142,7 @@ def traffic(plan: DemoPlan) -> Iterator[Arrival]:
 
 
 async def _watch(plan: DemoPlan, shown: LoadDisplay, state: load.Progress, children: Children) -> None:
-    """Keeps the display up to date; raises ChildFailedError as soon as a component has died."""
+    """Keep the display up to date. Raises ChildFailedError as soon as a component has died."""
     clock = asyncio.get_running_loop().time
     zero = clock()
     while True:

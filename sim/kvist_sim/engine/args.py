@@ -42,7 +42,7 @@ class KvEvents:
 
     @property
     def on(self) -> bool:
-        """Whether anything is published."""
+        """True if events are published."""
         return self.enable_kv_cache_events and self.publisher != "null"
 
 

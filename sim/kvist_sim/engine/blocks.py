@@ -199,7 +199,7 @@ class Blocks(Generic[Name]):
         self._evicted(digest)
 
     def _evicted(self, digest: Name) -> None:
-        """A block lost what it cached."""
+        """Handle the loss of a cached block."""
         raise NotImplementedError
 
     def release(self, blocks: Iterable[int]) -> None:

@@ -140,14 +140,14 @@ class Parser(argparse.ArgumentParser):
     """argparse with vLLM's additions: ``_`` for ``-`` in names, dotted JSON keys, ``-O3``, ``--config``."""
 
     def read(self, args: Sequence[str]) -> argparse.Namespace:
-        """Raises SystemExit with code 2 after saying what is wrong, as vLLM does."""
+        """Parse a command line. Raises SystemExit with code 2 after an error message, as vLLM does."""
         given = list(args)
         if given[:1] == ["serve"]:
             given = given[1:]
         return self.parse_args(_joined(_spelled(self._with_config(given))))
 
     def _with_config(self, args: list[str]) -> list[str]:
-        """The flags of the YAML file go before those of the command line, which thus win."""
+        """Put the flags of the YAML file before those of the command line, which override them."""
         if "--config" not in args:
             return args
         at = args.index("--config")

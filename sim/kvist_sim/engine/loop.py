@@ -21,7 +21,7 @@ class Sink(Protocol):
     """Receiver of a sequence's tokens."""
 
     def advanced(self, sequence: Sequence) -> None:
-        """Called when the sequence has a new token, or has ended (``finish``)."""
+        """Handle a new token of the sequence, or its end (``finish``)."""
 
 
 class Publisher(Protocol):

@@ -87,7 +87,7 @@ _body: Final = msgspec.json.Decoder(Body).decode
 
 
 def read(raw: bytes) -> Body:
-    """Raises ApiError 400 for what vLLM's validation refuses."""
+    """Return the parsed body. Raises ApiError 400 for a body that vLLM's validation refuses."""
     try:
         body = _body(raw)
     except msgspec.ValidationError as problem:

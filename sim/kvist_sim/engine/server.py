@@ -244,7 +244,7 @@ class Server:
                 engine.end(sequence)
 
     def _engine(self, request: web.Request) -> Engine:
-        """The rank the client asks for, else the one with the fewest requests."""
+        """Return the rank that the client names, else the one with the fewest requests."""
         asked = request.headers.get(names.DATA_PARALLEL_RANK_HEADER)
         if asked is None or not asked.isdigit():
             return min(self._engines.values(), key=lambda engine: engine.requests)

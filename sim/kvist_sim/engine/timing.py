@@ -11,7 +11,7 @@ class Clock(Protocol):
         """Return seconds since some fixed moment; never decreases."""
 
     async def sleep_until(self, when: float) -> None:
-        """Returns at `when` or a little later; always lets others run once."""
+        """Return at `when` or a little later; always let other tasks run once."""
 
 
 @dataclass(frozen=True, slots=True)

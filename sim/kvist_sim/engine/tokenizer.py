@@ -166,7 +166,7 @@ def _special(home: Path) -> re.Pattern[str] | None:
 
 
 def _end(home: Path, model: Model) -> int | None:
-    """The token that ends an answer, from ``tokenizer_config.json``."""
+    """Return the token that ends an answer, from ``tokenizer_config.json``."""
     file = home / "tokenizer_config.json"
     if not file.is_file():
         return None

@@ -103,7 +103,7 @@ QWEN3_32B: Final[dict[str, Any]] = {
 
 
 def tokenizer(corpus: str) -> Tokenizer:
-    """A byte-level BPE trained on the lines of `corpus`."""
+    """Return a byte-level BPE trained on the lines of `corpus`."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -150,7 +150,8 @@ async def _phase(
 
 
 async def _sleep(seconds: float, load: asyncio.Task[None], stack: Stack) -> None:
-    """Raises ChildFailedError when a component died by itself meanwhile, and what ended the load early."""
+    """Wait. Raises ChildFailedError if a component ends by itself meanwhile, and the error that ended the
+    load early."""
     deadline = asyncio.get_running_loop().time() + seconds
     while (left := deadline - asyncio.get_running_loop().time()) > 0:
         stack.children.check()

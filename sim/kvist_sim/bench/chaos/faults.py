@@ -124,7 +124,7 @@ async def _until_served(port: int, certificate: bytes) -> None:
 
 
 async def _served(port: int) -> bytes | None:
-    """The certificate a new connection is shown, DER."""
+    """Return the certificate that a new connection receives, in DER."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])

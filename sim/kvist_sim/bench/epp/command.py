@@ -201,7 +201,8 @@ async def _running(plan: EppPlan, folder: Path, say: Console) -> AsyncIterator[E
 async def _start_publisher(
     children: Children, plan: EppPlan, engines: Sequence[launch.EnginePorts], folder: Path
 ) -> None:
-    """The publisher writes a file when all its sockets are bound and all events are in their rings."""
+    """Start the publisher and wait for its file, written when all sockets are bound and all events can be
+    replayed."""
     ready = folder / "published"
     spec = folder / "publisher.json"
     spec.write_text(

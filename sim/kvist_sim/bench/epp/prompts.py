@@ -88,7 +88,7 @@ def _json(shape: PromptShape, words: str) -> bytes:
 
 
 def _messages(words: str, count: int) -> list[dict[str, str]]:
-    """A system message of a quarter, the rest evenly by turns."""
+    """Return a system message with a quarter of the words, and turns with equal parts of the rest."""
     system, rest = words[: len(words) // 4], words[len(words) // 4 :]
     cuts = [len(rest) * turn // (count - 1) for turn in range(count)]
     turns = [rest[begin:end] for begin, end in itertools.pairwise(cuts)]

@@ -172,7 +172,7 @@ def _table(columns: Iterable[str]) -> Table:
 
 
 def _titled(title: str, table: Table) -> RenderableType:
-    """A title above, which unlike a table's own may be wider than the table."""
+    """Return the table below a title, which unlike a table's own may be wider than the table."""
     return Group(Text(f"\n{title}", style="bold"), table)
 
 
@@ -216,7 +216,7 @@ def _latency(report: EppReport, concurrency: int) -> RenderableType:
 
 
 def _tls(report: EppReport, way: Way) -> RenderableType:
-    """Beside the same way in plaintext, at the aims' concurrency."""
+    """Return the figures of the way with TLS beside those in plaintext, at the aims' concurrency."""
     table = _table(["CPU us", "TLS", "", "req/s", "TLS", "p50 ms", "TLS", "p99 ms", "TLS"])
     for kind in report.kinds:
         cells = [Cell(one, kind, AIM_CONCURRENCY) for one in (dataclasses.replace(way, tls=False), way)]

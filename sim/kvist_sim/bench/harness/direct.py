@@ -245,7 +245,7 @@ class Direct(asyncio.Protocol):
 
 
 def _opening(method: str) -> bytes:
-    """The header block of a call; constant, so without HPACK's state."""
+    """Return the header block of a call; it is constant, so HPACK needs no state."""
     fields = {
         ":method": "POST",
         ":scheme": "http",

@@ -78,7 +78,7 @@ def placed(document: str, name: str, section: str) -> str:
 
 
 def _markdown(found: dict[str, Any], shown: RenderableType) -> str:
-    """The table as a terminal shows it, under a line with date, machine and versions."""
+    """Return the table as a terminal shows it, below a line with date, machine and versions."""
     machine, versions = found["machine"], found["versions"]
     console = Console(file=io.StringIO(), width=110, color_system=None)
     console.print(shown)

@@ -205,7 +205,7 @@ class Stack:
         return self.folder / "endpoints.json"
 
     async def _relayed(self, engine: StackEngine) -> launch.EnginePorts:
-        """The ports as the pickers see them."""
+        """Return the ports as the pickers see them."""
         if engine.number == FIRST_ENGINE:
             return engine.ports
         (port,) = free_ports(1)

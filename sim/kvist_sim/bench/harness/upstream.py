@@ -68,7 +68,8 @@ class Upstream(asyncio.Protocol):
         return data[taken:]
 
     def _chunk(self, data: bytes) -> bytes:
-        """A chunk's first line; what follows. The last chunk has an empty line behind it, and no trailers."""
+        """Read a chunk's first line; return the data after it. The last chunk is followed by an empty line,
+        without trailers."""
         line, end, rest = (self._line + data).partition(b"\r\n")
         if not end or (line == b"0" and len(rest) < len(end)):
             self._line += data
@@ -82,7 +83,7 @@ class Upstream(asyncio.Protocol):
         return rest
 
     def _head(self, data: bytes) -> bytes:
-        """A request's head; what follows."""
+        """Read a request's head; return the data after it."""
         head, end, rest = (self._line + data).partition(b"\r\n\r\n")
         if not end:
             self._line += data

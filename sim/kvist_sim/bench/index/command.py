@@ -93,7 +93,7 @@ def measure_history(kilobytes: int) -> Figures:
 
 
 def measure_memory(blocks: int, publishers: int, kind: str = "shared") -> Figures:
-    """Bytes of resident memory of a fresh process, the blocks' 64 bytes of text included."""
+    """Return the resident bytes of a fresh process, the blocks' 64 bytes of text included."""
     argv = [sys.executable, "-m", "kvist_sim.bench.index.memory", str(blocks), str(publishers), kind]
     grown = json.loads(subprocess.run(argv, check=True, capture_output=True).stdout)["bytes"]
     return {
@@ -146,7 +146,7 @@ def run(scale: float = 1.0, *, say: Callable[[str], None] = lambda _: None) -> F
 
 
 def table(result: Figures) -> Table:
-    """The figures beside their aims."""
+    """Return the figures beside their aims."""
     shown = Table("what", "measured", "aim", title="kvist bench index")
     for what, measured, aim in _rows(result):
         shown.add_row(what, measured, aim)

@@ -19,16 +19,12 @@ CHAIN_BLOCKS: Final = 128
 
 
 def resident() -> int:
-    """Bytes of this process in memory (``/proc/self/statm``, second field)."""
+    """Return the resident bytes of this process (``/proc/self/statm``, second field)."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def fill(blocks: int, publishers: int, *, foreign: bool) -> int:
-    """Bytes by which the process grows when so many publishers hold the same so many distinct blocks.
-
-    ``foreign``: each gives the blocks other hashes, as engines with own seeds do. Before that as many
-    other blocks are stored: they take up the heap that imports left behind.
-    """
+    """Return the bytes by which the process grows when so many publishers hold the same distinct blocks."""
     index = Index()
     numbers = [index.publisher(f"engine-{number}/0") for number in range(publishers)]
     chains = blocks // CHAIN_BLOCKS

@@ -57,7 +57,7 @@ class WarmPool:
         return self._lookup.look(ROOT, [self._prompt])
 
     def choose(self, found: Found, turn: int) -> None:
-        """The best three."""
+        """Choose the best three endpoints, as a pick does."""
         choose(self._candidates, Demand(found.tokens, found.hits), now=0.0, turn=turn, max_backlog=1e9)
 
 

@@ -318,7 +318,7 @@ async def _started(name: Path, flags: Sequence[str]) -> AsyncIterator[QueueBench
 
 
 async def _until_full(children: Children, picker: launch.Picker) -> None:
-    """Until the picker has scraped all engines: before, it would send them requests."""
+    """Wait until the picker has scraped all engines; before that it would send them requests."""
 
     async def scraped() -> bool:
         return await launch.metric(picker, "kvist_epp_endpoints", 'state="ready"') == ENGINES
@@ -328,7 +328,7 @@ async def _until_full(children: Children, picker: launch.Picker) -> None:
 
 @contextlib.asynccontextmanager
 async def _connected(bench: QueueBench, requests: int) -> AsyncIterator[list[Direct]]:
-    """Enough connections for all streams, since the picker takes so many of each and no more."""
+    """Open enough connections for all streams, since the picker bounds the streams of each."""
     async with contextlib.AsyncExitStack() as stack:
         connections: list[Direct] = []
         while len(connections) < CONNECTIONS or sum(c.max_streams for c in connections) < 2 * requests:

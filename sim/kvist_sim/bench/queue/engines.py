@@ -31,7 +31,7 @@ class LoadedEngine(asyncio.Protocol):
         self._received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The protocol's own."""
+        """Keep the transport, as ``asyncio.Protocol`` requires."""
         self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:

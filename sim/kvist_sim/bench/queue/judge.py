@@ -138,7 +138,7 @@ class Share:
 
 
 def shares(order: Sequence[WantedRequest], priority: int) -> list[Share]:
-    """By tenant, of one level; ``order`` is that of the picks."""
+    """Return the share of each tenant of one level; ``order`` is that of the picks."""
     level = [wanted for wanted in order if wanted.priority == priority]
     left = Counter(wanted.tenant for wanted in level)
     total = Counter(left)

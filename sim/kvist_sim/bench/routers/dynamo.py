@@ -38,7 +38,7 @@ class Service:
         self._lock = asyncio.Lock()
 
     async def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises ChildFailedError when it answers with an error, or not."""
+        """Return the service's answer. Raises ChildFailedError for an error or no answer."""
         async with self._lock:
             self._writer.write(json.dumps(question).encode() + b"\n")
             line = await self._reader.readline()

@@ -123,7 +123,7 @@ async def _direct(plan: SoakPlan, name: Path, say: Console) -> list[SoakFigures]
 
 
 async def _asked(children: Children, name: Path) -> launch.Picker:
-    """A picker whose engines are a process that answers scrapes and one that publishes events."""
+    """Start a picker whose engines are one process that answers scrapes and one that publishes events."""
     engines = launch.engine_ports(ENGINES)
     ports = [str(engine.http) for engine in engines]
     children.start("upstream", [sys.executable, "-m", "kvist_sim.bench.harness.upstream", *ports])
