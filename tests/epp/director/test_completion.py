@@ -44,7 +44,7 @@ def _running(parts: Parts) -> dict[str, int]:
 
 
 def test_backlog_moves_to_the_endpoint_that_served() -> None:
-    """By the response's word: debt, credit and the request leave the pod that never got the request."""
+    """If the response names another endpoint, backlog, cache credit and request leave the one that never got it."""
     parts = make(2, precise=False)
     first, second = _pick(parts)
     owed = parts.director.tracker.backlog(first)
@@ -210,8 +210,8 @@ def test_a_clients_session_is_not_believed() -> None:
     assert _running(parts) == {first: 1, second: 0}
 
 
-def test_a_prefill_pod_does_not_serve_the_request() -> None:
-    """The prefill pod of a request has its session in its events too."""
+def test_a_prefill_endpoint_does_not_serve_the_request() -> None:
+    """The prefill endpoint of a request has its session in its events too."""
     parts = make(2)
     first, second = _pick(parts, session="")
     helper = next(endpoint for endpoint in parts.endpoints if endpoint.key == second)

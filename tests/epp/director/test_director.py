@@ -231,7 +231,7 @@ def test_the_rank_that_holds_the_prefix_is_named() -> None:
 
 
 @pytest.mark.parametrize("model", [MODEL, None])
-def test_approximate_pods_are_picked_by_history(model: object) -> None:
+def test_approximate_endpoints_are_picked_by_history(model: object) -> None:
     """Without trusted events, or without model files, requests follow their prefix by the routing history."""
     parts = make(3, precise=False, model=model)  # type: ignore[arg-type]
     first = picked(parts.decide(ask(chat(LONG), headers={SESSION_HEADER: "s"})))
@@ -244,7 +244,7 @@ def test_approximate_pods_are_picked_by_history(model: object) -> None:
 
 
 def test_a_short_prompt_stays_with_its_holder() -> None:
-    """A few requests more on the pod that holds the prefix are no reason to copy it elsewhere."""
+    """A few requests more on the endpoint that holds the prefix are no reason to copy it elsewhere."""
     parts = make(2)
     parts.warm(1, chat(LONG))
     answers = [picked(parts.decide(ask(chat(LONG, "ok", f"question {n}")))) for n in range(6)]

@@ -1,4 +1,4 @@
-"""Which subsets have room, as pods fill up."""
+"""Which subsets have room, as endpoints fill up."""
 
 from math import inf
 
@@ -34,7 +34,7 @@ def test_an_endpoint_that_is_not_full_has_capacity() -> None:
 
 
 def test_capacity_ends_while_requests_are_dispatched() -> None:
-    """A slice of work sees each pod fill up."""
+    """A slice of work sees each endpoint fill up."""
     pods = [candidate(1, slots=1), candidate(2, slots=1)]
     room, seen = Capacity(pods, NOW, 30.0), []
     for pod in pods:
@@ -95,7 +95,7 @@ def test_capacity_is_checked_when_a_queued_requests_turn_comes() -> None:
 
 
 @given(st.lists(st.integers(1, 50_000), min_size=1, max_size=5), st.floats(0.1, 100))
-def test_a_pod_is_full_until_it_is_relieved(prompts: list[int], limit: float) -> None:
+def test_an_endpoint_is_full_until_it_is_relieved(prompts: list[int], limit: float) -> None:
     """After the predicted time until capacity, the endpoint has capacity."""
     tracker = LoadTracker(default_rate=1000.0)
     for number, tokens in enumerate(prompts):

@@ -27,7 +27,7 @@ def reporting(*, now: float = 0.0) -> LoadTracker:
 
 
 def test_backlog_without_events_drains_with_time_oldest_first() -> None:
-    """Without events tokens go away at the pod's rate, those of the oldest request first."""
+    """Without events tokens go away at the endpoint's rate, those of the oldest request first."""
     tracker = new_tracker()
     route(tracker, "old", "p", 500, 500, now=0.0)
     route(tracker, "new", "p", 1000, 1000, now=0.0)
@@ -99,7 +99,7 @@ def test_a_prompt_with_a_cached_prefix_adds_no_backlog() -> None:
 
 
 def duplicates() -> tuple[LoadTracker, Attempt, Attempt]:
-    """One prompt that a peer and this replica sent to one pod."""
+    """One prompt that a peer and this replica sent to one endpoint."""
     tracker = reporting()
     ours = route(tracker, "ours", "p", 3000, 3000, now=1.0)
     theirs = remote(tracker, "theirs", "p", 1.0, uncached=3000.0, backlog=3000.0, tokens=3000, content=42)

@@ -23,7 +23,7 @@ def behind(
 
 
 @given(st.floats(300, 8_000), st.floats(0.05, 2.0), st.integers(1, 5))
-def test_a_pod_that_is_behind_shows_its_rate(tokens: float, seconds: float, parts: int) -> None:
+def test_an_endpoint_that_is_behind_shows_its_rate(tokens: float, seconds: float, parts: int) -> None:
     """The rate is the tokens of a step over its duration, in however many events the step is reported."""
     pace = PrefillRateEstimator()
     behind(pace, 2 + 4 * ceil(max(WINDOW_TOKENS / tokens, 1 / seconds)), tokens, seconds, parts=parts)
@@ -31,7 +31,7 @@ def test_a_pod_that_is_behind_shows_its_rate(tokens: float, seconds: float, part
     assert pace.rate == pytest.approx(tokens / seconds, rel=0.01)
 
 
-def test_a_pod_that_has_little_to_do_shows_nothing() -> None:
+def test_an_endpoint_that_has_little_to_do_shows_nothing() -> None:
     """An endpoint that is not always busy shows its load, not its rate, so that nothing is learned."""
     pace = PrefillRateEstimator()
     for second in range(100):
@@ -82,7 +82,7 @@ def test_a_large_step_shows_that_it_is_no_slower() -> None:
     assert pace.proven == 8_000.0
 
 
-def test_pods_that_differ_little_are_alike() -> None:
+def test_endpoints_that_differ_little_are_alike() -> None:
     """Endpoints of nearly the same rate get the fastest one's; an endpoint that is slower by more keeps its
     own."""
     paces = PoolPrefillRates(15_000.0)
@@ -107,7 +107,7 @@ def test_an_endpoint_that_was_never_busy_is_as_fast_as_the_fastest_or_as_it_has_
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.floats(100, 1e5), min_size=1))
 def test_no_rate_is_off_by_more_than_what_is_alike(learned: dict[str, float]) -> None:
-    """Whatever was learned in whatever order, each pod has its own rate or at most a third more."""
+    """Whatever was learned in whatever order, each endpoint has its own rate or at most a third more."""
     paces = PoolPrefillRates(15_000.0)
     for key, rate in learned.items():
         paces.learn(key, rate)

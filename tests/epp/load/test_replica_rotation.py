@@ -17,7 +17,7 @@ PICKERS = ("a", "b", "c")
 
 
 def crowd(moments: dict[str, float]) -> dict[str, ReplicaRotation]:
-    """Each picker's view of a pod that they sent requests at these moments."""
+    """Each picker's view of an endpoint that they sent requests at these moments."""
     views = {}
     for me in moments:
         views[me] = ReplicaRotation()

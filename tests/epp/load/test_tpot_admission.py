@@ -24,7 +24,7 @@ SAMPLE = EngineSample(running=30, block_size=16, blocks=100_000)
 
 
 def paced(target: float = TARGET) -> tuple[LoadTracker, EndpointLoad, TpotAdmission]:
-    """A pod that has to keep to a time per output token."""
+    """An endpoint that has to keep to a time per output token."""
     tracker = LoadTracker(default_rate=RATE, tpot_seconds=target)
     load = tracker.load("pod")
     assert load.tpot is not None
@@ -38,7 +38,7 @@ def decoding(tracker: LoadTracker, sequences: int, now: float) -> None:
 
 
 def busy(undisturbed: float, prefill: float = 0.0) -> tuple[LoadTracker, EndpointLoad, TpotAdmission]:
-    """A pod with 30 sequences of so many seconds a token, of whose time prompts took such a share."""
+    """An endpoint with 30 sequences of so many seconds a token, of whose time prompts took such a share."""
     tracker, load, admission = paced()
     decoding(tracker, 30, 0.0)
     tokens = 30 * 2.0 * (1.0 - prefill) / undisturbed
@@ -62,7 +62,7 @@ def test_the_share_is_what_decoding_leaves(undisturbed: float, prefill: float) -
     assert abs(admission.prefill_share - (1.0 - undisturbed / (MARGIN * TARGET))) < 0.01
 
 
-def test_a_pod_that_is_too_slow_by_itself_still_gets_some() -> None:
+def test_an_endpoint_that_is_too_slow_by_itself_still_gets_some() -> None:
     """An endpoint that misses the target by itself still admits some prompts."""
     _, load, admission = busy(0.5)
     assert admission.prefill_share == LEAST_SHARE

@@ -105,7 +105,7 @@ def test_a_session_with_several_requests_counts_each() -> None:
     assert (tracker.backlog("p"), tracker.backlog("q"), len(tracker)) == (0, 200, 1)
 
 
-def test_a_pod_is_full_by_its_batch_or_its_backlog() -> None:
+def test_an_endpoint_is_full_by_its_batch_or_its_backlog() -> None:
     """An endpoint is full with as many requests as slots, or with a backlog above the limit, until requests
     end."""
     tracker = new_tracker()
@@ -192,7 +192,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_an_endpoint_that_leaves_takes_its_requests_with_it() -> None:
-    """A pod that leaves takes its requests with it."""
+    """An endpoint that leaves takes its requests with it."""
     tracker = new_tracker()
     route(tracker, "s", "p", 10, 10, now=0.0)
     route(tracker, "t", "q", 10, 10, now=0.0)
@@ -258,7 +258,8 @@ def test_events_outweigh_the_queue() -> None:
 
 
 def test_rates_are_learned_and_shared() -> None:
-    """A pod without a rate of its own was never behind: it takes the fastest's; without any, the default."""
+    """An endpoint without a rate of its own was never behind: it takes the fastest's; without any, the
+    default."""
     tracker = new_tracker()
     tracker.load("p")
 

@@ -48,8 +48,8 @@ def test_an_unknown_medium_has_a_rate() -> None:
 
 
 def test_the_price_rises_with_the_batch() -> None:
-    """1 in an idle pool, and 0.08 for each sequence on a pod that a prefill delays; 3 more where one pod of
-    ten has a full KV cache."""
+    """1 in an idle pool, and 0.08 for each sequence on an endpoint that a prefill delays; 3 more where one
+    endpoint of ten has a full KV cache."""
     assert [price_of_work(0), price_of_work(25), price_of_work(25, 0.1)] == [1.0, 3.0, 6.0]
 
 

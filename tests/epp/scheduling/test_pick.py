@@ -80,21 +80,21 @@ def test_a_busy_pool_keeps_to_its_prefixes() -> None:
     assert picks(busy, Demand(1001, hit))[0] == "p1"
 
 
-def test_of_two_pods_the_one_far_behind_is_left() -> None:
-    """The price is a pod's own: its backlog does not hold requests there when the pool is only two."""
+def test_of_two_endpoints_the_one_far_behind_is_left() -> None:
+    """The price is an endpoint's own: its backlog does not hold requests there when the pool is only two."""
     pods = [candidate(1, backlog=5000.0), candidate(2)]
 
     assert picks(pods, Demand(1001, {"ns/p1": Match(1000, 4000)}))[0] == "p2"
 
 
 def test_a_full_batch_is_waited_for() -> None:
-    """A pod without a free slot costs the time until one is free."""
+    """An endpoint without a free slot costs the time until one is free."""
     pods = [candidate(1, untracked=8, slots=8), candidate(2, untracked=8, slots=64)]
 
     assert picks(pods, Demand(1000))[0] == "p2"
 
 
-def test_a_full_pod_comes_after_all_others() -> None:
+def test_a_full_endpoint_comes_after_all_others() -> None:
     """A full endpoint comes after all others, whatever it caches and however cheap it is; the best one is
     full only if all are."""
     hit = Demand(1000, {"ns/p1": Match(900, 3600)})
@@ -127,7 +127,7 @@ def test_a_full_cache_is_no_reason_to_leave_a_prefix_but_one_to_wait() -> None:
     assert [(row.endpoint.name, row.full) for row in everybody] == [("p1", True), ("p2", True)]
 
 
-def test_a_pod_that_may_not_take_up_a_prompt_costs_a_little() -> None:
+def test_an_endpoint_that_may_not_take_up_a_prompt_costs_a_little() -> None:
     """An endpoint that may not admit prefill yet costs a little more: its prefix still counts, but without
     one it is not picked."""
     pods = [candidate(1), candidate(2)]
@@ -146,7 +146,7 @@ def test_a_pod_that_may_not_take_up_a_prompt_costs_a_little() -> None:
     assert picks(pods, Demand(100, {"ns/p1": Match(50, 200)}))[0] == "p1"
 
 
-def test_a_pod_whose_sequences_leave_little_time_gets_fewer_prompts() -> None:
+def test_an_endpoint_whose_sequences_leave_little_time_gets_fewer_prompts() -> None:
     """An endpoint with a small prefill share gets fewer prompts: the prefix of a small GPU is copied to a
     large one when that costs no more. Small differences between equal endpoints change nothing."""
     pods, paces = [candidate(1), candidate(2)], [TpotAdmission(0.06), TpotAdmission(0.06)]
@@ -162,12 +162,12 @@ def test_a_pod_whose_sequences_leave_little_time_gets_fewer_prompts() -> None:
 
 
 def test_running_requests_cost_a_little() -> None:
-    """Between pods with nothing to prefill, fewer running requests win."""
+    """Between endpoints with nothing to prefill, fewer running requests win."""
     assert picks([candidate(1, untracked=3), candidate(2, untracked=2)], Demand(1))[0] == "p2"
 
 
 def test_near_ties_go_to_the_fewest_running() -> None:
-    """A millisecond does not decide: the pod that runs less does."""
+    """A millisecond does not decide: the endpoint that runs less does."""
     pods = [candidate(1, untracked=1), candidate(2, backlog=5.5)]
 
     assert picks(pods, Demand(1))[0] == "p2"
@@ -191,8 +191,8 @@ def test_uses_do_not_matter_where_all_hold_the_same(uses: float, held: int) -> N
     assert picks(pods, Demand(1000, hits, uses)) == ["p1", "p2", "p3"]
 
 
-def test_equal_pods_take_turns() -> None:
-    """Requests that find equal pods spread over all of them."""
+def test_equal_endpoints_take_turns() -> None:
+    """Requests that find equal endpoints spread over all of them."""
     pods = [candidate(n) for n in range(1, 5)]
 
     assert [picks(pods, Demand(1), turn=t)[0] for t in range(5)] == ["p1", "p2", "p3", "p4", "p1"]
@@ -350,7 +350,7 @@ def asked(matched: dict[int, int]) -> Demand:
 def test_the_subset_is_always_respected(
     fleet: list[tuple[float, int, bool, int | None]], matched: dict[int, int], allowed: set[int], turn: int
 ) -> None:
-    """Whatever the loads and matches: only ready pods of the subset, none twice, else NoEndpoints."""
+    """Whatever the loads and matches: only ready endpoints of the subset, none twice, else NoEndpoints."""
     pods = built(fleet)
     possible = {f"p{n}" for n, pod in enumerate(pods, 1) if pod.ready and n in allowed}
     try:
