@@ -44,7 +44,7 @@ def _running(parts: Parts) -> dict[str, int]:
 
 
 def test_backlog_moves_to_the_endpoint_that_served() -> None:
-    """If the response names another endpoint, backlog, cache credit and request leave the one that never got it."""
+    """If the response names another endpoint, backlog and cache credit leave the one that never got it."""
     parts = make(2, precise=False)
     first, second = _pick(parts)
     owed = parts.director.tracker.backlog(first)
