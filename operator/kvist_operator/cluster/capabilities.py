@@ -61,12 +61,6 @@ class CapabilitySnapshot:
 
 
 @dataclass(slots=True)
-class _Claim:
-    modes: frozenset[str] | None
-    until: float
-
-
-@dataclass(slots=True)
 class Capabilities:
     """Discovers what the cluster offers. ``nodes_allowed``: an operator of some namespaces must not read
     nodes."""
@@ -74,7 +68,8 @@ class Capabilities:
     cluster: Cluster
     nodes_allowed: bool
     latest: CapabilitySnapshot = CapabilitySnapshot()
-    _claims: dict[Target, _Claim] = field(default_factory=dict)
+    _claims: dict[Target, tuple[frozenset[str] | None, float]] = field(default_factory=dict)
+    """Access modes of claims, or the time from which an absent one is looked up again."""
 
     async def discover(self) -> CapabilitySnapshot:
         """Discover again. Raises ClusterError; the previous result stands then."""
@@ -97,19 +92,17 @@ class Capabilities:
         if pool.model.kind is not Source.CLAIM:
             return {}
         target = Target(CLAIM, pool.namespace, pool.model.claim)
-        known = self._claims.get(target)
-        if known is None or (known.modes is None and time.monotonic() >= known.until):
-            known = self._claims[target] = await self._claim(target)
-        return {} if known.modes is None else {target.name: known.modes}
-
-    async def _claim(self, target: Target) -> _Claim:
-        until = time.monotonic() + CLAIM_SECONDS
-        try:
-            found = await self.cluster.get(target)
-        except ClusterError:
-            return _Claim(None, until)
-        modes = (found.get("spec") or {}).get("accessModes") if found else None
-        return _Claim(frozenset(modes) if modes else None, until)
+        known, until = self._claims.get(target, (None, 0.0))
+        if known is None and time.monotonic() >= until:
+            until = time.monotonic() + CLAIM_SECONDS
+            try:
+                found = await self.cluster.get(target)
+            except ClusterError:
+                found = None
+            modes = ((found or {}).get("spec") or {}).get("accessModes")
+            known = frozenset(modes) if modes else None
+            self._claims[target] = (known, until)
+        return {} if known is None else {target.name: known}
 
 
 def accelerator_labels(labels: Labels) -> dict[str, str]:

@@ -74,32 +74,26 @@ def authority(pool: Pool) -> Json:
 
 
 def _inference(pool: Pool, *, asks: bool) -> Json:
+    # clients' requests lose the headers that only gateways and pickers may set
+    mutation = "http.early_header_mutation.header_mutation"
+    removed = [{"remove": name} for name in (DESTINATION_HEADER, *GATEWAY_OWNED)]
+    cleaning = _extension(f"{mutation}.v3.HeaderMutation") | {"mutations": removed}
+    route = {
+        "match": {"prefix": "/"},
+        "route": {"cluster": _POOL, "timeout": "0s", "retry_policy": _retries(2)},
+    }
     found: Json = {
         **_extension("filters.network.http_connection_manager.v3.HttpConnectionManager"),
         "stat_prefix": "inference",
         "use_remote_address": True,
         "stream_idle_timeout": "0s",
-        "early_header_mutation_extensions": [_cleaning()],
+        "early_header_mutation_extensions": [_named(f"envoy.{mutation}", cleaning)],
         "http_filters": [*([_ext_proc(pool)] if asks else []), _router()],
-        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [_route()]}]},
+        "route_config": {"virtual_hosts": [{"name": "all", "domains": ["*"], "routes": [route]}]},
     }
     if asks:
         found["access_log"] = [_access_log()]
     return _listener("inference", "::", HTTP_PORT, found) | {"per_connection_buffer_limit_bytes": BODY_BYTES}
-
-
-def _cleaning() -> Json:
-    """Remove from clients' requests the headers that only gateways and pickers may set."""
-    kind = "http.early_header_mutation.header_mutation.v3.HeaderMutation"
-    removed = [{"remove": name} for name in (DESTINATION_HEADER, *GATEWAY_OWNED)]
-    return _named(
-        "envoy.http.early_header_mutation.header_mutation", _extension(kind) | {"mutations": removed}
-    )
-
-
-def _route() -> Json:
-    action = {"cluster": _POOL, "timeout": "0s", "retry_policy": _retries(2)}
-    return {"match": {"prefix": "/"}, "route": action}
 
 
 def _retries(number: int) -> Json:

@@ -118,7 +118,7 @@ def template(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: b
 
 
 def _pod(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool) -> Json:
-    sources = model_mounts(pool)
+    sources, logging = model_mounts(pool), termination_log.mounted(names, pool)
     disk = {KV_BLOCKS: plan.pod.disk_bytes} if plan.pod.disk_bytes else {}
     return {
         "serviceAccountName": names.engine_account,
@@ -133,7 +133,7 @@ def _pod(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool)
                 **_container(pool, plan, leads=leads),
                 "volumeMounts": [
                     *pods.mounts((pods.CACHE, HOME), ("tmp", "/tmp"), (SHM, "/dev/shm")),
-                    *termination_log.mounts(pool),
+                    *(each.mount for each in logging),
                     *(pods.mounts((KV_BLOCKS, DISK_MOUNT)) if disk else []),
                     *(each.mount for each in sources),
                 ],
@@ -143,7 +143,7 @@ def _pod(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool)
             pods.empty(pods.CACHE),
             pods.empty("tmp"),
             pods.empty(SHM, medium="Memory", sizeLimit=quantity(plan.pod.shm_bytes)),
-            *termination_log.volumes(names, pool),
+            *(each.volume for each in logging),
             *(pods.empty(name, sizeLimit=quantity(size)) for name, size in disk.items()),
             *(each.volume for each in sources),
         ],

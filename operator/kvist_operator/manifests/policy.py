@@ -99,22 +99,17 @@ def policies(pool: Pool, plan: Plan) -> list[Json]:
 def _policy(
     names: ObjectNames, name: str, server: str, all_flows: list[AllowedTraffic], *, inside: bool
 ) -> Json:
-    rules = [
-        _rule(names, client, [f for f in all_flows if (f.client, f.server) == (client, server)])
-        for client in dict.fromkeys(flow.client for flow in all_flows if flow.server == server)
-    ]
+    rules: list[Json] = []
+    for client in dict.fromkeys(flow.client for flow in all_flows if flow.server == server):
+        ports = [
+            {"port": flow.port, "protocol": "TCP", **({"endPort": flow.last} if flow.last else {})}
+            for flow in all_flows
+            if (flow.client, flow.server) == (client, server)
+        ]
+        source = {"podSelector": {"matchLabels": names.selector(client)}}
+        rules.append({"ports": ports} if client == ANYWHERE else {"ports": ports, "from": [source]})
     if inside:
         rules.append({"from": [{"podSelector": {"matchLabels": names.selector(ENGINE)}}]})
     pods = {"matchLabels": names.selector(server)}
     spec = {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": rules}
     return names.child("networking.k8s.io/v1", "NetworkPolicy", name, server, spec=spec)
-
-
-def _rule(names: ObjectNames, client: str, found: list[AllowedTraffic]) -> Json:
-    ports = [
-        {"port": flow.port, "protocol": "TCP", **({"endPort": flow.last} if flow.last else {})}
-        for flow in found
-    ]
-    if client == ANYWHERE:
-        return {"ports": ports}
-    return {"ports": ports, "from": [{"podSelector": {"matchLabels": names.selector(client)}}]}

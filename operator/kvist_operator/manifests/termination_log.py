@@ -94,14 +94,11 @@ def settings(names: ObjectNames, pool: Pool) -> list[Json]:
     return [names.child("v1", "ConfigMap", names.engine_settings, ENGINE, data={FILE: text})]
 
 
-def volumes(names: ObjectNames, pool: Pool) -> list[Json]:
-    """Return the volume with the configuration."""
-    return [{"name": VOLUME, "configMap": {"name": names.engine_settings}}] if ours(pool) else []
-
-
-def mounts(pool: Pool) -> list[Json]:
-    """Return the mount of the logging configuration."""
-    return pods.mounts((VOLUME, FOLDER, True)) if ours(pool) else []
+def mounted(names: ObjectNames, pool: Pool) -> list[pods.Mounted]:
+    """Return the volume with the configuration and its mount; none if the user configures logging."""
+    volume = {"name": VOLUME, "configMap": {"name": names.engine_settings}}
+    mount = {"name": VOLUME, "mountPath": FOLDER, "readOnly": True}
+    return [pods.Mounted(volume, mount)] if ours(pool) else []
 
 
 def environment(pool: Pool) -> dict[str, Json]:
