@@ -110,7 +110,7 @@ async def picked(pool: Served) -> None:
 
 
 async def listed(room: Space) -> bool:
-    """Whether the picker's Service has the deaf one, too."""
+    """Return whether the picker's Service lists the unresponsive pod, too."""
     slices = await room.all_of("EndpointSlice", **{"kubernetes.io/service-name": PICKER})
     ends = [end for one in slices for end in one["endpoints"] or () if end["conditions"]["ready"]]
     return len(ends) == 3

@@ -149,7 +149,7 @@ class ApiServer:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """Gone, and every connection with it; its objects stay."""
+        """Stop the server with every connection; its objects stay."""
         self.end()
         if self._runner is not None:
             await self._runner.cleanup()

@@ -1,4 +1,4 @@
-"""Indexes copied by snapshot: what one writes, another reads, without a wire between them."""
+"""Indexes copied by snapshot, without a connection: what one writes, another reads."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 

@@ -200,9 +200,9 @@ async def test_more_than_a_window_of_requests_passes() -> None:
     assert sizes == [40_000] * 20
 
 
-async def test_a_broken_connection_answers_everybody() -> None:
-    """Every waiting request gets an answer when the picker is gone; a body that is too long is refused
-    before it is sent."""
+async def test_a_broken_connection_answers_every_request() -> None:
+    """All waiting requests are answered when the picker is gone; a body that is too long is refused before it
+    is sent."""
 
     def never(_: PickRequest) -> DeferredResult:
         return AwaitedResult(asyncio.get_running_loop().create_future())

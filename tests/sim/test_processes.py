@@ -44,7 +44,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int) -> bool:
-    """Whether it is gone within ten seconds."""
+    """Return whether the process ends within ten seconds."""
     deadline = time.monotonic() + 10
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.01)

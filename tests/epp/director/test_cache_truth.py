@@ -105,7 +105,7 @@ def test_a_lie_shows() -> None:
 
 
 def test_prompts_are_not_kept_longer_than_needed() -> None:
-    """A prompt is let go when its engine took it up, and when its request ended."""
+    """A prompt is released when its engine took it up, and when its request ended."""
     parts = make(1)
     engine = Engine(parts)
     body = chat(LONG)

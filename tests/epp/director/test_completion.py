@@ -63,7 +63,7 @@ def test_backlog_moves_to_the_endpoint_that_served() -> None:
 
 
 def test_what_the_other_endpoint_caches_adds_no_backlog_there() -> None:
-    """The debt is reckoned anew: a prefix that the serving endpoint holds is not prefilled again."""
+    """The backlog is computed again: a prefix that the serving endpoint caches is not prefilled there."""
     parts = make(2)
     first, second = _pick(parts)
     assert parts.director.tracker.backlog(first) > 2 * BLOCK

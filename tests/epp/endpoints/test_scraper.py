@@ -99,8 +99,8 @@ async def test_an_engine_that_answers_is_ready(engine: Engine) -> None:
 
 
 async def test_an_engine_that_fails_three_times_is_unreachable_until_it_answers(engine: Engine) -> None:
-    """Failures in a row make an engine unreachable with a reason; one answer restores it, and models are
-    requested anew."""
+    """Failures in a row make an engine unreachable with a reason; one answer restores it, and its models are
+    requested again."""
     told, endpoint = Told(), await engine.start()
     async with scraper(told) as scrapes:
         scrapes.follow(EndpointSet((endpoint,)))
@@ -170,7 +170,8 @@ async def test_an_engine_that_hangs_times_out() -> None:
 
 
 async def test_following_another_fleet(engine: Engine) -> None:
-    """Removed endpoints are not scraped, unchanged ones keep their state, and changed engines start anew."""
+    """Removed endpoints are not scraped, unchanged ones keep their state, and changed engines start without
+    state."""
     told, endpoint = Told(), await engine.start()
     async with scraper(told) as scrapes:
         scrapes.follow(EndpointSet((endpoint,)))

@@ -324,7 +324,7 @@ def test_a_rewrite_in_an_early_streamed_body() -> None:
 def test_no_rewrite_where_the_body_is_not_seen(
     protocol: pb.ProtocolConfiguration, messages: tuple[bytes, ...]
 ) -> None:
-    """Without the whole body nothing is changed, and the wish travels on."""
+    """Without the whole body nothing is changed, and the rewrite header is passed on."""
     exchange = ExtProcSession()
     *_, step = [exchange.feed(x) for x in (m.request_headers(protocol, headers=REWRITE), *messages)]
     assert step.request is not None

@@ -55,7 +55,8 @@ class PlainLevel:
             self.turns[key].place = self._next_place()
 
     def remove(self, want: Want) -> None:
-        """Gone; a tenant without any is forgotten, and one with another to send first has a new place."""
+        """Remove a request; a tenant without any is forgotten, and one with another first request gets a new
+        place."""
         key = want.tenant, want.subset
         first = self._first(*key)
         self.waiting.remove(want)

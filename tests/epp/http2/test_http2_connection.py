@@ -136,7 +136,7 @@ def test_what_a_client_still_sends_after_the_answer_is_stopped() -> None:
 
 
 def test_a_reset_reaches_the_call() -> None:
-    """RST_STREAM by the client cancels its call and forgets the stream; its sink is deaf then."""
+    """RST_STREAM by the client cancels its call and forgets the stream; its sink then ignores writes."""
     client = Client()
     client.send(client.request(path=RECORD), frame(f.RST_STREAM, 0, 1, bytes(4)))
     client.calls[0].sink.send(b"into the void")

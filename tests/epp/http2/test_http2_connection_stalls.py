@@ -75,7 +75,7 @@ def test_a_window_that_opens_by_drops_ends_its_stream() -> None:
 
 
 def test_a_silent_call_is_cancelled() -> None:
-    """After long silence on both sides a call ends; each word of either side begins the time anew."""
+    """After long silence on both sides a call ends; each message of either side restarts the time."""
     client = Client(**TIMES)
     client.send(client.request(1, RECORD), client.request(3, RECORD))
     later(client, 500)

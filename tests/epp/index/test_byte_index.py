@@ -152,7 +152,7 @@ def test_trap_blocks_with_media_never_match_nor_do_those_after_them(index: AnyIn
 
 
 def test_trap_a_restarted_engine_holds_nothing(index: AnyIndex) -> None:
-    """``forget`` counts at once, before any memory is given back, and the publisher starts anew."""
+    """``forget`` is effective at once, before any memory is released, and the publisher starts empty."""
     names = store(index, 0, "ab|cd")
     store(index, 1, "ab|cd")
     index.forget(0)

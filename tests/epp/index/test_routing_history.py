@@ -102,7 +102,7 @@ def test_a_growing_chat_costs_its_text_once() -> None:
 
 
 def test_requests_without_text_of_their_own_are_bounded_too() -> None:
-    """The limit bounds memory, not only text: many short questions to one long prompt give way."""
+    """The limit bounds memory, not only text: many short questions to one long prompt are evicted."""
     history = RoutingHistory()
     history.limit("a", 1000 + 10 * END_BYTES)
     for question in range(500):

@@ -153,7 +153,7 @@ async def test_a_long_replay_that_loses_messages_is_completed() -> None:
 
 
 async def test_a_restart_forgets_the_old_engine() -> None:
-    """Weakness 1 and 5: numbers begin at 0 again, on the same address; nothing has to be registered anew."""
+    """After a restart, numbers begin at 0 on the same address; no registration is necessary."""
     async with publishing() as engine, following(engine) as follower:
         engine.publish(batch(chain(0)))
         await until(follower.tokens)
@@ -285,7 +285,7 @@ async def test_ranks_that_connect_to_us_are_distinguished_by_their_batches() -> 
 
 
 async def test_a_publisher_not_followed_any_more_is_forgotten() -> None:
-    """A pod that went away frees all of it; one that comes back begins anew."""
+    """A pod that has left frees all its blocks; one that comes back starts empty."""
     async with publishing() as engine, following(engine) as follower:
         engine.publish(batch(chain(0)))
         await until(follower.tokens)

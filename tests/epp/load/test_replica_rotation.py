@@ -43,8 +43,8 @@ def test_without_other_replicas_a_request_is_sent_at_once() -> None:
 
 
 def test_overdue_requests_leave_capacity_for_new_ones() -> None:
-    """An overdue request is sent when the endpoint has had capacity for a while; without capacity the time
-    begins anew."""
+    """An overdue request is sent when the endpoint has had capacity for a while; a moment without capacity
+    restarts the time."""
     turn = ReplicaRotation()
     turn.on_new_request(10.0)
     since = 10.0 - OVERDUE_SECONDS - 0.1

@@ -80,7 +80,8 @@ def test_prompts_spend_the_allowance_and_time_brings_it_back() -> None:
 
 
 def test_a_long_prompt_waits_for_no_more_than_a_burst() -> None:
-    """A prompt larger than the burst is admitted when the bucket is full, and the rest is forgiven."""
+    """A prompt larger than the burst is admitted when the bucket is full, and overdraws it by three steps at
+    most."""
     _, load, admission = busy(0.027)
     assert admission.admits(load, 100_000, 20.0)
     admission.debit(100_000, RATE, 20.0)

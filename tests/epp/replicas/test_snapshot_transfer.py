@@ -219,7 +219,8 @@ async def test_events_published_during_the_copy_are_not_lost() -> None:
 
 
 async def test_blocks_of_an_engine_that_restarts_during_the_copy_are_dropped() -> None:
-    """The replay shows that the snapshot is older than the restart, and the engine is learned anew."""
+    """The replay shows that the snapshot is older than the restart, and the engine is learned from the
+    start."""
     async with stage(1) as found:
         old_life = found.engines[0]
         config = PublisherConfig(endpoint=old_life.endpoint, replay_endpoint=old_life.replay_endpoint or "")

@@ -231,7 +231,8 @@ def test_a_row_has_all_that_was_weighed() -> None:
 
 
 def test_eviction_costs_the_same_on_every_kind_of_gpu() -> None:
-    """Half the rate makes work twice as dear, not the blocks it evicts: others compute those somewhere."""
+    """Half the prefill rate doubles the cost of work, but not of evicted blocks, which other endpoints
+    compute again."""
     fast, slow = candidate(1), candidate(2)
     slow.load.rate = fast.load.rate / 2
     rows = explain([fast, slow], Demand(1000), now=NOW)

@@ -1,4 +1,4 @@
-"""Warm hand-over in virtual time."""
+"""Prewarming in virtual time."""
 
 from dataclasses import replace
 from functools import partial
@@ -26,11 +26,11 @@ def world(shape: Shape, spec: Spec) -> PrewarmingWorld:
 
 
 def with_budget(tokens: int) -> Spec:
-    """Hand-over of so many tokens a pod."""
+    """Prewarm so many tokens for each pod."""
     return replace(PREWARMING, make=partial(PrewarmingKvist, terms=PrewarmLimits(tokens=tokens)))
 
 
-def test_everybody_is_answered_and_the_budget_is_kept() -> None:
+def test_every_request_is_answered_and_the_budget_is_kept() -> None:
     """Every request is answered, and prewarming takes no more than twice the budget: once for the pod
     that leaves, once for the one that joins."""
     ran = world(SHARED, with_budget(4_000))
@@ -40,8 +40,8 @@ def test_everybody_is_answered_and_the_budget_is_kept() -> None:
 
 
 @pytest.mark.parametrize(("shape", "budget"), [(SHARED, 0), (UNSHARED, 65_536)])
-def test_nothing_to_give_changes_nothing(shape: Shape, budget: int) -> None:
-    """Without a budget, and where no two sessions share anything, requests fare as without hand-over."""
+def test_nothing_to_prewarm_changes_nothing(shape: Shape, budget: int) -> None:
+    """Without a budget, or if no two sessions share a prefix, requests fare as without prewarming."""
     ran = world(shape, with_budget(budget))
     warm, plain = ran.run(), world(shape, KVIST).run()
     assert ran.prewarmed_tokens == 0

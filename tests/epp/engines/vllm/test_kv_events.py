@@ -1,4 +1,4 @@
-"""KV event messages, both wire forms."""
+"""KV event messages in both encodings."""
 
 from typing import Any
 
