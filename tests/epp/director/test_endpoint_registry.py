@@ -81,7 +81,7 @@ async def test_an_endpoint_that_changed_has_left_and_joined(registry: EndpointRe
 
 
 async def test_a_moment_of_unreadiness_costs_no_knowledge(following: EndpointRegistry) -> None:
-    """An endpoint that is not ready for a while keeps its index, its backlog and its place in the list."""
+    """An endpoint that is not ready for a while keeps its index, its backlog and its requests."""
     director = following.director
     engine = endpoint(1, kv_events=NOBODY, kv_replay=None, uid="u")
     following.follow(EndpointSet((engine,)))
