@@ -1,4 +1,4 @@
-{{/* Written by `make docs` from kvist_operator.cluster.rights, which says why. */}}
+{{/* Written by `make docs` from kvist_operator.cluster.kinds, which says why. */}}
 {{- define "kvist.rules.namespaced" }}
 - apiGroups: [""]
   resources: [configmaps, serviceaccounts, services]
