@@ -17,6 +17,8 @@ Output = bytes | memoryview
 
 LARGEST_FRAME: Final = 64 * 1024
 """Longest DATA frame that is sent, even if a peer allows more: streams take turns between frames."""
+_JOINED_BYTES: Final = 1024
+"""Pieces that wait behind flow control are joined up to this length."""
 
 
 class Outbox:
@@ -115,7 +117,13 @@ class Outbox:
             return
         if stream.waiting is None:
             stream.waiting = deque()
-        stream.waiting.append(memoryview(data))
+        waiting = stream.waiting
+        if waiting and len(waiting[-1]) + len(data) <= _JOINED_BYTES:
+            # Each piece is an object and later a frame of its own: many of 5 bytes would cost far more than
+            # the bytes that the limits count.
+            waiting[-1] = memoryview(b"".join((waiting[-1], data)))
+        else:
+            waiting.append(memoryview(data))
         self._add_waiting(stream, len(data))
         self.pump(stream)
 

@@ -71,6 +71,21 @@ def test_unread_answers_fill_the_port_too() -> None:
     assert client.held == 0
 
 
+def test_many_small_messages_behind_a_window_become_few_frames() -> None:
+    """Messages that wait for the peer's window are sent in order, with less than 2 % of frame heads."""
+    client = Client(greet=False)
+    client.send(f.PREFACE + f.settings({f.SETTING_INITIAL_WINDOW_SIZE: 0}), client.request(1, RECORD))
+    messages = [b"%04d" % number for number in range(5000)]
+    for each in messages:
+        client.calls[0].sink.send(each)
+    waiting = client.connection.outbox.waiting_bytes
+    assert waiting == 5000 * 9
+    answer = client.send(f.window_update((1).to_bytes(4, "big"), 50_000))
+    sent = [found.payload for found in answer if found.kind == f.DATA]
+    assert b"".join(sent) == b"".join(map(message, messages))
+    assert 9 * len(sent) < 0.02 * waiting
+
+
 def test_what_a_full_socket_leaves_behind_is_held() -> None:
     """Frames that wait for the socket count from the moment it is full until they are taken."""
     client = Client()
