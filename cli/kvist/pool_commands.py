@@ -96,8 +96,9 @@ def _head(plan: Plan) -> list[str]:
     gpus, p = whole["accelerator"], whole["parallelism"]
     nodes = f" on {gpus['nodes']} nodes" if gpus["nodes"] > 1 else ""
     sizes = " × ".join(f"{short} {p[name]}" for short, name in _SIZES if p[name] > 1)
+    verdict = f"{plan.verdict}: {gpus['per_replica']} × {gpus['name']}{nodes}{', ' if sizes else ''}{sizes}"
     lines = [
-        f"{plan.verdict}: {gpus['per_replica']} × {gpus['name']}{nodes}{', ' if sizes else ''}{sizes}",
+        "; ".join((verdict, *plan.notes)),
         f"model: {plan.model}",
     ]
     lines += [f"unverified: {doubt}" for doubt in plan.doubts]

@@ -46,6 +46,7 @@ class EngineArgs:
     gpu_memory_utilization: float | None = None
     kv_cache_memory_bytes: int | None = None
     kv_cache_dtype: str | None = None
+    kv_cache_dtype_skip_layers: tuple[str, ...] | None = None
     quantization: str | None = None
     attention_backend: str | None = None
     enable_prefix_caching: bool | None = None

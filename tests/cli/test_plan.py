@@ -74,7 +74,7 @@ def test_the_table_shows_bar_command_and_reasons(pool: str, capsys: pytest.Captu
     lines = capsys.readouterr().out.splitlines()
     bar = next(line for line in lines if line.startswith("["))
 
-    assert lines[0] == "fits: 1 × H100-80GB"
+    assert lines[0] == "fits: 1 × H100-80GB; fp8 KV cache: accuracy not measured for this model"
     assert len(bar) == 82
     assert bar.count("█") == round(80 * 31.97 / 79.11)
     assert any(line.startswith("vllm serve Qwen/Qwen3-32B-FP8") for line in lines)

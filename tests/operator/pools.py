@@ -66,3 +66,8 @@ def chosen(found: Plan, field: str) -> Any:
 def reason(found: Plan, field: str) -> str:
     """Return the reason of one choice."""
     return next(choice.reason for choice in found.choices if choice.field == field)
+
+
+def plan_made(config: dict[str, Any], gpu: str, **spec: Any) -> Plan:
+    """Return the plan for a model like Llama 3.1 8B, with other keys."""
+    return make_plan(pool("hf://acme/model", **spec), made(**config), gpu=gpu)

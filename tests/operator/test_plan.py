@@ -2,7 +2,7 @@
 
 import pytest
 from tests.operator import golden, pools
-from tests.operator.pools import chosen, known, plan, reason, resource
+from tests.operator.pools import chosen, known, plan, plan_made, reason, resource
 
 from kvist_operator.errors import HardwareError, SpecError
 from kvist_operator.hardware import node_kinds
@@ -124,6 +124,71 @@ def test_fp8_kv_is_taken_where_gpu_and_backend_do(gpu: str, flag: str | None, sa
 
     assert ("--kv-cache-dtype" in found.argv) == (flag is not None)
     assert said in reason(found, "kvCacheDtype")
+
+
+UNMEASURED = "fp8 KV cache: accuracy not measured for this model"
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "dtype", "said", "note"),
+    [
+        ("meta-llama/Llama-3.3-70B-Instruct", "H100", "fp8", "measured on Llama-3.3-70B", ""),
+        ("Qwen/Qwen3-8B", "H100", "fp8", "not calibrated", UNMEASURED),
+        ("nvidia/Llama-3.1-70B-Instruct-FP8", "H100", "fp8", "the scales of the checkpoint", ""),
+        ("moonshotai/Kimi-K2.5", "H200", "bfloat16", "FLASHMLA lost accuracy in FP8", ""),
+        ("deepseek-ai/DeepSeek-R1", "B200", "fp8", "FLASHINFER_MLA", UNMEASURED),
+        ("deepseek-ai/DeepSeek-V3.2", "H200", "fp8", "scales in every row", ""),
+        ("Qwen/Qwen3.5-27B", "H100", "bfloat16", "prefill with heads of 256", ""),
+        ("Qwen/Qwen3.5-27B", "B200", "fp8", "measured on Qwen3.5-27B", ""),
+    ],
+)
+def test_auto_takes_fp8_only_where_it_is_right_for_the_family(
+    model: str, gpu: str, dtype: str, said: str, note: str
+) -> None:
+    """Auto follows calibrated scales, MLA kernels and head sizes, and says where accuracy is not measured."""
+    found = plan(model, gpu)
+
+    assert next(choice.value for choice in found.choices if choice.field == "kvCacheDtype") == dtype
+    assert said in reason(found, "kvCacheDtype")
+    assert "; ".join(found.notes) == note
+
+
+@pytest.mark.parametrize(
+    ("config", "biased"),
+    [
+        ({"model_type": "qwen2"}, True),
+        ({"model_type": "qwen2_5_vl"}, True),
+        ({"model_type": "llama", "attention_bias": True}, True),
+        ({"model_type": "llama", "attention_bias": False}, False),
+        ({"model_type": "glm4", "attention_bias": True, "use_qk_norm": True}, False),
+        ({"model_type": "qwen3", "attention_bias": True}, False),
+    ],
+)
+def test_keys_with_a_bias_are_not_cached_in_fp8(config: dict[str, object], biased: bool) -> None:
+    """A family whose keys have a bias and no normalization keeps its dtype; FP8 on request is warned of."""
+    auto = plan_made(config, "H100")
+    asked = plan_made(config, "H100", engine={"kvCacheDtype": "FP8"})
+
+    assert ("--kv-cache-dtype" not in auto.argv) == biased
+    assert "--kv-cache-dtype" in asked.argv
+    assert any("known to break" in note for note in asked.notes) == biased
+
+
+def test_small_sliding_windows_are_left_out_of_fp8() -> None:
+    """Layers with a window of 128 tokens keep 16 bits in arguments and arithmetic, those of 512 do not."""
+    config = {"layer_types": ["sliding_attention", "full_attention"] * 16, "sliding_window": 128}
+    small = plan_made(config, "H100")
+    large = plan_made({**config, "sliding_window": 512}, "H100")
+    given = plan_made(config, "H100", engine={"extraArgs": ["--kv-cache-dtype-skip-layers", "0"]})
+
+    at = small.argv.index("--kv-cache-dtype-skip-layers")
+    assert small.argv[at + 1] == "sliding_window"
+    assert "128" in reason(small, "kvCacheDtypeSkipLayers")
+    assert "--kv-cache-dtype-skip-layers" not in large.argv
+    assert given.argv.count("--kv-cache-dtype-skip-layers") == 1
+    # 16 sliding blocks of 16 bits are as large as 32 full ones of 8 bits: both kinds share one page
+    wide = {tokens for kind, _, tokens in small.memory.stages[0].kinds if not kind.window}
+    assert wide == {32}
 
 
 def test_a_checkpoint_s_own_kv_scheme_does_not_override_the_user() -> None:

@@ -158,7 +158,8 @@ def _kind(
     match mixer:
         case Attention(shared=False) as a:
             heads = max(1, a.kv_heads // layout.tensor)
-            each = head_bytes(a.key_dim + a.value_dim, settings.kv_dtype, shape.dtype)
+            dtype = "auto" if a.window and settings.plain_windows else settings.kv_dtype
+            each = head_bytes(a.key_dim + a.value_dim, dtype, shape.dtype)
             return CacheKind(token_bytes=heads * each, window=a.window)
         case Latent() as m:
             return CacheKind(token_bytes=_latent_row(m, shape, settings, capability))

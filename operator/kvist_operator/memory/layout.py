@@ -62,6 +62,8 @@ class EngineSettings:
     """Maximum number of sequences computed in one step."""
     max_len: int = 32_768
     kv_dtype: str = "auto"
+    plain_windows: bool = False
+    """Layers with a sliding window cache in the model's dtype, whatever ``kv_dtype`` is."""
     block: int = 16
     """Tokens per block of the KV cache."""
     prefix_caching: bool = True

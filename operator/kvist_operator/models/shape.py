@@ -17,6 +17,7 @@ from .layers import (
     Experts,
     Latent,
     Layer,
+    Mixer,
     Recurrent,
     WeightPart,
     encoder_part,
@@ -64,6 +65,8 @@ class ModelShape:
     """The RoPE parameters, as config.json has them."""
     quantization: Quantization
     encoder: Encoder | None
+    key_bias: bool
+    """Keys have a bias and are not normalized; then a few of their channels are very large."""
     mtp_layers: int
     """Layers for multi-token prediction; loaded only for speculative decoding by MTP."""
     notes: tuple[str, ...]
@@ -75,15 +78,19 @@ class ModelShape:
         return DTYPE_BYTES[self.dtype]
 
     @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """Each different mixer among the layers."""
+        return tuple({layer.mixer: None for layer in self.layers if layer.mixer})
+
+    @property
     def heads(self) -> tuple[int, ...]:
         """Each number of heads among the layers; tensor parallelism has to divide all of them."""
-        return tuple(sorted({layer.mixer.heads for layer in self.layers if layer.mixer}))
+        return tuple(sorted({mixer.heads for mixer in self.mixers}))
 
     @property
     def kv_heads(self) -> tuple[int, ...]:
         """Each number of KV heads among the layers; a divisor or a multiple of the tensor parallelism."""
-        mixers = (layer.mixer for layer in self.layers)
-        return tuple(sorted({m.kv_heads for m in mixers if isinstance(m, Attention)}))
+        return tuple(sorted({m.kv_heads for m in self.mixers if isinstance(m, Attention)}))
 
     @property
     def latent(self) -> Latent | None:
@@ -169,9 +176,23 @@ def read_shape(
         rope=rope if theta is None else {"rope_theta": theta, **rope},
         quantization=read_quantization(keys, quant_config),
         encoder=read_encoder(keys),
+        key_bias=_has_key_bias(keys),
         mtp_layers=keys.number("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0),
         notes=tuple(notes),
     )
+
+
+def _has_key_bias(keys: Keys) -> bool:
+    """Return whether keys have a bias that no normalization follows.
+
+    vLLM: ``models/qwen2.py`` has the bias without a key in config.json; other files read it from one of
+    these.
+    """
+    normalized = keys.model_type.startswith("qwen3") or bool(keys.text.get("use_qk_norm"))
+    if normalized:
+        return False
+    names = ("attention_bias", "qkv_bias", "add_qkv_bias")
+    return keys.model_type.startswith("qwen2") or any(keys.text.get(name) for name in names)
 
 
 def _dtype(keys: Keys) -> str:

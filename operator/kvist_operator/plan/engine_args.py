@@ -77,6 +77,9 @@ def arguments(
         gpu_memory_utilization=settings.share / 100,
         kv_cache_memory_bytes=settings.kv_bytes if cpu else None,
         kv_cache_dtype=kv.flag,
+        kv_cache_dtype_skip_layers=("sliding_window",)
+        if kv.plain_windows and not _user_sets(pool, "kv-cache-dtype-skip-layers")
+        else None,
         quantization="fp8" if settings.online_fp8 else None,
         attention_backend=pool.engine.attention_backend or None,
         enable_prefix_caching=pool.engine.prefix_caching,

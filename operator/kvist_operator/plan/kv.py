@@ -9,7 +9,7 @@ from typing import Final
 from kvist_operator.engine_flags import Version
 from kvist_operator.errors import SpecError
 from kvist_operator.hardware import Accelerator
-from kvist_operator.models.layers import Latent
+from kvist_operator.models.layers import Attention, Latent
 from kvist_operator.models.shape import ModelShape
 from kvist_operator.spec.pool import EngineSpec, KvDtype
 
@@ -25,6 +25,20 @@ FLAGS: Final = {
 }
 SOURCE: Final = "vLLM: v1/attention/backends, platforms"
 NO_FP8: Final = ("FLEX_ATTENTION", "FLASH_ATTN_MLA", "CUTLASS_MLA_FP16")
+STUDY: Final = "vLLM's article of 2026-04-22"
+"""Source of the rules for Auto: "The State of FP8 KV-Cache and Attention Quantization in vLLM"."""
+MEASURED: Final = {
+    "llama": "Llama-3.3-70B",
+    "qwen3_moe": "Qwen3-30B-A3B",
+    "qwen3_5": "Qwen3.5-27B",
+}
+"""Families (``model_type``) on which that article measured accuracy with uncalibrated FP8, by the model."""
+WIDE_HEAD: Final = 128
+"""Elements of a head beyond which prefill in FP8 is slower on Hopper (two-level accumulation): 1.6 times at
+256."""
+SMALL_WINDOW: Final = 256
+"""Tokens of a sliding window up to which its layers stay in the model's dtype: they gained nothing from FP8
+at 128 tokens (gpt-oss), and did at 512 (Gemma 4)."""
 FIELD: Final = "kvCacheDtype"
 SPEC_FIELD: Final = "spec.engine.kvCacheDtype"
 
@@ -39,11 +53,17 @@ class KvChoice:
     """Value of ``--kv-cache-dtype``; None = left to vLLM."""
     block: int
     """Tokens per block with the chosen backend."""
+    plain_windows: bool = False
+    """Layers with a sliding window keep the model's dtype."""
+    note: str = ""
+    """What the verdict has to say about the accuracy; empty if nothing."""
     choices: tuple[Choice, ...]
 
 
 def choose_kv(engine: EngineSpec, shape: ModelShape, gpu: Accelerator, version: Version) -> KvChoice:
-    """Return the format of the KV cache; Auto chooses FP8 where GPU and backend support it.
+    """Return the format of the KV cache.
+
+    Auto chooses FP8 where GPU and backend support it and nothing speaks against it for this family of models.
 
     Raises:
         SpecError: a dtype or backend with which vLLM would not start.
@@ -56,8 +76,42 @@ def choose_kv(engine: EngineSpec, shape: ModelShape, gpu: Accelerator, version: 
         cache = "a 16-bit" if dtype == "auto" else "this"
         reason = f"left to vLLM, which chooses this one for {cache} cache"
         chosen = Choice("attentionBackend", backend, reason, SOURCE)
-    block = _block_size(backend, gpu, version)
-    return KvChoice(dtype=dtype, flag=flag, block=block, choices=(choice, chosen))
+    choices = [choice, chosen]
+    windows = _small_windows(shape) if engine.kv_dtype is KvDtype.AUTO and dtype == "fp8" else ()
+    if windows:
+        sizes = " and ".join(map(str, windows))
+        reason = f"layers with a window of {sizes} tokens are small and gain nothing from FP8"
+        choices.append(Choice("kvCacheDtypeSkipLayers", "sliding_window", reason, STUDY))
+    return KvChoice(
+        dtype=dtype,
+        flag=flag,
+        block=_block_size(backend, gpu, version),
+        plain_windows=bool(windows),
+        note=_accuracy_note(shape, gpu, dtype),
+        choices=tuple(choices),
+    )
+
+
+def _small_windows(shape: ModelShape) -> tuple[int, ...]:
+    """Return the sizes of the sliding windows, if all of them are small, beside layers without one."""
+    windows = {layer.mixer.window for layer in shape.layers if isinstance(layer.mixer, Attention)}
+    sliding = sorted(windows - {0})
+    return tuple(sliding) if 0 in windows and sliding and sliding[-1] <= SMALL_WINDOW else ()
+
+
+def _accuracy_note(shape: ModelShape, gpu: Accelerator, dtype: str) -> str:
+    if dtype == "auto" or (dtype.startswith("fp8") and (shape.quantization.kv or _scaled_rows(shape, gpu))):
+        return ""
+    if dtype.startswith("fp8") and shape.key_bias:
+        return f"{dtype} KV cache without calibrated scales: known to break the answers of such models"
+    if dtype in ("fp8", "fp8_e4m3") and shape.model_type in MEASURED:
+        return ""
+    return f"{dtype} KV cache: accuracy not measured for this model"
+
+
+def _scaled_rows(shape: ModelShape, gpu: Accelerator) -> bool:
+    """Return whether rows have scales of their own: the packed rows of sparse MLA (``fp8_ds_mla``)."""
+    return bool(shape.latent and shape.latent.sparse and gpu.capability // 10 != 10)
 
 
 def _dtype(engine: EngineSpec, shape: ModelShape, gpu: Accelerator) -> tuple[str, str | None, Choice]:
@@ -69,26 +123,46 @@ def _dtype(engine: EngineSpec, shape: ModelShape, gpu: Accelerator) -> tuple[str
         flag = FLAGS[engine.kv_dtype]
         _check(engine, shape, gpu, flag)
         return flag, flag, Choice(FIELD, flag, "as requested", SPEC_FIELD)
-    obstacle = _fp8_obstacle(engine, shape, gpu)
+    obstacle, source = _fp8_obstacle(engine, shape, gpu)
     if obstacle:
-        return "auto", native, Choice(FIELD, shape.dtype, obstacle, SOURCE)
-    scales = "the scales of the checkpoint" if shape.quantization.kv else "scale 1, not calibrated"
+        return "auto", native, Choice(FIELD, shape.dtype, obstacle, source)
+    if shape.quantization.kv:
+        scales = "the scales of the checkpoint"
+    elif _scaled_rows(shape, gpu):
+        scales = "scales in every row"
+    else:
+        measured = MEASURED.get(shape.model_type, "")
+        scales = "scale 1, not calibrated"
+        scales += f" (measured on {measured}, {STUDY})" if measured else ""
     backends = f"{gpu.name} and {_backend(gpu, shape, 'fp8')}"
     reason = f"half the bytes: {backends} both compute in FP8; with {scales}. Model keeps {shape.dtype}"
     return "fp8", "fp8", Choice(FIELD, "fp8", reason, SOURCE)
 
 
-def _fp8_obstacle(engine: EngineSpec, shape: ModelShape, gpu: Accelerator) -> str:
-    """Return why Auto does not choose FP8; empty if it does."""
-    if gpu.vendor not in ("nvidia", "amd") or not gpu.verified:
-        return f"support for an FP8 cache on {gpu.name} is not known"
+def _fp8_obstacle(engine: EngineSpec, shape: ModelShape, gpu: Accelerator) -> tuple[str, str]:
+    """Return why Auto does not choose FP8, and the source of that; empty if it does."""
+    if gpu.vendor not in ("nvidia", "amd"):
+        return f"support for an FP8 cache on {gpu.name} is not known", SOURCE
     if not gpu.fp8:
-        return f"{gpu.name} does not compute in FP8"
+        return f"{gpu.name} does not compute in FP8", SOURCE
     if engine.attention_backend and not _accepts_fp8(engine.attention_backend, gpu):
-        return f"{engine.attention_backend} does not accept FP8 on {gpu.name}"
+        return f"{engine.attention_backend} does not accept FP8 on {gpu.name}", SOURCE
+    if shape.quantization.kv:
+        return "", ""
     if shape.model_type == "gpt_oss" and gpu.capability // 10 != 10:
-        return "vLLM's own recipes cache gpt-oss in FP8 on Blackwell only"
-    return ""
+        return "vLLM's own recipes cache gpt-oss in FP8 on Blackwell only", SOURCE
+    if shape.key_bias and shape.model_type != "gpt_oss":
+        problem = (
+            "keys have a bias and are not normalized, so that FP8 without calibrated scales breaks answers"
+        )
+        return problem, "QwenLM/Qwen3#840, vllm#41343"
+    backend = engine.attention_backend or _backend(gpu, shape, "fp8")
+    if backend in ("FLASHMLA", "TRITON_MLA"):
+        return f"{backend} lost accuracy in FP8 without calibrated scales (Kimi-K2.5)", STUDY
+    widest = max((m.key_dim for m in shape.mixers if isinstance(m, Attention)), default=0)
+    if backend == "FLASH_ATTN" and gpu.capability // 10 == 9 and widest > WIDE_HEAD:
+        return f"prefill with heads of {widest} is up to 1.6 times slower in FP8 on {gpu.name}", STUDY
+    return "", ""
 
 
 def _check(engine: EngineSpec, shape: ModelShape, gpu: Accelerator, flag: str) -> None:

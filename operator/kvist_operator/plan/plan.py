@@ -83,6 +83,8 @@ class Plan:
     choices: tuple[Choice, ...]
     doubts: tuple[str, ...]
     """Why the plan is unverified."""
+    notes: tuple[str, ...] = ()
+    """Remarks for the verdict line, which do not make a plan unverified."""
 
     @property
     def nodes(self) -> int:
@@ -152,6 +154,7 @@ class Plan:
                 "grace_seconds": pod.grace_seconds,
             },
             "doubts": list(self.doubts),
+            "notes": list(self.notes),
             "choices": [
                 {"field": c.field, "value": c.value, "reason": c.reason, "source": c.source}
                 for c in self.choices

@@ -77,6 +77,7 @@ def _base_settings(pool: Pool, hardware: Hardware, kv: KvChoice, draft: Draft | 
     extra = {name for _, name in flag_names(pool.engine.extra_args)}
     return EngineSettings(
         kv_dtype=kv.dtype,
+        plain_windows=kv.plain_windows,
         block=kv.block,
         prefix_caching=pool.engine.prefix_caching,
         eager="enforce-eager" in extra or hardware.accelerator.vendor == "cpu",
@@ -170,6 +171,7 @@ def _fitting(
         pod=pod,
         choices=_last_per_field(all_choices),
         doubts=tuple(doubts),
+        notes=(kv.note,) if kv.note else (),
     )
 
 
