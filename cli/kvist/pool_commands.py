@@ -107,7 +107,7 @@ def _head(plan: Plan) -> list[str]:
     return lines
 
 
-_SIZES: Final = (("TP", "tensor"), ("PP", "pipeline"), ("DP", "data"), ("EP", "expert"))
+_SIZES: Final = (("TP", "tensor"), ("PP", "pipeline"), ("DP", "data"), ("DCP", "context"), ("EP", "expert"))
 
 
 def _bar(plan: Plan) -> list[str]:

@@ -36,6 +36,7 @@ class EngineArgs:
     tensor_parallel_size: int | None = None
     pipeline_parallel_size: int | None = None
     data_parallel_size: int | None = None
+    decode_context_parallel_size: int | None = None
     enable_expert_parallel: bool = False
     nnodes: int | None = None
     node_rank: str | None = None
@@ -61,6 +62,7 @@ class EngineArgs:
     language_model_only: bool = False
     enable_lora: bool = False
     max_loras: int | None = None
+    max_cpu_loras: int | None = None
     max_lora_rank: int | None = None
     lora_modules: tuple[str, ...] | None = None
     enable_auto_tool_choice: bool = False
@@ -108,7 +110,7 @@ prefix-caching-hash-algo kv-events-config enable-prompt-tokens-details enable-ex
 hf-overrides disable-log-stats ssl-keyfile ssl-certfile data-parallel-rank
 data-parallel-start-rank data-parallel-size-local data-parallel-address data-parallel-rpc-port
 data-parallel-backend data-parallel-hybrid-lb data-parallel-external-lb
-data-parallel-multi-port-external-lb prefill-context-parallel-size decode-context-parallel-size
+data-parallel-multi-port-external-lb prefill-context-parallel-size
 """
 """Flags that no field sets, because gateway, picker or plan depend on them."""
 OWNED: Final[Mapping[str, str]] = {
@@ -118,6 +120,7 @@ OWNED: Final[Mapping[str, str]] = {
     "tensor-parallel-size": "spec.engine.tensorParallelSize",
     "pipeline-parallel-size": "spec.engine.pipelineParallelSize",
     "data-parallel-size": "spec.engine.dataParallelSize",
+    "decode-context-parallel-size": "spec.engine.decodeContextParallelSize",
     "max-model-len": "spec.engine.maxModelLen",
     "max-num-seqs": "spec.engine.maxNumSeqs",
     "max-num-batched-tokens": "spec.engine.maxNumBatchedTokens",
@@ -138,7 +141,8 @@ OWNED: Final[Mapping[str, str]] = {
     "limit-mm-per-prompt": "spec.workload.imagesPerRequest",
     "enable-lora": "spec.model.adapters",
     "lora-modules": "spec.model.adapters",
-    "max-loras": "spec.model.adapters",
+    "max-loras": "spec.engine.maxLoras",
+    "max-cpu-loras": "spec.engine.maxCpuLoras",
     "max-lora-rank": "spec.model.adapters",
     "shutdown-timeout": "spec.rollout.drainSeconds",
     **dict.fromkeys(PLAN_ONLY.split(), ""),

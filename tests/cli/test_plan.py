@@ -44,7 +44,7 @@ def test_json_has_the_agreed_form(pool: str, capsys: pytest.CaptureFixture[str])
     assert code == 0
     assert found["verdict"] == "fits"
     assert found["accelerator"].keys() >= {"product", "per_replica", "nodes"}
-    assert found["parallelism"].keys() == {"tensor", "pipeline", "data", "expert"}
+    assert found["parallelism"].keys() == {"tensor", "pipeline", "data", "context", "expert"}
     assert found["memory"].keys() >= {
         "per_gpu_gib",
         "weights_gib",

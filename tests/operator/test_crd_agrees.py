@@ -41,6 +41,9 @@ FULL: dict[str, Any] = {
         "tensorParallelSize": 1,
         "pipelineParallelSize": 1,
         "dataParallelSize": 1,
+        "decodeContextParallelSize": 1,
+        "maxLoras": 1,
+        "maxCpuLoras": 256,
         "speculative": {
             "method": "EAGLE3",
             "tokens": 2,

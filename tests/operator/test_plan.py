@@ -2,14 +2,16 @@
 
 import pytest
 from tests.operator import golden, pools
-from tests.operator.pools import chosen, known, plan, plan_made, reason, resource
+from tests.operator.pools import DENSE, chosen, known, plan, plan_made, reason, resource
 
 from kvist_operator.errors import HardwareError, SpecError
 from kvist_operator.hardware import node_kinds
 from kvist_operator.memory.layout import GIB
+from kvist_operator.models.source import model_facts
 from kvist_operator.plan import PlanVerdict, make_plan
 from kvist_operator.plan.plan import differences, override
 from kvist_operator.spec import read_pool
+from kvist_operator.spec.pool import ModelRef, Shape, Source
 
 
 @pytest.mark.parametrize("case", sorted(golden.CASES))
@@ -37,7 +39,7 @@ def test_known_models_on_h100_take_what_they_need(name: str, gpus: int, tensor: 
 
 def test_a_tight_fit_says_what_is_left_and_what_gave_way() -> None:
     """Kimi K2.5 on one node keeps experts whole; the plan states GiB, tokens and each lowered setting."""
-    found = plan("moonshotai/Kimi-K2.5", "H100-80GB")
+    found = plan("moonshotai/Kimi-K2.5", "H100-80GB", engine={"decodeContextParallelSize": 1})
 
     assert found.layout.expert_size == 8
     assert 8192 <= found.settings.max_len < 32_768
@@ -385,6 +387,49 @@ def test_adapters_are_named_with_their_paths() -> None:
 
     assert found.argv[at + 1 : at + 4] == ("a=acme/a", "b=/adapters/b", "c=/adapters/c")
     assert found.argv[found.argv.index("--max-lora-rank") + 1] == "64"
+
+
+def test_more_adapters_than_a_step_uses_wait_in_the_host_s_memory() -> None:
+    """Twenty adapters take GPU memory for eight; both numbers can be set, and that of a step counts."""
+    adapters = [{"name": f"a{i}", "source": "hf://acme/a"} for i in range(20)]
+    auto = plan("Qwen/Qwen3-8B", "H100", model={"adapters": adapters})
+    engine = {"maxLoras": 2, "maxCpuLoras": 30}
+    given = plan("Qwen/Qwen3-8B", "H100", model={"adapters": adapters}, engine=engine)
+    few = plan("Qwen/Qwen3-8B", "H100", model={"adapters": adapters[:3]})
+
+    def numbers(argv: tuple[str, ...]) -> list[str]:
+        return [argv[argv.index(flag) + 1] for flag in ("--max-loras", "--max-cpu-loras") if flag in argv]
+
+    assert [numbers(each.argv) for each in (auto, given, few)] == [["8", "20"], ["2", "30"], ["3"]]
+    assert auto.memory.weights - few.memory.weights == pytest.approx(
+        5 / 6 * (auto.memory.weights - given.memory.weights)
+    )
+
+
+def test_layers_for_several_tokens_are_suggested_and_not_used() -> None:
+    """A checkpoint with layers for multi-token prediction gets a suggestion; the arguments stay without."""
+    found = plan("deepseek-ai/DeepSeek-R1", "H200")
+
+    assert "spec.engine.speculative with method MTP" in reason(found, "speculative")
+    assert "--speculative-config" not in found.argv
+    assert "speculative" not in [choice.field for choice in plan("Qwen/Qwen3-8B", "H100").choices]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tool", "reasoning"),
+    [
+        ("qwen3", "hermes", "qwen3"),
+        ("qwen3_moe", "", ""),
+        ("llama", "", ""),
+        ("deepseek_v3", "deepseek_v3", ""),
+    ],
+)
+def test_parsers_follow_the_type_of_the_model(kind: str, tool: str, reasoning: str) -> None:
+    """A model outside the catalogue gets the parsers that all models of its type in the catalogue share."""
+    shape = Shape(config={**DENSE, "model_type": kind})
+    found = model_facts(ModelRef(kind=Source.HUB, location="acme/tuned", shape=shape))
+
+    assert (found.tool_parser, found.reasoning_parser) == (tool, reasoning)
 
 
 def test_expected_requests_keep_their_context_at_the_cost_of_concurrency() -> None:

@@ -43,6 +43,8 @@ class Cache:
     settings: EngineSettings
     in_flight: int
     """Tokens that may be computed while a window's blocks are still held."""
+    ranks: int = 1
+    """Ranks that split the tokens of a sequence (``AttentionSpec.max_num_blocks_per_req``)."""
 
     def request_blocks(self, length: int) -> int:
         """Return the maximum number of blocks of one sequence of this many tokens."""
@@ -53,7 +55,7 @@ class Cache:
             return (2 if self.settings.prefix_caching else 1) + _draft_tokens(self.settings)
         if kind.window:
             return math.ceil(min(kind.window - 1 + self.in_flight, length) / tokens) + 1
-        return math.ceil(length / tokens)
+        return math.ceil(length / (tokens * self.ranks))
 
     def request_bytes(self, length: int) -> float:
         """Return the bytes of one sequence of this many tokens."""
@@ -105,7 +107,9 @@ def _cache(
             counted[kind] += number
     block_bytes, kinds = _blocks_of_kinds(counted, settings.block)
     in_flight = (layout.pipeline + 1 if layout.pipeline > 1 else 2) * settings.batched_tokens
-    return Cache(block_bytes=block_bytes, kinds=kinds, settings=settings, in_flight=in_flight)
+    return Cache(
+        block_bytes=block_bytes, kinds=kinds, settings=settings, in_flight=in_flight, ranks=layout.context
+    )
 
 
 def _blocks_of_kinds(

@@ -19,6 +19,8 @@ class Layout:
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
+    context: int = 1
+    """Decode context parallelism: tensor-parallel ranks that split the tokens of a sequence's KV cache."""
     expert: bool = False
     """Each rank holds some experts whole, instead of a shard of each."""
 

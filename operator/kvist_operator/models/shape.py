@@ -135,6 +135,7 @@ class Facts:
     checkpoint_source: str = COMPUTED
     tool_parser: str = ""
     reasoning_parser: str = ""
+    parser_source: str = "catalogue"
     remote_code: bool = False
     """The tokenizer is code of the repository, which vLLM runs only with --trust-remote-code."""
 

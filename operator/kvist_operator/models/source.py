@@ -6,6 +6,7 @@ quantization file and the size of the weights from the hub, never the weights; t
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from itertools import cycle, islice
@@ -17,6 +18,7 @@ import yaml
 from kvist_operator.errors import ModelError, ModelNotFound
 from kvist_operator.spec.pool import ModelRef, Shape, Source
 
+from .config_json import Keys
 from .quantization import REFUSED
 from .shape import COMPUTED, Facts, read_shape
 
@@ -24,6 +26,8 @@ CONFIG: Final = "config.json"
 QUANT_CONFIG: Final = "hf_quant_config.json"
 INDEX: Final = "model.safetensors.index.json"
 TIMEOUT_SECONDS: Final = 10
+MANY_FORMATS: Final = ("llama", "mistral", "qwen2")
+"""Types whose models write tool calls in many formats, because others were trained from them."""
 
 
 class ModelHub:
@@ -94,12 +98,13 @@ def draft_facts(name: str, shape: Shape | None, hub: ModelHub | None = None) -> 
 
 
 def _from_spec(shape: Shape, name: str) -> Facts:
-    return Facts(
+    found = Facts(
         shape=read_shape(shape.config, name="spec.model.shape.config"),
         checkpoint_bytes=shape.checkpoint_bytes,
         source=f"spec.model.shape for {name}",
         checkpoint_source="spec.model.shape.checkpointSize" if shape.checkpoint_bytes else COMPUTED,
     )
+    return _with_parsers(found)
 
 
 @cache
@@ -127,6 +132,26 @@ def from_catalogue(repository: str) -> Facts | None:
         tool_parser=entry.get("tool_parser", ""),
         reasoning_parser=entry.get("reasoning_parser", ""),
         remote_code=entry.get("remote_code", False),
+    )
+
+
+def _with_parsers(facts: Facts) -> Facts:
+    """Return the facts with the parsers that all models of this type in the catalogue have in common."""
+    kind = facts.shape.model_type
+    if kind in MANY_FORMATS:
+        return facts
+    models = catalogue()
+    alike = []
+    for entry in models.values():
+        config = (entry if "config" in entry else models[entry["as"]])["config"]
+        if Keys(config).model_type == kind:
+            alike.append((entry.get("tool_parser", ""), entry.get("reasoning_parser", "")))
+    tool, reasoning = ({pair[i] for pair in alike} for i in (0, 1))
+    return replace(
+        facts,
+        tool_parser=tool.pop() if len(tool) == 1 else "",
+        reasoning_parser=reasoning.pop() if len(reasoning) == 1 else "",
+        parser_source=f"catalogue, models of type {kind}",
     )
 
 
@@ -188,7 +213,9 @@ def _from_files(
     quant = _json_object(quant_config, f"{prefix}{QUANT_CONFIG}") if quant_config else None
     shape = read_shape(_json_object(config, name), name=name, quant_config=quant)
     size_source = size_source if size else COMPUTED
-    return Facts(shape=shape, checkpoint_bytes=size, source=source, checkpoint_source=size_source)
+    return _with_parsers(
+        Facts(shape=shape, checkpoint_bytes=size, source=source, checkpoint_source=size_source)
+    )
 
 
 def _without_config(where: str, files: list[str]) -> ModelError:

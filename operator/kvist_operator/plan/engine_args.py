@@ -25,6 +25,8 @@ METHODS: Final = {
     "NGram": "ngram",
     "Suffix": "suffix",
 }
+ADAPTERS_AT_ONCE: Final = 8
+"""Most adapters of one step unless the user sets a number: each takes GPU memory whether used or not."""
 LEADER: Final = "$(LWS_LEADER_ADDRESS)"
 RANK: Final = "$(LWS_WORKER_INDEX)"
 """Variables that a LeaderWorkerSet sets in each pod; Kubernetes expands them in arguments."""
@@ -69,6 +71,7 @@ def arguments(
         tensor_parallel_size=layout.tensor if layout.tensor > 1 else None,
         pipeline_parallel_size=layout.pipeline if layout.pipeline > 1 else None,
         data_parallel_size=layout.data if layout.data > 1 else None,
+        decode_context_parallel_size=layout.context if layout.context > 1 else None,
         enable_expert_parallel=layout.expert,
         **over_nodes,  # type: ignore[arg-type]
         max_model_len=settings.max_len,
@@ -158,12 +161,21 @@ def _adapters(pool: Pool) -> dict[str, Any]:
     adapters = pool.model.adapters
     if not adapters:
         return {}
+    at_once, kept = adapter_numbers(pool)
     return {
         "enable_lora": True,
-        "max_loras": len(adapters),
+        "max_loras": at_once,
+        "max_cpu_loras": kept if kept > at_once else None,
         "max_lora_rank": max(adapter.rank for adapter in adapters),
         "lora_modules": tuple(f"{adapter.name}={_adapter_path(adapter)}" for adapter in adapters),
     }
+
+
+def adapter_numbers(pool: Pool) -> tuple[int, int]:
+    """Return how many adapters a step may use, in GPU memory, and how many are kept in the host's memory."""
+    count = len(pool.model.adapters)
+    at_once = pool.engine.max_loras or min(count, ADAPTERS_AT_ONCE)
+    return at_once, pool.engine.max_cpu_loras or max(count, at_once)
 
 
 def _adapter_path(adapter: Adapter) -> str:
@@ -202,7 +214,9 @@ def describe_arguments(pool: Pool, facts: Facts, settings: EngineSettings) -> li
         ("reasoningParser", facts.reasoning_parser),
     ):
         if parser:
-            found.append(Choice(field, parser, "the format the model was trained to write", "catalogue"))
+            found.append(
+                Choice(field, parser, "the format the model was trained to write", facts.parser_source)
+            )
     if pool.by_priority:
         asked = bool(pool.engine.scheduling_policy)
         source = "spec.engine.schedulingPolicy" if asked else "spec.picker.priorities"
@@ -214,7 +228,15 @@ def describe_arguments(pool: Pool, facts: Facts, settings: EngineSettings) -> li
     if settings.online_fp8:
         reason = "as requested: weights are quantized while loading"
         found.append(Choice("quantization", "fp8", reason, "spec.engine.quantization"))
+    if pool.model.adapters:
+        found += _describe_adapters(pool)
     draft = settings.draft
+    if draft is None and facts.shape.mtp_layers:
+        reason = (
+            "the checkpoint has layers for multi-token prediction: spec.engine.speculative with method MTP "
+            "and tokens 1 shortens the time per token at low load; measure it on your prompts"
+        )
+        found.append(Choice("speculative", "off", reason, "config.json: num_nextn_predict_layers"))
     if draft:
         counted = "the memory includes its weights and cache" if draft.shape or draft.is_mtp else "no memory"
         value = f"{draft.method}, {draft.tokens} tokens"
@@ -224,6 +246,23 @@ def describe_arguments(pool: Pool, facts: Facts, settings: EngineSettings) -> li
     if pool.workload.images == 0 and facts.shape.encoder:
         reason = "no request has images: the vision tower is not loaded"
         found.append(Choice("languageModelOnly", True, reason, "spec.workload.imagesPerRequest"))
+    return found
+
+
+def _describe_adapters(pool: Pool) -> list[Choice]:
+    at_once, kept = adapter_numbers(pool)
+    found = []
+    for field, value, given, reason in (
+        ("maxLoras", at_once, pool.engine.max_loras, "adapters that one step may use, each in GPU memory"),
+        (
+            "maxCpuLoras",
+            kept,
+            pool.engine.max_cpu_loras,
+            "adapters in the host's memory; others are read again",
+        ),
+    ):
+        source = f"spec.engine.{field}" if given else "spec.model.adapters"
+        found.append(Choice(field, value, reason, source))
     return found
 
 

@@ -6,6 +6,7 @@ from typing import Final
 from kvist_operator.errors import SpecError
 from kvist_operator.hardware import Accelerator
 from kvist_operator.memory.layout import GIB, Layout
+from kvist_operator.models.layers import Attention, Recurrent
 from kvist_operator.models.shape import ModelShape
 from kvist_operator.spec.pool import EngineSpec
 
@@ -25,7 +26,9 @@ def layouts_within_node(engine: EngineSpec, shape: ModelShape, hardware: Hardwar
     """
     data = _data_parallel(engine, shape)
     found = [
-        _layout(shape, hardware.accelerator, tensor, engine.pipeline or 1, data)
+        _layout(
+            shape, hardware.accelerator, tensor, engine.pipeline or 1, data, _context(engine, shape, tensor)
+        )
         for tensor in _tensor_parallel(engine, shape, hardware)
     ]
     return [each for each in found if each.gpus <= hardware.per_node and hardware.count in (None, each.gpus)]
@@ -40,7 +43,9 @@ def layouts_over_nodes(engine: EngineSpec, shape: ModelShape, hardware: Hardware
     tensors = _tensor_parallel(engine, shape, hardware)
     data = _data_parallel(engine, shape)
     found = [
-        _layout(shape, hardware.accelerator, tensors[-1], pipeline, data)
+        _layout(
+            shape, hardware.accelerator, tensors[-1], pipeline, data, _context(engine, shape, tensors[-1])
+        )
         for pipeline in ([engine.pipeline] if engine.pipeline else range(2, MAX_NODES + 1))
         if tensors and pipeline <= len(shape.layers)
     ]
@@ -51,13 +56,50 @@ def layouts_over_nodes(engine: EngineSpec, shape: ModelShape, hardware: Hardware
     ]
 
 
-def _layout(shape: ModelShape, gpu: Accelerator, tensor: int, pipeline: int, data: int) -> Layout:
+def _layout(
+    shape: ModelShape, gpu: Accelerator, tensor: int, pipeline: int, data: int, context: int
+) -> Layout:
     """Return a layout whose experts are whole on a rank if there are data-parallel ranks, if the experts are
     large, or if they cannot be split."""
     experts, ranks, expert = shape.experts, tensor * data, False
     if experts and ranks > 1 and not experts.count % ranks:
         expert = data > 1 or _unsplittable(shape, tensor) or _routed_bytes(shape) > 2 * gpu.memory_gib * GIB
-    return Layout(tensor=tensor, pipeline=pipeline, data=data, expert=expert)
+    return Layout(tensor=tensor, pipeline=pipeline, data=data, context=context, expert=expert)
+
+
+def _context(engine: EngineSpec, shape: ModelShape, tensor: int) -> int:
+    """Return the decode context parallelism that the user asks for; 1 without one. Raises SpecError."""
+    context = engine.context or 1
+    if engine.tensor or context == 1:
+        problem = context_obstacle(shape, tensor, context)
+        if problem:
+            raise SpecError("spec.engine.decodeContextParallelSize", f"{context} {problem}")
+        return context
+    # without a tensor parallelism of the user, those that are too small for it are left as they are
+    return 1 if context_obstacle(shape, tensor, context) else context
+
+
+def context_obstacle(shape: ModelShape, tensor: int, context: int) -> str:
+    """Return why tensor-parallel ranks cannot divide the tokens of the KV cache; empty if they can.
+
+    vLLM: ``config/model.py: verify_with_parallel_config``, ``v1/kv_cache_interface.py``.
+    """
+    if context == 1:
+        return ""
+    if tensor % context:
+        return f"does not divide the tensor parallelism of {tensor}"
+    kinds = {isinstance(m, Recurrent) or (isinstance(m, Attention) and m.window > 0) for m in shape.mixers}
+    if True in kinds:
+        return "is not for models with sliding windows or recurrent states: leave it out"
+    if shape.latent:
+        return ""
+    heads, kv_heads = max(shape.heads), max(shape.kv_heads)
+    if context > tensor // kv_heads:
+        copies = tensor // kv_heads
+        return f"is more than the {copies} copies of each KV head that {tensor} ranks hold: leave it out"
+    if heads // kv_heads % context:
+        return f"does not divide the {heads // kv_heads} query heads of a KV head"
+    return ""
 
 
 def _unsplittable(shape: ModelShape, tensor: int) -> bool:
@@ -153,6 +195,9 @@ def describe_layout(layout: Layout, shape: ModelShape, hardware: Hardware, reaso
     if layout.data > 1:
         source = "spec.engine.dataParallelSize"
         found.append(Choice("dataParallelSize", layout.data, "as requested", source))
+    if layout.context > 1:
+        source = "spec.engine.decodeContextParallelSize"
+        found.append(Choice("decodeContextParallelSize", layout.context, "as requested", source))
     experts = shape.experts
     if experts:
         size = f"{_routed_bytes(shape) / GIB:.0f} GiB of experts"
@@ -162,6 +207,8 @@ def describe_layout(layout: Layout, shape: ModelShape, hardware: Hardware, reaso
         elif _unsplittable(shape, layout.tensor):
             columns = f"experts of {experts.width} columns"
             why = f"{columns} cannot be split by {layout.tensor} between quantized blocks: {whole}"
+        elif layout.data > 1:
+            why = f"data-parallel ranks divide the experts: {whole}"
         else:
             why = f"{size} are more than two {hardware.accelerator.name} hold: {whole}"
         found.append(Choice("expertParallel", layout.expert_size, why, RULE))

@@ -127,6 +127,7 @@ class Plan:
                 "tensor": layout.tensor,
                 "pipeline": layout.pipeline,
                 "data": layout.data,
+                "context": layout.context,
                 "expert": layout.expert_size,
             },
             "memory": {

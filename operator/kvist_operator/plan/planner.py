@@ -20,12 +20,13 @@ from kvist_operator.memory.layout import GIB, Draft, EngineSettings, Layout
 from kvist_operator.models.shape import Facts, checkpoint_bytes, parameters
 from kvist_operator.spec.pool import Pool
 
-from .engine_args import arguments, describe_arguments, environment, read_draft
+from .engine_args import adapter_numbers, arguments, describe_arguments, environment, read_draft
 from .kv import KvChoice, choose_kv
 from .layouts import describe_layout, impossible
 from .plan import Choice, Hardware, Plan, PlanVerdict
 from .requirements import RULE, expected_ttft, read_requirements
 from .resources import choose_hardware, pod_resources
+from .shared_cache import share_cache
 from .size import SizedLayout, SizingInput, first_settings, size, tighter_settings
 
 MIN_BITS: Final = 1.5
@@ -61,7 +62,8 @@ def make_plan(
         raise impossible(pool.engine, shape, hardware)
     if sized is None:
         return _refused(pool, q, layouts, choices, doubts)
-    return _fitting(pool, facts, q, sized, kv, choices, doubts)
+    sized, spread = share_cache(q, sized)
+    return _fitting(pool, facts, q, sized, kv, spread, choices, doubts)
 
 
 def _engine_version(pool: Pool) -> tuple[Version | None, list[Choice]]:
@@ -83,7 +85,7 @@ def _base_settings(pool: Pool, hardware: Hardware, kv: KvChoice, draft: Draft | 
         eager="enforce-eager" in extra or hardware.accelerator.vendor == "cpu",
         images=pool.workload.images != 0,
         online_fp8=pool.engine.quantization == "FP8",
-        adapters=len(pool.model.adapters),
+        adapters=adapter_numbers(pool)[0] if pool.model.adapters else 0,
         adapter_rank=max((a.rank for a in pool.model.adapters), default=16),
         draft=draft,
     )
@@ -139,6 +141,7 @@ def _fitting(
     q: SizingInput,
     sized: SizedLayout,
     kv: KvChoice,
+    spread: list[Choice],
     choices: list[Choice],
     doubts: list[str],
 ) -> Plan:
@@ -152,6 +155,7 @@ def _fitting(
     all_choices = [
         *choices,
         *describe_layout(layout, shape, q.hardware, sized.reason),
+        *spread,
         *sized.choices,
         *describe_arguments(pool, facts, settings),
         *expected_ttft(pool.workload, shape, q.hardware.accelerator, layout),

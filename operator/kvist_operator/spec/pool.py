@@ -112,6 +112,10 @@ class EngineSpec:
     tensor: int | None = None
     pipeline: int | None = None
     data: int | None = None
+    context: int | None = None
+    """Decode context parallelism."""
+    max_loras: int | None = None
+    max_cpu_loras: int | None = None
     speculative: Speculative | None = None
     scheduling_policy: str = ""
     extra_args: tuple[str, ...] = ()

@@ -187,6 +187,9 @@ def _engine(f: Fields) -> EngineSpec:
         tensor=f.whole("tensorParallelSize", high=64),
         pipeline=f.whole("pipelineParallelSize", high=64),
         data=f.whole("dataParallelSize", high=64),
+        context=f.whole("decodeContextParallelSize", high=64),
+        max_loras=f.whole("maxLoras", high=256),
+        max_cpu_loras=f.whole("maxCpuLoras", high=4096),
         speculative=_speculative(f.optional("speculative")),
         scheduling_policy=f.text("schedulingPolicy", choices=("FCFS", "Priority")),
         extra_args=f.texts("extraArgs", most=64, each=4096),
@@ -200,6 +203,9 @@ def _engine(f: Fields) -> EngineSpec:
     if seqs and batched and batched < seqs:
         problem = f"{batched} is less than maxNumSeqs ({seqs}): each sequence takes a token per step"
         raise SpecError(f.at("maxNumBatchedTokens"), problem)
+    loras, kept = engine.max_loras, engine.max_cpu_loras
+    if loras and kept and kept < loras:
+        raise SpecError(f.at("maxCpuLoras"), f"{kept} is less than maxLoras ({loras}): set at least {loras}")
     return f.done(engine)
 
 
