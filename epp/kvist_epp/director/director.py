@@ -256,7 +256,7 @@ class Director(Dispatcher):
                 return self._queue(flow, context, context.any_endpoint(), now)
             raise
         best = ranked[0]
-        if best.full and flow.must_wait(priority):
+        if (best.full and flow.must_wait(priority)) or flow.has_queued_for(best.endpoint, priority):
             return self._queue(flow, context, context.any_endpoint(), now)
         self.tracker.load(best.endpoint.key).on_new_request(best.uncached_tokens, now)
         if (key := self._deferred(best)) is not None:

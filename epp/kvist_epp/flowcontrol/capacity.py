@@ -23,7 +23,7 @@ class Capacity:
         self._candidates = {c.endpoint.key: c for c in candidates if not c.refusal}
         for candidate in self._candidates.values():
             candidate.load.drain(now)
-        self._open = [c for c in self._candidates.values() if not c.load.closed(max_backlog)]
+        self._open = [c for c in self._candidates.values() if not c.load.full(max_backlog)]
         self._exhausted: set[frozenset[str] | None] = set()
 
     @property
@@ -40,7 +40,8 @@ class Capacity:
         if isinstance(subset, EndpointFlow):
             bound = self._candidates.get(subset.endpoint)
             return bound is None or (
-                not bound.load.full(self._max_backlog) and bound.load.admits_queued(uncached, self._now)
+                not bound.load.batch_or_backlog_full(self._max_backlog)
+                and bound.load.admits_queued(uncached, self._now)
             )
         if subset in self._exhausted:
             return False
@@ -53,7 +54,7 @@ class Capacity:
         """Return the seconds until time alone gives a full endpoint capacity; infinite where it never
         does."""
         loads = [c.load for c in self._candidates.values()]
-        full = [load for load in loads if load.closed(self._max_backlog)]
+        full = [load for load in loads if load.full(self._max_backlog)]
         turns = [load.tpot.seconds_until_turn(self._now) for load in loads if load.tpot and load.tpot.queued]
         polls = [TPOT_POLL_SECONDS, *turns] if turns else []
         return min([inf, *polls, *(load.seconds_until_open(self._max_backlog) for load in full)])
@@ -61,8 +62,8 @@ class Capacity:
     def _has_open(self, subset: frozenset[str] | None) -> bool:
         candidates = self._open
         if subset is not None:
-            return any(named(subset, c.endpoint) and not c.load.closed(self._max_backlog) for c in candidates)
-        while candidates and candidates[-1].load.closed(self._max_backlog):
+            return any(named(subset, c.endpoint) and not c.load.full(self._max_backlog) for c in candidates)
+        while candidates and candidates[-1].load.full(self._max_backlog):
             candidates.pop()
         return bool(candidates)
 

@@ -16,7 +16,7 @@ prompt of each needs 2 grants, so both stand in round 2 and a, which came first,
 then 2 x 512 - 1,000 = 24, so its prompt of 100 needs one more grant: round 3. b follows in round 2, then a.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
@@ -183,6 +183,11 @@ class DeficitRoundRobin:
         self._subsets: dict[Subset, SubsetFlows] = {}
         self._round = 0
         self._turn = 0
+
+    @property
+    def subsets(self) -> Collection[Subset]:
+        """Subsets of the queued requests, each once."""
+        return self._subsets.keys()
 
     @property
     def tenants(self) -> int:

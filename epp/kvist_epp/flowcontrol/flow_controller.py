@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Final, NamedTuple
 
+from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.errors import Cancelled, NoEndpoints, PickError, Shed, ShuttingDown
 from kvist_epp.extproc.pick_request import Decision
 from kvist_epp.flowcontrol.capacity import Capacity
@@ -127,9 +128,12 @@ class FlowController:
         return priority < 0 or self.can_wait
 
     def has_queued(self, priority: int) -> bool:
-        """True if a request of at least this priority is already queued."""
-        top = self.queue.top
-        return top is not None and top >= priority and not self._shut
+        """Return whether a request of at least this priority waits for any endpoint with capacity."""
+        return not self._shut and self.queue.has_unrestricted(priority)
+
+    def has_queued_for(self, endpoint: Endpoint, priority: int) -> bool:
+        """Return whether a request of at least this priority waits for a subset with this endpoint."""
+        return not self._shut and self.queue.has_restricted_to(endpoint, priority)
 
     def offer(self, request: QueuedRequest, now: float) -> None:
         """Queue a request. Raises Shed (the queue is full) or ShuttingDown."""

@@ -11,26 +11,25 @@ from bisect import insort
 from collections.abc import Iterator
 from operator import attrgetter
 
+from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.flowcontrol.deficit_round_robin import (
     QUANTUM,
     CanDispatch,
     DeficitRoundRobin,
-    EndpointFlow,
     FlowKey,
     QueueItem,
 )
+from kvist_epp.scheduling.pick import named
 
 
 class PriorityLevel:
     """Requests queued with one priority."""
 
-    __slots__ = ("flows", "for_endpoint", "newest", "requests", "size", "tokens")
+    __slots__ = ("flows", "newest", "requests", "size", "tokens")
 
     def __init__(self, quantum: int) -> None:
         self.flows = DeficitRoundRobin(quantum)
         self.requests = 0
-        self.for_endpoint = 0
-        """Those of them that wait for one endpoint."""
         self.tokens = 0
         self.size = 0
         """Bytes."""
@@ -59,13 +58,20 @@ class RequestQueue:
     def __iter__(self) -> Iterator[QueueItem]:
         return iter(sorted(self._items.values(), key=attrgetter("arrival")))
 
-    @property
-    def top(self) -> int | None:
-        """Highest priority with a request that waits for whatever endpoint has capacity."""
-        levels = self.levels
-        return next(
-            (at for at in reversed(self._order) if levels[at].requests > levels[at].for_endpoint), None
+    def has_unrestricted(self, priority: int) -> bool:
+        """Return whether a request of at least this priority waits for any endpoint with capacity."""
+        return any(None in level.flows.subsets for level in self._levels_from(priority))
+
+    def has_restricted_to(self, endpoint: Endpoint, priority: int) -> bool:
+        """Return whether a request of at least this priority waits for a subset with this endpoint."""
+        return any(
+            isinstance(subset, frozenset) and named(subset, endpoint)
+            for level in self._levels_from(priority)
+            for subset in level.flows.subsets
         )
+
+    def _levels_from(self, priority: int) -> Iterator["PriorityLevel"]:
+        return (self.levels[at] for at in reversed(self._order) if at >= priority)
 
     def offer(self, item: QueueItem) -> list[QueueItem] | None:
         """Add an item. Returns those displaced by it (most often none), or None if it is rejected."""
@@ -149,7 +155,6 @@ class RequestQueue:
             sums.requests += sign
             sums.tokens += sign * item.tokens
             sums.size += sign * item.size
-        level.for_endpoint += sign * isinstance(item.key.subset, EndpointFlow)
 
     def _can_displace(self, priority: int, requests: int, size: int) -> bool:
         """Whether the requests of lower negative priority are enough."""

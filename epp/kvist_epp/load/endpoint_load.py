@@ -71,7 +71,7 @@ class EndpointLoad:
         """Requests on the endpoint, untracked ones included."""
         return len(self.attempts) + self.untracked_requests
 
-    def full(self, max_backlog_seconds: float) -> bool:
+    def batch_or_backlog_full(self, max_backlog_seconds: float) -> bool:
         """True if its batch and ``SPARE_SLOTS`` are full or its backlog is longer than this, as of the last
         ``drain``.
 
@@ -82,9 +82,9 @@ class EndpointLoad:
             return True
         return self.backlog_tokens > max_backlog_seconds * self.rate
 
-    def closed(self, max_backlog_seconds: float) -> bool:
-        """True if no queued request may be sent there: it is full, or its KV cache is."""
-        return self._runs(self.kv_full_at) or self.full(max_backlog_seconds)
+    def full(self, max_backlog_seconds: float) -> bool:
+        """True if no queued request may be sent there: its batch, its backlog or its KV cache is full."""
+        return self._runs(self.kv_full_at) or self.batch_or_backlog_full(max_backlog_seconds)
 
     def _runs(self, number: int | None) -> bool:
         return (
@@ -103,7 +103,7 @@ class EndpointLoad:
 
     def seconds_until_open(self, max_backlog_seconds: float) -> float:
         """Return the seconds until time alone drains it enough; infinite if its batch or cache is full."""
-        if self._runs(self.kv_full_at) or self.full(inf):
+        if self._runs(self.kv_full_at) or self.batch_or_backlog_full(inf):
             return inf
         return max(0.0, self.backlog_tokens / self.rate - max_backlog_seconds)
 

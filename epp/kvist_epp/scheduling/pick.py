@@ -115,7 +115,7 @@ def choose(
     allowed = [c for c in candidates if not c.refusal and (subset is None or allows(subset, c.endpoint))]
     if not allowed:
         raise NoEndpoints(_why_none(candidates, subset))
-    all_full = all(c.load.closed(max_backlog) for c in allowed)
+    all_full = all(c.load.full(max_backlog) for c in allowed)
     return _ranked(allowed, demand, now, turn, max_backlog, policy, limit=limit, all_full=all_full)
 
 
@@ -161,7 +161,7 @@ def _ranked(
     all_full: bool = False,
 ) -> list[ScoredEndpoint]:
     rows = _rows(candidates, demand, now, policy)
-    full = [row.load.full(max_backlog) for row in rows]
+    full = [row.load.batch_or_backlog_full(max_backlog) for row in rows]
     columns = terms(rows, demand.uses, policy)
     costs = [sum(seconds) for seconds in zip(*columns, strict=False)]
     first = turn % len(rows)

@@ -174,6 +174,16 @@ async def test_the_number_of_levels_is_bounded(parts: Parts) -> None:
     assert sum(gauges.queue_requests().values()) == 0
 
 
+async def test_an_endpoint_with_a_full_kv_cache_counts_as_full() -> None:
+    """The gauge counts every endpoint to which no queued request may be sent, whatever it is full of."""
+    made = make(2, limits=FlowLimits())
+    flow = flow_of(made)
+    before = debug_pages.full_endpoints(flow, made.clock())
+    made.director.tracker.calibrate(made.endpoints[0].key, slots=1000, kv_full_at=0)
+
+    assert (before, debug_pages.full_endpoints(flow, made.clock())) == (0, 1)
+
+
 async def test_an_empty_pool_has_no_backlog(parts: Parts) -> None:
     """Without endpoints the mean is 0, not an error."""
     flow, now = flow_of(parts), parts.clock()

@@ -101,7 +101,7 @@ def test_an_endpoint_is_full_until_it_is_relieved(prompts: list[int], limit: flo
     for number, tokens in enumerate(prompts):
         tracker.add(InFlightRequest(str(number), tokens), "p", tokens, NOW)
     load = tracker.load("p")
-    relief, full = load.seconds_until_open(limit), load.full(limit)
+    relief, full = load.seconds_until_open(limit), load.batch_or_backlog_full(limit)
     load.drain(NOW + relief + 1e-6)
 
-    assert (full, load.full(limit)) == (relief > 0, False)
+    assert (full, load.batch_or_backlog_full(limit)) == (relief > 0, False)

@@ -228,7 +228,7 @@ async def test_a_subset_without_endpoints_is_refused_at_once(pickers: Any) -> No
         picker.ask("b", subset=())
     picker.ask("c", subset=(first.address,))
     waits, other = picker.ask("d", subset=(first.address,)), picker.ask("e", subset=(second.address,))
-    assert isinstance(await other, PickResult)
+    assert isinstance(other, PickResult)
     picker.director.set_endpoints([one for one in fleet if one.endpoint is second], picker.clock())
 
     assert isinstance(await refusal(waits), NoEndpoints)
@@ -241,11 +241,43 @@ async def test_a_full_subset_delays_no_other_request(pickers: Any) -> None:
     picker.ask("a", subset=(first,))
     waits = picker.ask("b", subset=(first,))
     passes = picker.ask("c", subset=(second,))
-    assert isinstance(passes, Wait)
-    assert isinstance(await passes, PickResult)
+    assert isinstance(passes, PickResult)
     assert picker.queue.requests == 1
     picker.ends("a")
     assert isinstance(await waits, PickResult)
+
+
+async def test_a_queue_full_for_one_subset_refuses_no_request_of_another(pickers: Any) -> None:
+    """A request whose subset has capacity is sent although the queue is full of requests for another."""
+    picker = pickers(2, requests=2)
+    first, second = (endpoint.address for endpoint in picker.parts.endpoints)
+    picker.ask("a", subset=(first,))
+    waits = [picker.ask(name, subset=(first,)) for name in ("b", "c")]
+    assert picker.queue.requests == 2
+
+    assert isinstance(picker.ask("d", subset=(second,)), PickResult)
+
+    picker.ends("a", "d")
+    assert isinstance(await waits[0], PickResult)
+
+
+async def test_a_request_for_any_endpoint_overtakes_no_subset(pickers: Any) -> None:
+    """It is sent past requests for a full subset, and waits behind them where its best endpoint is theirs."""
+    picker = pickers(2, requests=8)
+    first = picker.parts.endpoints[0].address
+    picker.ask("a", subset=(first,))
+    waits = picker.ask("b", subset=(first,))
+
+    passes = picker.ask("c")
+    assert isinstance(passes, PickResult)
+    assert not passes.endpoints[0].startswith(f"{first}:")
+    picker.ends("a")  # before the queue is looked at:
+    behind = picker.ask("d")
+    assert isinstance(behind, Wait)
+
+    assert isinstance(await waits, PickResult)
+    picker.ends("b")
+    assert isinstance(await behind, PickResult)
 
 
 async def test_what_computes_nothing_does_not_wait(pickers: Any) -> None:

@@ -10,12 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.epp.flowcontrol.oracles import QUANTUM, Plain, Want
 
+from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.flowcontrol.deficit_round_robin import EndpointFlow, FlowKey, QueueItem, Subset
 from kvist_epp.flowcontrol.queue_deadlines import QueueDeadlines
 from kvist_epp.flowcontrol.request_queue import RequestQueue
 
 A: Subset = frozenset({"10.0.0.1"})
 B: Subset = frozenset({"10.0.0.2"})
+ENDPOINT = Endpoint(name="a", namespace="", address="10.0.0.1", port=8000)
+"""The endpoint of subset A."""
 POD: Subset = EndpointFlow("pod", light=False)
 
 
@@ -115,7 +118,12 @@ class Twins:
         assert quick.tokens == sum(want.tokens for want in waiting)
         by_level = Counter(want.priority for want in waiting)
         assert {priority: level.requests for priority, level in quick.levels.items()} == by_level
-        assert quick.top == max((w.priority for w in waiting if w.subset != POD), default=None)
+        for priority in range(-3, 4):
+            above = [w.subset for w in waiting if w.priority >= priority]
+            assert quick.has_unrestricted(priority) == (None in above)
+            assert quick.has_restricted_to(ENDPOINT, priority) == any(
+                isinstance(subset, frozenset) and ENDPOINT.address in subset for subset in above
+            )
         assert quick.count_from(0) == sum(count for priority, count in by_level.items() if priority >= 0)
 
 

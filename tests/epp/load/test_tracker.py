@@ -112,14 +112,18 @@ def test_an_endpoint_is_full_by_its_batch_or_its_backlog() -> None:
     tracker.calibrate("p", slots=2)
     load = tracker.load("p")
     route(tracker, "a", "p", 0, 0, now=0.0)
-    assert not load.full(30.0)
+    assert not load.batch_or_backlog_full(30.0)
 
     route(tracker, "b", "p", 0, 0, now=0.0)
-    assert load.full(30.0)
+    assert load.batch_or_backlog_full(30.0)
 
     end(tracker, "a", now=0.0)
     route(tracker, "long", "q", 45_000, 45_000, now=0.0)
-    assert (load.full(30.0), tracker.load("q").full(30.0), tracker.load("q").seconds_until_open(30.0)) == (
+    assert (
+        load.batch_or_backlog_full(30.0),
+        tracker.load("q").batch_or_backlog_full(30.0),
+        tracker.load("q").seconds_until_open(30.0),
+    ) == (
         False,
         True,
         15,
@@ -133,17 +137,17 @@ def test_requests_missing_from_a_scrape_make_no_endpoint_full() -> None:
     load = tracker.load("p")
     for name in "abc":
         route(tracker, name, "p", 0, 0, now=0.0)
-    assert load.full(30.0)
+    assert load.batch_or_backlog_full(30.0)
 
     assert sessions(tracker.reconcile("p", 1, 0, now=2.0)) == []
-    assert (load.full(30.0), load.running) == (False, 3)
+    assert (load.batch_or_backlog_full(30.0), load.running) == (False, 3)
 
     end(tracker, "a", now=2.1)
     end(tracker, "b", now=2.1)
     route(tracker, "d", "p", 0, 0, now=2.2)
-    assert not load.full(30.0)
+    assert not load.batch_or_backlog_full(30.0)
     route(tracker, "e", "p", 0, 0, now=2.2)
-    assert load.full(30.0)
+    assert load.batch_or_backlog_full(30.0)
 
 
 def test_whatever_may_give_capacity_is_reported() -> None:
