@@ -11,7 +11,7 @@ from .commands import COMMANDS, GROUPS, Command
 
 EPILOG: Final = """\
 examples:
-  kvist demo                        compare kvist with round robin on this machine, in two minutes
+  kvist demo                        compare kvist with round robin on this machine, in under three minutes
   kvist plan -f pool.yaml           show what would run for a pool, and why; needs no cluster
   kvist sim engine --port 8000      run a simulated engine with vLLM's API
   kvist bench epp --quick           measure the picker behind a real Envoy

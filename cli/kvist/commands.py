@@ -13,7 +13,7 @@ from kvist import options
 
 GROUPS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "sim": "run a simulated part that looks like the real one from outside",
+        "sim": "run a simulated component, such as an engine with vLLM's API",
         "bench": "run a benchmark; print a table and write JSON",
     }
 )

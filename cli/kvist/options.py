@@ -262,7 +262,7 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
         "--output",
         choices=("table", "json", "yaml"),
         default="table",
-        help="form of the output (default: table)",
+        help="output format (default: table)",
     )
 
 

@@ -6,7 +6,7 @@ The path of one request::
 
 The path of a KV event of an engine::
 
-    kvevents → engines.vllm → index
+    kvevents (feed, sequencing) → engines.vllm (decode) → kvevents (ingestion) → index
 
 The two paths meet in the index. Code that can be pure is pure: a transition returns the I/O to perform.
 Sockets are opened only by the servers, the subscriber, the scrapers and the clients of other replicas, and

@@ -25,10 +25,10 @@ MODEL_HEADER: Final = "x-gateway-model-name"
 BASE_MODEL_HEADER: Final = "x-gateway-base-model-name"
 """Request headers that routes choose a pool by: the body's model, and the one under it where that is an
 adapter. Source: the body-based routing of the Gateway API Inference Extension. Set by the role
-``model-header`` alone; those of clients are taken away."""
+``model-header`` alone; those of clients are removed."""
 
 GATEWAY_OWNED: Final = (SUBSET_KEY, SERVED_KEY, DROPPED_REASON_HEADER, DROPPED_REASON_ALIAS)
-"""Names that only gateways and pickers may use: as request headers of a client they are taken away."""
+"""Names that only gateways and pickers may use: as request headers of a client they are removed."""
 
 PRIORITY_HEADER: Final = "x-kvist-priority"
 """A whole number: higher goes first, negative is shed first."""
@@ -37,8 +37,8 @@ OBJECTIVE_HEADERS: Final = ("x-llm-d-inference-objective", "x-gateway-inference-
 TENANT_HEADERS: Final = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 """Name whose request it is: requests that wait take turns by it."""
 ENGINE_PRIORITY_HEADER: Final = "x-vllm-priority"
-"""A whole number, lower goes first; above the body's ``priority``. vLLM takes others than 0 only with
-``--scheduling-policy priority``."""
+"""A whole number, lower goes first; above the body's ``priority``. vLLM accepts values other than 0 only
+with ``--scheduling-policy priority``."""
 
 SESSION_HEADER: Final = "x-session-id"
 """vLLM copies it to ``BlockStored.session_id`` (0.32 on)."""
@@ -71,10 +71,10 @@ KV_EVENTS_PORT: Final = 5557
 KV_REPLAY_PORT: Final = 5657
 
 LABEL_MAX_NUM_SEQS: Final = "kvist.dev/max-num-seqs"
-"""Endpoint label that tells the engine's ``--max-num-seqs`` (vLLM does not export it)."""
+"""Endpoint label with the engine's ``--max-num-seqs`` (vLLM does not export it)."""
 
 LABEL_ROLES: Final = ("kvist.dev/role", "llm-d.ai/role")
-"""Endpoint labels that tell a pod's role, first match counts: ``prefill``, ``decode``, ``both`` …"""
+"""Endpoint labels that state a pod's role; the first match counts: ``prefill``, ``decode``, ``both`` …"""
 
 LABEL_POOL: Final = "kvist.dev/pool"
 """Label of the pods of our own InferencePool: its name."""

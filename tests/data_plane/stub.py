@@ -8,7 +8,7 @@ from typing import Literal
 from tests.fakes.deferred import deferred
 
 from kvist_epp.extproc.access_log import AccessLogEntry
-from kvist_epp.extproc.pick_request import Decision, DeferredResult, PickRequest, PickResult
+from kvist_epp.extproc.pick_request import Decision, PendingResult, PickRequest, PickResult
 from kvist_epp.extproc.response import ObservedResponse
 from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.http2.call import Server
@@ -35,7 +35,7 @@ class StubPicker:
     health: Health = field(default_factory=Health)
     reported: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def decide(self, ask: PickRequest) -> Decision | DeferredResult:
+    def decide(self, ask: PickRequest) -> Decision | PendingResult:
         """Keep the question, give the answer."""
         self.asks.append(ask)
         return deferred(self.answer(ask))

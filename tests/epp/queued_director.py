@@ -7,7 +7,7 @@ from typing import Any
 from tests.epp.parts import Clock, ask, chat, make
 
 from kvist_epp.errors import PickError
-from kvist_epp.extproc.pick_request import Decision, DeferredResult, PickRequest, PickResult
+from kvist_epp.extproc.pick_request import Decision, PendingResult, PickRequest, PickResult
 from kvist_epp.flowcontrol.driver import FlowDriver
 from kvist_epp.flowcontrol.flow_controller import FlowLimits, QueuedRequest
 from kvist_epp.names import PRIORITY_HEADER, SESSION_HEADER, TENANT_HEADERS
@@ -16,7 +16,7 @@ from kvist_epp.names import PRIORITY_HEADER, SESSION_HEADER, TENANT_HEADERS
 class Wait:
     """The answer to a queued request, to be awaited whenever a test likes."""
 
-    def __init__(self, pending: DeferredResult, queued: QueuedRequest) -> None:
+    def __init__(self, pending: PendingResult, queued: QueuedRequest) -> None:
         self.pending = pending
         self.queued = queued
         self.answer: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
@@ -47,10 +47,10 @@ class QueuedDirector:
         for endpoint in self.parts.endpoints:
             self.director.tracker.calibrate(endpoint.key, slots=slots)
 
-    def decide(self, request: PickRequest) -> PickResult | DeferredResult:
+    def decide(self, request: PickRequest) -> PickResult | PendingResult:
         """Decide as ``app`` does for the ext_proc service."""
         answer = self.parts.decide(request)
-        return self.driver.deferred(answer) if isinstance(answer, QueuedRequest) else answer
+        return self.driver.pending(answer) if isinstance(answer, QueuedRequest) else answer
 
     def ask(
         self, name: str, *, priority: int | None = None, tenant: str = "", **more: Any
@@ -63,7 +63,7 @@ class QueuedDirector:
             headers[TENANT_HEADERS[0]] = tenant
         decision = self.parts.decide(ask(chat(more.pop("text", name)), headers=headers, **more))
         if isinstance(decision, QueuedRequest):
-            return Wait(self.driver.deferred(decision), decision)
+            return Wait(self.driver.pending(decision), decision)
         return decision
 
     def ends(self, *names: str) -> None:

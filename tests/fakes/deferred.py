@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Awaitable
 
-from kvist_epp.extproc.pick_request import Decision, DecisionCallback, DeferredResult
+from kvist_epp.extproc.pick_request import Decision, DecisionCallback, PendingResult
 
 
-class AwaitedResult(DeferredResult):
+class AwaitedResult(PendingResult):
     """A deferred decision that is the result of an awaitable."""
 
     def __init__(self, awaitable: Awaitable[Decision]) -> None:
@@ -30,6 +30,6 @@ class AwaitedResult(DeferredResult):
         callback(decision)
 
 
-def deferred(decision: Decision | Awaitable[Decision] | DeferredResult) -> Decision | DeferredResult:
+def deferred(decision: Decision | Awaitable[Decision] | PendingResult) -> Decision | PendingResult:
     """Return the decision, wrapped if it is an awaitable."""
     return AwaitedResult(decision) if isinstance(decision, Awaitable) else decision

@@ -8,7 +8,7 @@ from typing import Any
 from tests.fakes.deferred import AwaitedResult
 
 from kvist_epp.extproc.access_log import AccessLogEntry
-from kvist_epp.extproc.pick_request import Decision, DeferredResult, PickRequest, PickResult
+from kvist_epp.extproc.pick_request import Decision, PendingResult, PickRequest, PickResult
 from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.limits import Limits
@@ -52,7 +52,7 @@ class PickerPort:
                 self._changed.clear()
                 await self._changed.wait()
 
-    def _decided(self, ask: PickRequest) -> Decision | DeferredResult:
+    def _decided(self, ask: PickRequest) -> Decision | PendingResult:
         self.asked.append(ask)
         self._changed.set()
         if not self.defers:

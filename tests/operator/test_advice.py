@@ -81,7 +81,7 @@ def test_a_hit_rate_below_the_hints_leads_to_where_prompts_part() -> None:
 
     assert line.startswith("Hit rate: 10 % of prompt tokens")
     assert "spec.workload.sharedPrefixTokens (3000 of 4000) promises 75 %" in line
-    assert "Where prompts part" in line
+    assert "Where prompts diverge" in line
     assert advice(pool(promptTokens=4000), PLAN, replace(WELL, cached_tokens=0)) == ()
 
 

@@ -11,7 +11,7 @@ from tests.fakes.deferred import AwaitedResult
 
 from kvist_epp.errors import Shed
 from kvist_epp.extproc.access_log import AccessLogEntry
-from kvist_epp.extproc.pick_request import Decision, DeferredResult, PickRequest, PickResult
+from kvist_epp.extproc.pick_request import Decision, PendingResult, PickRequest, PickResult
 from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.limits import Limits
@@ -204,7 +204,7 @@ async def test_a_broken_connection_answers_every_request() -> None:
     """All waiting requests are answered when the picker is gone; a body that is too long is refused before it
     is sent."""
 
-    def never(_: PickRequest) -> DeferredResult:
+    def never(_: PickRequest) -> PendingResult:
         return AwaitedResult(asyncio.get_running_loop().create_future())
 
     server = await serve_http2(ext_proc_methods(never, lambda _: None, Health()), "127.0.0.1", 0)

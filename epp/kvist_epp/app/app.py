@@ -28,7 +28,7 @@ from kvist_epp.director.completion import CompletionHandler
 from kvist_epp.director.director import Director
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.discovery import Discovery, open_discovery
-from kvist_epp.extproc.pick_request import DeferredResult, PickRequest, PickResult
+from kvist_epp.extproc.pick_request import PendingResult, PickRequest, PickResult
 from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.flowcontrol.driver import FlowDriver
 from kvist_epp.flowcontrol.flow_controller import QueuedRequest
@@ -200,9 +200,9 @@ def _methods(
     def on_error(kind: str, count: int) -> None:
         director.metrics.protocol_errors[kind] += count
 
-    def decide(ask: PickRequest) -> PickResult | DeferredResult:
+    def decide(ask: PickRequest) -> PickResult | PendingResult:
         answer = director.offer(ask, time.monotonic())
-        return driver.deferred(answer) if isinstance(answer, QueuedRequest) else answer
+        return driver.pending(answer) if isinstance(answer, QueuedRequest) else answer
 
     on_response = completion.on_response if settings.observe_responses else None
     return ext_proc_methods(

@@ -1,4 +1,4 @@
-"""A process of either role: its gRPC ports, its run until a signal or a failure of a part, its drain."""
+"""Runs a process of either role: opens the gRPC ports, waits for a signal or a failed task, drains."""
 
 import asyncio
 import gc
@@ -109,7 +109,7 @@ logger = logging.getLogger(__name__)
 
 
 class Shutdown:
-    """State of the shutdown: whether it has begun, was cut short, and is a clean one."""
+    """State of the shutdown: whether it was requested, was interrupted, and succeeded."""
 
     def __init__(self) -> None:
         self._requested = asyncio.Event()

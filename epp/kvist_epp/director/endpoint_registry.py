@@ -273,7 +273,8 @@ class EndpointRegistry(RequestListener):
             gaps, resets = sum(rank.gaps for rank in ranks), sum(rank.resets for rank in ranks)
             if (gaps, resets) != (metrics.gaps[name], metrics.resets[name]):
                 logger.warning(
-                    "KV events of %s had %d gaps in their sequence and %d resets so far", name, gaps, resets
+                    "KV events of %s: %d gaps so far; its blocks were dropped from the index %d times",
+                    *(name, gaps, resets),
                 )
             metrics.gaps[name], metrics.resets[name] = gaps, resets
             metrics.undecodable[name] = sum(rank.garbage + rank.malformed for rank in ranks)

@@ -9,7 +9,7 @@ from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.engines.vllm.engine_metrics import EngineRates, EngineSample, ServedModels
 from kvist_epp.prefix_stats.window import Window
 
-_BATCH_SHARE: Final = 4
+_GROWTH_DIVISOR: Final = 4
 """The estimated batch size grows by up to a quarter: from 256 to vLLM's 1,024 on a large GPU in seven
 scrapes."""
 _COUNTERS: Final = ("prefills", "preemptions", "queries", "hits")
@@ -34,14 +34,14 @@ class BatchLimit:
     def observe(self, running: int, waiting: int) -> None:
         """Learn from one scrape at which the KV cache was not full.
 
-        Requests that wait then wait for a slot in the batch. (Or for prefill to be scheduled; that lowers the
-        limit for a few scrapes at most.)
+        Waiting requests are then waiting for a slot in the batch. (Or for prefill to be scheduled; that
+        lowers the limit for a few scrapes at most.)
         """
         if waiting:
             self.limit, self._step = running, 1
         elif running >= self.limit:
             self.limit = running + self._step
-            self._step = max(1, min(2 * self._step, running // _BATCH_SHARE))
+            self._step = max(1, min(2 * self._step, running // _GROWTH_DIVISOR))
 
 
 class CounterDeltas(NamedTuple):
@@ -69,7 +69,7 @@ class _FirstSample:
 
 
 class RecentCounters:
-    """Counters of one engine over the last ten minutes; a restart of the engine begins anew."""
+    """Counters of one engine over the last ten minutes; they start again when the engine restarts."""
 
     def __init__(self) -> None:
         self._reset()

@@ -44,7 +44,7 @@ DecisionCallback = Callable[[Decision | Exception], None]
 """Receives the decision, or the exception that was raised while it was made."""
 
 
-class DeferredResult:
+class PendingResult:
     """A decision that is made later, for a queued request. Used on the event loop's thread only.
 
     A callback instead of a task: tens of thousands of requests may be queued at once, and a task with its

@@ -1,7 +1,7 @@
 """The gRPC methods of the picker's ports, free of any transport: ext_proc, the access log, health.
 
 Both servers (``http2.server``, ``http2.grpc_server``) run them. A method starts a ``Call`` on a ``Sink``
-(``http2.call``). The decision is usually made at once; a `DeferredResult`, for a request that waits in the
+(``http2.call``). The decision is usually made at once; a `PendingResult`, for a request that waits in the
 queue, is cancelled with its call.
 """
 
@@ -11,14 +11,14 @@ from typing import Final
 
 from kvist_epp.errors import PickError, ProtocolError, traceback_without_text
 from kvist_epp.extproc.access_log import AccessLogCall, AccessLogEntry
-from kvist_epp.extproc.pick_request import Decision, DeferredResult, PickRequest, PickResult
+from kvist_epp.extproc.pick_request import Decision, PendingResult, PickRequest, PickResult
 from kvist_epp.extproc.response import ObservedResponse
 from kvist_epp.extproc.session import ExtProcSession, SessionStep
 from kvist_epp.http2.call import Method, Sink
 from kvist_epp.http2.grpc_health import Health, health_methods
 from kvist_epp.names import ACCESS_LOG_METHOD, PROCESS_METHOD
 
-Decide = Callable[[PickRequest], Decision | DeferredResult]
+Decide = Callable[[PickRequest], Decision | PendingResult]
 """Makes the decision, or raises `PickError`."""
 
 ErrorCounter = Callable[[str, int], None]
@@ -69,7 +69,7 @@ def model_header_methods(
 class _ProcessCall:
     """The gRPC call of one ext_proc stream: passes messages to the session and its requests to the picker."""
 
-    __slots__ = ("_decide", "_deferred", "_half_closed", "_on_error", "_on_response", "_session", "_sink")
+    __slots__ = ("_decide", "_half_closed", "_on_error", "_on_response", "_pending", "_session", "_sink")
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class _ProcessCall:
         self._session = session
         self._on_error = on_error
         self._on_response = on_response
-        self._deferred: DeferredResult | None = None
+        self._pending: PendingResult | None = None
         self._half_closed = False
 
     def on_message(self, data: bytes) -> None:
@@ -98,14 +98,14 @@ class _ProcessCall:
 
     def on_half_closed(self) -> None:
         self._half_closed = True
-        if self._deferred is None:
+        if self._pending is None:
             self._report_unfinished()
             self._sink.close()
 
     def on_cancelled(self) -> None:
         self._report_unfinished()
-        if self._deferred is not None:
-            self._deferred.cancel()
+        if self._pending is not None:
+            self._pending.cancel()
 
     def _report_unfinished(self) -> None:
         if (observed := self._session.on_closed()) is not None:
@@ -130,14 +130,14 @@ class _ProcessCall:
         except Exception as error:  # noqa: BLE001  a bug in the picker must cost one request, not the connection
             self._fail(error)
             return
-        if isinstance(decision, DeferredResult):
-            self._deferred = decision
+        if isinstance(decision, PendingResult):
+            self._pending = decision
             decision.then(self._on_decision)
         else:
             self._perform(self._session.on_decision(decision))
 
     def _on_decision(self, decision: Decision | Exception) -> None:
-        self._deferred = None
+        self._pending = None
         if isinstance(decision, (PickResult, PickError)):
             self._perform(self._session.on_decision(decision))
         else:

@@ -11,7 +11,7 @@ from math import inf
 from time import perf_counter
 from typing import Final
 
-from kvist_epp.extproc.pick_request import DecisionCallback, DeferredResult
+from kvist_epp.extproc.pick_request import DecisionCallback, PendingResult
 from kvist_epp.flowcontrol.flow_controller import FlowController, Poll, QueuedRequest
 
 SLICE_SECONDS: Final = 0.001
@@ -75,9 +75,9 @@ class FlowDriver:
             if handle is not None:
                 handle.cancel()
 
-    def deferred(self, request: QueuedRequest) -> DeferredResult:
+    def pending(self, request: QueuedRequest) -> PendingResult:
         """Return the answer to come of a request that waits."""
-        return _DeferredDecision(self, request)
+        return _PendingDecision(self, request)
 
     def cancel(self, request: QueuedRequest) -> None:
         """Remove a request whose client has given up."""
@@ -136,7 +136,7 @@ class FlowDriver:
         return True
 
 
-class _DeferredDecision(DeferredResult):
+class _PendingDecision(PendingResult):
     """The answer of a queued request."""
 
     __slots__ = ("_driver", "_request")

@@ -142,13 +142,11 @@ class FlowController:
         request.since, request.stamp = now, self.deadlines.stamp(now)
         displaced = self.queue.offer(request)
         if displaced is None:
-            text = f"every endpoint is full, and {self.queue.requests} requests wait"
+            text = f"the queue is full: {self.queue.requests} requests wait for capacity"
             raise Shed(text, retry_after=self._retry_after(request.priority))
         for other in displaced:
             assert isinstance(other, QueuedRequest), "nothing else is offered"
-            text = (
-                "every endpoint is full, and a request of higher priority took this one's place in the queue"
-            )
+            text = "a request of higher priority took this one's place in the full queue"
             retry = self._retry_after(other.priority)
             self._displaced.append((other, Shed(text, reason="evicted-priority", retry_after=retry)))
         if request.priority in self.last_queued or len(self.last_queued) < MAX_LEVELS:

@@ -1,7 +1,7 @@
 """One accepted socket: reading, writing with back-pressure, fair reads, and the time-outs of a peer.
 
-A peer that does not read is not read from either: once its socket is full, no more is taken from it until it
-has caught up, or ``stall_seconds`` have passed.
+The server stops reading from a peer that does not read: once its socket is full, no more is taken from it
+until it has caught up, or ``stall_seconds`` have passed.
 """
 
 import asyncio
@@ -123,7 +123,7 @@ class ServerTransport(asyncio.Protocol):
     # -- asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        stream = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        stream = cast("asyncio.Transport", transport)  # uvloop's does not inherit from it
         self._transport = stream
         if not self._server.add(self):
             stream.abort()
@@ -273,7 +273,7 @@ class ServerTransport(asyncio.Protocol):
         try:
             plain = tls.receive(data)
         except ProtocolError as error:
-            # No output can be sent any more except the alert.
+            # Nothing but the TLS alert can be sent now.
             self._server.stats.connections_ended["tls"] += 1
             if tls.established:
                 _log.debug("connection ended: %s", error)

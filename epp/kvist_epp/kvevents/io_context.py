@@ -224,7 +224,7 @@ class IoContext:
         try:
             socket.connect(address)
         except zmq.ZMQError as error:
-            logger.warning("cannot connect to the KV events at %s, they are not followed: %s", address, error)
+            logger.warning("cannot subscribe to KV events at %s; they stay unknown: %s", address, error)
 
 
 def _drain(monitor: _ZmqSocket, on_connected: Callable[[], None]) -> None:

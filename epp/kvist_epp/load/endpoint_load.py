@@ -22,7 +22,7 @@ DEFAULT_RATE: Final = 15_928.0
 STEP_TOKENS: Final = 8_192
 """The most that engines usually compute in a step (vLLM's ``--max-num-batched-tokens`` on large GPUs)."""
 QUIET_SECONDS: Final = 1.0
-"""Events that are later than a step and this are not coming."""
+"""Events later than one step plus this time count as lost."""
 SPARE_SLOTS: Final = 0.05
 """Share of the batch that may wait in the engine besides: then a slot that becomes free is taken in the next
 step, not when the end has been reported and another request sent. Without it ``rollouts`` lost 2 points of

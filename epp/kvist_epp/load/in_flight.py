@@ -8,9 +8,9 @@ already knew of their progress decides the state in which they enter.
 
     QUEUED ──sent──▶ SENT ──first KV event──▶ PREFILLING ──prompt computed──▶ DECODING ──▶ ENDED
 
-QUEUED is a record without an attempt: it is made when the request is sent, and until then the request is a
-``flowcontrol.flow_controller.QueuedRequest``. Every other state may go to ENDED: by the access log, the
-response, a scrape, expiry, or an endpoint that leaves.
+A record is QUEUED only until its first attempt is added. A request that waits in flow control has no record:
+it is a ``flowcontrol.flow_controller.QueuedRequest``. Every other state may go to ENDED: by the access
+log, the response, a scrape, expiry, or an endpoint that leaves.
 """
 
 from collections import deque

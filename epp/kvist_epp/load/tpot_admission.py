@@ -33,8 +33,8 @@ this much an endpoint never runs dry. It is also the most allowance that is save
 answers of agents for most of their time), and a third of the deepest debt: a longer prompt is forgiven the
 rest, since an endpoint with five seconds of debt took nothing up for ten."""
 LIGHT_TOKENS: Final = 256
-"""So few tokens ride on a step that decodes, for nothing (15,928 tokens/s x 18 ms): no allowance holds
-them."""
+"""This few prompt tokens fit into a decode step at no cost (15,928 tokens/s x 18 ms): no allowance holds them
+back."""
 FRESH_SECONDS: Final = 2.0
 """A request that has waited longer does not weigh against the sequences that decode …"""
 FRESH_WEIGHT: Final = 3

@@ -20,8 +20,8 @@ class Policy:
     """Every constant of the cost. Figures are goodput in virtual time (``kvist bench route``)."""
 
     evicted: float = 3.0
-    """Times that a token is computed again, in the mean, whose block had to make place for a new one. At the
-    pool's mean rate, since other requests will compute it somewhere: not dearer on a slow GPU. 1 lost goodput
+    """Mean number of times that a token of an evicted block is computed again, at the pool's mean rate: other
+    requests will compute it somewhere, so it costs no more on a slow GPU. 1 lost goodput
     on agents, groups and documents; 7 on uneven GPUs, and where one prefix is hot
     (``docs/decisions/0015``)."""
     price_running: float = 0.08
@@ -50,10 +50,15 @@ class Policy:
     """Until an endpoint whose prefill is deferred (TPOT target) takes it up: 0 and 0.8 lost goodput on uneven
     GPUs, where small ones' KV caches stay full."""
     tight: float = 0.8
-    """An endpoint is tight whose sequences leave less than this part of the pool's mean share of time for
+    """An endpoint is tight if its sequences leave less than this part of the pool's mean share of time for
     prompts (``load.tpot_admission``). With 0, small GPUs among large ones got what they could not take up,
     and requests waited there for a minute; 1 makes something of every difference between equal ones
     (``docs/decisions/0018``)."""
+    copy_share: float = 0.9
+    """An endpoint that holds this share of the longest match has a copy of the prefix."""
+    sharing_power: float = 3.0
+    """Exponent of ``share_of_copy``: a soft threshold at one expected use per copy. With the square a few
+    endpoints never got a prefix that all others had (``docs/decisions/0015``)."""
     load_rates: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({"CPU": 80_000.0, "STORAGE": 12_000.0}), hash=False
     )
@@ -99,7 +104,7 @@ NOTHING_LOWER: Final[Mapping[str, int]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A hit made by hand."""
+    """A ``CachedPrefix`` from plain numbers."""
 
     tokens: int = 0
     bytes: int = 0
@@ -107,9 +112,6 @@ class Match:
 
 
 NO_MATCH: Final = Match()
-
-COPY_SHARE: Final = 0.9
-"""An endpoint that holds this share of the longest match has a copy."""
 
 
 class EndpointCost(msgspec.Struct, gc=False):
@@ -177,15 +179,14 @@ def price_of_work(running: float, kv_full: float = 0.0, policy: Policy = DEFAULT
     return 1.0 + policy.price_running * running + policy.price_kv_full * kv_full
 
 
-def copy_share(uses: float, copies: int) -> float:
+def share_of_copy(uses: float, copies: int, policy: Policy = DEFAULT) -> float:
     """Return the part of a copy's work that this request answers for.
 
     ``uses`` of the same prefix came in the last moments, and will come in the next ones; the new copy gets
-    its share of them beside ``copies``. The cubic is a soft threshold at one expected use per copy: above it
-    the cost of a copy is shared and approaches 0; below it the request pays almost all of it. With the square
-    a few endpoints never got a prefix that all others had (``docs/decisions/0015``).
+    its share of them beside ``copies``. The power is a soft threshold at one expected use per copy: above it
+    the cost of a copy is shared and approaches 0; below it the request pays almost all of it.
     """
-    return 1.0 / (1.0 + (uses / (copies + 1)) ** 3)
+    return 1.0 / (1.0 + (uses / (copies + 1)) ** policy.sharing_power)
 
 
 # Terms: seconds for each endpoint, in the order of ``rows``
@@ -265,6 +266,8 @@ TERMS: Final[Mapping[str, Term]] = MappingProxyType(
     }
 )
 """In the order in which they are added."""
+TTFT_TERMS: Final = ("wait", "slot")
+"""Terms that, with the undisturbed work, predict the time to the first token."""
 
 
 def terms(rows: Sequence[EndpointCost], uses: float, policy: Policy = DEFAULT) -> list[list[float]]:
@@ -292,8 +295,8 @@ def _pool_cost(rows: Sequence[EndpointCost], uses: float, policy: Policy) -> Poo
     held = [row.hit.tokens for row in rows]
     part = 1.0
     if uses and (most := max(held)):
-        copied = COPY_SHARE * most
-        part = copy_share(uses, sum([tokens >= copied for tokens in held]))
+        copied = policy.copy_share * most
+        part = share_of_copy(uses, sum([tokens >= copied for tokens in held]), policy)
     lean = policy.tight * (share / count)
     for row in rows:
         row.own = least + part * (row.uncached - least)

@@ -107,7 +107,7 @@ def prewarm_families(stats: PrewarmStats) -> Iterable[Metric]:
     yield counter("prewarm_tokens", text, stats.tokens)
     text = "Number of prewarming requests to engines, by outcome: done or failed."
     yield counter("prewarm_steps", text, {"done": stats.steps, "failed": stats.failed}, "outcome")
-    text = "Number of prefixes of prewarming: begun, dropped unfinished, or kept in a cache by a refresh."
+    text = "Number of prefixes that prewarming began, dropped unfinished, or kept cached by requests."
     found = {"begun": stats.begun, "dropped": stats.dropped, "kept": stats.kept}
     yield counter("prewarm_prefixes", text, found, "what")
     yield counter("prewarm_seconds", "Seconds that prewarming requests took in total.", stats.seconds)
@@ -134,7 +134,7 @@ def replication_families(report: ReplicationReport) -> Iterable[Metric]:
     yield counter("gossip_passed_entries", text, stats.forwarded, "direction")
     yield counter(
         "gossip_broken",
-        "Number of connections to other replicas that broke without a farewell.",
+        "Number of connections that broke although the other replica had not announced its shutdown.",
         stats.broken,
     )
     text = "Number of index snapshots: given to other replicas, taken from one, or failed while being taken."
@@ -288,7 +288,7 @@ class PickerMetrics:
         yield gauge("model_faithful", text, int(gauges.model_faithful()))
         missing, failures = gauges.tokenizer()
         text = (
-            "1 while the tokenizer of --model is not loaded and all endpoints are approximate; otherwise 0."
+            "1 while the tokenizer of --model is not loaded (all endpoints in approximate mode); otherwise 0."
         )
         yield gauge("tokenizer_missing", text, int(missing))
         yield counter("tokenizer_failures", "Number of failed attempts to load the tokenizer.", failures)
@@ -296,7 +296,9 @@ class PickerMetrics:
         yield counter("bad_endpoints_files", text, self.bad_endpoints_files)
         text = "Number of gateway messages that could not be decoded and picks that failed, by kind."
         yield counter("protocol_errors", text, self.protocol_errors, "kind")
-        text = "Number of prompts that the chat template could not render, by reason; load alone routed them."
+        text = (
+            "Number of prompts that the chat template could not render, by reason; they are routed by load."
+        )
         yield counter("template_failures", text, self.template_failures, "reason")
         text = "Number of requests that ended, by the source that reported the end."
         yield counter("requests_ended", text, self.ended, "source")

@@ -73,8 +73,8 @@ def choose_kv(engine: EngineSpec, shape: ModelShape, gpu: Accelerator, version: 
     if engine.attention_backend:
         chosen = Choice("attentionBackend", backend, "as requested", "spec.engine.attentionBackend")
     else:
-        cache = "a 16-bit" if dtype == "auto" else "this"
-        reason = f"left to vLLM, which chooses this one for {cache} cache"
+        cache = "16-bit" if dtype == "auto" else dtype
+        reason = f"vLLM's own choice for a KV cache in {cache}; no flag is set"
         chosen = Choice("attentionBackend", backend, reason, SOURCE)
     choices = [choice, chosen]
     windows = _small_windows(shape) if engine.kv_dtype is KvDtype.AUTO and dtype == "fp8" else ()
@@ -135,7 +135,7 @@ def _dtype(engine: EngineSpec, shape: ModelShape, gpu: Accelerator) -> tuple[str
         scales = "scale 1, not calibrated"
         scales += f" (measured on {measured}, {STUDY})" if measured else ""
     backends = f"{gpu.name} and {_backend(gpu, shape, 'fp8')}"
-    reason = f"half the bytes: {backends} both compute in FP8; with {scales}. Model keeps {shape.dtype}"
+    reason = f"halves the KV cache; {backends} support FP8; {scales}. Model keeps {shape.dtype}"
     return "fp8", "fp8", Choice(FIELD, "fp8", reason, SOURCE)
 
 

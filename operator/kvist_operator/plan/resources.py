@@ -113,7 +113,9 @@ def pod_resources(
     )
     computed = f"{loaded / GIB:.0f} GiB at 0.5 GiB/s, plus ten minutes for compilation and graph capture"
     reason, source = ("as requested", "spec.rollout.startupSeconds") if given else (computed, "weights")
-    stop = f"{PRE_STOP} s until the pickers know, {drain} s to finish requests, {SPARE} s to exit"
+    stop = (
+        f"{PRE_STOP} s until pickers send no more requests, {drain} s to finish requests, {SPARE} s to exit"
+    )
     return found, [
         Choice("startupSeconds", startup, reason, source),
         Choice("terminationGracePeriodSeconds", found.grace_seconds, stop, "spec.rollout.drainSeconds"),

@@ -41,7 +41,8 @@ class OperatorSettings:
         "--namespaces",
         "",
         "comma-separated namespaces whose pools are managed, each with a Role; empty: all namespaces, with a "
-        "ClusterRole; node labels need a ClusterRole, so that without one pools must set spec.accelerator",
+        "ClusterRole. Without a ClusterRole the operator cannot read node labels, so every pool must set "
+        "spec.accelerator",
         unit="NAMES",
     )
     picker_image: str = flag(

@@ -72,7 +72,11 @@ class Applier:
                     run.failures.append(error)
         if run.tried:
             names = ", ".join(map(str, sorted(run.tried)))
-            logger.info("%s/%s: wrote %d objects: %s", pool.namespace, pool.name, len(run.tried), names)
+            done, failed = len(run.tried) - len(run.failures), len(run.failures)
+            logger.info(
+                "%s/%s: objects written or deleted: %d, failed: %d (%s)",
+                *(pool.namespace, pool.name, done, failed, names),
+            )
         return ApplyResult(conflicts=found.conflicts, waits=found.waits, failures=tuple(run.failures))
 
     def forget(self, pool: PoolKey) -> None:

@@ -108,7 +108,10 @@ class PickerClient:
         try:
             await self.annotate(target_of(pod), {COST: str(cost)})
         except ClusterError as error:
-            logger.warning("pod %s: setting its deletion cost failed: %s", pod["metadata"]["name"], error)
+            meta = pod["metadata"]
+            logger.warning(
+                "%s/%s: cannot set the pod deletion cost: %s", meta["namespace"], meta["name"], error
+            )
 
     async def _ask(self, key: PoolKey, pods: Iterable[Json]) -> MergedReport:
         urls = {str(pod["metadata"]["name"]): url for pod in pods if (url := fleet_url(pod, self.port))}

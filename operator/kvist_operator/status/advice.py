@@ -39,7 +39,7 @@ class Figures:
     """Activity of one pool's engines in a window, from the pickers' scrapes."""
 
     requests: float = 0.0
-    """Requests that got their first token, all engines together."""
+    """Requests that ended, all engines together."""
     preemptions: float = 0.0
     """Preemptions: a request lost its KV cache blocks and was computed again; all engines together."""
     prompt_tokens: float = 0.0
@@ -168,8 +168,8 @@ def _missed(case: _Case) -> str:
     return (
         f"{head}: {_percent(rate)} of prompt tokens were in a cache, where {shared} promises "
         f"{_percent(promised)}. Prompts diverge earlier (a date, a name or an id near the start, tools in "
-        f'changing order: "Where prompts part" in {GUIDE}), or their KV cache blocks are evicted before they '
-        "are used again: then spec.offload.cpu keeps them."
+        f'changing order: "Where prompts diverge" in {GUIDE}), or their KV cache blocks are evicted before '
+        "they are used again: then spec.offload.cpu keeps them."
     )
 
 

@@ -101,21 +101,21 @@ def available(found: Counts) -> Condition:
     that resolves names does not know it earlier."""
     if found.available:
         return Condition(
-            AVAILABLE, TRUE, "Serving", f"{found.ready} of {found.wanted} replicas are ready for requests"
+            AVAILABLE, TRUE, "Serving", f"ready for requests: {found.ready} of {found.wanted} replicas"
         )
     if found.current and not found.wanted and not found.there:
         return Condition(AVAILABLE, FALSE, "ScaledToZero", "spec.replicas is 0: raise it to serve requests")
     if found.ready:
-        message = f"{found.ready} of {found.wanted} replicas became ready less than minReadySeconds ago"
+        message = f"ready for less than minReadySeconds: {found.ready} of {found.wanted} replicas"
         return Condition(AVAILABLE, FALSE, "JustReady", message)
-    return Condition(
-        AVAILABLE, FALSE, "NoReplicaReady", f"none of {found.wanted} replicas is ready for requests"
-    )
+    return Condition(AVAILABLE, FALSE, "NoReplicaReady", f"ready for requests: 0 of {found.wanted} replicas")
 
 
 def progressing(observed: ObservedPool, found: Counts) -> Condition:
     """Return Progressing: true while a change is under way, false when it is complete or stuck."""
-    where = f"{found.updated} of {found.wanted} replicas run the current plan, {found.ready} are ready"
+    where = (
+        f"ready: {found.ready} of {found.wanted}, running the current plan: {found.updated} of {found.wanted}"
+    )
     if observed.failure:
         return Condition(PROGRESSING, FALSE, observed.failure.reason, observed.failure.message)
     if observed.waits:

@@ -228,6 +228,8 @@ def page(runs: Runs) -> str:
         machine=runs.machine,
         revision=runs.revision,
         noise=f"{NOISE_POINTS:g}",
+        near=f"{cost.AMONG_REPLICAS.near_seconds:g}",
+        near_tpot=f"{cost.TPOT_AMONG_REPLICAS.near_seconds:g}",
         baseline=f"{mean(runs.baseline.values()):.1f}" if runs.baseline else "not measured",
     )
     lines = text.split("\n")
@@ -288,6 +290,11 @@ cost = {formula}
   [guide](guides/flow-control.md)).
 
 Decision records 0003, 0011 to 0018 and 0021 tell how it came to be; this page has the present.
+
+To add a term, write a function `NAME_term` in `cost.py`, add it to `TERMS`, and add a test `test_NAME_…` to \
+`tests/epp/scheduling/test_cost.py`; then run `python -m kvist_sim.virtual.sensitivity --write`. A new \
+constant shows "not measured" until the runs are repeated. Where several replicas route to the same \
+endpoints, `near_seconds` is {near}, with a TPOT target {near_tpot}.
 
 ## Constants
 

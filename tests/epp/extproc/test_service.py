@@ -11,7 +11,7 @@ from tests.fakes.deferred import deferred
 from kvist_epp.errors import Shed
 from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
-from kvist_epp.extproc.pick_request import Decision, DecisionCallback, DeferredResult, PickRequest, PickResult
+from kvist_epp.extproc.pick_request import Decision, DecisionCallback, PendingResult, PickRequest, PickResult
 from kvist_epp.extproc.service import PROTOCOL_ERRORS, ext_proc_methods
 from kvist_epp.http2.call import Call
 from kvist_epp.http2.grpc_health import Health
@@ -46,7 +46,7 @@ class Recorder:
 class World:
     """Every method, and what they were given and gave."""
 
-    answer: Callable[[PickRequest], Decision | Awaitable[Decision] | DeferredResult] = lambda _: PICK
+    answer: Callable[[PickRequest], Decision | Awaitable[Decision] | PendingResult] = lambda _: PICK
     sink: Recorder = field(default_factory=Recorder)
     health: Health = field(default_factory=Health)
     ended: list[AccessLogEntry] = field(default_factory=list)
@@ -62,7 +62,7 @@ class World:
         return table[method](self.sink)
 
 
-class Later(DeferredResult):
+class Later(PendingResult):
     """A decision that the test makes."""
 
     def __init__(self) -> None:

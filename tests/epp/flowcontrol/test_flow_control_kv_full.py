@@ -10,7 +10,7 @@ import pytest
 from tests.epp.queued_director import QueuedDirector, Wait, refusal
 
 from kvist_epp.errors import Shed
-from kvist_epp.extproc.pick_request import DeferredResult, PickResult
+from kvist_epp.extproc.pick_request import PendingResult, PickResult
 from kvist_epp.flowcontrol.driver import LONGEST_SLICE_SECONDS, SLICE_SECONDS, slice_seconds
 
 LONG = "The library opens at nine and closes when the last reader has left. " * 12
@@ -23,7 +23,7 @@ class Crowd:
         self.picker = picker
         self.dice = random.Random(seed)
         self.running: set[str] = set()
-        self.waiting: dict[str, DeferredResult] = {}
+        self.waiting: dict[str, PendingResult] = {}
         self.answers: dict[str, object] = {}
 
     def come(self, name: str) -> None:

@@ -262,7 +262,7 @@ async def test_a_queue_full_for_one_subset_refuses_no_request_of_another(pickers
 
 
 async def test_a_request_for_any_endpoint_overtakes_no_subset(pickers: Any) -> None:
-    """A request for any endpoint passes those for a full subset, and waits where its best is one of theirs."""
+    """A request for any endpoint passes those for a full subset, and waits if its best is one of theirs."""
     picker = pickers(2, requests=8)
     first = picker.parts.endpoints[0].address
     picker.ask("a", subset=(first,))

@@ -11,8 +11,8 @@ from kvist_epp.scheduling.cost import (
     EndpointCost,
     Match,
     Policy,
-    copy_share,
     price_of_work,
+    share_of_copy,
     slot_seconds,
     terms,
     work_seconds,
@@ -137,13 +137,13 @@ def test_copy_costs_a_little() -> None:
 def test_requests_that_will_use_a_copy_share_its_work() -> None:
     """A request bears the whole work of a copy without recent uses; with four uses for two copies, a
     ninth."""
-    assert [copy_share(0.0, 1), copy_share(4.0, 1)] == [1.0, pytest.approx(1 / 9)]
+    assert [share_of_copy(0.0, 1), share_of_copy(4.0, 1)] == [1.0, pytest.approx(1 / 9)]
 
 
 @given(st.floats(0, 1e4), st.floats(0, 1e4), st.integers(1, 1000), st.integers(1, 1000))
 def test_more_uses_and_fewer_copies_make_a_copy_cheaper(a: float, b: float, m: int, n: int) -> None:
     """The share is between 0 and 1, falls with the uses and rises with the copies."""
-    assert 0 < copy_share(max(a, b), min(m, n)) <= copy_share(min(a, b), max(m, n)) <= 1
+    assert 0 < share_of_copy(max(a, b), min(m, n)) <= share_of_copy(min(a, b), max(m, n)) <= 1
 
 
 @given(
