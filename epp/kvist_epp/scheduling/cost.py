@@ -5,6 +5,7 @@ The cost is the sum of the ``TERMS`` below, each of which is one function and on
 unweighted work are also the predicted time to the first token.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -186,7 +187,7 @@ def share_of_copy(uses: float, copies: int, policy: Policy = DEFAULT) -> float:
     its share of them beside ``copies``. The power is a soft threshold at one expected use per copy: above it
     the cost of a copy is shared and approaches 0; below it the request pays almost all of it.
     """
-    return 1.0 / (1.0 + (uses / (copies + 1)) ** policy.sharing_power)
+    return 1.0 / (1.0 + math.pow(uses / (copies + 1), policy.sharing_power))
 
 
 # Terms: seconds for each endpoint, in the order of ``rows``
