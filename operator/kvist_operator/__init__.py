@@ -10,7 +10,10 @@ picker.
 - ``hardware``: turns a product name or node labels into an ``Accelerator``.
 - ``memory``: bytes that a model needs on an accelerator at a given parallelism, counted as vLLM does.
 - ``plan``: chooses, with a reason for each choice.
-- ``engine_flags``: spells vLLM's flags; no other module does.
+- ``engine_flags``: spells vLLM's flags, and says which of them belong to the plan; no other module does.
+- ``engine_version``: the vLLM of an image, and the known version whose flags it gets.
+- ``flag_table``: every flag of vLLM by version, as its own parser declares it.
+- ``extra_args``: reads and checks the flags that users add.
 - ``manifests``: turns a plan into objects.
 - ``apply``: compares desired with observed objects and decides on the steps.
 - ``status``: what the user reads: status and conditions.

@@ -1,24 +1,15 @@
-"""vLLM's command line: the arguments of a plan, and the flags that users may not set. Pure.
+"""vLLM's command line: the arguments of a plan, and who sets which flag. Pure.
 
-No other module spells vLLM's flags. Each flag was looked up in the sources of 0.30 and 0.32
-(``engine/arg_utils.py``, ``entrypoints/…/cli_args.py``); 0.33 has them all. ``spec.engine.extraArgs`` may
-not set a flag the plan sets. vLLM's parser accepts unique abbreviations and underscores, so those are refused
-too.
+No other module spells vLLM's flags; ``flag_table`` has all that exist, ``extra_args`` checks the flags that
+users add. A flag belongs to the plan always (``OWNED``), in the plans that set it (``SHARED``), or unless
+the user sets it (``YIELDING``); every other flag is the user's.
 """
 
 import dataclasses
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-
-from kvist_operator.errors import SpecError
-
-VERSIONS: Final = ((0, 30), (0, 31), (0, 32), (0, 33))
-"""Engines whose flags and memory arithmetic are known; a plan for another one is unverified."""
-LATEST: Final = VERSIONS[-1]
-Version = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +64,17 @@ class EngineArgs:
     extra: tuple[str, ...] = ()
     """``spec.engine.extraArgs``, which come last."""
 
+    def names(self) -> set[str]:
+        """Return the flags that are set, without those of ``extra``."""
+        fields = dataclasses.fields(self)[1:-1]
+        values = ((field.name, getattr(self, field.name)) for field in fields)
+        off = "enable_prefix_caching"
+        return {
+            name.replace("_", "-")
+            for name, value in values
+            if value is not None and (value is not False or name == off)
+        }
+
     def to_argv(self) -> list[str]:
         """Return the whole command after ``vllm``."""
         words = ["serve", self.model]
@@ -91,28 +93,14 @@ class EngineArgs:
         return [*words, *self.extra]
 
 
-def parse_version(text: str) -> Version | None:
-    """Return the version in a tag like ``v0.32.1`` or ``0.33.0rc1-cu130``; None for ``latest``."""
-    found = re.match(r"v?(\d+)\.(\d+)(?:\D|$)", text)
-    return (int(found[1]), int(found[2])) if found else None
-
-
-def image_version(image: str) -> Version | None:
-    """Return the version in the tag of an image; None if it has none."""
-    name, _, _ = image.partition("@")
-    _, colon, tag = name.rpartition(":")
-    return parse_version(tag) if colon and "/" not in tag else None
-
-
 PLAN_ONLY: Final = """
-host port uds config nnodes node-rank master-addr master-port headless kv-cache-memory-bytes
-prefix-caching-hash-algo kv-events-config enable-prompt-tokens-details enable-expert-parallel
-hf-overrides disable-log-stats ssl-keyfile ssl-certfile data-parallel-rank
-data-parallel-start-rank data-parallel-size-local data-parallel-address data-parallel-rpc-port
-data-parallel-backend data-parallel-hybrid-lb data-parallel-external-lb
+host port uds grpc config nnodes node-rank master-addr master-port headless
+kv-events-config enable-prompt-tokens-details disable-log-stats ssl-keyfile ssl-certfile
+data-parallel-rank data-parallel-start-rank data-parallel-size-local data-parallel-address
+data-parallel-rpc-port data-parallel-backend data-parallel-hybrid-lb data-parallel-external-lb
 data-parallel-multi-port-external-lb prefill-context-parallel-size
 """
-"""Flags that no field sets, because gateway, picker or plan depend on them."""
+"""Flags that no field sets, because gateway, picker or the number of GPUs depend on them."""
 OWNED: Final[Mapping[str, str]] = {
     "model": "spec.model.source",
     "served-model-name": "spec.model.servedName",
@@ -125,9 +113,7 @@ OWNED: Final[Mapping[str, str]] = {
     "max-num-seqs": "spec.engine.maxNumSeqs",
     "max-num-batched-tokens": "spec.engine.maxNumBatchedTokens",
     "gpu-memory-utilization": "spec.engine.gpuMemoryUtilizationPercent",
-    "device-memory-utilization": "spec.engine.gpuMemoryUtilizationPercent",
     "kv-cache-dtype": "spec.engine.kvCacheDtype",
-    "quantization": "spec.engine.quantization",
     "attention-backend": "spec.engine.attentionBackend",
     "enable-prefix-caching": "spec.engine.prefixCaching",
     "speculative-config": "spec.engine.speculative",
@@ -137,39 +123,41 @@ OWNED: Final[Mapping[str, str]] = {
     "scheduling-policy": "spec.engine.schedulingPolicy",
     "kv-offloading-size": "spec.offload",
     "kv-offloading-backend": "spec.offload",
-    "kv-transfer-config": "spec.offload",
-    "limit-mm-per-prompt": "spec.workload.imagesPerRequest",
-    "enable-lora": "spec.model.adapters",
     "lora-modules": "spec.model.adapters",
-    "max-loras": "spec.engine.maxLoras",
-    "max-cpu-loras": "spec.engine.maxCpuLoras",
-    "max-lora-rank": "spec.model.adapters",
     "shutdown-timeout": "spec.rollout.drainSeconds",
     **dict.fromkeys(PLAN_ONLY.split(), ""),
 }
 """Flag → the field that sets it; empty where no field does."""
-
-SHORT: Final[Mapping[str, str]] = {
-    "tp": "tensor-parallel-size",
-    "pp": "pipeline-parallel-size",
-    "dp": "data-parallel-size",
-    "ep": "enable-expert-parallel",
-    "n": "nnodes",
-    "r": "node-rank",
-    "q": "quantization",
-    "sc": "speculative-config",
-    "dpn": "data-parallel-rank",
-    "dpr": "data-parallel-start-rank",
-    "dpl": "data-parallel-size-local",
-    "dpa": "data-parallel-address",
-    "dpp": "data-parallel-rpc-port",
-    "dpb": "data-parallel-backend",
-    "dph": "data-parallel-hybrid-lb",
-    "dpe": "data-parallel-external-lb",
-    "dpm": "data-parallel-multi-port-external-lb",
-    "pcp": "prefill-context-parallel-size",
-    "dcp": "decode-context-parallel-size",
+SHARED: Final[Mapping[str, str]] = {
+    "quantization": "spec.engine.quantization",
+    "kv-cache-memory-bytes": "spec.accelerator.memory",
+    "kv-transfer-config": "spec.offload",
+    "limit-mm-per-prompt": "spec.workload.imagesPerRequest",
+    "language-model-only": "spec.workload.imagesPerRequest",
+    "enable-lora": "spec.model.adapters",
+    "max-loras": "spec.engine.maxLoras",
+    "max-cpu-loras": "spec.engine.maxCpuLoras",
+    "max-lora-rank": "spec.model.adapters",
+    "prefix-caching-hash-algo": "spec.engine.prefixCaching",
+    "enable-expert-parallel": "",
 }
+"""Flag → the field by which a plan sets it, or empty; users may set it where their plan does not."""
+YIELDING: Final = (
+    "tool-call-parser",
+    "reasoning-parser",
+    "enable-auto-tool-choice",
+    "trust-remote-code",
+    "kv-cache-dtype-skip-layers",
+)
+"""Flags that the plan sets unless the user sets them."""
+MERGED: Final = "hf-overrides"
+"""The flag whose keys by the plan and by the user are merged."""
+
+SECRETS: Final[Mapping[str, str]] = {
+    "api-key": "set VLLM_API_KEY in spec.engine.env, with valueFrom.secretKeyRef",
+    "hf-token": "set spec.model.tokenSecretRef",
+}
+"""Flag → what to set instead, so that the secret is not in the pool's object."""
 
 GONE: Final[Mapping[str, str]] = {
     "swap-space": "vLLM no longer has swap; spec.offload.cpu keeps evicted blocks in memory",
@@ -189,83 +177,30 @@ GONE: Final[Mapping[str, str]] = {
     "engine-use-ray": "removed with the first engine",
     "guided-decoding-backend": "replaced by --structured-outputs-config",
     "enable-reasoning": "removed; --reasoning-parser alone turns it on",
-    "disable-log-requests": "removed; requests are not logged unless --enable-log-requests is given",
     "device": "removed; the image decides",
 }
 """Flags that vLLM no longer has or never had, and what to do instead."""
 
-AFFECTS_MEMORY: Final = (
-    "attention-config",
-    "block-size",
-    "kv-cache-dtype-skip-layers",
-    "dtype",
-    "cpu-offload-gb",
-    "compilation-config",
-    "max-cudagraph-capture-size",
-    "cudagraph-capture-sizes",
-    "disable-hybrid-kv-cache-manager",
-    "mamba-cache-dtype",
-    "mamba-ssm-cache-dtype",
-    "num-gpu-blocks-override",
-    "performance-mode",
-    "mm-encoder-tp-mode",
-    "mm-processor-kwargs",
-)
-"""Flags that users may set but that change the computed memory, so the plan is unverified."""
-
-YIELDING: Final = ("tool-call-parser", "reasoning-parser", "enable-auto-tool-choice", "trust-remote-code")
-"""Flags that the plan sets from the catalogue unless the user sets them."""
-
-
-def flag_names(words: Sequence[str]) -> list[tuple[int, str]]:
-    """Return position and name of each flag, without dashes in front, ``=value`` and dotted key."""
-    return [(i, _plain(word)) for i, word in enumerate(words) if re.match(r"-{1,2}[A-Za-z]", word)]
-
-
-def _plain(word: str) -> str:
-    bare = word.lstrip("-").partition("=")[0].partition(".")[0].replace("_", "-")
-    if not word.startswith("--"):
-        return SHORT.get(bare, SHORT.get(bare.rstrip("0123456789"), f"-{bare}"))
-    return bare
-
-
-def check_extra(words: Sequence[str], path: str = "spec.engine.extraArgs") -> None:
-    """Refuse flags that the plan sets, in every spelling vLLM accepts, and flags that vLLM no longer has.
-
-    Raises:
-        SpecError: the message names the word, and the field or flag to use instead.
-    """
-    for i, word in enumerate(words):
-        if not word.strip("-= \t\n"):
-            raise SpecError(f"{path}[{i}]", f"{word!r} is neither a flag nor a value: leave it out")
-    for i, name in flag_names(words):
-        at = f"{path}[{i}]"
-        for candidate in _readings(name):
-            if candidate in GONE:
-                raise SpecError(at, f"--{candidate} is gone from vLLM: {GONE[candidate]}")
-        owned = _owned(name)
-        if owned:
-            field_of = OWNED[owned]
-            remedy = (
-                f"set {field_of} instead"
-                if field_of
-                else "gateway, picker and plan depend on it; leave it out"
-            )
-            spelled = "" if owned == name else f" (which vLLM reads as --{owned})"
-            raise SpecError(at, f"{words[i].partition('=')[0]}{spelled} is set by the plan: {remedy}")
-
-
-def _readings(name: str) -> list[str]:
-    """Return the flags that a name may stand for: itself, or the one that it switches off."""
-    stripped = [name.removeprefix(prefix) for prefix in ("no-", "disable-") if name.startswith(prefix)]
-    return [name, *stripped, *(f"enable-{rest}" for rest in stripped)]
-
-
-def _owned(name: str) -> str | None:
-    """The owned flag that vLLM's parser would take this name for."""
-    readings = _readings(name)
-    exact = next((reading for reading in readings if reading in OWNED), None)
-    if exact or name in AFFECTS_MEMORY or name in YIELDING:
-        return exact
-    longer = ((flag, reading) for flag in OWNED for reading in readings if len(reading) > 1)
-    return next((flag for flag, reading in longer if flag.startswith(reading)), None)
+_MEMORY: Final = """
+additional-config all2all-backend attention-config aux-output-config block-size compilation-config convert
+cpu-offload-gb cpu-offload-params cudagraph-capture-sizes dcp-comm-backend dcp-q-replicate
+diffusion-config disable-custom-all-reduce disable-hybrid-kv-cache-manager
+disable-sliding-window dtype ec-manager-config ec-transfer-config elastic-ep-max-dp-size
+enable-batch-sharded-sampling enable-chunked-prefill enable-cumem-allocator enable-dbo enable-elastic-ep
+enable-eplb enable-expert-parallel enable-hc-sp enable-lora enable-mamba-shared-prefix-checkpoint
+enable-mixed-moe-lora-format enable-moe-shared-loras enable-return-routed-experts enable-sleep-mode
+enable-tower-connector-lora engram-config eplb-config fully-sharded-loras hf-config-path hf-overrides
+kernel-config kv-cache-dtype-skip-layers kv-cache-memory-bytes kv-sharing-fast-prefill kv-transfer-config
+language-model-only limit-mm-per-prompt linear-backend load-format lora-dtype lora-target-modules
+mamba-backend mamba-block-size mamba-cache-dtype mamba-cache-mode mamba-ssm-cache-dtype max-cpu-loras
+max-cudagraph-capture-size max-logprobs max-lora-cls-labels max-lora-rank max-loras media-io-kwargs
+mm-encoder-attn-backend mm-encoder-attn-dtype mm-encoder-only mm-encoder-tp-mode mm-ipc-gpu-memory-gb
+mm-processor-device mm-processor-kwargs model-class-overrides model-impl moe-backend num-gpu-blocks-override
+offload-backend offload-group-size offload-num-in-group offload-params offload-prefetch-step
+optimization-level performance-mode pooler-config quantization quantization-config replayssm-buffer-len
+runner scheduler-cls skip-mm-profiling sleep-mode-backend sleep-mode-offload-cudagraph
+specialize-active-lora ubatch-size use-fp64-gumbel use-replayssm watermark weight-transfer-config worker-cls
+worker-extension-cls
+"""
+AFFECTS_MEMORY: Final = frozenset(_MEMORY.split())
+"""Flags that users may set but that change the computed memory, or may, so the plan is unverified."""

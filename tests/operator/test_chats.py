@@ -44,10 +44,8 @@ def test_the_picker_is_started_with_them(words: list[str], name: str, value: str
     ("words", "says"),
     [
         (["--chat-template", "/etc/chat.jinja"], "/etc/chat.jinja, which the picker cannot read"),
-        (["--chat-template"], "its value as one word"),
         (["--default-chat-template-kwargs.enable_thinking", "false"], "JSON included"),
         (["--default-chat-template-kwargs", "[1]"], "must be a JSON object"),
-        (["--chat-template-content-format", "parts"], "auto, string, openai"),
     ],
 )
 def test_what_the_picker_cannot_have_is_reported(words: list[str], says: str) -> None:

@@ -29,7 +29,7 @@ FULL: dict[str, Any] = {
     },
     "engine": {
         "image": "a",
-        "version": "0.33.0",
+        "version": "0.99.0",
         "quantization": "FP8",
         "kvCacheDtype": "Auto",
         "attentionBackend": "A",
@@ -51,7 +51,7 @@ FULL: dict[str, Any] = {
             "shape": {"config": {"a": 1}, "checkpointSize": 1},
         },
         "schedulingPolicy": "FCFS",
-        "extraArgs": ["--seed"],
+        "extraArgs": ["--middleware=a"],
         "env": [
             {"name": "A", "value": "a"},
             {"name": "B", "valueFrom": {"secretKeyRef": {"name": "a", "key": "a", "optional": True}}},

@@ -334,10 +334,10 @@ def test_pictures_that_never_come_leave_the_tower_out() -> None:
 
 def test_a_user_s_own_parser_wins_over_the_catalogue_s() -> None:
     """No flag occurs twice."""
-    found = plan("Qwen/Qwen3-8B", "H100", engine={"extraArgs": ["--tool-call-parser", "mine"]})
+    found = plan("Qwen/Qwen3-8B", "H100", engine={"extraArgs": ["--tool-call-parser", "qwen3_xml"]})
 
     assert found.argv.count("--tool-call-parser") == 1
-    assert found.argv[-1] == "mine"
+    assert found.argv[-1] == "qwen3_xml"
 
 
 def test_drain_fits_into_the_grace_period() -> None:

@@ -13,7 +13,7 @@ named, since vLLM's own differ between versions. The logging configuration of us
 import json
 from typing import Final
 
-from kvist_operator.engine_flags import flag_names
+from kvist_operator.extra_args import flag_names
 from kvist_operator.spec.pool import ENGINE_CONTAINER, Pool
 
 from . import pods

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from kvist_epp.errors import SettingsError
 from kvist_epp.settings.settings import Settings
-from kvist_operator.engine_flags import flag_names
+from kvist_operator.extra_args import flag_names
 from kvist_operator.plan.resources import MODEL_MOUNT
 from kvist_operator.spec.pool import Pool, Source
 from kvist_operator.spec.pool_reader import split_source

@@ -1,11 +1,13 @@
 """Arguments of ``vllm serve`` and environment of the engine, from all that was decided before. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any, Final
 
 from kvist_epp import names
-from kvist_operator.engine_flags import EngineArgs, flag_names
+from kvist_operator.engine_flags import MERGED, YIELDING, EngineArgs
 from kvist_operator.errors import SpecError
+from kvist_operator.extra_args import ExtraFlag, check_shared, flag_names, merge_json
 from kvist_operator.memory.layout import Draft, EngineSettings, Layout
 from kvist_operator.models.shape import Facts
 from kvist_operator.spec.pool import Adapter, Pool, Source, Speculative
@@ -57,12 +59,17 @@ def arguments(
     settings: EngineSettings,
     kv: KvChoice,
     required: Requirements,
+    extra: Sequence[ExtraFlag],
 ) -> EngineArgs:
-    """Return all arguments that the plan decides; arguments that vLLM derives well are left unset."""
+    """Return all arguments that the plan decides; arguments that vLLM derives well are left unset.
+
+    Raises:
+        SpecError: a flag of ``spec.engine.extraArgs`` that this plan sets, too.
+    """
     cpu = hardware.accelerator.vendor == "cpu"
     nodes = hardware.nodes(layout)
     over_nodes = {"nnodes": nodes, "node_rank": RANK, "master_addr": LEADER} if nodes > 1 else {}
-    return EngineArgs(
+    planned = EngineArgs(
         model=_model_argument(pool),
         served_model_name=pool.served_name,
         revision=pool.model.revision or None if pool.model.kind is Source.HUB else None,
@@ -99,6 +106,22 @@ def arguments(
         shutdown_timeout=pool.rollout.drain_seconds,
         extra=pool.engine.extra_args,
     )
+    return _with_extra(planned, extra)
+
+
+def _with_extra(planned: EngineArgs, extra: Sequence[ExtraFlag]) -> EngineArgs:
+    """Return the arguments with the user's flags: those that yield are left to the user, JSON is merged."""
+    given = {each.name for each in extra}
+    yielding = {name.replace("-", "_") for name in YIELDING if name in given}
+    unset: dict[str, Any] = {f.name: f.default for f in fields(planned) if f.name in yielding}
+    planned = replace(planned, **unset)
+    check_shared(extra, planned.names())
+    if not planned.hf_overrides or MERGED not in given:
+        return planned
+    merged = merge_json(extra, MERGED, dict(planned.hf_overrides), "spec.engine.maxModelLen")
+    own = {at for each in extra if each.name == MERGED for at in range(each.at, each.at + each.words)}
+    words = tuple(word for at, word in enumerate(planned.extra) if at not in own)
+    return replace(planned, hf_overrides=merged, extra=words)
 
 
 def _model_argument(pool: Pool) -> str:

@@ -6,8 +6,8 @@ The tables are vLLM's: priorities of ``platforms/cuda.py``, and what ``v1/attent
 from dataclasses import dataclass
 from typing import Final
 
-from kvist_operator.engine_flags import Version
 from kvist_operator.errors import SpecError
+from kvist_operator.flag_table import Version
 from kvist_operator.hardware import Accelerator
 from kvist_operator.models.layers import Attention, Latent
 from kvist_operator.models.shape import ModelShape

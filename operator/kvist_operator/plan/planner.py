@@ -5,16 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from kvist_operator.engine_flags import (
-    AFFECTS_MEMORY,
-    LATEST,
-    VERSIONS,
-    Version,
-    flag_names,
-    image_version,
-    parse_version,
-)
+from kvist_operator.engine_version import EngineVersion, engine_version
 from kvist_operator.errors import SpecError
+from kvist_operator.extra_args import ExtraFlag, choice_problem, doubts, read_extra
+from kvist_operator.flag_table import dotted, flags
 from kvist_operator.hardware import ROWS, NodeFacts
 from kvist_operator.memory.layout import GIB, Draft, EngineSettings, Layout
 from kvist_operator.models.shape import Facts, checkpoint_bytes, parameters
@@ -43,46 +37,41 @@ def make_plan(
         HardwareError: no source names the accelerator, or it is not known.
     """
     shape = facts.shape
-    version, versioned = _engine_version(pool)
+    version = engine_version(pool.engine.image, pool.engine.version)
+    extra = read_extra(pool.engine.extra_args, version)
     hardware, described = choose_hardware(pool.accelerator, nodes=nodes, gpu=gpu)
     required = read_requirements(pool, shape)
-    kv = choose_kv(pool.engine, shape, hardware.accelerator, version or LATEST)
+    kv = choose_kv(pool.engine, shape, hardware.accelerator, version.flags)
     proposer = read_draft(pool.engine.speculative, shape.mtp_layers, draft)
-    base = _base_settings(pool, hardware, kv, proposer)
+    base = _base_settings(pool, hardware, kv, proposer, extra)
     settings, first = first_settings(pool, shape, hardware.accelerator, required, base)
     _check(pool, facts, hardware)
     q = SizingInput(facts=facts, hardware=hardware, engine=pool.engine, required=required, settings=settings)
     size_gib = (facts.checkpoint_bytes or checkpoint_bytes(shape)) / GIB
     counted = f"{parameters(shape) / 1e9:.1f} billion weights; files of {size_gib:.1f} GiB"
     model = Choice("model", shape.describe(), f"{counted}: {facts.checkpoint_source}", facts.source)
-    choices = [model, *versioned, *described, *required.choices, *kv.choices, *first]
-    doubts = _doubts(pool, facts, hardware, version)
+    engine = Choice("engineVersion", str(version), f"image {pool.engine.image}", version.source)
+    choices = [model, engine, *described, *required.choices, *kv.choices, *first]
+    unverified = _doubts(pool, facts, hardware, version, extra)
     sized, layouts = size(q)
     if sized is None and not layouts:
         raise impossible(pool.engine, shape, hardware)
     if sized is None:
-        return _refused(pool, q, layouts, choices, doubts)
+        return _refused(pool, q, layouts, choices, unverified)
     sized, spread = share_cache(q, sized)
-    return _fitting(pool, facts, q, sized, kv, spread, choices, doubts)
+    return _fitting(pool, facts, q, sized, kv, spread, choices, unverified, extra)
 
 
-def _engine_version(pool: Pool) -> tuple[Version | None, list[Choice]]:
-    """Return the version of ``spec.engine.version``, or of the image's tag; None if neither has one."""
-    given = parse_version(pool.engine.version) if pool.engine.version else None
-    found = given or image_version(pool.engine.image)
-    source = "spec.engine.version" if given else "tag of spec.engine.image"
-    shown = ".".join(map(str, found)) if found else "unknown"
-    return found, [Choice("engineVersion", shown, f"image {pool.engine.image}", source)]
-
-
-def _base_settings(pool: Pool, hardware: Hardware, kv: KvChoice, draft: Draft | None) -> EngineSettings:
-    extra = {name for _, name in flag_names(pool.engine.extra_args)}
+def _base_settings(
+    pool: Pool, hardware: Hardware, kv: KvChoice, draft: Draft | None, extra: Sequence[ExtraFlag]
+) -> EngineSettings:
+    eager = any(each.name == "enforce-eager" and each.on for each in extra)
     return EngineSettings(
         kv_dtype=kv.dtype,
         plain_windows=kv.plain_windows,
         block=kv.block,
         prefix_caching=pool.engine.prefix_caching,
-        eager="enforce-eager" in extra or hardware.accelerator.vendor == "cpu",
+        eager=eager or hardware.accelerator.vendor == "cpu",
         images=pool.workload.images != 0,
         online_fp8=pool.engine.quantization == "FP8",
         adapters=adapter_numbers(pool)[0] if pool.model.adapters else 0,
@@ -110,7 +99,9 @@ def _check(pool: Pool, facts: Facts, hardware: Hardware) -> None:
         raise SpecError("spec.offload.cpu", f"{row.name} engines cannot offload: leave it out")
 
 
-def _doubts(pool: Pool, facts: Facts, hardware: Hardware, version: Version | None) -> list[str]:
+def _doubts(
+    pool: Pool, facts: Facts, hardware: Hardware, version: EngineVersion, extra: Sequence[ExtraFlag]
+) -> list[str]:
     """Return why the plan is unverified; empty if it is not."""
     shape, row = facts.shape, hardware.accelerator
     found = [*shape.notes]
@@ -121,18 +112,12 @@ def _doubts(pool: Pool, facts: Facts, hardware: Hardware, version: Version | Non
         found.append(f"the size of {label} weights is an estimate: set spec.model.shape.checkpointSize")
     if label == "NVFP4" and row.vendor != "nvidia":
         found.append(f"vLLM is not known to have kernels for NVFP4 weights on {row.name}")
-    known = f"{_dotted(VERSIONS[0])} to {_dotted(VERSIONS[-1])}"
-    if version is None:
-        found.append(f"the image's tag is not a vLLM version: set spec.engine.version; flags are for {known}")
-    elif version not in VERSIONS:
-        found.append(f"vLLM {_dotted(version)} is not one of {known}, whose flags and memory are known")
-    touched = [name for _, name in flag_names(pool.engine.extra_args) if name in AFFECTS_MEMORY]
-    found += [f"--{name} in spec.engine.extraArgs changes the memory that was computed" for name in touched]
-    return found
-
-
-def _dotted(version: Version) -> str:
-    return ".".join(map(str, version))
+    if version.doubt:
+        found.append(version.doubt)
+    given = pool.engine.attention_backend
+    if given and not version.known and choice_problem(flags(version.flags)["attention-backend"], given):
+        found.append(f"spec.engine.attentionBackend: vLLM {dotted(version.flags)} has no {given}")
+    return found + doubts(extra, version)
 
 
 def _fitting(
@@ -143,7 +128,8 @@ def _fitting(
     kv: KvChoice,
     spread: list[Choice],
     choices: list[Choice],
-    doubts: list[str],
+    unverified: list[str],
+    extra: Sequence[ExtraFlag],
 ) -> Plan:
     settings, layout, shape = sized.settings, sized.layout, facts.shape
     if q.hardware.accelerator.vendor == "cpu":
@@ -151,7 +137,7 @@ def _fitting(
         settings = replace(settings, kv_bytes=int(sized.memory.kv) >> 20 << 20)
     memory = q.memory(layout, settings)
     pod, pod_choices = pod_resources(pool, q.hardware, layout, memory)
-    args = arguments(pool, facts, q.hardware, layout, settings, kv, q.required)
+    args = arguments(pool, facts, q.hardware, layout, settings, kv, q.required, extra)
     all_choices = [
         *choices,
         *describe_layout(layout, shape, q.hardware, sized.reason),
@@ -162,7 +148,7 @@ def _fitting(
         *pod_choices,
     ]
     return Plan(
-        verdict=PlanVerdict.UNVERIFIED if doubts else PlanVerdict.FITS,
+        verdict=PlanVerdict.UNVERIFIED if unverified else PlanVerdict.FITS,
         shortfall_bytes=0,
         nearest="",
         hardware=q.hardware,
@@ -174,7 +160,7 @@ def _fitting(
         env=environment(pool),
         pod=pod,
         choices=_last_per_field(all_choices),
-        doubts=tuple(doubts),
+        doubts=tuple(unverified),
         notes=(kv.note,) if kv.note else (),
     )
 
@@ -185,7 +171,7 @@ def _last_per_field(choices: list[Choice]) -> tuple[Choice, ...]:
 
 
 def _refused(
-    pool: Pool, q: SizingInput, layouts: list[Layout], choices: list[Choice], doubts: list[str]
+    pool: Pool, q: SizingInput, layouts: list[Layout], choices: list[Choice], unverified: list[str]
 ) -> Plan:
     floor, row = q.required.floor, q.hardware.accelerator
     # the candidate that lacks least on its fullest GPU, with the tightest settings
@@ -211,7 +197,7 @@ def _refused(
         env={},
         pod=pod,
         choices=_last_per_field([*choices, Choice("verdict", "refused", reason, RULE)]),
-        doubts=tuple(doubts),
+        doubts=tuple(unverified),
     )
 
 

@@ -8,8 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from kvist_operator.engine_flags import check_extra, parse_version
+from kvist_operator.engine_version import check_image, engine_version, parse_version
 from kvist_operator.errors import SpecError
+from kvist_operator.extra_args import choice_problem, read_extra
+from kvist_operator.flag_table import dotted, flags
 
 from .fields import (
     NAME_LENGTH,
@@ -196,9 +198,9 @@ def _engine(f: Fields) -> EngineSpec:
         env=tuple(read_env(e) for e in f.sections("env", most=64)),
     )
     _check_unique([entry["name"] for entry in engine.env], f.at("env"), "leave one out")
-    check_extra(engine.extra_args, f.at("extraArgs"))
     if engine.version and parse_version(engine.version) is None:
-        raise SpecError(f.at("version"), f"{engine.version!r} is not a version; write it like 0.33.0")
+        raise SpecError(f.at("version"), f"{engine.version!r} is not a version of vLLM; write it like 0.33.0")
+    _check_engine(engine, f)
     seqs, batched = engine.max_num_seqs, engine.max_num_batched_tokens
     if seqs and batched and batched < seqs:
         problem = f"{batched} is less than maxNumSeqs ({seqs}): each sequence takes a token per step"
@@ -207,6 +209,17 @@ def _engine(f: Fields) -> EngineSpec:
     if loras and kept and kept < loras:
         raise SpecError(f.at("maxCpuLoras"), f"{kept} is less than maxLoras ({loras}): set at least {loras}")
     return f.done(engine)
+
+
+def _check_engine(engine: EngineSpec, f: Fields) -> None:
+    """Raise SpecError for what this version of vLLM does not accept."""
+    check_image(engine.image, f.at("image"), DEFAULT_IMAGE)
+    version = engine_version(engine.image, engine.version)
+    read_extra(engine.extra_args, version)
+    backends = flags(version.flags)["attention-backend"]
+    problem = choice_problem(backends, engine.attention_backend) if engine.attention_backend else ""
+    if problem and version.known:
+        raise SpecError(f.at("attentionBackend"), f"{problem} (vLLM {dotted(version.flags)})")
 
 
 def _speculative(f: Fields | None) -> Speculative | None:

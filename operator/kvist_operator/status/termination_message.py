@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from kvist_operator.engine_flags import OWNED
+from kvist_operator.engine_flags import OWNED, SHARED
 
 EXTRA: Final = "spec.engine.extraArgs"
 
@@ -279,7 +279,7 @@ def last_words(text: str) -> LastWords:
         if found:
             words = saying.words or _around(lines, whole.count("\n", 0, found.start()))
             groups = {name: value or "" for name, value in found.groupdict().items()}
-            field = OWNED.get(groups.get("flag", "").lstrip("-")) or EXTRA
+            field = {**SHARED, **OWNED}.get(groups.get("flag", "").lstrip("-")) or EXTRA
             return LastWords(
                 _without_advice(words), saying.reason, saying.remedy.format(**groups, field=field)
             )
