@@ -8,7 +8,8 @@ import yaml
 from tests.cluster.client import Client, Namespace
 from tests.crd.cases import CRD, Case, cases
 
-from kvist_operator.engine_flags import GONE, OWNED, SHORT
+from kvist_operator.engine_flags import GONE, OWNED
+from kvist_operator.flag_table import VERSIONS, flags
 from kvist_operator.spec import read_pool
 
 NAME = "inferencepools.kvist.dev"
@@ -71,12 +72,15 @@ def _judged(case: Case, status: int, answer: dict[str, Any]) -> bool:
 
 
 async def test_every_flag_of_the_plan_and_every_flag_that_is_gone_is_refused(pools: Pools) -> None:
-    """The rules of the CRD know what kvist_operator.engine_flags knows, short forms included."""
-    words = [f"--{name}" for name in (*OWNED, *GONE)] + [f"-{name}" for name in SHORT]
-    for word in words:
+    """The rules of the CRD know what kvist_operator.engine_flags knows, in every spelling of a version."""
+    words = {f"--{name}" for name in (*OWNED, *GONE)}
+    for version in VERSIONS:
+        owned = [flag for name, flag in flags(version).items() if name in OWNED]
+        words |= {spelled for flag in owned for spelled in (*flag.also, *flag.off)}
+    for word in sorted(words):
         status, answer = await pools.tried(_pool(word))
         assert (status, "extraArgs[0]" in answer.get("message", "")) == (422, True), word
-    for word in ("--seed", "--block-size=16", "--long-prefill-token-threshold", "-cc.mode=3"):
+    for word in ("--seed", "--block-size=16", "--long-prefill-token-threshold", "-cc.mode=3", "-q=awq"):
         status, answer = await pools.tried(_pool(word))
         assert status == 201, answer
 

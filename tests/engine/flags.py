@@ -3,7 +3,8 @@
 Each version's own parser is built and read, in the environment of the engine tests: the package of that
 version without its dependencies goes before the installed one. Where no CPU build of a version exists, its
 CUDA wheel is taken, whose parser needs no GPU. Names that vLLM checks after parsing (attention backends,
-parsers of tool calls and of reasoning, quantizations) are read from its registries.
+parsers of tool calls and of reasoning) are read from its registries; quantizations are not, since any plugin
+may add one.
 """
 
 import json
@@ -62,13 +63,11 @@ def kind_of(type_):
     return (kinds | {"human_readable_int_or_auto": "size", "int": "int", "float": "float"}).get(name, name)
 
 def registries():
-    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
     from vllm.reasoning import ReasoningParserManager
     from vllm.tool_parsers import ToolParserManager
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
     return {
         "attention-backend": sorted(AttentionBackendEnum.__members__),
-        "quantization": sorted(QUANTIZATION_METHODS),
         "reasoning-parser": sorted(ReasoningParserManager.list_registered()),
         "tool-call-parser": sorted(ToolParserManager.list_registered()),
     }

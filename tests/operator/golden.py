@@ -58,6 +58,30 @@ CASES: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
 }
 
 
+IMAGES: Final = (
+    "vllm/vllm-openai:v0.29.0",
+    "acme/vllm:0.4.2",
+    "vllm/vllm-openai:v0.30.2",
+    "vllm/vllm-openai:v0.32.1-cu130",
+    "vllm/vllm-openai:v0.33.0",
+    "vllm/vllm-openai:v0.99.0",
+    "vllm/vllm-openai:latest",
+    "vllm/vllm-openai@sha256:0f3c5f6b8c4d",
+    "registry/internal:prod",
+)
+"""Images of which the version is known, is older or newer than the known ones, or cannot be read."""
+IMAGES_FILE: Final = "images.json"
+
+
+def image(name: str) -> dict[str, Any]:
+    """Return what a plan with this image says about its version, and its arguments."""
+    engine = {"image": name}
+    pool = read_pool(pools.resource("hf://meta-llama/Llama-3.3-70B-Instruct", engine=engine))
+    found = make_plan(pool, pools.known("meta-llama/Llama-3.3-70B-Instruct"), gpu="H100-80GB").to_dict()
+    version = next(choice for choice in found["choices"] if choice["field"] == "engineVersion")
+    return {"version": version} | {key: found[key] for key in ("verdict", "doubts", "args")}
+
+
 def made(case: str) -> Plan:
     """Return the plan of one case."""
     name, gpu, spec = CASES[case]
@@ -78,6 +102,8 @@ def write() -> None:
         (FOLDER / f"{case}.json").write_text(
             json.dumps(made(case).to_dict(), indent=2, ensure_ascii=False) + "\n"
         )
+    whole = {name: image(name) for name in IMAGES}
+    (FOLDER / IMAGES_FILE).write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,88 +1,103 @@
-"""Promises of the command line: flags of the plan are refused in every spelling, removed flags by name."""
+"""Promises of the command line: what the plan writes, which flags belong to it, and how it is spelled."""
 
 import pytest
+from tests.operator.sweep import argument_lists
 
 from kvist_operator.engine_flags import (
+    AFFECTS_MEMORY,
     GONE,
+    MERGED,
     OWNED,
+    SECRETS,
+    SHARED,
+    YIELDING,
     EngineArgs,
-    check_extra,
-    image_version,
-    parse_version,
 )
-from kvist_operator.errors import SpecError
+from kvist_operator.engine_version import EngineVersion, engine_version
+from kvist_operator.extra_args import read_extra
+from kvist_operator.flag_table import (
+    FILE,
+    LATEST,
+    VERSIONS,
+    dotted,
+    flags,
+    nearest_version,
+    options,
+    short_options,
+    versions_with,
+)
+
+
+def test_no_flag_has_two_owners() -> None:
+    """A flag belongs always to the plan, in some plans, or yields to the user: one of them."""
+    groups = [set(OWNED), set(SHARED), set(YIELDING), {MERGED}, set(SECRETS), set(GONE)]
+
+    assert sum(map(len, groups)) == len(set().union(*groups))
+    assert AFFECTS_MEMORY & set(OWNED) == set()
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=dotted)
+def test_the_tables_name_flags_that_exist(version: tuple[int, int]) -> None:
+    """Flags of the plan are flags of every known version; those that are gone are flags of none."""
+    by_plan = {field.replace("_", "-") for field in EngineArgs.__dataclass_fields__} - {"extra"}
+    known = set(flags(version))
+
+    assert by_plan - known == set()
+    assert {*OWNED, *SHARED, *YIELDING, MERGED, *SECRETS} - known == set()
+    assert {f"--{name}" for name in GONE} & set(options(version)) == set()
+
+
+def test_flags_that_change_memory_exist() -> None:
+    """Each is a flag of some known version, so that the list has no misspelling."""
+    assert {name for name in AFFECTS_MEMORY if not versions_with(f"--{name}")} == set()
+
+
+def test_the_table_differs_between_versions() -> None:
+    """The table knows what came, what went and what changed."""
+    assert versions_with("--watchdog-config") == [(0, 33)]
+    assert versions_with("--enable-mamba-fine-grained-prefix-cache") == [(0, 30)]
+    assert "CUTLASS_MSA" in flags((0, 30))["attention-backend"].choices
+    assert "all" in flags((0, 31))["mamba-cache-mode"].choices
+    assert "all" not in flags((0, 32))["mamba-cache-mode"].choices
+    assert "--disable-prefix-caching" in options(LATEST)
+    assert "--disable-prefix-caching" not in options((0, 32))
+    assert short_options()["tp"] == "tensor-parallel-size"
+    assert FILE == "engine_flags.json"
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("version", "nearest"),
     [
-        ("--kv-cache-dtype", "set spec.engine.kvCacheDtype instead"),
-        ("--kv_cache_dtype=fp8", "set spec.engine.kvCacheDtype instead"),
-        ("--kv-cache-d", "which vLLM reads as --kv-cache-dtype"),
-        ("--gpu-memory-util", "which vLLM reads as --gpu-memory-utilization"),
-        ("-tp", "set spec.engine.tensorParallelSize instead"),
-        ("-tp=4", "set spec.engine.tensorParallelSize instead"),
-        ("-tp4", "set spec.engine.tensorParallelSize instead"),
-        ("--no-enable-prefix-caching", "set spec.engine.prefixCaching instead"),
-        ("--kv-events-config.topic", "gateway, picker and plan depend on it"),
-        ("--config", "gateway, picker and plan depend on it"),
-        ("--disable-log-stats", "gateway, picker and plan depend on it"),
-        ("--ssl-keyfile", "gateway, picker and plan depend on it"),
-        ("--lora-modules", "set spec.model.adapters instead"),
+        ((0, 29), (0, 30)),
+        ((0, 4), (0, 30)),
+        ((0, 32), (0, 32)),
+        ((0, 99), LATEST),
+        ((1, 0), LATEST),
+        (None, LATEST),
     ],
 )
-def test_owned_flags_are_refused_in_every_spelling(word: str, said: str) -> None:
-    """Flags of the plan are refused as vLLM's parser would read them; the error names the field to use."""
-    with pytest.raises(SpecError) as refused:
-        check_extra(["--seed", "1", word])
-
-    assert str(refused.value).startswith("spec.engine.extraArgs[2]: ")
-    assert said in str(refused.value)
+def test_every_version_has_a_nearest_one(version: tuple[int, int] | None, nearest: tuple[int, int]) -> None:
+    """Older versions get the oldest known flags, newer and unknown ones the newest."""
+    assert nearest_version(version) == nearest
 
 
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("--swap-space", "spec.offload.cpu"),
-        ("--speculative-model", "spec.engine.speculative"),
-        ("--preemption-mode=recompute", "always recomputed"),
-        ("--rope-scaling", "spec.engine.maxModelLen"),
-        ("--cache-eviction-policy", "never existed"),
-        ("--calculate-kv-scales", "scales come with the checkpoint"),
-        ("--num_scheduler_steps", "asynchronous scheduling"),
-        ("--disable-log-requests", "--enable-log-requests"),
-    ],
-)
-def test_flags_that_are_gone_say_what_replaced_them(word: str, said: str) -> None:
-    """Flags of old guides that vLLM no longer has are refused with a replacement."""
-    with pytest.raises(SpecError, match="is gone from vLLM") as refused:
-        check_extra([word])
+@pytest.mark.parametrize("version", VERSIONS, ids=dotted)
+def test_every_plan_is_spelled_as_every_version_declares(
+    version: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each word of every plan of the catalogue on every accelerator is a flag of the version, letter by
+    letter, or one of as many values of the kind that it takes."""
+    monkeypatch.setattr("kvist_operator.extra_args.OWNED", {})
+    lists = argument_lists()
+    named = {each.spelled: each.flag for line in lists for each in read_extra(line[1:], _exactly(version))}
 
-    assert said in str(refused.value)
+    assert len(lists) > 500
+    assert len(named) > 30
+    assert set(named) <= set(options(version))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--seed", "1"],
-        ["--max-cudagraph-capture-size=64"],
-        ["-O3"],
-        ["--api-key", "$(KEY)"],
-        ["--tokenizer-mode", "mistral"],
-        ["--block-size", "32"],
-        ["--enforce-eager"],
-        ["--tool-call-parser", "mine"],
-        ["--quantization-config", "{}"],
-    ],
-)
-def test_other_flags_are_the_user_s(words: list[str]) -> None:
-    """Other flags are accepted, even if they begin like a flag of the plan."""
-    check_extra(words)
-
-
-def test_no_flag_is_both_owned_and_gone() -> None:
-    """No flag is in both tables."""
-    assert set(OWNED) & set(GONE) == set()
+def _exactly(version: tuple[int, int]) -> EngineVersion:
+    return engine_version("vllm/vllm-openai:latest", dotted(version))
 
 
 def test_the_command_says_only_what_was_decided() -> None:
@@ -91,6 +106,7 @@ def test_the_command_says_only_what_was_decided() -> None:
         model="m", tensor_parallel_size=2, enable_prefix_caching=False, gpu_memory_utilization=0.9
     )
 
+    assert args.names() == {"tensor-parallel-size", "enable-prefix-caching", "gpu-memory-utilization"}
     assert args.to_argv() == [
         "serve",
         "m",
@@ -107,34 +123,3 @@ def test_objects_are_compact_json() -> None:
     args = EngineArgs(model="m", hf_overrides={"a": {"b": 1}})
 
     assert args.to_argv()[-1] == '{"a":{"b":1}}'
-
-
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        ("v0.33.0", (0, 33)),
-        ("0.32.1rc1-cu130", (0, 32)),
-        ("0.30", (0, 30)),
-        ("latest", None),
-        ("nightly-abc", None),
-        ("12", None),
-    ],
-)
-def test_versions_are_read_from_tags(text: str, version: tuple[int, int] | None) -> None:
-    """Versions are read from release tags with any suffix; other tags have none."""
-    assert parse_version(text) == version
-
-
-@pytest.mark.parametrize(
-    ("image", "version"),
-    [
-        ("vllm/vllm-openai:v0.32.0", (0, 32)),
-        ("registry:5000/vllm/vllm-openai:v0.31.0-cu129", (0, 31)),
-        ("registry:5000/vllm", None),
-        ("vllm/vllm-openai:v0.33.0@sha256:abc", (0, 33)),
-        ("vllm/vllm-openai@sha256:abc", None),
-    ],
-)
-def test_an_image_s_tag_has_the_version(image: str, version: tuple[int, int] | None) -> None:
-    """The port of a registry is not a tag, and a digest has no version."""
-    assert image_version(image) == version

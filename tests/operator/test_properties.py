@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operator.pools import known, pool
 
-from kvist_operator.engine_flags import EngineArgs, check_extra
+from kvist_operator.engine_flags import EngineArgs
+from kvist_operator.engine_version import engine_version
 from kvist_operator.errors import SpecError
+from kvist_operator.extra_args import read_extra
 from kvist_operator.hardware import ROWS, known_accelerator
 from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory, budget
@@ -183,4 +185,4 @@ def test_no_spelling_of_an_owned_flag_gets_through(flag: str, data: st.DataObjec
     tail = data.draw(st.sampled_from(["", "=x", ".key"]))
 
     with pytest.raises(SpecError, match=r"^spec\.engine\.extraArgs\[0\]: "):
-        check_extra([spelled + tail])
+        read_extra([spelled + tail], engine_version("vllm/vllm-openai:v0.33.0"))
