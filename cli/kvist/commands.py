@@ -91,7 +91,7 @@ COMMANDS: Final = (
     ),
     Command(
         words=("bench", "epp"),
-        summary="measure what the picker costs behind a real Envoy, with both transports and both modes",
+        summary="measure the CPU time and latency of the picker behind a real Envoy, by transport and mode",
         function="kvist_sim.bench.epp.command:main",
         options=options.bench_epp_options,
         examples="""\
@@ -151,7 +151,7 @@ COMMANDS: Final = (
     ),
     Command(
         words=("bench", "handover"),
-        summary="older name of kvist bench prewarm",
+        summary="former name of kvist bench prewarm",
         function="kvist_sim.bench.prewarm.command:main",
         options=options.bench_prewarm_options,
         examples="  kvist bench handover",
@@ -169,7 +169,7 @@ COMMANDS: Final = (
     ),
     Command(
         words=("bench", "route"),
-        summary="compare routing policies in virtual time: no sockets, and the same result for the same seed",
+        summary="compare routing policies in virtual time; the same seed gives the same result",
         function="kvist_sim.bench.route.command:main",
         options=options.bench_route_options,
         examples="""\

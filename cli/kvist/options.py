@@ -18,7 +18,7 @@ def demo_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--engines", type=count, default=4, help="simulated engines (default: 4)")
     parser.add_argument(
-        "--rate", type=positive, help="requests per second to the whole pool (default: 6 per engine)"
+        "--rate", type=positive, help="requests per second, all engines together (default: 6 per engine)"
     )
     parser.add_argument(
         "--seed",
@@ -31,7 +31,9 @@ def demo_options(parser: argparse.ArgumentParser) -> None:
 
 def bench_epp_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``kvist bench epp``."""
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and shapes, under 90 seconds")
+    parser.add_argument(
+        "--quick", action="store_true", help="measure fewer sizes and shapes, in under 90 seconds"
+    )
     parser.add_argument(
         "--sizes",
         type=sizes,
@@ -44,9 +46,17 @@ def bench_epp_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="measured seconds of each cell (default: 2.4, with --quick: 0.9)",
     )
-    parser.add_argument("--transport", choices=("fast", "grpc"), help="only this one (default: both)")
-    parser.add_argument("--mode", choices=("buffered", "duplex"), help="only this one (default: both)")
-    parser.add_argument("--shape", choices=SHAPES, help="only this one (default: all; quick: the first two)")
+    parser.add_argument(
+        "--transport", choices=("fast", "grpc"), help="measure only this transport (default: both)"
+    )
+    parser.add_argument(
+        "--mode", choices=("buffered", "duplex"), help="measure only this mode (default: both)"
+    )
+    parser.add_argument(
+        "--shape",
+        choices=SHAPES,
+        help="measure only this prompt shape (default: all; with --quick: the first two)",
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file; - is stdout")
     parser.add_argument(
         "--baseline",
@@ -70,7 +80,7 @@ def bench_chaos_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=60.0,
         metavar="N",
-        help="seconds of each phase (default: 60; shorter ones prove nothing)",
+        help="seconds of each phase (default: 60; results of shorter phases are not conclusive)",
     )
     parser.add_argument("--rate", type=positive, default=200.0, help="requests per second (default: 200)")
     parser.add_argument("--engines", type=count, default=4, help="simulated engines (default: 4)")
@@ -94,9 +104,9 @@ def bench_soak_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=600.0,
         metavar="N",
-        help="seconds of each part (default: 600; shorter ones prove nothing)",
+        help="seconds of each part (default: 600; results of shorter parts are not conclusive)",
     )
-    parser.add_argument("--part", choices=("direct", "stack"), help="only this one (default: both)")
+    parser.add_argument("--part", choices=("direct", "stack"), help="run only this part (default: both)")
     parser.add_argument(
         "--picks", type=positive, default=1000.0, help="direct picks per second (default: 1000)"
     )
@@ -113,16 +123,20 @@ def bench_queue_options(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=50_000,
         metavar="N",
-        help="requests that are queued at once (default: 50000; fewer prove nothing)",
+        help="requests that are queued at once (default: 50000; results of fewer are not conclusive)",
     )
     _results(parser)
 
 
 def bench_prewarm_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``kvist bench prewarm`` and its older name ``handover``."""
-    parser.add_argument("--part", choices=("virtual", "sockets"), help="only this one (default: both)")
+    parser.add_argument("--part", choices=("virtual", "sockets"), help="run only this part (default: both)")
     parser.add_argument(
-        "--seeds", type=count, default=8, metavar="N", help="triples of virtual runs (default: 8)"
+        "--seeds",
+        type=count,
+        default=8,
+        metavar="N",
+        help="seeds of the virtual part, three runs each (default: 8)",
     )
     parser.add_argument(
         "--first-seed", type=int, default=3000, metavar="N", help="seed of the first run (default: 3000)"
@@ -135,7 +149,7 @@ def bench_prewarm_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=60.0,
         metavar="N",
-        help="seconds for each pod in the part over sockets (default: 60)",
+        help="seconds from one pod's removal to the next one's, in the part over sockets (default: 60)",
     )
     parser.add_argument("--jobs", type=count, default=2, metavar="N", help="parallel processes (default: 2)")
     _results(parser)
@@ -190,15 +204,15 @@ def bench_route_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="after so many seeds, continue only with ours, the two best others if within 10 points or a "
-        "quarter of the best's goodput, and round robin and least requests if within 10 points of ours "
-        "(default: continue with all)",
+        help="after N seeds, drop the policies that are far behind: continue with kvist, with the two best "
+        "others if they are within 10 points or a quarter of the best goodput, and with round robin and "
+        "least requests if they are within 10 points of kvist (default: 0, drop none)",
     )
     parser.add_argument(
         "--keep",
         type=Path,
         metavar="FILE",
-        help="store finished runs in this file, and do not repeat those of the same code",
+        help="store finished runs in this file; runs of the same code that it has are not repeated",
     )
     parser.add_argument(
         "--pickers", type=count, default=1, metavar="N", help="replicas of the picker (default: 1)"
@@ -222,7 +236,7 @@ def bench_route_options(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=1.0,
         metavar="F",
-        help="prefill rate that routers are given, as a multiple of the engines' real rate (default: 1)",
+        help="prefill rate that routers assume, as a multiple of the engines' real rate (default: 1)",
     )
     parser.add_argument(
         "--trace",

@@ -40,7 +40,7 @@ def read_resource(file: str) -> Mapping[str, Any]:
     except (OSError, yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         raise SpecError(where, f"cannot be read: {error}") from error
     except RecursionError:
-        raise SpecError(where, f"is nested deeper than {DEEPEST}, which no pool is") from None
+        raise SpecError(where, f"is nested deeper than {DEEPEST} levels, the limit for a pool") from None
     if not documents:
         raise SpecError(where, "has no YAML object: write apiVersion, kind, metadata and spec of a pool")
     pools = [d for d in documents if str(d.get("apiVersion", "")).startswith("kvist.dev/")]
@@ -56,7 +56,7 @@ def _read_text(file: str, where: str) -> str:
         with Path(file).open("rb") as opened:
             content = opened.read(MOST_BYTES + 1).decode("utf-8")
     if len(content) > MOST_BYTES:
-        raise SpecError(where, "is larger than 4 MiB, which no pool is")
+        raise SpecError(where, "is larger than 4 MiB, the limit for a pool")
     return content
 
 
@@ -70,5 +70,5 @@ def _count_values(value: Any, where: str, known: dict[int, int], depth: int) -> 
         below = value.values() if isinstance(value, dict) else value
         known[id(value)] = 1 + sum(_count_values(each, where, known, depth + 1) for each in below)
     if known[id(value)] > MOST_NODES:
-        raise SpecError(where, f"has more than {MOST_NODES} values, which no pool has")
+        raise SpecError(where, f"has more than {MOST_NODES} values, the limit for a pool")
     return known[id(value)]

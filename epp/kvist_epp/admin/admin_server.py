@@ -31,13 +31,13 @@ CONTENTS: Final = {
     "/healthz": "200 while the process is alive",
     "/readyz": "200 if the picker accepts requests, otherwise 503 and the reason",
     "/ca.crt": "PEM of the authority that signed the certificate of the ext_proc port",
-    "/fleet": "how much prefill each endpoint's cache saves, for the operator",
+    "/fleet": "prefill that each endpoint's cache saves, and its state; read by the operator",
     "/debug/pick": "POST a request body, and its path as x-kvist-path: the endpoint it would go to, and why",
     "/debug/fleet": "endpoints, their state and their backlog",
     "/debug/index": "the prefix index: publishers, blocks, accuracy",
     "/debug/queue": "queued requests by priority, the limits, and how full the endpoints are",
     "/debug/peers": "other replicas of the picker: their state and the requests they routed",
-    "/debug/held": "what is held for requests in flight: all zero when there are none",
+    "/debug/held": "number of records kept for requests in flight; all 0 while there are none",
 }
 
 

@@ -80,7 +80,7 @@ class FlowDriver:
         return _PendingDecision(self, request)
 
     def cancel(self, request: QueuedRequest) -> None:
-        """Remove a request whose client has given up."""
+        """Remove a request that its client has cancelled."""
         if self._controller is not None:
             self._controller.cancel(request, self._clock())
 

@@ -124,7 +124,7 @@ class FlowController:
         return self.limits.requests > 0 and not self._shut
 
     def must_wait(self, priority: int) -> bool:
-        """Return whether a request that finds only full endpoints may not be sent there."""
+        """Return whether a request of this priority must not be sent to a full endpoint."""
         return priority < 0 or self.can_wait
 
     def has_queued(self, priority: int) -> bool:
@@ -154,10 +154,10 @@ class FlowController:
         self._on_due()
 
     def cancel(self, request: QueuedRequest, now: float) -> None:
-        """Remove a request whose client has given up; no effect once it has a decision."""
+        """Remove a request that its client has cancelled; no effect once it has a decision."""
         request.on_decision = None
         if self.queue.remove(request):
-            self._reject(request, Cancelled("the client has given up"), now)
+            self._reject(request, Cancelled("the client cancelled the request"), now)
 
     def wake(self) -> None:
         """Have ``poll`` called: an endpoint may have got capacity."""
@@ -165,12 +165,12 @@ class FlowController:
             self._on_due()
 
     def on_pool_changed(self, now: float) -> None:
-        """Take in that the endpoints are others, or stand differently."""
+        """Handle a change of the endpoints or of their state."""
         self.deadlines.observe(now, pool_empty=all(candidate.refusal for candidate in self.pool()))
         self.wake()
 
     def on_tick(self, picked: int, now: float) -> None:
-        """Take in, now and then, the number of requests ever picked."""
+        """Observe the total number of picked requests; called periodically."""
         self.dispatch_rate.observe(picked, now)
         self.wake()
 
@@ -183,7 +183,7 @@ class FlowController:
         self.wake()
 
     def poll(self, now: float) -> "Poll":
-        """Begin a pass over the queue; looks at every endpoint once."""
+        """Begin a pass over the queue, with one reading of every endpoint's load."""
         return Poll(self, Capacity(self.pool(), now, self.limits.max_backlog), now)
 
     def step(self, capacity: Capacity, now: float) -> Outcome | None:
@@ -222,8 +222,8 @@ class FlowController:
         if self.deadlines.seconds_left(request.stamp, now) > 0:
             return None
         if self.deadlines.pool_empty:
-            return NoEndpoints(f"no endpoint came within {self.limits.empty_seconds:g} s")
-        text = f"no endpoint had room within {self.limits.capacity_seconds:g} s"
+            return NoEndpoints(f"the pool had no endpoint for {self.limits.empty_seconds:g} s")
+        text = f"the request was queued for {self.limits.capacity_seconds:g} s without being dispatched"
         retry = self._retry_after(request.priority)
         return Shed(text, reason="rejected-ttl-expired", retry_after=retry)
 

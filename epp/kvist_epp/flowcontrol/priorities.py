@@ -76,7 +76,7 @@ def named_priorities(text: str) -> dict[str, int]:
         if not (name and equals) or value is None:
             raise SettingsError(f"--priorities: {entry!r} is not name=number, such as batch=-1")
         if name in found:
-            raise SettingsError(f"--priorities: {name!r} is there twice")
+            raise SettingsError(f"--priorities: {name!r} occurs twice")
         found[name] = value
     return found
 

@@ -97,7 +97,7 @@ class FrameReader:
             self._rest.clear()
         if not self.greeted:
             if not PREFACE.startswith(data[:_PREFACE_BYTES]):
-                raise ProtocolError("not an HTTP/2 client")
+                raise ProtocolError("the client does not speak HTTP/2")
             self.greeted = len(data) >= _PREFACE_BYTES
             position = _PREFACE_BYTES if self.greeted else 0
         if self.greeted:
@@ -206,11 +206,11 @@ def _check_shape(kind: int, number: int, size: int) -> None:
     A wrong PRIORITY size is a stream's error; ending the connection is allowed too.
     """
     if _SIZES.get(kind, size) != size:
-        raise ProtocolError("a frame of a wrong size", FRAME_SIZE_ERROR)
+        raise ProtocolError("a frame has an invalid size", FRAME_SIZE_ERROR)
     if number and kind in _CONNECTION_FRAMES:
-        raise ProtocolError("a frame of the connection on a stream")
+        raise ProtocolError("a connection frame was sent on a stream")
     if not number and kind in _STREAM_FRAMES:
-        raise ProtocolError("a frame of a stream on stream 0")
+        raise ProtocolError("a stream frame was sent on stream 0")
 
 
 def _unpadded(flags: int, payload: bytes) -> bytes:
@@ -218,7 +218,7 @@ def _unpadded(flags: int, payload: bytes) -> bytes:
     if not flags & PADDED:
         return payload
     if not payload:
-        raise ProtocolError("a padded frame without its length", FRAME_SIZE_ERROR)
+        raise ProtocolError("a padded frame has no padding length", FRAME_SIZE_ERROR)
     stop = len(payload) - payload[0]
     if stop < 1:
         raise ProtocolError("padding exceeds the frame")
@@ -228,7 +228,7 @@ def _unpadded(flags: int, payload: bytes) -> bytes:
 def _check_priority(number: int, payload: bytes) -> None:
     """Check priority fields, which are otherwise ignored (RFC 9113 section 5.3.2, RFC 7540 section 5.3.1)."""
     if len(payload) < 5:
-        raise ProtocolError("priority fields of a wrong size", FRAME_SIZE_ERROR)
+        raise ProtocolError("priority fields have an invalid size", FRAME_SIZE_ERROR)
     if int.from_bytes(payload[:4], "big") & LARGEST_STREAM == number:
         raise ProtocolError("a stream depends on itself")
 

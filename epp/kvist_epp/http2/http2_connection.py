@@ -262,7 +262,7 @@ class Http2Connection:
         self._spend(self._controls, "control-frames")
 
     def _push_promise(self, _flags: int, _number: int, _payload: bytes) -> None:
-        raise ProtocolError("clients do not push")
+        raise ProtocolError("a client must not send PUSH_PROMISE")
 
     def _rst_stream(self, _flags: int, number: int, _payload: bytes) -> None:
         self.stream_table.check_opened(number)
@@ -276,7 +276,7 @@ class Http2Connection:
 
     def _settings(self, flags: int, _number: int, payload: bytes) -> None:
         if len(payload) % 6 or (flags & frames.ACK and payload):
-            raise ProtocolError("SETTINGS of a wrong size", frames.FRAME_SIZE_ERROR)
+            raise ProtocolError("SETTINGS has an invalid size", frames.FRAME_SIZE_ERROR)
         self._spend(self._changes, "settings")
         if flags & frames.ACK:
             return
@@ -288,7 +288,7 @@ class Http2Connection:
 
     def _setting(self, key: int, value: int) -> None:
         if key == frames.SETTING_ENABLE_PUSH and value > 1:
-            raise ProtocolError("ENABLE_PUSH is 0 or 1")
+            raise ProtocolError("ENABLE_PUSH must be 0 or 1")
         if key == frames.SETTING_INITIAL_WINDOW_SIZE:
             self.stream_table.resize_windows(value)
         elif key == frames.SETTING_MAX_FRAME_SIZE:
@@ -306,7 +306,7 @@ class Http2Connection:
 
     def _goaway(self, _flags: int, _number: int, payload: bytes) -> None:
         if len(payload) < 8:
-            raise ProtocolError("GOAWAY of a wrong size", frames.FRAME_SIZE_ERROR)
+            raise ProtocolError("GOAWAY has an invalid size", frames.FRAME_SIZE_ERROR)
         self._spend(self._changes, "settings")
 
     def _window_update(self, _flags: int, number: int, payload: bytes) -> None:
@@ -314,7 +314,7 @@ class Http2Connection:
         increment = int.from_bytes(payload, "big") & frames.LARGEST_WINDOW
         if number == 0:
             if not increment:
-                raise ProtocolError("WINDOW_UPDATE of nothing")
+                raise ProtocolError("WINDOW_UPDATE with an increment of 0")
             self.outbox.on_window_update(increment)
             return
         self.stream_table.check_opened(number)

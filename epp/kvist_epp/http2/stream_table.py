@@ -315,7 +315,7 @@ class StreamTable:
                 self.reset(stream, frames.CANCEL, reason)
             else:
                 self.count_end(reason)
-                stream.abort(frames.DEADLINE_EXCEEDED, "the client went silent")
+                stream.abort(frames.DEADLINE_EXCEEDED, "the client sent nothing, or too slowly")
 
     def close_when_idle(self) -> None:
         """Open no more streams; ``done`` is called when the last call has ended."""

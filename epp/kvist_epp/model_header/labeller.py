@@ -122,10 +122,10 @@ class HeaderMetrics:
             self.requests,
             "outcome",
         )
-        text = "Number of requests whose client had set one of the headers, which is never passed on."
+        text = "Number of requests whose client had set one of the headers, which were removed."
         yield counter("model_header_forged", text, self.forged)
         yield histogram(
-            "model_header_seconds", "Seconds that finding the model in a request body took.", self.find
+            "model_header_seconds", "Seconds spent on finding the model in a request body.", self.find
         )
         text = "Number of gateway messages that could not be decoded, by kind."
         yield counter("protocol_errors", text, self.protocol_errors, "kind")

@@ -230,7 +230,7 @@ class FollowerCall:
             if self._replica:
                 self._on_ack(seq)
             elif handshake is None:
-                self.end(_INVALID_ARGUMENT, "a follower that sends no handshake")
+                self.end(_INVALID_ARGUMENT, "a follower sent no handshake")
             else:
                 self._on_handshake(handshake)
         except ProtocolError as error:

@@ -153,7 +153,7 @@ def _decode(message: pb.Part) -> Part:
     if kind == "holding":
         holding = message.holding
         if holding.reach >= len(ONES):
-            raise SnapshotError("a holding has more blocks than its content")
+            raise SnapshotError("a holding has more blocks than a content may have")
         whole = ((GPU, ONES[holding.reach]),)
         return Holding(
             content=holding.content,

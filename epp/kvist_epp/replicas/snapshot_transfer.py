@@ -134,7 +134,7 @@ class SnapshotCall:
 
     def _begin(self, request: SnapshotRequest) -> None:
         if request.handshake is None:
-            raise ProtocolError("a snapshot request that lacks a handshake")
+            raise ProtocolError("a snapshot request lacks a handshake")
         status, reason = self._server.refusal(request.handshake)
         if reason:
             self._close(status, reason)

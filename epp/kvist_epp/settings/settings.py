@@ -199,16 +199,16 @@ class Settings:
         "prefill backlog above which an endpoint counts as "
         "full", old_name="--max-owed-seconds", unit="SECONDS")
     tpot_target: float = flag("--tpot-target", 0.0,
-        "largest time per output token to allow: a request stays queued while its prefill would make the "
+        "target for the time per output token: a request stays queued while its prefill would make the "
         "sequences that an endpoint decodes slower than this; 0: no target", unit="SECONDS")
     queue_requests: int = flag("--queue-requests", 10_000,
-        "largest number of requests that are queued while every endpoint is full; 0: no queue, sheddable "
-        "requests (negative priority) are rejected and all others are dispatched", unit="N")
+        "largest number of requests that are queued; 0: no queue: full endpoints get all requests, "
+        "except sheddable ones (negative priority), which are rejected", unit="N")
     queue_bytes: int = flag("--queue-bytes", 512 << 20,
         "limit of the memory for queued requests", unit="BYTES")
     queue_seconds: float = flag("--queue-seconds", 60.0,
-        "longest time a request is queued until an endpoint has capacity; the gateway's message timeout must "
-        "be longer", unit="SECONDS")
+        "longest time a request is queued until it is dispatched; the gateway's message timeout must be "
+        "longer", unit="SECONDS")
     empty_pool_seconds: float = flag("--empty-pool-seconds", 180.0,
         "longest time a request is queued while the pool has no endpoint; this time does not count towards "
         "--queue-seconds", unit="SECONDS")

@@ -79,7 +79,7 @@ def port_families(ports: Mapping[str, PortStats]) -> Iterable[Metric]:
     text = "Number of streams that the picker ended or refused while their connection stayed open, by reason."
     ended = {name: stats.streams_ended for name, stats in ports.items()}
     yield counter("http2_streams_ended", text, _by_port(ended), "port", "reason")
-    text = "Number of TLS handshakes that failed, by the reason that OpenSSL reports."
+    text = "Number of failed TLS handshakes, by OpenSSL's reason."
     refused = {name: stats.handshake_failures.counts for name, stats in ports.items()}
     yield counter("tls_refusals", text, _by_port(refused), "port", "reason")
 
@@ -96,7 +96,7 @@ def certificate_families(counters: Mapping[str, float]) -> Iterable[Metric]:
     text = "Time at which the certificate in use expires, in Unix seconds; absent without TLS."
     expiry = counters["expires"] if counters else dict[str, float]()
     yield gauge("certificate_expiry_timestamp_seconds", text, expiry)
-    text = "Number of changed certificates, keys or authorities, by whether they were taken or refused."
+    text = "Number of changes of the certificate files, by outcome: taken (loaded) or refused (invalid)."
     changes = {outcome: int(counters[outcome]) for outcome in ("taken", "refused")} if counters else {}
     yield counter("certificate_changes", text, changes, "outcome")
 
@@ -107,7 +107,7 @@ def prewarm_families(stats: PrewarmStats) -> Iterable[Metric]:
     yield counter("prewarm_tokens", text, stats.tokens)
     text = "Number of prewarming requests to engines, by outcome: done or failed."
     yield counter("prewarm_steps", text, {"done": stats.steps, "failed": stats.failed}, "outcome")
-    text = "Number of prefixes that prewarming began, dropped unfinished, or kept cached by requests."
+    text = "Number of prefixes that prewarming began, dropped unfinished, or keeps cached by requests."
     found = {"begun": stats.begun, "dropped": stats.dropped, "kept": stats.kept}
     yield counter("prewarm_prefixes", text, found, "what")
     yield counter("prewarm_seconds", "Seconds that prewarming requests took in total.", stats.seconds)
@@ -137,7 +137,7 @@ def replication_families(report: ReplicationReport) -> Iterable[Metric]:
         "Number of connections that broke although the other replica had not announced its shutdown.",
         stats.broken,
     )
-    text = "Number of index snapshots: given to other replicas, taken from one, or failed while being taken."
+    text = "Number of index snapshots, by outcome: given to another replica, taken from one, or failed."
     yield counter("snapshots", text, stats.snapshots, "outcome")
     text = "Seconds that the copy of another replica's index took at startup; 0 if none was copied."
     yield gauge("snapshot_seconds", text, stats.snapshot_seconds)
@@ -264,7 +264,9 @@ class PickerMetrics:
             self.requests,
             "outcome",
         )
-        text = "Seconds that a pick took, without the wait for the request body and in the queue."
+        text = (
+            "Seconds that a pick took, without the time spent waiting for the request body or in the queue."
+        )
         yield histogram("pick_seconds", text, self.pick)
         yield histogram("stage_seconds", "Seconds that each stage of a pick took.", self.stages, "stage")
         yield from self._queue_families()
@@ -302,11 +304,11 @@ class PickerMetrics:
         yield counter("template_failures", text, self.template_failures, "reason")
         text = "Number of requests that ended, by the source that reported the end."
         yield counter("requests_ended", text, self.ended, "source")
-        text = "Number of requests picked for this endpoint that another one served, such as after a failure."
+        text = "Number of requests for which this endpoint was picked, but which another one served."
         yield counter("served_elsewhere", text, self.served_elsewhere, "endpoint")
-        text = "Number of responses observed with --observe-responses, by outcome: usage, none or cut."
+        text = "Number of observed responses, by outcome: usage, none (without usage) or cut (ended early)."
         yield counter("observed_responses", text, self.responses, "outcome")
-        text = "Number of tokens by the usage in observed responses, by kind: prompt, completion or cached."
+        text = "Number of tokens that observed responses report, by kind: prompt, completion or cached."
         yield counter("usage_tokens", text, self.usage, "kind")
         text = "Number of log lines that were dropped because stderr was slow."
         yield counter("log_lines_dropped", text, gauges.log_dropped())
@@ -319,7 +321,7 @@ class PickerMetrics:
         yield gauge("queue_bytes", "Bytes of memory held for queued requests.", gauges.queue_bytes())
         text = "Seconds that requests spent in the queue, by outcome as in kvist_epp_requests_total."
         yield histogram("queue_seconds", text, self.queue_waits, "outcome")
-        text = "Number of endpoints that are full, so that requests are queued rather than sent to them."
+        text = "Number of endpoints that could be picked if their batch, backlog or KV cache were not full."
         yield gauge("full_endpoints", text, gauges.full_endpoints())
         text = "Seconds that an eligible endpoint needs on average to prefill its backlog."
         yield gauge("backlog_seconds", text, gauges.backlog_seconds())

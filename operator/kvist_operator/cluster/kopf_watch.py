@@ -69,7 +69,7 @@ async def follow(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     cause = next((error for task in ended if not task.cancelled() and (error := task.exception())), None)
-    raise Unavailable(f"watching ended: {cause or 'kopf gives no reason'}") from cause
+    raise Unavailable(f"the watch ended: {cause or 'kopf gives no reason'}") from cause
 
 
 def registry(

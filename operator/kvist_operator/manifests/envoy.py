@@ -23,8 +23,8 @@ DRAIN_FILE: Final = "drain.sh"
 
 DRAIN: Final = f"""\
 #!/bin/bash
-# Envoy ends at once on SIGTERM. So before that: say goodbye on every connection (a failed health check makes
-# Envoy close each after its next answer), let Services forget this pod, then wait for the last answer.
+# Envoy exits at once on SIGTERM. Therefore, before it: fail the health check, so that Envoy closes each
+# connection after its next answer; wait until Services route elsewhere; wait until no request is active.
 ask() {{
   exec 3<>/dev/tcp/127.0.0.1/{child.ADMIN_PORT} || exit 0
   printf '%s HTTP/1.1\\r\\nHost: drain\\r\\nConnection: close\\r\\nContent-Length: 0\\r\\n\\r\\n' "$1" >&3

@@ -75,7 +75,7 @@ class Metrics:
         )
         self.queue = Gauge(
             "kvist_operator_queue_pools",
-            "Number of pools that are queued for reconciliation, now or later.",
+            "Number of pools that are queued for reconciliation, at once or after a delay.",
             registry=self.registry,
         )
         self.pools = Gauge(
@@ -90,7 +90,7 @@ class Metrics:
         )
         self.restarts = Counter(
             "kvist_operator_watch_restarts",
-            "Number of times that watching the cluster failed and was started again.",
+            "Number of times that the watch of the cluster ended unexpectedly and was restarted.",
             registry=self.registry,
         )
 
@@ -113,7 +113,7 @@ class _Requests(Collector):
         """Yield one series for each method and status."""
         found = CounterMetricFamily(
             "kvist_operator_api_requests",
-            "Requests to the API server except watches, by method and status.",
+            "Number of requests to the API server, without watches, by method and status.",
             labels=["method", "status"],
         )
         for key, number in sorted(self._answers().items()):

@@ -228,7 +228,7 @@ class Operator:
         restart = asyncio.ensure_future(self._restart_watch.wait())
         try:
             await asyncio.wait({watch, restart}, return_when=asyncio.FIRST_COMPLETED)
-            return str(watch.exception() or "watching ended") if watch.done() else ""
+            return str(watch.exception() or "the watch ended") if watch.done() else ""
         finally:
             for task in (watch, restart):
                 task.cancel()

@@ -83,7 +83,7 @@ class _Pair:
         return self.leaf.not_valid_before_utc + BACKDATED
 
     def spent(self, now: dt.datetime) -> bool:
-        """Return whether two thirds of the life are over."""
+        """Return whether two thirds of the lifetime have passed."""
         return now >= self.made + (self.leaf.not_valid_after_utc - self.made) * 2 / 3
 
 
@@ -137,7 +137,7 @@ def _due(secret: Data | None, names: Sequence[str], now: dt.datetime) -> tuple[_
     if coming:
         return _Step.ANNOUNCE, coming
     spent = current.spent(now)
-    return (_Step.ANNOUNCE, "two thirds of the certificate's life are over") if spent else None
+    return (_Step.ANNOUNCE, "two thirds of the certificate's lifetime have passed") if spent else None
 
 
 def _loaded(bundle: bytes) -> list[x509.Certificate]:

@@ -15,20 +15,20 @@ from kvist_operator.plan import Plan
 from kvist_operator.spec.pool import Pool
 
 PREEMPTED: Final = 0.01
-"""Share of preempted requests from which there is advice."""
+"""Smallest share of preempted requests for which there is advice."""
 QUEUE: Final = 1.0
-"""Requests waiting in an engine from which there is advice."""
+"""Smallest number of requests waiting in an engine for which there is advice."""
 FALLS_SHORT: Final = 0.7
-"""Share of the promised hit rate below which prompts are not as the hints say."""
+"""Share of the promised hit rate below which there is advice."""
 OFF: Final = (0.9, 1.15)
 """Ratio of reported to planned tokens of cache within which the plan counts as right."""
 ROOMY: Final = 0.5
 """Share of the cache in use below which the cache is not the cause of a queue."""
 FULL: Final = 0.9
 SETTLED: Final = 0.5
-"""Advice stands until its figure has fallen to this part of its threshold."""
+"""Advice is kept until its figure has fallen to this part of its threshold."""
 ENOUGH: Final = 50
-"""Requests in the window below which a rate means nothing."""
+"""Number of requests in the window below which rates are not used."""
 MOST_SHARE: Final = 97
 NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
 GUIDE: Final = "docs/guides/troubleshooting.md"
@@ -64,15 +64,15 @@ class _Case:
     plan: Plan
     seen: Figures
     standing: frozenset[str]
-    """Heads of the advice that stands."""
+    """First words of the advice that the status has now."""
 
     def limit(self, value: float, head: str) -> float:
-        """Return a threshold, lower for advice that stands."""
+        """Return a threshold, lower for advice that the status has already."""
         return value * SETTLED if head in self.standing else value
 
 
 def advice(pool: Pool, plan: Plan, figures: Figures, before: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return sentences, the most urgent first; ``before`` is the advice that stands in the status."""
+    """Return sentences, the most urgent first; ``before`` is the advice that the status has now."""
     old = {_head(line): line for line in before}
     case = _Case(pool, plan, figures, frozenset(old))
     found = (rule(case) for rule in RULES)
@@ -179,7 +179,7 @@ HEADS: Final = frozenset(("Preemptions", "Cache", "Queue", "Hit rate"))
 
 
 def standing(before: Sequence[str]) -> tuple[str, ...]:
-    """Return the advice of these rules among that of a status; it stands while no figures are known."""
+    """Return the advice of these rules among that of a status; it is kept while no figures are known."""
     return tuple(line for line in before if _head(line) in HEADS)
 
 

@@ -28,7 +28,7 @@ async def test_a_broken_rule_gets_goaway_then_the_end() -> None:
     async with serving() as bench, raw(bench) as (reader, writer):
         writer.write(frame(f.PUSH_PROMISE, 0, 1))
         answer = await asyncio.wait_for(reader.read(), 10)
-        assert answer.endswith(b"clients do not push")
+        assert answer.endswith(b"a client must not send PUSH_PROMISE")
 
 
 @on_both_loops
@@ -37,7 +37,7 @@ async def test_an_http1_request_is_turned_away() -> None:
     async with serving() as bench:
         reader, writer = await connect(bench)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert (await asyncio.wait_for(reader.read(), 10)).endswith(b"not an HTTP/2 client")
+        assert (await asyncio.wait_for(reader.read(), 10)).endswith(b"the client does not speak HTTP/2")
         writer.close()
 
 

@@ -49,8 +49,8 @@ PICKERS: Final = ("max-score-picker", "random-picker", "weighted-random-picker")
 """Plugins of which the number of endpoints is read."""
 _PARSERS: Final = ("anthropic-parser", "openai-parser", "passthrough-parser", "vllmhttp-parser")
 _SPLIT: Final = "prefill and decode are not disaggregated: the picked endpoint computes the whole prompt"
-_LABELS: Final = "pods that it excluded are picked too: exclude them in the pool's selector"
-_SESSIONS: Final = "a session follows its cached prefix by itself"
+_LABELS: Final = "kvist also picks the pods that this filter excludes: exclude them in the pool's selector"
+_SESSIONS: Final = "not needed: requests of a session go where their prefix is cached"
 _TARGETS: Final = (
     "latency targets of single requests are ignored; the picker minimizes the time to first token"
 )
@@ -58,7 +58,7 @@ OTHERWISE: Final[Mapping[str, str]] = {
     "by-label": _LABELS,
     "by-label-selector": _LABELS,
     "label-selector-filter": _LABELS,
-    "decode-filter": "pods with the label of prefill or encode are never picked",
+    "decode-filter": "pods with the role prefill or encode are never picked",
     "prefill-filter": _SPLIT,
     "encode-filter": _SPLIT,
     "disagg-profile-handler": _SPLIT,
@@ -67,7 +67,7 @@ OTHERWISE: Final[Mapping[str, str]] = {
     "prefill-header-handler": _SPLIT,
     "prefix-based-pd-decider": _SPLIT,
     "always-disagg-pd-decider": _SPLIT,
-    "data-parallel-profile-handler": "each rank behind a port of its own is an endpoint",
+    "data-parallel-profile-handler": "each rank with a port of its own is an endpoint",
     "latency-scorer": _TARGETS,
     "predicted-latency-producer": _TARGETS,
     "slo-headroom-tier-filter": _TARGETS,
@@ -187,7 +187,7 @@ def _missed(whole: Json) -> Iterator[str]:
         key for key in ("priorityBands", "defaultPriorityBand", "defaultNegativePriorityBand") if key in flow
     ]
     for key in bands:
-        yield f"flowControl.{key}: levels have no bounds; tenants of a level take turns"
+        yield f"flowControl.{key}: ignored: a priority has no bounds; its tenants take turns"
     for key in ("usageLimitPolicyPluginRef", "saturationDetector", "enableEviction"):
         if flow.get(key):
             yield f"flowControl.{key}: capacity is set by --max-backlog-seconds and --max-num-seqs"

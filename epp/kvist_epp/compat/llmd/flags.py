@@ -47,7 +47,7 @@ def _switch(note: str = "") -> _LlmdFlag:
     return _LlmdFlag(note, switch=True)
 
 
-_METRIC_NAMES: Final = _LlmdFlag("vLLM's own names are read")
+_METRIC_NAMES: Final = _LlmdFlag("ignored: kvist reads the metrics under vLLM's own names")
 _PLAIN_METRICS: Final = (
     "the metrics port is plaintext without authentication: restrict it with a NetworkPolicy"
 )
@@ -59,9 +59,11 @@ FLAGS: Final[dict[str, _LlmdFlag]] = {
     "emit-endpoint-scores": _switch("/debug/pick shows the cost of each endpoint"),
     "enable-cert-reload": _switch(),
     "enable-grpc-stream-metrics": _switch(),
-    "enable-pprof": _switch("there is no profiler"),
+    "enable-pprof": _switch("ignored: kvist has no profiler"),
     "grpc-max-recv-msg-size": _LlmdFlag(translate=lambda text: f"--max-message-bytes={byte_amount(text)}"),
-    "grpc-max-send-msg-size": _LlmdFlag("answers are about as large as requests"),
+    "grpc-max-send-msg-size": _LlmdFlag(
+        "ignored: answers are about as large as requests, which have a limit"
+    ),
     "ha-enable-leader-election": _switch("all replicas serve; --replicas lets them share their load"),
     "health-checking": _switch(),
     "kv-cache-usage-percentage-metric": _METRIC_NAMES,
@@ -74,11 +76,11 @@ FLAGS: Final[dict[str, _LlmdFlag]] = {
         "load is tracked without scraping; --scrape-interval sets how often it is corrected"
     ),
     "refresh-prometheus-metrics-interval": _LlmdFlag(),
-    "tls-cipher-suites": _LlmdFlag("OpenSSL's own choice is used"),
+    "tls-cipher-suites": _LlmdFlag("ignored: OpenSSL's default is used"),
     "tls-min-version": _LlmdFlag(translate=lambda text: f"--tls-min-version={_TLS.get(text, text)}"),
     "total-queued-requests-metric": _METRIC_NAMES,
     "total-running-requests-metric": _METRIC_NAMES,
-    "tracing": _switch("there are no traces; X-Request-Id is in every log line"),
+    "tracing": _switch("ignored: kvist writes no traces; each line of the request log has X-Request-Id"),
     "v": _LlmdFlag(translate=_level),
     "zap-devel": _switch(),
     "zap-encoder": _LlmdFlag(translate=lambda text: f"--log-format={_FORMATS.get(text, text)}"),

@@ -215,11 +215,11 @@ class Restore:
     def _check(self, content: Content, holding: Holding, names: tuple[int, ...]) -> None:
         ones = ONES[len(names)]
         if not 0 < len(names) == holding.reach <= len(content.hashes) <= SEGMENT_BLOCKS:
-            raise SnapshotError("a holding does not fit its content")
+            raise SnapshotError("the number of names or blocks of a holding differs from its content")
         if any(mask & ~ones or not mask or medium != medium.upper() for medium, mask in holding.media):
-            raise SnapshotError("a holding has blocks its content has not, or an unknown medium")
+            raise SnapshotError("a holding names an invalid medium, or blocks that its content lacks")
         if content.number in self._names or len(set(names)) != len(names):
-            raise SnapshotError("a content is held twice, or two blocks have one name")
+            raise SnapshotError("a holding repeats a content or the name of a block")
 
     def _place(self, content: Content) -> Place:
         if not content.parent:
@@ -227,7 +227,7 @@ class Restore:
         names = self._names.get(content.parent, ())
         place = self._forest.locate(self._who, names[content.at]) if content.at < len(names) else None
         if place is None:
-            raise SnapshotError("a content follows a block that was not sent")
+            raise SnapshotError("the parent block of a content was not sent")
         return place
 
     def _hold_some(self, names: tuple[int, ...], medium: str, mask: int) -> None:

@@ -56,12 +56,12 @@ class Section:
         self._restore.extra(extra.copies, extra.opaque)
         for block in extra.pending:
             if self._pending.setdefault(block.hash, block) is not block:
-                raise SnapshotError("a block waits for its check twice")
+                raise SnapshotError("a block that awaits its check was sent twice")
 
     def end(self, end: End) -> Iterator[None]:
         """Complete: yields now and then. Raises SnapshotError when something is missing."""
         if (end.blocks, end.extras) != (self._restore.blocks, self._extras):
-            raise SnapshotError("a section is not what its end says")
+            raise SnapshotError("a section differs from the counts at its end")
         yield from self._restore.finish()
         if self.valid:
             for block in self._pending.values():
@@ -189,7 +189,7 @@ class Reader:
         elif isinstance(part, Begin):
             self._open(part)
         elif self._begin is None:
-            raise SnapshotError("blocks of no publisher")
+            raise SnapshotError("blocks were sent outside of a section")
         elif self._useful():
             yield from self._told(part)
         elif isinstance(part, End):
@@ -211,7 +211,7 @@ class Reader:
 
     def _open(self, begin: Begin) -> None:
         if self._begin is not None:
-            raise SnapshotError("a section begins before the last one has ended")
+            raise SnapshotError("a section begins before the previous one has ended")
         self._begin = begin
         if self._wanted(begin.publisher):
             self._section = self._books.restore(begin.publisher, begin.group)
@@ -232,24 +232,24 @@ class Reader:
 
     def _known(self, number: int) -> Content:
         if number not in self._contents:
-            raise SnapshotError("a holding of a content that was not sent")
+            raise SnapshotError("a message refers to a content that was not sent")
         return self._contents[number]
 
     def _content(self, content: Content) -> None:
         length = len(content.hashes)
         if content.number != len(self._contents) + 1 or not 0 < length <= SEGMENT_BLOCKS:
-            raise SnapshotError("a content out of order, or of no or too many blocks")
+            raise SnapshotError("a content is out of order, empty or too long")
         if len(content.sizes) != length or sum(content.sizes) != len(content.text):
-            raise SnapshotError("a content's text is not as long as its blocks")
+            raise SnapshotError("the length of a content's text differs from that of its blocks")
         if content.parent:
             self._check_parent(content, self._known(content.parent))
         elif content.at != -1 or content.block_size < 1:
-            raise SnapshotError("a content that begins nowhere")
+            raise SnapshotError("a content without a parent has an invalid position or block size")
         self._contents[content.number] = content
         self.blocks += length
 
     def _check_parent(self, content: Content, parent: Content) -> None:
         if not 0 <= content.at < len(parent.hashes):
-            raise SnapshotError("a content that follows no block")
+            raise SnapshotError("the parent block of a content does not exist")
         if (content.root, content.block_size) != (parent.root, parent.block_size):
-            raise SnapshotError("a content of another tree than its parent's")
+            raise SnapshotError("a content and its parent differ in root or block size")
