@@ -59,6 +59,8 @@ LASTING_METHODS: Final = frozenset({ACCESS_LOG_METHOD, HEALTH_WATCH_METHOD})
 
 REPLICA_FOLLOW_METHOD: Final = "/kvist.epp.peers.v1.Peers/Follow"
 REPLICA_SNAPSHOT_METHOD: Final = "/kvist.epp.peers.v1.Peers/Snapshot"
+REPLICA_PORT: Final = "peer"
+"""Name of the port for other replicas in the label ``port`` of metrics."""
 
 LIVENESS: Final = "liveness"
 READINESS: Final = ("", "inference-extension", "readiness", "envoy.service.ext_proc.v3.ExternalProcessor")

@@ -20,10 +20,8 @@ from kvist_epp.flowcontrol.flow_controller import (
     QueuedRequest,
 )
 from kvist_epp.load.tracker import LoadTracker
+from kvist_epp.names import REPLICA_PORT
 from kvist_epp.telemetry.metrics import Gauges
-
-REPLICA_PORTS: Final = ("peer",)
-"""Ports whose streams are always open."""
 
 
 def fleet_document(registry: EndpointRegistry, discovery: Discovery) -> dict[str, Any]:
@@ -103,10 +101,10 @@ def in_flight_document(director: Director, remote_requests: int = 0) -> dict[str
     A moment after the last request has ended all counts are 0; one that stays is a leak. Soak and chaos runs
     read the page. ``remote_requests`` is the number of requests known from other replicas. ``tasks`` are
     asyncio tasks by the name of their coroutine, those of the picker itself included. ``streams`` are open
-    ones by port, access logs and health watches included.
+    ones by port, access logs and health watches included, but not those between replicas, which stay open.
     """
     ports = director.metrics.ports.items()
-    loads = {name: stats.load() for name, stats in ports if name not in REPLICA_PORTS}
+    loads = {name: stats.load() for name, stats in ports if name != REPLICA_PORT}
     return {
         "tasks": _tasks(),
         "streams": {name: load.streams for name, load in loads.items()},

@@ -49,13 +49,14 @@ async def listen(
     flag: str,
     tls: Certificates | None = None,
     *,
+    name: str,
     stack: AsyncExitStack,
     port_stats: MutableMapping[str, PortStats],
 ) -> Server:
     """Serve these methods on ``port`` until ``stack`` is closed, in plaintext without ``tls``.
 
-    ``port_stats`` receives the port's statistics for the metrics, under the flag's name without ``-port``;
-    the grpc.aio transport has none.
+    ``port_stats`` receives the port's statistics under ``name``, which is the metrics' label ``port``; the
+    grpc.aio transport has none.
 
     Raises:
         SettingsError: the port cannot be opened; the text names ``flag``.
@@ -77,7 +78,7 @@ async def listen(
     except OSError as error:
         raise SettingsError(f"{flag}: cannot listen on port {port}: {error}") from error
     stack.push_async_callback(server.close)
-    port_stats[flag.removeprefix("--").removesuffix("-port")] = server.stats
+    port_stats[name] = server.stats
     return server
 
 
@@ -95,12 +96,19 @@ async def open_grpc_ports(
     Raises SettingsError, which names the flag.
     """
     grpc = await listen(
-        settings, served, settings.grpc_port, "--grpc-port", tls, stack=stack, port_stats=port_stats
+        settings,
+        served,
+        settings.grpc_port,
+        "--grpc-port",
+        tls,
+        name="grpc",
+        stack=stack,
+        port_stats=port_stats,
     )
     # Always plaintext: probes of the kubelet and of cloud load balancers speak no TLS.
     methods, port = health_methods(health), settings.grpc_health_port
     grpc_health = await listen(
-        settings, methods, port, "--grpc-health-port", stack=stack, port_stats=port_stats
+        settings, methods, port, "--grpc-health-port", name="grpc-health", stack=stack, port_stats=port_stats
     )
     return grpc, grpc_health
 

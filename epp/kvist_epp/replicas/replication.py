@@ -23,7 +23,7 @@ from kvist_epp.http2.call import Method
 from kvist_epp.http2.tls import Certificates
 from kvist_epp.load.in_flight import Attempt
 from kvist_epp.load.tracker import RequestListener
-from kvist_epp.names import REPLICA_FOLLOW_METHOD, REPLICA_SNAPSHOT_METHOD
+from kvist_epp.names import REPLICA_FOLLOW_METHOD, REPLICA_PORT, REPLICA_SNAPSHOT_METHOD
 from kvist_epp.prompt.model import Model
 from kvist_epp.replicas.load_server import LoadServer
 from kvist_epp.replicas.messages import Handshake
@@ -217,6 +217,7 @@ class Replication(RequestListener):
             settings.replica_port,
             "--replica-port",
             self._certificates,
+            name=REPLICA_PORT,
             stack=stack,
             port_stats=director.metrics.ports,
         )

@@ -1,11 +1,14 @@
 """Replication in a picker: whose events and ends are whose, the page and the metrics."""
 
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from tests.epp.parts import MODEL, Parts, ask, chat, make
 
+from kvist_epp.admin.debug_pages import in_flight_document
+from kvist_epp.app.process import Shutdown
 from kvist_epp.director.completion import CompletionHandler
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.extproc.access_log import AccessLogEntry
@@ -151,6 +154,20 @@ def test_the_page_and_the_metrics_show_the_other_replicas() -> None:
     document = replication.document()
     assert document["replica"] == parts.director.replica
     assert [(one["replica"], one["requests"]) for one in document["replicas"]] == [("other", 1)]
+
+
+async def test_the_port_of_the_replicas_has_its_documented_name() -> None:
+    """Metrics call the port for replicas ``peer``, and ``/debug/held`` leaves out its streams."""
+    parts = make()
+    settings = replace(SETTINGS, replica_port=0)
+    registry = EndpointRegistry(settings, parts.director, parts.clock, scrape_interval=0.0)
+    async with AsyncExitStack() as stack:
+        await Replication(settings, registry).start(Shutdown(), stack)
+        page, _ = parts.director.metrics.snapshot().format("")
+        streams = in_flight_document(parts.director)["streams"]
+
+    assert 'kvist_epp_http2_connections{port="peer"} 0.0' in page.decode().splitlines()
+    assert streams == {}
 
 
 def test_without_events_there_is_no_index_to_copy() -> None:
