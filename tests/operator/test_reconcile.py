@@ -1,5 +1,6 @@
 """One reconciliation of a pool on a cluster in memory: writes and conditions."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -51,10 +52,11 @@ class Ground:
         self.cluster = Memory()
         self.cluster.absent = {kind for kind in CHILDREN if kind.optional}
         self.pickers = Quiet()
+        self.now = datetime(2026, 11, 23, 12, tzinfo=UTC)
         self.restart()
 
-    def restart(self) -> None:
-        """Make an operator with an empty cache."""
+    def restart(self, *, build: str = "1", engine_image: str = "vllm/vllm-openai:v0.32.0") -> None:
+        """Make an operator of this build with an empty cache."""
         self.cache = PoolCache()
         self.capabilities = Capabilities(self.cluster, nodes_allowed=True)
         self.informer = PoolInformer(self.cluster, self.cache, (), lambda _key: None)
@@ -65,6 +67,9 @@ class Ground:
             models=ModelCache(lambda: None),
             pickers=self.pickers,
             images=Site(),
+            engine_image=engine_image,
+            identity=build,
+            now=lambda: self.now,
         )
 
     def put(self, **spec: Any) -> None:
@@ -77,6 +82,12 @@ class Ground:
         meta = {"name": "twig", "namespace": "forest"}
         body = {"apiVersion": "kvist.dev/v1alpha1", "kind": "InferencePool", "metadata": meta}
         self.cluster.put({**body, "spec": {**base, **spec}})
+
+    def annotate(self, annotations: dict[str, str]) -> None:
+        """Set annotations of the pool."""
+        found = self.cluster.objects[KEY.target]
+        found["metadata"]["annotations"] = annotations
+        self.cluster.put(found)
 
     async def look(self) -> float | None:
         """Resync and reconcile once; writes are counted from here."""
@@ -308,3 +319,132 @@ async def test_a_change_of_the_pool_meanwhile_is_read_again(ground: Ground) -> N
     assert await ground.reconciler.reconcile(KEY) == 0.0
     assert await ground.reconciler.reconcile(KEY) is None
     assert (await ground.said("Progressing"))["reason"] != "Settled"
+
+
+OLD, NEW = "vllm/vllm-openai:v0.32.0", "vllm/vllm-openai:v0.33.0"
+
+
+def image_of(workload: Json) -> str:
+    """Return the image of the engine's container."""
+    containers = workload["spec"]["template"]["spec"]["containers"]
+    return str(next(each["image"] for each in containers if each["name"] == "engine"))
+
+
+async def test_a_new_operator_changes_no_pods_until_asked(ground: Ground) -> None:
+    """A new default image leaves engines alone, is shown as pending, and is applied with its hash."""
+    await ground.look()
+    before = await ground.engines()
+
+    ground.restart(build="2", engine_image=NEW)
+    await ground.look()
+
+    held, pending = await ground.engines(), (await ground.status())["pendingPlan"]
+    assert held["spec"] == before["spec"]
+    assert f"Deployment twig: containers[engine].image: {OLD} → {NEW}" in pending["changes"]
+    assert pending["restartsEngines"] is True
+    said = await ground.said("UpgradePending")
+    assert (said["status"], said["reason"]) == ("True", "WaitingForApproval")
+    assert f"kvist.dev/apply-plan={pending['hash']}" in said["message"]
+    assert (await ground.said("Ready"))["status"] != "Unknown"
+    await ground.look()
+    assert ground.cluster.writes == []
+
+    ground.annotate({"kvist.dev/apply-plan": pending["hash"]})
+    await ground.look()
+    assert image_of(await ground.engines()) == NEW
+    assert "pendingPlan" not in await ground.status()
+    assert await ground.said("UpgradePending") == {}
+
+
+async def test_replicas_follow_the_spec_while_an_upgrade_waits(ground: Ground) -> None:
+    """Scaling a pool neither applies what is pending nor is held back by it."""
+    await ground.look()
+    ground.restart(build="2", engine_image=NEW)
+    await ground.look()
+    pending = (await ground.status())["pendingPlan"]
+    ground.put(replicas=3)
+    await ground.look()
+
+    engines = await ground.engines()
+    assert (engines["spec"]["replicas"], image_of(engines)) == (3, OLD)
+    assert (await ground.status())["pendingPlan"] == pending
+
+
+async def test_a_change_of_the_spec_takes_the_new_defaults_along(ground: Ground) -> None:
+    """An owner who changes the engine expects a rollout, so nothing stays pending."""
+    await ground.look()
+    ground.restart(build="2", engine_image=NEW)
+    await ground.look()
+    ground.put(engine={"maxModelLen": 4096})
+    await ground.look()
+
+    engines = await ground.engines()
+    assert image_of(engines) == NEW
+    assert "pendingPlan" not in await ground.status()
+
+
+async def test_a_change_of_the_gateway_rolls_no_engines(ground: Ground) -> None:
+    """A field on which engines do not depend applies no pending change to them."""
+    await ground.look()
+    ground.restart(build="2", engine_image=NEW)
+    ground.put(picker={"replicas": 3})
+    await ground.look()
+
+    assert image_of(await ground.engines()) == OLD
+
+
+async def test_the_same_operator_may_change_what_it_made(ground: Ground) -> None:
+    """Facts of the cluster that change the pods are no upgrade: the same build applies them at once."""
+    await ground.look()
+    ground.restart(build="1", engine_image=OLD)
+    await ground.look()
+
+    assert ground.cluster.writes == []
+
+
+@pytest.mark.parametrize("upgrade", ["Automatic", "Window"])
+async def test_upgrades_can_be_automatic_or_in_a_window(ground: Ground, upgrade: str) -> None:
+    """Automatic upgrades are applied at once, others when the window opens, when the operator wakes."""
+    window = {"days": ["Tue"], "start": "02:00", "minutes": 120, "timeZone": "Europe/Berlin"}
+    ground.put(rollout={"upgrade": upgrade, "window": window})
+    await ground.look()
+    ground.restart(build="2", engine_image=NEW)
+    again = await ground.look()
+
+    if upgrade == "Window":
+        assert image_of(await ground.engines()) == OLD
+        # Tuesday, 2 o'clock in Berlin is 1 o'clock in UTC, 13 hours from now
+        assert again == timedelta(hours=13).total_seconds()
+        assert (await ground.status())["pendingPlan"]["nextWindow"] == "2026-11-24T01:00:00Z"
+        assert (await ground.said("UpgradePending"))["reason"] == "WaitingForWindow"
+        ground.now += timedelta(hours=13)
+        await ground.look()
+    assert image_of(await ground.engines()) == NEW
+
+
+async def test_a_paused_pool_is_reported_and_not_changed(ground: Ground) -> None:
+    """While spec.paused is true no object is written, not even a scale; afterwards everything is."""
+    await ground.look()
+    ground.put(paused=True, replicas=2, engine={"maxModelLen": 4096})
+    await ground.look()
+
+    assert [write for write in ground.cluster.writes if not write.startswith("status")] == []
+    assert (await ground.engines())["spec"]["replicas"] == 0
+    assert (await ground.said("Progressing"))["reason"] == "Paused"
+
+    ground.put(replicas=2, engine={"maxModelLen": 4096})
+    await ground.look()
+    assert (await ground.engines())["spec"]["replicas"] == 2
+    assert (await ground.said("Progressing"))["reason"] != "Paused"
+
+
+async def test_an_annotation_edited_by_hand_holds_nothing(ground: Ground) -> None:
+    """If what was applied cannot be read, the pods are applied as rendered."""
+    await ground.look()
+    engines = await ground.engines()
+    engines["metadata"]["annotations"]["kvist.dev/applied"] = "{"
+    ground.cluster.put(engines)
+    ground.restart(build="2", engine_image=NEW)
+    await ground.look()
+
+    assert image_of(await ground.engines()) == NEW

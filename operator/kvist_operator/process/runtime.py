@@ -8,11 +8,13 @@
 """
 
 import asyncio
+import hashlib
 import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import kvist_epp
@@ -97,6 +99,15 @@ async def _run(
         await operator.run()
 
 
+def build_identity() -> str:
+    """Return the version and a hash of the operator's files, so that each build has another one."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parents[1].rglob("*")):
+        if file.suffix in (".py", ".yaml", ".json"):
+            digest.update(file.read_bytes())
+    return f"{kvist_epp.__version__}-{digest.hexdigest()[:12]}"
+
+
 class Operator:
     """All parts and their loops; ``follow`` watches the cluster."""
 
@@ -116,6 +127,8 @@ class Operator:
             models=self.models,
             pickers=self.pickers,
             images=Site(picker_image=settings.picker_image, envoy_image=settings.envoy_image),
+            engine_image=settings.engine_image,
+            identity=build_identity(),
         )
         self._follow = follow
         self._wake = asyncio.Event()

@@ -16,6 +16,7 @@ from kvist_epp.settings import arguments
 from kvist_epp.settings.arguments import flag
 from kvist_operator.errors import OperatorSettingsError
 from kvist_operator.manifests.object_names import ENVOY_IMAGE, PICKER_IMAGE
+from kvist_operator.spec.pool import DEFAULT_IMAGE
 
 LOG_FORMATS: Final = ("auto", "json", "text")
 PROGRAM: Final = arguments.Program(
@@ -47,6 +48,12 @@ class OperatorSettings:
     )
     picker_image: str = flag(
         "--picker-image", PICKER_IMAGE, "container image of pickers, unless a pool sets its own", unit="IMAGE"
+    )
+    engine_image: str = flag(
+        "--engine-image",
+        DEFAULT_IMAGE,
+        "container image of engines, unless a pool sets its own",
+        unit="IMAGE",
     )
     envoy_image: str = flag(
         "--envoy-image",

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from kvist_operator.apply import Key, Step, Verb, changes, key_of
 from kvist_operator.apply.changes import owned
+from kvist_operator.apply.upgrades import PendingChange
 from kvist_operator.cluster.cluster_api import Cluster, Json
 from kvist_operator.cluster.kinds import DEPLOYMENT, Target, kind_named, target_of
 from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
@@ -37,6 +38,8 @@ class ApplyResult:
     waits: tuple[str, ...] = ()
     failures: tuple[ClusterError, ...] = ()
     """Errors of the API server, in the order of the objects."""
+    pending: PendingChange | None = None
+    """Change of workloads that waits for the pool's owner."""
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from kvist_operator import status as statuses
+from kvist_operator.apply.upgrades import hold_upgrade
 from kvist_operator.cluster.capabilities import Capabilities, with_planned_first, with_required_labels
 from kvist_operator.cluster.cluster_api import Cluster, Json
 from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
@@ -20,6 +21,7 @@ from kvist_operator.manifests import Rendered, Site, render
 from kvist_operator.manifests.object_names import ENGINE, ENVOY, PICKER, ObjectNames
 from kvist_operator.plan import Plan, PlanVerdict, make_plan
 from kvist_operator.spec import Pool, read_pool
+from kvist_operator.spec.pool import DEFAULT_IMAGE
 from kvist_operator.status import ObservedPool, Subject
 from kvist_operator.status.diagnosis import refused, troubles
 from kvist_operator.status.views import Trouble
@@ -59,6 +61,10 @@ class Reconciler:
     pickers: PickerClient
     images: Site
     """A site with only the images of pickers and Envoy."""
+    engine_image: str = DEFAULT_IMAGE
+    """Image of engines, for pools that set none."""
+    identity: str = ""
+    """Name of this build of the operator: another one may make other objects of the same pool."""
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     pending: set[PoolKey] = field(default_factory=set)
     """Pools whose model is being looked up."""
@@ -87,20 +93,23 @@ class Reconciler:
         intent = await self._intent(key, resource)
         if key in self.pending and resource.get("status"):
             return None  # the status stands until the model is known: each process looks it up again
-        outcome = await self._apply(intent)
+        outcome = await self._apply(resource, intent)
         try:
             await self._write_status(key, resource, intent, outcome)
         except (Conflict, NotServed):
             return await self._reread(key)
         if outcome.failures:
             raise outcome.failures[0]
-        return WAIT_SECONDS if outcome.waits else None
+        if outcome.waits:
+            return WAIT_SECONDS
+        until = outcome.pending.until if outcome.pending else None
+        return max(0.0, (until - self.now()).total_seconds()) if until else None
 
     async def _intent(self, key: PoolKey, resource: Json) -> Intent:
         """Return the intent of a pool; it is computed again only when one of its inputs has changed."""
         pool: Pool | None = None
         try:
-            pool = read_pool(resource)
+            pool = read_pool(resource, default_image=self.engine_image)
             found = await self.models.of(pool)
         except OperatorError as error:
             return Intent(pool=pool, error=error)
@@ -125,20 +134,30 @@ class Reconciler:
             del self._intents[next(iter(self._intents))]
         return intent
 
-    async def _apply(self, intent: Intent) -> ApplyResult:
+    async def _apply(self, resource: Json, intent: Intent) -> ApplyResult:
         """Write the objects of an intent; without a plan nothing is changed, and engines keep running."""
-        if intent.pool is None or intent.rendered is None:
+        pool = intent.pool
+        if pool is None or intent.rendered is None:
             return ApplyResult()
         try:
-            kept = await self._secrets.reconcile(intent.pool, self.now())
+            kept = await self._secrets.reconcile(pool, self.now())
         except (Unavailable, Conflict):
             raise
         except ClusterError as error:
-            self._secrets.forget(intent.pool.uid)
+            self._secrets.forget(pool.uid)
             return ApplyResult(failures=(error,))
-        found = await self._applier.apply(intent.pool, intent.rendered)
+        images = self.engine_image, self.images.picker_image, self.images.envoy_image
+        rendered, pending = hold_upgrade(
+            *(pool, resource, intent.rendered, self.cache.children(PoolKey(pool.namespace, pool.name))),
+            identity=" ".join((self.identity, *images)),
+            default_image=self.engine_image,
+            now=self.now(),
+        )
+        if pool.paused:
+            return ApplyResult(conflicts=kept.conflicts, waits=kept.waits, pending=pending)
+        found = await self._applier.apply(pool, rendered)
         conflicts = tuple(dict.fromkeys([*kept.conflicts, *found.conflicts]))
-        return replace(found, conflicts=conflicts, waits=(*kept.waits, *found.waits))
+        return replace(found, conflicts=conflicts, waits=(*kept.waits, *found.waits), pending=pending)
 
     async def _on_scale_down(self, pool: Pool, replicas: int) -> None:
         await self.pickers.set_deletion_costs(
@@ -188,6 +207,7 @@ class Reconciler:
             failure=failure,
             kv_tokens=tokens,
             advice=advice,
+            pending=outcome.pending,
         )
         return statuses.status(subject, observed, old, self.now())
 

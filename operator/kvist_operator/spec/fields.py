@@ -107,6 +107,15 @@ class Fields:
         value = self.text(key, choices=ENABLED)
         return value == "Enabled" if value else default
 
+    def boolean(self, key: str) -> bool:
+        """Return a field that is true or false; false if it is absent."""
+        value = self.get(key)
+        if value is None:
+            return False
+        if not isinstance(value, bool):
+            raise SpecError(self.at(key), f"{value!r} is neither true nor false")
+        return value
+
     def quantity(self, key: str, *, low: int = 0) -> int:
         """Return a Kubernetes quantity (``80Gi``, ``1.5Ti``, a number) in bytes; 0 when absent.
 

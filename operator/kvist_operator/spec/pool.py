@@ -1,11 +1,14 @@
 """``InferencePool.spec`` as frozen data; None or an empty value means that the plan decides."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, time, timedelta
 from enum import StrEnum
 from typing import Any, Final
+from zoneinfo import ZoneInfo
 
 DEFAULT_IMAGE: Final = "vllm/vllm-openai:v0.33.0"
+WEEKDAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 ENGINE_CONTAINER: Final = "engine"
 """Name of the engine's container, to which ``spec.podTemplate`` refers."""
 
@@ -165,6 +168,42 @@ class Offload:
     disk_bytes: int = 0
 
 
+class Upgrade(StrEnum):
+    """When a new operator may change the pods of a pool whose spec stays the same."""
+
+    MANUAL = "Manual"
+    WINDOW = "Window"
+    AUTOMATIC = "Automatic"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenanceWindow:
+    """Fields of ``spec.rollout.window``: a span of time on some days of the week."""
+
+    days: tuple[str, ...] = ()
+    """``Mon`` to ``Sun``, on which a window begins; empty = every day."""
+    start_minute: int = 0
+    """Minutes after midnight."""
+    minutes: int = 60
+    time_zone: str = "UTC"
+
+    def is_open(self, now: datetime) -> bool:
+        """Return whether a window has begun and not ended; ``now`` has a time zone."""
+        latest = self._openings(now, (-1, 0))
+        return any(begin <= now < begin + timedelta(minutes=self.minutes) for begin in latest)
+
+    def next_opening(self, now: datetime) -> datetime:
+        """Return the begin of the first window after ``now``, in UTC."""
+        return min(begin for begin in self._openings(now, range(9)) if begin > now).astimezone(UTC)
+
+    def _openings(self, now: datetime, days: Iterable[int]) -> list[datetime]:
+        zone = ZoneInfo(self.time_zone)
+        today = now.astimezone(zone).date()
+        hour, minute = divmod(self.start_minute, 60)
+        begins = [datetime.combine(today + timedelta(days=n), time(hour, minute), zone) for n in days]
+        return [each for each in begins if not self.days or WEEKDAYS[each.weekday()] in self.days]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
     """Fields of ``spec.rollout``."""
@@ -174,6 +213,8 @@ class Rollout:
     drain_seconds: int = 60
     startup_seconds: int | None = None
     """None = from the size of the weights."""
+    upgrade: Upgrade = Upgrade.MANUAL
+    window: MaintenanceWindow | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +264,8 @@ class Pool:
     workload: Workload = Workload()
     offload: Offload = Offload()
     replicas: int = 1
+    paused: bool = False
+    """Nothing is written except the status and certificates."""
     rollout: Rollout = Rollout()
     picker: PickerSpec = PickerSpec()
     gateway: GatewaySpec = GatewaySpec()

@@ -7,6 +7,7 @@ messages that say what to write instead.
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from kvist_operator.engine_version import check_image, engine_version, parse_version
 from kvist_operator.errors import SpecError
@@ -24,11 +25,13 @@ from .fields import (
 )
 from .pool import (
     DEFAULT_IMAGE,
+    WEEKDAYS,
     AcceleratorSpec,
     Adapter,
     EngineSpec,
     GatewaySpec,
     KvDtype,
+    MaintenanceWindow,
     ModelRef,
     Offload,
     PickerSpec,
@@ -38,6 +41,7 @@ from .pool import (
     Shape,
     Source,
     Speculative,
+    Upgrade,
     Workload,
 )
 
@@ -67,8 +71,8 @@ CLASS_NAME: Final = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
 HOSTNAME: Final = r"(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 
 
-def read_pool(resource: Mapping[str, Any]) -> Pool:
-    """Return the resource as frozen data.
+def read_pool(resource: Mapping[str, Any], *, default_image: str = DEFAULT_IMAGE) -> Pool:
+    """Return the resource as frozen data; ``default_image`` is for engines of pools that set none.
 
     Raises:
         SpecError: an invalid field; the message says what is wrong with it and what to write.
@@ -88,11 +92,12 @@ def read_pool(resource: Mapping[str, Any]) -> Pool:
         uid=meta.text("uid"),
         generation=meta.number("generation", 0, high=2**63 - 1),
         model=_model(spec.section("model")),
-        engine=_engine(spec.section("engine")),
+        engine=_engine(spec.section("engine"), default_image),
         accelerator=_accelerator(spec.section("accelerator")),
         workload=_workload(spec.section("workload")),
         offload=_offload(spec.section("offload")),
         replicas=spec.number("replicas", 1, high=10_000),
+        paused=spec.boolean("paused"),
         rollout=_rollout(spec.section("rollout")),
         picker=_picker(spec.section("picker")),
         gateway=_gateway(spec.section("gateway")),
@@ -174,9 +179,9 @@ def _shape(f: Fields | None) -> Shape | None:
     return f.done(Shape(config=config, checkpoint_bytes=f.quantity("checkpointSize")))
 
 
-def _engine(f: Fields) -> EngineSpec:
+def _engine(f: Fields, default_image: str) -> EngineSpec:
     engine = EngineSpec(
-        image=f.text("image", DEFAULT_IMAGE, pattern=".+", most=512),
+        image=f.text("image", default_image, pattern=".+", most=512),
         version=f.text("version", most=64),
         quantization=f.text("quantization", choices=("FP8",)),
         kv_dtype=KvDtype(f.text("kvCacheDtype", KvDtype.AUTO, choices=[str(k) for k in KvDtype])),
@@ -281,8 +286,34 @@ def _rollout(f: Fields) -> Rollout:
         max_unavailable=_max_unavailable(f.get("maxUnavailable"), f.at("maxUnavailable")),
         drain_seconds=f.number("drainSeconds", 60, high=3600),
         startup_seconds=f.whole("startupSeconds", low=30, high=86_400),
+        upgrade=Upgrade(f.text("upgrade", Upgrade.MANUAL, choices=[str(each) for each in Upgrade])),
+        window=_window(f.optional("window")),
     )
+    if rollout.upgrade is Upgrade.WINDOW and rollout.window is None:
+        raise SpecError(f.at("window"), "is missing: upgrade Window needs days, start and minutes")
     return f.done(rollout)
+
+
+def _window(f: Fields | None) -> MaintenanceWindow | None:
+    if f is None:
+        return None
+    start = f.text("start", "00:00", pattern=r"([01][0-9]|2[0-3]):[0-5][0-9]", most=5)
+    days = f.texts("days", most=7, each=3, pattern="|".join(WEEKDAYS))
+    zone = f.text("timeZone", "UTC", most=64)
+    _check_unique(days, f.at("days"), "leave one out")
+    try:
+        ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError) as error:
+        problem = f"{zone!r} is not a time zone: write a name of the IANA database such as Europe/Berlin"
+        raise SpecError(f.at("timeZone"), problem) from error
+    return f.done(
+        MaintenanceWindow(
+            days=days,
+            start_minute=int(start[:2]) * 60 + int(start[3:]),
+            minutes=f.number("minutes", 60, low=1, high=1440),
+            time_zone=zone,
+        )
+    )
 
 
 def _max_unavailable(value: Any, path: str) -> int | str:

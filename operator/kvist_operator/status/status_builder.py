@@ -7,6 +7,7 @@ their time changes only with their status.
 - Available: requests are answered, by replicas of any generation.
 - Progressing: a change is under way.
 - GatewayAttached, Precise, Monitored: present only where they apply.
+- UpgradePending: present while a new operator would change pods of the pool.
 - Ready: the pool is as its spec describes it.
 """
 
@@ -17,6 +18,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from kvist_epp.names import LABEL_POOL
+from kvist_operator.apply.upgrades import APPROVED, PendingChange
 from kvist_operator.errors import OperatorError
 from kvist_operator.manifests.object_names import ENGINE, ENGINE_PORT, ENVOY, PICKER, Note, ObjectNames
 from kvist_operator.plan import Plan, PlanVerdict
@@ -78,6 +80,7 @@ AVAILABLE: Final = "Available"
 PROGRESSING: Final = "Progressing"
 ATTACHED: Final = "GatewayAttached"
 PRECISE: Final = "Precise"
+UPGRADE: Final = "UpgradePending"
 MONITORED: Final = "Monitored"
 READY: Final = "Ready"
 TRUE, FALSE, UNKNOWN = Truth.TRUE, Truth.FALSE, Truth.UNKNOWN
@@ -111,8 +114,8 @@ def available(found: Counts) -> Condition:
     return Condition(AVAILABLE, FALSE, "NoReplicaReady", f"ready for requests: 0 of {found.wanted} replicas")
 
 
-def progressing(observed: ObservedPool, found: Counts) -> Condition:
-    """Return Progressing: true while a change is under way, false when it is complete or stuck."""
+def progressing(observed: ObservedPool, found: Counts, *, paused: bool = False) -> Condition:
+    """Return Progressing: true while a change is under way, false when it is complete, stuck or paused."""
     where = (
         f"ready: {found.ready} of {found.wanted}, running the current plan: {found.updated} of {found.wanted}"
     )
@@ -120,6 +123,9 @@ def progressing(observed: ObservedPool, found: Counts) -> Condition:
         return Condition(PROGRESSING, FALSE, observed.failure.reason, observed.failure.message)
     if observed.waits:
         return Condition(PROGRESSING, TRUE, "Waiting", "; ".join(observed.waits))
+    if paused:
+        message = f"{where}; spec.paused is true, so nothing is changed until it is false"
+        return Condition(PROGRESSING, FALSE, "Paused", message)
     if observed.workload is None:
         return Condition(PROGRESSING, FALSE, "NotStarted", "the engines have not been created yet")
     if found.settled:
@@ -188,6 +194,21 @@ def monitored(notes: Sequence[Note]) -> Condition | None:
     return _noted(found) if found else None
 
 
+def upgrade_pending(pool: Pool, pending: PendingChange | None) -> Condition | None:
+    """Return UpgradePending; None if this operator would change no pods."""
+    if pending is None:
+        return None
+    number = len(pending.changes)
+    what = f"this operator would make {number} change{'s' if number > 1 else ''}: {pending.changes[0]}"
+    if number > 1:
+        what += "; the others are in status.pendingPlan.changes"
+    if pending.until is not None:
+        begin = pending.until.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        return Condition(UPGRADE, TRUE, "WaitingForWindow", f"{what}. They are applied from {begin} on")
+    command = f"kubectl annotate kvp {pool.name} --overwrite {APPROVED}={pending.hash}"
+    return Condition(UPGRADE, TRUE, "WaitingForApproval", f"{what}. To apply: {command}")
+
+
 def _noted(notes: Sequence[Note]) -> Condition:
     return Condition(notes[0].condition, FALSE, notes[0].reason, "; ".join(note.message for note in notes))
 
@@ -233,7 +254,7 @@ def _degraded(pool: Pool | None, observed: ObservedPool) -> list[str]:
 
 def _fine(condition: Condition, *, zero: bool) -> bool:
     if condition.type == PROGRESSING:
-        return condition.reason == "Settled"
+        return condition.reason in ("Settled", "Paused")
     return condition.holds or (condition.type == AVAILABLE and zero)
 
 
@@ -257,12 +278,18 @@ def status(subject: Subject, observed: ObservedPool, old: Mapping[str, Any], now
     stands while a new spec cannot be planned.
     """
     found, pool = counts(observed.workload), subject.pool
-    others = [accepted(subject.plan, subject.error), available(found), progressing(observed, found)]
+    paused = pool is not None and pool.paused
+    others = [
+        accepted(subject.plan, subject.error),
+        available(found),
+        progressing(observed, found, paused=paused),
+    ]
     if pool:
         optional = (
             attached(pool, observed, subject.notes),
             precise(pool, subject.notes),
             monitored(subject.notes),
+            upgrade_pending(pool, observed.pending),
         )
         others += [condition for condition in optional if condition]
     conditions = [ready(pool, observed, others), *others]
@@ -278,14 +305,30 @@ def status(subject: Subject, observed: ObservedPool, old: Mapping[str, Any], now
         "advice": [*observed.advice, *(note.message for note in subject.notes if not note.condition)],
     }
     refused = subject.plan is not None and subject.plan.verdict is PlanVerdict.REFUSED
-    if subject.plan is None or (refused and observed.workload is not None):
+    held = observed.pending is not None and observed.pending.engines
+    if subject.plan is None or ((refused or held) and observed.workload is not None):
         plan = old.get("plan")  # engines of the last good plan keep running
     else:
         plan = plan_status(subject.plan)
     if plan:
         made["plan"] = plan
+    if observed.pending is not None:
+        made["pendingPlan"] = _pending_status(subject.plan, observed.pending)
     if observed.kv_tokens is not None:
         made["reportedKvTokens"] = observed.kv_tokens
+    return made
+
+
+def _pending_status(plan: Plan | None, pending: PendingChange) -> Json:
+    made: Json = {
+        "hash": pending.hash,
+        "changes": list(pending.changes),
+        "restartsEngines": pending.engines,
+    }
+    if plan is not None:
+        made["summary"] = summary(plan)
+    if pending.until is not None:
+        made["nextWindow"] = pending.until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return made
 
 

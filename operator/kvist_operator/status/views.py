@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kvist_operator.apply.upgrades import PendingChange
 from kvist_operator.manifests.object_names import ENGINE
 from kvist_operator.plan import Plan
 
@@ -47,6 +48,8 @@ class ObservedPool:
     kv_tokens: int | None = None
     """Size of a replica's KV cache in tokens, as engines report it."""
     advice: Sequence[str] = field(default_factory=tuple)
+    pending: PendingChange | None = None
+    """Change of workloads that waits for the pool's owner."""
 
 
 @dataclass(frozen=True, slots=True)

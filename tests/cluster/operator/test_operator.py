@@ -123,6 +123,43 @@ async def test_drift_is_undone_and_what_others_add_stays(ground: Ground, tmp_pat
         assert found["metadata"]["labels"]["mine"] == "yes"
 
 
+async def test_another_default_image_rolls_nothing_until_asked(ground: Ground, tmp_path: Path) -> None:
+    """After an upgrade the templates stay as they were, whatever is scaled; the hash applies the change."""
+    await ground.put("twig")
+    async with operating(tmp_path, ground.kubeconfig, *ground.flags):
+        await ground.until("twig", "Accepted", status="True")
+        before = await ground.there(DEPLOYMENT, "twig")
+        pickers = await ground.there(DEPLOYMENT, "twig-epp")
+    path = f"{ground.space.of('kvist.dev', 'v1alpha1', 'inferencepools')}/twig"
+    images = ("--engine-image=vllm/vllm-openai:v0.32.0", "--picker-image=example.com/kvist-epp:2")
+    async with operating(tmp_path, ground.kubeconfig, *ground.flags, *images):
+        message = await ground.until("twig", "UpgradePending", reason="WaitingForApproval")
+        scale = {"spec": {"replicas": 2}}
+        await ground.space.client.ask("PATCH", f"{path}/scale", scale, headers=MERGE)
+        while (found := await ground.there(DEPLOYMENT, "twig"))["spec"]["replicas"] != 2:
+            await asyncio.sleep(0.05)
+        assert found["spec"]["template"] == before["spec"]["template"]
+        assert (await ground.there(DEPLOYMENT, "twig-epp"))["spec"] == pickers["spec"]
+        assert found["status"].get("observedGeneration") is None or found["metadata"]["generation"] == 2
+
+        status = (await ground.there(POOL, "twig"))["status"]
+        assert (
+            status["plan"]["hash"] == before["spec"]["template"]["metadata"]["annotations"]["kvist.dev/plan"]
+        )
+        digest = status["pendingPlan"]["hash"]
+        assert digest in message
+        approval = {"metadata": {"annotations": {"kvist.dev/apply-plan": digest}}}
+        await ground.space.client.ask("PATCH", path, approval, headers=MERGE)
+        while (found := await ground.there(DEPLOYMENT, "twig"))["spec"]["template"] == before["spec"][
+            "template"
+        ]:
+            await asyncio.sleep(0.05)
+        [image] = [each["image"] for each in found["spec"]["template"]["spec"]["containers"]]
+        assert image == "vllm/vllm-openai:v0.32.0"
+        while "pendingPlan" in (await ground.there(POOL, "twig"))["status"]:
+            await asyncio.sleep(0.05)
+
+
 async def test_scale_goes_through_the_pool(ground: Ground, tmp_path: Path) -> None:
     """A replica count written to /scale becomes that of the engines' Deployment; nothing else changes."""
     await ground.put("twig")
