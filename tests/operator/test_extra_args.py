@@ -130,7 +130,7 @@ def test_other_flags_are_the_user_s(words: list[str]) -> None:
         (["--dtype", "bf16"], "--dtype: 'bf16' is not a choice; did you mean bfloat16?"),
         (["--mamba-cache-mode", "al"], "'al' is not a choice"),
         (["--tool-call-parser", "qwen3_xlm"], "did you mean qwen3_xml?"),
-        (["--reasoning-parser", "nobody"], "'nobody' is not a choice; vLLM has"),
+        (["--reasoning-parser", "zebra"], "'zebra' is not a choice; vLLM has"),
         (["--compilation-config", "{mode: 3}"], "is not JSON; quote keys and texts with double quotes"),
         (["--seed.a", "1"], "--seed takes no JSON, so it has no keys"),
         (["--hf-overrides.a"], "lacks its value"),
@@ -186,7 +186,7 @@ def test_a_version_that_is_not_known_may_have_other_flags() -> None:
     ],
 )
 def test_flags_that_change_memory_make_a_plan_unverified(words: list[str]) -> None:
-    """They are passed on as they are, and the doubt names each."""
+    """Flags that change memory are passed on as they are, and the doubt names each."""
     found = plan("Qwen/Qwen3-8B", "H100", engine={"extraArgs": words})
 
     assert list(found.argv[-len(words) :]) == words

@@ -9,8 +9,8 @@ difference is reported as *pending*, and applied when ``spec.rollout.upgrade`` s
 - ``Window``: in the hours of ``spec.rollout.window``.
 - ``Automatic``: at once.
 
-A change of the pool's own spec is applied at once, whoever rendered the old pods: its author expects a
-rollout.
+A change of the pool's own spec is applied at once, with all that a new operator does differently: a rollout
+is expected then.
 """
 
 import hashlib

@@ -169,7 +169,7 @@ class Offload:
 
 
 class Upgrade(StrEnum):
-    """When a new operator may change the pods of a pool whose spec stays the same."""
+    """Times at which a new operator may change the pods of a pool whose spec stays the same."""
 
     MANUAL = "Manual"
     WINDOW = "Window"
