@@ -57,8 +57,8 @@ BOOKKEEPING: Final = frozenset(
         "lookup.PLACE_BYTES",
     )
 )
-"""Keys of constants that bound memory, tell late events from lost ones, or say how often something is looked
-at. They weigh nothing against anything else, so the page has them in a table of their own."""
+"""Keys of constants that bound memory, tell late events from lost ones, or set the interval of periodic
+work. They weigh nothing against anything else, so the page has them in a table of their own."""
 WORKLOADS: Final = ("chat", "groups", "system-prompts", "agents", "uneven")
 LOADS: Final = (1.0,)
 SEEDS: Final = (1000, 1001)
@@ -282,14 +282,14 @@ cost = {formula}
   is computed.
 - **Tightness** is above 1 on an endpoint whose sequences leave clearly less time for prefill than the
   pool's mean (only under a TPOT target).
-- What other requests will use of a copy counts for them: `work` and `eviction` contain only this request's
-  part.
+- Where other requests will use the same copy of a prefix, its cost is shared: `work` and `eviction` contain
+  only this request's part.
 - Costs closer than `near_seconds` are a tie, which goes to the endpoint with the fewest running requests,
   then in turn.
-- An endpoint that is full comes after all that are not; when all are, the request waits (see the
-  [guide](guides/flow-control.md)).
+- An endpoint that is full comes after all that are not. When all are, or the best one defers prefill (TPOT
+  target), the request waits (see the [guide](guides/flow-control.md)).
 
-Decision records 0003, 0011 to 0018 and 0021 tell how it came to be; this page has the present.
+Decision records 0003, 0011 to 0018 and 0021 have its history; this page has the policy in force.
 
 To add a term, write a function `NAME_term` in `cost.py`, add it to `TERMS`, and add a test `test_NAME_…` to \
 `tests/epp/scheduling/test_cost.py`; then run `python -m kvist_sim.virtual.sensitivity --write`. A new \
@@ -298,8 +298,8 @@ endpoints, `near_seconds` is {near}, with a TPOT target {near_tpot}.
 
 ## Constants
 
-{steering} constants weigh one thing against another. Each stands here with its origin, and what halving and \
-doubling it does to goodput: mean change in \
+{steering} constants weigh one thing against another. The table has the origin of each, and what halving \
+and doubling it does to goodput: mean change in \
 points of a percent over {workloads} at {loads} of the ideal pool's capacity, {seeds} seeds each, \
 with its standard error. {engines} engines, {requests} requests a run, the product's own objects in \
 virtual time; goodput with the constants as they are: {baseline} %. Changes below {noise} points are \
@@ -315,7 +315,7 @@ A constant stays where leaving it out changes goodput, even if halving and doubl
 
 ## Bounds and bookkeeping
 
-These bound memory, tell late events from lost ones, or say how often something is looked at.
+These bound memory, tell late events from lost ones, or set the interval of periodic work.
 
 | constant | value | origin | halved | doubled |
 |---|---|---|---|---|
