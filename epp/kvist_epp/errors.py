@@ -107,7 +107,7 @@ class ModelFilesError(KvistError):
 
 
 class SnapshotError(KvistError):
-    """A snapshot of a peer that cannot be what a peer sends; the engines' replay is asked instead."""
+    """An invalid snapshot from another replica; the index is filled by the engines' replays instead."""
 
 
 class ReplicaError(KvistError):

@@ -86,7 +86,7 @@ OWN_GROUP: Final = "kvist.dev"
 POOL_GROUPS: Final = (POOL_GROUP, OWN_GROUP)
 """API groups whose ``InferencePool`` the picker can follow: ``v1`` of the first, ``v1alpha1`` of ours."""
 OBJECTIVE_GROUPS: Final = ("inference.networking.x-k8s.io", "llm-d.ai")
-"""Where ``InferenceObjective`` v1alpha2 lives, the one that counts most last; the first is the older name."""
+"""API groups of ``InferenceObjective`` v1alpha2, older name first; the last one takes precedence."""
 
 POD_KV_EVENTS: Final = "kvist.dev/kv-events"
 POD_KV_EVENTS_PORT: Final = "kvist.dev/kv-events-port"

@@ -116,7 +116,7 @@ class ModelLoader:
 
 @dataclass(frozen=True, slots=True)
 class ModelActivator:
-    """Starts to use a loaded model; what it opens is closed with ``stack``."""
+    """Puts a loaded model into use; ports and tasks that it opens are closed with ``stack``."""
 
     settings: Settings
     registry: EndpointRegistry

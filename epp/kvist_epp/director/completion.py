@@ -32,7 +32,7 @@ class CompletionHandler:
         self._forward = forward
 
     def on_access_log(self, entries: Sequence[AccessLogEntry]) -> None:
-        """Take in ended requests, perhaps some that another replica routed."""
+        """End the requests of these entries; entries of other replicas' requests are forwarded."""
         for entry in entries:
             if not entry.session:
                 continue
@@ -43,7 +43,7 @@ class CompletionHandler:
                 self._forward(entry)
 
     def on_response(self, seen: ObservedResponse) -> None:
-        """Take in what was observed of a response."""
+        """Update a request from its observed response: endpoint, cached tokens, usage, end."""
         director = self._director
         usage = seen.usage
         director.metrics.responses["usage" if usage.known else "none" if seen.complete else "cut"] += 1
@@ -64,7 +64,8 @@ class CompletionHandler:
         director.progress.on_ended(request, how, now, without_prefill=refused)
 
     def _move(self, request: InFlightRequest, address: str, now: float) -> None:
-        """An address that is no endpoint's is that of a proxy on the way: it says nothing."""
+        """Move a request to the endpoint that served it; the address of a proxy, which is no endpoint's, is
+        ignored."""
         names = (address,)
         candidates = self._director.candidates
         served = next((c.endpoint for c in candidates if allows(names, c.endpoint)), None)

@@ -137,8 +137,8 @@ class Director(Dispatcher):
     # What the director knows
 
     def activate(self, model: Model, ingestor: Ingestor | None) -> None:
-        """Render prompts by this model from now on; ``ingestor``: takes in events; None: none are
-        followed."""
+        """Render prompts by this model from now on; ``ingestor`` applies KV events, None where there are
+        none."""
         self.model, self.ingestor = model, ingestor
         self.table.drop_prompts()
 
@@ -272,7 +272,7 @@ class Director(Dispatcher):
         return request
 
     def _deferred(self, best: ScoredEndpoint) -> FlowKey | None:
-        """The flow in which a request waits whose best endpoint has capacity but defers prefill (TPOT)."""
+        """Return the flow for requests that their best endpoint defers (TPOT target); None if it does not."""
         if self.flow is None or not self.flow.can_wait or not best.deferred:
             return None
         return FlowKey.for_endpoint(self.tracker.load(best.endpoint.key), best.uncached_tokens)

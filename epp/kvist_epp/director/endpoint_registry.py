@@ -101,9 +101,9 @@ class EndpointRegistry(RequestListener):
         self.director.set_endpoints(self.states.values(), self.clock())
 
     def activate(self, model: Model, ingestor: Ingestor | None, subscriber: Subscriber | None) -> None:
-        """Render prompts by this model, and follow events where there is a subscriber.
+        """Render prompts by this model, and follow events if there is a subscriber.
 
-        What was routed before is forgotten: it was kept as bodies, which no prompt begins with.
+        The routing history starts from empty: it was recorded as bodies, which are no prefixes of prompts.
         """
         self.ingestor, self.subscriber = ingestor, subscriber
         self.director.activate(model, ingestor)
@@ -192,8 +192,7 @@ class EndpointRegistry(RequestListener):
         return {state.endpoint.hostport: round(state.load.drain(now)) for state in self.states.values()}
 
     def cold(self) -> list[str]:
-        """Return the endpoints that may be picked, whose events are followed and whose first replay goes
-        on."""
+        """Return the endpoints that may be picked and whose first replay of KV events has not ended."""
         if self.subscriber is None:
             return []
         subscriber = self.subscriber

@@ -1,8 +1,7 @@
-"""One request on its way through the picker: what it asks, what is understood of it, and what is cached of
-it.
+"""One request in the picker before it is sent: its headers, its rendered prompt, and what is cached of it.
 
-``match_prompt`` parses, renders and matches. The parsed body is released again: a request that waits keeps
-its prompt, and is matched anew when it is dispatched.
+``match_prompt`` parses, renders and matches. The parsed body is then released: a queued request keeps only
+its prompt, and is matched again when it is dispatched.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +42,7 @@ class PromptMatch(msgspec.Struct):
     root: Root
     found: Found
     mode: str
-    """``precise``, ``approximate`` or ``load``: what the choice rests on."""
+    """Basis of the choice: ``precise``, ``approximate`` or ``load``."""
 
     def demand(self, uses: RecentUses, now: float) -> Demand:
         """Return the request as the policy sees it."""
@@ -79,8 +78,8 @@ def match_prompt(
 ) -> PromptMatch:
     """Parse, render and match a request. Raises BadRequest.
 
-    ``on_render_failure`` gets the reason why a prompt could not be rendered. ``learn``: estimates may follow
-    what is matched.
+    ``on_render_failure`` gets the reason why a prompt could not be rendered. ``learn``: the match may update
+    estimates.
     """
     request = _NO_REQUEST if ask.partial else parse(ask.path, ask.body, method=ask.method)
     stages.mark("parse")
@@ -143,7 +142,7 @@ class RequestContext(msgspec.Struct):
         return cls(own_id, tenant(headers), ask.subset, line, Stages(), kept, may_wait, size, NOT_MATCHED)
 
     def set_match(self, match: PromptMatch, priority: int | None) -> None:
-        """Take in what the request says."""
+        """Store the match, the priority and what the log line shows of them."""
         self.match, self.priority = match, priority
         line = self.line
         if theirs := line.session or match.session:
@@ -160,7 +159,7 @@ class RequestContext(msgspec.Struct):
             raise NoEndpoints("no endpoint in the gateway's subset serves this model")
 
     def any_endpoint(self) -> FlowKey:
-        """Return the flow in which it waits for whatever allowed endpoint has capacity."""
+        """Return the flow of requests that may go to any allowed endpoint with capacity."""
         return FlowKey(None if self.subset is None else canonical(self.subset))
 
     def queue_cost(self) -> tuple[int, int]:

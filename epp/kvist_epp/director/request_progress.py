@@ -47,11 +47,11 @@ class RequestProgress:
         self._endpoints = endpoints
 
     def on_prefill_started(self, source: str, endpoint: str, session: str, now: float) -> None:
-        """An engine took a request up: the index at this moment will be compared with the engine's cache
-        hits.
+        """Record what the index holds of a request when its engine starts prefill, to compare it with the
+        engine's cache hits.
 
-        What was stored or evicted since the pick is in both; so under any load a difference is the index's
-        fault.
+        Blocks stored or evicted since the pick are in both figures, so that a difference is an error of the
+        index, whatever the load.
         """
         request = self._request_at(session, endpoint, now, first_event=True)
         prompt = None if request is None else self._table.take_prompt(request)
@@ -61,7 +61,7 @@ class RequestProgress:
             request.index_compared = True
 
     def on_observation(self, seen: Observation, now: float) -> None:
-        """Take in an engine's event about a request of any replica."""
+        """Apply an engine's event about a request of any replica."""
         if not seen.session:
             return
         request = self._request_at(seen.session, seen.endpoint, now, first_event=seen.cached is not None)
@@ -76,7 +76,7 @@ class RequestProgress:
         self._tracker.on_progress(attempt, backlog, now, computed=seen.prefilled)
 
     def _backlog_after(self, seen: Observation, endpoint: str, tokens: int) -> int:
-        """Tokens that a request of so many still has to prefill; events report whole blocks only."""
+        """Return how many of a prompt's ``tokens`` are left to prefill; events report whole blocks only."""
         left = 0 if seen.phase == "decode" else max(0, tokens - (seen.depth or 0))
         member = self._lookup.members.get(endpoint)
         return 0 if member is None or left < member.block_size else left
@@ -101,7 +101,7 @@ class RequestProgress:
         return request
 
     def on_served_elsewhere(self, request: InFlightRequest, endpoint: Endpoint, now: float) -> None:
-        """Another endpoint than the chosen one got the request: move what is remembered of it there."""
+        """Move the record of a request to the endpoint that served it instead of the picked one."""
         if request.endpoint == endpoint.key:
             return
         self._metrics.served_elsewhere[request.attempt.hostport] += 1
@@ -139,7 +139,7 @@ class RequestProgress:
             request.cache_credit = []
 
     def expire(self, now: float) -> None:
-        """End requests without a sign of life, and the credit of those whose prefill is done."""
+        """End requests without reported progress, and the cache credit of those whose prefill is done."""
         for request in self._tracker.expire(now):
             self.on_ended(request, "expired", now)
         for request in self._table.decoding_before(now - CREDIT_SECONDS):

@@ -102,7 +102,7 @@ class ScrapeState(Enum):
     """Whether an engine answers scrapes; the label of ``kvist_epp_endpoints``."""
 
     NEW = "new"
-    """No scrape has been answered or given up yet."""
+    """No scrape has succeeded yet, and too few have failed."""
     READY = "ready"
     UNREACHABLE = "unreachable"
 

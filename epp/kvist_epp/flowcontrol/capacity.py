@@ -12,7 +12,7 @@ TPOT_POLL_SECONDS: Final = 0.1
 
 
 class Capacity:
-    """Made for each poll; while it lives, endpoints only get fuller."""
+    """Capacity of the endpoints during one poll, in which they only get fuller."""
 
     __slots__ = ("_candidates", "_exhausted", "_max_backlog", "_now", "_open")
 
@@ -32,10 +32,10 @@ class Capacity:
         return not self._candidates
 
     def can_dispatch(self, subset: Subset, uncached: int = 0) -> bool:
-        """Return whether a request of this subset with so many uncached tokens can be answered.
+        """Return whether a request of this subset with ``uncached`` tokens can be answered.
 
-        An endpoint with capacity can serve it; or none of its subset can be picked at all, which is an answer
-        too; or the endpoint it waits for has left, and another one has to be chosen.
+        It can if an endpoint has capacity for it; if no endpoint of its subset can be picked at all, so that
+        it is rejected; or if the endpoint it waits for has left, so that another one has to be chosen.
         """
         if isinstance(subset, EndpointFlow):
             bound = self._candidates.get(subset.endpoint)

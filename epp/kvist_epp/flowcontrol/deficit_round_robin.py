@@ -30,7 +30,7 @@ class EndpointFlow(NamedTuple):
     endpoint: str
     """Key of the endpoint."""
     light: bool
-    """With so few uncached tokens that they hardly count: requests that cost much do not hold them back."""
+    """True for requests with few uncached tokens, which larger requests do not hold back."""
 
 
 Subset = frozenset[str] | EndpointFlow | None
@@ -55,18 +55,18 @@ class FlowKey(NamedTuple):
 ANY_ENDPOINT: Final = FlowKey()
 
 CanDispatch = Callable[[Subset, int], bool]
-"""Whether a request of this subset with so many uncached tokens may be dispatched."""
+"""Return whether a request of this subset with this number of uncached tokens may be dispatched."""
 
 QUANTUM: Final = 512
-"""Tokens a visit grants: less than most prompts have, so that tenants alternate request by request, and what
-one can be ahead of another is a request, not a quantum. Small costs nothing, as rounds are computed."""
+"""Tokens that a visit grants: less than most prompts have, so that tenants alternate request by request and
+one is ahead of another by at most a request. A small quantum costs no time, because rounds are computed."""
 
 _STALE: Final = 64
-"""Entries of a heap that may be out of date before it is made anew, besides as many as there are flows."""
+"""Outdated entries of a heap, beyond the number of flows, at which it is rebuilt."""
 
 
 class QueueItem:
-    """One request's place in the queue; its owner adds what it needs in a subclass."""
+    """One request's place in the queue; a subclass adds its owner's data."""
 
     __slots__ = (
         "_after",
@@ -111,7 +111,7 @@ class Flow:
         self.first: QueueItem | None = None
         self.last: QueueItem | None = None
         self.deficit = 0
-        """Tokens granted and not used; gone when nothing is queued any more."""
+        """Tokens granted and not used; 0 while nothing is queued."""
         self.since = 0
         """Round of its last visit: grants count from there."""
         self.turn = 0

@@ -19,10 +19,10 @@ SLICE_SECONDS: Final = 0.001
 LONGEST_SLICE_SECONDS: Final = 0.5
 """The same under a flood: see ``slice_seconds``."""
 REST: Final = 4
-"""After a look at the pool there is none for so many times as long as it took: of a large pool no more than a
-fifth of the CPU goes there, however often something changes …"""
+"""Pause after a poll of the pool, as a multiple of its duration: polls take at most a fifth of the CPU,
+however large the pool is and however often it changes …"""
 REST_SECONDS: Final = 0.005
-"""… but no request waits longer than this for capacity that is there."""
+"""… but the pause is never longer than this, in seconds."""
 
 
 def slice_seconds(stopped_at: float | None, now: float) -> float:
@@ -70,7 +70,7 @@ class FlowDriver:
             self._calls.add(asyncio.get_running_loop().call_later(seconds, self._controller.shut))
 
     def close(self) -> None:
-        """Cancel the timers; no client gets an answer any more."""
+        """Cancel the timers; queued requests are not answered after this."""
         for handle in (self._soon, self._later, *self._calls):
             if handle is not None:
                 handle.cancel()
@@ -124,7 +124,7 @@ class FlowDriver:
             self._poll_by(poll.seconds_until_due())
 
     def _steps(self, poll: Poll, until: float) -> bool:
-        """Answer one request after the other; False when the time is over before all are."""
+        """Answer queued requests; return False if ``until`` came before all that can be answered were."""
         while (outcome := poll.step(self._clock())) is not None:
             request, decision = outcome
             answer = request.on_decision

@@ -1,7 +1,7 @@
-"""Whose request it is, and how much it matters: from its headers. Pure, and standard library only.
+"""Tenant and priority of a request, from its headers. Pure, and standard library only.
 
-A priority is a whole number: higher goes first, below 0 is shed first, and 0 where nothing is said. It is
-said by ``x-kvist-priority``, or by the name of an objective.
+A priority is a whole number: higher goes first, below 0 is shed first, and 0 is the default. It is given by
+``x-kvist-priority``, or by the name of an objective.
 """
 
 from collections.abc import Callable, Mapping

@@ -69,12 +69,12 @@ class DispatchRate:
         self._at: float | None = None
 
     def observe(self, picked: int, now: float) -> None:
-        """Take in the number of requests picked until now."""
+        """Update the rate; ``picked``: number of requests picked until now."""
         if self._at is not None and now > self._at:
             share = min(1.0, (now - self._at) / RATE_SECONDS)
             self.rate += share * ((picked - self._picked) / (now - self._at) - self.rate)
         self._picked, self._at = picked, now
 
     def seconds(self, requests: int, low: int, high: int) -> int:
-        """Return the whole seconds in which so many are picked, within bounds; ``high`` where none are."""
+        """Return the whole seconds until ``requests`` are picked, within the bounds; ``high`` if none are."""
         return max(low, min(high, ceil(requests / self.rate))) if self.rate * high > 1 else high

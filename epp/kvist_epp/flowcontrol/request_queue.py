@@ -1,4 +1,4 @@
-"""The queue: which request is dispatched next, and which has to make place for another one. Pure.
+"""The queue: which request is dispatched next, and which is displaced by another one. Pure.
 
 ::
 

@@ -167,7 +167,7 @@ class _Mark(NamedTuple):
 
 
 class StallDetector:
-    """Finds the stalled streams of one connection: slow bodies, shut windows, calls that are forgotten.
+    """Finds the stalled streams of one connection: slow bodies, closed windows, idle calls.
 
     Streams are checked a few times in ``stall_seconds`` and keep no times, so that the hot path pays nothing.
     """

@@ -92,7 +92,7 @@ class Ingestor:
         self._publishers: dict[str, PublisherState] = {}
         self._sessions = RecentSessions()
         self.needs_sweep = False
-        """True if blocks were forgotten whose memory ``sweep`` has to free."""
+        """True if blocks were removed whose memory ``sweep`` has to free."""
 
     def add_publisher(self, publisher: str, endpoint: str) -> None:
         """Set the endpoint ("namespace/name") of a publisher whose name does not contain it (a pod UID)."""

@@ -45,7 +45,7 @@ class SubscriberLimits:
 
 
 class Job(Protocol):
-    """Work that comes up now and then."""
+    """Work that is done in slices, when there is some."""
 
     def work(self, deadline: float) -> bool:
         """Work until done or until ``deadline`` (``perf_counter`` seconds); return whether more is left."""
@@ -103,7 +103,7 @@ class ReplaySemaphore:
         self._waiting: deque[tuple[Hashable, Callable[[], None]]] = deque()
 
     def acquire(self, owner: Hashable, start: Callable[[], None]) -> None:
-        """Call ``start`` at once if there is room or ``owner`` is inside already, else when there is room."""
+        """Call ``start`` once a slot is free; at once if one is, or if ``owner`` has one already."""
         if owner in self._owners or len(self._owners) < self._limit:
             self._owners.add(owner)
             start()

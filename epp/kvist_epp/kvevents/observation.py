@@ -28,10 +28,10 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 class RecentSessions:
-    """Requests that events were seen of, by (publisher, session id).
+    """Requests that events have reported, by (publisher, session id).
 
-    There are two generations. A request without events for two generations is forgotten, so that memory
-    follows the requests of a few minutes and not of all time. Hashes are kept, a quarter of the size of the
+    There are two generations. A request without events for two generations is removed, so that memory is
+    that of the requests of a few minutes. Hashes are kept, a quarter of the size of the
     ids.
     """
 

@@ -93,11 +93,11 @@ class EndpointLoad:
         )
 
     def admits_queued(self, tokens: int, now: float) -> bool:
-        """True if a request that waits for this endpoint may be sent, with so many uncached tokens."""
+        """True if a request with ``tokens`` uncached tokens that waits for this endpoint may be sent."""
         return self.tpot is None or self.tpot.admits_queued(self, tokens, now)
 
     def on_new_request(self, tokens: int, now: float) -> None:
-        """Note that a new request with so many uncached tokens has this endpoint as its best."""
+        """Note a new request with ``tokens`` uncached tokens whose best endpoint is this one."""
         if self.tpot is not None and tokens > LIGHT_TOKENS:
             self.tpot.rotation.on_new_request(now)
 
@@ -142,10 +142,10 @@ class EndpointLoad:
             self.backlog_tokens = sum(one.backlog for one in self.prefill_queue)
 
     def on_progress(self, attempt: Attempt, tokens: float, now: float, computed: float) -> None:
-        """Take in an event: ``tokens`` of the attempt are left, and ``computed`` more are done.
+        """Apply an event: ``tokens`` of the attempt are left, and ``computed`` more are done.
 
-        Engines compute in the order of arrival. So what arrived before it and was never reported has been
-        computed, too: less than a block, or a prompt whose prefix another one had put in the cache.
+        Engines compute in the order of arrival. Attempts that arrived earlier and were never reported have
+        therefore been computed, too: they had less than a block, or a prefix that another one had cached.
         """
         self.drain(now)
         self.set_backlog(attempt, tokens)

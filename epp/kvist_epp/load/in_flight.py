@@ -57,7 +57,7 @@ class Attempt:
     """Tokens to prefill when it was routed."""
     routed_at: float
     last_event_at: float
-    """Time of the latest sign of life: routed, or progress in the engine's events."""
+    """Time at which it was routed, or at which the engine's events last showed progress."""
     backlog: float = 0.0
     """Tokens still to prefill, as far as known; from 0 to ``uncached``."""
     number: int = 0

@@ -16,7 +16,7 @@ WINDOW_TOKENS: Final = 2_048
 """Tokens of a window at least, and backlog throughout it: 130 ms at 15,928 tokens/s, seven times a step's
 fixed cost, and several steps of a slow engine."""
 WINDOWS: Final = 32
-"""Windows remembered; half a minute of backlog."""
+"""Number of windows kept: half a minute with a backlog."""
 QUANTILE: Final = 0.9
 """Of the windows: those in which prompts waited for blocks, or the picker for events, show too little."""
 SAME_STEP_SECONDS: Final = 0.005
@@ -50,7 +50,7 @@ class PrefillRateEstimator:
         """Tokens computed in the steps of the window."""
 
     def on_progress(self, computed: float, backlog: float, routed_at: float, now: float) -> None:
-        """Take in an event: ``computed`` tokens of a request routed at ``routed_at``; the rest is backlog.
+        """Apply an event: ``computed`` tokens of a request routed at ``routed_at``; ``backlog`` is the rest.
 
         Events of one step come together.
         """
@@ -90,14 +90,14 @@ class PoolPrefillRates:
         self._fastest = default
 
     def learn(self, key: str, rate: float) -> bool:
-        """Store one endpoint's rate; return True if that changes what the others are taken for."""
+        """Store one endpoint's rate; return True if that changes the rate assumed for others."""
         if self._learned.get(key) == rate:
             return False
         self._learned[key] = rate
         return self._settle()
 
     def remove(self, key: str) -> bool:
-        """Remove an endpoint; return True if that changes what the others are taken for."""
+        """Remove an endpoint; return True if that changes the rate assumed for others."""
         return self._learned.pop(key, None) is not None and self._settle()
 
     def rate(self, key: str, proven: float = 0.0) -> float:

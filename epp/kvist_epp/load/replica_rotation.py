@@ -19,13 +19,13 @@ OVERDUE_SECONDS: Final = 1.0
 0.5 lost six points of goodput on groups, 2 s leaves endpoints idle. A share of the prompt's own time is no
 better."""
 NEW_REQUEST_SECONDS: Final = 3.0
-"""An endpoint that no new request came for in that time keeps nothing free: with caches still cold
+"""An endpoint keeps nothing free if no new request has come for it in this time: with caches still cold
 (documents) there is nothing to give way to. 1 s lost nine points on groups. Multiplied by the number of
 replicas that send there: each sees its own new requests only."""
 REPLICA_SECONDS: Final = 10.0
-"""A replica that has sent nothing there for so long has no request that waits."""
+"""Time without a request to the endpoint after which a replica counts as having none that waits."""
 TURN_SECONDS: Final = 0.04
-"""Time between replicas: a hurried update (0.02 s), as long again for the network and the work."""
+"""Time between the turns of replicas: an urgent update (0.02 s), and as long again for network and work."""
 
 
 class ReplicaRotation:

@@ -104,7 +104,8 @@ class TpotAdmission:
         self.queued_tokens -= tokens
 
     def debit(self, tokens: float, rate: float, now: float, replica: str = "") -> None:
-        """Take so many uncached tokens, which ``replica`` sent, off the allowance; empty: this replica."""
+        """Subtract the uncached tokens of a request that ``replica`` sent (empty: this one) from the
+        allowance."""
         self._advance(now)
         self.rotation.on_sent(replica, now)
         self._allowance = max(self._allowance - tokens / rate, -3 * STEP_SECONDS)
@@ -112,12 +113,12 @@ class TpotAdmission:
             self._free -= tokens
 
     def refund(self, tokens: float) -> None:
-        """Note that a request with so many uncached tokens has ended."""
+        """Return the KV cache blocks of a request with ``tokens`` uncached tokens, which has ended."""
         if self._free is not None:
             self._free += tokens
 
     def on_computed(self, tokens: float) -> None:
-        """Note that events reported so many prompt tokens."""
+        """Add prompt tokens that events reported as computed."""
         self._computed += tokens
 
     def on_scrape(self, sample: EngineSample, backlog: float, rate: float, now: float) -> None:
@@ -167,10 +168,10 @@ class TpotAdmission:
         return next(reversed(self.queued.values()))[0] if self.queued else now
 
     def admits(self, load: "EndpointLoad", tokens: int, now: float, *, queued: bool = False) -> bool:
-        """Return whether it may take up so many uncached tokens, as of the last ``drain``, regardless of
-        turns.
+        """Return whether the endpoint may take up ``tokens`` uncached tokens, as of the last ``drain``,
+        regardless of turns.
 
-        ``queued``: of a request that waits for it. Every pick asks this of every endpoint, so it is one
+        ``queued``: the request waits for this endpoint. Every pick asks this of every endpoint, so it is one
         function.
         """
         if load.backlog_tokens > STEP_SECONDS * load.rate:

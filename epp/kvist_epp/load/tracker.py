@@ -76,7 +76,7 @@ class LoadTracker:
         self._listeners = list(listeners)
         self._loads: dict[str, EndpointLoad] = {}
         self._by_age: OrderedDict[InFlightRequest, None] = OrderedDict()
-        """Requests of this replica, oldest sign of life first."""
+        """Requests of this replica, those without reported progress for longest first."""
         self._evicted: list[InFlightRequest] = []
         self._attempts = 0
 
@@ -89,7 +89,7 @@ class LoadTracker:
         self._listeners.append(listener)
 
     def own(self) -> list[Attempt]:
-        """Return what this replica routed, oldest sign of life first."""
+        """Return the attempts that this replica routed, those without reported progress for longest first."""
         return [request.attempt for request in self._by_age]
 
     def load(self, endpoint: str) -> EndpointLoad:
@@ -157,9 +157,9 @@ class LoadTracker:
         self._on_capacity()
 
     def expire(self, now: float) -> list[InFlightRequest]:
-        """End the requests without a sign of life for ``expire_seconds``.
+        """End the requests without reported progress for ``expire_seconds``.
 
-        Returns them, and those that had to make place for others since the last call.
+        Returns them, and those that were displaced by newer ones since the last call.
         """
         expired, self._evicted = self._evicted, []
         while self._by_age:
@@ -201,7 +201,7 @@ class LoadTracker:
     # What engines report
 
     def on_progress(self, attempt: Attempt, backlog: int, now: float, *, computed: float = 0.0) -> None:
-        """Take in an event: so many tokens are left to prefill (0: it decodes), and ``computed`` more
+        """Apply an event: ``backlog`` tokens are left to prefill (0: it decodes), ``computed`` more are
         done."""
         request, load = attempt.request, attempt.load
         if request in self._by_age:
@@ -278,7 +278,7 @@ class LoadTracker:
         self._on_capacity()
 
     def on_scrape(self, endpoint: str, sample: EngineSample, now: float) -> None:
-        """Take in what a scrape says of the endpoint's time per output token."""
+        """Update the endpoint's time per output token from a scrape."""
         load = self.load(endpoint)
         if load.tpot is not None:
             load.tpot.on_scrape(sample, load.drain(now), load.rate, now)
@@ -327,8 +327,8 @@ class LoadTracker:
         return attempt
 
     def _last_sign(self, attempt: Attempt) -> float:
-        """Sort key: the latest sign of life. Of requests with nearly the same, each replica gives up its own
-        first: else two could each wait for the other."""
+        """Sort key: the time of the last reported progress. Among requests with nearly the same time each
+        replica ends its own first; otherwise two replicas could each wait for the other."""
         return attempt.last_event_at + (self._grace if attempt.request.origin else 0.0)
 
     def _end(self, request: InFlightRequest) -> None:

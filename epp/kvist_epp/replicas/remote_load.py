@@ -35,7 +35,7 @@ class ReplicaState(Enum):
     HEARD = "heard"
     SILENT = "silent"
     LEFT = "left"
-    """The replica said farewell."""
+    """The replica has announced its shutdown."""
 
 
 @dataclass(slots=True, eq=False)

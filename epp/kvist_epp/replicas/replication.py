@@ -193,9 +193,9 @@ class Replication(RequestListener):
             await self._snapshot_client.run(self._listed, self.directory.all_tried)
 
     async def leave(self) -> None:
-        """Send the followers what is open and a farewell; wait a bounded time for them to acknowledge it.
+        """Send the followers the open requests and a farewell; wait a bounded time for the acknowledgement.
 
-        No request may be routed here any more.
+        This replica must not route requests after this.
         """
         until = self._clock() + FAREWELL_SECONDS
         self.load_server.tick(leaving=True)

@@ -77,7 +77,7 @@ TPOT_AMONG_REPLICAS: Final = replace(DEFAULT, near_seconds=0.01)
 
 
 def policy_among(others: int, *, tpot: bool) -> Policy:
-    """Return the policy where so many other replicas route to the same endpoints; ``tpot``: under a
+    """Return the policy for ``others`` other replicas that route to the same endpoints; ``tpot``: with a TPOT
     target."""
     if not others:
         return DEFAULT
@@ -175,8 +175,8 @@ def work_seconds(
 
 
 def price_of_work(running: float, kv_full: float = 0.0, policy: Policy = DEFAULT) -> float:
-    """Return the price of a second of work in a pool with so many sequences per endpoint in the mean, of
-    whose endpoints the share ``kv_full`` has a full KV cache."""
+    """Return the price of a second of work; ``running``: mean number of sequences per endpoint, ``kv_full``:
+    share of endpoints whose KV cache is full."""
     return 1.0 + policy.price_running * running + policy.price_kv_full * kv_full
 
 

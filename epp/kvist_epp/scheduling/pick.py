@@ -66,7 +66,7 @@ class Demand(msgspec.Struct):
     """One request, as the policy sees it."""
 
     tokens: int = 0
-    """Of its prompt, as far as known (``index.lookup``)."""
+    """Number of tokens of its prompt, as far as known (``index.lookup``)."""
     hits: Mapping[str, CachedPrefix] = {}
     """By endpoint key; an absent endpoint has nothing of it cached."""
     uses: float = 0.0

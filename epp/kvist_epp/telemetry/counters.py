@@ -143,7 +143,7 @@ class PrewarmStats:
     begun: int = 0
     """Prefixes selected."""
     dropped: int = 0
-    """Selected prefixes that were given up."""
+    """Selected prefixes whose prewarming was not finished."""
     kept: int = 0
     """Requests for a prefix that an endpoint holds already, so that its engine does not evict it."""
     steps: int = 0

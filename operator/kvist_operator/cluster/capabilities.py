@@ -72,7 +72,7 @@ class Capabilities:
     """Access modes of claims, or the time from which an absent one is looked up again."""
 
     async def discover(self) -> CapabilitySnapshot:
-        """Discover again. Raises ClusterError; the previous result stands then."""
+        """Discover again. Raises ClusterError, and then keeps the previous result."""
         kinds = await self.cluster.served(OPTIONAL)
         nodes = await self._nodes() if self.nodes_allowed else []
         distinct = {tuple(sorted(labels.items())): labels for labels in nodes if labels}

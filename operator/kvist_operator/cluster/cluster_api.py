@@ -135,7 +135,7 @@ def _classify(status: int, message: str, kind: ObjectKind, verb: str) -> tuple[t
 
 
 def retry_pause(error: ClusterError, attempt: int, chance: Callable[[], float]) -> float | None:
-    """Return the seconds to wait after the ``attempt``-th attempt (1 is the first); None to give up.
+    """Return the seconds to wait after the ``attempt``-th attempt (1 is the first); None if it was the last.
 
     ``chance`` returns a random number from 0 to 1, which shortens the pause to no less than half.
     """

@@ -93,13 +93,13 @@ class Memory:
         return max(cache.request_bytes(self.max_len) for cache in self.stages) / self.max_len
 
     def missing(self, length: int, sequences: int) -> float:
-        """Return the bytes a GPU lacks for so many sequences of so many tokens; 0 if they fit."""
+        """Return the bytes that a GPU lacks for ``sequences`` of ``length`` tokens; 0 if they fit."""
         each = -(-sequences // self.layout.data)
         need = max(cache.request_bytes(length) * each for cache in self.stages)
         return max(0.0, need - self.kv)
 
     def fits(self, length: int, sequences: float = 1) -> bool:
-        """Return whether so many sequences of so many tokens fit at once."""
+        """Return whether ``sequences`` of ``length`` tokens fit at once."""
         return self.concurrency(length) >= sequences
 
 

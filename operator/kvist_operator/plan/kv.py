@@ -56,7 +56,7 @@ class KvChoice:
     plain_windows: bool = False
     """Layers with a sliding window keep the model's dtype."""
     note: str = ""
-    """What the verdict has to say about the accuracy; empty if nothing."""
+    """Remark of the verdict about the accuracy; empty if there is none."""
     choices: tuple[Choice, ...]
 
 

@@ -236,7 +236,7 @@ class Operator:
             await asyncio.sleep(pause)
 
     async def _watch(self) -> str:
-        """Return why watching ended; empty when other kinds are to be watched."""
+        """Return why the watch ended; empty if it has to restart with other kinds."""
         watch = asyncio.ensure_future(self._follow(self.informer.kinds, self._on_event))
         restart = asyncio.ensure_future(self._restart_watch.wait())
         try:

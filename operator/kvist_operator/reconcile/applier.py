@@ -54,7 +54,7 @@ class Applier:
     resource version. Applying again would not change them either."""
 
     async def apply(self, pool: Pool, rendered: Rendered) -> ApplyResult:
-        """Write what differs. Raises Unavailable or Conflict to be called again; completed writes stand."""
+        """Write what differs. Raises Unavailable or Conflict to be called again; completed writes stay."""
         run = _ApplyState()
         for _ in range(ROUNDS):
             children = self.cache.children(PoolKey(pool.namespace, pool.name))

@@ -76,7 +76,7 @@ class PickerClient:
             await asyncio.sleep(interval)
 
     async def poll(self) -> None:
-        """Ask the pickers of every pool; for pools without an answer the last figures stand."""
+        """Poll the pickers of every pool; pools without an answer keep their last figures."""
         keys = self.cache.pools()
         for gone in self._known.keys() - set(keys):
             del self._known[gone]
@@ -127,7 +127,7 @@ class PickerClient:
         return kv_tokens(self._known.get(key, MergedReport()))
 
     def advice(self, key: PoolKey, pool: Pool, plan: Plan, before: list[str]) -> tuple[str, ...]:
-        """Return advice by the latest figures; without figures the earlier advice stands."""
+        """Return advice by the latest figures, or the advice of before while there are none."""
         if key not in self._known:
             return standing(before)
         return advice(pool, plan, figures(self._known[key]), before)

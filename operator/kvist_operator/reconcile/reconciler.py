@@ -80,8 +80,8 @@ class Reconciler:
         self._applier = Applier(self.cluster, self.cache, self._on_scale_down)
 
     async def reconcile(self, key: PoolKey) -> float | None:
-        """Bring a pool closer to its intent, mostly all the way. Return the seconds until it should be
-        reconciled again, None to wait for events.
+        """Bring a pool closer to its intent. Return the seconds until it should be reconciled again, None to
+        wait for events.
 
         Raises:
             ClusterError: writes failed; the status says so where it matters.

@@ -179,7 +179,7 @@ HEADS: Final = frozenset(("Preemptions", "Cache", "Queue", "Hit rate"))
 
 
 def standing(before: Sequence[str]) -> tuple[str, ...]:
-    """Return the advice of these rules among that of a status; it is kept while no figures are known."""
+    """Return the advice of these rules in a status, which is kept while there are no figures."""
     return tuple(line for line in before if _head(line) in HEADS)
 
 

@@ -18,7 +18,7 @@ from .views import Object
 
 @dataclass(frozen=True, slots=True)
 class ComponentFields:
-    """Fields of the pool that set what a component runs with, as they stand in the sentence of a remedy."""
+    """Fields of the pool that configure a component, in the words in which remedies name them."""
 
     component: str
     """Name of the component and of its own container; others come from an overlay or a webhook."""

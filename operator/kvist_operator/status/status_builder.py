@@ -275,7 +275,7 @@ def status(subject: Subject, observed: ObservedPool, old: Mapping[str, Any], now
     """Return the status of a pool.
 
     ``old`` is its previous status: conditions that stay as they are keep their times, and the previous plan
-    stands while a new spec cannot be planned.
+    is kept while a new spec cannot be planned.
     """
     found, pool = counts(observed.workload), subject.pool
     paused = pool is not None and pool.paused

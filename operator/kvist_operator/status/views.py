@@ -40,7 +40,7 @@ class ObservedPool:
     troubles: Sequence[Trouble] = ()
     """Troubles of pods, the worst first."""
     failure: Trouble | None = None
-    """Objects that the API server rejected."""
+    """Trouble with objects that the API server rejected."""
     conflicts: Sequence[str] = ()
     """Objects with names of the pool's that the pool does not own."""
     waits: Sequence[str] = ()

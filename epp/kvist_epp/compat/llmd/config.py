@@ -90,7 +90,7 @@ def read(text: str, where: str) -> Understood:
     """Translate the text of a file. Raises SettingsError if the text is not such a file."""
     whole = _document(text, where)
     plugins = [each for each in _list(whole.get("plugins")) if isinstance(each, Mapping)]
-    argv = [word for each in plugins for word in _told(each, where)]
+    argv = [word for each in plugins for word in _flags(each, where)]
     argv += _queue(_fields(whole.get("flowControl")), where)
     notes = [f"{where}: {note}" for note in (*_instead(plugins), *_missed(whole))]
     if not any(word.startswith("--model=") for word in argv):
@@ -120,25 +120,25 @@ def _fields(value: object) -> Json:
     return value if isinstance(value, Mapping) else {}
 
 
-def _told(plugin: Json, where: str) -> Iterator[str]:
-    """Flags that a plugin's parameters are."""
-    kind, told = str(plugin.get("type")), _fields(plugin.get("parameters"))
-    if name := _model(kind, told):
+def _flags(plugin: Json, where: str) -> Iterator[str]:
+    """Yield the flags that a plugin's parameters are translated to."""
+    kind, parameters = str(plugin.get("type")), _fields(plugin.get("parameters"))
+    if name := _model(kind, parameters):
         yield f"--model=hf://{name}"
-    events = _fields(told.get("kvEventsConfig"))
+    events = _fields(parameters.get("kvEventsConfig"))
     if str(events.get("zmqEndpoint", "")).startswith(("tcp://*:", "tcp://0.0.0.0:")):
         yield f"--kv-events-bind={events['zmqEndpoint']}"
-    if kind in PICKERS and "maxNumOfEndpoints" in told:
-        yield f"--max-endpoints={_amount(told['maxNumOfEndpoints'], f'{where}: maxNumOfEndpoints')}"
-    if kind == "file-discovery" and told.get("path"):
-        yield f"--endpoints-file={told['path']}"
+    if kind in PICKERS and "maxNumOfEndpoints" in parameters:
+        yield f"--max-endpoints={_amount(parameters['maxNumOfEndpoints'], f'{where}: maxNumOfEndpoints')}"
+    if kind == "file-discovery" and parameters.get("path"):
+        yield f"--endpoints-file={parameters['path']}"
 
 
-def _model(kind: str, told: Json) -> str:
+def _model(kind: str, parameters: Json) -> str:
     """The tokenizer's repository: of the token producer, or of the older precise scorer."""
     if kind in ("token-producer", "tokenizer"):
-        return str(told.get("modelName") or "")
-    pool = _fields(_fields(told.get("indexerConfig")).get("tokenizersPoolConfig"))
+        return str(parameters.get("modelName") or "")
+    pool = _fields(_fields(parameters.get("indexerConfig")).get("tokenizersPoolConfig"))
     return str(pool.get("modelName") or "")
 
 

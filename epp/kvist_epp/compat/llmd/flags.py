@@ -22,7 +22,7 @@ class Translated:
 
     argv: list[str]
     notes: tuple[str, ...]
-    """What is not supported, each with its name and what happens instead."""
+    """Flags and plugins that are not supported, each with what happens instead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,11 +171,11 @@ class Restore:
 
     @property
     def valid(self) -> bool:
-        """Whether it goes on; a publisher that was forgotten meanwhile is not restored."""
+        """True while the publisher can be restored: it was not reset in the meantime."""
         return self._current()
 
     def hold(self, content: Content, holding: Holding) -> None:
-        """The publisher holds this of a content. Raises SnapshotError when that cannot be."""
+        """Add the blocks of a content that the publisher holds. Raises SnapshotError if they are invalid."""
         names = content.hashes[: holding.reach] if holding.names is None else holding.names
         self._check(content, holding, names)
         place = self._place(content)
@@ -190,7 +190,7 @@ class Restore:
                 self._hold_some(names, medium, mask)
 
     def extra(self, copies: tuple[Counted, ...], opaque: tuple[Counted, ...]) -> None:
-        """Further copies, and blocks that never match."""
+        """Add further copies of blocks, and opaque blocks."""
         for one in copies:
             if self._forest.locate(self._who, one.name):
                 self._who.copies[one.medium, one.name] = one.copies
@@ -199,7 +199,7 @@ class Restore:
                 self._who.add_opaque(one.medium, one.name)
 
     def finish(self) -> Iterator[None]:
-        """Gives up what was held on the way only; yields now and then."""
+        """Remove the temporary holdings of the restoration; yields regularly."""
         segments = list(self._who.segments) if self._mixed else []
         for at, segment in enumerate(segments):
             if at % STEP_SEGMENTS == 0:

@@ -43,15 +43,15 @@ class Section:
 
     @property
     def valid(self) -> bool:
-        """Whether it goes on: its publisher is still there and was not forgotten."""
+        """True while its publisher exists and was not reset."""
         return self._restore.valid
 
     def hold(self, content: Content, holding: Holding) -> None:
-        """Blocks of text. Raises SnapshotError."""
+        """Add blocks of text to the publisher. Raises SnapshotError."""
         self._restore.hold(content, holding)
 
     def extra(self, extra: Extra) -> None:
-        """The rest. Raises SnapshotError."""
+        """Add copies, opaque blocks and pending decode blocks. Raises SnapshotError."""
         self._extras += len(extra.copies) + len(extra.opaque) + len(extra.pending)
         self._restore.extra(extra.copies, extra.opaque)
         for block in extra.pending:
@@ -191,11 +191,11 @@ class Reader:
         elif self._begin is None:
             raise SnapshotError("blocks were sent outside of a section")
         elif self._useful():
-            yield from self._told(part)
+            yield from self._apply(part)
         elif isinstance(part, End):
             self._begin = None
 
-    def _told(self, part: Holding | Extra | End) -> Iterator[None]:
+    def _apply(self, part: Holding | Extra | End) -> Iterator[None]:
         section, begin = self._section, self._begin
         assert section is not None
         assert begin is not None

@@ -68,7 +68,7 @@ class HashIndex:
         return self._shards[name >> SHIFT & 255].setdefault(name, segment) is segment
 
     def drop(self, names: Iterable[int], segment: Segment) -> None:
-        """These names do not lead to this segment any more; those that lead elsewhere stay."""
+        """Remove these names of this segment; names that lead to other segments stay."""
         shards = self._shards
         for name in names:
             shard = shards[name >> SHIFT & 255]
@@ -77,7 +77,7 @@ class HashIndex:
 
 
 Place = tuple[Segment, int]
-"""A block: its segment and its position there; (tree root, -1) stands before the first block."""
+"""A block: its segment and its position there; (tree root, -1) is the place before the first block."""
 
 
 class Forest:
@@ -155,7 +155,7 @@ class Forest:
             self.unhold(who, segment, 1 << at, medium)
 
     def drop(self, who: Presence, segment: Segment) -> None:
-        """A retired publisher holds nothing here any more; its own books are closed already."""
+        """Remove a retired publisher from this segment; its own records are gone already."""
         for medium, holders in list(segment.media()):
             holders.take(who.bit, len(segment.hashes))
             if medium != GPU and not holders:
@@ -166,7 +166,7 @@ class Forest:
         self.prune(segment)
 
     def add(self, segment: Segment, at: int, names: tuple[int, ...], blocks: Sequence[bytes]) -> Place:
-        """New blocks after the one at ``at``: in the same segment if it ``has_room``, else in a new child."""
+        """Add blocks after the one at ``at``: to the same segment if it ``has_room``, else in a new child."""
         if self.has_room(segment, at):
             segment.extend(blocks, names)
             return segment, at + 1

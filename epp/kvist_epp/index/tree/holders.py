@@ -51,7 +51,7 @@ class Presence:
         self.counts[medium] = self.counts.get(medium, 0) + change
 
     def copy(self, medium: str, name: int) -> None:
-        """A block that is held already was stored once more."""
+        """Count a further copy of a block that is held already."""
         self.copies[medium, name] = self.copies.get((medium, name), 0) + 1
 
     def drop_copy(self, medium: str, name: int) -> bool:
@@ -98,7 +98,7 @@ class Presence:
                     pass
 
     def clear_medium(self, medium: str) -> None:
-        """Forgets copies and opaque blocks on one medium."""
+        """Remove copies and opaque blocks on one medium."""
         self.copies = {key: extra for key, extra in self.copies.items() if key[0] != medium}
         if blocks := self.opaque.pop(medium, None):
             self.count(medium, -len(blocks))
@@ -134,7 +134,7 @@ class Holders:
     full: int
     """Holders of every block of the segment."""
     runs: dict[int, int] | None
-    """Run length → holders of exactly the first so many blocks (at least one, not all)."""
+    """Run length → holders of exactly that many blocks from the first one (at least one, not all)."""
     part: dict[int, int] | None
     """Holder → its mask, when that has a hole."""
 
@@ -226,7 +226,7 @@ class Holders:
         return before
 
     def take(self, bit: int, length: int) -> int:
-        """The holder holds nothing any more; returns what it held."""
+        """Remove a holder; return the mask of what it held."""
         if self.full & bit:
             self.full ^= bit
             return ONES[length]

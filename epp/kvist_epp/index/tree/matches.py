@@ -16,11 +16,11 @@ from kvist_epp.index.tree.holders import ONES, Holders, each, leading
 from kvist_epp.index.tree.segment import Segment, Tree, continuations
 
 Loads = tuple["Loads | None", int, str, int]
-"""What must be loaded on the way down: (what came before, holders, medium, blocks)."""
+"""Blocks to load from slower media on the path: (those before, holders, medium, blocks)."""
 Group = tuple[int, int, int, Loads | None, Segment]
 """(holders, tokens, bytes, loads, segment of the last block)"""
 Reached = tuple[int, int, Loads | None]
-"""Who got so far: (on the GPU alone, with loads from slower media, those loads)."""
+"""Holders of the path so far: (on the GPU alone, with loads from slower media, those loads)."""
 
 
 class Hit(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class Hit(msgspec.Struct, frozen=True):
     tokens: int = 0
     """All of them, whatever the medium; never the prompt's last token, which the engine always computes."""
     bytes: int = 0
-    """Bytes of the prompt those tokens stand for."""
+    """Number of the prompt's bytes that these tokens cover."""
     lower: Mapping[str, int] = {}
     """How many of ``tokens`` are not in GPU memory, by the medium they must be loaded from."""
 
@@ -141,7 +141,7 @@ class _Walk:
         self.end = end
         self.groups: list[Group] = []
         self.todo: list[tuple[Segment, int, Reached]] = []
-        """(segment to look at, its offset in the prompt, who got so far)"""
+        """(next segment, its offset in the prompt, holders so far)"""
 
     def run(self) -> None:
         """Follow the segments until no publisher holds the next."""
@@ -198,7 +198,7 @@ class _Walk:
                 self._found(segment, start, run, 0, bit, _loading(segment, bit, run, loads))
 
     def _follow(self, segment: Segment, start: int, count: int, reached: Reached, further: Reached) -> None:
-        """Lists what goes on after, or (in other token splits) inside, the first ``count`` blocks."""
+        """Add the children after, or (in other token splits) inside, the first ``count`` blocks."""
         children = segment.children
         places = (children.at,) if isinstance(children, Segment) else children or ()
         for at in places:

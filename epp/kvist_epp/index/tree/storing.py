@@ -33,7 +33,7 @@ class Storing:
         self.segment, self.at = parent
 
     def run(self) -> None:
-        """Goes on until every block has its place."""
+        """Place every block."""
         nodes, own, hashes = self.forest.nodes, self.who.own, self.hashes
         while self.done < len(hashes):
             if self._known(self.segment, self.at):
