@@ -9,7 +9,8 @@ from tests.operator.pools import known, made
 from kvist_operator.hardware import known_accelerator
 from kvist_operator.memory.kv_cache import Cache, caches, head_bytes
 from kvist_operator.memory.layout import GIB, Draft, EngineSettings, Layout, stages
-from kvist_operator.memory.memory_budget import budget, capture_sizes, weight_bytes
+from kvist_operator.memory.memory_budget import budget, weight_bytes
+from kvist_operator.memory.memory_profile import capture_sizes
 from kvist_operator.models.shape import Facts
 
 ALONE = Layout()

@@ -16,6 +16,8 @@ from .layout import EngineSettings, Layout, stages
 
 SCALES: Final = 8
 """Bytes of the two scales of per-token-head quantization."""
+STEPS_IN_FLIGHT: Final = (0, 26)
+"""Version from which windows keep the tokens of all steps in flight (``max_in_flight_tokens``)."""
 SPARSE_ROW: Final = 656
 """One token in the packed 8-bit layout of sparse MLA (``fp8_ds_mla``): 512 values, scales, 64 × 16 bits."""
 
@@ -106,7 +108,10 @@ def _cache(
         if kind:
             counted[kind] += number
     block_bytes, kinds = _blocks_of_kinds(counted, settings.block)
-    in_flight = (layout.pipeline + 1 if layout.pipeline > 1 else 2) * settings.batched_tokens
+    steps = 1
+    if settings.version >= STEPS_IN_FLIGHT:
+        steps = layout.pipeline + 1 if layout.pipeline > 1 else 2
+    in_flight = steps * settings.batched_tokens
     return Cache(
         block_bytes=block_bytes, kinds=kinds, settings=settings, in_flight=in_flight, ranks=layout.context
     )

@@ -6,6 +6,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
+from kvist_operator.flag_table import LATEST, Version
 from kvist_operator.models.layers import Layer
 from kvist_operator.models.shape import ModelShape
 
@@ -56,6 +57,8 @@ class Draft:
 class EngineSettings:
     """Settings of an engine that decide its memory."""
 
+    version: Version = LATEST
+    """Version of vLLM, whose profile decides what is left for the KV cache."""
     share: int = 92
     """Percent of a GPU's memory that vLLM may use."""
     batched_tokens: int = 8192
@@ -73,6 +76,8 @@ class EngineSettings:
     """No CUDA graphs."""
     images: bool = True
     """Loads the vision tower of a model that has one."""
+    pictures: int = 0
+    """Maximum number of pictures of one prompt; 0 = as many as fit."""
     online_fp8: bool = False
     """Quantizes a 16-bit checkpoint to FP8 while loading."""
     adapters: int = 0

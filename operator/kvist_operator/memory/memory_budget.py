@@ -1,13 +1,12 @@
 """Memory of the fullest GPU, item by item: weights, peak of a step, CUDA graphs, overhead, KV cache. Pure.
 
-What a step needs is estimated, not copied from vLLM's profile: each item is the largest set of tensors that
-live at once in a dummy step of ``batched_tokens``. The constants were set by start-up logs of vLLM in public
-issues.
+The KV cache gets what the share leaves beside the weights, the padding of 4-bit experts included
+(``padding``), and what vLLM's profile finds (``memory_profile``). Versions of vLLM before 0.21 do not
+subtract CUDA graphs: they capture them outside of the share, where the memory of the GPU has to hold them.
 """
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Final
 
 from kvist_operator.hardware import Accelerator
 from kvist_operator.models.layers import (
@@ -17,7 +16,6 @@ from kvist_operator.models.layers import (
     Attention,
     Latent,
     Layer,
-    Recurrent,
     WeightPart,
     encoder_part,
     layer_parts,
@@ -32,25 +30,16 @@ from kvist_operator.models.shape import (
 
 from .kv_cache import Cache, caches
 from .layout import GIB, EngineSettings, Layout, stages
-
-ELEMENT: Final = 2
-"""Bytes of an element of the activations."""
-SAMPLER: Final = 24
-"""Bytes per logit during sampling: 16-bit, 32-bit and sorted values, and their positions."""
-MLA_WORKSPACE: Final = 65_536
-"""Maximum cached tokens that chunked prefill of MLA expands at once (``mla_attention.py``)."""
-INDEX_WORKSPACE: Final = GIB
-"""Logits and gathered keys of the sparse indexer."""
-GRAPH: Final = 0.22 * (1 << 20)
-"""Bytes of one layer in one captured graph. Logs: 86 graphs of a 36-layer model 0.64 to 0.78 GiB, 54 graphs
-0.37, 15 graphs of a 64-layer model 0.22."""
-RUNTIME: Final = 1.5 * GIB
-"""CUDA context, library workspaces, fragmentation."""
-COMMUNICATION: Final = {1: 0.0, 2: 0.7 * GIB, 4: 1.0 * GIB, 8: 1.4 * GIB}
-"""NCCL, custom all-reduce and symmetric memory, by tensor-parallel size."""
-PIPELINE: Final = 0.4 * GIB
-CPU_RUNTIME: Final = 4 * GIB
-"""Python, torch and its thread buffers in the memory of a CPU engine."""
+from .memory_profile import (
+    activations,
+    beyond_share,
+    communication,
+    encoder,
+    graphs,
+    graphs_are_counted,
+    runtime,
+)
+from .padding import expert_padding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,19 +48,29 @@ class Memory:
 
     total: float
     usable: float
-    """The share that vLLM may use."""
+    """The share that vLLM may use, or less where the GPU has to hold CUDA graphs outside of it."""
     weights: float
     activations: float
     encoder: float
-    """What an image needs beyond the peak of a text step."""
+    """What pictures need beyond the peak of a text step."""
     graphs: float
-    overhead: float
-    """Context, libraries, communication."""
+    """CUDA graphs inside of the share; 0 for versions of vLLM that capture them outside."""
+    graphs_outside: float
+    """CUDA graphs outside of the share, of versions before 0.21."""
+    runtime: float
+    """Libraries, kernels, and what the model runner keeps for each sequence."""
+    communication: float
+    """NCCL and all-reduce buffers."""
     kv: float
     """Bytes left for the KV cache; negative if even the other items do not fit."""
     stages: tuple[Cache, ...]
     layout: Layout
     max_len: int
+
+    @property
+    def overhead(self) -> float:
+        """Memory of libraries and communication."""
+        return self.runtime + self.communication
 
     def concurrency(self, length: int) -> float:
         """Return how many sequences of this many tokens fit at once, all data-parallel ranks together."""
@@ -105,25 +104,28 @@ class Memory:
 
 def budget(facts: Facts, gpu: Accelerator, layout: Layout, settings: EngineSettings) -> Memory:
     """Return the memory of the fullest GPU."""
-    shape = facts.shape
+    shape, version = facts.shape, settings.version
     total = gpu.memory_gib * GIB
+    weights = weight_bytes(shape, layout, settings, facts.checkpoint_bytes, gpu)
+    step = activations(shape, layout, settings, gpu)
+    pictures = encoder(shape, settings, step)
+    captured = graphs(shape, layout, settings, gpu)
+    counted = captured if graphs_are_counted(version) else 0
+    libraries, links = runtime(shape, settings, gpu), communication(layout, gpu, version)
     usable = total * settings.share / 100
-    weights = weight_bytes(shape, layout, settings, facts.checkpoint_bytes)
-    step = _activations(shape, layout, settings)
-    encoder = _encoder(shape, settings, step)
-    graphs = _graphs(shape, layout, settings, gpu)
-    tensor = max((n for n in COMMUNICATION if n <= layout.tensor), default=1)
-    overhead = COMMUNICATION[tensor] + (PIPELINE if layout.pipeline * layout.data > 1 else 0)
-    overhead += CPU_RUNTIME if gpu.vendor == "cpu" else RUNTIME
-    left = usable - weights - step - encoder - graphs - overhead
+    if gpu.vendor != "cpu":
+        usable = min(usable, beyond_share(total, captured - counted))
+    left = usable - weights - step - pictures - counted - libraries - links
     return Memory(
         total=total,
         usable=usable,
         weights=weights,
         activations=step,
-        encoder=encoder,
-        graphs=graphs,
-        overhead=overhead,
+        encoder=pictures,
+        graphs=counted,
+        graphs_outside=captured - counted,
+        runtime=libraries,
+        communication=links,
         kv=min(left, settings.kv_bytes) if settings.kv_bytes else left,
         stages=tuple(caches(shape, layout, settings, gpu.capability)),
         layout=layout,
@@ -132,19 +134,27 @@ def budget(facts: Facts, gpu: Accelerator, layout: Layout, settings: EngineSetti
 
 
 def weight_bytes(
-    shape: ModelShape, layout: Layout, settings: EngineSettings, known_checkpoint: float = 0
+    shape: ModelShape,
+    layout: Layout,
+    settings: EngineSettings,
+    known_checkpoint: float = 0,
+    gpu: Accelerator | None = None,
 ) -> float:
     """Return the bytes of weights on the fullest GPU, adapters and a draft model included.
 
     ``known_checkpoint`` is the size of the files in bytes, by which the computed size is scaled; 0 = unknown.
-    The files include the layers for multi-token prediction, which are loaded only when they are used.
+    The files include the layers for multi-token prediction, which are loaded only when they are used. The
+    kernels of a ``gpu`` pad 4-bit experts; without one they are as in the files.
     """
+    padding = 1.0
+    if gpu and shape.experts:
+        padding = expert_padding(shape.experts, shape.quantization, layout, gpu, settings.version)
 
     def on_rank(part: WeightPart) -> float:
         linear = part.name not in ("embedding", "head", "router", "norms", "encoder")
         online = settings.online_fp8 and linear and not shape.quantization.method
         each = 1.0 if online else shape.quantization.bytes_of(part.name, shape.dtype_bytes)
-        return part.params / _shards(part, layout) * each
+        return part.params / _shards(part, layout) * each * (padding if part.name == "experts" else 1)
 
     scale = known_checkpoint / checkpoint_bytes(shape) if known_checkpoint else 1.0
     cut = stages(shape.layers, layout.pipeline)
@@ -164,7 +174,7 @@ def weight_bytes(
     draft = settings.draft
     if draft and draft.shape:
         alone = replace(settings, draft=None, adapters=0)
-        found += weight_bytes(draft.shape, Layout(tensor=layout.tensor), alone, draft.checkpoint_bytes)
+        found += weight_bytes(draft.shape, Layout(tensor=layout.tensor), alone, draft.checkpoint_bytes, gpu)
     elif draft and draft.is_mtp:
         found += sum(map(on_rank, mtp_parts(shape)))
     return found
@@ -196,73 +206,3 @@ def _adapters(shape: ModelShape, layers: Counter[Layer], layout: Layout, setting
         if layer.mlp:
             sides += number * layer.mlp.matrices * (shape.hidden + layer.mlp.width)
     return settings.adapters * settings.adapter_rank * sides * 2 / layout.tensor
-
-
-def _activations(shape: ModelShape, layout: Layout, settings: EngineSettings) -> float:
-    """Return the peak bytes of one step on one GPU."""
-    tokens = settings.batched_tokens
-    kinds = {layer for stage in stages(shape.layers, layout.pipeline) for layer in stage}
-    peak = max(
-        max(_mixer(layer, tokens, layout, settings), _feedforward(layer, tokens, layout)) for layer in kinds
-    )
-    residual = 2 * tokens * shape.hidden * ELEMENT
-    sampler = settings.sequences * shape.vocab * SAMPLER
-    sparse = INDEX_WORKSPACE if (latent := shape.latent) and latent.sparse else 0
-    return max(residual + peak, sampler) + sparse
-
-
-def _mixer(layer: Layer, tokens: int, layout: Layout, settings: EngineSettings) -> float:
-    match layer.mixer:
-        case Attention() as a:
-            width = a.heads * (a.key_dim * (2 if a.gated else 1) + a.value_dim) / layout.tensor
-            return tokens * (width + max(1, a.kv_heads / layout.tensor) * (a.key_dim + a.value_dim)) * ELEMENT
-        case Latent() as m:
-            heads = m.heads / layout.tensor
-            own = tokens * heads * (m.nope_dim + m.rope_dim + m.nope_dim + 2 * m.value_dim)
-            cached = 0 if m.sparse else min(8 * settings.max_len, MLA_WORKSPACE)
-            return (own + cached * heads * (m.nope_dim + m.value_dim)) * ELEMENT
-        case Recurrent() as r:
-            return tokens * 3 * r.conv_width / layout.tensor * ELEMENT
-    return 0
-
-
-def _feedforward(layer: Layer, tokens: int, layout: Layout) -> float:
-    """Return the bytes of the dense block and of the fused kernel's two buffers for each token and expert."""
-    needed: float = 0
-    if layer.mlp:
-        needed += tokens * layer.mlp.matrices * layer.mlp.width / layout.tensor
-    if layer.experts:
-        e = layer.experts
-        width = e.width if layout.expert else e.width / layout.tensor
-        # data-parallel ranks gather each other's tokens
-        gathered = tokens * layout.data if layout.expert else tokens
-        needed += gathered * e.per_token * (max(2 * width, e.hidden) + width) + gathered * e.hidden
-    return needed * ELEMENT
-
-
-def _encoder(shape: ModelShape, settings: EngineSettings, step: float) -> float:
-    """Return the bytes of the vision tower on its largest image, and of the cache of encoded images.
-
-    The tower and a text step do not run at once, so only the excess over the peak of a ``step`` counts.
-    """
-    tower = shape.encoder
-    if tower is None or not settings.images:
-        return 0
-    peak = tower.tokens * tower.merge * (4 * tower.hidden + 2 * tower.width) * ELEMENT
-    cached = max(tower.tokens, settings.batched_tokens) * tower.output * ELEMENT
-    return max(0.0, peak - step) + cached
-
-
-def _graphs(shape: ModelShape, layout: Layout, settings: EngineSettings, gpu: Accelerator) -> float:
-    """Return the bytes of CUDA graphs: piecewise for mixed steps, full for decode steps."""
-    if settings.eager or gpu.vendor not in ("nvidia", "amd"):
-        return 0
-    largest = min(2 * settings.sequences, 1024 if gpu.capability // 10 == 10 else 512)
-    captured = len(capture_sizes(largest)) + len(capture_sizes(min(settings.sequences, largest)))
-    return captured * GRAPH * len(shape.layers) / layout.pipeline
-
-
-def capture_sizes(largest: int) -> list[int]:
-    """Return the batch sizes vLLM captures by default: 1, 2, 4, by 8 to 255, by 16 beyond."""
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
-    return [size for size in sizes if size <= largest]

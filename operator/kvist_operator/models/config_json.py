@@ -101,14 +101,24 @@ def read_encoder(keys: Keys) -> Encoder | None:
     width = vision.number("hidden_size", "vt_hidden_size", "mm_hidden_size", "embed_dim", default=1152)
     kernel = vision.sequence("merge_kernel_size")
     side = int(kernel[0]) if kernel else vision.number("spatial_merge_size", "pooling_kernel_size", default=1)
+    tokens = _image_tokens(keys, vision, side * side)
+    whole = _square_patches(vision)
     return Encoder(
         layers=vision.number("depth", "num_hidden_layers", "vt_num_hidden_layers", default=27),
         hidden=width,
         width=vision.number("intermediate_size", "vt_intermediate_size", default=4 * width),
         merge=side * side,
-        tokens=_image_tokens(keys, vision, side * side),
+        tokens=tokens,
         output=keys.hidden,
+        # Gemma 3 pools 4,096 patches to 256 tokens without saying how many make one
+        patches=whole if whole > tokens * side * side else 0,
     )
+
+
+def _square_patches(vision: Keys) -> int:
+    """Return the patches of an image of ``image_size``; 0 where the file has no such size."""
+    size, patch = vision.number("image_size", default=0), vision.number("patch_size", default=0)
+    return (size // patch) ** 2 if size and patch else 0
 
 
 def _image_tokens(keys: Keys, vision: Keys, merge: int) -> int:
@@ -119,5 +129,4 @@ def _image_tokens(keys: Keys, vision: Keys, merge: int) -> int:
     limit = PATCH_LIMIT.get(str(keys.file.get("model_type")))
     if limit:
         return limit // merge
-    size, patch = vision.number("image_size", default=0), vision.number("patch_size", default=0)
-    return (size // patch) ** 2 // merge if size and patch else DEFAULT_IMAGE_TOKENS
+    return _square_patches(vision) // merge or DEFAULT_IMAGE_TOKENS

@@ -127,6 +127,13 @@ class Encoder:
     """Maximum number of tokens of one image."""
     output: int
     """Output size of the projector: the hidden size of the text model."""
+    patches: int = 0
+    """Patches of the largest image where they are pooled rather than merged; 0 = tokens × ``merge``."""
+
+    @property
+    def patches_each(self) -> int:
+        """Patches of the largest image."""
+        return self.patches or self.tokens * self.merge
 
 
 SHARDED: Final = "sharded"

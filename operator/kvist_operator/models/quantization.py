@@ -46,6 +46,11 @@ class Quantization:
     exact: bool = True
     """False if sizes with this method are estimates."""
 
+    @property
+    def mxfp4(self) -> bool:
+        """Whether experts are in MXFP4: 4-bit floats with a shared exponent for 32 of them."""
+        return self.method in ("mxfp4", "gpt_oss_mxfp4")
+
     def bytes_of(self, part: str, plain: float) -> float:
         """Return the bytes of one weight of this part; ``plain`` = bytes of the model's dtype."""
         return self.bits / 8 if self.covers(part) else plain

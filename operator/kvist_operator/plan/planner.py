@@ -43,7 +43,7 @@ def make_plan(
     required = read_requirements(pool, shape)
     kv = choose_kv(pool.engine, shape, hardware.accelerator, version.flags)
     proposer = read_draft(pool.engine.speculative, shape.mtp_layers, draft)
-    base = _base_settings(pool, hardware, kv, proposer, extra)
+    base = _base_settings(pool, hardware, kv, proposer, extra, version)
     settings, first = first_settings(pool, shape, hardware.accelerator, required, base)
     _check(pool, facts, hardware)
     q = SizingInput(facts=facts, hardware=hardware, engine=pool.engine, required=required, settings=settings)
@@ -63,16 +63,23 @@ def make_plan(
 
 
 def _base_settings(
-    pool: Pool, hardware: Hardware, kv: KvChoice, draft: Draft | None, extra: Sequence[ExtraFlag]
+    pool: Pool,
+    hardware: Hardware,
+    kv: KvChoice,
+    draft: Draft | None,
+    extra: Sequence[ExtraFlag],
+    version: EngineVersion,
 ) -> EngineSettings:
     eager = any(each.name == "enforce-eager" and each.on for each in extra)
     return EngineSettings(
+        version=version.stated or version.flags,
         kv_dtype=kv.dtype,
         plain_windows=kv.plain_windows,
         block=kv.block,
         prefix_caching=pool.engine.prefix_caching,
         eager=eager or hardware.accelerator.vendor == "cpu",
         images=pool.workload.images != 0,
+        pictures=pool.workload.images or 0,
         online_fp8=pool.engine.quantization == "FP8",
         adapters=adapter_numbers(pool)[0] if pool.model.adapters else 0,
         adapter_rank=max((a.rank for a in pool.model.adapters), default=16),
