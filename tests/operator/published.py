@@ -55,7 +55,7 @@ class PublishedLog:
 
     @property
     def layout(self) -> Layout:
-        """Parallelism."""
+        """Parallelism of the replica."""
         return Layout(tensor=self.entry.get("tensor", 1), expert=self.entry.get("expert", False))
 
     @property
@@ -74,7 +74,7 @@ class PublishedLog:
 
     @property
     def memory(self) -> Memory:
-        """What the planner says."""
+        """Return the memory by the planner's arithmetic."""
         return budget(self.facts, self.gpu, self.layout, self.settings)
 
     @property
@@ -85,9 +85,10 @@ class PublishedLog:
 
     def difference(self, planned: Memory) -> float:
         """Return by how many percent the planned KV cache differs from the log's."""
-        if "kv" in self.entry:
-            return 100 * (planned.kv / GIB - self.entry["kv"]) / abs(self.entry["kv"])
-        return 100 * (planned.kv_tokens / self.entry["tokens"] - 1)
+        measured, own = self.entry.get("kv"), planned.kv / GIB
+        if measured is None:
+            measured, own = self.entry["tokens"], planned.kv_tokens
+        return 100 * (own - float(measured)) / abs(float(measured))
 
 
 LOGS = tuple(PublishedLog(entry) for entry in TABLE["logs"])

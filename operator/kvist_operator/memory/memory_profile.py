@@ -1,4 +1,4 @@
-"""What vLLM's memory profile finds besides the weights: a step, pictures, CUDA graphs, overhead. Pure.
+"""Estimates what vLLM's memory profile finds besides the weights: a step, pictures, graphs, overhead. Pure.
 
 Before it sizes the KV cache, vLLM runs one step of ``max_num_batched_tokens``, samples for ``max_num_seqs``
 sequences and encodes as many pictures as its budget holds (``v1/worker/gpu_model_runner.py``:
@@ -157,7 +157,8 @@ def _feedforward(layer: Layer, layout: Layout, settings: EngineSettings, grouped
         width = e.width if layout.expert else e.width / layout.tensor
         # data-parallel ranks gather each other's tokens
         gathered = tokens * layout.data if layout.expert else tokens
-        rows, second = gathered * e.per_token, width
+        rows: float = gathered * e.per_token
+        second = width
         if grouped:
             rows += e.count / layout.expert_size * (GROUP - 1)
             second = max(width, e.hidden) * (1 if settings.version < PACKED_GROUPS else 0.5)
