@@ -16,13 +16,13 @@ import yaml
 
 from kvist_operator.errors import OperatorError, SpecError
 from kvist_operator.manifests import Api, Site, render
-from kvist_operator.manifests.render import to_yaml
+from kvist_operator.manifests.render import Rendered, to_yaml
 from kvist_operator.models.source import draft_facts, model_facts
 from kvist_operator.plan import Choice, Plan, PlanVerdict, make_plan
 from kvist_operator.plan.plan import Difference, differences, override
 from kvist_operator.spec import read_pool
 
-from .pool_file import read_resource
+from .pool_file import Document, read_pools
 
 NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 REFUSED: Final = 3
@@ -41,19 +41,36 @@ PARTS: Final = (
 
 
 def plan_main(options: argparse.Namespace) -> int:
-    """Print a plan. Return 0 if it fits or is unverified, 3 if it is refused, 2 if the pool is invalid."""
+    """Print the plan of each pool. Return 0 if all fit or are unverified, 3 if one is refused, 2 if one is
+    invalid."""
     try:
-        plan = _planned(read_resource(options.file), options.gpu or "")
+        pools = _read(options.file)
     except OperatorError as error:
         return _fail(error)
-    _emit(_printed(plan, options.output))
-    return REFUSED if plan.verdict is PlanVerdict.REFUSED else 0
+    plans: list[tuple[Document, Plan]] = []
+    code = 0
+    for document in pools:
+        try:
+            plan = _planned(document.resource, options.gpu or "")
+        except OperatorError as error:
+            code = _fail(error, document.label if len(pools) > 1 else "")
+            continue
+        plans.append((document, plan))
+        code = max(code, REFUSED) if plan.verdict is PlanVerdict.REFUSED and code != INVALID else code
+    if plans:
+        _emit(_all_printed(plans, options.output, alone=len(pools) == 1))
+    return code
 
 
 def compare_main(options: argparse.Namespace) -> int:
     """Print two plans. Return 0 if both fit, 3 if one is refused, 2 if the pool or a change is invalid."""
     try:
-        resource = read_resource(options.file)
+        first, *others = _read(options.file)
+        if others:
+            listed = ", ".join(each.label for each in (first, *others))
+            problem = f"has several pools ({listed}), and compare takes one: write it to a file of its own"
+            raise SpecError(f"--filename {options.file}", problem)
+        resource = first.resource
         before = _planned(resource, options.gpu or "")
         after = _planned(override(resource, options.changes), options.gpu or "")
     except OperatorError as error:
@@ -70,9 +87,17 @@ def _emit(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(error: OperatorError) -> int:
-    print(f"kvist: {error}", file=sys.stderr)
+def _fail(error: OperatorError, label: str = "") -> int:
+    print(f"kvist: {label}{': ' if label else ''}{error}", file=sys.stderr)
     return INVALID
+
+
+def _read(file: str) -> tuple[Document, ...]:
+    """Return the pools of a file; report the other documents. Raises SpecError."""
+    found = read_pools(file)
+    for other in found.others:
+        print(f"kvist: {other}", file=sys.stderr)
+    return found.pools
 
 
 def _planned(resource: Mapping[str, Any], gpu: str) -> Plan:
@@ -81,6 +106,23 @@ def _planned(resource: Mapping[str, Any], gpu: str) -> Plan:
     proposer = pool.engine.speculative
     draft = draft_facts(proposer.model, proposer.shape) if proposer and proposer.model else None
     return make_plan(pool, model_facts(pool.model), gpu=gpu, draft=draft)
+
+
+def _all_printed(plans: list[tuple[Document, Plan]], output: str, *, alone: bool) -> str:
+    """Return one plan as it is, and several under the names of their pools: a list, documents or sections."""
+    if alone:
+        return _printed(plans[0][1], output)
+    if output == "json":
+        named = [{"pool": _pool_name(document), **plan.to_dict()} for document, plan in plans]
+        return json.dumps(named, indent=2)
+    head = "---\npool: {}\n" if output == "yaml" else "pool {}\n"
+    separator = "\n" if output == "yaml" else "\n\n"
+    return separator.join(head.format(_pool_name(doc)) + _printed(plan, output) for doc, plan in plans)
+
+
+def _pool_name(document: Document) -> str:
+    pool = read_pool(document.resource)
+    return f"{pool.namespace}/{pool.name}"
 
 
 def _printed(plan: Plan, output: str) -> str:
@@ -102,6 +144,7 @@ def _head(plan: Plan) -> list[str]:
         f"model: {plan.model}",
     ]
     lines += [f"unverified: {doubt}" for doubt in plan.doubts]
+    lines += [f"warning: {warning}" for warning in plan.warnings]
     if plan.verdict is PlanVerdict.REFUSED:
         lines.append(f"lacks {whole['shortfall_gib']} GiB on each GPU; {plan.nearest}")
     return lines
@@ -190,22 +233,34 @@ def _cell(value: Any) -> str:
 
 
 def render_main(options: argparse.Namespace) -> int:
-    """Print a pool's objects as YAML. Return 0, 3 if the plan is refused, 2 if the pool is invalid."""
+    """Print the objects of all pools as YAML. Return 0, 3 if a plan is refused, 2 if a pool is invalid; then
+    nothing is printed, since half of the objects would be applied."""
+    found: list[Rendered] = []
+    label = ""
     try:
-        resource = read_resource(options.file)
-        plan = _planned(resource, options.gpu or "")
-        if plan.verdict is PlanVerdict.REFUSED:
-            print(f"kvist: refused: {plan.refusal}", file=sys.stderr)
-            return REFUSED
-        found = render(read_pool(resource), plan, _site(options))
+        pools = _read(options.file)
+        for document in pools:
+            label = document.label if len(pools) > 1 else ""
+            plan = _planned(document.resource, options.gpu or "")
+            if plan.verdict is PlanVerdict.REFUSED:
+                print(f"kvist: {label}{': ' if label else ''}refused: {plan.refusal}", file=sys.stderr)
+                return REFUSED
+            found.append(render(read_pool(document.resource), plan, _site(options)))
+            _report(plan, found[-1])
     except OperatorError as error:
-        return _fail(error)
-    for ref in found.expects:
-        print(f"kvist: {ref.kind} {ref.name} is created by the operator and not shown", file=sys.stderr)
-    for note in found.notes:
-        print(f"kvist: {note.reason}: {note.message}", file=sys.stderr)
-    _emit(to_yaml(found.objects).rstrip())
+        return _fail(error, label)
+    _emit(to_yaml(made for each in found for made in each.objects).rstrip())
     return 0
+
+
+def _report(plan: Plan, found: Rendered) -> None:
+    """Write what a user has to know of the objects to stderr."""
+    lines = [f"unverified: {doubt}" for doubt in plan.doubts]
+    lines += [f"warning: {warning}" for warning in plan.warnings]
+    lines += [f"{ref.kind} {ref.name} is created by the operator and not shown" for ref in found.expects]
+    lines += [f"{note.reason}: {note.message}" for note in found.notes]
+    for line in lines:
+        print(f"kvist: {line}", file=sys.stderr)
 
 
 def _site(options: argparse.Namespace) -> Site:

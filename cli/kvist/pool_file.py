@@ -1,7 +1,8 @@
-"""Read a pool's YAML file from an untrusted source: limits on its size and depth, no duplicate keys."""
+"""Reads the pools of a YAML file from an untrusted source: limits on size and depth, no duplicate keys."""
 
 import sys
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,21 +33,75 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_resource(file: str) -> Mapping[str, Any]:
-    """Return the first InferencePool of the file, or its first document without one. Raises SpecError."""
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One pool of a file."""
+
+    number: int
+    """Position among the documents of the file, from 1."""
+    resource: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        """Position and name, for messages."""
+        return f"document {self.number} ({_name(self.resource)})"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFile:
+    """The pools of a file, and a sentence for each other document."""
+
+    pools: tuple[Document, ...]
+    others: tuple[str, ...]
+
+
+def read_pools(file: str) -> PoolFile:
+    """Return the InferencePools of the file; without one its first object, of which the reader says what it
+    is. The items of a list, as ``kubectl get`` writes it, count as documents.
+
+    Raises:
+        SpecError: the file cannot be read, is too large or deep, or has a document that is no object.
+    """
     where = f"--filename {file}"
+    documents = _documents(file, where)
+    for number, each in enumerate(documents, 1):
+        if not isinstance(each, dict):
+            kind = "a list" if isinstance(each, list) else "no object"
+            raise SpecError(where, f"document {number} is {kind}: write apiVersion, kind, metadata and spec")
+        _count_values(each, where, {}, 0)
+    if not documents:
+        raise SpecError(where, "has no YAML object: write apiVersion, kind, metadata and spec of a pool")
+    numbered = [Document(number, each) for number, each in enumerate(documents, 1)]
+    pools = [d for d in numbered if str(d.resource.get("apiVersion", "")).startswith("kvist.dev/")]
+    pools = pools or numbered[:1]
+    others = (
+        f"{d.label} is no InferencePool of kvist.dev and is left out" for d in numbered if d not in pools
+    )
+    return PoolFile(tuple(pools), tuple(others))
+
+
+def _name(resource: Mapping[str, Any]) -> str:
+    meta = resource.get("metadata")
+    name = meta.get("name") if isinstance(meta, Mapping) else None
+    return f"{resource.get('kind', 'no kind')} {name or 'without a name'}"
+
+
+def _documents(file: str, where: str) -> list[Any]:
     try:
-        documents = [d for d in yaml.load_all(_read_text(file, where), _Loader) if isinstance(d, dict)]
+        documents = [d for d in yaml.load_all(_read_text(file, where), _Loader) if d is not None]
     except (OSError, yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         raise SpecError(where, f"cannot be read: {error}") from error
     except RecursionError:
         raise SpecError(where, f"is nested deeper than {DEEPEST} levels, the limit for a pool") from None
-    if not documents:
-        raise SpecError(where, "has no YAML object: write apiVersion, kind, metadata and spec of a pool")
-    pools = [d for d in documents if str(d.get("apiVersion", "")).startswith("kvist.dev/")]
-    found: dict[str, Any] = (pools or documents)[0]
-    _count_values(found, where, {}, 0)
-    return found
+    return [item for document in documents for item in _items(document)]
+
+
+def _items(document: Any) -> list[Any]:
+    """Return the items of a list of objects, and anything else as it is."""
+    if isinstance(document, dict) and str(document.get("kind", "")).endswith("List"):
+        items = document.get("items")
+        return items if isinstance(items, list) else [document]
+    return [document]
 
 
 def _read_text(file: str, where: str) -> str:

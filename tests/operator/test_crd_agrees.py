@@ -24,7 +24,7 @@ FULL: dict[str, Any] = {
         "revision": "a",
         "servedName": "a",
         "tokenSecretRef": {"name": "a", "key": "a"},
-        "adapters": [{"name": "a", "source": "hf://a", "rank": 16}],
+        "adapters": [{"name": "b", "source": "hf://a", "rank": 16}],
         "shape": {"config": {"a": 1}, "checkpointSize": 1},
     },
     "engine": {
@@ -35,7 +35,7 @@ FULL: dict[str, Any] = {
         "attentionBackend": "A",
         "prefixCaching": "Enabled",
         "gpuMemoryUtilizationPercent": 90,
-        "maxModelLen": 4096,
+        "maxModelLen": 2**31 - 1,
         "maxNumSeqs": 64,
         "maxNumBatchedTokens": 65_536,
         "tensorParallelSize": 1,
@@ -61,7 +61,7 @@ FULL: dict[str, Any] = {
     },
     "accelerator": {"product": "a", "memory": "1Gi", "resourceName": "a", "count": 1, "perNode": 1},
     "workload": {
-        "promptTokens": 2**31 - 1,
+        "promptTokens": 2**31 - 2,
         "outputTokens": 1,
         "sharedPrefixTokens": 1,
         "imagesPerRequest": 1,
@@ -215,8 +215,10 @@ def test_numbers_have_the_same_bounds() -> None:
     assert checked > 20
 
 
-SMALL_BY_OTHERS = {("engine", "maxNumBatchedTokens"), ("workload", "promptTokens")}
-LARGE_BY_OTHERS: set[Path] = set()
+SMALL_BY_OTHERS = {("engine", "maxNumBatchedTokens"), ("engine", "maxModelLen"), ("workload", "promptTokens")}
+LARGE_BY_OTHERS: set[Path] = {
+    ("workload", field) for field in ("promptTokens", "outputTokens", "sharedPrefixTokens")
+}
 """Numbers that another field of FULL bounds too."""
 
 

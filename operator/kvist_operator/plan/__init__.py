@@ -1,6 +1,7 @@
 """The plan: from a pool, the facts of its model and an accelerator to vLLM's arguments, with reasons. Pure.
 
 - ``planner``: makes the plan with the modules below, in their order; explains a refusal.
+- ``checks``: what is refused before a size is chosen, what makes a plan unverified, and warnings.
 - ``resources``: accelerators, memory and times of the pods of a replica.
 - ``requirements``: context, concurrency and latency targets of a pool.
 - ``kv``: dtype of the KV cache.

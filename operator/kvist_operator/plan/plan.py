@@ -85,6 +85,8 @@ class Plan:
     """Why the plan is unverified."""
     notes: tuple[str, ...] = ()
     """Remarks for the verdict line, which do not make a plan unverified."""
+    warnings: tuple[str, ...] = ()
+    """Fields of the pool without effect, or probably not with the one that is meant."""
 
     @property
     def nodes(self) -> int:
@@ -159,6 +161,7 @@ class Plan:
             },
             "doubts": list(self.doubts),
             "notes": list(self.notes),
+            "warnings": list(self.warnings),
             "choices": [
                 {"field": c.field, "value": c.value, "reason": c.reason, "source": c.source}
                 for c in self.choices

@@ -1,19 +1,16 @@
 """Makes a plan: hardware, requirements, KV dtype, first settings, size and arguments, or a refusal. Pure."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
-from kvist_operator.engine_version import EngineVersion, engine_version
-from kvist_operator.errors import SpecError
-from kvist_operator.extra_args import ExtraFlag, choice_problem, doubts, read_extra
-from kvist_operator.flag_table import dotted, flags
+from kvist_operator.engine_version import engine_version
+from kvist_operator.extra_args import ExtraFlag, read_extra
 from kvist_operator.hardware import ROWS, NodeFacts
 from kvist_operator.memory.layout import GIB, Draft, EngineSettings, Layout
 from kvist_operator.models.shape import Facts, checkpoint_bytes, parameters
 from kvist_operator.spec.pool import Pool
 
+from .checks import check, unverified, warnings
 from .engine_args import adapter_numbers, arguments, describe_arguments, environment, read_draft
 from .kv import KvChoice, choose_kv
 from .layouts import describe_layout, impossible
@@ -22,9 +19,6 @@ from .requirements import RULE, expected_ttft, read_requirements
 from .resources import choose_hardware, pod_resources
 from .shared_cache import share_cache
 from .size import SizedLayout, SizingInput, first_settings, size, tighter_settings
-
-MIN_BITS: Final = 1.5
-"""Fewest bits of a weight in any quantization."""
 
 
 def make_plan(
@@ -45,21 +39,21 @@ def make_plan(
     proposer = read_draft(pool.engine.speculative, shape.mtp_layers, draft)
     base = _base_settings(pool, hardware, kv, proposer, extra, version)
     settings, first = first_settings(pool, shape, hardware.accelerator, required, base)
-    _check(pool, facts, hardware)
+    check(pool, facts, hardware)
     q = SizingInput(facts=facts, hardware=hardware, engine=pool.engine, required=required, settings=settings)
     size_gib = (facts.checkpoint_bytes or checkpoint_bytes(shape)) / GIB
     counted = f"{parameters(shape) / 1e9:.1f} billion weights; files of {size_gib:.1f} GiB"
     model = Choice("model", shape.describe(), f"{counted}: {facts.checkpoint_source}", facts.source)
     engine = Choice("engineVersion", str(version), f"image {pool.engine.image}", version.source)
     choices = [model, engine, *described, *required.choices, *kv.choices, *first]
-    unverified = _doubts(pool, facts, hardware, version, extra)
+    doubts = unverified(pool, facts, hardware, version, extra)
     sized, layouts = size(q)
     if sized is None and not layouts:
         raise impossible(pool.engine, shape, hardware)
     if sized is None:
-        return _refused(pool, q, layouts, choices, unverified)
+        return _refused(pool, q, layouts, choices, doubts)
     sized, spread = share_cache(q, sized)
-    return _fitting(pool, facts, q, sized, kv, spread, choices, unverified, extra)
+    return _fitting(pool, facts, q, sized, kv, spread, choices, doubts, extra)
 
 
 def _base_settings(
@@ -87,46 +81,6 @@ def _base_settings(
     )
 
 
-def _check(pool: Pool, facts: Facts, hardware: Hardware) -> None:
-    """Raise SpecError for settings with which vLLM would not start, and for a size without its unit."""
-    shape, row = facts.shape, hardware.accelerator
-    if pool.engine.quantization and shape.quantization.method:
-        problem = f"the checkpoint is already {shape.quantization.label}: leave it out"
-        raise SpecError("spec.engine.quantization", problem)
-    if pool.engine.quantization and not row.fp8:
-        raise SpecError("spec.engine.quantization", f"{row.name} does not compute in FP8: leave it out")
-    given, weights = facts.checkpoint_bytes, parameters(shape)
-    if pool.model.shape and given and given < weights * MIN_BITS / 8:
-        raise SpecError(
-            "spec.model.shape.checkpointSize",
-            f"{given} bytes are too few for the {weights / 1e9:.1f} billion weights of its config: write it "
-            f"like {math.ceil(weights * 2 / GIB)}Gi, or leave it out",
-        )
-    if pool.offload.cpu_bytes and row.vendor not in ("nvidia", "amd"):
-        raise SpecError("spec.offload.cpu", f"{row.name} engines cannot offload: leave it out")
-
-
-def _doubts(
-    pool: Pool, facts: Facts, hardware: Hardware, version: EngineVersion, extra: Sequence[ExtraFlag]
-) -> list[str]:
-    """Return why the plan is unverified; empty if it is not."""
-    shape, row = facts.shape, hardware.accelerator
-    found = [*shape.notes]
-    if not row.verified:
-        found.append(f"vLLM's memory on {row.name} is not modelled; figures are estimates ({row.source})")
-    label = shape.quantization.label
-    if not shape.quantization.exact and not facts.checkpoint_bytes:
-        found.append(f"the size of {label} weights is an estimate: set spec.model.shape.checkpointSize")
-    if label == "NVFP4" and row.vendor != "nvidia":
-        found.append(f"vLLM is not known to have kernels for NVFP4 weights on {row.name}")
-    if version.doubt:
-        found.append(version.doubt)
-    given = pool.engine.attention_backend
-    if given and not version.known and choice_problem(flags(version.flags)["attention-backend"], given):
-        found.append(f"spec.engine.attentionBackend: vLLM {dotted(version.flags)} has no {given}")
-    return found + doubts(extra, version)
-
-
 def _fitting(
     pool: Pool,
     facts: Facts,
@@ -135,7 +89,7 @@ def _fitting(
     kv: KvChoice,
     spread: list[Choice],
     choices: list[Choice],
-    unverified: list[str],
+    doubts: list[str],
     extra: Sequence[ExtraFlag],
 ) -> Plan:
     settings, layout, shape = sized.settings, sized.layout, facts.shape
@@ -155,7 +109,7 @@ def _fitting(
         *pod_choices,
     ]
     return Plan(
-        verdict=PlanVerdict.UNVERIFIED if unverified else PlanVerdict.FITS,
+        verdict=PlanVerdict.UNVERIFIED if doubts else PlanVerdict.FITS,
         shortfall_bytes=0,
         nearest="",
         hardware=q.hardware,
@@ -167,8 +121,9 @@ def _fitting(
         env=environment(pool),
         pod=pod,
         choices=_last_per_field(all_choices),
-        doubts=tuple(unverified),
+        doubts=tuple(doubts),
         notes=(kv.note,) if kv.note else (),
+        warnings=tuple(warnings(pool, facts, q.hardware, layout, settings, memory)),
     )
 
 
@@ -178,7 +133,7 @@ def _last_per_field(choices: list[Choice]) -> tuple[Choice, ...]:
 
 
 def _refused(
-    pool: Pool, q: SizingInput, layouts: list[Layout], choices: list[Choice], unverified: list[str]
+    pool: Pool, q: SizingInput, layouts: list[Layout], choices: list[Choice], doubts: list[str]
 ) -> Plan:
     floor, row = q.required.floor, q.hardware.accelerator
     # the candidate that lacks least on its fullest GPU, with the tightest settings
@@ -204,7 +159,7 @@ def _refused(
         env={},
         pod=pod,
         choices=_last_per_field([*choices, Choice("verdict", "refused", reason, RULE)]),
-        doubts=tuple(unverified),
+        doubts=tuple(doubts),
     )
 
 

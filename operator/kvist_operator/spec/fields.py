@@ -48,7 +48,7 @@ class Fields:
 
     def __init__(self, raw: Any, path: str) -> None:
         if not isinstance(raw, Mapping):
-            raise SpecError(path, f"is {_type_name(raw)}, not an object")
+            raise SpecError(path, f"is {type_name(raw)}, not an object")
         self._raw = raw
         self._read: set[str] = set()
         self.path = path
@@ -77,7 +77,7 @@ class Fields:
             return default
         if choices and isinstance(value, str) and value not in choices:
             listed = ", ".join(choices)
-            raise SpecError(self.at(key), f"{value!r} is not one of {listed}{_suggestion(value, choices)}")
+            raise SpecError(self.at(key), f"{value!r} is not one of {listed}{suggestion(value, choices)}")
         return text_of(value, self.at(key), pattern=pattern, most=most)
 
     def required(self, key: str, hint: str, *, pattern: str = "", most: int = MAX_LENGTH) -> str:
@@ -92,7 +92,7 @@ class Fields:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int):
-            raise SpecError(self.at(key), f"is {_type_name(value)}, not a whole number")
+            raise SpecError(self.at(key), f"is {type_name(value)}, not a whole number")
         if not low <= value <= high:
             raise SpecError(self.at(key), f"{value} is not within {low} and {high}")
         return value
@@ -142,7 +142,7 @@ class Fields:
         if value is None:
             return []
         if not isinstance(value, list):
-            raise SpecError(self.at(key), f"is {_type_name(value)}, not a list")
+            raise SpecError(self.at(key), f"is {type_name(value)}, not a list")
         if len(value) > most:
             raise SpecError(self.at(key), f"has {len(value)} entries; at most {most}")
         return value
@@ -160,14 +160,14 @@ class Fields:
         """Return an object whose fields are not checked; an absent one is empty."""
         value = self.get(key)
         if value is not None and not isinstance(value, Mapping):
-            raise SpecError(self.at(key), f"is {_type_name(value)}, not an object")
+            raise SpecError(self.at(key), f"is {type_name(value)}, not an object")
         return value or {}
 
     def done(self, record: T) -> T:
         """Return the record that was read from these fields, if no field is left that was not read."""
         for key in self._raw:
             if key not in self._read:
-                near = _suggestion(str(key), sorted(self._read))
+                near = suggestion(str(key), sorted(self._read))
                 raise SpecError(self.at(str(key)), f"unknown field{near}")
         return record
 
@@ -175,7 +175,7 @@ class Fields:
 def text_of(value: Any, path: str, *, pattern: str = "", most: int = MAX_LENGTH) -> str:
     """Return a value that is a string within bounds. Raises SpecError."""
     if not isinstance(value, str):
-        raise SpecError(path, f"is {_type_name(value)}, not a string")
+        raise SpecError(path, f"is {type_name(value)}, not a string")
     if len(value) > most:
         raise SpecError(path, f"has {len(value)} characters; at most {most}")
     if pattern and not re.fullmatch(pattern, value):
@@ -198,13 +198,15 @@ def bytes_of(value: Any, path: str) -> int:
     return found
 
 
-def _suggestion(word: str, known: Sequence[str]) -> str:
+def suggestion(word: str, known: Sequence[str], likeness: float = 0.6) -> str:
+    """Return ``; did you mean …?`` with the nearest of the known names; empty if none is near."""
     lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), lower, n=1)
+    close = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=likeness)
     return f"; did you mean {lower[close[0]]}?" if close else ""
 
 
-def _type_name(value: Any) -> str:
+def type_name(value: Any) -> str:
+    """Return the type of a value as YAML calls it, with its article."""
     names = {str: "a string", bool: "a boolean", int: "a number", float: "a fraction", list: "a list"}
     if value is None:
         return "null"

@@ -14,6 +14,7 @@ from kvist_operator.errors import SpecError
 from kvist_operator.extra_args import choice_problem, read_extra
 from kvist_operator.flag_table import dotted, flags
 
+from .consistency import check_pool
 from .fields import (
     NAME_LENGTH,
     Fields,
@@ -23,6 +24,7 @@ from .fields import (
     read_secret,
     read_template,
 )
+from .pod_template import check_template
 from .pool import (
     DEFAULT_IMAGE,
     WEEKDAYS,
@@ -47,6 +49,7 @@ from .pool import (
 
 KIND: Final = "InferencePool"
 GROUP: Final = "kvist.dev"
+VERSION: Final = "v1alpha1"
 SOURCES: Final = (
     "write hf://org/model, pvc://claim/path, oci://image or an absolute path in the engine's image"
 )
@@ -80,8 +83,11 @@ def read_pool(resource: Mapping[str, Any], *, default_image: str = DEFAULT_IMAGE
     group = str(resource.get("apiVersion") or "").partition("/")[0]
     if resource.get("kind") != KIND or group != GROUP:
         found = f"{resource.get('kind')} of {group or 'no group'}"
-        hint = f"apiVersion: {GROUP}/v1alpha1, kind: {KIND}"
+        hint = f"apiVersion: {GROUP}/{VERSION}, kind: {KIND}"
         raise SpecError("kind", f"{found} is not an {KIND} of {GROUP}: write {hint}")
+    if resource["apiVersion"] != f"{GROUP}/{VERSION}":
+        problem = f"{resource['apiVersion']!r} is not served: write {GROUP}/{VERSION}"
+        raise SpecError("apiVersion", problem)
     meta = Fields(resource.get("metadata") or {}, "metadata")
     name = _name(meta)
     spec = Fields(resource.get("spec") or {}, "spec")
@@ -105,7 +111,10 @@ def read_pool(resource: Mapping[str, Any], *, default_image: str = DEFAULT_IMAGE
         pod_template=read_template(spec.section("podTemplate")),
     )
     monitoring.done(pool)
-    return spec.done(pool)
+    spec.done(pool)
+    check_template(pool.pod_template)
+    check_pool(pool)
+    return pool
 
 
 def _name(meta: Fields) -> str:

@@ -1,0 +1,122 @@
+"""What a plan refuses before it is sized, why it is unverified, and what it warns of. Pure."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from kvist_operator.engine_version import EngineVersion
+from kvist_operator.errors import SpecError
+from kvist_operator.extra_args import ExtraFlag, choice_problem, doubts
+from kvist_operator.flag_table import dotted, flags
+from kvist_operator.memory.layout import GIB, EngineSettings, Layout
+from kvist_operator.memory.memory_budget import Memory
+from kvist_operator.models.shape import Facts, parameters
+from kvist_operator.spec import consistency
+from kvist_operator.spec.pool import Pool
+
+from .plan import Hardware
+from .resources import pod_resources
+
+MIN_BITS: Final = 1.5
+"""Fewest bits of a weight in any quantization."""
+NOMINAL: Final = 1.1
+"""Largest ratio of a card's nominal memory to what a process gets: B300, 288 GB to 265 GiB."""
+PLATFORMS: Final = {"CPU_": "cpu", "AMX_": "cpu", "ROCM_": "amd", "XPU_": "intel"}
+"""Beginning of an attention backend's name → the only vendor that has it."""
+
+
+def check(pool: Pool, facts: Facts, hardware: Hardware) -> None:
+    """Raise SpecError for settings with which vLLM would not start, and for a size without its unit."""
+    shape, row = facts.shape, hardware.accelerator
+    if pool.engine.quantization and shape.quantization.method:
+        problem = f"the checkpoint is already {shape.quantization.label}: leave it out"
+        raise SpecError("spec.engine.quantization", problem)
+    if pool.engine.quantization and not row.fp8:
+        raise SpecError("spec.engine.quantization", f"{row.name} does not compute in FP8: leave it out")
+    given, weights = facts.checkpoint_bytes, parameters(shape)
+    if pool.model.shape and given and given < weights * MIN_BITS / 8:
+        raise SpecError(
+            "spec.model.shape.checkpointSize",
+            f"{given} bytes are too few for the {weights / 1e9:.1f} billion weights of its config: write it "
+            f"like {math.ceil(weights * 2 / GIB)}Gi, or leave it out",
+        )
+    if pool.offload.cpu_bytes and row.vendor not in ("nvidia", "amd"):
+        raise SpecError("spec.offload.cpu", f"{row.name} engines cannot offload: leave it out")
+    memory = pool.accelerator.memory_bytes / GIB
+    if row.vendor != "cpu" and memory > row.memory_gib * NOMINAL:
+        problem = f"{memory:g} GiB are more than {row.name} has ({row.memory_gib:g} GiB): leave it out"
+        raise SpecError("spec.accelerator.memory", problem)
+    prompt = pool.workload.prompt_tokens or 0
+    if prompt > shape.max_len and pool.engine.max_model_len is None:
+        problem = f"{prompt} is more than the model's {shape.max_len}: set spec.engine.maxModelLen too"
+        raise SpecError("spec.workload.promptTokens", problem)
+    _check_backend(pool.engine.attention_backend, facts, hardware)
+
+
+def _check_backend(backend: str, facts: Facts, hardware: Hardware) -> None:
+    field, row = "spec.engine.attentionBackend", hardware.accelerator
+    vendor = next((vendor for start, vendor in PLATFORMS.items() if backend.startswith(start)), row.vendor)
+    if vendor != row.vendor:
+        raise SpecError(field, f"{backend} does not run on {row.name}: leave it out")
+    if "MLA" in backend and not facts.shape.latent:
+        raise SpecError(field, f"{backend} is for models with latent attention (MLA): leave it out")
+
+
+def unverified(
+    pool: Pool, facts: Facts, hardware: Hardware, version: EngineVersion, extra: Sequence[ExtraFlag]
+) -> list[str]:
+    """Return why the plan is unverified; empty if it is not."""
+    shape, row = facts.shape, hardware.accelerator
+    found = [*shape.notes]
+    if not row.verified:
+        found.append(f"vLLM's memory on {row.name} is not modelled; figures are estimates ({row.source})")
+    label = shape.quantization.label
+    if not shape.quantization.exact and not facts.checkpoint_bytes:
+        found.append(f"the size of {label} weights is an estimate: set spec.model.shape.checkpointSize")
+    if label == "NVFP4" and row.vendor != "nvidia":
+        found.append(f"vLLM is not known to have kernels for NVFP4 weights on {row.name}")
+    if version.doubt:
+        found.append(version.doubt)
+    given = pool.engine.attention_backend
+    if given and not version.known and choice_problem(flags(version.flags)["attention-backend"], given):
+        found.append(f"spec.engine.attentionBackend: vLLM {dotted(version.flags)} has no {given}")
+    return found + doubts(extra, version)
+
+
+def warnings(
+    pool: Pool, facts: Facts, hardware: Hardware, layout: Layout, settings: EngineSettings, memory: Memory
+) -> list[str]:
+    """Return fields that have no effect, or probably not the one that is meant, in a sentence each."""
+    row, workload = hardware.accelerator, pool.workload
+    found = consistency.warnings(pool)
+    given = pool.accelerator.memory_bytes / GIB
+    if row.vendor != "cpu" and given > row.memory_gib:
+        found.append(
+            f"spec.accelerator.memory has no effect: a process gets {row.memory_gib:g} GiB of {row.name}, "
+            f"less than {given:g}; leave it out"
+        )
+    if workload.images and not facts.shape.encoder:
+        found.append("spec.workload.imagesPerRequest has no effect: this model takes no images; leave it out")
+    slots = settings.sequences * layout.data
+    if workload.concurrency and workload.concurrency > slots:
+        found.append(
+            f"spec.workload.concurrency: {workload.concurrency} requests at once, but engines run {slots}; "
+            "the others wait: raise spec.engine.maxNumSeqs"
+        )
+    if (pool.engine.context or 1) > layout.context:
+        found.append(
+            "spec.engine.decodeContextParallelSize has no effect: this layout has no GPUs that hold the same "
+            "KV heads; leave it out"
+        )
+    rollout = pool.rollout
+    if rollout.startup_seconds:
+        estimate, _ = pod_resources(
+            replace(pool, rollout=replace(rollout, startup_seconds=None)), hardware, layout, memory
+        )
+        if rollout.startup_seconds < estimate.startup_seconds / 2:
+            found.append(
+                f"spec.rollout.startupSeconds: pods that are not ready after {rollout.startup_seconds} s are "
+                f"restarted, and loading may take {estimate.startup_seconds} s; leave it out unless measured"
+            )
+    return found
