@@ -73,7 +73,8 @@ def read_pools(file: str) -> PoolFile:
         raise SpecError(where, "has no YAML object: write apiVersion, kind, metadata and spec of a pool")
     numbered = [Document(number, each) for number, each in enumerate(documents, 1)]
     pools = [d for d in numbered if str(d.resource.get("apiVersion", "")).startswith("kvist.dev/")]
-    pools = pools or numbered[:1]
+    if not pools:
+        return PoolFile((numbered[0],), ())
     others = (
         f"{d.label} is no InferencePool of kvist.dev and is left out" for d in numbered if d not in pools
     )

@@ -87,9 +87,6 @@ def engine_version(image: str, given: str = "") -> EngineVersion:
     flags = nearest_version(stated)
     source = FIELD if given else "tag of spec.engine.image"
     doubt = "" if stated == flags else _doubt(image, stated, flags, given)
-    tagged = image_version(image)
-    if stated and tagged and stated != tagged:
-        doubt = doubt or f"{FIELD} is {dotted(stated)} and the tag of {image} {dotted(tagged)}: correct one"
     return EngineVersion(stated=stated, flags=flags, source=source, doubt=doubt)
 
 

@@ -168,3 +168,98 @@ def test_a_comparison_is_json_too(pool: str, capsys: pytest.CaptureFixture[str])
 
     assert found.keys() == {"before", "after", "differences"}
     assert {"field": "choice.maxNumSeqs", "before": 256, "after": 64} in found["differences"]
+
+
+SECOND = """
+---
+apiVersion: kvist.dev/v1alpha1
+kind: InferencePool
+metadata: {name: oak, namespace: forest}
+spec:
+  model: {source: hf://Qwen/Qwen3-8B}
+  accelerator: {product: L40S}
+"""
+
+
+def several(tmp_path: Path, *more: str) -> str:
+    """A file with two pools, another object, and more documents."""
+    file = tmp_path / "several.yaml"
+    file.write_text(POOL + SECOND + "".join(more))
+    return str(file)
+
+
+def test_every_pool_of_a_file_is_planned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two pools have two plans under their names; another object is named as left out."""
+    code = main(["plan", "-f", several(tmp_path)])
+    said = capsys.readouterr()
+
+    assert code == 0
+    assert "pool default/twig\nfits: " in said.out
+    assert "pool forest/oak\nfits: " in said.out
+    assert (
+        said.err == "kvist: document 1 (ConfigMap other) is no InferencePool of kvist.dev and is left out\n"
+    )
+
+
+def test_several_plans_are_a_list_of_json_and_documents_of_yaml(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each entry has the name of its pool and the keys of a plan."""
+    file = several(tmp_path)
+    main(["plan", "-f", file, "-o", "json"])
+    whole = json.loads(capsys.readouterr().out)
+    main(["plan", "-f", file, "-o", "yaml"])
+    documents = list(yaml.safe_load_all(capsys.readouterr().out))
+
+    assert [each["pool"] for each in whole] == ["default/twig", "forest/oak"]
+    assert whole[1]["verdict"] == "fits"
+    assert documents == whole
+
+
+def test_one_bad_pool_does_not_hide_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the document, the other plans are printed, and the code is 2."""
+    bad = "---\napiVersion: kvist.dev/v1alpha1\nkind: InferencePool\nmetadata: {name: elm}\nspec: {}\n"
+    code = main(["plan", "-f", several(tmp_path, bad)])
+    said = capsys.readouterr()
+
+    assert code == 2
+    assert "pool forest/oak" in said.out
+    assert "kvist: document 4 (InferencePool elm): spec.model.source: is missing" in said.err
+
+
+def test_a_comparison_takes_one_pool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Several pools are refused with their places."""
+    code = main(["compare", "-f", several(tmp_path), "--with", "engine.maxModelLen=4096"])
+
+    assert code == 2
+    assert "document 2 (InferencePool twig), document 3 (InferencePool oak)" in capsys.readouterr().err
+
+
+def test_a_list_of_pools_is_read_like_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The output of ``kubectl get -o yaml`` is a list, whose items are planned."""
+    pools = [each for each in yaml.safe_load_all(POOL + SECOND) if each["kind"] == "InferencePool"]
+    file = tmp_path / "list.yaml"
+    file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": pools}))
+
+    assert main(["plan", "-f", str(file), "-o", "json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 2
+
+
+def test_a_document_that_is_no_object_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A text between two pools is not dropped."""
+    assert main(["plan", "-f", several(tmp_path, "---\nplain text\n")]) == 2
+    assert "document 4 is no object: write apiVersion" in capsys.readouterr().err
+
+
+def test_warnings_have_lines_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A field without effect is a warning in the table and in JSON, and the verdict stays."""
+    file = tmp_path / "pool.yaml"
+    file.write_text(SECOND.replace("product: L40S", "product: L40S, memory: 48Gi"))
+    main(["plan", "-f", str(file)])
+    shown = capsys.readouterr().out
+    main(["plan", "-f", str(file), "-o", "json"])
+    whole = json.loads(capsys.readouterr().out)
+
+    assert shown.startswith("fits: ")
+    assert "\nwarning: spec.accelerator.memory has no effect" in shown
+    assert [each[:34] for each in whole["warnings"]] == ["spec.accelerator.memory has no eff"]

@@ -87,3 +87,24 @@ def test_what_cannot_be_rendered(
 
     assert shown.out == ""
     assert shown.err.startswith(said)
+
+
+def test_all_pools_of_a_file_are_rendered_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two pools become the objects of both; with an invalid one nothing is printed."""
+    pool = (
+        "---\napiVersion: kvist.dev/v1alpha1\nkind: InferencePool\nmetadata: {name: %s}\nspec:\n"
+        "  model: {source: hf://Qwen/Qwen3-8B}\n  accelerator: {product: L40S%s}\n"
+    )
+    file = tmp_path / "pools.yaml"
+    file.write_text(pool % ("elm", ", memory: 48Gi") + pool % ("oak", ""))
+    assert main(["render", "-f", str(file)]) == 0
+    said = capsys.readouterr()
+    names = {made["metadata"]["name"] for made in yaml.safe_load_all(said.out)}
+    assert {"elm", "oak"} <= names
+    assert "kvist: warning: spec.accelerator.memory has no effect" in said.err
+
+    file.write_text(pool % ("elm", "") + pool % ("oak", ", count: 0"))
+    assert main(["render", "-f", str(file)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "kvist: document 2 (InferencePool oak): spec.accelerator.count: " in said.err

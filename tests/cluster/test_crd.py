@@ -65,6 +65,13 @@ async def test_invalid_pools_are_refused_with_field_and_remedy(pools: Pools) -> 
     assert not wrong, "\n".join(f"{name}: {said}" for name, said in wrong.items())
 
 
+async def test_doubtful_pools_are_taken(pools: Pools) -> None:
+    """A pool of which the operator only warns is admitted by the API server."""
+    for case in cases("warned"):
+        status, answer = await pools.tried(case.pool)
+        assert status == 201, (case.name, answer)
+
+
 def _judged(case: Case, status: int, answer: dict[str, Any]) -> bool:
     if not case.api:
         return status == 201

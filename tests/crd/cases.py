@@ -1,7 +1,8 @@
-"""Pools as files: ``valid``, and ``invalid`` with what the API server and the operator say of each.
+"""Pools as files: ``valid``, ``warned``, and ``invalid`` with what API server and operator say of each.
 
 A file begins with comments: why, then ``api:`` and ``operator:`` with a part of each message. Without
-``api:`` the API server cannot know better, and takes the pool.
+``api:`` the API server cannot know better, and takes the pool. ``warns:`` has a part of a warning, or of the
+reason for which a plan is unverified.
 """
 
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class Case:
     pool: dict[str, Any]
     api: str = ""
     operator: str = ""
+    warns: str = ""
 
 
 def cases(folder: str) -> list[Case]:
@@ -39,11 +41,13 @@ def _case(path: Path) -> Case:
     text = path.read_text()
     said = {
         key: line.partition(f"# {key}: ")[2]
-        for key in ("api", "operator")
+        for key in ("api", "operator", "warns")
         for line in text.splitlines()
         if line.startswith(f"# {key}: ")
     }
-    return Case(path.stem, yaml.safe_load(text), said.get("api", ""), said.get("operator", ""))
+    return Case(
+        path.stem, yaml.safe_load(text), said.get("api", ""), said.get("operator", ""), said.get("warns", "")
+    )
 
 
 def planned(resource: dict[str, Any]) -> Plan:

@@ -24,12 +24,27 @@ def test_an_invalid_pool_is_explained(case: Case) -> None:
     assert case.operator in said
 
 
+@pytest.mark.parametrize("case", cases("warned"), ids=lambda case: case.name)
+def test_a_doubtful_pool_is_warned_of(case: Case) -> None:
+    """Each is planned, and a warning or the reason of the verdict names the field and the remedy."""
+    found = planned(case.pool)
+
+    assert case.warns, "the file has no line '# warns: …'"
+    assert [said for said in (*found.warnings, *found.doubts) if case.warns in said]
+
+
+@pytest.mark.parametrize("case", cases("valid"), ids=lambda case: case.name)
+def test_a_valid_pool_has_no_warning(case: Case) -> None:
+    """A warning is for a mistake, so that it is read."""
+    assert planned(case.pool).warnings == ()
+
+
 def test_there_are_enough_of_them() -> None:
-    """Forty ways to get it wrong, and most of them end at the API server."""
+    """A hundred ways to get it wrong, and most of what a schema can know ends at the API server."""
     found = cases("invalid")
 
-    assert len(found) >= 40
-    assert sum(bool(case.api) for case in found) >= 35
+    assert len(found) + len(cases("warned")) >= 100
+    assert sum(bool(case.api) for case in found) >= 55
 
 
 def test_the_crd_is_small() -> None:

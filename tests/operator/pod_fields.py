@@ -41,14 +41,14 @@ def _wanted(definitions: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def _type(schema: dict[str, Any]) -> str:
     if "$ref" in schema:
-        name = schema["$ref"].split(".")[-1]
-        return ATOMS.get(name, name)
+        name = str(schema["$ref"]).split(".")[-1]
+        return ATOMS.get(name, str(name))
     if "items" in schema:
         return "[" + _type(schema["items"])
     if isinstance(schema.get("additionalProperties"), dict):
         return "{" + _type(schema["additionalProperties"])
     kinds = schema.get("type", "any")
-    return kinds if isinstance(kinds, str) else next(kind for kind in kinds if kind != "null")
+    return next(str(kind) for kind in ([kinds] if isinstance(kinds, str) else kinds) if kind != "null")
 
 
 def text() -> str:

@@ -98,7 +98,7 @@ def test_an_unknown_version_says_what_to_set() -> None:
     ],
 )
 def test_the_image_of_another_engine_is_refused(image: str, engine: str) -> None:
-    """Another engine is refused by its image; the error names the field, the engine and an image to use."""
+    """An image is known by its name; the error names the field, the engine and an image to use."""
     with pytest.raises(SpecError, match=rf"^spec\.engine\.image: .*{engine}, .*use vllm/vllm-openai:v0"):
         pool(engine={"image": image})
 

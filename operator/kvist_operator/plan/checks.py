@@ -1,19 +1,20 @@
-"""What a plan refuses before it is sized, why it is unverified, and what it warns of. Pure."""
+"""Refusals before a plan is sized, reasons for which it is unverified, and warnings. Pure."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from kvist_operator.engine_version import EngineVersion
+from kvist_operator.engine_version import EngineVersion, image_version, parse_version
 from kvist_operator.errors import SpecError
 from kvist_operator.extra_args import ExtraFlag, choice_problem, doubts
 from kvist_operator.flag_table import dotted, flags
+from kvist_operator.hardware import Accelerator, find_accelerator
 from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory
 from kvist_operator.models.shape import Facts, parameters
 from kvist_operator.spec import consistency
-from kvist_operator.spec.pool import Pool
+from kvist_operator.spec.pool import AcceleratorSpec, Pool
 
 from .plan import Hardware
 from .resources import pod_resources
@@ -22,6 +23,8 @@ MIN_BITS: Final = 1.5
 """Fewest bits of a weight in any quantization."""
 NOMINAL: Final = 1.1
 """Largest ratio of a card's nominal memory to what a process gets: B300, 288 GB to 265 GiB."""
+OFFICIAL: Final = "/vllm-openai"
+"""Part of the name of vLLM's own images, whose tags are versions."""
 PLATFORMS: Final = {"CPU_": "cpu", "AMX_": "cpu", "ROCM_": "amd", "XPU_": "intel"}
 """Beginning of an attention backend's name → the only vendor that has it."""
 
@@ -43,15 +46,20 @@ def check(pool: Pool, facts: Facts, hardware: Hardware) -> None:
         )
     if pool.offload.cpu_bytes and row.vendor not in ("nvidia", "amd"):
         raise SpecError("spec.offload.cpu", f"{row.name} engines cannot offload: leave it out")
-    memory = pool.accelerator.memory_bytes / GIB
-    if row.vendor != "cpu" and memory > row.memory_gib * NOMINAL:
-        problem = f"{memory:g} GiB are more than {row.name} has ({row.memory_gib:g} GiB): leave it out"
-        raise SpecError("spec.accelerator.memory", problem)
+    _check_memory(pool.accelerator, row)
     prompt = pool.workload.prompt_tokens or 0
     if prompt > shape.max_len and pool.engine.max_model_len is None:
         problem = f"{prompt} is more than the model's {shape.max_len}: set spec.engine.maxModelLen too"
         raise SpecError("spec.workload.promptTokens", problem)
     _check_backend(pool.engine.attention_backend, facts, hardware)
+
+
+def _check_memory(spec: AcceleratorSpec, row: Accelerator) -> None:
+    memory, named = spec.memory_bytes / GIB, find_accelerator(spec.product)
+    other = bool(spec.product) and named != find_accelerator(row.name)  # --gpu replaces the pool's product
+    if row.vendor != "cpu" and not other and memory > row.memory_gib * NOMINAL:
+        problem = f"{memory:g} GiB are more than {row.name} has ({row.memory_gib:g} GiB): leave it out"
+        raise SpecError("spec.accelerator.memory", problem)
 
 
 def _check_backend(backend: str, facts: Facts, hardware: Hardware) -> None:
@@ -90,6 +98,12 @@ def warnings(
     """Return fields that have no effect, or probably not the one that is meant, in a sentence each."""
     row, workload = hardware.accelerator, pool.workload
     found = consistency.warnings(pool)
+    stated, tagged = parse_version(pool.engine.version), image_version(pool.engine.image)
+    if OFFICIAL in pool.engine.image and stated and tagged and stated != tagged:
+        found.append(
+            f"spec.engine.version is {dotted(stated)}, and {pool.engine.image} has {dotted(tagged)}: leave "
+            "it out, or change spec.engine.image"
+        )
     given = pool.accelerator.memory_bytes / GIB
     if row.vendor != "cpu" and given > row.memory_gib:
         found.append(

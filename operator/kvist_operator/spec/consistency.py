@@ -96,9 +96,7 @@ def _check_sizes(pool: Pool) -> None:
         ("spec.offload.disk", pool.offload.disk_bytes, MOST_DISK, "disk"),
     ):
         if given > most:
-            problem = (
-                f"{_text(given)} is more {what} than a node has: write the amount for each pod, like 64Gi"
-            )
+            problem = f"{_text(given)} is more {what} than a node has: write that of one pod, like 64Gi"
             raise SpecError(field, problem)
 
 
@@ -112,9 +110,7 @@ def _check_lengths(pool: Pool) -> None:
     whole = prompt + (workload.output_tokens or 0)
     if length and prompt and whole > length:
         added = " and outputTokens add up to" if workload.output_tokens else " is"
-        problem = (
-            f"promptTokens{added} {whole}, more than spec.engine.maxModelLen ({length}): raise maxModelLen"
-        )
+        problem = f"promptTokens{added} {whole}, more than spec.engine.maxModelLen ({length}): raise that"
         raise SpecError("spec.workload", problem)
 
 

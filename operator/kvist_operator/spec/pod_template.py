@@ -118,11 +118,10 @@ def _object(value: Mapping[str, Any], kind: str, path: str) -> Iterator[Problem]
         if key in fields:
             yield from _value(below, fields[key], f"{path}.{key}")
         elif key != DIRECTIVE:
-            near = suggestion(str(key), sorted(fields), LIKENESS)
+            certain = bool(suggestion(str(key), sorted(fields), LIKENESS))
+            near = suggestion(str(key), sorted(fields))
             version = _file()["version"]
-            text = (
-                f"unknown field{near}"
-                if near
-                else f"is not a field of pods in Kubernetes {version}: leave it out unless yours is newer"
+            newer = (
+                f"is not a field of pods in Kubernetes {version}{near}: leave it out unless yours is newer"
             )
-            yield Problem(f"{path}.{key}", text, certain=bool(near))
+            yield Problem(f"{path}.{key}", f"unknown field{near}" if certain else newer, certain=certain)
