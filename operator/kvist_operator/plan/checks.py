@@ -1,7 +1,7 @@
 """Refusals before a plan is sized, reasons for which it is unverified, and warnings. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -9,12 +9,13 @@ from kvist_operator.engine_version import EngineVersion, image_version, parse_ve
 from kvist_operator.errors import SpecError
 from kvist_operator.extra_args import ExtraFlag, choice_problem, doubts
 from kvist_operator.flag_table import dotted, flags
-from kvist_operator.hardware import Accelerator, find_accelerator
+from kvist_operator.hardware import RESOURCES, Accelerator, find_accelerator
 from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory
 from kvist_operator.models.shape import Facts, parameters
 from kvist_operator.spec import consistency
-from kvist_operator.spec.pool import AcceleratorSpec, Pool
+from kvist_operator.spec.pod_template import PATH as TEMPLATE
+from kvist_operator.spec.pool import ENGINE_CONTAINER, AcceleratorSpec, Pool
 
 from .plan import Hardware
 from .resources import pod_resources
@@ -32,6 +33,8 @@ PLATFORMS: Final = {"CPU_": "cpu", "AMX_": "cpu", "ROCM_": "amd", "XPU_": "intel
 def check(pool: Pool, facts: Facts, hardware: Hardware) -> None:
     """Raise SpecError for settings with which vLLM would not start, and for a size without its unit."""
     shape, row = facts.shape, hardware.accelerator
+    _check_resource(pool.accelerator)
+    _check_devices(pool)
     if pool.engine.quantization and shape.quantization.method:
         problem = f"the checkpoint is already {shape.quantization.label}: leave it out"
         raise SpecError("spec.engine.quantization", problem)
@@ -52,6 +55,28 @@ def check(pool: Pool, facts: Facts, hardware: Hardware) -> None:
         problem = f"{prompt} is more than the model's {shape.max_len}: set spec.engine.maxModelLen too"
         raise SpecError("spec.workload.promptTokens", problem)
     _check_backend(pool.engine.attention_backend, facts, hardware)
+
+
+def _check_resource(spec: AcceleratorSpec) -> None:
+    row = find_accelerator(spec.product)
+    owners = {resource: vendor for vendor, resource in RESOURCES.items()}
+    if row and spec.resource in owners and owners[spec.resource] != row.vendor:
+        problem = f"{spec.resource} is not a resource of {row.name}, which has {row.resource}: leave one out"
+        raise SpecError("spec.accelerator.resourceName", problem)
+
+
+def _check_devices(pool: Pool) -> None:
+    """Raise SpecError for accelerators in the overlay, whose number the plan sets."""
+    devices = {*RESOURCES.values(), pool.accelerator.resource} - {"cpu", ""}
+    containers = (pool.pod_template.get("spec") or {}).get("containers") or ()
+    for container in containers:
+        if not isinstance(container, Mapping) or container.get("name") != ENGINE_CONTAINER:
+            continue
+        for kind, amounts in (container.get("resources") or {}).items():
+            for name in amounts if isinstance(amounts, Mapping) else ():
+                if name in devices:
+                    field = f"{TEMPLATE}.spec.containers[{ENGINE_CONTAINER}].resources.{kind}.{name}"
+                    raise SpecError(field, "is set by the plan: use spec.accelerator.count")
 
 
 def _check_memory(spec: AcceleratorSpec, row: Accelerator) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvist_operator.engine_version import engine_version
+from kvist_operator.engine_version import EngineVersion, engine_version
 from kvist_operator.extra_args import ExtraFlag, read_extra
 from kvist_operator.hardware import ROWS, NodeFacts
 from kvist_operator.memory.layout import GIB, Draft, EngineSettings, Layout

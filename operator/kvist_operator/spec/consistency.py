@@ -6,11 +6,9 @@ from typing import Any, Final
 
 from kvist_kube.quantity import parse_quantity
 from kvist_operator.errors import SpecError
-from kvist_operator.hardware import RESOURCES, find_accelerator
 
-from .pod_template import PATH as TEMPLATE
 from .pod_template import remarks
-from .pool import ENGINE_CONTAINER, AcceleratorSpec, GatewaySpec, Pool, Source
+from .pool import AcceleratorSpec, GatewaySpec, Pool, Source
 
 GIB: Final = 1 << 30
 MOST_MEMORY: Final = 32 << 40
@@ -50,7 +48,6 @@ def check_pool(pool: Pool) -> None:
     _check_lengths(pool)
     _check_environment(pool)
     _check_resources(pool.picker.resources)
-    _check_devices(pool)
 
 
 def warnings(pool: Pool) -> list[str]:
@@ -74,12 +71,7 @@ def _check_images(pool: Pool) -> None:
 
 
 def _check_accelerator(spec: AcceleratorSpec) -> None:
-    row = find_accelerator(spec.product) if spec.product else None
-    owners = {resource: vendor for vendor, resource in RESOURCES.items()}
-    if row and spec.resource in owners and owners[spec.resource] != row.vendor:
-        problem = f"{spec.resource} is not a resource of {row.name}, which has {row.resource}: leave one out"
-        raise SpecError("spec.accelerator.resourceName", problem)
-    cpu = spec.resource == "cpu" or (row is not None and row.vendor == "cpu")
+    cpu = "cpu" in (spec.resource, spec.product.lower())
     if not cpu and spec.memory_bytes > MOST_GPU_MEMORY:
         problem = f"{_text(spec.memory_bytes)} is more than one accelerator has: write that of one, like 80Gi"
         raise SpecError("spec.accelerator.memory", problem)
@@ -138,20 +130,6 @@ def _check_resources(found: Mapping[str, Any]) -> None:
         if name in limits and parse_quantity(str(request)) > parse_quantity(str(limits[name])):
             problem = f"{request} is more than the limit of {limits[name]}: raise limits.{name}"
             raise SpecError(f"spec.picker.resources.requests.{name}", problem)
-
-
-def _check_devices(pool: Pool) -> None:
-    """Raise SpecError for accelerators in the overlay, whose number the plan sets."""
-    devices = {*RESOURCES.values(), pool.accelerator.resource} - {"cpu", ""}
-    containers = (pool.pod_template.get("spec") or {}).get("containers") or ()
-    for container in containers:
-        if not isinstance(container, Mapping) or container.get("name") != ENGINE_CONTAINER:
-            continue
-        for kind, amounts in (container.get("resources") or {}).items():
-            for name in amounts if isinstance(amounts, Mapping) else ():
-                if name in devices:
-                    field = f"{TEMPLATE}.spec.containers[{ENGINE_CONTAINER}].resources.{kind}.{name}"
-                    raise SpecError(field, "is set by the plan: use spec.accelerator.count")
 
 
 def _ignored(pool: Pool) -> Iterator[str]:
