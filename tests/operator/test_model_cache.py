@@ -79,6 +79,7 @@ async def test_what_was_known_stands_when_the_hub_fails_later(
 ) -> None:
     """Old facts are looked up again; a failure of that does not remove them."""
     monkeypatch.setattr("kvist_operator.reconcile.model_cache.VALID_SECONDS", 0.0)
+    monkeypatch.setattr("kvist_operator.reconcile.model_cache.RETRY_SECONDS", 0.0)
     hub.open.set()
     library = ModelCache(lambda: None, hub)
     before = await settled(library, POOL)
@@ -86,7 +87,6 @@ async def test_what_was_known_stands_when_the_hub_fails_later(
     while hub.asked < 3:
         assert await library.of(POOL) == before
         await asyncio.sleep(0.01)
-        monkeypatch.setattr("kvist_operator.reconcile.model_cache.RETRY_SECONDS", 0.0)
     await library.close()
 
 

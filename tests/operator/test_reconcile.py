@@ -1,19 +1,24 @@
 """One reconciliation of a pool on a cluster in memory: writes and conditions."""
 
+import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from tests.operator.memory import Memory
+from tests.operator.pools import DENSE
 
 from kvist_operator.cluster.capabilities import Capabilities
 from kvist_operator.cluster.cluster_api import Json
 from kvist_operator.cluster.kinds import CHILDREN, CONFIG_MAP, DEPLOYMENT, NODE, SECRET, ObjectKind, Target
 from kvist_operator.cluster.pool_cache import PoolCache, PoolInformer, PoolKey
-from kvist_operator.errors import Forbidden, OperatorError, Refused, Unavailable
+from kvist_operator.errors import Forbidden, ModelNotFound, OperatorError, Refused, Unavailable
 from kvist_operator.manifests import Site
+from kvist_operator.models.shape import ModelFiles
+from kvist_operator.models.source import from_model_files, model_facts
 from kvist_operator.plan import Plan
-from kvist_operator.reconcile.model_cache import ModelCache
+from kvist_operator.reconcile.model_cache import ModelCache, ModelFacts, ModelQuery, look_up_facts
 from kvist_operator.reconcile.picker_client import PickerClient
 from kvist_operator.reconcile.reconciler import Reconciler
 from kvist_operator.spec.pool import Pool
@@ -55,7 +60,13 @@ class Ground:
         self.now = datetime(2026, 11, 23, 12, tzinfo=UTC)
         self.restart()
 
-    def restart(self, *, build: str = "1", engine_image: str = "vllm/vllm-openai:v0.32.0") -> None:
+    def restart(
+        self,
+        *,
+        build: str = "1",
+        engine_image: str = "vllm/vllm-openai:v0.32.0",
+        look_up: Callable[[ModelQuery], ModelFacts] = lambda query: (model_facts(query.model), None),
+    ) -> None:
         """Make an operator of this build with an empty cache."""
         self.cache = PoolCache()
         self.capabilities = Capabilities(self.cluster, nodes_allowed=True)
@@ -64,7 +75,7 @@ class Ground:
             cluster=self.cluster,
             cache=self.cache,
             capabilities=self.capabilities,
-            models=ModelCache(lambda: None),
+            models=ModelCache(lambda: None, look_up),
             pickers=self.pickers,
             images=Site(),
             engine_image=engine_image,
@@ -448,3 +459,60 @@ async def test_an_annotation_edited_by_hand_holds_nothing(ground: Ground) -> Non
     await ground.look()
 
     assert image_of(await ground.engines()) == NEW
+
+
+class Changing:
+    """A hub whose model has another commit and shape at each lookup, until it goes away."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.away = False
+
+    def __call__(self, query: ModelQuery) -> ModelFacts:
+        """Answer from what is known, as the operator does, else from the hub."""
+        if query.known and query.known.files:
+            return look_up_facts(query)
+        if self.away:
+            raise ModelNotFound("spec.model.source: the hub does not answer")
+        self.asked += 1
+        config = json.dumps({**DENSE, "num_hidden_layers": 30 + self.asked})
+        files = ModelFiles(repository="acme/new", revision=f"c{self.asked}", config=config)
+        return from_model_files(files), None
+
+
+async def test_a_hub_that_moves_on_or_goes_away_changes_nothing(ground: Ground) -> None:
+    """Commit and files are kept in the status, so that restarts ask no hub and write nothing."""
+    hub = Changing()
+    ground.put(model={"source": "hf://acme/new"})
+    ground.restart(look_up=hub)
+    await ground.look()
+    before, status = await ground.engines(), await ground.status()
+    assert status["model"]["revision"] == "c1"
+    args = before["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert args[args.index("--revision") + 1] == "c1"
+    await ground.look()
+    assert ground.cluster.writes == []
+
+    for away in (False, True):
+        hub.away = away
+        ground.restart(look_up=hub)
+        await ground.look()
+        assert ground.cluster.writes == []
+        assert (await ground.said("Accepted"))["status"] == "True"
+    assert hub.asked == 1
+
+    hub.away = False
+    ground.put(model={"source": "hf://acme/newer"})
+    await ground.look()
+    assert (await ground.status())["model"]["revision"] == "c2"
+
+
+async def test_without_a_hub_the_first_plan_of_an_unknown_model_is_a_condition(ground: Ground) -> None:
+    """A pool whose model was never looked up says so, and is planned once the hub is back."""
+    hub = Changing()
+    hub.away = True
+    ground.put(model={"source": "hf://acme/new"})
+    ground.restart(look_up=hub)
+    await ground.look()
+    assert (await ground.said("Accepted"))["reason"] == "ModelNotFound"
+    assert "model" not in await ground.status()

@@ -33,6 +33,9 @@ class Shelf(ModelHub):
     def __init__(self, files: Mapping[str, str], sizes: Mapping[str, int]) -> None:
         self._files, self._sizes = files, sizes
 
+    def commit(self, repository: str, revision: str) -> str:
+        return revision or "main"
+
     def text(self, repository: str, revision: str, file: str) -> str | None:
         return self._files.get(file)
 
@@ -100,6 +103,29 @@ def test_what_the_hub_does_not_give_names_the_remedy(
 
     assert isinstance(said, str)
     assert (repository in said, remedy in said) == (True, True)
+
+
+def test_what_was_read_once_is_read_again_without_the_hub(hub: str, tmp_path: Path) -> None:
+    """A hub that goes away leaves the files of its last commit in the cache of its client."""
+    before = load("kvist/twig", hub, tmp_path)
+    nowhere = load("kvist/twig", "http://127.0.0.1:9", tmp_path)
+
+    assert isinstance(nowhere, list)
+    assert nowhere[0] == before[0]  # type: ignore[index]
+
+
+def test_an_unknown_model_without_a_hub_fails_at_once(tmp_path: Path) -> None:
+    """The hub is asked once, not five times with pauses: the message comes within the time of one request."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelHub, "text", lambda *_: pytest.fail("a download was tried"))
+        patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        patch.setattr("huggingface_hub.HfApi.model_info", _refused)
+        with pytest.raises(ModelNotFound, match="the hub did not answer: let this machine reach the hub"):
+            model_facts(pool("hf://acme/unknown").model)
+
+
+def _refused(*_: object, **__: object) -> None:
+    raise OSError("no route to host")
 
 
 def test_a_repository_of_gguf_files_is_refused_with_the_reason() -> None:

@@ -125,6 +125,21 @@ def _mixer_name(layer: Layer) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """The files of a repository of the hub that facts are read from, as they were at one commit."""
+
+    repository: str
+    revision: str
+    """The commit; empty if it is not known."""
+    config: str
+    """Text of config.json."""
+    quant_config: str = ""
+    """Text of hf_quant_config.json; empty without one."""
+    checkpoint_bytes: int = 0
+    checkpoint_source: str = COMPUTED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Facts of a model that a plan is made from; the sources are shown to users."""
 
@@ -138,6 +153,10 @@ class Facts:
     parser_source: str = "catalogue"
     remote_code: bool = False
     """The tokenizer is code of the repository, which vLLM runs only with --trust-remote-code."""
+    revision: str = ""
+    """Commit of the hub that these facts are of; empty if it was not looked up."""
+    files: ModelFiles | None = None
+    """The files of the hub that they were read from."""
 
 
 def read_shape(

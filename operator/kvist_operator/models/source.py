@@ -20,18 +20,44 @@ from kvist_operator.spec.pool import ModelRef, Shape, Source
 
 from .config_json import Keys
 from .quantization import REFUSED
-from .shape import COMPUTED, Facts, read_shape
+from .shape import COMPUTED, Facts, ModelFiles, read_shape
 
 CONFIG: Final = "config.json"
 QUANT_CONFIG: Final = "hf_quant_config.json"
 INDEX: Final = "model.safetensors.index.json"
-TIMEOUT_SECONDS: Final = 10
+TIMEOUT_SECONDS: Final = 5
 MANY_FORMATS: Final = ("llama", "mistral", "qwen2")
 """Types whose models write tool calls in many formats, because others were trained from them."""
 
 
 class ModelHub:
     """The hub by its own client, set by ``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HOME``, ``HF_HUB_OFFLINE``."""
+
+    def __init__(self) -> None:
+        self._cached_only = False
+
+    def commit(self, repository: str, revision: str) -> str:
+        """Return the commit of a branch or tag, of the default branch if empty; that in the client's cache if
+        the hub does not answer.
+
+        The client repeats downloads for 24 s before it gives up, but this request is sent once.
+
+        Raises:
+            ModelNotFound: the hub does not answer and the cache is empty, or it refuses the repository.
+        """
+        from huggingface_hub import HfApi, errors, try_to_load_from_cache
+
+        try:
+            info = HfApi().model_info(repository, revision=revision or None, timeout=TIMEOUT_SECONDS)
+        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+            raise _unreachable(repository, error) from error
+        except Exception as error:
+            cached = try_to_load_from_cache(repository, CONFIG, revision=revision or None)
+            if not isinstance(cached, str):
+                raise _unreachable(repository, error) from error
+            self._cached_only = True
+            return Path(cached).parent.name  # …/snapshots/<commit>/config.json
+        return info.sha or revision
 
     def text(self, repository: str, revision: str, file: str) -> str | None:
         """Return the text of a file; None if the repository does not have it.
@@ -42,8 +68,15 @@ class ModelHub:
         from huggingface_hub import errors, hf_hub_download
 
         try:
-            path = hf_hub_download(repository, file, revision=revision or None, etag_timeout=TIMEOUT_SECONDS)
+            path = hf_hub_download(
+                *(repository, file),
+                revision=revision or None,
+                etag_timeout=TIMEOUT_SECONDS,
+                local_files_only=self._cached_only,
+            )
         except errors.LocalEntryNotFoundError as error:
+            if self._cached_only and file != CONFIG:
+                return None
             raise _unreachable(repository, error) from error
         except errors.EntryNotFoundError:
             return None
@@ -52,8 +85,11 @@ class ModelHub:
         return Path(path).read_text(encoding="utf-8")
 
     def sizes(self, repository: str, revision: str) -> Mapping[str, int]:
-        """Return the bytes of each file of the repository. Raises ModelNotFound."""
+        """Return the bytes of each file of the repository; none without the hub. Raises ModelNotFound."""
         from huggingface_hub import HfApi
+
+        if self._cached_only:
+            return {}
 
         try:
             info = HfApi().model_info(
@@ -182,22 +218,44 @@ def from_folder(folder: Path) -> Facts:
 
 def from_hub(repository: str, revision: str, hub: ModelHub) -> Facts:
     """Return the facts of a repository of the hub. Raises ModelError, ModelNotFound."""
+    commit = hub.commit(repository, revision)
+    # by its name, so that the client's cache knows the commit of the branch when the hub is away
     config = hub.text(repository, revision, CONFIG)
     if config is None:
-        raise _without_config(f"hf://{repository}", list(hub.sizes(repository, revision)))
-    quant = hub.text(repository, revision, QUANT_CONFIG)
-    index = hub.text(repository, revision, INDEX)
+        raise _without_config(f"hf://{repository}", list(hub.sizes(repository, commit)))
+    quant = hub.text(repository, commit, QUANT_CONFIG)
+    index = hub.text(repository, commit, INDEX)
     listed = _json_object(index, f"{repository}: {INDEX}") if index else {}
     total = listed.get("metadata", {}).get("total_size")
     size_source = "total_size of the safetensors index"
     if not isinstance(total, int | float) or total <= 0:
-        files = hub.sizes(repository, revision).items()
+        files = hub.sizes(repository, commit).items()
         total = sum(size for name, size in files if name.endswith(".safetensors") and "/" not in name)
         size_source = "size of the files"
-    source = f"hub, {repository}" + (f" at {revision}" if revision else "")
-    return _from_files(
-        config, quant, prefix=f"{repository}: ", size=int(total), size_source=size_source, source=source
+    return from_model_files(
+        ModelFiles(
+            repository=repository,
+            revision=commit,
+            config=config,
+            quant_config=quant or "",
+            checkpoint_bytes=int(total),
+            checkpoint_source=size_source,
+        )
     )
+
+
+def from_model_files(files: ModelFiles) -> Facts:
+    """Return the facts of a repository from files of the hub that were read earlier. Raises ModelError."""
+    source = f"hub, {files.repository}" + (f" at {files.revision}" if files.revision else "")
+    found = _from_files(
+        files.config,
+        files.quant_config or None,
+        prefix=f"{files.repository}: ",
+        size=files.checkpoint_bytes,
+        size_source=files.checkpoint_source,
+        source=source,
+    )
+    return replace(found, revision=files.revision, files=files)
 
 
 def _from_files(

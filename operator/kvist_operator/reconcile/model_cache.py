@@ -9,14 +9,15 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvist_kube.backoff import backoff_seconds
 from kvist_operator.errors import ModelNotFound, OperatorError
 from kvist_operator.models.shape import Facts
-from kvist_operator.models.source import draft_facts, model_facts
-from kvist_operator.spec.pool import ModelRef, Pool, Speculative
+from kvist_operator.models.source import ModelHub, draft_facts, from_catalogue, from_model_files, model_facts
+from kvist_operator.spec.pool import ModelRef, Pool, Source, Speculative
+from kvist_operator.status.known_model import KnownModel
 
 VALID_SECONDS: Final = 3600.0
 RETRY_SECONDS: Final = 60.0
@@ -26,7 +27,17 @@ WAIT_SECONDS: Final = 1.0
 PARALLEL_LOOKUPS: Final = 4
 """Threads that ask the hub at the same time."""
 
-ModelQuery = tuple[ModelRef, Speculative | None]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelQuery:
+    """Question for the facts of a pool's model and draft model."""
+
+    model: ModelRef
+    speculative: Speculative | None = None
+    known: KnownModel | None = None
+    """What the pool's status says of this model, from an earlier lookup."""
+
+
 ModelFacts = tuple[Facts, Facts | None]
 """Facts of the model, and of its draft model if there is one."""
 
@@ -53,14 +64,16 @@ class ModelCache:
         self._entries: dict[str, _Lookup] = {}
         self._semaphore = asyncio.Semaphore(PARALLEL_LOOKUPS)
 
-    async def of(self, pool: Pool) -> ModelFacts | None:
+    async def of(self, pool: Pool, known: KnownModel | None = None) -> ModelFacts | None:
         """Return the facts of a pool's model and draft model; None while they are being looked up.
+
+        ``known`` is what the pool's status says of the model: the hub is not asked again.
 
         Raises:
             ModelError: the facts are there but cannot be used.
             ModelNotFound: no source has them.
         """
-        query = (pool.model, pool.engine.speculative)
+        query = ModelQuery(model=pool.model, speculative=pool.engine.speculative, known=known)
         entry = self._entries.setdefault(repr(query), _Lookup())  # a shape's config cannot be hashed
         if entry.lookup is None and time.monotonic() >= entry.until:
             entry.lookup = asyncio.create_task(self._refresh(query, entry))
@@ -96,9 +109,25 @@ class ModelCache:
 
 def look_up_facts(query: ModelQuery) -> ModelFacts:
     """Return facts from the best source; blocks while the hub is asked. Raises ModelError, ModelNotFound."""
-    model, proposer = query
-    draft = draft_facts(proposer.model, proposer.shape) if proposer and proposer.model else None
-    return model_facts(model), draft
+    model, proposer, known = query.model, query.speculative, query.known
+    draft = None
+    if proposer and proposer.model:
+        if known and known.draft:
+            draft = from_model_files(known.draft)
+        else:
+            draft = draft_facts(proposer.model, proposer.shape)
+    if known and known.files:
+        return from_model_files(known.files), draft
+    unpinned = model.kind is Source.HUB and not model.revision and not model.shape
+    listed = from_catalogue(model.location) if unpinned else None
+    if listed is None:
+        return model_facts(replace(model, revision=known.revision) if known and unpinned else model), draft
+    if known:
+        return replace(listed, revision=known.revision), draft
+    # the catalogue needs no hub, but engines are to load one commit, whatever is pushed later
+    with contextlib.suppress(ModelNotFound):
+        listed = replace(listed, revision=ModelHub().commit(model.location, ""))
+    return listed, draft
 
 
 async def _in_thread(look_up: Callable[[], ModelFacts]) -> ModelFacts:

@@ -24,6 +24,7 @@ from kvist_operator.spec import Pool, read_pool
 from kvist_operator.spec.pool import DEFAULT_IMAGE
 from kvist_operator.status import ObservedPool, Subject
 from kvist_operator.status.diagnosis import refused, troubles
+from kvist_operator.status.known_model import known_model
 from kvist_operator.status.views import Trouble
 
 from .applier import Applier, ApplyResult
@@ -48,6 +49,7 @@ class Intent:
     plan: Plan | None = None
     rendered: Rendered | None = None
     error: OperatorError | None = None
+    facts: ModelFacts | None = None
 
 
 @dataclass(slots=True)
@@ -110,7 +112,7 @@ class Reconciler:
         pool: Pool | None = None
         try:
             pool = read_pool(resource, default_image=self.engine_image)
-            found = await self.models.of(pool)
+            found = await self.models.of(pool, known_model(pool, resource.get("status") or {}))
         except OperatorError as error:
             return Intent(pool=pool, error=error)
         (self.pending.discard if found else self.pending.add)(key)
@@ -187,6 +189,7 @@ class Reconciler:
             plan=intent.plan,
             error=intent.error,
             notes=intent.rendered.notes if intent.rendered else (),
+            facts=intent.facts,
         )
         found = children_of(key.name, self.cache.children(key))
         tokens = self.pickers.kv_tokens(key)
@@ -233,13 +236,15 @@ def make_intent(pool: Pool, found: ModelFacts, site: Site, accelerators: list[An
     """Return plan and objects, or the error that prevents them. Pure."""
     facts, draft = found
     plan: Plan | None = None
+    # engines and pickers load the commit that the facts are of
+    pinned = replace(pool, model=replace(pool.model, revision=pool.model.revision or facts.revision))
     try:
-        plan = make_plan(pool, facts, nodes=accelerators, draft=draft)
+        plan = make_plan(pinned, facts, nodes=accelerators, draft=draft)
         if plan.verdict is PlanVerdict.REFUSED:
-            return Intent(pool, plan)
-        return Intent(pool, plan, render(pool, plan, site))
+            return Intent(pool, plan, facts=found)
+        return Intent(pool, plan, render(pinned, plan, site), facts=found)
     except OperatorError as error:
-        return Intent(pool, plan, error=error)
+        return Intent(pool, plan, error=error, facts=found)
     except Exception as error:
         logger.exception("%s/%s: planning failed with an internal error", pool.namespace, pool.name)
         return Intent(pool, plan, error=InternalError(f"{type(error).__name__}: {error}; please report it"))

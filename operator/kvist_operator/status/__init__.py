@@ -1,6 +1,7 @@
 """The status of a pool, from its plan or error, what was observed, the old status and the time. Pure.
 
 - ``status_builder``: the status object and its conditions.
+- ``known_model``: facts and commit of the model, kept in the status.
 - ``views``: numbers and states read from the pool's objects.
 - ``diagnosis``: why components do not run, the most urgent fault first.
 - ``pod_diagnosis``: the fault of one pod, and its remedy.

@@ -21,10 +21,12 @@ from kvist_epp.names import LABEL_POOL
 from kvist_operator.apply.upgrades import APPROVED, PendingChange
 from kvist_operator.errors import OperatorError
 from kvist_operator.manifests.object_names import ENGINE, ENGINE_PORT, ENVOY, PICKER, Note, ObjectNames
+from kvist_operator.models.shape import Facts
 from kvist_operator.plan import Plan, PlanVerdict
 from kvist_operator.spec.pool import Pool
 
 from .diagnosis import worst
+from .known_model import model_status
 from .views import Counts, Object, ObservedPool, counts, parents, plan_status, summary
 
 Json = dict[str, Any]
@@ -269,6 +271,8 @@ class Subject:
     plan: Plan | None = None
     error: OperatorError | None = None
     notes: Sequence[Note] = ()
+    facts: tuple[Facts, Facts | None] | None = None
+    """Facts of the model and of its draft model; None while they are not known."""
 
 
 def status(subject: Subject, observed: ObservedPool, old: Mapping[str, Any], now: datetime) -> Json:
@@ -312,6 +316,10 @@ def status(subject: Subject, observed: ObservedPool, old: Mapping[str, Any], now
         plan = plan_status(subject.plan)
     if plan:
         made["plan"] = plan
+    if pool is not None and subject.facts is not None and pool.model.shape is None:
+        made["model"] = model_status(pool, *subject.facts)
+    elif "model" in old:
+        made["model"] = old["model"]
     if observed.pending is not None:
         made["pendingPlan"] = _pending_status(subject.plan, observed.pending)
     if observed.kv_tokens is not None:
