@@ -261,16 +261,34 @@ def _results(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def plan_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``kvist plan``."""
-    parser.add_argument(
-        "-f", "--filename", dest="file", required=True, metavar="FILE", help="file with the pool; - is stdin"
-    )
+def _accelerators(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu",
         metavar="NAME",
         help="plan for this accelerator instead of the pool's: H100-80GB, NVIDIA-L40S, …",
     )
+    parser.add_argument(
+        "--nodes",
+        metavar="FILE",
+        help="choose among the accelerators of these nodes (kubectl get nodes -o json); - is stdin",
+    )
+    parser.add_argument(
+        "--price",
+        action="append",
+        default=[],
+        metavar="NAME=PRICE",
+        help="price of one accelerator for an hour, such as H100-80GB=2.99; the cheapest kind that fits is "
+        "taken; can be repeated",
+    )
+    parser.add_argument("--prices", metavar="FILE", help="YAML file with such prices, NAME: PRICE")
+
+
+def plan_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist plan``."""
+    parser.add_argument(
+        "-f", "--filename", dest="file", required=True, metavar="FILE", help="file with the pool; - is stdin"
+    )
+    _accelerators(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -285,7 +303,7 @@ def render_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-f", "--filename", dest="file", required=True, metavar="FILE", help="file with the pool; - is stdin"
     )
-    parser.add_argument("--gpu", metavar="NAME", help="plan for this accelerator instead of the pool's")
+    _accelerators(parser)
     parser.add_argument(
         "--without",
         action="append",

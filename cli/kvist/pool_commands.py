@@ -18,10 +18,13 @@ from kvist_operator.errors import OperatorError, SpecError
 from kvist_operator.manifests import Api, Site, render
 from kvist_operator.manifests.render import Rendered, to_yaml
 from kvist_operator.models.source import draft_facts, model_facts
+from kvist_operator.node_labels import node_kinds
 from kvist_operator.plan import Choice, Plan, PlanVerdict, make_plan
 from kvist_operator.plan.plan import Difference, differences, override
+from kvist_operator.prices import check_names
 from kvist_operator.spec import read_pool
 
+from .cluster_files import read_nodes, read_prices
 from .pool_file import Document, read_pools
 
 NO_BREAK: Final = "\N{NO-BREAK SPACE}"
@@ -51,7 +54,7 @@ def plan_main(options: argparse.Namespace) -> int:
     code = 0
     for document in pools:
         try:
-            plan = _planned(document.resource, options.gpu or "")
+            plan = _planned(document.resource, options)
         except OperatorError as error:
             code = _fail(error, document.label if len(pools) > 1 else "")
             continue
@@ -71,8 +74,8 @@ def compare_main(options: argparse.Namespace) -> int:
             problem = f"has several pools ({listed}), and compare takes one: write it to a file of its own"
             raise SpecError(f"--filename {options.file}", problem)
         resource = first.resource
-        before = _planned(resource, options.gpu or "")
-        after = _planned(override(resource, options.changes), options.gpu or "")
+        before = _planned(resource, options)
+        after = _planned(override(resource, options.changes), options)
     except OperatorError as error:
         return _fail(error)
     _emit(_compared(before, after, options))
@@ -100,12 +103,26 @@ def _read(file: str) -> tuple[Document, ...]:
     return found.pools
 
 
-def _planned(resource: Mapping[str, Any], gpu: str) -> Plan:
+def _planned(resource: Mapping[str, Any], options: argparse.Namespace) -> Plan:
     """Return the plan of a pool's resource. Raises OperatorError."""
     pool = read_pool(resource)
     proposer = pool.engine.speculative
+    prices = read_prices(options.price, options.prices or "")
+    nodes = node_kinds(_nodes(options))
+    if not nodes:
+        check_names(prices, "--price")
     draft = draft_facts(proposer.model, proposer.shape) if proposer and proposer.model else None
-    return make_plan(pool, model_facts(pool.model), gpu=gpu, draft=draft)
+    gpu = options.gpu or ""
+    return make_plan(pool, model_facts(pool.model), nodes=nodes, gpu=gpu, draft=draft, prices=prices)
+
+
+def _nodes(options: argparse.Namespace) -> list[dict[str, str]]:
+    """Return the labels of ``--nodes``; they are read once, because the file may be stdin."""
+    if options.nodes and isinstance(options.nodes, str):
+        if options.nodes == "-" == options.file:
+            raise SpecError("--nodes -", "the pool is read from stdin already: give one of them as a file")
+        options.nodes = read_nodes(options.nodes)
+    return options.nodes or []
 
 
 def _all_printed(plans: list[tuple[Document, Plan]], output: str, *, alone: bool) -> str:
@@ -147,6 +164,12 @@ def _head(plan: Plan) -> list[str]:
     lines += [f"warning: {warning}" for warning in plan.warnings]
     if plan.verdict is PlanVerdict.REFUSED:
         lines.append(f"lacks {whole['shortfall_gib']} GiB on each GPU; {plan.nearest}")
+        return lines
+    price = plan.price_per_hour
+    if price is not None:
+        product = f" ({plan.layout.gpus} × {plan.hardware.price:g})" if plan.layout.gpus > 1 else ""
+        lines.append(f"price of a replica: {price:.2f} per hour{product}")
+    lines += [f"{'cheaper' if each.cheaper else 'dearer'}: {each}" for each in plan.neighbours]
     return lines
 
 
@@ -241,7 +264,7 @@ def render_main(options: argparse.Namespace) -> int:
         pools = _read(options.file)
         for document in pools:
             label = document.label if len(pools) > 1 else ""
-            plan = _planned(document.resource, options.gpu or "")
+            plan = _planned(document.resource, options)
             if plan.verdict is PlanVerdict.REFUSED:
                 print(f"kvist: {label}{': ' if label else ''}refused: {plan.refusal}", file=sys.stderr)
                 return REFUSED
@@ -267,7 +290,8 @@ def _site(options: argparse.Namespace) -> Site:
     """Return a cluster with every optional API except those of ``--without``, and the claims of
     ``--claim``."""
     missing = {_api(name) for name in options.without}
-    return Site(apis=frozenset(Api) - missing, claims=dict(map(_claim, options.claims)))
+    claims = dict(map(_claim, options.claims))
+    return Site(apis=frozenset(Api) - missing, claims=claims, node_labels=_nodes(options))
 
 
 def _api(name: str) -> Api:

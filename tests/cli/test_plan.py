@@ -1,5 +1,6 @@
 """``kvist plan`` and ``kvist compare`` from outside: three outputs, three exit codes, clear errors."""
 
+import io
 import json
 from pathlib import Path
 
@@ -94,6 +95,94 @@ def test_the_table_fits_the_terminal_and_keeps_labels_with_their_numbers(
 
     assert max(len(line) for line in lines[first - 1 : first + len(legend)]) <= min(columns, 100)
     assert all(line[-1].isdigit() for line in legend)
+
+
+ANY = POOL.replace("  accelerator: {product: NVIDIA-H100-80GB-HBM3}\n", "").replace("32B-FP8", "32B")
+NODES = {
+    "kind": "List",
+    "items": [
+        {"metadata": {"labels": {"nvidia.com/gpu.product": "Tesla-T4", "nvidia.com/gpu.count": "1"}}},
+        {"metadata": {"labels": {"nvidia.com/gpu.product": "NVIDIA-L40S", "nvidia.com/gpu.count": "4"}}},
+        {"metadata": {"name": "cpu-only"}},
+    ],
+}
+
+
+def test_neighbours_and_prices_are_lines_of_the_table(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table has the price of the plan and the cheaper neighbour with its own, and JSON has both."""
+    Path(pool).write_text(ANY)
+    argv = ["plan", "-f", pool, "--price", "H100-80GB=2.5", "--price", "L40S=9"]
+    assert main(argv) == 0
+    lines = capsys.readouterr().out.splitlines()
+    main([*argv, "-o", "json"])
+    found = json.loads(capsys.readouterr().out)
+
+    assert "price of a replica: 5.00 per hour (2 × 2.5)" in lines
+    [cheaper] = [line for line in lines if line.startswith("cheaper: 1 × H100-80GB holds ")]
+    assert cheaper.endswith("of 8 sequences of 32,768 tokens, for 2.50 per hour")
+    assert found["price_per_hour"] == 5
+    assert found["neighbours"][0]["text"] == cheaper.removeprefix("cheaper: ")
+    assert found["neighbours"][0].keys() >= {
+        "accelerator",
+        "gpus",
+        "sequences",
+        "wished",
+        "tokens",
+        "cheaper",
+    }
+
+
+def test_nodes_are_read_as_kubectl_prints_them(
+    pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--nodes`` takes JSON and YAML from a file or from stdin, for plan, compare and render."""
+    Path(pool).write_text(ANY)
+    for text in (json.dumps(NODES), yaml.safe_dump(NODES)):
+        file = tmp_path / "nodes"
+        file.write_text(text)
+        assert main(["plan", "-f", pool, "--nodes", str(file), "-o", "json"]) == 0
+        assert json.loads(capsys.readouterr().out)["accelerator"]["name"] == "L40S"
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        assert main(["render", "-f", pool, "--nodes", "-"]) == 0
+        assert "values:\n                - NVIDIA-L40S" in capsys.readouterr().out
+    assert main(["compare", "-f", pool, "--nodes", str(file), "--with", "engine.maxNumSeqs=64"]) == 0
+
+
+def test_a_file_of_prices_is_read(pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--prices FILE`` has the same effect as ``--price``, which wins where both have the name."""
+    Path(pool).write_text(ANY)
+    file = tmp_path / "prices.yaml"
+    file.write_text("H100-80GB: 2.5\nH200: 3\n")
+    main(["plan", "-f", pool, "--prices", str(file), "--price", "H200=9", "-o", "json"])
+
+    assert json.loads(capsys.readouterr().out)["accelerator"]["name"] == "H100-80GB"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--price", "H100"], "--price H100: write it like H100-80GB=2.99"),
+        (["--price", "H100=free"], "--price H100: 'free' is not a price"),
+        (["--price", "H100=-1"], "write a positive number"),
+        (["--price", "H1000=1"], "--price: 'H1000' is not known"),
+        (["--prices", "/nowhere"], "--prices /nowhere: cannot be read"),
+        (["--nodes", "/nowhere"], "--nodes /nowhere: cannot be read"),
+        (["--nodes", "FILE"], "has no node with labels of accelerators"),
+        (["--prices", "FILE"], "--prices kind: 'InferencePool' is not a price"),
+    ],
+)
+def test_bad_prices_and_nodes_are_errors_with_a_remedy(
+    pool: str, more: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line on stderr that names the option, and exit code 2."""
+    one = POOL.split("---")[1]
+    Path(pool).write_text(one.replace("apiVersion: kvist.dev/v1alpha1\n", "") if "FILE" in more else POOL)
+    given = [pool if word == "FILE" else word for word in more]
+    file = Path(pool).with_name("good.yaml")
+    file.write_text(POOL)
+
+    assert main(["plan", "-f", str(file), *given]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_another_accelerator_can_be_asked_for(pool: str, capsys: pytest.CaptureFixture[str]) -> None:

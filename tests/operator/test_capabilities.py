@@ -2,17 +2,19 @@
 
 from typing import Any
 
+from tests.operator import pools
 from tests.operator.memory import Memory
 
 from kvist_operator.cluster.capabilities import (
     Capabilities,
-    accelerator_labels,
     with_planned_first,
     with_required_labels,
 )
 from kvist_operator.cluster.kinds import CHILDREN, CLAIM
-from kvist_operator.hardware import node_kinds
+from kvist_operator.node_labels import node_kinds
+from kvist_operator.plan import make_plan
 from kvist_operator.spec import read_pool
+from kvist_operator.status.views import plan_status
 
 L4 = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.count": "4"}
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.count": "8"}
@@ -65,9 +67,20 @@ def test_labels_that_pods_already_require_are_kept() -> None:
     assert with_required_labels([H100], None) == (H100,)
 
 
-def test_only_accelerator_labels_are_kept() -> None:
-    """Other labels of a node change by the minute; accelerator labels alone are kept."""
-    assert accelerator_labels({**L4, "kubernetes.io/hostname": "a"}) == L4
+def test_a_planned_kind_is_known_without_its_nodes() -> None:
+    """A card that only labels described, and a MIG slice, are planned the same after their last node went."""
+    gpu = {"nvidia.com/gpu.product": "NVIDIA-Brand-New", "nvidia.com/gpu.memory": "97871"}
+    capability = {"nvidia.com/gpu.compute.major": "13", "nvidia.com/gpu.compute.minor": "0"}
+    slices = {"nvidia.com/mig-1g.10gb.count": "2", "nvidia.com/mig-1g.10gb.memory": "9728"}
+    divided = {"nvidia.com/gpu.product": "NVIDIA-A100-80GB-PCIe", "nvidia.com/gpu.replicas": "0", **slices}
+    wanted, facts = pools.pool("hf://Qwen/Qwen3-0.6B"), pools.known("Qwen/Qwen3-0.6B")
+    for labels in ({**gpu, **capability}, divided):
+        before = make_plan(wanted, facts, nodes=node_kinds([labels]))
+        kinds = with_planned_first(node_kinds([H100]), {"plan": plan_status(before)})
+        after = make_plan(wanted, facts, nodes=kinds)
+        assert kinds[0].planned
+        assert (after.hash, after.memory.kv_tokens) == (before.hash, before.memory.kv_tokens)
+        assert after.hardware.accelerator.resource == before.hardware.accelerator.resource
 
 
 async def test_a_discovery_finds_apis_and_nodes_each_kind_once() -> None:

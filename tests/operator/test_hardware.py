@@ -1,4 +1,4 @@
-"""Promises of the accelerator table: found by any name, read from node labels."""
+"""Promises of the accelerator table: found by any name, FP8 by capability, memory on the safe side."""
 
 import pytest
 
@@ -7,8 +7,7 @@ from kvist_operator.hardware import (
     ROWS,
     find_accelerator,
     known_accelerator,
-    node_facts,
-    node_kinds,
+    process_gib,
     unlisted_accelerator,
 )
 
@@ -27,6 +26,16 @@ ASKED = (
     "MI325X",
     "TPU",
     "CPU",
+    "H100-NVL",
+    "H20",
+    "H800",
+    "A800",
+    "RTX-4090",
+    "RTX-5090",
+    "GH200",
+    "GB300",
+    "L20",
+    "A6000",
 )
 
 
@@ -39,7 +48,8 @@ def test_the_table_has_what_people_run(name: str) -> None:
 def test_products_of_node_labels_are_names_too() -> None:
     """A row is found by the value of a node's label, with the suffixes of feature discovery."""
     assert known_accelerator("NVIDIA-H100-80GB-HBM3").name == "H100-80GB"
-    assert known_accelerator("NVIDIA-A100-SXM4-80GB-SHARED").name == "A100-80GB"
+    assert known_accelerator("NVIDIA-A100-SXM4-80GB-SHARED").name == "A100-80GB-SHARED"
+    assert known_accelerator("NVIDIA-A100-SXM4-80GB-MIG-1g.10gb").name == "A100-80GB-MIG-1g.10gb"
 
 
 def test_an_unknown_product_lists_the_known_ones() -> None:
@@ -57,52 +67,69 @@ def test_no_name_stands_for_two_rows() -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize(
-    ("labels", "name", "count"),
-    [
-        ({"nvidia.com/gpu.product": "NVIDIA-H200", "nvidia.com/gpu.count": "8"}, "H200-141GB", 8),
-        ({"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM"}, "MI300X-192GB", 8),
-        ({"cloud.google.com/gke-accelerator": "nvidia-l4"}, "L4", 8),
-        (
-            {"karpenter.k8s.aws/instance-gpu-name": "a10g", "karpenter.k8s.aws/instance-gpu-count": "1"},
-            "A10",
-            1,
-        ),
-    ],
-)
-def test_labels_of_the_usual_places_are_read(labels: dict[str, str], name: str, count: int) -> None:
-    """Labels of NVIDIA's and AMD's feature discovery and of two clouds are read."""
-    found = node_facts(labels)
-
-    assert found is not None
-    assert (found.accelerator.name, found.per_node) == (name, count)
-
-
-def test_labels_without_information_are_none() -> None:
-    """Labels without a product, or with one that is not in the table, give none."""
-    assert node_facts({"kubernetes.io/hostname": "a"}) is None
-    assert node_facts({"nvidia.com/gpu.product": "NVIDIA-X99"}) is None
-
-
-def test_time_sliced_cards_are_unverified() -> None:
-    """Time-sliced GPUs are unverified, because other processes may use their memory."""
-    found = node_facts({"nvidia.com/gpu.product": "NVIDIA-L4-SHARED"})
-
-    assert found is not None
-    assert not found.accelerator.verified
-
-
-def test_the_most_numerous_kind_comes_first() -> None:
-    """The most numerous kind of node in the cluster comes first."""
-    l4 = {"nvidia.com/gpu.product": "NVIDIA-L4"}
-    h100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
-
-    assert [facts.accelerator.name for facts in node_kinds([h100, l4, l4, {}])] == [
-        "L4",
-        "H100-80GB",
-    ]
-
-
 def test_a_product_without_a_row_is_never_verified() -> None:
     """A product that is not in the table is never verified."""
     assert not unlisted_accelerator("NVIDIA-X99", 48).verified
+
+
+def test_fp8_follows_the_compute_capability() -> None:
+    """NVIDIA from 8.9, AMD from gfx942 and Gaudi 3 compute in FP8; an unknown capability does not."""
+    known = {row.name: row.fp8 for row in ROWS}
+
+    assert all(row.fp8 == (row.capability >= 89) for row in ROWS if row.vendor == "nvidia")
+    assert known["H20-96GB"]
+    assert known["RTX-4090"]
+    assert not known["RTX-3090"]
+    assert known["MI300X-192GB"]
+    assert known["Gaudi3-128GB"]
+    assert not known["TPU-v6e"]
+    assert unlisted_accelerator("NVIDIA-X99", 48, capability=89).fp8
+    assert not unlisted_accelerator("NVIDIA-X99", 48).fp8
+    assert not unlisted_accelerator("AMD-X", 48, capability=90, resource="amd.com/gpu").fp8
+
+
+@pytest.mark.parametrize(
+    ("name", "mib"),
+    [
+        ("L4", 23_034),
+        ("A10", 23_028),
+        ("L40S", 46_068),
+        ("A100-40GB", 40_960),
+        ("A100-80GB", 81_920),
+        ("H100-80GB", 81_559),
+        ("H100-NVL-94GB", 95_830),
+        ("GH200-96GB", 97_871),
+        ("H200-141GB", 143_771),
+        ("B200-180GB", 183_359),
+        ("GB200-186GB", 189_471),
+        ("B300-288GB", 275_040),
+        ("RTX-4090", 24_564),
+        ("RTX-5090", 32_607),
+        ("RTX-A6000", 49_140),
+        ("RTX-PRO-6000-96GB", 97_887),
+    ],
+)
+def test_the_driver_s_part_is_never_underestimated(name: str, mib: int) -> None:
+    """From the total of ``nvidia-smi`` follows at most the memory that CUDA out-of-memory messages show, and
+    not more than 2 % less."""
+    process = known_accelerator(name).memory_gib
+    computed = process_gib(mib / 1024)
+
+    assert 0.98 * process <= computed <= process + 0.005
+
+
+@pytest.mark.parametrize(
+    ("product", "gib"),
+    [
+        ("NVIDIA-A100-80GB-PCIe-MIG-1g.10gb", 9.5),
+        ("NVIDIA-H100-NVL-MIG-1g.12gb", 10.75),
+        ("H200-MIG-1g.18gb", 16),
+    ],
+)
+def test_slices_are_never_larger_than_nvidia_smi_says(product: str, gib: float) -> None:
+    """Without a label, the memory of a MIG slice follows from its profile, on the safe side."""
+    row = known_accelerator(product)
+
+    assert 0.9 * gib <= row.memory_gib <= gib
+    assert row.isolated
+    assert not row.shared

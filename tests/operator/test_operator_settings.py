@@ -16,6 +16,7 @@ SECONDS = st.floats(1, 1e6)
         OperatorSettings,
         namespaces=NAMES,
         picker_image=st.from_regex(r"[a-z]{1,9}:[0-9]{1,3}", fullmatch=True),
+        prices=st.sampled_from(["", "L4=0.7", "H100-80GB=2.99,L4=0.7"]),
         workers=st.integers(1, 99),
         resync=SECONDS,
         discovery_interval=SECONDS,
@@ -28,6 +29,12 @@ def test_a_command_line_gives_the_settings_it_was_made_from(made: OperatorSettin
     """Settings survive the round trip through a command line, since a chart writes it and the operator reads
     it."""
     assert OperatorSettings.from_args(made.to_args()) == made
+
+
+def test_prices_are_read_by_name() -> None:
+    """A list of prices gives numbers by the name of the accelerator; an empty one gives none."""
+    assert OperatorSettings(prices="H100-80GB=2.99,L4=0.7").price_list == {"H100-80GB": 2.99, "L4": 0.7}
+    assert OperatorSettings().price_list == {}
 
 
 def test_an_environment_variable_stands_for_a_flag() -> None:
@@ -45,6 +52,9 @@ def test_an_environment_variable_stands_for_a_flag() -> None:
         ("--namespaces=A", "--namespaces"),
         ("--metrics-port=70000", "--metrics-port"),
         ("--workers=0", "--workers"),
+        ("--prices=H100", "--prices H100"),
+        ("--prices=L4=0.7,H100=free", "--prices H100"),
+        ("--prices=L4=-1", "--prices L4"),
         ("--resync=0", "--resync"),
         ("--discovery-interval=nan", "--discovery-interval"),
         ("--fleet-interval=-1", "--fleet-interval"),

@@ -1,13 +1,15 @@
 """Promises of the plan: the sizing rule on real models, every other decision, and the comparison of plans."""
 
+import math
+
 import pytest
 from tests.operator import golden, pools
 from tests.operator.pools import DENSE, chosen, known, plan, plan_made, reason, resource
 
 from kvist_operator.errors import HardwareError, SpecError
-from kvist_operator.hardware import node_kinds
 from kvist_operator.memory.layout import GIB
 from kvist_operator.models.source import model_facts
+from kvist_operator.node_labels import node_kinds
 from kvist_operator.plan import PlanVerdict, make_plan
 from kvist_operator.plan.plan import differences, override
 from kvist_operator.spec import read_pool
@@ -71,13 +73,55 @@ def test_more_gpus_of_a_node_come_before_less_context() -> None:
     assert "would lack" in reason(found, "tensorParallelSize")
 
 
-def test_less_context_comes_before_a_second_node() -> None:
-    """A 32B model stays on one node of four L4, with a context below the default of 32k."""
+def test_fewer_requests_at_once_come_before_a_second_node() -> None:
+    """A 32B model stays on one node of four L4 with its whole context, for fewer requests at once."""
     found = plan("Qwen/Qwen3-32B", "L4", accelerator={"perNode": 4})
 
     assert found.layout.gpus == 4
-    assert 8192 <= found.settings.max_len < 32_768
-    assert "lowered from 32768" in reason(found, "maxModelLen")
+    assert found.settings.max_len == 32_768
+    assert 1 <= chosen(found, "concurrency") < 8
+    assert "comes before a second node" in reason(found, "tensorParallelSize")
+
+
+@pytest.mark.parametrize(
+    ("model", "length"), [("Qwen/Qwen3-8B", 32_768), ("Qwen/Qwen3-VL-8B-Instruct", 8192)]
+)
+def test_concurrency_gives_way_before_context(model: str, length: int) -> None:
+    """A node with a single L4 keeps the context as long as one request of it fits, then as long as it can."""
+    found = plan(model, "L4", accelerator={"perNode": 1})
+
+    assert found.settings.max_len >= length
+    assert found.settings.max_len == 32_768 or chosen(found, "concurrency") == 1
+    assert found.memory.fits(found.settings.max_len)
+    assert "lowered from 8" in reason(found, "concurrency")
+
+
+@pytest.mark.parametrize("field", ["gpuMemoryUtilizationPercent", "maxNumBatchedTokens", "maxNumSeqs"])
+def test_settings_give_way_before_another_gpu_unless_the_user_sets_them(field: str) -> None:
+    """A higher memory share and smaller steps keep Qwen3-VL-8B on two L4; a value of the user stays."""
+    auto = plan("Qwen/Qwen3-VL-8B-Instruct", "L4")
+    value = {"gpuMemoryUtilizationPercent": 90, "maxNumBatchedTokens": 2048, "maxNumSeqs": 256}[field]
+    fixed = plan("Qwen/Qwen3-VL-8B-Instruct", "L4", engine={field: value})
+
+    assert auto.layout.gpus == 2
+    assert "raised from 92" in reason(auto, "gpuMemoryUtilizationPercent")
+    assert chosen(fixed, field) == value
+    assert reason(fixed, field) == "as requested"
+
+
+def test_twice_the_gpus_are_not_taken_for_a_few_per_cent() -> None:
+    """One GPU that holds nearly the whole wish is enough; otherwise the plan shows what it would hold."""
+    one = plan("Qwen/Qwen3-32B-FP8", "H100", accelerator={"perNode": 1}, workload={"concurrency": 64})
+    held = int(one.memory.concurrency(32_768))
+    nearly = plan("Qwen/Qwen3-32B-FP8", "H100", workload={"concurrency": held + 1})
+    far = plan("Qwen/Qwen3-32B-FP8", "H100", workload={"concurrency": 2 * held})
+
+    share = one.memory.concurrency(32_768) / (held + 1)
+    assert nearly.layout.gpus == (1 if share > 0.95 else 2)
+    assert far.layout.gpus > 1
+    assert f"1 × H100-80GB holds {math.floor(10 * far.neighbours[0].sequences) / 10:g} of {2 * held}" in str(
+        far.neighbours[0]
+    )
 
 
 def test_a_count_is_kept_to() -> None:
@@ -273,7 +317,7 @@ def test_an_unknown_product_is_planned_from_its_memory() -> None:
 
 
 def test_node_labels_are_read_where_the_spec_is_silent() -> None:
-    """Without a product the plan uses the most numerous kind of node, with the number of GPUs on it."""
+    """Without a product the plan uses the kind of node that the cluster has, with its number of GPUs."""
     labels = {"nvidia.com/gpu.product": "NVIDIA-L40S", "nvidia.com/gpu.count": "4"}
     found = make_plan(pools.pool(), pools.known("Qwen/Qwen3-8B"), nodes=node_kinds([labels, labels, {}]))
 

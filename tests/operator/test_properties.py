@@ -76,12 +76,13 @@ def test_totals_add_up(name: str, gpu: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(models, st.floats(20, 180), st.floats(1, 60))
 def test_more_memory_never_gives_less_context(name: str, memory: float, more: float) -> None:
-    """More memory per GPU never turns a plan into a refusal, or shortens its context on as many nodes."""
+    """More memory per GPU never turns a plan into a refusal, or shortens its context on as many GPUs."""
     small, large = (_on(name, gib) for gib in (memory, memory + more))
 
     if small.verdict is not PlanVerdict.REFUSED:
         assert large.verdict is not PlanVerdict.REFUSED
-        assert large.nodes < small.nodes or large.settings.max_len >= small.settings.max_len
+        fewer = large.layout.gpus < small.layout.gpus
+        assert fewer or large.settings.max_len >= small.settings.max_len
 
 
 def _on(name: str, gib: float) -> Plan:

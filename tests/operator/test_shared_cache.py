@@ -33,14 +33,14 @@ def test_a_narrow_workload_is_told_of_data_parallel_attention() -> None:
 
 
 def test_context_parallelism_comes_before_less_context() -> None:
-    """Kimi-K2.5 on 16 H100 holds eight times as many tokens, so that context and concurrency stay."""
+    """Kimi-K2.5 on one node of H100 keeps its context, and several requests at once instead of one."""
     divided = plan("moonshotai/Kimi-K2.5", "H100")
     kept = plan("moonshotai/Kimi-K2.5", "H100", engine={"decodeContextParallelSize": 1})
 
     assert divided.layout.context == 8
     assert divided.argv[divided.argv.index("--decode-context-parallel-size") + 1] == "8"
-    assert divided.settings.max_len > 2 * kept.settings.max_len
-    assert divided.memory.kv_tokens == 8 * kept.memory.kv_tokens
+    assert divided.settings.max_len > kept.settings.max_len
+    assert divided.memory.kv_tokens > 7 * kept.memory.kv_tokens
     assert "a decode step waits for all of them" in reason(divided, "decodeContextParallelSize")
 
 

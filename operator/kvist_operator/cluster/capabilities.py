@@ -7,13 +7,14 @@ They are discovered periodically and kept in between, so that reconciling a pool
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kvist_epp.names import OBJECTIVE_GROUPS
 from kvist_operator.errors import ClusterError, Forbidden, StartError
-from kvist_operator.hardware import COUNT_LABELS, PRODUCT_LABELS, NodeFacts, find_accelerator, node_kinds
+from kvist_operator.hardware import find_accelerator, unlisted_accelerator
 from kvist_operator.manifests.object_names import Api
+from kvist_operator.node_labels import PRODUCT_LABELS, NodeFacts, accelerator_labels, node_kinds
 from kvist_operator.plan import PlanVerdict
 from kvist_operator.plan.resources import NODE_LABELS
 from kvist_operator.spec.pool import Pool, Source
@@ -37,7 +38,8 @@ CLAIM_SECONDS: Final = 60.0
 PARALLEL_REVIEWS: Final = 16
 SHOWN: Final = 8
 """Missing rights that an error names."""
-_READ: Final = (*PRODUCT_LABELS, *COUNT_LABELS)
+ROUNDED: Final = 0.01
+"""GiB by which the memory in a status may differ, because it is rounded."""
 OPTIONAL: Final = tuple(kind for kind in CHILDREN if kind.optional)
 
 Labels = Mapping[str, str]
@@ -50,7 +52,7 @@ class CapabilitySnapshot:
     kinds: frozenset[ObjectKind] = frozenset()
     """Optional kinds that are served."""
     accelerators: tuple[NodeFacts, ...] = ()
-    """Kinds of accelerators, the most numerous first."""
+    """Kinds of accelerators, by name."""
     labels: tuple[Labels, ...] = ()
     """Distinct sets of those node labels that identify accelerators."""
 
@@ -105,27 +107,37 @@ class Capabilities:
         return {} if known is None else {target.name: known}
 
 
-def accelerator_labels(labels: Labels) -> dict[str, str]:
-    """Return those of a node's labels that identify its accelerators."""
-    return {name: labels[name] for name in _READ if name in labels}
-
-
 def with_planned_first(found: Sequence[NodeFacts], status: Mapping[str, Any]) -> list[NodeFacts]:
     """Return kinds of accelerators, first the one that node labels had when the pool was planned, even if no
     node has it now. Nodes come and go, and a pool that does not set ``spec.accelerator`` would otherwise be
-    planned again with each new majority."""
+    planned again with each cheaper kind of node."""
     plan = status.get("plan") or {}
     chosen = {c["field"]: c.get("value") for c in plan.get("choices") or () if c.get("source") == NODE_LABELS}
-    row = find_accelerator(str((plan.get("accelerator") or {}).get("product") or ""))
-    if (
-        row is None
-        or plan.get("verdict") == PlanVerdict.REFUSED
-        or not chosen.keys() & {"accelerator", "perNode"}
-    ):
+    if plan.get("verdict") == PlanVerdict.REFUSED or not chosen.keys() & {"accelerator", "perNode"}:
         return list(found)
-    same = [facts for facts in found if facts.accelerator.name == row.name]
-    first = same[0] if same else NodeFacts(row, int(chosen.get("perNode") or row.per_node))
-    return [first, *(facts for facts in found if facts not in same)]
+    accelerator = plan.get("accelerator") or {}
+    same = [f for f in found if f.accelerator.product == accelerator.get("product")]
+    number = str(chosen.get("perNode") or "")
+    first = next((f for f in same if str(f.per_node) == number), same[0] if same else None)
+    first = first or _planned_before(plan, number)
+    if first is None:
+        return list(found)
+    return [replace(first, planned=True), *(facts for facts in found if facts != first)]
+
+
+def _planned_before(plan: Mapping[str, Any], number: str) -> NodeFacts | None:
+    """Return the kind of accelerator of a plan in a status, of which no node is left."""
+    accelerator = plan.get("accelerator") or {}
+    product = str(accelerator.get("product") or "")
+    row = find_accelerator(product)
+    memory = float((plan.get("memory") or {}).get("perGpuGib") or 0)
+    if row is None and product and memory:
+        row = unlisted_accelerator(product, memory, capability=int(accelerator.get("capability") or 0))
+    if row and memory and abs(row.memory_gib - memory) > ROUNDED:
+        row = replace(row, memory_gib=memory, source="memory of the plan before")
+    if row and accelerator.get("resource"):
+        row = replace(row, resource=str(accelerator["resource"]))
+    return NodeFacts(row, int(number) if number.isdigit() else row.per_node) if row else None
 
 
 def with_required_labels(nodes: Sequence[Labels], workload: Mapping[str, Any] | None) -> tuple[Labels, ...]:

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kvist_operator.hardware import PRODUCT_LABELS, Accelerator, find_accelerator
+from kvist_operator.hardware import Accelerator, is_called
+from kvist_operator.node_labels import PRODUCT_LABELS
 from kvist_operator.plan import Plan
 from kvist_operator.plan.resources import ADAPTER_MOUNT, MODEL_MOUNT
 from kvist_operator.spec.pool import ModelRef, Pool, Source
@@ -33,9 +34,7 @@ def placing(plan: Plan, site: Site) -> Json:
 def _terms(row: Accelerator, nodes: Sequence[Mapping[str, str]]) -> list[Json]:
     """Return a term for each node label that names the product; a node has to match one of them."""
     seen = {
-        label: sorted(
-            {node[label] for node in nodes if label in node and find_accelerator(node[label]) == row}
-        )
+        label: sorted({node[label] for node in nodes if label in node and is_called(row, node[label])})
         for label in PRODUCT_LABELS
     }
     return [

@@ -55,6 +55,7 @@ def check(pool: Pool, facts: Facts, hardware: Hardware) -> None:
         problem = f"{prompt} is more than the model's {shape.max_len}: set spec.engine.maxModelLen too"
         raise SpecError("spec.workload.promptTokens", problem)
     _check_backend(pool.engine.attention_backend, facts, hardware)
+    _check_group(pool, row)
 
 
 def _check_resource(spec: AcceleratorSpec) -> None:
@@ -94,6 +95,20 @@ def _check_backend(backend: str, facts: Facts, hardware: Hardware) -> None:
         raise SpecError(field, f"{backend} does not run on {row.name}: leave it out")
     if "MLA" in backend and not facts.shape.latent:
         raise SpecError(field, f"{backend} is for models with latent attention (MLA): leave it out")
+
+
+def _check_group(pool: Pool, row: Accelerator) -> None:
+    """Raise SpecError for several MIG slices or shared GPUs in a replica."""
+    sizes = {
+        "spec.accelerator.count": pool.accelerator.count,
+        "spec.engine.tensorParallelSize": pool.engine.tensor,
+        "spec.engine.pipelineParallelSize": pool.engine.pipeline,
+        "spec.engine.dataParallelSize": pool.engine.data,
+    }
+    for field, number in sizes.items():
+        if row.isolated and (number or 1) > 1:
+            problem = f"{number} × {row.name} cannot form a group: leave it out, or choose whole GPUs"
+            raise SpecError(field, problem)
 
 
 def unverified(

@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -42,10 +43,56 @@ class Hardware:
     per_node: int
     count: int | None = None
     """Accelerators of one replica, where the user fixes the number."""
+    price: float | None = None
+    """Of one accelerator for an hour; None = not known."""
+
+    def cost(self, layout: Layout) -> float | None:
+        """Return the price of one replica for an hour; None if it is not known."""
+        return None if self.price is None else self.price * layout.gpus
 
     def nodes(self, layout: Layout) -> int:
         """Return the number of nodes that one replica spans."""
         return -(-layout.gpus // self.per_node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Neighbour:
+    """Another size or kind of accelerators for the same pool, with what it would hold."""
+
+    accelerator: str
+    gpus: int
+    nodes: int
+    sequences: float
+    """Typical requests that fit at once."""
+    wished: int
+    """Requests that should fit at once."""
+    tokens: int
+    """Tokens of one of them."""
+    cheaper: bool
+    """Cheaper than the plan, or smaller where prices are not known; otherwise dearer."""
+    price: float | None = None
+    """Of a replica for an hour; None = not known."""
+
+    def __str__(self) -> str:
+        over = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        part = min(self.wished, math.floor(10 * self.sequences) / 10)
+        held = f"{self.gpus} × {self.accelerator}{over} holds {part:g} of {self.wished} sequences"
+        price = f", for {self.price:.2f} per hour" if self.price is not None else ""
+        return f"{held} of {self.tokens:,} tokens{price}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts for ``kvist plan -o json``."""
+        return {
+            "accelerator": self.accelerator,
+            "gpus": self.gpus,
+            "nodes": self.nodes,
+            "sequences": round(self.sequences, 2),
+            "wished": self.wished,
+            "tokens": self.tokens,
+            "cheaper": self.cheaper,
+            "price_per_hour": None if self.price is None else round(self.price, 4),
+            "text": str(self),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +134,8 @@ class Plan:
     """Remarks for the verdict line, which do not make a plan unverified."""
     warnings: tuple[str, ...] = ()
     """Fields of the pool without effect, or probably not with the one that is meant."""
+    neighbours: tuple[Neighbour, ...] = ()
+    """A cheaper size with what it would hold, and a dearer one if the plan holds less than the wish."""
 
     @property
     def nodes(self) -> int:
@@ -94,9 +143,17 @@ class Plan:
         return self.hardware.nodes(self.layout)
 
     @property
+    def price_per_hour(self) -> float | None:
+        """Price of one replica for an hour; None if it is not known."""
+        price = self.hardware.cost(self.layout)
+        return None if price is None else round(price, 4)
+
+    @property
     def hash(self) -> str:
         """Hash of what runs (accelerators, arguments, environment, pods), without reasons."""
         facts = {k: v for k, v in self.to_dict().items() if k in ("accelerator", "args", "env", "pod")}
+        # it was not there when the pods of older releases were hashed
+        facts["accelerator"] = {k: v for k, v in facts["accelerator"].items() if k != "capability"}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
@@ -121,6 +178,7 @@ class Plan:
                 "product": row.product,
                 "name": row.name,
                 "resource": row.resource,
+                "capability": row.capability,
                 "per_replica": layout.gpus,
                 "per_node": min(layout.gpus, self.hardware.per_node),
                 "nodes": self.nodes,
@@ -162,6 +220,8 @@ class Plan:
             "doubts": list(self.doubts),
             "notes": list(self.notes),
             "warnings": list(self.warnings),
+            "price_per_hour": self.price_per_hour,
+            "neighbours": [each.to_dict() for each in self.neighbours],
             "choices": [
                 {"field": c.field, "value": c.value, "reason": c.reason, "source": c.source}
                 for c in self.choices

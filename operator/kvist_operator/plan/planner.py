@@ -1,13 +1,16 @@
 """Makes a plan: hardware, requirements, KV dtype, first settings, size and arguments, or a refusal. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from kvist_operator.engine_version import EngineVersion, engine_version
+from kvist_operator.errors import SpecError
 from kvist_operator.extra_args import ExtraFlag, read_extra
-from kvist_operator.hardware import ROWS, NodeFacts
-from kvist_operator.memory.layout import GIB, Draft, EngineSettings, Layout
+from kvist_operator.hardware import ROWS
+from kvist_operator.memory.layout import GIB, Draft, EngineSettings
 from kvist_operator.models.shape import Facts, checkpoint_bytes, parameters
+from kvist_operator.node_labels import NodeFacts
 from kvist_operator.spec.pool import Pool
 
 from .checks import check, unverified, warnings
@@ -16,24 +19,82 @@ from .kv import KvChoice, choose_kv
 from .layouts import describe_layout, impossible
 from .plan import Choice, Hardware, Plan, PlanVerdict
 from .requirements import RULE, expected_ttft, read_requirements
-from .resources import choose_hardware, pod_resources
+from .resources import Candidate, candidates, pod_resources
+from .selection import Attempt, choose, described, for_image, lacking, neighbours, tightest
 from .shared_cache import share_cache
-from .size import SizedLayout, SizingInput, first_settings, size, tighter_settings
+from .size import SizedLayout, SizingInput, first_settings, size
+
+OFFERED: Final = (
+    "A100-40GB",
+    "A100-80GB",
+    "A10",
+    "L4",
+    "L40S",
+    "H100-80GB",
+    "H200-141GB",
+    "B200-180GB",
+    "GB200-186GB",
+    "RTX-PRO-6000-96GB",
+    "MI300X-192GB",
+    "MI325X-256GB",
+)
+"""Accelerators that a refusal may suggest: those that several clouds rent."""
 
 
 def make_plan(
-    pool: Pool, facts: Facts, *, nodes: Sequence[NodeFacts] = (), gpu: str = "", draft: Facts | None = None
+    pool: Pool,
+    facts: Facts,
+    *,
+    nodes: Sequence[NodeFacts] = (),
+    gpu: str = "",
+    draft: Facts | None = None,
+    prices: Mapping[str, float] | None = None,
 ) -> Plan:
     """Return the plan of a pool; ``gpu`` overrides the accelerator of the spec and of the nodes.
+
+    ``prices`` of an accelerator for an hour, by its name, decide between kinds of accelerators.
 
     Raises:
         SpecError: a field that has an invalid value.
         HardwareError: no source names the accelerator, or it is not known.
     """
-    shape = facts.shape
     version = engine_version(pool.engine.image, pool.engine.version)
     extra = read_extra(pool.engine.extra_args, version)
-    hardware, described = choose_hardware(pool.accelerator, nodes=nodes, gpu=gpu)
+    kinds = candidates(pool.accelerator, nodes=for_image(nodes, pool.engine.image), gpu=gpu, prices=prices)
+    attempts: list[Attempt] = []
+    errors: list[SpecError] = []
+    for kind in kinds:
+        try:
+            attempts.append(_attempt(pool, facts, kind, version, extra, draft))
+        except SpecError as error:
+            errors.append(error)  # such as FP8 weights on an older kind of GPU
+    if not attempts:
+        raise errors[0]
+    chosen = choose(attempts)
+    shape, q = facts.shape, chosen.q
+    size_gib = (facts.checkpoint_bytes or checkpoint_bytes(shape)) / GIB
+    counted = f"{parameters(shape) / 1e9:.1f} billion weights; files of {size_gib:.1f} GiB"
+    model = Choice("model", shape.describe(), f"{counted}: {facts.checkpoint_source}", facts.source)
+    engine = Choice("engineVersion", str(version), f"image {pool.engine.image}", version.source)
+    accelerator = described(chosen, attempts)
+    choices = [model, engine, *accelerator, *q.required.choices, *chosen.kv.choices, *chosen.settings]
+    doubts = unverified(pool, facts, q.hardware, version, extra)
+    if chosen.sized is None:
+        return _refused(pool, chosen, len(kinds), choices, doubts)
+    found = _fitting(pool, chosen, chosen.sized, choices, doubts, extra)
+    return replace(found, neighbours=neighbours(chosen, attempts))
+
+
+def _attempt(
+    pool: Pool,
+    facts: Facts,
+    candidate: Candidate,
+    version: EngineVersion,
+    extra: Sequence[ExtraFlag],
+    draft: Facts | None,
+) -> Attempt:
+    """Return the sizing on one kind of accelerator. Raises SpecError for what it cannot do."""
+    shape, hardware = facts.shape, candidate.hardware
     required = read_requirements(pool, shape)
     kv = choose_kv(pool.engine, shape, hardware.accelerator, version.flags)
     proposer = read_draft(pool.engine.speculative, shape.mtp_layers, draft)
@@ -41,19 +102,21 @@ def make_plan(
     settings, first = first_settings(pool, shape, hardware.accelerator, required, base)
     check(pool, facts, hardware)
     q = SizingInput(facts=facts, hardware=hardware, engine=pool.engine, required=required, settings=settings)
-    size_gib = (facts.checkpoint_bytes or checkpoint_bytes(shape)) / GIB
-    counted = f"{parameters(shape) / 1e9:.1f} billion weights; files of {size_gib:.1f} GiB"
-    model = Choice("model", shape.describe(), f"{counted}: {facts.checkpoint_source}", facts.source)
-    engine = Choice("engineVersion", str(version), f"image {pool.engine.image}", version.source)
-    choices = [model, engine, *described, *required.choices, *kv.choices, *first]
-    doubts = unverified(pool, facts, hardware, version, extra)
     sized, layouts = size(q)
-    if sized is None and not layouts:
+    if not layouts:
         raise impossible(pool.engine, shape, hardware)
-    if sized is None:
-        return _refused(pool, q, layouts, choices, doubts)
-    sized, spread = share_cache(q, sized)
-    return _fitting(pool, facts, q, sized, kv, spread, choices, doubts, extra)
+    others = sized.others if sized else ()
+    sized, spread = share_cache(q, sized) if sized else (None, [])
+    return Attempt(
+        candidate=candidate,
+        q=q,
+        kv=kv,
+        settings=tuple(first),
+        sized=sized,
+        layouts=tuple(layouts),
+        spread=tuple(spread),
+        others=others,
+    )
 
 
 def _base_settings(
@@ -83,15 +146,13 @@ def _base_settings(
 
 def _fitting(
     pool: Pool,
-    facts: Facts,
-    q: SizingInput,
+    chosen: Attempt,
     sized: SizedLayout,
-    kv: KvChoice,
-    spread: list[Choice],
     choices: list[Choice],
     doubts: list[str],
     extra: Sequence[ExtraFlag],
 ) -> Plan:
+    q, kv, facts = chosen.q, chosen.kv, chosen.q.facts
     settings, layout, shape = sized.settings, sized.layout, facts.shape
     if q.hardware.accelerator.vendor == "cpu":
         # vLLM does not profile a CPU: the cache has a fixed size, in whole MiB
@@ -102,7 +163,7 @@ def _fitting(
     all_choices = [
         *choices,
         *describe_layout(layout, shape, q.hardware, sized.reason),
-        *spread,
+        *chosen.spread,
         *sized.choices,
         *describe_arguments(pool, facts, settings),
         *expected_ttft(pool.workload, shape, q.hardware.accelerator, layout),
@@ -132,23 +193,19 @@ def _last_per_field(choices: list[Choice]) -> tuple[Choice, ...]:
     return tuple({choice.field: choice for choice in choices}.values())
 
 
-def _refused(
-    pool: Pool, q: SizingInput, layouts: list[Layout], choices: list[Choice], doubts: list[str]
-) -> Plan:
+def _refused(pool: Pool, chosen: Attempt, kinds: int, choices: list[Choice], doubts: list[str]) -> Plan:
+    q = chosen.q
     floor, row = q.required.floor, q.hardware.accelerator
-    # the candidate that lacks least on its fullest GPU, with the tightest settings
-    settings = [q.settings, *tighter_settings(q.engine, q.required, q.settings)][-1]
-    settings = replace(settings, max_len=floor)
-    candidates = [(layout, q.memory(layout, settings)) for layout in layouts]
-    layout, memory = min(candidates, key=lambda pair: pair[1].missing(floor, 1))
-    lacking = memory.missing(floor, 1)
+    layout, shortfall = lacking(chosen)
+    settings = replace(tightest(q), max_len=floor)
+    memory = q.memory(layout, settings)
     nearest = _nearest(q)
-    gpus = f"{layout.gpus} × {row.name}"
-    reason = f"{floor} tokens of context lack {lacking / GIB:.1f} GiB on each of {gpus}; {nearest}"
+    gpus = f"{layout.gpus} × {row.name}" + (f", the best of {kinds} kinds of nodes" if kinds > 1 else "")
+    reason = f"{floor} tokens of context lack {shortfall / GIB:.1f} GiB on each of {gpus}; {nearest}"
     pod, _ = pod_resources(pool, q.hardware, layout, memory)
     return Plan(
         verdict=PlanVerdict.REFUSED,
-        shortfall_bytes=lacking,
+        shortfall_bytes=shortfall,
         nearest=nearest,
         hardware=q.hardware,
         layout=layout,
@@ -178,7 +235,7 @@ def _nearest(q: SizingInput) -> str:
     # the fewest nodes, and of those the least memory in total
     options = []
     for row in ROWS:
-        if row.verified and row.vendor in ("nvidia", "amd") and row != q.hardware.accelerator:
+        if row.name in OFFERED and row.name != q.hardware.accelerator.name:
             hardware = Hardware(accelerator=row, per_node=row.per_node)
             found, _ = size(replace(q, engine=engine, hardware=hardware))
             if found:

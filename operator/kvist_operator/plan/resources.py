@@ -1,27 +1,31 @@
 """Resources of one replica: its accelerators, and shared memory, memory and times of its pods. Pure."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kvist_operator.errors import HardwareError, SpecError
 from kvist_operator.hardware import (
     CPU,
+    MIG_RESOURCE,
     Accelerator,
-    NodeFacts,
     find_accelerator,
+    is_called,
     known_accelerator,
     unlisted_accelerator,
 )
 from kvist_operator.memory.layout import GIB, Layout
 from kvist_operator.memory.memory_budget import Memory
+from kvist_operator.node_labels import NodeFacts
 from kvist_operator.spec.pool import AcceleratorSpec, Pool
 
 from .plan import Choice, Hardware, PodResources
 
 NODE_LABELS: Final = "node labels"
 """Source of a choice that comes from the labels of the cluster's nodes."""
+PRICES: Final = "prices"
+"""Source of a choice that comes from the prices of accelerators."""
 MODEL_MOUNT: Final = "/model"
 """Mount path of a claim or an image with weights."""
 ADAPTER_MOUNT: Final = "/adapters"
@@ -40,56 +44,125 @@ BASE_MEMORY: Final = 12 * GIB
 PER_GPU: Final = 6 * GIB
 
 
-def choose_hardware(
-    spec: AcceleratorSpec, *, nodes: Sequence[NodeFacts] = (), gpu: str = ""
-) -> tuple[Hardware, list[Choice]]:
-    """Return the accelerators; ``gpu`` (``kvist plan --gpu``) overrides the spec, the spec the node labels.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Accelerators for which a plan may be made, with the choices that name them."""
+
+    hardware: Hardware
+    choices: tuple[Choice, ...]
+    planned: bool = False
+    """The pool runs there now."""
+
+
+def candidates(
+    spec: AcceleratorSpec,
+    *,
+    nodes: Sequence[NodeFacts] = (),
+    gpu: str = "",
+    prices: Mapping[str, float] | None = None,
+) -> list[Candidate]:
+    """Return the accelerators among which the plan chooses.
+
+    ``gpu`` (``kvist plan --gpu``) overrides the spec, the spec the labels of nodes. Without any of them the
+    kinds that have a price (USD or any other currency per GPU and hour, by name) are the candidates.
 
     Raises:
-        HardwareError: no source names the accelerator, or it is not known.
-        SpecError: the memory of a CPU engine is missing.
+        HardwareError: no source names an accelerator, or it is not known.
+        SpecError: a resource or memory that the accelerator does not have.
     """
-    row, source, labelled = _accelerator(spec, nodes, gpu)
-    if spec.resource:
-        row = replace(row, resource=spec.resource)
-    cpu = row.vendor == "cpu"
-    if cpu and not spec.memory_bytes:
-        raise SpecError("spec.accelerator.memory", "is missing: set the memory that a CPU engine may use")
-    memory = spec.memory_bytes / GIB
-    if memory and (cpu or memory < row.memory_gib):
-        # less than the GPU has: a slice of it
-        row = replace(row, memory_gib=memory, verified=row.verified and cpu, source="spec.accelerator.memory")
-    choices = [Choice("accelerator", row.name, f"{row.memory_gib:g} GiB per process; {row.source}", source)]
-    if spec.per_node:
-        choices.append(Choice("perNode", spec.per_node, "as requested", "spec.accelerator.perNode"))
-    elif labelled:
-        choices.append(Choice("perNode", labelled, "number on the cluster's nodes", NODE_LABELS))
-    else:
-        choices.append(Choice("perNode", row.per_node, "usual with this accelerator", "hardware table"))
-    return Hardware(accelerator=row, per_node=choices[-1].value, count=spec.count), choices
+    kinds, source = _kinds(spec, nodes, gpu, prices or {})
+    found: dict[Hardware, Candidate] = {}
+    errors: list[SpecError] = []
+    for facts, counted in kinds:
+        try:
+            each = _candidate(spec, facts, counted, source, prices or {})
+            found.setdefault(each.hardware, each)
+        except SpecError as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    return list(found.values())
 
 
-def _accelerator(
-    spec: AcceleratorSpec, nodes: Sequence[NodeFacts], gpu: str
-) -> tuple[Accelerator, str, int | None]:
-    """Return the accelerator, the source of that choice, and the number on a node if labels have it."""
+def _kinds(
+    spec: AcceleratorSpec, nodes: Sequence[NodeFacts], gpu: str, prices: Mapping[str, float]
+) -> tuple[list[tuple[NodeFacts, bool]], str]:
+    """Return kinds of accelerators, each with whether labels have its number on a node, and their source."""
     if gpu:
-        return known_accelerator(gpu, "--gpu"), "--gpu", None
+        return [(_usual(known_accelerator(gpu, "--gpu")), False)], "--gpu"
     if spec.product:
-        row = find_accelerator(spec.product)
-        if row is None and spec.memory_bytes:
-            new = unlisted_accelerator(spec.product, spec.memory_bytes / GIB, spec.resource)
-            return new, "spec.accelerator.product", None
-        labelled = next((n.per_node for n in nodes if row and n.accelerator.name == row.name), None)
-        return known_accelerator(spec.product), "spec.accelerator.product", labelled
+        source = "spec.accelerator.product"
+        on_nodes = [f for f in nodes if _is_product(f.accelerator, spec)]
+        if on_nodes:
+            return [(facts, True) for facts in on_nodes], source
+        if find_accelerator(spec.product) is None and spec.memory_bytes:
+            memory = spec.memory_bytes / GIB
+            return [
+                (_usual(unlisted_accelerator(spec.product, memory, resource=spec.resource)), False)
+            ], source
+        return [(_usual(known_accelerator(spec.product)), False)], source
     if spec.resource == "cpu":
-        return CPU, "spec.accelerator.resourceName", None
+        return [(_usual(CPU), False)], "spec.accelerator.resourceName"
     if nodes:
-        return nodes[0].accelerator, NODE_LABELS, nodes[0].per_node
+        same = [facts for facts in nodes if facts.accelerator.resource == spec.resource]
+        return [(facts, True) for facts in same or nodes], NODE_LABELS
+    if prices:
+        return [(_usual(known_accelerator(name, "--price")), False) for name in prices], PRICES
     raise HardwareError(
         "spec.accelerator.product: is not set, and no node has a label with it: set it, or pass "
         "--gpu H100-80GB to kvist plan"
     )
+
+
+def _usual(row: Accelerator) -> NodeFacts:
+    return NodeFacts(row, row.per_node)
+
+
+def _is_product(row: Accelerator, spec: AcceleratorSpec) -> bool:
+    """Return whether the spec means this kind: its name and, if it is set, its resource."""
+    known = find_accelerator(spec.product)
+    named = is_called(row, spec.product) or bool(known and known.name == row.name)
+    return named and row.resource == (spec.resource or row.resource)
+
+
+def _candidate(
+    spec: AcceleratorSpec, facts: NodeFacts, counted: bool, source: str, prices: Mapping[str, float]
+) -> Candidate:
+    row = _as_requested(spec, facts.accelerator)
+    price = next((number for name, number in prices.items() if is_called(row, name)), None)
+    each = f"; {price:g} per hour" if price is not None else ""
+    choices = [
+        Choice("accelerator", row.name, f"{row.memory_gib:g} GiB per process; {row.source}{each}", source)
+    ]
+    if row.isolated:
+        reason = "a slice or a shared GPU cannot form a group with others"
+        choices.append(Choice("perNode", 1, reason, "NCCL"))
+    elif spec.per_node:
+        choices.append(Choice("perNode", spec.per_node, "as requested", "spec.accelerator.perNode"))
+    elif counted:
+        choices.append(Choice("perNode", facts.per_node, "number on the cluster's nodes", NODE_LABELS))
+    else:
+        choices.append(Choice("perNode", row.per_node, "usual with this accelerator", "hardware table"))
+    hardware = Hardware(accelerator=row, per_node=choices[-1].value, count=spec.count, price=price)
+    return Candidate(hardware=hardware, choices=tuple(choices), planned=facts.planned)
+
+
+def _as_requested(spec: AcceleratorSpec, row: Accelerator) -> Accelerator:
+    """Return the accelerator with the resource and memory of the spec. Raises SpecError."""
+    memory = spec.memory_bytes / GIB
+    if spec.resource.startswith(MIG_RESOURCE) and not row.isolated:
+        profile = spec.resource.removeprefix(MIG_RESOURCE)
+        row = find_accelerator(f"{row.product}-MIG-{profile}") or replace(row, isolated=True, verified=False)
+    if spec.resource:
+        row = replace(row, resource=spec.resource)
+    if row.vendor == "cpu":
+        if not memory:
+            raise SpecError("spec.accelerator.memory", "is missing: set the memory that a CPU engine may use")
+        return replace(row, memory_gib=memory, source="spec.accelerator.memory")
+    if memory and memory < row.memory_gib:
+        # less than the GPU has: a slice of it
+        return replace(row, memory_gib=memory, verified=False, source="spec.accelerator.memory")
+    return row
 
 
 def pod_resources(

@@ -1,14 +1,21 @@
-"""The sizing rule, which finds the smallest layout that fits, and the settings reduced for it. Pure.
+"""The sizing rule: the layout that holds the wish with the fewest accelerators, and what gives way. Pure.
 
-1. The smallest tensor parallelism in a node that leaves the required context for the required concurrency.
-2. More accelerators of the same node come before less context.
-3. Tighter engine settings come next, then less context (never under 8k, always reported).
+The wish is the required concurrency times the typical length of a request, with the required context.
+
+1. Layouts in a node are tried from the smallest. Memory share and step size give way first, then the number
+   of sequences in a step: a smaller layout with tighter settings comes before a larger one.
+2. A larger layout is taken only if it holds at least 5 % of the wish more than every smaller one.
+3. What the best layout in a node does not hold is taken from the concurrency, and only when a single
+   sequence of the required context does not fit from the context (never under 8k).
 4. Pipeline stages over nodes come last.
+
+Values that the user sets never change, and every reduction is a choice with its reason.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from kvist_operator.hardware import Accelerator
 from kvist_operator.memory.layout import GIB, EngineSettings, Layout
@@ -20,11 +27,15 @@ from .layouts import layouts_over_nodes, layouts_within_node
 from .plan import Choice, Hardware
 from .requirements import RULE, STEP, Requirements, step_tokens
 
+T = TypeVar("T")
+
 DEFAULT_SHARE: Final = 92
 SHARES: Final = (95, 97)
 BATCHES: Final = (4096, 2048)
 SEQUENCES: Final = (64, 32)
 MAX_SEQUENCES: Final = 1024
+WORTH: Final = 0.05
+"""Part of the wish that a larger layout, or a dearer kind of node, must hold beyond every cheaper one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +47,8 @@ class SizedLayout:
     memory: Memory
     reason: str
     choices: tuple[Choice, ...] = ()
+    others: tuple["SizedLayout", ...] = ()
+    """Other layouts of the same accelerators that fit, the smallest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +70,18 @@ class SizingInput:
         """Return whether all requirements are met."""
         r = self.required
         return memory.fits(r.context) and memory.fits(r.typical, r.concurrency)
+
+    def held(self, memory: Memory) -> float:
+        """Return the part of the wish that is held, at most 1."""
+        r = self.required
+        length = min(memory.max_len, r.typical)
+        tokens = memory.concurrency(length) * length
+        return min(1.0, tokens / (r.concurrency * r.typical), memory.max_len / r.context)
+
+    @property
+    def load(self) -> str:
+        """The wish in words."""
+        return f"{self.required.concurrency} requests of {self.required.typical} tokens"
 
 
 def first_settings(
@@ -110,12 +135,12 @@ def _power_of_two(number: int) -> int:
 def tighter_settings(
     engine: EngineSpec, required: Requirements, settings: EngineSettings
 ) -> Iterator[EngineSettings]:
-    """Yield ever tighter settings; values that the user set do not change."""
+    """Yield ever tighter settings: share and step size, then sequences; values of the user do not change."""
     least = min(256, max(_power_of_two(required.concurrency), SEQUENCES[-1]))
     share = [] if engine.memory_percent else [("share", s) for s in SHARES]
     batch = [] if engine.max_num_batched_tokens else [("batched_tokens", b) for b in BATCHES]
     few = [] if engine.max_num_seqs else [("sequences", max(s, least)) for s in SEQUENCES]
-    for field, value in [*share[:1], *batch[:1], *few[:1], *batch[1:], *few[1:], *share[1:]]:
+    for field, value in [*share[:1], *batch[:1], *share[1:], *batch[1:], *few]:
         if field == "share":
             tighter = replace(settings, share=max(settings.share, value))
         elif field == "batched_tokens":
@@ -132,55 +157,95 @@ def size(q: SizingInput) -> tuple[SizedLayout | None, list[Layout]]:
     """Return the layout to use, None if none fits, and all layouts that are possible. Raises SpecError."""
     near = layouts_within_node(q.engine, q.facts.shape, q.hardware)
     far = layouts_over_nodes(q.engine, q.facts.shape, q.hardware)
-    found = _smallest(q, near) or (_tightened(q, near[-1]) if near else None) or _over_nodes(q, far)
-    return found, [*near, *far]
+    if q.hardware.accelerator.isolated:
+        near, far = [layout for layout in near if layout.gpus == 1], []
+    return _within_node(q, near) or _over_nodes(q, far), [*near, *far]
 
 
-def _smallest(q: SizingInput, layouts: Iterable[Layout]) -> SizedLayout | None:
-    tried: tuple[Layout, Memory] | None = None
+def _within_node(q: SizingInput, layouts: list[Layout]) -> SizedLayout | None:
+    """Return the smallest layout to which no larger one adds enough of the wish; None if none fits."""
+    found: list[SizedLayout] = []
     for layout in layouts:
-        memory = q.memory(layout, q.settings)
+        sized = _settle(q, layout)
+        if sized:
+            found.append(sized)
+        if sized and q.held(sized.memory) == 1:
+            break
+    best = most_worth(found, lambda sized: q.held(sized.memory))
+    if best is None:
+        return None
+    smaller = next((layout for layout in reversed(layouts) if layout.gpus < best.layout.gpus), None)
+    others = tuple(each for each in found if each is not best)
+    return replace(best, reason=_why(q, best, smaller, layouts[-1]), others=others)
+
+
+def most_worth(cheapest_first: Iterable[T], held: Callable[[T], float]) -> T | None:
+    """Return the last element that holds 5 % of the wish more than every cheaper one; None of an empty
+    list."""
+    best, most = None, 0.0
+    for each in cheapest_first:
+        if best is None or held(each) >= most + WORTH:
+            best = each
+        most = max(most, held(each))
+    return best
+
+
+def _settle(q: SizingInput, layout: Layout) -> SizedLayout | None:
+    """Return a layout with the settings that it needs: tighter ones, then fewer requests at once, then less
+    context; None if even that does not fit."""
+    steps = [q.settings, *tighter_settings(q.engine, q.required, q.settings)]
+    for settings in steps:
+        memory = q.memory(layout, settings)
         if q.satisfied_by(memory):
-            reason = _why_smallest(q, layout, tried)
-            return SizedLayout(layout=layout, settings=q.settings, memory=memory, reason=reason)
-        tried = layout, memory
-    return None
+            return _sized(q, layout, settings, memory)
+    # fewer sequences in a step cost throughput: only if the cache holds 5 % more with them
+    many = [each for each in steps if each.sequences == q.settings.sequences][-1]
+    milder, tightest = (_reduced(q, layout, settings) for settings in (many, steps[-1]))
+    if tightest and milder and q.held(milder.memory) >= (1 - WORTH) * q.held(tightest.memory):
+        return milder
+    return tightest
 
 
-def _why_smallest(q: SizingInput, layout: Layout, tried: tuple[Layout, Memory] | None) -> str:
+def _reduced(q: SizingInput, layout: Layout, settings: EngineSettings) -> SizedLayout | None:
+    length = _longest(q, layout, settings)
+    if length is None:
+        return None
+    settings = replace(settings, max_len=length)
+    return _sized(q, layout, settings, q.memory(layout, settings))
+
+
+def _sized(q: SizingInput, layout: Layout, settings: EngineSettings, memory: Memory) -> SizedLayout:
+    found = [
+        *_describe_tighter(q.settings, settings, q.hardware.accelerator),
+        *_describe_reduced(q, settings.max_len, memory),
+    ]
+    return SizedLayout(layout=layout, settings=settings, memory=memory, reason="", choices=tuple(found))
+
+
+def _why(q: SizingInput, best: SizedLayout, smaller: Layout | None, largest: Layout) -> str:
     if q.engine.tensor:
         return "as requested"
     if q.hardware.count:
         return f"spec.accelerator.count is {q.hardware.count}"
-    load = f"{q.required.concurrency} requests of {q.required.typical} tokens"
-    if layout.gpus == 1 and not tried:
-        return f"one is enough for the weights and {load}"
-    reason = f"the smallest with enough KV cache for {load}"
-    if tried:
-        smaller, memory = tried
-        lacks = memory.missing(q.required.typical, q.required.concurrency)
-        reason += f"; {smaller.tensor} would lack {lacks / GIB:.1f} GiB on each"
-    return reason
+    holds = f"holds {shown(q, best.memory)} of {q.load}"
+    if q.satisfied_by(best.memory):
+        if best.layout.gpus == 1:
+            return f"one is enough for the weights and {q.load}"
+        if smaller is None:
+            return f"the smallest with enough KV cache for {q.load}"
+        settings = [q.settings, *tighter_settings(q.engine, q.required, q.settings)][-1]
+        memory = q.memory(smaller, settings)
+        lacks = memory.missing(q.required.typical, q.required.concurrency) / GIB
+        few = f"; {smaller.gpus} would lack {lacks:.1f} GiB on each"
+        return f"the smallest with enough KV cache for {q.load}{few if lacks >= 0.05 else ''}"
+    if best.layout.gpus < largest.gpus:
+        return f"{holds}; more of a node would hold less than {WORTH:.0%} more"
+    return f"{holds}; all that a node can share, which comes before a second node"
 
 
-def _tightened(q: SizingInput, layout: Layout) -> SizedLayout | None:
-    """Return a layout with tighter settings, then with less context, then with fewer requests at once."""
-    settings, choices = q.settings, []
-    for settings in tighter_settings(q.engine, q.required, q.settings):
-        memory = q.memory(layout, settings)
-        if q.satisfied_by(memory):
-            break
-    else:
-        length = _longest(q, layout, settings)
-        if length is None:
-            return None
-        settings = replace(settings, max_len=length)
-        memory = q.memory(layout, settings)
-        choices = _describe_shorter(q, length, memory)
-    fixed = q.engine.tensor is not None or q.hardware.count is not None
-    reason = "as requested" if fixed else "all accelerators of a node, which comes before a second node"
-    choices = [*_describe_tighter(q.settings, settings, q.hardware.accelerator), *choices]
-    return SizedLayout(layout=layout, settings=settings, memory=memory, reason=reason, choices=tuple(choices))
+def shown(q: SizingInput, memory: Memory) -> str:
+    """Return how many typical requests fit at once, with one decimal, rounded down."""
+    return f"{math.floor(10 * memory.concurrency(min(memory.max_len, q.required.typical))) / 10:g}"
 
 
 def _describe_tighter(before: EngineSettings, after: EngineSettings, gpu: Accelerator) -> list[Choice]:
@@ -192,32 +257,19 @@ def _describe_tighter(before: EngineSettings, after: EngineSettings, gpu: Accele
         reason = f"lowered from {before.batched_tokens}: smaller steps leave more memory for the KV cache"
         found.append(Choice("maxNumBatchedTokens", after.batched_tokens, reason, RULE))
     if after.sequences != before.sequences:
-        reason = f"lowered from {before.sequences}: the KV cache would not hold more at once"
+        reason = f"lowered from {before.sequences}: fewer leave more memory for the KV cache"
         found.append(Choice("maxNumSeqs", after.sequences, reason, RULE))
     return found
 
 
 def _longest(q: SizingInput, layout: Layout, settings: EngineSettings) -> int | None:
-    """Return the context to offer if not all requirements can be met; None if the shortest does not fit.
-
-    The context is as long as the concurrency allows. Fewer requests at once are preferred to a context that
-    is shorter than the typical request, and to none.
-    """
-    r = q.required
+    """Return the longest context of which one sequence fits; None if the shortest does not."""
 
     def one_fits(length: int) -> bool:
         return q.memory(layout, replace(settings, max_len=length)).fits(length)
 
-    def all_fit(length: int) -> bool:
-        memory = q.memory(layout, replace(settings, max_len=length))
-        return memory.fits(length) and memory.fits(min(length, r.typical), r.concurrency)
-
-    kept = _search(all_fit, r.floor, r.context)
-    if kept is not None and (kept >= r.typical or r.typical == r.context):
-        return kept
-    if r.typical < r.context:
-        return _search(one_fits, r.floor, r.context)
-    return r.floor if one_fits(r.floor) else None
+    r = q.required
+    return r.context if one_fits(r.context) else _search(one_fits, r.floor, r.context)
 
 
 def _search(fits: Callable[[int], bool], low: int, high: int) -> int | None:
@@ -235,7 +287,7 @@ def _search(fits: Callable[[int], bool], low: int, high: int) -> int | None:
     return best
 
 
-def _describe_shorter(q: SizingInput, length: int, memory: Memory) -> list[Choice]:
+def _describe_reduced(q: SizingInput, length: int, memory: Memory) -> list[Choice]:
     found, r = [], q.required
     if length < r.context:
         left = f"{memory.kv / GIB:.2f} GiB are left for the KV cache of each, {memory.kv_tokens} tokens"
@@ -243,16 +295,17 @@ def _describe_shorter(q: SizingInput, length: int, memory: Memory) -> list[Choic
     typical = min(length, r.typical)
     at_once = int(memory.concurrency(typical))
     if at_once < r.concurrency:
-        reason = f"lowered from {r.concurrency}: the KV cache holds {at_once} requests of {typical} tokens"
+        holds = f"the KV cache holds {shown(q, memory)} requests of {typical} tokens"
+        reason = f"lowered from {r.concurrency}: {holds}"
         found.append(Choice("concurrency", at_once, reason, RULE))
     return found
 
 
 def _over_nodes(q: SizingInput, layouts: list[Layout]) -> SizedLayout | None:
     for layout in layouts:
-        found = _smallest(q, [layout]) or _tightened(q, layout)
+        found = _settle(q, layout)
         if found and (q.engine.tensor or q.hardware.count):
-            return found
+            return replace(found, reason=_why(q, found, None, layout))
         if found:
             problem = f"one node is too small for the weights and {q.required.floor} tokens"
             return replace(found, reason=f"all {q.hardware.per_node} of a node: {problem}")

@@ -129,6 +129,7 @@ class Operator:
             images=Site(picker_image=settings.picker_image, envoy_image=settings.envoy_image),
             engine_image=settings.engine_image,
             identity=build_identity(),
+            prices=settings.price_list,
         )
         self._follow = follow
         self._wake = asyncio.Event()

@@ -14,8 +14,9 @@ from typing import Final, Self
 from kvist_epp.errors import SettingsError as ArgumentError
 from kvist_epp.settings import arguments
 from kvist_epp.settings.arguments import flag
-from kvist_operator.errors import OperatorSettingsError
+from kvist_operator.errors import OperatorSettingsError, SpecError
 from kvist_operator.manifests.object_names import ENVOY_IMAGE, PICKER_IMAGE
+from kvist_operator.prices import parse_prices
 from kvist_operator.spec.pool import DEFAULT_IMAGE
 
 LOG_FORMATS: Final = ("auto", "json", "text")
@@ -61,6 +62,13 @@ class OperatorSettings:
         "container image of Envoy, for pools with spec.gateway.mode: Envoy",
         unit="IMAGE",
     )
+    prices: str = flag(
+        "--prices",
+        "",
+        "comma-separated prices of one accelerator for an hour, such as H100-80GB=2.99,L4=0.7; pools that "
+        "name no accelerator get the cheapest kind of node that fits; empty: the smallest",
+        unit="NAME=PRICE,…",
+    )
     workers: int = flag("--workers", 8, "number of pools that are reconciled at the same time", unit="N")
     resync: float = flag(
         "--resync",
@@ -97,6 +105,10 @@ class OperatorSettings:
         for name in self.watched:
             if not re.fullmatch(_NAMESPACE, name):
                 raise OperatorSettingsError(f"--namespaces: {name!r} is not a valid namespace name")
+        try:
+            _ = self.price_list
+        except SpecError as error:
+            raise OperatorSettingsError(str(error)) from error
         if not 0 <= self.metrics_port <= 65_535:
             raise OperatorSettingsError(f"--metrics-port: {self.metrics_port} is not a port (0 to 65535)")
         if self.workers < 1:
@@ -106,6 +118,11 @@ class OperatorSettings:
             if not math.isfinite(value) or value < least:
                 flag_name = arguments.flags_of(type(self))[name]
                 raise OperatorSettingsError(f"{flag_name}: must be at least {least:g} s")
+
+    @property
+    def price_list(self) -> dict[str, float]:
+        """Prices by the name of the accelerator. Raises SpecError."""
+        return parse_prices(filter(None, self.prices.split(",")), "--prices")
 
     @property
     def watched(self) -> tuple[str, ...]:

@@ -67,6 +67,8 @@ class Reconciler:
     """Image of engines, for pools that set none."""
     identity: str = ""
     """Name of this build of the operator: another one may make other objects of the same pool."""
+    prices: Mapping[str, float] = field(default_factory=dict)
+    """Prices of accelerators for an hour, by name."""
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     pending: set[PoolKey] = field(default_factory=set)
     """Pools whose model is being looked up."""
@@ -130,7 +132,7 @@ class Reconciler:
         inputs = (pool.uid, pool.generation, id(found), site, tuple(accelerators))
         known, intent = self._intents.pop(key, ((), Intent()))
         if known != inputs:
-            intent = make_intent(pool, found, site, accelerators)
+            intent = make_intent(pool, found, site, accelerators, self.prices)
         self._intents[key] = (inputs, intent)
         while len(self._intents) > CACHED_INTENTS:
             del self._intents[next(iter(self._intents))]
@@ -232,14 +234,16 @@ class Reconciler:
             self._secrets.forget(str(resource["metadata"].get("uid")))
 
 
-def make_intent(pool: Pool, found: ModelFacts, site: Site, accelerators: list[Any]) -> Intent:
+def make_intent(
+    pool: Pool, found: ModelFacts, site: Site, accelerators: list[Any], prices: Mapping[str, float]
+) -> Intent:
     """Return plan and objects, or the error that prevents them. Pure."""
     facts, draft = found
     plan: Plan | None = None
     # engines and pickers load the commit that the facts are of
     pinned = replace(pool, model=replace(pool.model, revision=pool.model.revision or facts.revision))
     try:
-        plan = make_plan(pinned, facts, nodes=accelerators, draft=draft)
+        plan = make_plan(pinned, facts, nodes=accelerators, draft=draft, prices=prices)
         if plan.verdict is PlanVerdict.REFUSED:
             return Intent(pool, plan, facts=found)
         return Intent(pool, plan, render(pinned, plan, site), facts=found)

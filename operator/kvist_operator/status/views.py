@@ -128,6 +128,9 @@ def plan_status(plan: Plan) -> Json:
     found["hash"] = plan.hash
     found["env"] = whole["env"]  # names of variables keep their spelling
     found["accelerator"]["summary"] = summary(plan)
+    found["neighbours"] = [str(each) for each in plan.neighbours]
+    if plan.price_per_hour is None:
+        del found["pricePerHour"]
     found["choices"] = [
         {**c, "value": c["value"] if isinstance(c["value"], str) else json.dumps(c["value"], sort_keys=True)}
         for c in whole["choices"][:MOST_CHOICES]
