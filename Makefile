@@ -49,7 +49,7 @@ reruns: $(READY)  ## how many test files were run again after a failure, and whi
 test-data-plane: $(READY)  ## real Envoy, both transports, both modes
 	$(call again,$(PYTEST) -n 4 --dist worksteal tests/data_plane)
 
-test-engine: $(READY)  ## real vLLM on CPU (downloaded once into a cache folder, about 5 GB)
+test-engine: $(READY)  ## real vLLM on CPU (downloaded once into a cache folder, about 7 GB)
 	$(call again,$(PYTEST) -rP tests/engine)
 
 test-cluster: $(READY)  ## real control plane, pods as processes (built from Go modules once, about 6 minutes; needs root)

@@ -23,6 +23,8 @@ VARIABLE: Final = "$("
 """Kubernetes replaces ``$(NAME)`` in arguments, so a value with it is not checked."""
 PLUGINS: Final = {"tool-call-parser": "tool-parser-plugin", "reasoning-parser": "reasoning-parser-plugin"}
 """Flag → the flag that loads more values for it."""
+BY_VALUE: Final = {("quantization", "fp8"): "spec.engine.quantization"}
+"""Flag and value → the field that sets them; other values of the flag have none."""
 FORMATS: Final = {
     "int": ("a whole number", re.compile(r"[+-]?\d+")),
     "float": ("a number", re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")),
@@ -185,6 +187,9 @@ def _check_ownership(each: ExtraFlag) -> None:
     if each.name in SECRETS and VARIABLE not in "".join(each.values):
         problem = f"{each.spelled} puts a secret into the pool, where many can read it: {SECRETS[each.name]}"
         raise SpecError(each.path, problem)
+    field = next((BY_VALUE[each.name, value] for value in each.values if (each.name, value) in BY_VALUE), "")
+    if field:
+        raise SpecError(each.path, _owned(each, field))
     for candidate in _readings(each.name) if each.flag is None else (each.name,):
         if candidate in OWNED:
             raise SpecError(each.path, _owned(each, OWNED[candidate]))
@@ -300,7 +305,7 @@ def _check_repeated(found: Sequence[ExtraFlag]) -> None:
     seen: set[str] = set()
     for each in found:
         if each.name in seen and not each.key and (each.flag is None or each.flag.takes != "each"):
-            problem = f"{each.spelled} is given twice, and vLLM takes the last: leave one out"
+            problem = f"--{each.name} is given twice, and vLLM takes the last: leave one out"
             raise SpecError(each.path, problem)
         seen.add(each.name)
 

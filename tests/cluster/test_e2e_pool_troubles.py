@@ -27,7 +27,7 @@ async def said(room: Space, word: str, kind: str = "Progressing") -> Json:
 async def test_an_engine_that_refuses_its_arguments_is_quoted(cluster: Cluster, room: Space) -> None:
     """A crash loop becomes a condition with vLLM's termination message."""
     await installed(cluster, room.client)
-    await room.apply(pool("twig", **PLAIN, engine={"extraArgs": ["--no-such-flag"]}))
+    await room.apply(pool("twig", **PLAIN, engine={"version": "0.99.0", "extraArgs": ["--no-such-flag"]}))
     found = await said(room, "--no-such-flag")
 
     assert "unrecognized arguments" in found["message"]

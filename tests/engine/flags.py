@@ -1,4 +1,4 @@
-"""Writes the operator's table of vLLM's flags: ``python -m tests.engine.flags``, about 1.3 GB of packages.
+"""Writes the operator's table of vLLM's flags: ``python -m tests.engine.flags``, about 1.7 GB of packages.
 
 Each version's own parser is built and read, in the environment of the engine tests: the package of that
 version without its dependencies goes before the installed one. Where no CPU build of a version exists, its
@@ -7,6 +7,7 @@ parsers of tool calls and of reasoning) are read from its registries; quantizati
 may add one.
 """
 
+import fcntl
 import json
 import os
 import subprocess
@@ -125,23 +126,17 @@ def run(version: str, code: str, given: Any = None) -> Any:
     return json.loads(ran.stdout.rpartition("FOUND")[2])
 
 
-def available(version: str) -> bool:
-    """Return whether a version is installed, so that a test need not download it."""
-    return PACKAGES[version] == install.VLLM or _folder(version).exists()
-
-
-def _folder(version: str) -> Path:
-    return install.cache() / f"parser-{PACKAGES[version].replace('==', '-')}"
-
-
 def _package(version: str, python: str) -> Path:
-    home = _folder(version)
-    if not home.exists():
-        made = home.with_suffix(".new")
-        uv = Path(sys.executable).with_name("uv")
-        command = [uv, "pip", "install", "--quiet", "--python", python, "--no-deps", "--target", made]
-        subprocess.run([*map(str, command), PACKAGES[version]], check=True)
-        made.rename(home)
+    """Return the folder of a version's package, downloaded if need be."""
+    home = install.cache() / f"parser-{PACKAGES[version].replace('==', '-')}"
+    with Path(f"{home}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not home.exists():
+            made = Path(f"{home}.new")
+            uv = Path(sys.executable).with_name("uv")
+            command = [uv, "pip", "install", "--quiet", "--python", python, "--no-deps", "--target", made]
+            subprocess.run([*map(str, command), PACKAGES[version]], check=True)
+            made.rename(home)
     return home
 
 

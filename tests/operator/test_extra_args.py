@@ -42,6 +42,8 @@ def refused(words: list[str], version: EngineVersion = NEW) -> str:
         ("--disable-log-stats", "gateway, picker and plan depend on it"),
         ("--ssl-keyfile", "gateway, picker and plan depend on it"),
         ("--lora-modules", "set spec.model.adapters instead"),
+        ("--quantization=fp8", "set spec.engine.quantization instead"),
+        ("-q=fp8", "set spec.engine.quantization instead"),
     ],
 )
 def test_owned_flags_are_refused_in_every_spelling(word: str, said: str) -> None:
