@@ -22,7 +22,7 @@ from .requirements import RULE, expected_ttft, read_requirements
 from .resources import Candidate, candidates, pod_resources
 from .selection import Attempt, choose, described, for_image, lacking, neighbours, tightest
 from .shared_cache import share_cache
-from .size import SizedLayout, SizingInput, first_settings, size
+from .size import SizedLayout, SizingInput, first_settings, most_worth, size
 
 OFFERED: Final = (
     "A100-40GB",
@@ -105,8 +105,9 @@ def _attempt(
     sized, layouts = size(q)
     if not layouts:
         raise impossible(pool.engine, shape, hardware)
-    others = sized.others if sized else ()
-    sized, spread = share_cache(q, sized) if sized else (None, [])
+    found = _with_shared_cache(q, sized) if sized else []
+    sized, spread = most_worth(found, lambda each: q.held(each[0].memory)) or (None, [])
+    others = tuple(each for each, _ in found if each is not sized)
     return Attempt(
         candidate=candidate,
         q=q,
@@ -117,6 +118,15 @@ def _attempt(
         spread=tuple(spread),
         others=others,
     )
+
+
+def _with_shared_cache(q: SizingInput, sized: SizedLayout) -> list[tuple[SizedLayout, list[Choice]]]:
+    """Return the layout and the others that fit, the smallest first, each divided as its cache is best: a
+    smaller one may hold as much then."""
+    reason = f"the smallest that holds enough of {q.load}"
+    others = [replace(each, reason=reason) for each in sized.others]
+    found = sorted([sized, *others], key=lambda each: each.layout.gpus)
+    return [share_cache(q, each) for each in found]
 
 
 def _base_settings(

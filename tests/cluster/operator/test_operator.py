@@ -254,23 +254,46 @@ async def test_without_node_labels_the_spec_has_to_say(ground: Ground, tmp_path:
 async def test_cluster_wide_it_reads_nodes_and_all_namespaces(
     plane: ControlPlane, admin: Client, space: Namespace, tmp_path: Path
 ) -> None:
-    """With exactly the rules of the ClusterRole, pools of every namespace are reconciled, and node labels
-    supply what a pool does not specify."""
+    """With exactly the rules of the ClusterRole, pools of every namespace are reconciled, and the labels of
+    two kinds of nodes supply what a pool does not specify: the one that holds its model."""
     await with_crd(admin)
     kubeconfig = await account(plane, admin, space.name)
-    labels = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.count": "4"}
-    await admin.ask("POST", "/api/v1/nodes", {"metadata": {"name": "gpu-node", "labels": labels}})
+    gpu = "nvidia.com/gpu"
+    kinds = {
+        "t4-node": {f"{gpu}.product": "Tesla-T4", f"{gpu}.memory": "15360", f"{gpu}.count": "1"},
+        "new-node": {
+            f"{gpu}.product": "NVIDIA-Brand-New",
+            f"{gpu}.memory": "97871",
+            f"{gpu}.compute.major": "9",
+            f"{gpu}.compute.minor": "0",
+            f"{gpu}.count": "4",
+        },
+    }
+    for name, labels in kinds.items():
+        await admin.ask("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
+    small: dict[str, Any] = {
+        "model": {"source": "hf://Qwen/Qwen3-0.6B"},
+        "workload": {"promptTokens": 1000, "outputTokens": 200},
+    }
     try:
         async with administrator(plane) as server:
-            await server.apply(pool("twig", space.name, accelerator={}))
+            await server.apply(pool("large", space.name, accelerator={}))
+            await server.apply(pool("small", space.name, accelerator={}, **small))
             async with operating(tmp_path, kubeconfig, *QUICK):
-                await until_condition(server, "twig", space.name, "Accepted", status="True")
-            found = await server.get(Target(POOL, space.name, "twig"))
-            assert found is not None
-            assert found["status"]["plan"]["accelerator"]["product"] == "NVIDIA-L4"
-            await admin.ask("DELETE", Target(POOL, space.name, "twig").path)
+                for name in ("large", "small"):
+                    await until_condition(server, name, space.name, "Accepted", status="True")
+            found = {n: await server.get(Target(POOL, space.name, n)) for n in ("large", "small")}
+            plans = {name: each["status"]["plan"] for name, each in found.items() if each}
+            assert plans["large"]["accelerator"]["product"] == "NVIDIA-Brand-New"
+            assert plans["large"]["accelerator"]["capability"] == 90
+            assert 94 < plans["large"]["memory"]["perGpuGib"] < 95
+            assert "--kv-cache-dtype" in plans["large"]["args"]
+            assert plans["small"]["accelerator"]["product"] == "Tesla-T4"
+            for name in plans:
+                await admin.ask("DELETE", Target(POOL, space.name, name).path)
     finally:
-        await admin.ask("DELETE", "/api/v1/nodes/gpu-node")
+        for name in kinds:
+            await admin.ask("DELETE", f"/api/v1/nodes/{name}")
 
 
 async def test_a_quota_is_a_condition_that_names_the_object(ground: Ground, tmp_path: Path) -> None:

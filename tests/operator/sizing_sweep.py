@@ -1,0 +1,179 @@
+"""Plans of every model of the catalogue on many accelerators and in three clusters, and the page with their
+figures; ``python -m tests.operator.sizing_sweep`` writes docs/planning-sweep.md again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from tests.operator.pools import known, pool
+
+from kvist_operator.errors import OperatorError
+from kvist_operator.models.source import catalogue
+from kvist_operator.node_labels import NodeFacts, node_kinds
+from kvist_operator.plan import Plan, PlanVerdict, make_plan
+from kvist_operator.plan.requirements import DEFAULT_CONCURRENCY, DEFAULT_CONTEXT
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "planning-sweep.md"
+GPUS: Final = (
+    "T4",
+    "L4",
+    "A100-40GB",
+    "L40S",
+    "A100-80GB",
+    "H100-80GB",
+    "H200-141GB",
+    "B200-180GB",
+    "MI300X-192GB",
+)
+PRODUCT: Final = "nvidia.com/gpu.product"
+COUNT: Final = "nvidia.com/gpu.count"
+CLUSTERS: Final[Mapping[str, list[dict[str, str]]]] = {
+    "20 × T4; 4 × (8 × H100)": [
+        {PRODUCT: "Tesla-T4", COUNT: "1"},
+        {PRODUCT: "NVIDIA-H100-80GB-HBM3", COUNT: "8"},
+    ],
+    "1 × L4; 4 × L4; 4 × A10; 8 × H200": [
+        {PRODUCT: "NVIDIA-L4", COUNT: "1"},
+        {PRODUCT: "NVIDIA-L4", COUNT: "4"},
+        {PRODUCT: "NVIDIA-A10G", COUNT: "4"},
+        {PRODUCT: "NVIDIA-H200", COUNT: "8"},
+    ],
+    "MIG slices of 9.5 GiB; shared L4; 8 × A100-40GB": [
+        {PRODUCT: "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "nvidia.com/gpu.memory": "9728", COUNT: "7"},
+        {PRODUCT: "NVIDIA-L4-SHARED", "nvidia.com/gpu.replicas": "4", COUNT: "1"},
+        {PRODUCT: "NVIDIA-A100-SXM4-40GB", COUNT: "8"},
+    ],
+}
+"""Clusters by their nodes, several of which have GPUs too small for most models."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A model on a kind of accelerator."""
+
+    model: str
+    gpu: str
+    plan: Plan
+    held: float
+    """Part of the wish that the plan holds."""
+    half: float
+    """Part that the best plan with at most half as many GPUs holds; 0 without one."""
+
+
+def part_held(plan: Plan) -> float:
+    """Return the part of the default wish that a plan holds: eight sequences of 32k, or the native length."""
+    if plan.verdict is PlanVerdict.REFUSED:
+        return 0.0
+    native = known(plan.argv[1]).shape.max_len
+    context = min(DEFAULT_CONTEXT, native)
+    tokens = plan.memory.concurrency(plan.settings.max_len) * plan.settings.max_len
+    return min(1.0, tokens / (DEFAULT_CONCURRENCY * context))
+
+
+@cache
+def pairs() -> tuple[Pair, ...]:
+    """Return all pairs of a model and a kind of accelerator."""
+    return tuple(_pair(model, gpu) for gpu in GPUS for model in sorted(catalogue()))
+
+
+def _pair(model: str, gpu: str) -> Pair:
+    plan = _plan(model, gpu)
+    assert plan is not None
+    counts = [number for number in (1, 2, 4, 8, 16) if 2 * number <= plan.layout.gpus]
+    halves = [] if plan.verdict is PlanVerdict.REFUSED else [_plan(model, gpu, count=n) for n in counts]
+    half = max((part_held(each) for each in halves if each), default=0.0)
+    return Pair(model=model, gpu=gpu, plan=plan, held=part_held(plan), half=half)
+
+
+def _plan(model: str, gpu: str, **accelerator: Any) -> Plan | None:
+    """Return a plan; None if the model cannot be divided like this."""
+    try:
+        return make_plan(pool(f"hf://{model}", accelerator=accelerator), known(model), gpu=gpu)
+    except OperatorError:
+        if not accelerator:
+            raise
+        return None
+
+
+def kinds(cluster: str) -> list[NodeFacts]:
+    """Return the kinds of accelerators of a cluster."""
+    return node_kinds(CLUSTERS[cluster])
+
+
+@cache
+def in_cluster(cluster: str) -> Mapping[str, Plan]:
+    """Return the plan of each model in a cluster."""
+    found = kinds(cluster)
+    return {name: make_plan(pool(f"hf://{name}"), known(name), nodes=found) for name in catalogue()}
+
+
+def wrongly_refused(cluster: str) -> list[str]:
+    """Return the models that are refused in a cluster although one of its kinds of nodes holds them."""
+    refused = [name for name, plan in in_cluster(cluster).items() if plan.verdict is PlanVerdict.REFUSED]
+    alone = {
+        name: [make_plan(pool(f"hf://{name}"), known(name), nodes=[kind]) for kind in kinds(cluster)]
+        for name in refused
+    }
+    return [n for n, plans in alone.items() if any(p.verdict is not PlanVerdict.REFUSED for p in plans)]
+
+
+def page() -> str:
+    """Return the page with the figures of the sweep."""
+    rows = [_gpu_row(gpu) for gpu in GPUS]
+    return HEAD + "\n".join(rows) + MIDDLE + "\n".join(map(_cluster_row, CLUSTERS)) + "\n"
+
+
+def _gpu_row(gpu: str) -> str:
+    own = [pair for pair in pairs() if pair.gpu == gpu]
+    fit = [pair for pair in own if pair.plan.verdict is not PlanVerdict.REFUSED]
+    whole = sum(pair.held == 1 for pair in fit)
+    context = sum(pair.plan.settings.max_len < min(DEFAULT_CONTEXT, _native(pair)) for pair in fit)
+    doubled = [pair.held - pair.half for pair in fit if pair.plan.layout.gpus > 1]
+    gain = f"{100 * min(doubled):.0f} %" if doubled else "–"
+    gpus = sum(pair.plan.layout.gpus for pair in fit)
+    cells = (gpu, len(fit), len(own) - len(fit), gpus, whole, len(fit) - whole - context, context, gain)
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _native(pair: Pair) -> int:
+    return known(pair.model).shape.max_len
+
+
+def _cluster_row(cluster: str) -> str:
+    plans = in_cluster(cluster)
+    chosen: dict[str, int] = {}
+    for plan in plans.values():
+        if plan.verdict is not PlanVerdict.REFUSED:
+            name = plan.hardware.accelerator.name
+            chosen[name] = chosen.get(name, 0) + 1
+    taken = ", ".join(f"{name} {number}" for name, number in sorted(chosen.items()))
+    refused = len(plans) - sum(chosen.values())
+    return f"| {cluster} | {taken} | {refused} | {len(wrongly_refused(cluster))} |"
+
+
+HEAD: Final = f"""# Plans of the catalogue
+
+Written by `make golden` from the planner; a test compares the page with it. Each model of the catalogue is
+planned on nodes of each accelerator ([planning](guides/planning.md) has the rule), for the default wish:
+{DEFAULT_CONCURRENCY} sequences of 32,768 tokens, or of the native length if that is shorter.
+
+*Gain* is the smallest part of the wish that any plan with several GPUs holds beyond the best plan with at
+most half of them; below 5 % the larger one would not be taken.
+
+| accelerator | planned | refused | GPUs in all | whole wish | fewer sequences | shorter context | gain |
+|---|---|---|---|---|---|---|---|
+"""
+MIDDLE: Final = """
+
+In these clusters every kind of node is tried. A refusal is wrong if one kind of node alone would have held
+the model.
+
+| nodes | models by accelerator taken | refused | wrongly |
+|---|---|---|---|
+"""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
