@@ -8,7 +8,7 @@ from typing import Any, Final
 import yaml
 
 from kvist_operator.errors import SpecError
-from kvist_operator.node_labels import accelerator_labels
+from kvist_operator.node_labels import accelerator_labels, with_reported_count
 from kvist_operator.prices import check_prices, parse_prices
 
 MOST_BYTES: Final = 256 << 20
@@ -43,7 +43,8 @@ def _labels(node: Any) -> dict[str, str]:
     labels = meta.get("labels") if isinstance(meta, dict) else None
     if not isinstance(labels, dict):
         return {}
-    return accelerator_labels({str(name): str(value) for name, value in labels.items()})
+    read = accelerator_labels({str(name): str(value) for name, value in labels.items()})
+    return with_reported_count(read, node)
 
 
 def _read(file: str, where: str) -> Any:

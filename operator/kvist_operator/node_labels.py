@@ -10,7 +10,7 @@ a process gets (18 GB profile of an H200: 16,384 MiB, of which torch sees 16.0 G
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from kvist_operator.hardware import (
     MIG_RESOURCE,
@@ -40,7 +40,9 @@ COUNT_LABELS: Final = (
     "amd.com/gpu.count",
     "beta.amd.com/gpu.count",
     "cloud.google.com/gke-accelerator-count",
+    "kvist.dev/accelerator-count",
 )
+"""The last one is set on no node: it carries what the kubelet reports (``with_reported_count``)."""
 DETAIL_LABELS: Final = (
     "nvidia.com/gpu.memory",
     "nvidia.com/gpu.compute.major",
@@ -52,6 +54,8 @@ DETAIL_LABELS: Final = (
 _MIG: Final = re.compile(
     r"nvidia\.com/mig-(?P<profile>\d+g\.\d+gb[\w.]*?)\.(?P<key>count|memory|product|replicas)"
 )
+_AMD_COUNT: Final = re.compile(r"beta\.amd\.com/gpu\.device-id\.[0-9a-f]{4}")
+"""Label whose value is the number of GPUs with this PCI device id."""
 _VRAM: Final = re.compile(r"(\d+)\s*(?:G|GB|GiB|Gi)?", re.IGNORECASE)
 AMD_DEVICES: Final = {"740": 90, "74a": 94, "74b": 94, "75a": 95, "75b": 95}
 """Architecture by the first digits of the PCI device id: MI200 (gfx90a), MI300 (gfx942), MI350 (gfx950)."""
@@ -71,6 +75,8 @@ class NodeFacts:
 
     accelerator: Accelerator
     per_node: int
+    counted: bool = False
+    """The number is that of the node; otherwise it is the usual one."""
     planned: bool = False
     """The pool was planned for these before; it stays there as long as it fits."""
 
@@ -78,7 +84,34 @@ class NodeFacts:
 def accelerator_labels(labels: Labels) -> dict[str, str]:
     """Return those of a node's labels that say which accelerators it has."""
     read = {*PRODUCT_LABELS, *COUNT_LABELS, *DETAIL_LABELS}
-    return {name: value for name, value in labels.items() if name in read or _MIG.fullmatch(name)}
+    patterns = (_MIG, _AMD_COUNT)
+    return {
+        name: value
+        for name, value in labels.items()
+        if name in read or any(pattern.fullmatch(name) for pattern in patterns)
+    }
+
+
+def lacks_count(labels: Labels) -> str:
+    """Return the product label of a node whose labels do not have the number of its accelerators; empty if
+    they do, or if it has no accelerator."""
+    return next((n for n in PRODUCT_LABELS if labels.get(n)), "") if not _count(labels) else ""
+
+
+def with_reported_count(labels: Labels, node: Mapping[str, Any]) -> dict[str, str]:
+    """Return the labels with the number of accelerators that the node's kubelet reports, if they lack it."""
+    status = node.get("status")
+    amounts = status.get("allocatable") if isinstance(status, Mapping) else None
+    found = (
+        (str(amounts.get(name, "")) for name in RESOURCES.values()) if isinstance(amounts, Mapping) else ()
+    )
+    devices = (text for name, text in zip(RESOURCES, found, strict=False) if name != "cpu")
+    number = next((text for text in devices if text.isdigit() and int(text)), "")
+    return {**labels, COUNT_LABELS[-1]: number} if number and lacks_count(labels) else dict(labels)
+
+
+def _count(labels: Labels) -> int:
+    return _number(labels, (*COUNT_LABELS, *sorted(name for name in labels if _AMD_COUNT.fullmatch(name))))
 
 
 def node_facts(labels: Labels) -> tuple[NodeFacts, ...]:
@@ -91,10 +124,11 @@ def node_facts(labels: Labels) -> tuple[NodeFacts, ...]:
     if product.endswith("-MIG-INVALID") or (slices and labels.get(f"{NVIDIA}.replicas") == "0"):
         return slices  # every GPU of the node is divided
     row = _whole(labels, product)
-    count = _number(labels, COUNT_LABELS)
+    count = _count(labels)
     if row is None or labels.get(f"{NVIDIA}.count") == "0":
         return slices
-    return (NodeFacts(row, 1 if row.isolated else count or row.per_node), *slices)
+    number = 1 if row.isolated else count or row.per_node
+    return (NodeFacts(row, number, counted=count > 0), *slices)
 
 
 def node_kinds(nodes: Iterable[Labels]) -> list[NodeFacts]:
@@ -159,7 +193,7 @@ def _slices(labels: Labels, gpu: str) -> Iterable[NodeFacts]:
             if memory:
                 row = slice_of(whole, profile, memory, SLICE_SOURCE if mib else "")
                 row = replace(row, resource=prefix)
-                yield NodeFacts(_divided(row, labels, prefix, product), 1)
+                yield NodeFacts(_divided(row, labels, prefix, product), 1, counted=True)
 
 
 def _amd(labels: Labels, product: str, known: Accelerator | None) -> Accelerator | None:

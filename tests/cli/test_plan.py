@@ -102,7 +102,10 @@ NODES = {
     "kind": "List",
     "items": [
         {"metadata": {"labels": {"nvidia.com/gpu.product": "Tesla-T4", "nvidia.com/gpu.count": "1"}}},
-        {"metadata": {"labels": {"nvidia.com/gpu.product": "NVIDIA-L40S", "nvidia.com/gpu.count": "4"}}},
+        {
+            "metadata": {"labels": {"nvidia.com/gpu.product": "NVIDIA-L40S"}},
+            "status": {"allocatable": {"nvidia.com/gpu": "4"}},
+        },
         {"metadata": {"name": "cpu-only"}},
     ],
 }
@@ -141,7 +144,9 @@ def test_nodes_are_read_as_kubectl_prints_them(
         file = tmp_path / "nodes"
         file.write_text(text)
         assert main(["plan", "-f", pool, "--nodes", str(file), "-o", "json"]) == 0
-        assert json.loads(capsys.readouterr().out)["accelerator"]["name"] == "L40S"
+        found = json.loads(capsys.readouterr().out)
+        assert found["accelerator"]["name"] == "L40S"
+        assert {"field": "perNode", "value": 4}.items() <= found["choices"][3].items()
         monkeypatch.setattr("sys.stdin", io.StringIO(text))
         assert main(["render", "-f", pool, "--nodes", "-"]) == 0
         assert "values:\n                - NVIDIA-L40S" in capsys.readouterr().out

@@ -106,9 +106,9 @@ _BARE = ("apiVersion", "kind", "metadata")
 
 
 def _matches(found: Mapping[str, Any], labels: str) -> bool:
-    wanted = dict(part.split("=") for part in labels.split(",") if part)
+    wanted = [part.partition("=") for part in labels.split(",") if part]
     have = found["metadata"].get("labels") or {}
-    return all(have.get(key) == value for key, value in wanted.items())
+    return all(have.get(key) == value if sign else key in have for key, sign, value in wanted)
 
 
 def _merged(known: Any, made: Any) -> Any:

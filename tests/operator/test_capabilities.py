@@ -98,6 +98,30 @@ async def test_a_discovery_finds_apis_and_nodes_each_kind_once() -> None:
     assert (await Capabilities(cluster, nodes_allowed=False).discover()).labels == ()
 
 
+async def test_numbers_that_labels_lack_are_read_from_the_nodes() -> None:
+    """A cloud's label has the product alone: the kubelet reports the number, on some nodes later than on
+    others."""
+    cluster = Memory()
+    gke = {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+    amd = {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM"}
+    nodes = {"a": (gke, {"nvidia.com/gpu": "2"}), "b": (amd, {"amd.com/gpu": "4"}), "c": (L4, {})}
+    for name, (labels, amounts) in nodes.items():
+        meta = {"name": name, "labels": labels}
+        status = {"allocatable": {"cpu": "8", **amounts}}
+        cluster.put({"apiVersion": "v1", "kind": "Node", "metadata": meta, "status": status})
+    made = Capabilities(cluster, nodes_allowed=True)
+    first = await made.discover()
+    assert names(list(first.accelerators)) == [("L4", 2), ("L4", 4), ("MI300X-192GB", 4)]
+
+    starting = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "d", "labels": gke}}
+    cluster.put({**starting, "status": {"allocatable": {"nvidia.com/gpu": "0"}}})
+    assert ("L4", 8) in names(list((await made.discover()).accelerators))
+    cluster.put({**starting, "status": {"allocatable": {"nvidia.com/gpu": "1"}}})
+    assert ("L4", 1) in names(list((await made.discover()).accelerators))
+    cluster.objects.clear()
+    assert (await made.discover()).accelerators == ()
+
+
 async def test_claims_are_read_once_they_exist() -> None:
     """Access modes are kept; an absent claim is looked up again later."""
     cluster = Memory()

@@ -36,6 +36,16 @@ def only(labels: dict[str, str]) -> Accelerator:
             8,
         ),
         ({"beta.amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM"}, "MI300X-192GB", 8),
+        (
+            {"beta.amd.com/gpu.product-name": "MI300X", "beta.amd.com/gpu.device-id.74a1": "4"},
+            "MI300X-192GB",
+            4,
+        ),
+        (
+            {"cloud.google.com/gke-accelerator": "nvidia-l4", "cloud.google.com/gke-accelerator-count": "2"},
+            "L4",
+            2,
+        ),
         ({"cloud.google.com/gke-accelerator": "nvidia-l4"}, "L4", 8),
         (
             {"karpenter.k8s.aws/instance-gpu-name": "a10g", "karpenter.k8s.aws/instance-gpu-count": "1"},

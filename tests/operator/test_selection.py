@@ -8,8 +8,11 @@ from hypothesis import strategies as st
 from tests.operator.pools import chosen, known, pool, reason
 
 from kvist_operator.errors import HardwareError, SpecError
+from kvist_operator.manifests import Site
+from kvist_operator.manifests.pods import placing
 from kvist_operator.node_labels import NodeFacts, node_kinds
 from kvist_operator.plan import Plan, PlanVerdict, make_plan
+from kvist_operator.plan.plan import differences
 from kvist_operator.plan.selection import for_image
 from kvist_operator.plan.size import WORTH, most_worth
 
@@ -210,6 +213,48 @@ def test_memory_and_resources_that_a_card_does_not_have_are_refused(spec: dict[s
     """The error names the field, what the card has, and the remedy."""
     with pytest.raises(SpecError, match=said):
         make_plan(pool(accelerator=spec), known("Qwen/Qwen3-8B"))
+
+
+def affinity(kinds: list[NodeFacts], labels: list[dict[str, str]], model: str) -> list[Any]:
+    """Return the terms by which the pods of a plan select nodes with these labels."""
+    placed = placing(on(kinds, model), Site(node_labels=labels)).get("affinity") or {}
+    required = (placed.get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    return [
+        (rule["key"], rule["values"]) for t in required["nodeSelectorTerms"] for rule in t["matchExpressions"]
+    ]
+
+
+def test_pods_select_the_nodes_of_their_kind_and_no_others() -> None:
+    """Pods for a whole GPU keep off shared and divided ones, and those for a slice or for a card outside the
+    table select the label that names it."""
+    product = "nvidia.com/gpu.product"
+    whole, shared = {product: "NVIDIA-L4"}, {product: "NVIDIA-L4-SHARED"}
+    single = {product: "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb", "nvidia.com/gpu.memory": "9728"}
+    mixed = {
+        product: "NVIDIA-H100-80GB-HBM3",
+        "nvidia.com/gpu.replicas": "0",
+        "nvidia.com/mig-1g.10gb.count": "7",
+        "nvidia.com/mig-1g.10gb.memory": "9984",
+    }
+    brand_new = {product: "NVIDIA-Brand-New", "nvidia.com/gpu.memory": "97871"}
+    every = [whole, shared, single, mixed, brand_new]
+    small = "Qwen/Qwen3-0.6B"
+
+    assert affinity(node_kinds([whole]), every, small) == [(product, ["NVIDIA-L4"])]
+    assert affinity(node_kinds([shared]), every, small) == [(product, ["NVIDIA-L4-SHARED"])]
+    assert affinity(node_kinds([single]), every, small) == [(product, [single[product]])]
+    assert affinity(node_kinds([mixed]), every, small) == [(product, ["NVIDIA-H100-80GB-HBM3"])]
+    assert affinity(node_kinds([brand_new]), every, small) == [(product, ["NVIDIA-Brand-New"])]
+
+
+def test_a_comparison_shows_prices_and_neighbours() -> None:
+    """Two plans of different price differ by it, and by their neighbours."""
+    first, second = (on(nodes(L4=4), prices={"L4": 0.7}, workload={"concurrency": n}) for n in (1, 8))
+    found = {each.field: (each.before, each.after) for each in differences(first, second)}
+
+    assert found["price_per_hour"] == (0.7, 1.4)
+    assert found["neighbour.1"][0] is None
+    assert "1 × L4 holds" in found["neighbour.1"][1]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))

@@ -14,7 +14,14 @@ from kvist_epp.names import OBJECTIVE_GROUPS
 from kvist_operator.errors import ClusterError, Forbidden, StartError
 from kvist_operator.hardware import find_accelerator, unlisted_accelerator
 from kvist_operator.manifests.object_names import Api
-from kvist_operator.node_labels import PRODUCT_LABELS, NodeFacts, accelerator_labels, node_kinds
+from kvist_operator.node_labels import (
+    PRODUCT_LABELS,
+    NodeFacts,
+    accelerator_labels,
+    lacks_count,
+    node_kinds,
+    with_reported_count,
+)
 from kvist_operator.plan import PlanVerdict
 from kvist_operator.plan.resources import NODE_LABELS
 from kvist_operator.spec.pool import Pool, Source
@@ -72,6 +79,8 @@ class Capabilities:
     latest: CapabilitySnapshot = CapabilitySnapshot()
     _claims: dict[Target, tuple[frozenset[str] | None, float]] = field(default_factory=dict)
     """Access modes of claims, or the time from which an absent one is looked up again."""
+    _counts: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Label with the number of accelerators of nodes that have none themselves, by the node's name."""
 
     async def discover(self) -> CapabilitySnapshot:
         """Discover again. Raises ClusterError, and then keeps the previous result."""
@@ -87,7 +96,22 @@ class Capabilities:
             found = await self.cluster.find(NODE, bare=True)
         except Forbidden:
             return []  # then spec.accelerator is required, and the condition says so
-        return [accelerator_labels(each["metadata"].get("labels") or {}) for each in found]
+        nodes = {each["metadata"]["name"]: each["metadata"].get("labels") or {} for each in found}
+        labels = {name: accelerator_labels(own) for name, own in nodes.items()}
+        await self._read_counts(labels)
+        return [{**own, **self._counts.get(name, {})} for name, own in labels.items()]
+
+    async def _read_counts(self, labels: Mapping[str, Labels]) -> None:
+        """Read the number of accelerators of nodes whose labels lack it, once for each node: a cloud's labels
+        and AMD's newer ones do not have it, and whole nodes are large."""
+        lacking = {name: key for name, own in labels.items() if (key := lacks_count(own))}
+        self._counts = {name: count for name, count in self._counts.items() if name in lacking}
+        for key in sorted({key for name, key in lacking.items() if name not in self._counts}):
+            for node in await self.cluster.find(NODE, labels=key):
+                name = node["metadata"]["name"]
+                counted = with_reported_count(labels.get(name, {}), node)
+                if name in lacking and counted != labels[name]:
+                    self._counts[name] = {k: v for k, v in counted.items() if k not in labels[name]}
 
     async def claims(self, pool: Pool) -> dict[str, frozenset[str]]:
         """Return the access modes of the claim with the pool's model, by its name; empty when not known."""
@@ -137,7 +161,9 @@ def _planned_before(plan: Mapping[str, Any], number: str) -> NodeFacts | None:
         row = replace(row, memory_gib=memory, source="memory of the plan before")
     if row and accelerator.get("resource"):
         row = replace(row, resource=str(accelerator["resource"]))
-    return NodeFacts(row, int(number) if number.isdigit() else row.per_node) if row else None
+    if row is None:
+        return None
+    return NodeFacts(row, int(number) if number.isdigit() else row.per_node, counted=number.isdigit())
 
 
 def with_required_labels(nodes: Sequence[Labels], workload: Mapping[str, Any] | None) -> tuple[Labels, ...]:

@@ -282,6 +282,8 @@ def _facts(plan: Plan) -> dict[str, Any]:
     flat = {"verdict": whole["verdict"], "shortfall_gib": whole["shortfall_gib"]}
     for section in ("accelerator", "parallelism", "memory", "pod", "env"):
         flat |= {f"{section}.{key}": value for key, value in whole[section].items()}
+    flat["price_per_hour"] = plan.price_per_hour
+    flat |= {f"neighbour.{i}": str(each) for i, each in enumerate(plan.neighbours, 1)}
     flat |= {f"choice.{c.field}": c.value for c in plan.choices}
     # each flag with its values; a switch is "on"
     values: dict[str, list[str]] = {}

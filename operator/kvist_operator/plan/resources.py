@@ -73,9 +73,9 @@ def candidates(
     kinds, source = _kinds(spec, nodes, gpu, prices or {})
     found: dict[Hardware, Candidate] = {}
     errors: list[SpecError] = []
-    for facts, counted in kinds:
+    for facts in kinds:
         try:
-            each = _candidate(spec, facts, counted, source, prices or {})
+            each = _candidate(spec, facts, source, prices or {})
             found.setdefault(each.hardware, each)
         except SpecError as error:
             errors.append(error)
@@ -86,28 +86,26 @@ def candidates(
 
 def _kinds(
     spec: AcceleratorSpec, nodes: Sequence[NodeFacts], gpu: str, prices: Mapping[str, float]
-) -> tuple[list[tuple[NodeFacts, bool]], str]:
-    """Return kinds of accelerators, each with whether labels have its number on a node, and their source."""
+) -> tuple[list[NodeFacts], str]:
+    """Return kinds of accelerators and their source."""
     if gpu:
-        return [(_usual(known_accelerator(gpu, "--gpu")), False)], "--gpu"
+        return [_usual(known_accelerator(gpu, "--gpu"))], "--gpu"
     if spec.product:
         source = "spec.accelerator.product"
         on_nodes = [f for f in nodes if _is_product(f.accelerator, spec)]
         if on_nodes:
-            return [(facts, True) for facts in on_nodes], source
+            return on_nodes, source
         if find_accelerator(spec.product) is None and spec.memory_bytes:
             memory = spec.memory_bytes / GIB
-            return [
-                (_usual(unlisted_accelerator(spec.product, memory, resource=spec.resource)), False)
-            ], source
-        return [(_usual(known_accelerator(spec.product)), False)], source
+            return [_usual(unlisted_accelerator(spec.product, memory, resource=spec.resource))], source
+        return [_usual(known_accelerator(spec.product))], source
     if spec.resource == "cpu":
-        return [(_usual(CPU), False)], "spec.accelerator.resourceName"
+        return [_usual(CPU)], "spec.accelerator.resourceName"
     if nodes:
         same = [facts for facts in nodes if facts.accelerator.resource == spec.resource]
-        return [(facts, True) for facts in same or nodes], NODE_LABELS
+        return same or list(nodes), NODE_LABELS
     if prices:
-        return [(_usual(known_accelerator(name, "--price")), False) for name in prices], PRICES
+        return [_usual(known_accelerator(name, "--price")) for name in prices], PRICES
     raise HardwareError(
         "spec.accelerator.product: is not set, and no node has a label with it: set it, or pass "
         "--gpu H100-80GB to kvist plan"
@@ -126,7 +124,7 @@ def _is_product(row: Accelerator, spec: AcceleratorSpec) -> bool:
 
 
 def _candidate(
-    spec: AcceleratorSpec, facts: NodeFacts, counted: bool, source: str, prices: Mapping[str, float]
+    spec: AcceleratorSpec, facts: NodeFacts, source: str, prices: Mapping[str, float]
 ) -> Candidate:
     row = _as_requested(spec, facts.accelerator)
     price = next((number for name, number in prices.items() if is_called(row, name)), None)
@@ -139,10 +137,10 @@ def _candidate(
         choices.append(Choice("perNode", 1, reason, "NCCL"))
     elif spec.per_node:
         choices.append(Choice("perNode", spec.per_node, "as requested", "spec.accelerator.perNode"))
-    elif counted:
+    elif facts.counted:
         choices.append(Choice("perNode", facts.per_node, "number on the cluster's nodes", NODE_LABELS))
     else:
-        choices.append(Choice("perNode", row.per_node, "usual with this accelerator", "hardware table"))
+        choices.append(Choice("perNode", facts.per_node, "usual with this accelerator", "hardware table"))
     hardware = Hardware(accelerator=row, per_node=choices[-1].value, count=spec.count, price=price)
     return Candidate(hardware=hardware, choices=tuple(choices), planned=facts.planned)
 
