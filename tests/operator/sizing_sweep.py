@@ -1,6 +1,7 @@
 """Plans of every model of the catalogue on many accelerators and in three clusters, and the page with their
 figures; ``python -m tests.operator.sizing_sweep`` writes docs/planning-sweep.md again."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -9,10 +10,10 @@ from typing import Any, Final
 
 from tests.operator.pools import known, pool
 
-from kvist_operator.errors import OperatorError
+from kvist_operator.errors import SpecError
 from kvist_operator.models.source import catalogue
 from kvist_operator.node_labels import NodeFacts, node_kinds
-from kvist_operator.plan import Plan, PlanVerdict, make_plan
+from kvist_operator.plan import Plan, make_plan
 from kvist_operator.plan.requirements import DEFAULT_CONCURRENCY, DEFAULT_CONTEXT
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "planning-sweep.md"
@@ -55,19 +56,24 @@ class Pair:
 
     model: str
     gpu: str
-    plan: Plan
+    plan: Plan | None
+    """None if the accelerator is older than the kernels for the checkpoint."""
     held: float
     """Part of the wish that the plan holds."""
     half: float
     """Part that the best plan with at most half as many GPUs holds; 0 without one."""
 
+    @property
+    def gpus(self) -> int:
+        """GPUs of the plan; 0 if there is none."""
+        return self.plan.layout.gpus if self.plan and self.plan.argv else 0
 
-def part_held(plan: Plan) -> float:
+
+def part_held(plan: Plan | None) -> float:
     """Return the part of the default wish that a plan holds: eight sequences of 32k, or the native length."""
-    if plan.verdict is PlanVerdict.REFUSED:
+    if plan is None or not plan.argv:
         return 0.0
-    native = known(plan.argv[1]).shape.max_len
-    context = min(DEFAULT_CONTEXT, native)
+    context = min(DEFAULT_CONTEXT, known(plan.argv[1]).shape.max_len)
     tokens = plan.memory.concurrency(plan.settings.max_len) * plan.settings.max_len
     return min(1.0, tokens / (DEFAULT_CONCURRENCY * context))
 
@@ -79,21 +85,20 @@ def pairs() -> tuple[Pair, ...]:
 
 
 def _pair(model: str, gpu: str) -> Pair:
-    plan = _plan(model, gpu)
-    assert plan is not None
-    counts = [number for number in (1, 2, 4, 8, 16) if 2 * number <= plan.layout.gpus]
-    halves = [] if plan.verdict is PlanVerdict.REFUSED else [_plan(model, gpu, count=n) for n in counts]
-    half = max((part_held(each) for each in halves if each), default=0.0)
-    return Pair(model=model, gpu=gpu, plan=plan, held=part_held(plan), half=half)
+    plan = _plan(model, gpu=gpu)
+    gpus = plan.layout.gpus if plan and plan.argv else 0
+    halves = [_plan(model, gpu=gpu, count=n) for n in (1, 2, 4, 8, 16) if 2 * n <= gpus]
+    return Pair(
+        model=model, gpu=gpu, plan=plan, held=part_held(plan), half=max(map(part_held, halves), default=0)
+    )
 
 
-def _plan(model: str, gpu: str, **accelerator: Any) -> Plan | None:
-    """Return a plan; None if the model cannot be divided like this."""
+def _plan(model: str, *, count: int = 0, **where: Any) -> Plan | None:
+    """Return a plan; None if the model cannot be divided like this, or runs on a newer accelerator only."""
+    spec = {"accelerator": {"count": count}} if count else {}
     try:
-        return make_plan(pool(f"hf://{model}", accelerator=accelerator), known(model), gpu=gpu)
-    except OperatorError:
-        if not accelerator:
-            raise
+        return make_plan(pool(f"hf://{model}", **spec), known(model), **where)
+    except SpecError:
         return None
 
 
@@ -103,20 +108,16 @@ def kinds(cluster: str) -> list[NodeFacts]:
 
 
 @cache
-def in_cluster(cluster: str) -> Mapping[str, Plan]:
+def in_cluster(cluster: str) -> Mapping[str, Plan | None]:
     """Return the plan of each model in a cluster."""
-    found = kinds(cluster)
-    return {name: make_plan(pool(f"hf://{name}"), known(name), nodes=found) for name in catalogue()}
+    return {name: _plan(name, nodes=kinds(cluster)) for name in catalogue()}
 
 
 def wrongly_refused(cluster: str) -> list[str]:
     """Return the models that are refused in a cluster although one of its kinds of nodes holds them."""
-    refused = [name for name, plan in in_cluster(cluster).items() if plan.verdict is PlanVerdict.REFUSED]
-    alone = {
-        name: [make_plan(pool(f"hf://{name}"), known(name), nodes=[kind]) for kind in kinds(cluster)]
-        for name in refused
-    }
-    return [n for n, plans in alone.items() if any(p.verdict is not PlanVerdict.REFUSED for p in plans)]
+    refused = [name for name, plan in in_cluster(cluster).items() if plan is None or not plan.argv]
+    alone = {name: [_plan(name, nodes=[kind]) for kind in kinds(cluster)] for name in refused}
+    return [name for name, plans in alone.items() if any(plan and plan.argv for plan in plans)]
 
 
 def page() -> str:
@@ -127,30 +128,22 @@ def page() -> str:
 
 def _gpu_row(gpu: str) -> str:
     own = [pair for pair in pairs() if pair.gpu == gpu]
-    fit = [pair for pair in own if pair.plan.verdict is not PlanVerdict.REFUSED]
-    whole = sum(pair.held == 1 for pair in fit)
-    context = sum(pair.plan.settings.max_len < min(DEFAULT_CONTEXT, _native(pair)) for pair in fit)
-    doubled = [pair.held - pair.half for pair in fit if pair.plan.layout.gpus > 1]
-    gain = f"{100 * min(doubled):.0f} %" if doubled else "–"
-    gpus = sum(pair.plan.layout.gpus for pair in fit)
+    fit = [(pair, pair.plan) for pair in own if pair.plan and pair.plan.argv]
+    whole = sum(pair.held == 1 for pair, _ in fit)
+    native = {pair.model: known(pair.model).shape.max_len for pair in own}
+    context = sum(plan.settings.max_len < min(DEFAULT_CONTEXT, native[pair.model]) for pair, plan in fit)
+    larger = [pair.held - pair.half for pair in own if pair.gpus > 1]
+    gain = f"{100 * min(larger):.0f} %" if larger else "–"
+    gpus = sum(pair.gpus for pair in own)
     cells = (gpu, len(fit), len(own) - len(fit), gpus, whole, len(fit) - whole - context, context, gain)
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _native(pair: Pair) -> int:
-    return known(pair.model).shape.max_len
-
-
 def _cluster_row(cluster: str) -> str:
     plans = in_cluster(cluster)
-    chosen: dict[str, int] = {}
-    for plan in plans.values():
-        if plan.verdict is not PlanVerdict.REFUSED:
-            name = plan.hardware.accelerator.name
-            chosen[name] = chosen.get(name, 0) + 1
-    taken = ", ".join(f"{name} {number}" for name, number in sorted(chosen.items()))
-    refused = len(plans) - sum(chosen.values())
-    return f"| {cluster} | {taken} | {refused} | {len(wrongly_refused(cluster))} |"
+    taken = Counter(plan.hardware.accelerator.name for plan in plans.values() if plan and plan.argv)
+    listed = ", ".join(f"{name} {number}" for name, number in sorted(taken.items()))
+    return f"| {cluster} | {listed} | {len(plans) - taken.total()} | {len(wrongly_refused(cluster))} |"
 
 
 HEAD: Final = f"""# Plans of the catalogue
@@ -160,7 +153,8 @@ planned on nodes of each accelerator ([planning](guides/planning.md) has the rul
 {DEFAULT_CONCURRENCY} sequences of 32,768 tokens, or of the native length if that is shorter.
 
 *Gain* is the smallest part of the wish that any plan with several GPUs holds beyond the best plan with at
-most half of them; below 5 % the larger one would not be taken.
+most half of them; below 5 % the larger one would not be taken. Models whose kernels need a newer GPU count as
+refused.
 
 | accelerator | planned | refused | GPUs in all | whole wish | fewer sequences | shorter context | gain |
 |---|---|---|---|---|---|---|---|

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.operator.pools import chosen, known, pool, reason
 
 from kvist_operator.errors import HardwareError, SpecError
+from kvist_operator.hardware import find_accelerator
 from kvist_operator.manifests import Site
 from kvist_operator.manifests.pods import placing
 from kvist_operator.node_labels import NodeFacts, node_kinds
@@ -175,6 +176,39 @@ def test_a_kind_that_cannot_do_what_the_spec_asks_is_passed_over() -> None:
     assert on([*T4, *nodes(L4=1)], engine=engine).hardware.accelerator.name == "L4"
     with pytest.raises(SpecError, match=r"spec\.engine\.quantization: T4 does not compute in FP8"):
         on(T4, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "said"),
+    [
+        (
+            "openai/gpt-oss-20b",
+            "T4",
+            "compute capability 7.5, and vLLM's kernels for MXFP4 experts weights need 8.0",
+        ),
+        ("Qwen/Qwen3-32B-FP8", "V100-32GB", "need 7.5: choose a newer GPU"),
+        ("deepseek-ai/DeepSeek-V3.2", "A100-80GB", "for sparse attention need 9.0"),
+    ],
+)
+def test_gpus_older_than_the_kernels_are_refused_by_name(model: str, gpu: str, said: str) -> None:
+    """Checkpoints whose kernels need a newer GPU are refused on older ones, and planned on another kind."""
+    with pytest.raises(SpecError, match=said) as refused:
+        make_plan(pool(f"hf://{model}"), known(model), gpu=gpu)
+
+    assert str(refused.value).startswith("spec.accelerator.product: ")
+    old = find_accelerator(gpu)
+    assert old is not None
+    both = [NodeFacts(old, 8), *nodes(H200=8)]
+    assert on(both, model).hardware.accelerator.name == "H200-141GB"
+
+
+def test_a_refusal_suggests_no_gpu_that_is_too_old() -> None:
+    """The nearest configuration of a model with sparse attention has GPUs with kernels for it."""
+    found = on(nodes(H100_80GB_HBM3=1), "zai-org/GLM-5-FP8")
+
+    assert found.verdict is PlanVerdict.REFUSED
+    assert "A100" not in found.nearest
+    assert "would fit" in found.nearest
 
 
 def test_a_pool_stays_where_it_was_planned_until_it_no_longer_fits() -> None:

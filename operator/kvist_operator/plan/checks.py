@@ -12,7 +12,7 @@ from kvist_operator.flag_table import dotted, flags
 from kvist_operator.hardware import RESOURCES, Accelerator, find_accelerator
 from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory
-from kvist_operator.models.shape import Facts, parameters
+from kvist_operator.models.shape import Facts, ModelShape, parameters
 from kvist_operator.spec import consistency
 from kvist_operator.spec.pod_template import PATH as TEMPLATE
 from kvist_operator.spec.pool import ENGINE_CONTAINER, AcceleratorSpec, Pool
@@ -26,6 +26,18 @@ NOMINAL: Final = 1.1
 """Largest ratio of a card's nominal memory to what a process gets: B300, 288 GB to 265 GiB."""
 OFFICIAL: Final = "/vllm-openai"
 """Part of the name of vLLM's own images, whose tags are versions."""
+CAPABILITIES: Final = {
+    "fp8": 75,
+    "compressed-tensors": 75,
+    "awq": 75,
+    "modelopt": 80,
+    "mxfp4": 80,
+    "gpt_oss_mxfp4": 80,
+}
+"""Least compute capability × 10 by quantization. vLLM 0.32: ``get_min_capability`` of
+``model_executor/layers/quantization`` and of its schemes; NVFP4 of ModelOpt is 75."""
+SPARSE_CAPABILITY: Final = 90
+"""Least one of the sparse MLA backends (vLLM 0.32: ``v1/attention/backends/mla/*sparse*.py``)."""
 PLATFORMS: Final = {"CPU_": "cpu", "AMX_": "cpu", "ROCM_": "amd", "XPU_": "intel"}
 """Beginning of an attention backend's name → the only vendor that has it."""
 
@@ -56,6 +68,9 @@ def check(pool: Pool, facts: Facts, hardware: Hardware) -> None:
         raise SpecError("spec.workload.promptTokens", problem)
     _check_backend(pool.engine.attention_backend, facts, hardware)
     _check_group(pool, row)
+    problem = too_old(shape, row)
+    if problem:
+        raise SpecError("spec.accelerator.product", f"{problem}: choose a newer GPU")
 
 
 def _check_resource(spec: AcceleratorSpec) -> None:
@@ -95,6 +110,23 @@ def _check_backend(backend: str, facts: Facts, hardware: Hardware) -> None:
         raise SpecError(field, f"{backend} does not run on {row.name}: leave it out")
     if "MLA" in backend and not facts.shape.latent:
         raise SpecError(field, f"{backend} is for models with latent attention (MLA): leave it out")
+
+
+def too_old(shape: ModelShape, row: Accelerator) -> str:
+    """Return why vLLM has no kernels for this checkpoint on a GPU; empty if it has, or if the capability is
+    not known."""
+    if row.vendor != "nvidia" or not row.capability:
+        return ""
+    scheme = shape.quantization
+    least = 75 if scheme.label == "NVFP4" else CAPABILITIES.get(scheme.method, 0)
+    needs = [(least, f"{scheme.label} weights")]
+    if shape.latent and shape.latent.sparse:
+        needs.append((SPARSE_CAPABILITY, "sparse attention"))
+    for capability, what in needs:
+        if row.capability < capability:
+            found, wanted = (f"{n // 10}.{n % 10}" for n in (row.capability, capability))
+            return f"{row.name} has compute capability {found}, and vLLM's kernels for {what} need {wanted}"
+    return ""
 
 
 def _check_group(pool: Pool, row: Accelerator) -> None:

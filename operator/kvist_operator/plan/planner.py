@@ -13,7 +13,7 @@ from kvist_operator.models.shape import Facts, checkpoint_bytes, parameters
 from kvist_operator.node_labels import NodeFacts
 from kvist_operator.spec.pool import Pool
 
-from .checks import check, unverified, warnings
+from .checks import check, too_old, unverified, warnings
 from .engine_args import adapter_numbers, arguments, describe_arguments, environment, read_draft
 from .kv import KvChoice, choose_kv
 from .layouts import describe_layout, impossible
@@ -245,7 +245,8 @@ def _nearest(q: SizingInput) -> str:
     # the fewest nodes, and of those the least memory in total
     options = []
     for row in ROWS:
-        if row.name in OFFERED and row.name != q.hardware.accelerator.name:
+        offered = row.name in OFFERED and row.name != q.hardware.accelerator.name
+        if offered and not too_old(q.facts.shape, row):
             hardware = Hardware(accelerator=row, per_node=row.per_node)
             found, _ = size(replace(q, engine=engine, hardware=hardware))
             if found:
