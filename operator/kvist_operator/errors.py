@@ -17,6 +17,7 @@
     │   └── Unavailable      429, 5xx, no answer: to be tried again
     ├── FleetError       a picker does not answer GET /fleet, or not correctly
     ├── InternalError    a defect of the operator
+    ├── LeadershipLost   another replica of the operator may lead now
     ├── StartError       the operator cannot start: no cluster, no CRD, rights that are missing
     └── OperatorSettingsError  flags that do not go together
 
@@ -126,6 +127,12 @@ class InternalError(OperatorError):
     """A defect of the operator; the log has the traceback."""
 
     reason = "InternalError"
+
+
+class LeadershipLost(OperatorError):
+    """The end of this replica's term as leader; the process ends and starts again as one that waits."""
+
+    reason = "LeadershipLost"
 
 
 class StartError(OperatorError):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import yaml
 
-from kvist_operator.cluster.kinds import Rule, everywhere, namespaced
+from kvist_operator.cluster.kinds import Rule, election, everywhere, namespaced
 
 ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "charts" / "kvist"
@@ -36,7 +36,11 @@ def rules() -> str:
     head = "{{/* Written by `make docs` from kvist_operator.cluster.kinds, which says why. */}}\n"
     return head + "".join(
         f'{{{{- define "kvist.rules.{name}" }}}}\n{_listed(found)}{{{{- end }}}}\n'
-        for name, found in (("namespaced", namespaced()), ("everywhere", everywhere()))
+        for name, found in (
+            ("namespaced", namespaced()),
+            ("everywhere", everywhere()),
+            ("election", election()),
+        )
     )
 
 

@@ -18,7 +18,7 @@ from tests.golang import cache
 from kvist_kube.connection import find_cluster
 from kvist_operator.cluster.apiserver import ApiServer
 from kvist_operator.cluster.cluster_api import Hook, Json
-from kvist_operator.cluster.kinds import CHILDREN, POOL, ObjectKind, Target, everywhere, namespaced
+from kvist_operator.cluster.kinds import CHILDREN, POOL, ObjectKind, Target, election, everywhere, namespaced
 from kvist_operator.manifests.object_names import OURS
 from kvist_sim.http1 import answers, get
 from kvist_sim.ports import free_ports
@@ -97,6 +97,8 @@ async def account(plane: ControlPlane, admin: Client, home: str, namespaces: Seq
             everywhere(),
             name,
         )
+    path, name = f"/apis/{RBAC}/v1/namespaces/{home}", f"{ACCOUNT}-lease"
+    await _bound(admin, home, f"{path}/roles", f"{path}/rolebindings", "Role", election(), name)
     token = plane.keys.token(home, ACCOUNT, str(made["metadata"]["uid"]), TOKEN_SECONDS)
     return plane.kubeconfig(f"operator-{home}", token)
 

@@ -85,6 +85,23 @@ class Memory:
         known["metadata"]["resourceVersion"] = str(next(self._versions))
         return self._shown(target)
 
+    async def create(self, made: Json) -> Json:
+        """Implement ``LeaseStore.create`` in memory."""
+        target = target_of(made)
+        self._write("create", target)
+        if target in self.objects:
+            raise Conflict(f"{target} exists", 409)
+        return self.put(made)
+
+    async def replace(self, made: Json) -> Json:
+        """Implement ``LeaseStore.replace`` in memory."""
+        target = target_of(made)
+        self._write("replace", target)
+        known = self.objects.get(target)
+        if known is None or known["metadata"]["resourceVersion"] != made["metadata"].get("resourceVersion"):
+            raise Conflict(f"{target} has changed", 409)
+        return self.put(made)
+
     async def annotate(self, target: Target, annotations: Mapping[str, str | None]) -> None:
         """Implement ``Cluster.annotate`` in memory."""
         self._write("annotate", target)

@@ -65,6 +65,7 @@ class Ground:
         *,
         build: str = "1",
         engine_image: str = "vllm/vllm-openai:v0.32.0",
+        release: str = "",
         look_up: Callable[[ModelQuery], ModelFacts] = lambda query: (model_facts(query.model), None),
     ) -> None:
         """Make an operator of this build with an empty cache."""
@@ -80,6 +81,7 @@ class Ground:
             images=Site(),
             engine_image=engine_image,
             identity=build,
+            release=release,
             now=lambda: self.now,
         )
 
@@ -516,3 +518,25 @@ async def test_without_a_hub_the_first_plan_of_an_unknown_model_is_a_condition(g
     await ground.look()
     assert (await ground.said("Accepted"))["reason"] == "ModelNotFound"
     assert "model" not in await ground.status()
+
+
+async def test_the_pool_of_another_release_is_left_alone_until_it_is_handed_over(
+    ground: Ground, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A release writes its name into the status; another one says so once and writes nothing."""
+    ground.restart(release="one/kvist")
+    await ground.look()
+    assert (await ground.status())["operator"] == "one/kvist"
+
+    ground.restart(release="two/kvist", engine_image="vllm/vllm-openai:v0.33.0", build="2")
+    for _ in range(2):
+        await ground.look()
+        assert ground.cluster.writes == []
+    assert caplog.text.count("the release one/kvist manages this pool") == 1
+
+    ground.annotate({"kvist.dev/operator": "two/kvist"})
+    await ground.look()
+    assert (await ground.status())["operator"] == "two/kvist"
+    ground.restart(release="one/kvist")
+    await ground.look()
+    assert ground.cluster.writes == []

@@ -114,3 +114,8 @@
   resources: [rolebindings, roles]
   verbs: [create, delete, get, list, patch, watch]
 {{- end }}
+{{- define "kvist.rules.election" }}
+- apiGroups: ["coordination.k8s.io"]
+  resources: [leases]
+  verbs: [get, create, update]
+{{- end }}

@@ -123,6 +123,17 @@ class ApiServer:
         except (NotServed, Conflict):
             return  # absent, or already replaced by another object
 
+    async def create(self, made: Json) -> Json:
+        """Create an object. Raises ClusterError, Conflict if there is one of this name."""
+        target = target_of(made)
+        path = target.kind.path(target.namespace)
+        return _slim(await self._answer(_Request("create", target.kind, "POST", path, body=made)))
+
+    async def replace(self, made: Json) -> Json:
+        """Replace an object at the version in ``made``. Raises ClusterError, Conflict if it has changed."""
+        target = target_of(made)
+        return _slim(await self._answer(_Request("update", target.kind, "PUT", target.path, body=made)))
+
     async def patch_status(self, found: Json, status: Json) -> Json:
         """Implement ``Cluster`` by an HTTP request."""
         target, meta = target_of(found), found["metadata"]

@@ -78,6 +78,7 @@ EVENT: Final = ObjectKind("", "v1", "Event", "events")
 SECRET: Final = ObjectKind("", "v1", "Secret", "secrets")
 CONFIG_MAP: Final = ObjectKind("", "v1", "ConfigMap", "configmaps")
 CLAIM: Final = ObjectKind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
+LEASE: Final = ObjectKind("coordination.k8s.io", "v1", "Lease", "leases")
 NODE: Final = ObjectKind("", "v1", "Node", "nodes", namespaced=False)
 DEPLOYMENT: Final = ObjectKind("apps", "v1", "Deployment", "deployments")
 LEADER_WORKER_SET: Final = ObjectKind("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets")
@@ -102,7 +103,9 @@ CHILDREN: Final = (
 )
 """Kinds of objects that pools consist of."""
 
-_BY_NAME: Final = {(kind.group, kind.kind): kind for kind in (*CHILDREN, POOL, POD, EVENT, CLAIM, NODE)}
+_BY_NAME: Final = {
+    (kind.group, kind.kind): kind for kind in (*CHILDREN, POOL, POD, EVENT, CLAIM, NODE, LEASE)
+}
 
 
 def kind_of(made: Mapping[str, Any]) -> ObjectKind:
@@ -154,6 +157,11 @@ def namespaced() -> list[Rule]:
     ]
     made = [_rule(kind, (*(_GET if kind == SECRET else READ), *WRITE)) for kind in CHILDREN]
     return merged([*own, *made, *picker_rules()])
+
+
+def election() -> list[Rule]:
+    """Return the rules of the Role in the operator's own namespace, for the election of a leader."""
+    return [_rule(LEASE, ("get", "create", "update"))]
 
 
 def everywhere() -> list[Rule]:

@@ -73,6 +73,11 @@ class Metrics:
             buckets=BUCKETS,
             registry=self.registry,
         )
+        self.leader = Gauge(
+            "kvist_operator_leader",
+            "1 if this replica of the operator works, 0 while it waits for the Lease.",
+            registry=self.registry,
+        )
         self.queue = Gauge(
             "kvist_operator_queue_pools",
             "Number of pools that are queued for reconciliation, at once or after a delay.",

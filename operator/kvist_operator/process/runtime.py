@@ -11,7 +11,9 @@ import asyncio
 import hashlib
 import logging
 import signal
+import socket
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +28,7 @@ from kvist_operator.cluster.apiserver import ApiServer
 from kvist_operator.cluster.capabilities import Capabilities, check
 from kvist_operator.cluster.cluster_api import Cluster, Json
 from kvist_operator.cluster.kinds import ObjectKind
+from kvist_operator.cluster.leader_election import LeaderElection
 from kvist_operator.cluster.pool_cache import PoolCache, PoolInformer, PoolKey
 from kvist_operator.errors import ClusterError, OperatorError, StartError
 from kvist_operator.manifests import Site
@@ -96,7 +99,12 @@ async def _run(
     async with monitoring_port(host, port, operator.metrics_page, operator.alive, operator.ready) as bound:
         logger.info("kvist-operator %s is starting; its metrics port is %d", kvist_epp.__version__, bound)
         await check(server, server.may, settings.watched)
-        await operator.run()
+        if settings.lease:
+            namespace, _, name = settings.lease.partition("/")
+            identity = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+            await operator.run_as_leader(LeaderElection(server, namespace, name, identity))
+        else:
+            await operator.run()
 
 
 def build_identity() -> str:
@@ -129,6 +137,7 @@ class Operator:
             images=Site(picker_image=settings.picker_image, envoy_image=settings.envoy_image),
             engine_image=settings.engine_image,
             identity=build_identity(),
+            release=settings.lease,
             prices=settings.price_list,
         )
         self._follow = follow
@@ -136,11 +145,31 @@ class Operator:
         self._restart_watch = asyncio.Event()
         self._started_at: dict[PoolKey, float] = {}
         self._loaded = False
+        self._standby = False
         self._watch_problem = ""
         """Why no events arrive at present; empty while they do."""
 
+    async def run_as_leader(self, election: LeaderElection) -> None:
+        """Wait until this replica is the leader, then run until cancelled. Raises LeadershipLost, and what
+        ``run`` raises."""
+        self._standby = True
+        await election.acquire()
+        self._standby = False
+        tasks = {asyncio.ensure_future(election.hold()), asyncio.ensure_future(self.run())}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            self.metrics.leader.set(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await election.release()
+
     async def run(self) -> None:
         """Run until cancelled. Raises ClusterError when the first discovery fails."""
+        self.metrics.leader.set(1)
         await self.discover()
         self._loaded = True
         logger.info(
@@ -170,7 +199,10 @@ class Operator:
         return f"reconciling {', '.join(stuck)} takes too long" if stuck else ""
 
     def ready(self) -> str:
-        """Return why pools are not reconciled at present; empty when they are."""
+        """Return why pools are not reconciled at present; empty when they are, or when another replica
+        reconciles them."""
+        if self._standby:
+            return ""
         return self._watch_problem if self._loaded else "the cluster has not been read yet"
 
     def metrics_page(self) -> bytes:

@@ -69,6 +69,13 @@ class OperatorSettings:
         "name no accelerator get the cheapest kind of node that fits; empty: the smallest",
         unit="NAME=PRICE,…",
     )
+    lease: str = flag(
+        "--lease",
+        "",
+        "Lease by which replicas elect a leader, and the name under which this release manages pools; those "
+        "of another release are left alone; empty: no election, for a single replica",
+        unit="NAMESPACE/NAME",
+    )
     workers: int = flag("--workers", 8, "number of pools that are reconciled at the same time", unit="N")
     resync: float = flag(
         "--resync",
@@ -109,6 +116,8 @@ class OperatorSettings:
             _ = self.price_list
         except SpecError as error:
             raise OperatorSettingsError(str(error)) from error
+        if self.lease and not re.fullmatch(rf"{_NAMESPACE}/[a-z0-9]([-.a-z0-9]*[a-z0-9])?", self.lease):
+            raise OperatorSettingsError(f"--lease: {self.lease!r} is not NAMESPACE/NAME")
         if not 0 <= self.metrics_port <= 65_535:
             raise OperatorSettingsError(f"--metrics-port: {self.metrics_port} is not a port (0 to 65535)")
         if self.workers < 1:

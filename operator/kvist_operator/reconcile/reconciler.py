@@ -34,6 +34,8 @@ from .picker_client import PickerClient
 
 logger = logging.getLogger(__name__)
 
+RELEASE: Final = "kvist.dev/operator"
+"""Annotation of a pool: the release that manages it, if not the one in its status."""
 CACHED_INTENTS: Final = 64
 """Intents that are kept, of the pools reconciled last: each has 100 KB and is computed again in ten
 milliseconds."""
@@ -65,6 +67,8 @@ class Reconciler:
     """A site with only the images of pickers and Envoy."""
     engine_image: str = DEFAULT_IMAGE
     """Image of engines, for pools that set none."""
+    release: str = ""
+    """Name under which this release manages pools, ``namespace/name``; empty: it manages any pool."""
     identity: str = ""
     """Name of this build of the operator: another one may make other objects of the same pool."""
     prices: Mapping[str, float] = field(default_factory=dict)
@@ -76,6 +80,8 @@ class Reconciler:
     """Intents with all their inputs, the one used last at the end."""
     _written: dict[PoolKey, tuple[str, Json]] = field(default_factory=dict)
     """Statuses that the API server accepted but returns in another form, by resource version."""
+    _foreign: set[PoolKey] = field(default_factory=set)
+    """Pools that another release manages, of which the log has a line."""
     _secrets: CertificateSecrets = field(init=False)
     _applier: Applier = field(init=False)
 
@@ -94,6 +100,8 @@ class Reconciler:
         if resource is None or "deletionTimestamp" in resource["metadata"]:
             self._forget(key, resource)
             return None
+        if self._of_another_release(key, resource):
+            return None
         intent = await self._intent(key, resource)
         if key in self.pending and resource.get("status"):
             return None  # the status stands until the model is known: each process looks it up again
@@ -108,6 +116,22 @@ class Reconciler:
             return WAIT_SECONDS
         until = outcome.pending.until if outcome.pending else None
         return max(0.0, (until - self.now()).total_seconds()) if until else None
+
+    def _of_another_release(self, key: PoolKey, resource: Json) -> bool:
+        """Return whether another release manages a pool: its annotation says so, else its status."""
+        named = (resource["metadata"].get("annotations") or {}).get(RELEASE)
+        release = named or (resource.get("status") or {}).get("operator", "")
+        if not (self.release and release and release != self.release):
+            self._foreign.discard(key)
+            return False
+        if key not in self._foreign:
+            self._foreign.add(key)
+            logger.warning(
+                "%s: the release %s manages this pool, so %s leaves it alone; to hand it over: "
+                "kubectl annotate -n %s kvp %s --overwrite %s=%s",
+                *(key, release, self.release, key.namespace, key.name, RELEASE, self.release),
+            )
+        return True
 
     async def _intent(self, key: PoolKey, resource: Json) -> Intent:
         """Return the intent of a pool; it is computed again only when one of its inputs has changed."""
@@ -150,10 +174,10 @@ class Reconciler:
         except ClusterError as error:
             self._secrets.forget(pool.uid)
             return ApplyResult(failures=(error,))
-        images = self.engine_image, self.images.picker_image, self.images.envoy_image
+        settings = self.engine_image, self.images.picker_image, self.images.envoy_image, str(self.prices)
         rendered, pending = hold_upgrade(
             *(pool, resource, intent.rendered, self.cache.children(PoolKey(pool.namespace, pool.name))),
-            identity=" ".join((self.identity, *images)),
+            identity=" ".join((self.identity, *settings)),
             default_image=self.engine_image,
             now=self.now(),
         )
@@ -192,6 +216,7 @@ class Reconciler:
             error=intent.error,
             notes=intent.rendered.notes if intent.rendered else (),
             facts=intent.facts,
+            release=self.release,
         )
         found = children_of(key.name, self.cache.children(key))
         tokens = self.pickers.kv_tokens(key)

@@ -273,6 +273,8 @@ class Subject:
     notes: Sequence[Note] = ()
     facts: tuple[Facts, Facts | None] | None = None
     """Facts of the model and of its draft model; None while they are not known."""
+    release: str = ""
+    """Release of the operator that manages the pool."""
 
 
 def status(subject: Subject, observed: ObservedPool, old: Mapping[str, Any], now: datetime) -> Json:
@@ -320,6 +322,8 @@ def status(subject: Subject, observed: ObservedPool, old: Mapping[str, Any], now
         made["model"] = model_status(pool, *subject.facts)
     elif "model" in old:
         made["model"] = old["model"]
+    if subject.release:
+        made["operator"] = subject.release
     if observed.pending is not None:
         made["pendingPlan"] = _pending_status(subject.plan, observed.pending)
     if observed.kv_tokens is not None:

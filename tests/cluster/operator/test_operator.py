@@ -160,6 +160,32 @@ async def test_another_default_image_rolls_nothing_until_asked(ground: Ground, t
             await asyncio.sleep(0.05)
 
 
+async def test_another_replica_takes_over_from_a_killed_leader_and_writes_nothing(
+    ground: Ground, tmp_path: Path
+) -> None:
+    """Within 20 s of the leader's death a waiting replica follows pools; it repeats no write of the first."""
+    await ground.put("twig")
+    flags = (*ground.flags, f"--lease={ground.name}/kvist-operator")
+    async with Children(tmp_path / ".") as children:
+        leader = await started(children, ground.kubeconfig, *flags)
+        await ground.until("twig", "Accepted", status="True")
+        other = await started(children, ground.kubeconfig, *flags)
+        assert await other.count("kvist_operator_leader") == 0
+        await asyncio.sleep(3)  # so that it has seen the Lease change
+        begin = asyncio.get_running_loop().time()
+        leader.child.process.kill()
+        while await other.count("kvist_operator_leader") != 1:
+            await asyncio.sleep(0.1)
+        assert asyncio.get_running_loop().time() - begin < 20
+        while await other.count("kvist_operator_reconciles_total") < 1:
+            await asyncio.sleep(0.05)
+        assert await other.count('kvist_operator_api_requests_total{method="PATCH"') == 0
+        await ground.put("twig", replicas=2)
+        while (await ground.there(DEPLOYMENT, "twig"))["spec"]["replicas"] != 2:
+            await asyncio.sleep(0.05)
+        assert (await ground.there(POOL, "twig"))["status"]["operator"] == f"{ground.name}/kvist-operator"
+
+
 async def test_scale_goes_through_the_pool(ground: Ground, tmp_path: Path) -> None:
     """A replica count written to /scale becomes that of the engines' Deployment; nothing else changes."""
     await ground.put("twig")
