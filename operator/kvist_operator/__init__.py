@@ -13,6 +13,7 @@ picker.
 - ``engine_flags``: spells vLLM's flags, and says which of them belong to the plan; no other module does.
 - ``engine_version``: the vLLM of an image, and the known version whose flags it gets.
 - ``flag_table``: every flag of vLLM by version, as its own parser declares it.
+- ``flag_values``: values of flags that vLLM's parser refuses.
 - ``extra_args``: reads and checks the flags that users add.
 - ``manifests``: turns a plan into objects.
 - ``apply``: compares desired with observed objects and decides on the steps.

@@ -17,19 +17,13 @@ from kvist_operator.errors import SpecError
 from .engine_flags import AFFECTS_MEMORY, GONE, MERGED, OWNED, SECRETS, SHARED, YIELDING
 from .engine_version import EngineVersion
 from .flag_table import Flag, dotted, flags, options, short_options, versions_with
+from .flag_values import VARIABLE, choice_problem, key_problem, value_problem
 
 PATH: Final = "spec.engine.extraArgs"
-VARIABLE: Final = "$("
-"""Kubernetes replaces ``$(NAME)`` in arguments, so a value with it is not checked."""
 PLUGINS: Final = {"tool-call-parser": "tool-parser-plugin", "reasoning-parser": "reasoning-parser-plugin"}
 """Flag → the flag that loads more values for it."""
 BY_VALUE: Final = {("quantization", "fp8"): "spec.engine.quantization"}
 """Flag and value → the field that sets them; other values of the flag have none."""
-FORMATS: Final = {
-    "int": ("a whole number", re.compile(r"[+-]?\d+")),
-    "float": ("a number", re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")),
-    "size": ("a number such as 8192 or 8k", re.compile(r"-?\d+|\d+[KMGT]|\d+(\.\d+)?[kmgt]|auto")),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +34,8 @@ class ExtraFlag:
     """Position of its word."""
     words: int
     """Number of its words, the values included."""
-    spelled: str
-    """The flag's word up to ``=``."""
+    word: str
+    """The flag's word."""
     name: str
     """Name that vLLM reads; of an unknown flag the word without its dashes."""
     flag: Flag | None
@@ -49,6 +43,11 @@ class ExtraFlag:
     key: str
     """Dotted key inside a JSON value: ``a.b`` of ``--hf-overrides.a.b``."""
     values: tuple[str, ...]
+
+    @property
+    def spelled(self) -> str:
+        """The flag's word up to ``=``."""
+        return self.word.partition("=")[0]
 
     @property
     def path(self) -> str:
@@ -89,7 +88,7 @@ def read_extra(words: Sequence[str], version: EngineVersion) -> tuple[ExtraFlag,
         flag = _read_one(words, at, version)
         _check_ownership(flag)
         _check_known(flag, version)
-        _check_values(flag, words)
+        _check_values(flag)
         found.append(flag)
         at += flag.words
     _check_choices(found, version)
@@ -142,7 +141,7 @@ def _read_one(words: Sequence[str], at: int, version: EngineVersion) -> ExtraFla
     return ExtraFlag(
         at=at,
         words=1 + len(following),
-        spelled=spelled,
+        word=word,
         name=name,
         flag=flag,
         key=key,
@@ -231,14 +230,14 @@ def _nearest(each: ExtraFlag, version: EngineVersion) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def _check_values(each: ExtraFlag, words: Sequence[str]) -> None:
+def _check_values(each: ExtraFlag) -> None:
     flag = each.flag
     if flag is None:
         return
     if each.key:
         _check_key(each, flag)
     elif flag.kind == "switch":
-        if "=" in words[each.at]:
+        if "=" in each.word:
             off = f", or {flag.off[-1]} to switch it off" if flag.off else ""
             problem = f"{each.spelled} takes no value: write {each.spelled} alone{off}"
             raise SpecError(each.path, problem)
@@ -246,35 +245,20 @@ def _check_values(each: ExtraFlag, words: Sequence[str]) -> None:
         raise SpecError(each.path, f"{each.spelled} lacks its value: add it as the next entry")
     else:
         for value in each.values:
-            _check_format(each, flag, value)
+            problem = value_problem(flag, value, separate="=" not in each.word)
+            if problem:
+                raise SpecError(each.path, f"{each.spelled}: {problem}")
 
 
 def _check_key(each: ExtraFlag, flag: Flag) -> None:
-    if not flag.kind.startswith("json"):
+    if flag.kind not in ("json", "object", "json-or-text"):
         problem = f"{each.spelled}: --{flag.name} takes no JSON, so it has no keys; write --{flag.name}"
         raise SpecError(each.path, problem)
     if not each.values:
         raise SpecError(each.path, f"{each.spelled} lacks its value: add it as the next entry")
-
-
-def _check_format(each: ExtraFlag, flag: Flag, value: str) -> None:
-    if VARIABLE in value or (flag.none and value in ("", "None")):
-        return
-    problem = ""
-    if flag.kind in FORMATS and not FORMATS[flag.kind][1].fullmatch(value.strip()):
-        problem = f"{value!r} is not {FORMATS[flag.kind][0]}"
-    elif flag.kind == "json" and not _is_json(value):
-        problem = f"{value!r:.60} is not JSON; quote keys and texts with double quotes"
+    problem = key_problem(flag, [each.key.partition(".")[0].removesuffix("+")])
     if problem:
         raise SpecError(each.path, f"{each.spelled}: {problem}")
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _check_choices(found: Sequence[ExtraFlag], version: EngineVersion) -> None:
@@ -285,20 +269,6 @@ def _check_choices(found: Sequence[ExtraFlag], version: EngineVersion) -> None:
                 problem = choice_problem(each.flag, value) if version.known else ""
                 if problem:
                     raise SpecError(each.path, f"{each.spelled}: {problem}")
-
-
-def choice_problem(flag: Flag, value: str) -> str:
-    """Return why a value is not one of a flag's choices, with the nearest; empty if it is."""
-    if not flag.choices or VARIABLE in value or (flag.none and value in ("", "None")):
-        return ""
-    spellings = {value} | ({value.upper(), value.lower().replace("-", "_")} if flag.folds else set())
-    if spellings & set(flag.choices):
-        return ""
-    lower = {choice.lower(): choice for choice in flag.choices}
-    close = difflib.get_close_matches(value.lower(), lower, n=1)
-    few = ", ".join(sorted(flag.choices, key=lambda c: (c.isdigit() and int(c), c)))
-    listed = f"it is one of {few}" if len(flag.choices) <= 12 else f"vLLM has {len(flag.choices)} others"
-    return f"{value!r} is not a choice; " + (f"did you mean {lower[close[0]]}?" if close else listed)
 
 
 def _check_repeated(found: Sequence[ExtraFlag]) -> None:
@@ -335,7 +305,10 @@ def merge_json(found: Sequence[ExtraFlag], name: str, planned: dict[str, Any], f
 
 def _leaves(each: ExtraFlag) -> Iterator[tuple[list[str], Any]]:
     text = each.values[0]
-    value = json.loads(text) if _is_json(text) else text
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
     if each.key:
         yield each.key.split("."), value
     elif isinstance(value, dict):

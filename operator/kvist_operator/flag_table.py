@@ -23,7 +23,8 @@ class Flag:
     name: str
     """Without dashes in front."""
     kind: str
-    """Format of the value: switch (none), text, int, float, size (``64k``), json or json-or-text."""
+    """Format of the value: switch (none), text, int, float, size (``64k``), json, object (of JSON) or
+    json-or-text."""
     takes: str = ""
     """How many values, if not one: ``many``, ``maybe`` (none or one), ``each`` (the flag may be repeated)."""
     none: bool = False
@@ -35,6 +36,8 @@ class Flag:
     choices: tuple[str, ...] = ()
     """All values there are; empty if any is accepted. Those of parsers of tool calls and reasoning can be
     extended by a plugin."""
+    keys: tuple[str, ...] = ()
+    """Keys of an object that refuses others."""
     folds: bool = False
     """Choices are compared without case."""
 

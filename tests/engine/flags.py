@@ -49,19 +49,34 @@ def vllm_parser():
 DUMP: Final = (
     BUILD
     + '''
-import json
+import dataclasses, json
 
 def cells(kind):
     names, values = getattr(getattr(kind, "__code__", None), "co_freevars", ()), kind.__closure__ or ()
     return dict(zip(names, (cell.cell_contents for cell in values)))
 
-def kind_of(type_):
+def inner(type_):
+    """The parser of a value inside those for None and for errors."""
     while getattr(type_, "__name__", "") in ("_optional_type", "_parse_type"):
         type_ = cells(type_)["return_type"]
+    return type_
+
+def keys_of(type_):
+    """The keys of a configuration object, if others are refused."""
+    if getattr(type_, "__name__", "") != "parse_dataclass":
+        return []
+    try:
+        type_('{"no such key": 1}')
+    except Exception:
+        return sorted(field.name for field in dataclasses.fields(type_.__defaults__[0]) if field.init)
+    return []
+
+def kind_of(type_):
     name = getattr(type_, "__name__", "str") if type_ else "str"
-    kinds = {"str": "text", "<lambda>": "text", "loads": "json", "parse_dataclass": "json"}
+    kinds = {"str": "text", "<lambda>": "text", "loads": "json", "parse_dataclass": "object"}
     kinds |= {"union_dict_and_str": "json-or-text", "human_readable_int": "size"}
-    return (kinds | {"human_readable_int_or_auto": "size", "int": "int", "float": "float"}).get(name, name)
+    kinds |= {"human_readable_int_or_auto": "size", "parse_reasoning_parser": "text"}
+    return (kinds | {"int": "int", "float": "float"})[name]
 
 def registries():
     from vllm.reasoning import ReasoningParserManager
@@ -89,14 +104,17 @@ for action, options in found.values():
     name = next(option for option in declared if option.startswith("--"))[2:]
     off = set(getattr(action, "negative_option_strings", ()))
     off |= {option for option in options if option.startswith("--no-") and action.nargs == 0}
-    choices = sorted({str(choice) for choice in action.choices or () if choice is not None})
+    none = getattr(action.type, "__name__", "") in ("_optional_type", "parse_reasoning_parser")
+    # of some versions the text None is a choice, but is read as no text
+    choices = sorted({str(choice) for choice in action.choices or ()} - ({"None"} if none else set()))
     appends = type(action).__name__ == "_AppendAction"
     rows[name] = {
-        "kind": "switch" if action.nargs == 0 else kind_of(action.type),
+        "kind": "switch" if action.nargs == 0 else kind_of(inner(action.type)),
         "takes": "each" if appends else {"+": "many", "?": "maybe"}.get(action.nargs, ""),
-        "none": getattr(action.type, "__name__", "") == "_optional_type",
+        "none": none and (not action.choices or None in action.choices),
         "also": sorted(set(options) - off - {f"--{name}"}),
         "off": sorted(off),
+        "keys": keys_of(inner(action.type)),
         "choices": choices or names.get(name, []),
         "folds": bool(action.choices and action.type and folds(action)) or name == "attention-backend",
     }

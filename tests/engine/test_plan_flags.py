@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.engine import flags
+from tests.engine import flags, random_flags
 from tests.operator import golden
 from tests.operator.sweep import argument_lists
 
@@ -52,6 +52,8 @@ NAMES = (
     "enable_prompt_tokens_details",
 )
 """What is compared, by vLLM's names of its arguments."""
+RANDOM = 1500
+"""Number of random lines for each version."""
 LINES = [
     ["--seed", "1"],
     ["--seed", "-1"],
@@ -125,7 +127,8 @@ class Parsed:
 
     plans: dict[str, dict[str, Any] | None]
     sweep: list[dict[str, Any] | None]
-    lines: list[bool]
+    lines: list[tuple[list[str], bool]]
+    """Words of users, and whether they are accepted."""
 
 
 def command(case: str) -> list[str]:
@@ -142,11 +145,14 @@ KNOWN = list(map(dotted, VERSIONS))
 @pytest.fixture(scope="module", params=KNOWN)
 def parser(request: pytest.FixtureRequest) -> tuple[str, Parsed]:
     """Every golden plan, every plan of the sweep and LINES, read by the real parser of one version."""
-    lists = [*map(command, CASES), *argument_lists(), *(["m", *line] for line in LINES)]
+    major, minor = request.param.split(".")
+    users = [*LINES, *random_flags.lines((int(major), int(minor)), RANDOM)]
+    lists = [*map(command, CASES), *argument_lists(), *(["m", *line] for line in users)]
     found = flags.run(request.param, PARSE, {"names": NAMES, "lines": lists})
     plans = dict(zip(CASES, found, strict=False))
-    sweep = found[len(CASES) : -len(LINES)]
-    return request.param, Parsed(plans, sweep, [each is not None for each in found[-len(LINES) :]])
+    accepted = [each is not None for each in found[-len(users) :]]
+    sweep = found[len(CASES) : -len(users)]
+    return request.param, Parsed(plans, sweep, list(zip(users, accepted, strict=True)))
 
 
 @pytest.mark.timeout(900)
@@ -185,11 +191,13 @@ def test_every_plan_of_the_sweep_is_accepted(parser: tuple[str, Parsed]) -> None
 
 @pytest.mark.timeout(900)
 def test_extra_arguments_are_judged_as_vllm_does(parser: tuple[str, Parsed]) -> None:
-    """Words that are no secret and no flag of the plan are accepted if vLLM's parser accepts them."""
+    """Words that are no secret and no flag of the plan are accepted exactly if vLLM's parser accepts them."""
     version, found = parser
-    ours = {str(line): _accepted(line, version) for line in LINES}
+    wrong = [(line, taken) for line, taken in found.lines if _accepted(line, version) != taken]
 
-    assert ours == dict(zip(map(str, LINES), found.lines, strict=True))
+    assert wrong == []
+    assert len(found.lines) > 1000
+    assert 0.3 < sum(taken for _, taken in found.lines) / len(found.lines) < 0.9
 
 
 def _accepted(line: list[str], version: str) -> bool:

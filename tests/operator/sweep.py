@@ -7,13 +7,18 @@ from typing import Any, Final
 from tests.operator.pools import known, pool
 
 from kvist_operator.errors import OperatorError
-from kvist_operator.hardware import ROWS
+from kvist_operator.hardware import CPU, ROWS
 from kvist_operator.models.source import catalogue
 from kvist_operator.plan import make_plan
 from kvist_operator.plan.engine_args import LEADER, RANK
 
+COMMON: Final = "H100-80GB"
+"""Accelerator of the further variants."""
+SOME: Final = 4
+"""Each fourth model has the further variants, since a plan takes up to a tenth of a second."""
+PLAIN: Final[dict[str, Any]] = {}
 VARIANTS: Final[tuple[dict[str, Any], ...]] = (
-    {},
+    PLAIN,
     {
         "model": {"revision": "main", "adapters": [{"name": "sql", "source": "hf://acme/sql", "rank": 64}]},
         "engine": {
@@ -28,19 +33,31 @@ VARIANTS: Final[tuple[dict[str, Any], ...]] = (
     },
 )
 """A plain pool, and one whose fields set most of the other flags."""
+FURTHER: Final[tuple[dict[str, Any], ...]] = (
+    {"workload": {"concurrency": 512}},
+    {"engine": {"speculative": {"method": "MTP", "tokens": 1}, "quantization": "FP8"}},
+    {"engine": {"tensorParallelSize": 8, "decodeContextParallelSize": 2, "pipelineParallelSize": 2}},
+    {"engine": {"speculative": {"method": "Suffix", "tokens": 8}, "extraArgs": ["-ep", "--seed=1"]}},
+)
+"""Pools of which the plans span nodes, or spread caches and experts."""
 
 
 @cache
-def argument_lists() -> tuple[tuple[str, ...], ...]:
-    """Return the different lists after ``serve``, with the variables that Kubernetes would fill in."""
-    return tuple(dict.fromkeys(_all()))
+def argument_lists(step: int = 1) -> tuple[tuple[str, ...], ...]:
+    """Return the different lists after ``serve``, with the variables that Kubernetes would fill in; ``step``:
+    only for each so many-th accelerator."""
+    return tuple(dict.fromkeys(_all(step)))
 
 
-def _all() -> Iterator[tuple[str, ...]]:
+def _all(step: int) -> Iterator[tuple[str, ...]]:
     filled = {RANK: "0", LEADER: "127.0.0.1"}
-    for name in sorted(catalogue()):
-        for row in ROWS:
-            for variant in VARIANTS:
+    for number, name in enumerate(sorted(catalogue())):
+        stretched = {"engine": {"maxModelLen": 2 * known(name).shape.max_len}}
+        for row in [row for i, row in enumerate(ROWS) if i % step == 0 or row.name in (COMMON, CPU.name)]:
+            for variant in (
+                *VARIANTS,
+                *((*FURTHER, stretched) if row.name == COMMON and number % SOME == 0 else ()),
+            ):
                 spec = {**variant, "accelerator": {"memory": "64Gi"}} if row.vendor == "cpu" else variant
                 try:
                     found = make_plan(pool(f"hf://{name}", **spec), known(name), gpu=row.name)

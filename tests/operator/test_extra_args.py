@@ -1,14 +1,18 @@
 """Promises of ``spec.engine.extraArgs``: any flag of the version that the plan does not set, and no other."""
 
 import json
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.operator.pools import plan, pool
 
 from kvist_operator.engine_version import EngineVersion, engine_version
 from kvist_operator.errors import SpecError
-from kvist_operator.extra_args import doubts, read_extra
+from kvist_operator.extra_args import ExtraFlag, doubts, read_extra
+from kvist_operator.flag_table import options
 
 NEW = engine_version("vllm/vllm-openai:v0.33.0")
 OLD = engine_version("vllm/vllm-openai:v0.30.0")
@@ -102,6 +106,8 @@ def test_flags_that_are_gone_say_what_replaced_them(word: str, said: str) -> Non
         ["--allowed-origins", '["*"]'],
         ["--kv-transfer-config", json.dumps(CONNECTOR)],
         ["--max-num-queued-tokens", "64k"],
+        ["--compilation-config", '{"max_cudagraph_capture_size": 1k, "cache_dir": "8k"}'],
+        ["--video-pruning-rate=-0.5"],
         ["--prefix-match-unit", "None"],
     ],
 )
@@ -134,6 +140,14 @@ def test_other_flags_are_the_user_s(words: list[str]) -> None:
         (["--tool-call-parser", "qwen3_xlm"], "did you mean qwen3_xml?"),
         (["--reasoning-parser", "zzz"], "'zzz' is not a choice; vLLM has"),
         (["--compilation-config", "{mode: 3}"], "is not JSON; quote keys and texts with double quotes"),
+        (
+            ["--kv-transfer-config", '{"kv_conector": "a"}'],
+            "'kv_conector' is not one of its keys; did you mean",
+        ),
+        (["-cc.moed=3"], "-cc.moed: 'moed' is not one of its keys; did you mean mode?"),
+        (["--compilation-config", "[1]"], "'[1]' is not a JSON object; write its keys in braces"),
+        (["--video-pruning-rate", "-0.5"], "vLLM takes '-0.5' for a flag: write --video-pruning-rate=-0.5"),
+        (["--kv-cache-memory-bytes", "auto"], "'auto' is not a number such as 8192 or 8k"),
         (["--seed.a", "1"], "--seed takes no JSON, so it has no keys"),
         (["--hf-overrides.a"], "lacks its value"),
         (["--enable-log"], "is the beginning of several flags"),
@@ -262,3 +276,27 @@ def test_an_attention_backend_is_one_of_the_version(backend: str, said: str) -> 
     assert said in str(found.value)
     unknown = {"attentionBackend": backend, "image": "registry/internal:prod"}
     assert any(backend in doubt for doubt in plan("Qwen/Qwen3-8B", "H100", engine=unknown).doubts)
+
+
+def _read(words: list[str], version: EngineVersion) -> tuple[tuple[ExtraFlag, ...], str]:
+    """Return the flags, or the field that the error names."""
+    try:
+        return read_extra(words, version), ""
+    except SpecError as error:
+        return (), error.field
+
+
+SPELLED = st.sampled_from(sorted(options((0, 33)))) | st.text("-_=.aeOtpq1 {}$(", max_size=8)
+
+
+@given(st.lists(SPELLED | st.sampled_from(["1", "x", "{}", "-0.5", "a=b", '{"a": 1}']), max_size=6))
+def test_any_words_are_taken_or_refused_with_their_place(words: list[str]) -> None:
+    """Whatever the words, each belongs to one flag, or the error names an entry of the list."""
+    for version in (NEW, OLD, UNKNOWN):
+        found, field = _read(words, version)
+        assert not field or re.fullmatch(r"spec\.engine\.extraArgs\[[0-9]\]", field)
+        if field:
+            continue
+        taken = [at for each in found for at in range(each.at, each.at + each.words)]
+        assert taken == list(range(len(words)))
+        assert all(said.startswith("-") for said in doubts(found, version))

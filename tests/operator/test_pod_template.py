@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.operator import pod_fields
 from tests.operator.manifested import CASES, rendered
 
@@ -68,3 +70,21 @@ def test_a_field_that_resembles_none_is_no_error() -> None:
     check_template(template)
 
     assert remarks(template)[0].startswith("spec.podTemplate.spec.quantumLink: is not a field of pods")
+
+
+NAMES = st.sampled_from(
+    ["spec", "containers", "name", "env", "resources", "limits", "$patch", "odd", "volumes"]
+)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(NAMES, below, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(st.fixed_dictionaries({}, optional={"spec": st.dictionaries(NAMES, ANYTHING, max_size=4)}))
+def test_any_overlay_is_judged(template: dict[str, Any]) -> None:
+    """Whatever a user writes has problems or none, each with its path; nothing else is raised."""
+    for problem in problems(template):
+        assert problem.path.startswith(PATH)
+        assert problem.text

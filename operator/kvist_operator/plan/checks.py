@@ -7,8 +7,9 @@ from typing import Final
 
 from kvist_operator.engine_version import EngineVersion, image_version, parse_version
 from kvist_operator.errors import SpecError
-from kvist_operator.extra_args import ExtraFlag, choice_problem, doubts
+from kvist_operator.extra_args import ExtraFlag, doubts
 from kvist_operator.flag_table import dotted, flags
+from kvist_operator.flag_values import choice_problem
 from kvist_operator.hardware import RESOURCES, Accelerator, find_accelerator
 from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory

@@ -11,8 +11,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from kvist_operator.engine_version import check_image, engine_version, parse_version
 from kvist_operator.errors import SpecError
-from kvist_operator.extra_args import choice_problem, read_extra
+from kvist_operator.extra_args import read_extra
 from kvist_operator.flag_table import dotted, flags
+from kvist_operator.flag_values import choice_problem
 
 from .consistency import check_pool
 from .fields import (
