@@ -7,7 +7,9 @@ picker.
 
 - ``spec``: reads the custom resource into a frozen ``Pool``.
 - ``models``: turns a model's ``config.json`` into a ``ModelShape``.
-- ``hardware``: turns a product name or node labels into an ``Accelerator``.
+- ``hardware``: the table of accelerators; turns a product name into an ``Accelerator``.
+- ``node_labels``: the accelerators of a node by its labels.
+- ``prices``: prices of accelerators for an hour.
 - ``memory``: bytes that a model needs on an accelerator at a given parallelism, counted as vLLM does.
 - ``plan``: chooses, with a reason for each choice.
 - ``engine_flags``: spells vLLM's flags, and says which of them belong to the plan; no other module does.

@@ -62,6 +62,46 @@ def test_every_model_gets_a_sound_plan_or_a_refusal_with_a_number(name: str, gpu
 
 
 @settings(max_examples=60, deadline=None)
+@given(
+    models,
+    gpus,
+    st.none() | st.integers(60, 96),
+    st.none() | st.sampled_from([2048, 8192]),
+    st.none() | st.sampled_from([16, 512]),
+    st.none() | st.sampled_from([4096, 16_384]),
+    st.none() | st.sampled_from([1, 2, 4, 8]),
+)
+def test_values_of_the_user_never_change(
+    name: str,
+    gpu: str,
+    share: int | None,
+    tokens: int | None,
+    sequences: int | None,
+    length: int | None,
+    count: int | None,
+) -> None:
+    """Whatever gives way for the KV cache, a value that the pool sets is the one that runs."""
+    engine = {
+        "gpuMemoryUtilizationPercent": share,
+        "maxNumBatchedTokens": tokens,
+        "maxNumSeqs": sequences,
+        "maxModelLen": length,
+    }
+    given_values = {key: value for key, value in engine.items() if value is not None}
+    accelerator = {"count": count} if count else {}
+    try:
+        resource = pool(f"hf://{name}", engine=given_values, accelerator=accelerator)
+        found = make_plan(resource, known(name), gpu=gpu)
+    except SpecError:  # values that do not go together
+        reject()
+    s = found.settings
+    runs = (s.share, s.batched_tokens, s.sequences, s.max_len)
+
+    assert all(value in (None, run) for value, run in zip(engine.values(), runs, strict=True))
+    assert found.layout.gpus == (count or found.layout.gpus)
+
+
+@settings(max_examples=60, deadline=None)
 @given(models, gpus)
 def test_totals_add_up(name: str, gpu: str) -> None:
     """The items add up to the usable share, and tokens are the cache's bytes by the bytes per token."""
