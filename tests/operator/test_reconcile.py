@@ -168,7 +168,7 @@ async def test_an_invalid_spec_is_a_condition_and_engines_keep_running(ground: G
 
 async def test_a_model_that_does_not_fit_is_a_condition(ground: Ground) -> None:
     """A refused plan creates no object."""
-    ground.put(model={"source": "hf://deepseek-ai/DeepSeek-V3.2"}, accelerator={"product": "L4", "count": 1})
+    ground.put(model={"source": "hf://deepseek-ai/DeepSeek-R1"}, accelerator={"product": "L4", "count": 1})
     await ground.look()
     assert ground.cluster.writes == ["status InferencePool twig"]
     assert (await ground.said("Accepted"))["reason"] == "DoesNotFit"
