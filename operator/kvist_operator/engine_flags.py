@@ -160,7 +160,7 @@ SECRETS: Final[Mapping[str, str]] = {
 """Flag → what to set instead, so that the secret is not in the pool's object."""
 
 GONE: Final[Mapping[str, str]] = {
-    "swap-space": "vLLM no longer has swap; spec.offload.cpu keeps evicted blocks in memory",
+    "swap-space": "vLLM has no swap; set spec.offload.cpu, which keeps evicted blocks in memory",
     "cache-eviction-policy": "never existed; the GPU pool is LRU, the CPU tier is set by spec.offload",
     "speculative-model": "replaced by --speculative-config: set spec.engine.speculative",
     "num-speculative-tokens": "replaced by --speculative-config: set spec.engine.speculative.tokens",

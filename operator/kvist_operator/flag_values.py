@@ -11,8 +11,8 @@ from .flag_table import Flag
 VARIABLE: Final = "$("
 """Kubernetes replaces ``$(NAME)`` in arguments, so a value with it is not checked."""
 FORMATS: Final = {
-    "int": ("a whole number", re.compile(r"[+-]?\d+")),
-    "float": ("a number", re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")),
+    "int": ("a whole number such as 8", re.compile(r"[+-]?\d+")),
+    "float": ("a number such as 0.5", re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")),
     "size": ("a number such as 8192 or 8k", re.compile(r"-?\d+|\d+[KMGT]|\d+(\.\d+)?[kmgt]")),
 }
 
@@ -74,5 +74,9 @@ def choice_problem(flag: Flag, value: str) -> str:
     lower = {choice.lower(): choice for choice in flag.choices}
     close = difflib.get_close_matches(value.lower(), lower, n=1)
     few = ", ".join(sorted(flag.choices, key=lambda c: (c.isdigit() and int(c), c)))
-    listed = f"it is one of {few}" if len(flag.choices) <= 12 else f"vLLM has {len(flag.choices)} others"
+    listed = (
+        f"it is one of {few}"
+        if len(flag.choices) <= 12
+        else f"leave it out, or use one of the {len(flag.choices)} of vLLM"
+    )
     return f"{value!r} is not a choice; " + (f"did you mean {lower[close[0]]}?" if close else listed)

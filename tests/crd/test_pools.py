@@ -1,9 +1,18 @@
 """Pools as people write them, and what the operator says of each."""
 
+import re
+from typing import Final
+
 import pytest
 from tests.crd.cases import CRD, Case, cases, planned, refusal
 
 from kvist_operator.errors import OperatorError
+
+REMEDY: Final = (
+    r"\b(use|set|write|leave|put|raise|add|give|begin|choose|increase|quote|needs|did you mean|would fit)\b"
+    r"|one of|within|such as|like|at most"
+)
+"""What an error tells to do, or the values that there are."""
 
 
 @pytest.mark.parametrize("case", cases("valid"), ids=lambda case: case.name)
@@ -50,3 +59,16 @@ def test_there_are_enough_of_them() -> None:
 def test_the_crd_is_small() -> None:
     """The CRD is far below the size limits of an annotation and of a Helm release."""
     assert CRD.stat().st_size < 60_000
+
+
+@pytest.mark.parametrize("case", cases("invalid"), ids=lambda case: case.name)
+def test_an_error_is_one_sentence_with_field_and_remedy(case: Case) -> None:
+    """Each error begins with the path of the field, has one line, and says what to do."""
+    try:
+        said = f"spec.accelerator: {refusal(planned(case.pool))}"  # a refusal lacks memory, not a field
+    except OperatorError as error:
+        said = str(error)
+
+    assert re.match(r"(spec|metadata|kind|apiVersion)([.\[][\w.\[\]/-]+)?: ", said)
+    assert "\n" not in said
+    assert re.search(REMEDY, said), said

@@ -138,7 +138,7 @@ def test_other_flags_are_the_user_s(words: list[str]) -> None:
         (["--dtype", "bf16"], "--dtype: 'bf16' is not a choice; did you mean bfloat16?"),
         (["--mamba-cache-mode", "al"], "'al' is not a choice"),
         (["--tool-call-parser", "qwen3_xlm"], "did you mean qwen3_xml?"),
-        (["--reasoning-parser", "zzz"], "'zzz' is not a choice; vLLM has"),
+        (["--reasoning-parser", "zzz"], "'zzz' is not a choice; leave it out, or use one of the"),
         (["--compilation-config", "{mode: 3}"], "is not JSON; quote keys and texts with double quotes"),
         (
             ["--kv-transfer-config", '{"kv_conector": "a"}'],

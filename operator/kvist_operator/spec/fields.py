@@ -92,7 +92,8 @@ class Fields:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int):
-            raise SpecError(self.at(key), f"is {type_name(value)}, not a whole number")
+            problem = f"is {type_name(value)}, not a whole number: write it like 8, without quotes or unit"
+            raise SpecError(self.at(key), problem)
         if not low <= value <= high:
             raise SpecError(self.at(key), f"{value} is not within {low} and {high}")
         return value
@@ -167,7 +168,9 @@ class Fields:
         """Return the record that was read from these fields, if no field is left that was not read."""
         for key in self._raw:
             if key not in self._read:
-                near = suggestion(str(key), sorted(self._read))
+                known = sorted(self._read)
+                few = f": use {' or '.join(known)}" if 0 < len(known) <= 4 else ": leave it out"
+                near = suggestion(str(key), known) or few
                 raise SpecError(self.at(str(key)), f"unknown field{near}")
         return record
 
@@ -175,11 +178,12 @@ class Fields:
 def text_of(value: Any, path: str, *, pattern: str = "", most: int = MAX_LENGTH) -> str:
     """Return a value that is a string within bounds. Raises SpecError."""
     if not isinstance(value, str):
-        raise SpecError(path, f"is {type_name(value)}, not a string")
+        quote = ": put it in quotes" if isinstance(value, bool | int | float) else ": write a string"
+        raise SpecError(path, f"is {type_name(value)}, not a string{quote}")
     if len(value) > most:
         raise SpecError(path, f"has {len(value)} characters; at most {most}")
     if pattern and not re.fullmatch(pattern, value):
-        raise SpecError(path, f"{value!r} does not match {pattern}")
+        raise SpecError(path, f"{value!r} does not match {pattern}: write it in that form")
     return value
 
 
@@ -226,7 +230,7 @@ def read_env(f: Fields) -> Mapping[str, Any]:
     name = f.required("name", "the variable's name", pattern=VARIABLE, most=128)
     value, source = f.get("value"), _value_source(f.optional("valueFrom"))
     if value is not None and source is not None:
-        raise SpecError(f.path, "value and valueFrom exclude each other")
+        raise SpecError(f.path, "value and valueFrom exclude each other: leave one out")
     text = f.text("value", most=8192)
     return f.done({"name": name, "value": text} if source is None else {"name": name, "valueFrom": source})
 

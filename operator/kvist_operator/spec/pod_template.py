@@ -76,8 +76,8 @@ def _container(container: Mapping[str, Any], kind: str, path: str) -> Iterator[P
     name = container.get("name")
     own = ENGINE_CONTAINER if kind == "containers" else ""
     if not name:
-        hint = f"; the engines' container is called {own}" if own else ""
-        yield Problem(f"{path}.name", f"is missing: containers are merged by name{hint}")
+        hint = f": write {own} for that of the engines" if own else ": write one"
+        yield Problem(f"{path}.name", f"is missing, and containers are merged by name{hint}")
     elif name != own and not container.get("image"):
         hint = suggestion(str(name), [own]) or f"; the engines' container is called {own}"
         yield Problem(f"{path}.image", f"is missing: {name!r} is a container of its own{hint if own else ''}")
@@ -88,7 +88,7 @@ def _value(value: Any, kind: str, path: str) -> Iterator[Problem]:
         return
     if kind.startswith("["):
         if not isinstance(value, list):
-            yield Problem(path, f"is {type_name(value)}, not a list")
+            yield Problem(path, f"is {type_name(value)}, not a list: begin each item with a dash")
             return
         for i, item in enumerate(value):
             yield from _value(item, kind[1:], f"{path}[{i}]")

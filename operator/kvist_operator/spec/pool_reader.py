@@ -124,7 +124,7 @@ def _name(meta: Fields) -> str:
         problem = f"{len(name)} characters; at most {POOL_NAME_LENGTH}, because children's names are longer"
         raise SpecError("metadata.name", problem)
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
-        rule = "a letter first, then lower-case letters, digits and dashes: Services are named after it"
+        rule = "write a letter first, then lower-case letters, digits and dashes: Services are named after it"
         raise SpecError("metadata.name", f"{name!r}: {rule}")
     return name
 
@@ -185,7 +185,7 @@ def _shape(f: Fields | None) -> Shape | None:
         return None
     config = f.free("config")
     if not config:
-        raise SpecError(f.at("config"), "is missing: the keys of the model's config.json")
+        raise SpecError(f.at("config"), "is missing: write the keys of the model's config.json")
     return f.done(Shape(config=config, checkpoint_bytes=f.quantity("checkpointSize")))
 
 
@@ -218,7 +218,9 @@ def _engine(f: Fields, default_image: str) -> EngineSpec:
     _check_engine(engine, f)
     seqs, batched = engine.max_num_seqs, engine.max_num_batched_tokens
     if seqs and batched and batched < seqs:
-        problem = f"{batched} is less than maxNumSeqs ({seqs}): each sequence takes a token per step"
+        problem = (
+            f"{batched} is less than maxNumSeqs ({seqs}), and each sequence takes a token a step: raise it"
+        )
         raise SpecError(f.at("maxNumBatchedTokens"), problem)
     loras, kept = engine.max_loras, engine.max_cpu_loras
     if loras and kept and kept < loras:
@@ -279,7 +281,9 @@ def _workload(f: Fields) -> Workload:
     )
     prompt, shared = workload.prompt_tokens, workload.shared_prefix_tokens
     if prompt is not None and shared is not None and shared > prompt:
-        raise SpecError(f.at("sharedPrefixTokens"), f"{shared} is more than promptTokens ({prompt})")
+        raise SpecError(
+            f.at("sharedPrefixTokens"), f"{shared} is more than promptTokens ({prompt}): raise promptTokens"
+        )
     return f.done(workload)
 
 
