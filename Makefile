@@ -16,7 +16,7 @@ again = $(1) || { echo "make: running again, one by one, the files in which a te
 TIERS  := data_plane engine cluster http2 charts images e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit coverage reruns test-data-plane test-engine test-cluster test-charts test-e2e test-http2 fuzz bench-fuzz test-all check fmt lint prose types imports proto check-proto docs models bench-epp bench-index bench-chaos bench-soak bench-queue bench-prewarm bench-handover bench-routers bench-operator golden lock build clean
+.PHONY: help setup demo test test-unit coverage reruns test-data-plane test-engine test-cluster test-charts test-e2e test-http2 fuzz bench-fuzz test-all check fmt lint prose types imports proto check-proto docs models bench-epp bench-index bench-chaos bench-soak bench-queue bench-prewarm bench-handover bench-routers bench-operator bench-disk golden lock build clean
 
 help:  ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -67,6 +67,9 @@ test-e2e: $(READY)  ## from helm install to uninstall, with a real Envoy Gateway
 bench-operator: $(READY)  ## 500 pools: time to create them, load at rest (about 5 minutes)
 	$(BIN)/python -m tests.cluster.binaries
 	$(BIN)/python -m tests.cluster.many_pools
+
+bench-disk: $(READY)  ## the disk cleaner beside a process that overflows its folder for ten minutes
+	KVIST_DISK_SECONDS=600 $(PYTEST) -n 0 -rP --timeout 900 tests/epp/test_disk_cleaner.py -k load
 
 test-http2: $(READY)  ## h2spec, grpc-go and grpcio against the HTTP/2 server (Go tools built once, half a minute)
 	$(BIN)/python -m tests.http2.binaries

@@ -69,7 +69,7 @@ FULL: dict[str, Any] = {
         "ttftMilliseconds": 1,
         "tpotMilliseconds": 1,
     },
-    "offload": {"cpu": "1Gi", "disk": "1Gi"},
+    "offload": {"cpu": "1Gi", "disk": "1Gi", "storageClassName": "a"},
     "replicas": 1,
     "paused": False,
     "rollout": {

@@ -18,7 +18,7 @@ from kvist_epp.names import POOL_GROUP
 from kvist_epp.settings.settings import Settings
 from kvist_operator.errors import RenderError
 from kvist_operator.manifests import Api, Site
-from kvist_operator.manifests.engine_workload import quantity
+from kvist_operator.manifests.pods import quantity
 from kvist_operator.manifests.policy import ANYWHERE, flows
 from kvist_operator.spec import read_pool
 from kvist_operator.spec.fields import bytes_of

@@ -11,17 +11,15 @@ from typing import Final
 
 from kvist_epp import names as wire
 from kvist_operator.plan import Plan
-from kvist_operator.plan.resources import DISK_MOUNT
 from kvist_operator.spec.pool import ENGINE_CONTAINER, Pool, Source
 
-from . import pods, termination_log
+from . import disk_tier, pods, termination_log
 from .object_names import ENGINE, ENGINE_PORT, PLAN, Json, ObjectNames, Site
-from .pods import merged, model_mounts, placing, token
+from .pods import merged, model_mounts, placing, quantity, token
 
 USER: Final = 2000
 """vLLM's image names no user; any other than root works."""
 HOME: Final = "/cache"
-KV_BLOCKS: Final = "kv-blocks"
 SHM: Final = "shm"
 SETTLE_SECONDS: Final = 10
 """``minReadySeconds``: by then every picker has scraped a new pod."""
@@ -118,8 +116,12 @@ def template(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: b
 
 
 def _pod(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool) -> Json:
-    sources, logging = model_mounts(pool), termination_log.mounted(names, pool)
-    disk = {KV_BLOCKS: plan.pod.disk_bytes} if plan.pod.disk_bytes else {}
+    mounted = [
+        *termination_log.mounted(names, pool),
+        *disk_tier.mounted(pool, plan),
+        *model_mounts(pool),
+    ]
+    cleaner = disk_tier.cleaner(pool, plan, site)
     return {
         "serviceAccountName": names.engine_account,
         "automountServiceAccountToken": False,
@@ -128,14 +130,13 @@ def _pod(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool)
         "terminationGracePeriodSeconds": plan.pod.grace_seconds,
         **placing(plan, site),
         "topologySpreadConstraints": pods.spread(names.selector(ENGINE)),
+        **({"initContainers": cleaner} if cleaner else {}),
         "containers": [
             {
                 **_container(pool, plan, leads=leads),
                 "volumeMounts": [
                     *pods.mounts((pods.CACHE, HOME), ("tmp", "/tmp"), (SHM, "/dev/shm")),
-                    *(each.mount for each in logging),
-                    *(pods.mounts((KV_BLOCKS, DISK_MOUNT)) if disk else []),
-                    *(each.mount for each in sources),
+                    *(each.mount for each in mounted),
                 ],
             }
         ],
@@ -143,9 +144,7 @@ def _pod(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool)
             pods.empty(pods.CACHE),
             pods.empty("tmp"),
             pods.empty(SHM, medium="Memory", sizeLimit=quantity(plan.pod.shm_bytes)),
-            *(each.volume for each in logging),
-            *(pods.empty(name, sizeLimit=quantity(size)) for name, size in disk.items()),
-            *(each.volume for each in sources),
+            *(each.volume for each in mounted),
         ],
     }
 
@@ -212,17 +211,9 @@ def _resources(plan: Plan) -> Json:
     processes need at least a core for each GPU and one more. On a CPU users set the cores."""
     on_node = min(plan.layout.gpus, plan.hardware.per_node)
     memory = quantity(plan.pod.memory_bytes)
+    disk = {"ephemeral-storage": quantity(plan.pod.ephemeral_bytes)} if plan.pod.ephemeral_bytes else {}
     row = plan.hardware.accelerator
     if row.vendor == "cpu":
-        return {"requests": {"memory": memory}, "limits": {"memory": memory}}
-    devices = {row.resource: str(on_node)}
-    return {
-        "requests": {"cpu": str(on_node + 1), "memory": memory, **devices},
-        "limits": {"memory": memory, **devices},
-    }
-
-
-def quantity(number: float) -> str:
-    """Return bytes as a quantity of MiB or GiB, rounded up, in the notation that the API server keeps."""
-    mebibytes = math.ceil(number / (1 << 20))
-    return f"{mebibytes >> 10}Gi" if mebibytes % 1024 == 0 else f"{mebibytes}Mi"
+        return {"requests": {"memory": memory, **disk}, "limits": {"memory": memory, **disk}}
+    fixed = {"memory": memory, **disk, row.resource: str(on_node)}
+    return {"requests": {"cpu": str(on_node + 1), **fixed}, "limits": fixed}

@@ -9,8 +9,8 @@ from kvist_operator.spec.pool import Pool
 from . import object_names as child
 from . import pods
 from .bootstrap import AUTHORITY_FOLDER, CONFIG_FOLDER, HEAP_BYTES, SDS_FILE, authority, bootstrap
-from .engine_workload import quantity
 from .object_names import CONFIG, ENVOY, Json, ObjectNames, Site
+from .pods import quantity
 from .termination_log import POLICY
 
 USER: Final = 101

@@ -12,8 +12,8 @@ from kvist_epp.names import DESTINATION_HEADER, DESTINATION_NAMESPACE, POOL_GROU
 from kvist_operator.spec.pool import Pool
 
 from .bootstrap import BODY_BYTES, IDLE_SECONDS, MESSAGE_SECONDS
-from .engine_workload import quantity
 from .object_names import ENGINE, ENGINE_PORT, GRPC_PORT, PICKER, Api, Json, Note, ObjectNames, Site
+from .pods import quantity
 
 GATEWAY_GROUP: Final = "gateway.networking.k8s.io"
 ENVOY_GROUP: Final = "gateway.envoyproxy.io"

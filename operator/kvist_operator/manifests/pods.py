@@ -4,6 +4,7 @@ Pod Security *restricted*, the spread over nodes, the nodes that pods are schedu
 as an overlay, and the volumes and variables by which pods read models.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -269,3 +270,9 @@ def mounts(*pairs: Sequence[Any]) -> list[Json]:
         {"name": name, "mountPath": path, **({"readOnly": True} if rest and rest[0] else {})}
         for name, path, *rest in pairs
     ]
+
+
+def quantity(number: float) -> str:
+    """Return bytes as a quantity of MiB or GiB, rounded up, in the notation that the API server keeps."""
+    mebibytes = math.ceil(number / (1 << 20))
+    return f"{mebibytes >> 10}Gi" if mebibytes % 1024 == 0 else f"{mebibytes}Mi"

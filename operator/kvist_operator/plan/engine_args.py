@@ -311,4 +311,6 @@ def _describe_offload(pool: Pool) -> Choice:
     if pool.offload.disk_bytes:
         size += f", then {pool.offload.disk_bytes / 2**30:g} GiB of disk"
     reason = "blocks evicted from the GPU go to /dev/shm; its size and the memory limit are raised for them"
+    if pool.offload.disk_bytes:
+        reason += "; the least recently used blocks on disk are removed before the volume is full"
     return Choice("offload", size, reason, "spec.offload")

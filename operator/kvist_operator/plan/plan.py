@@ -106,6 +106,8 @@ class PodResources:
     drain_seconds: int
     grace_seconds: int
     disk_bytes: int = 0
+    ephemeral_bytes: int = 0
+    """Space on the node's own disk; 0 = no more than any container needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +154,10 @@ class Plan:
     def hash(self) -> str:
         """Hash of what runs (accelerators, arguments, environment, pods), without reasons."""
         facts = {k: v for k, v in self.to_dict().items() if k in ("accelerator", "args", "env", "pod")}
-        # it was not there when the pods of older releases were hashed
+        # these were not there when the pods of older releases were hashed
         facts["accelerator"] = {k: v for k, v in facts["accelerator"].items() if k != "capability"}
+        if not self.pod.ephemeral_bytes:
+            facts["pod"] = {k: v for k, v in facts["pod"].items() if k != "ephemeral_gib"}
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
@@ -212,6 +216,7 @@ class Plan:
                 "shm_gib": _gib(pod.shm_bytes),
                 "memory_gib": _gib(pod.memory_bytes),
                 "disk_gib": _gib(pod.disk_bytes),
+                "ephemeral_gib": _gib(pod.ephemeral_bytes),
                 "startup_seconds": pod.startup_seconds,
                 "pre_stop_seconds": pod.pre_stop_seconds,
                 "drain_seconds": pod.drain_seconds,

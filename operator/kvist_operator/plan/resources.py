@@ -42,6 +42,9 @@ COMPILE: Final = 600
 """Seconds for compilation and CUDA graph capture, with a margin."""
 BASE_MEMORY: Final = 12 * GIB
 PER_GPU: Final = 6 * GIB
+SCRATCH: Final = 16 * GIB
+"""Bytes on the node's disk for compiled kernels, logs and temporary files of a pod: an allowance, not
+measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +176,7 @@ def pod_resources(
     given, drain = pool.rollout.startup_seconds, pool.rollout.drain_seconds
     startup = given or 60 * math.ceil((COMPILE + loaded / LOAD) / 60)
     cpu = hardware.accelerator.vendor == "cpu"
+    local = 0 if pool.offload.storage_class else pool.offload.disk_bytes
     found = PodResources(
         shm_bytes=shm,
         memory_bytes=int(memory.total) if cpu else BASE_MEMORY + PER_GPU * on_node + shm,
@@ -181,6 +185,7 @@ def pod_resources(
         drain_seconds=drain,
         grace_seconds=PRE_STOP + drain + SPARE,
         disk_bytes=pool.offload.disk_bytes,
+        ephemeral_bytes=local + SCRATCH if local else 0,
     )
     computed = f"{loaded / GIB:.0f} GiB at 0.5 GiB/s, plus ten minutes for compilation and graph capture"
     reason, source = ("as requested", "spec.rollout.startupSeconds") if given else (computed, "weights")

@@ -166,6 +166,8 @@ class Offload:
 
     cpu_bytes: int = 0
     disk_bytes: int = 0
+    storage_class: str = ""
+    """Of the volume that each pod claims for the blocks on disk; empty = the node's own disk."""
 
 
 class Upgrade(StrEnum):

@@ -72,7 +72,9 @@ MODEL_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._:/-]*"
 ADAPTER_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*"
 """Used as part of a path too, so neither ``.`` nor ``..``."""
 CLASS_NAME: Final = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?"
-HOSTNAME: Final = r"(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+HOSTNAME_LABELS: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+"""Also the name of most objects of Kubernetes."""
+HOSTNAME: Final = rf"(\*\.)?{HOSTNAME_LABELS}"
 
 
 def read_pool(resource: Mapping[str, Any], *, default_image: str = DEFAULT_IMAGE) -> Pool:
@@ -291,7 +293,10 @@ def _offload(f: Fields) -> Offload:
     cpu, disk = f.quantity("cpu", low=MIN_BYTES), f.quantity("disk", low=MIN_BYTES)
     if disk and not cpu:
         raise SpecError(f.at("disk"), "needs spec.offload.cpu too: blocks reach the disk through memory")
-    return f.done(Offload(cpu_bytes=cpu, disk_bytes=disk))
+    storage = f.text("storageClassName", pattern=HOSTNAME_LABELS, most=NAME_LENGTH)
+    if storage and not disk:
+        raise SpecError(f.at("storageClassName"), "needs spec.offload.disk too: the size of the volume")
+    return f.done(Offload(cpu_bytes=cpu, disk_bytes=disk, storage_class=storage))
 
 
 def _rollout(f: Fields) -> Rollout:
