@@ -17,7 +17,7 @@ from kvist_operator.errors import SpecError
 from .engine_flags import AFFECTS_MEMORY, GONE, MERGED, OWNED, SECRETS, SHARED, YIELDING
 from .engine_version import EngineVersion
 from .flag_table import Flag, dotted, flags, options, short_options, versions_with
-from .flag_values import VARIABLE, choice_problem, key_problem, value_problem
+from .flag_values import VARIABLE, absent_value, key_problem, value_problem
 
 PATH: Final = "spec.engine.extraArgs"
 PLUGINS: Final = {"tool-call-parser": "tool-parser-plugin", "reasoning-parser": "reasoning-parser-plugin"}
@@ -91,7 +91,9 @@ def read_extra(words: Sequence[str], version: EngineVersion) -> tuple[ExtraFlag,
         _check_values(flag)
         found.append(flag)
         at += flag.words
-    _check_choices(found, version)
+    absent = next(_absent_values(found), None)
+    if absent and version.known:
+        raise SpecError(absent[0].path, absent[1])
     _check_repeated(found)
     return tuple(found)
 
@@ -103,6 +105,8 @@ def doubts(found: Sequence[ExtraFlag], version: EngineVersion) -> list[str]:
         for each in found
         if each.flag is None
     ]
+    if not version.known:
+        unknown += [f"{problem} (vLLM {dotted(version.flags)})" for _, problem in _absent_values(found)]
     touched = dict.fromkeys(each.name for each in found if each.name in AFFECTS_MEMORY)
     return unknown + [f"--{name} in {PATH} changes the memory that was computed" for name in touched]
 
@@ -256,19 +260,19 @@ def _check_key(each: ExtraFlag, flag: Flag) -> None:
         raise SpecError(each.path, problem)
     if not each.values:
         raise SpecError(each.path, f"{each.spelled} lacks its value: add it as the next entry")
-    problem = key_problem(flag, [each.key.partition(".")[0].removesuffix("+")])
-    if problem:
-        raise SpecError(each.path, f"{each.spelled}: {problem}")
 
 
-def _check_choices(found: Sequence[ExtraFlag], version: EngineVersion) -> None:
+def _absent_values(found: Sequence[ExtraFlag]) -> Iterator[tuple[ExtraFlag, str]]:
+    """Yield flags with a choice, or a key of an object, that the version does not have, and say which."""
     given = {each.name for each in found}
     for each in found:
-        if each.flag and not each.key and PLUGINS.get(each.name) not in given:
-            for value in each.values:
-                problem = choice_problem(each.flag, value) if version.known else ""
-                if problem:
-                    raise SpecError(each.path, f"{each.spelled}: {problem}")
+        if each.flag is None or PLUGINS.get(each.name) in given:
+            continue
+        if each.key:
+            problems = [key_problem(each.flag, [each.key.partition(".")[0].removesuffix("+")])]
+        else:
+            problems = [absent_value(each.flag, value) for value in each.values]
+        yield from ((each, f"{each.spelled}: {problem}") for problem in problems if problem)
 
 
 def _check_repeated(found: Sequence[ExtraFlag]) -> None:
@@ -309,7 +313,9 @@ def _leaves(each: ExtraFlag) -> Iterator[tuple[list[str], Any]]:
         value = json.loads(text)
     except ValueError:
         value = text
-    if each.key:
+    if each.key.endswith("+"):
+        yield each.key.removesuffix("+").split("."), text.split(",")
+    elif each.key:
         yield each.key.split("."), value
     elif isinstance(value, dict):
         yield from (([key], below) for key, below in value.items())

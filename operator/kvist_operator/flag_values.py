@@ -39,7 +39,7 @@ def _json_problem(flag: Flag, value: str) -> str:
         return f"{value!r:.60} is not JSON; quote keys and texts with double quotes"
     if flag.kind == "object" and not isinstance(found, dict):
         return f"{value!r:.60} is not a JSON object; write its keys in braces"
-    return key_problem(flag, found) if flag.kind == "object" else ""
+    return ""
 
 
 def key_problem(flag: Flag, keys: Iterable[str]) -> str:
@@ -62,6 +62,13 @@ def read_json(text: str) -> Any:
         part if i % 2 else re.sub(r"(\d+(\.\d+)?)[kKmMgGtT]\b", r"\1", part) for i, part in enumerate(parts)
     )
     return json.loads("".join(plain))
+
+
+def absent_value(flag: Flag, value: str) -> str:
+    """Return which choice, or key of an object, this version does not have; empty if it has all."""
+    if flag.kind == "object" and VARIABLE not in value and not (flag.none and value in ("", "None")):
+        return key_problem(flag, read_json(value))
+    return choice_problem(flag, value)
 
 
 def choice_problem(flag: Flag, value: str) -> str:

@@ -185,6 +185,9 @@ def test_a_version_that_is_not_known_may_have_other_flags() -> None:
     first, second, *_ = doubts(found, UNKNOWN)
     assert first.endswith("is not a flag of vLLM 0.33; did you mean --enforce-eager?")
     assert second.startswith("--new-thing in spec.engine.extraArgs is not a flag of vLLM 0.33")
+    assert "--dtype: 'fp4' is not a choice" in "; ".join(doubts(found, UNKNOWN))
+    keys = read_extra(["-cc.new=1", "--kv-transfer-config", '{"newer": 1}'], UNKNOWN)
+    assert ["is not one of its keys" in said for said in doubts(keys, UNKNOWN)] == [True, True, False, False]
     assert "set by the plan" in refused(["--port", "1"], UNKNOWN)
     assert "lacks its value" in refused(["--seed"], UNKNOWN)
 
@@ -245,13 +248,23 @@ def test_what_this_plan_sets_is_not_set_twice(spec: dict[str, Any], words: list[
 
 def test_overrides_of_plan_and_user_are_merged() -> None:
     """A longer context and overrides of the user become one value of ``--hf-overrides``."""
-    words = ["--seed", "1", "--hf-overrides", '{"a": 1}', "--hf-overrides.b.c", "2"]
+    words = [
+        "--seed",
+        "1",
+        "--hf-overrides",
+        '{"a": 1}',
+        "--hf-overrides.b.c",
+        "2",
+        "--hf-overrides.d+",
+        "e,f",
+    ]
     found = plan("Qwen/Qwen3-8B", "H100", engine={"maxModelLen": 65536, "extraArgs": words})
 
     assert found.argv.count("--hf-overrides") == 1
     assert "--hf-overrides.b.c" not in found.argv
     value = json.loads(found.argv[found.argv.index("--hf-overrides") + 1])
     assert (value["a"], value["b"], value["max_position_embeddings"]) == (1, {"c": 2}, 65536)
+    assert value["d"] == ["e", "f"]
     assert found.argv[-2:] == ("--seed", "1")
 
 
