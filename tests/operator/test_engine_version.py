@@ -9,7 +9,7 @@ from tests.operator.pools import plan, pool
 
 from kvist_operator.engine_version import FOREIGN, engine_version, image_version, parse_version
 from kvist_operator.errors import SpecError
-from kvist_operator.flag_table import LATEST
+from kvist_operator.flag_table import LATEST, VERSIONS, dotted
 
 
 @pytest.mark.parametrize(
@@ -108,3 +108,10 @@ def test_vllm_in_the_name_outweighs_another_engine() -> None:
     image = "nvcr.io/nvidia/tritonserver:25.09-vllm-python-py3"
     assert pool(engine={"image": image}).engine.image == image
     assert all(name == name.lower() for name in FOREIGN)
+
+
+def test_the_guide_names_the_known_versions() -> None:
+    """The planning guide says which versions are known."""
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "planning.md"
+
+    assert f"known for vLLM {dotted(VERSIONS[0])} to {dotted(LATEST)}" in guide.read_text()
