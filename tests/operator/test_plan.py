@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.operator import golden, pools
 from tests.operator.pools import DENSE, chosen, known, plan, plan_made, reason, resource
 
@@ -357,13 +359,52 @@ def test_offload_raises_shared_memory_and_the_limit() -> None:
 
 
 def test_a_target_between_tokens_bounds_the_step() -> None:
-    """Prefill steps are as long as the TPOT target allows; without a target vLLM's default applies."""
-    eager, lazy = (
-        plan("meta-llama/Llama-3.1-70B-Instruct", "H200", workload=w) for w in ({"tpotMilliseconds": 20}, {})
+    """A step keeps the TPOT target by the plan's own rates, decoding included; without one it is vLLM's."""
+    bounded, free = (
+        plan("meta-llama/Llama-3.1-70B-Instruct", "H100", workload=w) for w in ({"tpotMilliseconds": 50}, {})
     )
 
-    assert eager.settings.batched_tokens == 512
-    assert lazy.settings.batched_tokens == 8192
+    assert free.settings.batched_tokens == 8192
+    assert chosen(bounded, "tpotMilliseconds") <= 50
+    assert chosen(bounded, "maxNumBatchedTokens") == bounded.settings.batched_tokens < 512
+    assert "the target of 50 ms is kept" in reason(bounded, "tpotMilliseconds")
+    assert bounded.settings.sequences <= bounded.settings.batched_tokens
+
+
+def test_a_target_that_no_step_keeps_is_said_plainly() -> None:
+    """Where decoding alone takes longer than the target, the verdict line says so; steps stay useful."""
+    found = plan("Qwen/Qwen3-8B", "L4", workload={"tpotMilliseconds": 20})
+
+    assert any("the TPOT target of 20 ms cannot be kept: a step takes about" in note for note in found.notes)
+    assert "it needs more GPUs" in reason(found, "tpotMilliseconds")
+    assert found.settings.batched_tokens == 512
+
+
+def test_a_step_of_the_user_stays_and_is_judged_by_the_target() -> None:
+    """The plan keeps maxNumBatchedTokens as requested and names the step that would keep the target."""
+    workload, engine = {"tpotMilliseconds": 50}, {"maxNumBatchedTokens": 8192}
+    given = plan("meta-llama/Llama-3.1-70B-Instruct", "H100", workload=workload, engine=engine)
+
+    assert given.settings.batched_tokens == 8192
+    assert "set spec.engine.maxNumBatchedTokens to " in reason(given, "tpotMilliseconds")
+
+
+@given(
+    st.sampled_from(["Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-R1"]),
+    st.sampled_from(["L40S", "H100", "H200", "B200", "MI300X"]),
+    st.integers(5, 500),
+    st.integers(1, 200),
+)
+def test_a_plan_says_of_every_target_whether_it_is_kept(
+    model: str, gpu: str, target: int, concurrency: int
+) -> None:
+    """Whatever the target, the estimate is at most the target or the verdict line has a note."""
+    workload = {"tpotMilliseconds": target, "concurrency": concurrency}
+    found = plan(model, gpu, workload=workload)
+    missed = any("cannot be kept" in note for note in found.notes)
+
+    assert not found.argv or missed == (chosen(found, "tpotMilliseconds") > target)
+    assert found.settings.batched_tokens >= found.settings.sequences
 
 
 def test_pictures_that_never_come_leave_the_tower_out() -> None:

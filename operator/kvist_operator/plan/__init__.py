@@ -7,6 +7,7 @@
 - ``kv``: dtype of the KV cache.
 - ``layouts``: possible parallelism.
 - ``size``: the layout that fits, and the settings reduced for it.
+- ``latency``: times of steps, and the step for a TPOT target.
 - ``selection``: the kind of accelerator among those of a cluster, and cheaper neighbours.
 - ``shared_cache``: data-parallel attention and decode context parallelism for MLA models.
 - ``engine_args``: arguments and environment of the engine.

@@ -63,7 +63,7 @@ def _layout(
     large, or if they cannot be split."""
     experts, ranks, expert = shape.experts, tensor * data, False
     if experts and ranks > 1 and not experts.count % ranks:
-        expert = data > 1 or _unsplittable(shape, tensor) or _routed_bytes(shape) > 2 * gpu.memory_gib * GIB
+        expert = data > 1 or _unsplittable(shape, tensor) or routed_bytes(shape) > 2 * gpu.memory_gib * GIB
     return Layout(tensor=tensor, pipeline=pipeline, data=data, context=context, expert=expert)
 
 
@@ -110,7 +110,8 @@ def _unsplittable(shape: ModelShape, tensor: int) -> bool:
     return bool(experts.width % (tensor * scheme.block))
 
 
-def _routed_bytes(shape: ModelShape) -> float:
+def routed_bytes(shape: ModelShape) -> float:
+    """Return the bytes of all routed experts of a model."""
     each = shape.quantization.bytes_of("experts", shape.dtype_bytes)
     routed = (layer.experts for layer in shape.layers if layer.experts)
     return sum(e.count * e.expert_params * each for e in routed)
@@ -200,7 +201,7 @@ def describe_layout(layout: Layout, shape: ModelShape, hardware: Hardware, reaso
         found.append(Choice("decodeContextParallelSize", layout.context, "as requested", source))
     experts = shape.experts
     if experts:
-        size = f"{_routed_bytes(shape) / GIB:.0f} GiB of experts"
+        size = f"{routed_bytes(shape) / GIB:.0f} GiB of experts"
         whole = f"{experts.count // layout.expert_size} whole experts per GPU"
         if not layout.expert:
             why = f"{size} are sharded like the other weights: off"

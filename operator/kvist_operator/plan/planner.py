@@ -8,7 +8,7 @@ from kvist_operator.engine_version import EngineVersion, engine_version
 from kvist_operator.errors import SpecError
 from kvist_operator.extra_args import ExtraFlag, read_extra
 from kvist_operator.hardware import ROWS
-from kvist_operator.memory.layout import GIB, Draft, EngineSettings
+from kvist_operator.memory.layout import GIB, Draft, EngineSettings, Layout
 from kvist_operator.models.shape import Facts, checkpoint_bytes, parameters
 from kvist_operator.node_labels import NodeFacts
 from kvist_operator.spec.pool import Pool
@@ -16,9 +16,10 @@ from kvist_operator.spec.pool import Pool
 from .checks import check, too_old, unverified, warnings
 from .engine_args import adapter_numbers, arguments, describe_arguments, environment, read_draft
 from .kv import KvChoice, choose_kv
+from .latency import expected_tpot, expected_ttft, step_for_target
 from .layouts import describe_layout, impossible
 from .plan import Choice, Hardware, Plan, PlanVerdict
-from .requirements import RULE, expected_ttft, read_requirements
+from .requirements import RULE, read_requirements
 from .resources import Candidate, candidates, pod_resources
 from .selection import Attempt, choose, described, for_image, lacking, neighbours, tightest
 from .shared_cache import share_cache
@@ -99,10 +100,18 @@ def _attempt(
     kv = choose_kv(pool.engine, shape, hardware.accelerator, version.flags)
     proposer = read_draft(pool.engine.speculative, shape.mtp_layers, draft)
     base = _base_settings(pool, hardware, kv, proposer, extra, version)
-    settings, first = first_settings(pool, shape, hardware.accelerator, required, base)
+    settings, first = first_settings(pool, hardware.accelerator, required, base)
     check(pool, facts, hardware)
     q = SizingInput(facts=facts, hardware=hardware, engine=pool.engine, required=required, settings=settings)
     sized, layouts = size(q)
+    target = pool.workload.tpot_ms
+    if target and not pool.engine.max_num_batched_tokens:
+        q, sized, layouts = _with_step_for(target, q, sized, layouts)
+        reason = f"the largest step that keeps the TPOT target of {target} ms, if one does (tpotMilliseconds)"
+        step = q.settings.batched_tokens
+        first.append(Choice("maxNumBatchedTokens", step, reason, "spec.workload.tpotMilliseconds"))
+        if q.settings.sequences < settings.sequences:
+            first.append(Choice("maxNumSeqs", q.settings.sequences, "a step has a token of each", RULE))
     if not layouts:
         raise impossible(pool.engine, shape, hardware)
     found = _with_shared_cache(q, sized) if sized else []
@@ -118,6 +127,26 @@ def _attempt(
         spread=tuple(spread),
         others=others,
     )
+
+
+def _with_step_for(
+    target_ms: int, q: SizingInput, sized: SizedLayout | None, layouts: list[Layout]
+) -> tuple[SizingInput, SizedLayout | None, list[Layout]]:
+    """Return the sizing with the largest step that keeps a TPOT target.
+
+    A smaller step leaves more memory, so that fewer GPUs may do, which are slower: hence the rounds. Steps
+    only become smaller, so they end.
+    """
+    gpu, shape = q.hardware.accelerator, q.facts.shape
+    while sized is not None:
+        step = step_for_target(target_ms, shape, gpu, sized.memory, q.required)
+        step = max(step, q.engine.max_num_seqs or 0)
+        if step >= q.settings.batched_tokens:
+            break
+        settings = replace(q.settings, batched_tokens=step, sequences=min(q.settings.sequences, step))
+        q = replace(q, settings=settings)
+        sized, layouts = size(q)
+    return q, sized, layouts
 
 
 def _with_shared_cache(q: SizingInput, sized: SizedLayout) -> list[tuple[SizedLayout, list[Choice]]]:
@@ -170,13 +199,16 @@ def _fitting(
     memory = q.memory(layout, settings)
     pod, pod_choices = pod_resources(pool, q.hardware, layout, memory)
     args = arguments(pool, facts, q.hardware, layout, settings, kv, q.required, extra)
+    gpu = q.hardware.accelerator
+    tpot, slow = expected_tpot(pool.workload, shape, gpu, memory, q.required, settings.batched_tokens)
     all_choices = [
         *choices,
         *describe_layout(layout, shape, q.hardware, sized.reason),
         *chosen.spread,
         *sized.choices,
         *describe_arguments(pool, facts, settings),
-        *expected_ttft(pool.workload, shape, q.hardware.accelerator, layout),
+        *expected_ttft(pool.workload, shape, gpu, layout),
+        *tpot,
         *pod_choices,
     ]
     return Plan(
@@ -193,7 +225,7 @@ def _fitting(
         pod=pod,
         choices=_last_per_field(all_choices),
         doubts=tuple(doubts),
-        notes=(kv.note,) if kv.note else (),
+        notes=(*((kv.note,) if kv.note else ()), *slow),
         warnings=tuple(warnings(pool, facts, q.hardware, layout, settings, memory)),
     )
 

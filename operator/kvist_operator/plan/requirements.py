@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvist_operator.errors import SpecError
-from kvist_operator.hardware import Accelerator
-from kvist_operator.memory.layout import Layout
-from kvist_operator.models.shape import ModelShape, active_parameters
-from kvist_operator.spec.pool import Pool, Workload
+from kvist_operator.models.shape import ModelShape
+from kvist_operator.spec.pool import Pool
 
 from .plan import Choice
 
@@ -20,9 +18,6 @@ MIN_CONTEXT: Final = 8192
 STEP: Final = 1024
 YARN_LIMIT: Final = 8
 """Largest factor by which YaRN is known to extend a context usefully."""
-EFFICIENCY: Final = 0.45
-"""Share of the peak that prefill reaches; the picker learns the true rate."""
-MIN_STEP_TOKENS: Final = 512
 RULE: Final = "sizing rule"
 """Source of a choice that the plan makes by its own rules."""
 
@@ -114,31 +109,3 @@ def _yarn(context: int, shape: ModelShape) -> Mapping[str, Any]:
         "original_max_position_embeddings": original,
     }
     return {"rope_parameters": parameters, "max_position_embeddings": context}
-
-
-def _prefill_rate(shape: ModelShape, gpu: Accelerator, gpus: int = 1) -> float:
-    """Return an estimate of prompt tokens per second, with two operations per active weight and token."""
-    peak = gpu.peak_tflops if shape.quantization.fp8 else gpu.bf16_tflops
-    return EFFICIENCY * peak * 1e12 * gpus / (2 * active_parameters(shape))
-
-
-def step_tokens(target_ms: int, shape: ModelShape, gpu: Accelerator, most: int) -> int:
-    """Return the tokens of a step that takes no longer than the TPOT target on one GPU; at most ``most``."""
-    tokens = _prefill_rate(shape, gpu) * target_ms / 1000
-    return int(min(most, max(MIN_STEP_TOKENS, tokens // 256 * 256)))
-
-
-def expected_ttft(workload: Workload, shape: ModelShape, gpu: Accelerator, layout: Layout) -> list[Choice]:
-    """Return whether an idle engine meets the TTFT target, on which nothing else in the plan depends."""
-    target, prompt = workload.ttft_ms, workload.prompt_tokens
-    if target is None or prompt is None:
-        return []
-    rate = _prefill_rate(shape, gpu, layout.gpus // layout.data)
-    fresh = prompt - (workload.shared_prefix_tokens or 0)
-    cold, warm = (round(1000 * n / rate) for n in (prompt, fresh))
-    result = "met" if cold <= target else "met with the prefix cached" if warm <= target else "missed"
-    reason = (
-        f"{prompt} tokens take about {cold} ms, {warm} with the shared prefix cached: the target of {target} "
-        f"is {result}"
-    )
-    return [Choice("ttftMilliseconds", cold, reason, "spec.workload.ttftMilliseconds")]

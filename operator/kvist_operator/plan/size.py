@@ -20,12 +20,12 @@ from typing import Final, TypeVar
 from kvist_operator.hardware import Accelerator
 from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory, budget
-from kvist_operator.models.shape import Facts, ModelShape
+from kvist_operator.models.shape import Facts
 from kvist_operator.spec.pool import EngineSpec, Pool
 
 from .layouts import layouts_over_nodes, layouts_within_node
 from .plan import Choice, Hardware
-from .requirements import RULE, STEP, Requirements, step_tokens
+from .requirements import RULE, STEP, Requirements
 
 T = TypeVar("T")
 
@@ -85,10 +85,10 @@ class SizingInput:
 
 
 def first_settings(
-    pool: Pool, shape: ModelShape, gpu: Accelerator, required: Requirements, base: EngineSettings
+    pool: Pool, gpu: Accelerator, required: Requirements, base: EngineSettings
 ) -> tuple[EngineSettings, list[Choice]]:
-    """Return the settings to try first: vLLM's defaults unless the user or a latency target differs."""
-    engine, tpot = pool.engine, pool.workload.tpot_ms
+    """Return the settings to try first: vLLM's defaults unless the user differs."""
+    engine = pool.engine
     share, batched, sequences = engine.memory_percent, engine.max_num_batched_tokens, engine.max_num_seqs
     source = "vLLM: config/cache.py"
     shared = Choice(
@@ -101,10 +101,6 @@ def first_settings(
     if not batched:
         batched = default_batch(gpu)
         reason, source = "vLLM's default for this GPU memory", "vLLM: engine/arg_utils.py"
-        if tpot is not None:
-            batched = step_tokens(tpot, shape, gpu, batched)
-            reason = f"a step of this many prompt tokens takes about as long as the TPOT target of {tpot} ms"
-            source = "spec.workload.tpotMilliseconds"
     step = Choice("maxNumBatchedTokens", batched, reason, source)
     reason, source = "as requested", "spec.engine.maxNumSeqs"
     if not sequences:
