@@ -3,6 +3,7 @@
 - ``commands``: the record of every subcommand, with its help, options and function.
 - ``options``: options of the subcommands, and parsers of their values.
 - ``pool_commands``: plans, comparisons and objects of a pool.
+- ``cluster_files``: reads files with nodes and prices.
 - ``pool_file``: reads a pool's file.
 
 ``__main__`` finds the subcommand and runs it. Parsers need the standard library only, so ``--help`` works

@@ -372,7 +372,7 @@ def test_a_target_between_tokens_bounds_the_step() -> None:
 
 
 def test_a_target_that_no_step_keeps_is_said_plainly() -> None:
-    """Where decoding alone takes longer than the target, the verdict line says so; steps stay useful."""
+    """The verdict line says so where decoding alone takes longer than the target; steps stay useful."""
     found = plan("Qwen/Qwen3-8B", "L4", workload={"tpotMilliseconds": 20})
 
     assert any("the TPOT target of 20 ms cannot be kept: a step takes about" in note for note in found.notes)
