@@ -65,7 +65,7 @@ class Watermarks:
 
 @dataclass(slots=True)
 class Pass:
-    """What one pass found and removed, in bytes on disk."""
+    """Result of one pass: what it found and removed, in bytes on disk."""
 
     total: int = 0
     """Size of everything in the folder, after removal."""
