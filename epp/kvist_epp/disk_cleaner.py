@@ -82,7 +82,7 @@ class Pass:
 
 
 @dataclass(slots=True)
-class _Walk:
+class _FolderWalk:
     """Sizes and the oldest files of one walk through the folder."""
 
     total: int = 0
@@ -148,8 +148,8 @@ class DiskCleaner:
         until_half = (self._marks.limit - made.total) / 2 / SPEED
         return min(max(SHORTEST_PAUSE, until_half, PAUSE_FACTOR * made.walk_seconds), LONGEST_PAUSE)
 
-    def _walk(self, *, urgent: bool) -> _Walk:
-        found, renew = _Walk(), bool(os.statvfs(self._folder).f_flag & os.ST_RELATIME)
+    def _walk(self, *, urgent: bool) -> _FolderWalk:
+        found, renew = _FolderWalk(), bool(os.statvfs(self._folder).f_flag & os.ST_RELATIME)
         abandoned = time.time_ns() - int(ABANDONED_SECONDS * 1e9)
         begun = time.monotonic()
         for number, (path, seen) in enumerate(_files(self._folder, found), 1):
@@ -167,13 +167,13 @@ class DiskCleaner:
                 begun = time.monotonic()
         return found
 
-    def _remember(self, found: _Walk, used: int, path: str) -> None:
+    def _remember(self, found: _FolderWalk, used: int, path: str) -> None:
         if len(found.oldest) < self._candidates:
             heapq.heappush(found.oldest, (-used, path))
         elif -used > found.oldest[0][0]:
             heapq.heapreplace(found.oldest, (-used, path))
 
-    def _remove(self, walk: _Walk, made: Pass) -> int:
+    def _remove(self, walk: _FolderWalk, made: Pass) -> int:
         """Unlink the oldest files down to the low watermark; return how many."""
         count = 0
         for negative, path in sorted(walk.oldest, reverse=True):
@@ -230,7 +230,7 @@ def last_use(seen: os.stat_result) -> int:
     return max(seen.st_atime_ns, seen.st_mtime_ns)
 
 
-def _files(folder: str, found: _Walk) -> Iterator[tuple[str, os.stat_result]]:
+def _files(folder: str, found: _FolderWalk) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the files below a folder; folders count only for the total. What vanishes is left out."""
     folders = [folder]
     while folders:

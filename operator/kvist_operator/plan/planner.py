@@ -20,8 +20,8 @@ from .latency import expected_tpot, expected_ttft, step_for_target
 from .layouts import describe_layout, impossible
 from .plan import Choice, Hardware, Plan, PlanVerdict
 from .requirements import RULE, read_requirements
-from .resources import Candidate, candidates, pod_resources
-from .selection import Attempt, choose, described, for_image, lacking, neighbours, tightest
+from .resources import HardwareOption, hardware_options, pod_resources
+from .selection import HardwareSizing, choose, described, for_image, lacking, neighbours, tightest
 from .shared_cache import share_cache
 from .size import SizedLayout, SizingInput, first_settings, most_worth, size
 
@@ -61,8 +61,10 @@ def make_plan(
     """
     version = engine_version(pool.engine.image, pool.engine.version)
     extra = read_extra(pool.engine.extra_args, version)
-    kinds = candidates(pool.accelerator, nodes=for_image(nodes, pool.engine.image), gpu=gpu, prices=prices)
-    attempts: list[Attempt] = []
+    kinds = hardware_options(
+        pool.accelerator, nodes=for_image(nodes, pool.engine.image), gpu=gpu, prices=prices
+    )
+    attempts: list[HardwareSizing] = []
     errors: list[SpecError] = []
     for kind in kinds:
         try:
@@ -89,11 +91,11 @@ def make_plan(
 def _attempt(
     pool: Pool,
     facts: Facts,
-    candidate: Candidate,
+    candidate: HardwareOption,
     version: EngineVersion,
     extra: Sequence[ExtraFlag],
     draft: Facts | None,
-) -> Attempt:
+) -> HardwareSizing:
     """Return the sizing on one kind of accelerator. Raises SpecError for what it cannot do."""
     shape, hardware = facts.shape, candidate.hardware
     required = read_requirements(pool, shape)
@@ -117,7 +119,7 @@ def _attempt(
     found = _with_shared_cache(q, sized) if sized else []
     sized, spread = most_worth(found, lambda each: q.held(each[0].memory)) or (None, [])
     others = tuple(each for each, _ in found if each is not sized)
-    return Attempt(
+    return HardwareSizing(
         candidate=candidate,
         q=q,
         kv=kv,
@@ -185,7 +187,7 @@ def _base_settings(
 
 def _fitting(
     pool: Pool,
-    chosen: Attempt,
+    chosen: HardwareSizing,
     sized: SizedLayout,
     choices: list[Choice],
     doubts: list[str],
@@ -235,7 +237,9 @@ def _last_per_field(choices: list[Choice]) -> tuple[Choice, ...]:
     return tuple({choice.field: choice for choice in choices}.values())
 
 
-def _refused(pool: Pool, chosen: Attempt, kinds: int, choices: list[Choice], doubts: list[str]) -> Plan:
+def _refused(
+    pool: Pool, chosen: HardwareSizing, kinds: int, choices: list[Choice], doubts: list[str]
+) -> Plan:
     q = chosen.q
     floor, row = q.required.floor, q.hardware.accelerator
     layout, shortfall = lacking(chosen)

@@ -48,7 +48,7 @@ measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class HardwareOption:
     """Accelerators for which a plan may be made, with the choices that name them."""
 
     hardware: Hardware
@@ -57,24 +57,24 @@ class Candidate:
     """The pool runs there now."""
 
 
-def candidates(
+def hardware_options(
     spec: AcceleratorSpec,
     *,
     nodes: Sequence[NodeFacts] = (),
     gpu: str = "",
     prices: Mapping[str, float] | None = None,
-) -> list[Candidate]:
+) -> list[HardwareOption]:
     """Return the accelerators among which the plan chooses.
 
     ``gpu`` (``kvist plan --gpu``) overrides the spec, the spec the labels of nodes. Without any of them the
-    kinds that have a price (USD or any other currency per GPU and hour, by name) are the candidates.
+    kinds that have a price (USD or any other currency per GPU and hour, by name) are the options.
 
     Raises:
         HardwareError: no source names an accelerator, or it is not known.
         SpecError: a resource or memory that the accelerator does not have.
     """
     kinds, source = _kinds(spec, nodes, gpu, prices or {})
-    found: dict[Hardware, Candidate] = {}
+    found: dict[Hardware, HardwareOption] = {}
     errors: list[SpecError] = []
     for facts in kinds:
         try:
@@ -128,7 +128,7 @@ def _is_product(row: Accelerator, spec: AcceleratorSpec) -> bool:
 
 def _candidate(
     spec: AcceleratorSpec, facts: NodeFacts, source: str, prices: Mapping[str, float]
-) -> Candidate:
+) -> HardwareOption:
     row = _as_requested(spec, facts.accelerator)
     price = next((number for name, number in prices.items() if is_called(row, name)), None)
     each = f"; {price:g} per hour" if price is not None else ""
@@ -145,7 +145,7 @@ def _candidate(
     else:
         choices.append(Choice("perNode", facts.per_node, "usual with this accelerator", "hardware table"))
     hardware = Hardware(accelerator=row, per_node=choices[-1].value, count=spec.count, price=price)
-    return Candidate(hardware=hardware, choices=tuple(choices), planned=facts.planned)
+    return HardwareOption(hardware=hardware, choices=tuple(choices), planned=facts.planned)
 
 
 def _as_requested(spec: AcceleratorSpec, row: Accelerator) -> Accelerator:

@@ -15,7 +15,7 @@ from kvist_operator.node_labels import NodeFacts
 
 from .kv import KvChoice
 from .plan import Choice, Hardware, Neighbour
-from .resources import Candidate
+from .resources import HardwareOption
 from .size import SizedLayout, SizingInput, most_worth, tighter_settings
 
 VENDORS: Final = {"rocm": "amd", "tpu": "google", "gaudi": "intel", "hpu": "intel", "cpu": "cpu"}
@@ -25,10 +25,10 @@ NAMED: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class HardwareSizing:
     """The sizing of a pool on one kind of accelerator."""
 
-    candidate: Candidate
+    candidate: HardwareOption
     q: SizingInput
     kv: KvChoice
     settings: tuple[Choice, ...]
@@ -53,7 +53,7 @@ def for_image(nodes: Sequence[NodeFacts], image: str) -> list[NodeFacts]:
     return [facts for facts in nodes if facts.accelerator.vendor == vendor] or list(nodes)
 
 
-def choose(attempts: Sequence[Attempt]) -> Attempt:
+def choose(attempts: Sequence[HardwareSizing]) -> HardwareSizing:
     """Return the attempt to use; without one that fits, the one that lacks least."""
     fitting = [each for each in attempts if each.sized]
     if not fitting:
@@ -68,7 +68,7 @@ def choose(attempts: Sequence[Attempt]) -> Attempt:
     return found
 
 
-def lacking(attempt: Attempt) -> tuple[Layout, float]:
+def lacking(attempt: HardwareSizing) -> tuple[Layout, float]:
     """Return the layout that lacks least on its fullest GPU for one sequence of the shortest context, with
     the tightest settings, and the bytes that it lacks."""
     q, floor = attempt.q, attempt.q.required.floor
@@ -82,7 +82,7 @@ def tightest(q: SizingInput) -> EngineSettings:
     return [q.settings, *tighter_settings(q.engine, q.required, q.settings)][-1]
 
 
-def described(chosen: Attempt, attempts: Sequence[Attempt]) -> list[Choice]:
+def described(chosen: HardwareSizing, attempts: Sequence[HardwareSizing]) -> list[Choice]:
     """Return the choices of the accelerator, with the kinds that it was compared with; without them if the
     pool was planned before, so that a status does not change as nodes come and go."""
     accelerator, *more = chosen.candidate.choices
@@ -95,7 +95,7 @@ def described(chosen: Attempt, attempts: Sequence[Attempt]) -> list[Choice]:
     return [accelerator, *more]
 
 
-def neighbours(chosen: Attempt, attempts: Sequence[Attempt]) -> tuple[Neighbour, ...]:
+def neighbours(chosen: HardwareSizing, attempts: Sequence[HardwareSizing]) -> tuple[Neighbour, ...]:
     """Return the cheaper size that holds most, and, if the plan holds less than the wish, the cheapest dearer
     one that holds most."""
     if chosen.sized is None:
@@ -122,17 +122,17 @@ def cost(hardware: Hardware, layout: Layout) -> tuple[bool, float, int, int, str
     return price is None, size, layout.gpus, hardware.per_node, row.name
 
 
-def _rank(attempt: Attempt) -> tuple[bool, bool]:
+def _rank(attempt: HardwareSizing) -> tuple[bool, bool]:
     hardware, sized = attempt.q.hardware, attempt.sized
     return hardware.accelerator.shared, bool(sized and hardware.nodes(sized.layout) > 1)
 
 
-def _attempt_cost(attempt: Attempt) -> tuple[bool, float, int, int, str]:
+def _attempt_cost(attempt: HardwareSizing) -> tuple[bool, float, int, int, str]:
     assert attempt.sized is not None
     return cost(attempt.q.hardware, attempt.sized.layout)
 
 
-def _sizes(attempt: Attempt) -> Iterator[SizedLayout]:
+def _sizes(attempt: HardwareSizing) -> Iterator[SizedLayout]:
     if attempt.sized:
         yield attempt.sized
     yield from attempt.others
