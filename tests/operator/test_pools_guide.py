@@ -15,7 +15,7 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "pools.md").read_text()
 
 def test_the_overlay_of_the_guide_is_merged() -> None:
     """The guide's example is accepted and has the effect that its comment states."""
-    [text] = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
+    [text] = [each for each in re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL) if "podTemplate" in each]
     overlay = yaml.safe_load(text)["spec"]["podTemplate"]
     pod = one(rendered("minimal", podTemplate=overlay), "Deployment", "twig")["spec"]["template"]["spec"]
 

@@ -82,7 +82,7 @@ def named_priorities(text: str) -> dict[str, int]:
 
 
 def _number(text: str) -> int:
-    value = _whole(text.strip())
+    value = _whole(text.strip(" \t"))  # optional whitespace of RFC 9110, no other
     if value is None:
         limits = f"between {-MAX_PRIORITY} and {MAX_PRIORITY}"
         raise BadRequest(

@@ -1,7 +1,7 @@
 """Priorities and tenants, as headers and flags have them."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvist_epp.errors import BadRequest, SettingsError
@@ -25,6 +25,8 @@ def test_any_whole_number_of_32_bits_is_a_priority(number: int, form: str) -> No
 
 
 @given(st.text(max_size=60))
+@example("0\x1f")
+@example(" 7\t")
 def test_a_header_is_a_priority_or_refused(text: str) -> None:
     """Nothing else comes out of it, and the refusal quotes little of it."""
     found: int | str
