@@ -12,6 +12,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operated import administrator, children, pool, with_crd
 from tests.cluster.stepping import Fuse, Killed, fresh
 
+from kvist_operator.apply.upgrades import APPLIED
 from kvist_operator.cluster.apiserver import ApiServer
 from kvist_operator.cluster.cluster_api import Json
 from kvist_operator.cluster.kinds import POOL
@@ -133,6 +134,8 @@ def _stable(value: Any) -> Any:
     if isinstance(value, dict):
         # a deletion in the foreground is ended by the garbage collector, which is not here
         value = {k: "set" if k == "deletionTimestamp" else v for k, v in value.items()}
+        if APPLIED in value:
+            value[APPLIED] = json.loads(value[APPLIED])
         kept = {key: each for key, each in value.items() if key not in VOLATILE}
         return {key: "made" if key in SECRETS else _stable(each) for key, each in kept.items()}
     return [_stable(each) for each in value] if isinstance(value, list) else value
