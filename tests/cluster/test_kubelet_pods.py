@@ -138,6 +138,33 @@ async def test_init_containers_come_first(cluster: Cluster, room: Space) -> None
     assert await ask(cluster, at(made, "file/data/word")) == "before\n"
 
 
+async def test_a_sidecar_starts_first_and_runs_beside_the_others(cluster: Cluster, room: Space) -> None:
+    """An init container with ``restartPolicy: Always`` holds no other container back, and goes on writing."""
+    mounts = [{"name": "data", "mountPath": "/data"}]
+    beside = {
+        "name": "beside",
+        "image": IMAGE,
+        "restartPolicy": "Always",
+        "command": [
+            "sh",
+            "-c",
+            "while :; do date +%s%N >/data/new; mv /data/new /data/word; sleep 0.1; done",
+        ],
+        "securityContext": RESTRICTED,
+        "volumeMounts": mounts,
+    }
+    spec = pod_spec(
+        container(volumeMounts=mounts), initContainers=[beside], volumes=[{"name": "data", "emptyDir": {}}]
+    )
+    made = await serving(room, spec)
+
+    [status] = (await room.get("Pod", "one") or {})["status"]["initContainerStatuses"]
+    assert "running" in status["state"]
+    before = await ask(cluster, at(made, "file/data/word"))
+    while await ask(cluster, at(made, "file/data/word")) == before:
+        await asyncio.sleep(0.05)
+
+
 async def test_a_claim_is_one_folder_for_all_nodes(cluster: Cluster, room: Space) -> None:
     """A file that one pod writes to a claim is read by another pod, and outlives the first."""
     name = f"volume-{room.name}"

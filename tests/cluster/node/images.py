@@ -68,7 +68,7 @@ def table() -> dict[str, Image]:
     python = f"exec {sys.executable}"
     found = {
         "vllm/vllm-openai": Image({"vllm": f"{python} -m kvist_sim.engine"}),
-        "kvist-epp": Image({"kvist-epp": f"{python} -m kvist_epp"}, user=65532),
+        "kvist-epp": Image({"kvist-epp": f"{python} -m kvist_epp", "python": python}, user=65532),
         "kvist-operator": Image({"kvist-operator": f"{python} -m kvist_operator"}, user=65532),
         "envoyproxy/envoy": Image({"envoy": f"exec {find_envoy()}"}, user=101),
         "kvist-test/python": Image({"python3": python}),

@@ -24,6 +24,8 @@ from .volumes import Volumes
 STRATEGIC: Final = {"Content-Type": "application/strategic-merge-patch+json"}
 USUAL_GRACE: Final = 30
 RETRY_SECONDS: Final = 1.0
+SIDECAR_SECONDS: Final = 0.1
+"""Between two looks at whether a sidecar has started."""
 REFRESH_SECONDS: Final = 60.0
 """Data are looked at when they change; this is for what was missed."""
 
@@ -40,6 +42,10 @@ class Surroundings:
     """Of the whole cluster."""
     node: str
     node_address: str
+
+
+def _is_sidecar(container: Container) -> bool:
+    return bool(container.spec.get("restartPolicy") == "Always")
 
 
 class Pod:
@@ -60,7 +66,10 @@ class Pod:
         spec = found["spec"]
         self._policy = spec.get("restartPolicy", "Always")
         again = "OnFailure" if self._policy == "Always" else self._policy
-        self.init = [Container(self, c, policy=again) for c in spec.get("initContainers", [])]
+        self.init = [
+            Container(self, c, policy=c.get("restartPolicy", again)) for c in spec.get("initContainers", [])
+        ]
+        self._sidecars: list[asyncio.Task[bool]] = []
         self.containers = [Container(self, c, policy=self._policy) for c in spec["containers"]]
         self._condition = PodCondition(
             around.node_address,
@@ -132,13 +141,17 @@ class Pod:
             while not self.ending:
                 await self._refreshed()
                 await self.pause(REFRESH_SECONDS)
-            await asyncio.gather(*(c.stop() for c in (*self.init, *self.containers)))
-            await asyncio.wait({living})
+            first = [c for c in self.init if not _is_sidecar(c)]
+            await asyncio.gather(*(c.stop() for c in (*first, *self.containers)))
+            for sidecar in reversed([c for c in self.init if _is_sidecar(c)]):
+                await sidecar.stop()
+            await asyncio.wait({living, *self._sidecars})
         finally:
             self._around.store.listeners.discard(self.wake)
-            for task in (telling, living):
+            tasks = {telling, living, *self._sidecars}
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait({telling, living})
+            await asyncio.wait(tasks)
             await self._goes()
 
     async def _lives(self) -> None:
@@ -150,9 +163,16 @@ class Pod:
             sys.stderr.write(f"{self.path}: {error}\n")
 
     async def _initialized(self) -> bool:
-        """Init containers, one after the other; False when one failed for good, or the pod ends first."""
+        """Init containers, one after the other; False when one failed for good, or the pod ends first.
+
+        Sidecars (``restartPolicy: Always``) only have to have started; they run beside the containers.
+        """
         for container in self.init:
-            if not await container.live():
+            if _is_sidecar(container):
+                self._sidecars.append(asyncio.create_task(container.live()))
+                while not (container.condition.started or self.ending):
+                    await self.pause(SIDECAR_SECONDS)
+            elif not await container.live():
                 return False
         self._condition.initialized = True
         self.tell()
