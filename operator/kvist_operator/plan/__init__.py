@@ -9,6 +9,7 @@
 - ``size``: the layout that fits, and the settings reduced for it.
 - ``latency``: times of steps, and the step for a TPOT target.
 - ``selection``: the kind of accelerator among those of a cluster, and cheaper neighbours.
+- ``sequences``: the number of sequences in a step, by the memory of the layout.
 - ``shared_cache``: data-parallel attention and decode context parallelism for MLA models.
 - ``engine_args``: arguments and environment of the engine.
 - ``plan``: the plan as a record and as JSON; the comparison of two plans.

@@ -22,6 +22,7 @@ from .plan import Choice, Hardware, Plan, PlanVerdict
 from .requirements import RULE, read_requirements
 from .resources import HardwareOption, hardware_options, pod_resources
 from .selection import HardwareSizing, choose, described, for_image, lacking, neighbours, tightest
+from .sequences import with_sequences
 from .shared_cache import share_cache
 from .size import SizedLayout, SizingInput, first_settings, most_worth, size
 
@@ -119,6 +120,9 @@ def _attempt(
     found = _with_shared_cache(q, sized) if sized else []
     sized, spread = most_worth(found, lambda each: q.held(each[0].memory)) or (None, [])
     others = tuple(each for each, _ in found if each is not sized)
+    if sized and not target:
+        sized, sequences = with_sequences(q, sized, pool.workload.typical_tokens)
+        spread = [*spread, *sequences]
     return HardwareSizing(
         candidate=candidate,
         q=q,

@@ -33,7 +33,11 @@ DEFAULT_SHARE: Final = 92
 SHARES: Final = (95, 97)
 BATCHES: Final = (4096, 2048)
 SEQUENCES: Final = (64, 32)
+SMALL_DEFAULT: Final = 256
 MAX_SEQUENCES: Final = 1024
+"""Sequences per step by vLLM's default, on small and on large GPUs."""
+GB10: Final = 121
+"""Capability of the GPU in DGX Spark: much memory, little compute."""
 WORTH: Final = 0.05
 """Part of the wish that a larger layout, or a dearer kind of node, must hold beyond every cheaper one."""
 
@@ -104,8 +108,10 @@ def first_settings(
     step = Choice("maxNumBatchedTokens", batched, reason, source)
     reason, source = "as requested", "spec.engine.maxNumSeqs"
     if not sequences:
-        sequences = min(max(256, _power_of_two(required.concurrency)), MAX_SEQUENCES, batched)
-        reason, source = "enough for short requests too; more would need memory for CUDA graphs", RULE
+        sequences = min(max(SMALL_DEFAULT, _power_of_two(required.concurrency)), MAX_SEQUENCES, batched)
+        reason, source = "enough for most loads; more take memory from the KV cache", RULE
+        if sequences > SMALL_DEFAULT:
+            reason, source = f"{required.concurrency} requests run at once", "spec.workload.concurrency"
     settings = replace(
         base,
         share=share or DEFAULT_SHARE,
@@ -118,10 +124,20 @@ def first_settings(
 
 def default_batch(gpu: Accelerator) -> int:
     """Return the default of ``vllm serve`` for tokens per step, which depends on device memory."""
-    if gpu.memory_gib >= 160:
+    if gpu.vendor != "cpu" and gpu.memory_gib >= 160:
         return 16_384
-    large = gpu.memory_gib >= 70 and not gpu.name.startswith("A100")
-    return 8192 if large and gpu.vendor != "cpu" else 2048
+    return 8192 if _is_large(gpu) else 2048
+
+
+def default_sequences(gpu: Accelerator) -> int:
+    """Return the default of ``vllm serve`` for sequences per step, which depends on device memory."""
+    return MAX_SEQUENCES if _is_large(gpu) else SMALL_DEFAULT
+
+
+def _is_large(gpu: Accelerator) -> bool:
+    """Return whether vLLM takes its larger defaults (``engine/arg_utils.py``: ``get_batch_defaults``)."""
+    slow = gpu.name.startswith("A100") or gpu.capability == GB10
+    return gpu.vendor != "cpu" and gpu.memory_gib >= 70 and not slow
 
 
 def _power_of_two(number: int) -> int:
@@ -132,7 +148,7 @@ def tighter_settings(
     engine: EngineSpec, required: Requirements, settings: EngineSettings
 ) -> Iterator[EngineSettings]:
     """Yield ever tighter settings: share and step size, then sequences; values of the user do not change."""
-    least = min(256, max(_power_of_two(required.concurrency), SEQUENCES[-1]))
+    least = min(SMALL_DEFAULT, max(_power_of_two(required.concurrency), SEQUENCES[-1]))
     share = [] if engine.memory_percent else [("share", s) for s in SHARES]
     batch = [] if engine.max_num_batched_tokens else [("batched_tokens", b) for b in BATCHES]
     few = [] if engine.max_num_seqs else [("sequences", max(s, least)) for s in SEQUENCES]
