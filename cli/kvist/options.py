@@ -261,7 +261,18 @@ def _results(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _accelerators(parser: argparse.ArgumentParser) -> None:
+def _pool(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-f", "--filename", dest="file", required=True, metavar="FILE", help="file with the pool; - is stdin"
+    )
+    parser.add_argument(
+        "--preset",
+        dest="presets",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="file with the preset that the pool refers to, unless it is in the pool's file; can be repeated",
+    )
     parser.add_argument(
         "--gpu",
         metavar="NAME",
@@ -285,10 +296,7 @@ def _accelerators(parser: argparse.ArgumentParser) -> None:
 
 def plan_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``kvist plan``."""
-    parser.add_argument(
-        "-f", "--filename", dest="file", required=True, metavar="FILE", help="file with the pool; - is stdin"
-    )
-    _accelerators(parser)
+    _pool(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -300,10 +308,7 @@ def plan_options(parser: argparse.ArgumentParser) -> None:
 
 def render_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``kvist render``."""
-    parser.add_argument(
-        "-f", "--filename", dest="file", required=True, metavar="FILE", help="file with the pool; - is stdin"
-    )
-    _accelerators(parser)
+    _pool(parser)
     parser.add_argument(
         "--without",
         action="append",

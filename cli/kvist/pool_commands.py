@@ -22,10 +22,11 @@ from kvist_operator.node_labels import node_kinds
 from kvist_operator.plan import Choice, Plan, PlanVerdict, make_plan
 from kvist_operator.plan.plan import Difference, differences, override
 from kvist_operator.prices import check_names
-from kvist_operator.spec import read_pool
+from kvist_operator.spec import Pool, read_pool
+from kvist_operator.spec.preset import preset_name
 
 from .cluster_files import read_nodes, read_prices
-from .pool_file import Document, read_pools
+from .pool_file import PoolFile, read_pools
 
 NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 REFUSED: Final = 3
@@ -47,35 +48,36 @@ def plan_main(options: argparse.Namespace) -> int:
     """Print the plan of each pool. Return 0 if all fit or are unverified, 3 if one is refused, 2 if one is
     invalid."""
     try:
-        pools = _read(options.file)
+        found = _read(options)
     except OperatorError as error:
         return _fail(error)
-    plans: list[tuple[Document, Plan]] = []
+    plans: list[tuple[Pool, Plan]] = []
     code = 0
-    for document in pools:
+    for document in found.pools:
         try:
-            plan = _planned(document.resource, options)
+            pool = _pool(found, document.resource)
+            plan = _planned(pool, options)
         except OperatorError as error:
-            code = _fail(error, document.label if len(pools) > 1 else "")
+            code = _fail(error, document.label if len(found.pools) > 1 else "")
             continue
-        plans.append((document, plan))
+        plans.append((pool, plan))
         code = max(code, REFUSED) if plan.verdict is PlanVerdict.REFUSED and code != INVALID else code
     if plans:
-        _emit(_all_printed(plans, options.output, alone=len(pools) == 1))
+        _emit(_all_printed(plans, options.output, alone=len(found.pools) == 1))
     return code
 
 
 def compare_main(options: argparse.Namespace) -> int:
     """Print two plans. Return 0 if both fit, 3 if one is refused, 2 if the pool or a change is invalid."""
     try:
-        first, *others = _read(options.file)
+        found = _read(options)
+        first, *others = found.pools
         if others:
             listed = ", ".join(each.label for each in (first, *others))
             problem = f"has several pools ({listed}), and compare takes one: write it to a file of its own"
             raise SpecError(f"--filename {options.file}", problem)
-        resource = first.resource
-        before = _planned(resource, options)
-        after = _planned(override(resource, options.changes), options)
+        before = _planned(_pool(found, first.resource), options)
+        after = _planned(_pool(found, override(first.resource, options.changes)), options)
     except OperatorError as error:
         return _fail(error)
     _emit(_compared(before, after, options))
@@ -95,17 +97,25 @@ def _fail(error: OperatorError, label: str = "") -> int:
     return INVALID
 
 
-def _read(file: str) -> tuple[Document, ...]:
-    """Return the pools of a file; report the other documents. Raises SpecError."""
-    found = read_pools(file)
+def _read(options: argparse.Namespace) -> PoolFile:
+    """Return the pools and presets of the files; report the other documents. Raises SpecError."""
+    found = read_pools(options.file, options.presets)
     for other in found.others:
         print(f"kvist: {other}", file=sys.stderr)
-    return found.pools
+    return found
 
 
-def _planned(resource: Mapping[str, Any], options: argparse.Namespace) -> Plan:
-    """Return the plan of a pool's resource. Raises OperatorError."""
-    pool = read_pool(resource)
+def _pool(found: PoolFile, resource: Mapping[str, Any]) -> Pool:
+    """Return the pool, with its preset. Raises SpecError."""
+    preset = found.preset_of(resource)
+    name = preset_name(resource)
+    if name and preset is None:
+        raise SpecError("spec.presetRef", f"{name} is not in the file: add it with --preset FILE")
+    return read_pool(resource, preset=preset)
+
+
+def _planned(pool: Pool, options: argparse.Namespace) -> Plan:
+    """Return the plan of a pool. Raises OperatorError."""
     proposer = pool.engine.speculative
     prices = read_prices(options.price, options.prices or "")
     nodes = node_kinds(_nodes(options))
@@ -125,21 +135,18 @@ def _nodes(options: argparse.Namespace) -> list[dict[str, str]]:
     return options.nodes or []
 
 
-def _all_printed(plans: list[tuple[Document, Plan]], output: str, *, alone: bool) -> str:
+def _all_printed(plans: list[tuple[Pool, Plan]], output: str, *, alone: bool) -> str:
     """Return one plan as it is, and several under the names of their pools: a list, documents or sections."""
     if alone:
         return _printed(plans[0][1], output)
     if output == "json":
-        named = [{"pool": _pool_name(document), **plan.to_dict()} for document, plan in plans]
+        named = [{"pool": f"{pool.namespace}/{pool.name}", **plan.to_dict()} for pool, plan in plans]
         return json.dumps(named, indent=2)
     head = "---\npool: {}\n" if output == "yaml" else "pool {}\n"
     separator = "\n" if output == "yaml" else "\n\n"
-    return separator.join(head.format(_pool_name(doc)) + _printed(plan, output) for doc, plan in plans)
-
-
-def _pool_name(document: Document) -> str:
-    pool = read_pool(document.resource)
-    return f"{pool.namespace}/{pool.name}"
+    return separator.join(
+        head.format(f"{pool.namespace}/{pool.name}") + _printed(plan, output) for pool, plan in plans
+    )
 
 
 def _printed(plan: Plan, output: str) -> str:
@@ -258,21 +265,22 @@ def _cell(value: Any) -> str:
 def render_main(options: argparse.Namespace) -> int:
     """Print the objects of all pools as YAML. Return 0, 3 if a plan is refused, 2 if a pool is invalid; then
     nothing is printed, since half of the objects would be applied."""
-    found: list[Rendered] = []
+    made: list[Rendered] = []
     label = ""
     try:
-        pools = _read(options.file)
-        for document in pools:
-            label = document.label if len(pools) > 1 else ""
-            plan = _planned(document.resource, options)
+        found = _read(options)
+        for document in found.pools:
+            label = document.label if len(found.pools) > 1 else ""
+            pool = _pool(found, document.resource)
+            plan = _planned(pool, options)
             if plan.verdict is PlanVerdict.REFUSED:
                 print(f"kvist: {label}{': ' if label else ''}refused: {plan.refusal}", file=sys.stderr)
                 return REFUSED
-            found.append(render(read_pool(document.resource), plan, _site(options)))
-            _report(plan, found[-1])
+            made.append(render(pool, plan, _site(options)))
+            _report(plan, made[-1])
     except OperatorError as error:
         return _fail(error, label)
-    _emit(to_yaml(made for each in found for made in each.objects).rstrip())
+    _emit(to_yaml(each for rendered in made for each in rendered.objects).rstrip())
     return 0
 
 

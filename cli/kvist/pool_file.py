@@ -1,7 +1,7 @@
 """Reads the pools of a YAML file from an untrusted source: limits on size and depth, no duplicate keys."""
 
 import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +9,7 @@ from typing import Any, Final
 import yaml
 
 from kvist_operator.errors import SpecError
+from kvist_operator.spec.preset import PRESET_KIND, preset_name
 
 MOST_BYTES: Final = 4 << 20
 """More than any API server accepts."""
@@ -53,16 +54,42 @@ class PoolFile:
 
     pools: tuple[Document, ...]
     others: tuple[str, ...]
+    presets: tuple[Mapping[str, Any], ...] = ()
+
+    def preset_of(self, resource: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the preset that a pool refers to: of its namespace, else of any; None without one."""
+        name = preset_name(resource)
+        found = [each for each in self.presets if name and _meta(each).get("name") == name]
+        same = [each for each in found if _meta(each).get("namespace") == _meta(resource).get("namespace")]
+        return next(iter([*same, *found]), None)
 
 
-def read_pools(file: str) -> PoolFile:
+def read_pools(file: str, presets: Sequence[str] = ()) -> PoolFile:
     """Return the InferencePools of the file; without one its first object, of which the reader says what it
-    is. The items of a list, as ``kubectl get`` writes it, count as documents.
+    is. The items of a list, as ``kubectl get`` writes it, count as documents. Presets are those of the file
+    and of the files ``presets``.
 
     Raises:
         SpecError: the file cannot be read, is too large or deep, or has a document that is no object.
     """
-    where = f"--filename {file}"
+    numbered = _numbered(file, f"--filename {file}")
+    found = [d.resource for d in numbered if _is_preset(d)]
+    for other in presets:
+        listed = [d.resource for d in _numbered(other, f"--preset {other}") if _is_preset(d)]
+        if not listed:
+            raise SpecError(f"--preset {other}", f"has no {PRESET_KIND}: write apiVersion, kind and spec")
+        found += listed
+    pools = [d for d in numbered if _is_ours(d) and not _is_preset(d)]
+    if not pools:
+        return PoolFile((numbered[0],), ())
+    others = (
+        f"{d.label} is no InferencePool of kvist.dev and is left out" for d in numbered if not _is_ours(d)
+    )
+    return PoolFile(tuple(pools), tuple(others), tuple(found))
+
+
+def _numbered(file: str, where: str) -> list[Document]:
+    """Return the objects of a file. Raises SpecError."""
     documents = _documents(file, where)
     for number, each in enumerate(documents, 1):
         if not isinstance(each, dict):
@@ -71,20 +98,24 @@ def read_pools(file: str) -> PoolFile:
         _count_values(each, where, {}, 0)
     if not documents:
         raise SpecError(where, "has no YAML object: write apiVersion, kind, metadata and spec of a pool")
-    numbered = [Document(number, each) for number, each in enumerate(documents, 1)]
-    pools = [d for d in numbered if str(d.resource.get("apiVersion", "")).startswith("kvist.dev/")]
-    if not pools:
-        return PoolFile((numbered[0],), ())
-    others = (
-        f"{d.label} is no InferencePool of kvist.dev and is left out" for d in numbered if d not in pools
-    )
-    return PoolFile(tuple(pools), tuple(others))
+    return [Document(number, each) for number, each in enumerate(documents, 1)]
+
+
+def _is_ours(document: Document) -> bool:
+    return str(document.resource.get("apiVersion", "")).startswith("kvist.dev/")
+
+
+def _is_preset(document: Document) -> bool:
+    return _is_ours(document) and document.resource.get("kind") == PRESET_KIND
 
 
 def _name(resource: Mapping[str, Any]) -> str:
+    return f"{resource.get('kind', 'no kind')} {_meta(resource).get('name') or 'without a name'}"
+
+
+def _meta(resource: Mapping[str, Any]) -> Mapping[str, Any]:
     meta = resource.get("metadata")
-    name = meta.get("name") if isinstance(meta, Mapping) else None
-    return f"{resource.get('kind', 'no kind')} {name or 'without a name'}"
+    return meta if isinstance(meta, Mapping) else {}
 
 
 def _documents(file: str, where: str) -> list[Any]:

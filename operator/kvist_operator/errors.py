@@ -42,6 +42,7 @@ class SpecError(OperatorError):
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+        self.problem = problem
 
 
 class ModelError(OperatorError):

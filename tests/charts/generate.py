@@ -1,8 +1,8 @@
 """``python -m tests.charts.generate``: writes what the chart takes from elsewhere; ``test_generated.py``
 holds it to that.
 
-The CRD from crds/, the operator's rules from ``kvist_operator.cluster.kinds``, the table of values in
-README.md from the comments of values.yaml.
+The CRDs from crds/, that of presets made from that of pools; the operator's rules from
+``kvist_operator.cluster.kinds``; the table of values in README.md from the comments of values.yaml.
 """
 
 import json
@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from tests.crd.presets import PRESETS, preset_crd
 
 from kvist_operator.cluster.kinds import Rule, election, everywhere, namespaced
 
 ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "charts" / "kvist"
 CRD: Final = CHART / "files" / "inferencepools.yaml"
+PRESET_CRD: Final = CHART / "files" / PRESETS.name
 RULES: Final = CHART / "templates" / "_rules.tpl"
 README: Final = CHART / "README.md"
 VALUES: Final = CHART / "values.yaml"
@@ -27,7 +29,7 @@ _WORDS: Final = "# --"
 
 
 def crd() -> str:
-    """The one CRD, as it is."""
+    """The CRD of pools, as it is."""
     return (ROOT / "crds" / "inferencepools.yaml").read_text()
 
 
@@ -106,7 +108,13 @@ def readme() -> str:
     return f"{before}{begin}{table()}{end}{after}"
 
 
-MADE: Final[dict[Path, Callable[[], str]]] = {CRD: crd, RULES: rules, README: readme}
+MADE: Final[dict[Path, Callable[[], str]]] = {
+    CRD: crd,
+    PRESETS: preset_crd,
+    PRESET_CRD: preset_crd,
+    RULES: rules,
+    README: readme,
+}
 
 if __name__ == "__main__":
     for file, made in MADE.items():

@@ -65,7 +65,8 @@ def test_the_example_in_the_chart_is_a_pool() -> None:
     [example] = yaml.safe_load(chart["annotations"]["artifacthub.io/crdsExamples"])
     example["metadata"] |= {"namespace": "default", "uid": "1"}
     assert read_pool(example).name == "qwen"
-    [crd] = yaml.safe_load(chart["annotations"]["artifacthub.io/crds"])
-    real = yaml.safe_load((ROOT / "crds" / "inferencepools.yaml").read_text())
-    assert crd["name"] == real["metadata"]["name"]
-    assert crd["version"] in [version["name"] for version in real["spec"]["versions"]]
+    crds = yaml.safe_load(chart["annotations"]["artifacthub.io/crds"])
+    real = [yaml.safe_load(file.read_text()) for file in sorted((ROOT / "crds").glob("*.yaml"), reverse=True)]
+    assert [(crd["name"], crd["version"]) for crd in crds] == [
+        (each["metadata"]["name"], each["spec"]["versions"][0]["name"]) for each in real
+    ]

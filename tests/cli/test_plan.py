@@ -275,6 +275,40 @@ spec:
 """
 
 
+PRESET = """---
+apiVersion: kvist.dev/v1alpha1
+kind: InferencePoolPreset
+metadata: {name: standard}
+spec: {engine: {maxModelLen: 12288}}
+"""
+
+
+def test_a_preset_is_in_the_file_of_the_pool_or_in_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plan, compare and render use it, and say how to add it where it is missing."""
+    own, other, both = (tmp_path / name for name in ("pool.yaml", "preset.yaml", "both.yaml"))
+    text = POOL.replace("spec:\n", "spec:\n  presetRef: {name: standard}\n", 1)
+    own.write_text(text)
+    other.write_text(PRESET)
+    both.write_text(text + PRESET)
+
+    for words in (["-f", str(both)], ["-f", str(own), "--preset", str(other)]):
+        assert main(["plan", *words]) == 0
+        assert "--max-model-len 12288" in capsys.readouterr().out
+    assert main(["render", "-f", str(both)]) == 0
+    assert "'12288'" in capsys.readouterr().out
+    assert main(["compare", "-f", str(both), "--with", "engine.maxModelLen=4096", "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for plan, length in (("before", "12288"), ("after", "4096")):
+        words = found[plan]["args"]
+        assert words[words.index("--max-model-len") + 1] == length
+    assert main(["plan", "-f", str(own)]) == 2
+    assert "spec.presetRef: standard is not in the file: add it with --preset FILE" in capsys.readouterr().err
+    assert main(["plan", "-f", str(own), "--preset", str(own)]) == 2
+    assert f"--preset {own}: has no InferencePoolPreset" in capsys.readouterr().err
+
+
 def several(tmp_path: Path, *more: str) -> str:
     """A file with two pools, another object, and more documents."""
     file = tmp_path / "several.yaml"

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from tests.cluster.client import Client, Namespace
 from tests.crd.cases import CRD, Case, cases
+from tests.crd.presets import PRESETS
 
 from kvist_operator.engine_flags import GONE, OWNED
 from kvist_operator.flag_table import VERSIONS, flags
@@ -36,8 +37,12 @@ class Pools:
 
     async def tried(self, pool: dict[str, Any]) -> Answer:
         """Return the API server's answer to ``kubectl apply --dry-run=server``."""
+        return await self.tried_at(self.path, pool)
+
+    async def tried_at(self, path: str, made: dict[str, Any]) -> Answer:
+        """Return the answer for an object of another kind."""
         query = {"dryRun": "All", "fieldValidation": "Strict"}
-        async with self.session.post(self.path, json=pool, params=query) as response:
+        async with self.session.post(path, json=made, params=query) as response:
             return response.status, await response.json()
 
 
@@ -123,3 +128,43 @@ async def test_the_crd_itself_has_no_complaint(pools: Pools) -> None:
     conditions = (await pools.client.ask("GET", path))["status"]["conditions"]
 
     assert {c["type"]: c["status"] for c in conditions} == {"NamesAccepted": "True", "Established": "True"}
+
+
+async def test_presets_are_taken_and_checked_like_pools(pools: Pools) -> None:
+    """Sections of a pool are a preset; wrong values, and what only a pool may have, are refused."""
+    await pools.client.install_crds(yaml.safe_load(PRESETS.read_text()))
+    try:
+        where = pools.path.replace("inferencepools", "inferencepoolpresets")
+        good = await pools.tried_at(where, _preset(engine={"image": "vllm/vllm-openai:v0.33.0"}))
+        assert good[0] == 201, good
+        for spec, field in (
+            ({"engine": {"maxNumSeqs": 0}}, "spec.engine.maxNumSeqs"),
+            ({"model": {"source": "hf://a/b"}}, "spec.model.source"),
+            ({"replicas": 3}, "spec.replicas"),
+            ({"gateway": {"mode": "Route"}}, "spec.gateway.parentRefs"),
+        ):
+            status, answer = await pools.tried_at(where, _preset(**spec))
+            assert (status in (400, 422), field in answer.get("message", "")) == (True, True), answer
+    finally:
+        await pools.client.uninstall("inferencepoolpresets.kvist.dev")
+
+
+async def test_no_default_hides_the_value_of_a_preset(pools: Pools) -> None:
+    """The API server adds nothing to the sections of a pool that a preset may have."""
+    sections: dict[str, Any] = {"engine": {"maxModelLen": 4096}, "rollout": {"drainSeconds": 5}}
+    sections |= {"picker": {}, "gateway": {}}
+    made = _pool()
+    made["spec"] |= {**sections, "presetRef": {"name": "h100"}}
+    status, answer = await pools.tried(made)
+
+    assert status == 201, answer
+    assert {name: answer["spec"][name] for name in sections} == sections
+
+
+def _preset(**spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "kvist.dev/v1alpha1",
+        "kind": "InferencePoolPreset",
+        "metadata": {"name": "h100"},
+        "spec": spec,
+    }

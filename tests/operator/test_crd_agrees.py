@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import yaml
 from tests.crd.cases import CRD, cases
+from tests.crd.presets import PRESETS, preset_crd
 from tests.operator.golden import CASES, made
 
 from kvist_operator.errors import SpecError
 from kvist_operator.spec import Pool, read_pool
+from kvist_operator.spec.preset import OF_ONE_POOL, SECTIONS
 from kvist_operator.status import plan_status
 
 Schema = Mapping[str, Any]
@@ -71,6 +73,7 @@ FULL: dict[str, Any] = {
     },
     "offload": {"cpu": "1Gi", "disk": "1Gi", "storageClassName": "a"},
     "replicas": 1,
+    "presetRef": {"name": "a"},
     "paused": False,
     "rollout": {
         "strategy": "SurgeFirst",
@@ -127,7 +130,8 @@ def read(spec: Any) -> Pool:
     """Return a pool with this spec."""
     meta = {"name": "twig", "namespace": "n"}
     return read_pool(
-        {"apiVersion": "kvist.dev/v1alpha1", "kind": "InferencePool", "metadata": meta, "spec": spec}
+        {"apiVersion": "kvist.dev/v1alpha1", "kind": "InferencePool", "metadata": meta, "spec": spec},
+        preset={"metadata": {"name": "a"}},
     )
 
 
@@ -294,6 +298,47 @@ def test_defaults_are_the_same() -> None:
         assert read(filled) == read(case.pool["spec"]), case.name
         filled_in += filled != case.pool["spec"]
     assert filled_in > 5
+
+
+def test_defaults_that_a_preset_may_change_are_not_in_the_schema() -> None:
+    """The API server writes a default into the pool, where it would hide the preset's value; so the
+    description names it, and the reader has it."""
+    written = [path for path, schema in FIELDS.items() if "default" in schema]
+    assert all(path[0] not in SECTIONS or 0 in path for path in written), written
+    named = {path: said for path, schema in FIELDS.items() if (said := _named_default(schema))}
+    assert len(named) > 12
+    for path, text in named.items():
+        if path in MADE_LATER:
+            continue
+        value: Any = int(text) if FIELDS[path].get("type") != "string" else text
+        absent = changed(path, None)
+        assert read(changed(path, value)) == read(absent), path
+
+
+MADE_LATER = {("workload", "concurrency"), ("gateway", "hostnames")}
+"""Fields whose default is not the reader's: the plan's number, and every host name."""
+
+
+def _named_default(schema: Schema) -> str:
+    found = re.search(r"Default, ([\w:]+)\.$", str(schema.get("description", "")))
+    return found.group(1) if found else ""
+
+
+def test_the_crd_of_presets_is_made_from_that_of_pools() -> None:
+    """A preset has the sections of a pool, with the same fields and rules, and requires none."""
+    assert PRESETS.read_text() == preset_crd()
+    presets = yaml.safe_load(PRESETS.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    spec = presets["properties"]["spec"]
+    pools = root()["properties"]["spec"]["properties"]
+
+    assert set(spec["properties"]) == set(SECTIONS) == set(pools) - {"replicas", "paused", "presetRef"}
+    assert "required" not in spec
+    for name in SECTIONS:
+        if name != "model":
+            assert spec["properties"][name] == pools[name]
+    assert set(spec["properties"]["model"]["properties"]) == set(pools["model"]["properties"]) - set(
+        OF_ONE_POOL
+    )
 
 
 def defaulted(value: Any, schema: Schema) -> Any:

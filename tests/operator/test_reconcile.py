@@ -11,8 +11,19 @@ from tests.operator.pools import DENSE
 
 from kvist_operator.cluster.capabilities import Capabilities
 from kvist_operator.cluster.cluster_api import Json
-from kvist_operator.cluster.kinds import CHILDREN, CONFIG_MAP, DEPLOYMENT, NODE, SECRET, ObjectKind, Target
+from kvist_operator.cluster.kinds import (
+    CHILDREN,
+    CONFIG_MAP,
+    DEPLOYMENT,
+    NODE,
+    PRESET,
+    SECRET,
+    ObjectKind,
+    Target,
+    target_of,
+)
 from kvist_operator.cluster.pool_cache import PoolCache, PoolInformer, PoolKey
+from kvist_operator.cluster.presets import Presets
 from kvist_operator.errors import Forbidden, ModelNotFound, OperatorError, Refused, Unavailable
 from kvist_operator.manifests import Site
 from kvist_operator.models.shape import ModelFiles
@@ -72,12 +83,14 @@ class Ground:
         self.cache = PoolCache()
         self.capabilities = Capabilities(self.cluster, nodes_allowed=True)
         self.informer = PoolInformer(self.cluster, self.cache, (), lambda _key: None)
+        self.presets = Presets(self.cluster, home="kvist-system")
         self.reconciler = Reconciler(
             cluster=self.cluster,
             cache=self.cache,
             capabilities=self.capabilities,
             models=ModelCache(lambda: None, look_up),
             pickers=self.pickers,
+            presets=self.presets,
             images=Site(),
             engine_image=engine_image,
             identity=build,
@@ -106,6 +119,7 @@ class Ground:
         """Resync and reconcile once; writes are counted from here."""
         await self.informer.follow((await self.capabilities.discover()).kinds)
         await self.informer.resync()
+        await self.presets.refresh()
         self.cluster.writes.clear()
         return await self.reconciler.reconcile(KEY)
 
@@ -413,6 +427,92 @@ async def test_the_same_operator_may_change_what_it_made(ground: Ground) -> None
     await ground.look()
 
     assert ground.cluster.writes == []
+
+
+def preset(namespace: str = "kvist-system", **engine: Any) -> Json:
+    """Return a preset that sets fields of the engine."""
+    return {
+        "apiVersion": "kvist.dev/v1alpha1",
+        "kind": "InferencePoolPreset",
+        "metadata": {"name": "standard", "namespace": namespace},
+        "spec": {"engine": engine},
+    }
+
+
+async def test_a_preset_is_found_in_the_namespace_of_the_pool_or_of_the_operator(ground: Ground) -> None:
+    """That of the pool's namespace comes first; without any the pool says so and nothing is made."""
+    ground.put(presetRef={"name": "standard"})
+    await ground.look()
+    said = await ground.said("Accepted")
+    assert (said["status"], said["reason"]) == ("False", "InvalidSpec")
+    assert "no InferencePoolPreset standard in forest or kvist-system" in said["message"]
+    assert [target for target in ground.cluster.objects if target.kind == DEPLOYMENT] == []
+
+    ground.cluster.put(preset(image=NEW))
+    await ground.look()
+    assert image_of(await ground.engines()) == NEW
+    assert (await ground.status())["preset"].startswith("kvist-system/standard")
+
+    ground.restart()
+    ground.cluster.put(preset("forest", image=OLD))
+    ground.put(presetRef={"name": "standard"}, rollout={"upgrade": "Automatic"})
+    await ground.look()
+    assert image_of(await ground.engines()) == OLD
+
+
+async def test_a_changed_preset_waits_like_an_upgrade(ground: Ground) -> None:
+    """A platform team's change rolls no pool by itself; a change of the pool's own spec takes it along."""
+    ground.cluster.put(preset(image=OLD))
+    ground.put(presetRef={"name": "standard"})
+    await ground.look()
+    ground.cluster.put(preset(image=NEW))
+    await ground.look()
+
+    assert image_of(await ground.engines()) == OLD
+    pending = (await ground.status())["pendingPlan"]
+    assert f"Deployment twig: containers[engine].image: {OLD} → {NEW}" in pending["changes"]
+    ground.put(presetRef={"name": "standard"}, engine={"maxModelLen": 4096})
+    await ground.look()
+    assert image_of(await ground.engines()) == NEW
+    assert "pendingPlan" not in await ground.status()
+
+
+async def test_another_preset_is_a_change_of_the_pool(ground: Ground) -> None:
+    """A pool that names a preset, or another one, gets its fields at once."""
+    await ground.look()
+    ground.cluster.put(preset(maxModelLen=4096))
+    ground.restart(build="2")
+    ground.put(presetRef={"name": "standard"})
+    await ground.look()
+
+    containers = (await ground.engines())["spec"]["template"]["spec"]["containers"]
+    words = next(json.dumps(each) for each in containers if each["name"] == "engine")
+    assert '"--max-model-len", "4096"' in words
+
+
+async def test_a_deleted_preset_leaves_the_engines_alone(ground: Ground) -> None:
+    """The pool says what is missing, and what runs goes on running."""
+    ground.cluster.put(preset(image=OLD))
+    ground.put(presetRef={"name": "standard"})
+    await ground.look()
+    before = await ground.engines()
+    del ground.cluster.objects[target_of(preset())]
+    await ground.look()
+
+    assert (await ground.said("Accepted"))["reason"] == "InvalidSpec"
+    assert await ground.engines() == before
+
+
+async def test_a_cluster_without_presets_says_what_to_install(ground: Ground) -> None:
+    """Pools without a preset are not affected by a CRD that was never installed."""
+    ground.cluster.absent = ground.cluster.absent | {PRESET}
+    await ground.look()
+    assert await ground.engines()
+    ground.put(presetRef={"name": "standard"})
+    await ground.look()
+
+    said = (await ground.said("Accepted"))["message"]
+    assert "kubectl apply --server-side -f crds/inferencepoolpresets.yaml" in said
 
 
 @pytest.mark.parametrize("upgrade", ["Automatic", "Window"])

@@ -1,9 +1,10 @@
 """Workloads that a new operator would change stay as they are until the pool's owner agrees. Pure.
 
 Each workload carries what was applied last, and by which operator, in the annotation ``kvist.dev/applied``.
-If the operator has changed since (another version, other default images), the pool's spec has not, and the
-rendered pods differ, the workload keeps its old pods: only its number of replicas follows the spec. The
-difference is reported as *pending*, and applied when ``spec.rollout.upgrade`` says so:
+If the operator has changed since (another version, other default images), or the pool's preset has, the
+pool's spec has not, and the rendered pods differ, the workload keeps its old pods: only its number of
+replicas follows the spec. The difference is reported as *pending*, and applied when ``spec.rollout.upgrade``
+says so:
 
 - ``Manual``: when the pool's annotation ``kvist.dev/apply-plan`` names the hash of the pending change.
 - ``Window``: in the hours of ``spec.rollout.window``.
@@ -59,11 +60,16 @@ def hold_upgrade(
     identity: str,
     default_image: str,
     now: datetime,
+    preset: Json | None = None,
 ) -> tuple[Rendered, PendingChange | None]:
     """Return the objects to apply, with workloads as they were where a change has to wait, and that change.
 
     ``resource`` is the pool's object; ``identity`` names the operator as far as its objects depend on it.
+    ``preset`` is the object that ``spec.presetRef`` names: a change of it waits as well, since the pool's own
+    spec stays the same.
     """
+    if preset is not None:
+        identity += f" preset {_digest(preset.get('spec'))}"
     approved = (resource["metadata"].get("annotations") or {}).get(APPROVED, "")
     asked = {name: value for name, value in resource["spec"].items() if name not in ("replicas", "paused")}
     there = {_key(each): each for each in observed if each["kind"] in WORKLOADS}
@@ -80,7 +86,7 @@ def hold_upgrade(
         made.append(_annotated(each, identity, asked))
         if found is None or not kept or kept["operator"] == identity:
             continue
-        before = _pool_before({**resource, "spec": kept["pool"]}, default_image)
+        before = _pool_before({**resource, "spec": kept["pool"]}, default_image, preset)
         if _parts(pool, each) != _parts(before, each):
             continue
         differences = list(spec_changes(kept["spec"], _without_replicas(each["spec"])))
@@ -183,10 +189,10 @@ def _kept(found: Json | None) -> Mapping[str, Any]:
     return kept if whole and isinstance(kept["spec"], dict) and isinstance(kept["pool"], dict) else {}
 
 
-def _pool_before(resource: Json, default_image: str) -> Pool | None:
+def _pool_before(resource: Json, default_image: str, preset: Json | None) -> Pool | None:
     """Return the pool as it was when the workload was applied, with today's defaults; None if invalid."""
     try:
-        return read_pool(resource, default_image=default_image)
+        return read_pool(resource, default_image=default_image, preset=preset)
     except SpecError:
         return None
 
@@ -200,7 +206,7 @@ def _parts(pool: Pool | None, workload: Json) -> list[Any]:
         return []
     rollout = replace(pool.rollout, upgrade=Upgrade.MANUAL, window=None)
     parts = [pool.model, pool.engine, pool.accelerator, pool.workload, pool.offload, pool.pod_template]
-    parts.append(rollout)
+    parts += [rollout, pool.preset.name if pool.preset else ""]
     if _component(workload) == ENGINE:
         return [*parts, pool.picker.mode, pool.picker.priorities]
     return [*parts, pool.picker, pool.gateway]

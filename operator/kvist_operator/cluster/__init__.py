@@ -6,6 +6,7 @@ pure.
 - ``apiserver``: the interface on a real API server.
 - ``leader_election``: of several replicas one works, by a Lease.
 - ``capabilities``: optional APIs, node labels, access modes of claims, and the check at the start.
+- ``presets``: the presets that pools refer to.
 - ``pool_cache``: pools, their children and their pods, as last seen, kept in step by events and resyncs.
 - ``kopf_watch``: watches kinds of objects by kopf.
 """

@@ -32,6 +32,7 @@ from .kinds import (
     CLAIM,
     NODE,
     POOL,
+    PRESET,
     ObjectKind,
     Right,
     Target,
@@ -216,7 +217,7 @@ def required_rights(within: bool) -> list[Right]:
     """
     optional = {(kind.group, kind.plural) for kind in CHILDREN if kind.optional}
     spare = {(group, "inferenceobjectives") for group in OBJECTIVE_GROUPS}
-    spare.add(("kvist.dev", "inferencepools/finalizers"))
+    spare |= {("kvist.dev", "inferencepools/finalizers"), (PRESET.group, PRESET.plural)}
     found = single_rights(namespaced() if within else everywhere())
     return [right for right in found if (right.group, right.resource) not in optional | spare]
 

@@ -73,6 +73,7 @@ _GATEWAY: Final = "gateway.networking.k8s.io"
 _RBAC: Final = "rbac.authorization.k8s.io"
 
 POOL: Final = ObjectKind(OWN_GROUP, "v1alpha1", "InferencePool", "inferencepools")
+PRESET: Final = ObjectKind(OWN_GROUP, "v1alpha1", "InferencePoolPreset", "inferencepoolpresets")
 POD: Final = ObjectKind("", "v1", "Pod", "pods")
 EVENT: Final = ObjectKind("", "v1", "Event", "events")
 SECRET: Final = ObjectKind("", "v1", "Secret", "secrets")
@@ -104,7 +105,7 @@ CHILDREN: Final = (
 """Kinds of objects that pools consist of."""
 
 _BY_NAME: Final = {
-    (kind.group, kind.kind): kind for kind in (*CHILDREN, POOL, POD, EVENT, CLAIM, NODE, LEASE)
+    (kind.group, kind.kind): kind for kind in (*CHILDREN, POOL, PRESET, POD, EVENT, CLAIM, NODE, LEASE)
 }
 
 
@@ -130,6 +131,7 @@ READ: Final = ("get", "list", "watch")
 WRITE: Final = ("create", "patch", "delete")
 """Server-side apply is a patch; where it creates an object, the API server requires ``create`` too."""
 _GET: Final = ("get",)
+_LISTED: Final = ("get", "list")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -154,14 +156,16 @@ def namespaced() -> list[Rule]:
         _rule(POOL, ("update",), "finalizers"),
         _rule(POD, (*READ, "patch")),
         _rule(CLAIM, _GET),
+        _rule(PRESET, _LISTED),
     ]
     made = [_rule(kind, (*(_GET if kind == SECRET else READ), *WRITE)) for kind in CHILDREN]
     return merged([*own, *made, *picker_rules()])
 
 
 def election() -> list[Rule]:
-    """Return the rules of the Role in the operator's own namespace, for the election of a leader."""
-    return [_rule(LEASE, ("get", "create", "update"))]
+    """Return the rules of the Role in the operator's own namespace: the election of a leader, and presets for
+    all pools."""
+    return [_rule(LEASE, ("get", "create", "update")), _rule(PRESET, _LISTED)]
 
 
 def everywhere() -> list[Rule]:

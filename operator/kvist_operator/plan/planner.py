@@ -81,12 +81,27 @@ def make_plan(
     model = Choice("model", shape.describe(), f"{counted}: {facts.checkpoint_source}", facts.source)
     engine = Choice("engineVersion", str(version), f"image {pool.engine.image}", version.source)
     accelerator = described(chosen, attempts)
-    choices = [model, engine, *accelerator, *q.required.choices, *chosen.kv.choices, *chosen.settings]
+    choices = [
+        *_from_preset(pool),
+        model,
+        engine,
+        *accelerator,
+        *q.required.choices,
+        *chosen.kv.choices,
+        *chosen.settings,
+    ]
     doubts = unverified(pool, facts, q.hardware, version, extra)
     if chosen.sized is None:
         return _refused(pool, chosen, len(kinds), choices, doubts)
     found = _fitting(pool, chosen, chosen.sized, choices, doubts, extra)
     return replace(found, neighbours=neighbours(chosen, attempts))
+
+
+def _from_preset(pool: Pool) -> list[Choice]:
+    if pool.preset is None:
+        return []
+    fields = ", ".join(pool.preset.fields) or "no field that the pool does not set"
+    return [Choice("preset", str(pool.preset), f"sets {fields}", "spec.presetRef")]
 
 
 def _attempt(

@@ -30,6 +30,7 @@ from kvist_operator.cluster.cluster_api import Cluster, Json
 from kvist_operator.cluster.kinds import ObjectKind
 from kvist_operator.cluster.leader_election import LeaderElection
 from kvist_operator.cluster.pool_cache import PoolCache, PoolInformer, PoolKey
+from kvist_operator.cluster.presets import Presets
 from kvist_operator.errors import ClusterError, OperatorError, StartError
 from kvist_operator.manifests import Site
 from kvist_operator.reconcile.model_cache import ModelCache
@@ -126,6 +127,7 @@ class Operator:
         self.metrics = Metrics()
         self.capabilities = Capabilities(cluster, nodes_allowed=not settings.watched)
         self.informer = PoolInformer(cluster, self.cache, settings.watched, self.on_change)
+        self.presets = Presets(cluster, settings.watched, settings.lease.partition("/")[0])
         self.models = ModelCache(self._on_model_found)
         self.pickers = PickerClient(cluster.annotate, self.cache, self.on_change)
         self.reconciler = Reconciler(
@@ -134,6 +136,7 @@ class Operator:
             capabilities=self.capabilities,
             models=self.models,
             pickers=self.pickers,
+            presets=self.presets,
             images=Site(picker_image=settings.picker_image, envoy_image=settings.envoy_image),
             engine_image=settings.engine_image,
             identity=build_identity(),
@@ -213,13 +216,13 @@ class Operator:
         return self.metrics.text()
 
     async def discover(self) -> None:
-        """Discover the cluster's capabilities; queue all pools when they have changed. Raises
+        """Discover the cluster's capabilities and presets; queue all pools when they have changed. Raises
         ClusterError."""
         before = self.capabilities.latest
         latest = await self.capabilities.discover()
         if await self.informer.follow(latest.kinds):
             self._restart_watch.set()
-        if latest != before:
+        if await self.presets.refresh() or latest != before:
             self._enqueue_all()
 
     def _on_model_found(self) -> None:

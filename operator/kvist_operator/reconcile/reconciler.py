@@ -16,12 +16,14 @@ from kvist_operator.apply.upgrades import hold_upgrade
 from kvist_operator.cluster.capabilities import Capabilities, with_planned_first, with_required_labels
 from kvist_operator.cluster.cluster_api import Cluster, Json
 from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
+from kvist_operator.cluster.presets import Presets
 from kvist_operator.errors import ClusterError, Conflict, InternalError, NotServed, OperatorError, Unavailable
 from kvist_operator.manifests import Rendered, Site, render
 from kvist_operator.manifests.object_names import ENGINE, ENVOY, PICKER, ObjectNames
 from kvist_operator.plan import Plan, PlanVerdict, make_plan
 from kvist_operator.spec import Pool, read_pool
 from kvist_operator.spec.pool import DEFAULT_IMAGE
+from kvist_operator.spec.preset import preset_name
 from kvist_operator.status import ObservedPool, Subject
 from kvist_operator.status.diagnosis import refused, troubles
 from kvist_operator.status.known_model import known_model
@@ -52,6 +54,8 @@ class Intent:
     rendered: Rendered | None = None
     error: OperatorError | None = None
     facts: ModelFacts | None = None
+    preset: Json | None = None
+    """The object that ``spec.presetRef`` names."""
 
 
 @dataclass(slots=True)
@@ -63,6 +67,7 @@ class Reconciler:
     capabilities: Capabilities
     models: ModelCache
     pickers: PickerClient
+    presets: Presets
     images: Site
     """A site with only the images of pickers and Envoy."""
     engine_image: str = DEFAULT_IMAGE
@@ -136,9 +141,14 @@ class Reconciler:
     async def _intent(self, key: PoolKey, resource: Json) -> Intent:
         """Return the intent of a pool; it is computed again only when one of its inputs has changed."""
         pool: Pool | None = None
+        preset: Json | None = None
         try:
-            pool = read_pool(resource, default_image=self.engine_image)
+            if name := preset_name(resource):
+                preset = await self.presets.find(key.namespace, name)
+            pool = read_pool(resource, default_image=self.engine_image, preset=preset)
             found = await self.models.of(pool, known_model(pool, resource.get("status") or {}))
+        except Unavailable:
+            raise
         except OperatorError as error:
             return Intent(pool=pool, error=error)
         (self.pending.discard if found else self.pending.add)(key)
@@ -153,10 +163,12 @@ class Reconciler:
             node_labels=with_required_labels(seen.labels, workload),
         )
         accelerators = with_planned_first(self.capabilities.latest.accelerators, resource.get("status") or {})
-        inputs = (pool.uid, pool.generation, id(found), site, tuple(accelerators))
+        version = preset["metadata"].get("resourceVersion") if preset else None
+        inputs = (pool.uid, pool.generation, version, id(found), site, tuple(accelerators))
         known, intent = self._intents.pop(key, ((), Intent()))
         if known != inputs:
             intent = make_intent(pool, found, site, accelerators, self.prices)
+            intent = replace(intent, preset=preset)
         self._intents[key] = (inputs, intent)
         while len(self._intents) > CACHED_INTENTS:
             del self._intents[next(iter(self._intents))]
@@ -180,6 +192,7 @@ class Reconciler:
             identity=" ".join((self.identity, *settings)),
             default_image=self.engine_image,
             now=self.now(),
+            preset=intent.preset,
         )
         if pool.paused:
             return ApplyResult(conflicts=kept.conflicts, waits=kept.waits, pending=pending)

@@ -175,6 +175,13 @@ class Fields:
         return record
 
 
+def check_unique(names: Sequence[str], path: str, why: str) -> None:
+    """Raise SpecError for a name that occurs twice; ``why`` says what the names are for."""
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise SpecError(path, f"{twice!r} occurs twice; {why}")
+
+
 def text_of(value: Any, path: str, *, pattern: str = "", most: int = MAX_LENGTH) -> str:
     """Return a value that is a string within bounds. Raises SpecError."""
     if not isinstance(value, str):

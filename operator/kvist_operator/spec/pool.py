@@ -7,6 +7,8 @@ from enum import StrEnum
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
+from .preset import Preset
+
 DEFAULT_IMAGE: Final = "vllm/vllm-openai:v0.33.0"
 WEEKDAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 ENGINE_CONTAINER: Final = "engine"
@@ -273,6 +275,8 @@ class Pool:
     gateway: GatewaySpec = GatewaySpec()
     pod_monitor: str = "Auto"
     pod_template: Mapping[str, Any] = field(default_factory=dict)
+    preset: Preset | None = None
+    """The preset that was merged into this spec."""
 
     @property
     def served_name(self) -> str:

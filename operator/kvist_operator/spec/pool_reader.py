@@ -5,9 +5,8 @@ messages that say what to write instead.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from kvist_operator.engine_version import check_image, engine_version, parse_version
 from kvist_operator.errors import SpecError
@@ -19,6 +18,7 @@ from .consistency import check_pool
 from .fields import (
     NAME_LENGTH,
     Fields,
+    check_unique,
     read_env,
     read_parent,
     read_resources,
@@ -28,25 +28,23 @@ from .fields import (
 from .pod_template import check_template
 from .pool import (
     DEFAULT_IMAGE,
-    WEEKDAYS,
     AcceleratorSpec,
     Adapter,
     EngineSpec,
     GatewaySpec,
     KvDtype,
-    MaintenanceWindow,
     ModelRef,
     Offload,
     PickerSpec,
     Pool,
     Priority,
-    Rollout,
     Shape,
     Source,
     Speculative,
-    Upgrade,
     Workload,
 )
+from .preset import PRESET_KIND, Preset, preset_name, with_preset
+from .rollout_reader import read_rollout
 
 KIND: Final = "InferencePool"
 GROUP: Final = "kvist.dev"
@@ -77,12 +75,34 @@ HOSTNAME_LABELS: Final = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a
 HOSTNAME: Final = rf"(\*\.)?{HOSTNAME_LABELS}"
 
 
-def read_pool(resource: Mapping[str, Any], *, default_image: str = DEFAULT_IMAGE) -> Pool:
+def read_pool(
+    resource: Mapping[str, Any],
+    *,
+    default_image: str = DEFAULT_IMAGE,
+    preset: Mapping[str, Any] | None = None,
+) -> Pool:
     """Return the resource as frozen data; ``default_image`` is for engines of pools that set none.
+
+    ``preset`` is the object that ``spec.presetRef`` names; None where there is none.
 
     Raises:
         SpecError: an invalid field; the message says what is wrong with it and what to write.
     """
+    name = preset_name(resource)
+    if not name:
+        return _read_pool(resource, default_image, None)
+    if preset is None:
+        raise SpecError("spec.presetRef", f"there is no {PRESET_KIND} {name}: create it, or correct the name")
+    merged, used = with_preset(resource, preset)
+    try:
+        return _read_pool(merged, default_image, used)
+    except SpecError as error:
+        if any(f"{error.field}.".startswith(f"{each}.") for each in used.fields):
+            raise SpecError(f"preset {used}: {error.field}", error.problem) from error
+        raise
+
+
+def _read_pool(resource: Mapping[str, Any], default_image: str, preset: Preset | None) -> Pool:
     group = str(resource.get("apiVersion") or "").partition("/")[0]
     if resource.get("kind") != KIND or group != GROUP:
         found = f"{resource.get('kind')} of {group or 'no group'}"
@@ -107,17 +127,26 @@ def read_pool(resource: Mapping[str, Any], *, default_image: str = DEFAULT_IMAGE
         offload=_offload(spec.section("offload")),
         replicas=spec.number("replicas", 1, high=10_000),
         paused=spec.boolean("paused"),
-        rollout=_rollout(spec.section("rollout")),
+        rollout=read_rollout(spec.section("rollout")),
         picker=_picker(spec.section("picker")),
         gateway=_gateway(spec.section("gateway")),
         pod_monitor=monitoring.text("podMonitor", "Auto", choices=("Auto", "Enabled", "Disabled")),
         pod_template=read_template(spec.section("podTemplate")),
+        preset=preset,
     )
+    _preset_ref(spec.optional("presetRef"))
     monitoring.done(pool)
     spec.done(pool)
     check_template(pool.pod_template)
     check_pool(pool)
     return pool
+
+
+def _preset_ref(f: Fields | None) -> None:
+    """Check the reference; the preset itself has been merged. Raises SpecError."""
+    if f is not None:
+        f.required("name", f"the name of an {PRESET_KIND}", pattern=HOSTNAME_LABELS, most=NAME_LENGTH)
+        f.done(None)
 
 
 def _name(meta: Fields) -> str:
@@ -146,14 +175,8 @@ def _model(f: Fields) -> ModelRef:
         shape=_shape(f.optional("shape")),
     )
     names = [adapter.name for adapter in model.adapters]
-    _check_unique(names, f.at("adapters"), "clients use it as a model name")
+    check_unique(names, f.at("adapters"), "clients use it as a model name")
     return f.done(model)
-
-
-def _check_unique(names: Sequence[str], path: str, why: str) -> None:
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
-        raise SpecError(path, f"{twice!r} occurs twice; {why}")
 
 
 def split_source(text: str, path: str) -> tuple[Source, str]:
@@ -214,7 +237,7 @@ def _engine(f: Fields, default_image: str) -> EngineSpec:
         extra_args=f.texts("extraArgs", most=64, each=4096),
         env=tuple(read_env(e) for e in f.sections("env", most=64)),
     )
-    _check_unique([entry["name"] for entry in engine.env], f.at("env"), "leave one out")
+    check_unique([entry["name"] for entry in engine.env], f.at("env"), "leave one out")
     if engine.version and parse_version(engine.version) is None:
         raise SpecError(f.at("version"), f"{engine.version!r} is not a version of vLLM; write it like 0.33.0")
     _check_engine(engine, f)
@@ -299,54 +322,6 @@ def _offload(f: Fields) -> Offload:
     return f.done(Offload(cpu_bytes=cpu, disk_bytes=disk, storage_class=storage))
 
 
-def _rollout(f: Fields) -> Rollout:
-    rollout = Rollout(
-        strategy=f.text("strategy", "ReplaceFirst", choices=("ReplaceFirst", "SurgeFirst")),
-        max_unavailable=_max_unavailable(f.get("maxUnavailable"), f.at("maxUnavailable")),
-        drain_seconds=f.number("drainSeconds", 60, high=3600),
-        startup_seconds=f.whole("startupSeconds", low=30, high=86_400),
-        upgrade=Upgrade(f.text("upgrade", Upgrade.MANUAL, choices=[str(each) for each in Upgrade])),
-        window=_window(f.optional("window")),
-    )
-    if rollout.upgrade is Upgrade.WINDOW and rollout.window is None:
-        raise SpecError(f.at("window"), "is missing: upgrade Window needs days, start and minutes")
-    return f.done(rollout)
-
-
-def _window(f: Fields | None) -> MaintenanceWindow | None:
-    if f is None:
-        return None
-    start = f.text("start", "00:00", pattern=r"([01][0-9]|2[0-3]):[0-5][0-9]", most=5)
-    days = f.texts("days", most=7, each=3, pattern="|".join(WEEKDAYS))
-    zone = f.text("timeZone", "UTC", most=64)
-    _check_unique(days, f.at("days"), "leave one out")
-    try:
-        ZoneInfo(zone)
-    except (ZoneInfoNotFoundError, ValueError) as error:
-        problem = f"{zone!r} is not a time zone: write a name of the IANA database such as Europe/Berlin"
-        raise SpecError(f.at("timeZone"), problem) from error
-    return f.done(
-        MaintenanceWindow(
-            days=days,
-            start_minute=int(start[:2]) * 60 + int(start[3:]),
-            minutes=f.number("minutes", 60, low=1, high=1440),
-            time_zone=zone,
-        )
-    )
-
-
-def _max_unavailable(value: Any, path: str) -> int | str:
-    if value is None:
-        return 1
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
-        return value
-    if isinstance(value, str) and value.endswith("%"):
-        digits = value.removesuffix("%")
-        if digits.isdigit() and 1 <= int(digits) <= 100:
-            return value
-    raise SpecError(path, f"{value!r} is neither a number above 0 nor a percentage like 25%")
-
-
 def _picker(f: Fields) -> PickerSpec:
     picker = PickerSpec(
         replicas=f.number("replicas", 2, low=1, high=64),
@@ -358,7 +333,7 @@ def _picker(f: Fields) -> PickerSpec:
     )
     if picker.tokenizer:
         split_source(picker.tokenizer, f.at("tokenizer"))
-    _check_unique([p.name for p in picker.priorities], f.at("priorities"), "a class has one value")
+    check_unique([p.name for p in picker.priorities], f.at("priorities"), "a class has one value")
     return f.done(picker)
 
 

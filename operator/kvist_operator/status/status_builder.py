@@ -322,6 +322,8 @@ def status(subject: Subject, observed: ObservedPool, old: Mapping[str, Any], now
         made["model"] = model_status(pool, *subject.facts)
     elif "model" in old:
         made["model"] = old["model"]
+    if pool is not None and pool.preset:
+        made["preset"] = f"{pool.preset}, generation {pool.preset.generation}"
     if subject.release:
         made["operator"] = subject.release
     if observed.pending is not None:
