@@ -73,12 +73,13 @@ COMMANDS: Final = (
     ),
     Command(
         words=("compare",),
-        summary="show two plans for a pool side by side, the second with changed fields",
+        summary="show two plans for a pool side by side: with changed fields, or running and new",
         function="kvist.pool_commands:compare_main",
         options=options.compare_options,
         extra="operator",
         examples="""\
   kvist compare -f pool.yaml --with engine.kvCacheDtype=Model
+  kubectl get kvp qwen -o yaml | kvist compare -f -
   kvist compare -f pool.yaml --gpu H200 --with engine.maxModelLen=131072 --with workload.concurrency=4""",
     ),
     Command(

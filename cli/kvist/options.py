@@ -333,9 +333,10 @@ def compare_options(parser: argparse.ArgumentParser) -> None:
         "--with",
         dest="changes",
         action="append",
-        required=True,
+        default=[],
         metavar="FIELD=VALUE",
-        help="field of the spec and its value in the second plan; can be repeated",
+        help="field of the spec and its value in the second plan; can be repeated; without it the plan in "
+        "the pool's status (kubectl get kvp NAME -o yaml) is compared with that of this version",
     )
 
 

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import yaml
 
+from kvist_epp import __version__
+from kvist_operator.cluster.capabilities import with_planned_first
 from kvist_operator.errors import OperatorError, SpecError
 from kvist_operator.manifests import Api, Site, render
 from kvist_operator.manifests.render import Rendered, to_yaml
@@ -22,8 +24,11 @@ from kvist_operator.node_labels import node_kinds
 from kvist_operator.plan import Choice, Plan, PlanVerdict, make_plan
 from kvist_operator.plan.plan import Difference, differences, override
 from kvist_operator.prices import check_names
+from kvist_operator.reconcile.model_cache import ModelQuery, look_up_facts
 from kvist_operator.spec import Pool, read_pool
 from kvist_operator.spec.preset import preset_name
+from kvist_operator.status import plan_status
+from kvist_operator.status.known_model import known_model
 
 from .cluster_files import read_nodes, read_prices
 from .pool_file import PoolFile, read_pools
@@ -68,7 +73,10 @@ def plan_main(options: argparse.Namespace) -> int:
 
 
 def compare_main(options: argparse.Namespace) -> int:
-    """Print two plans. Return 0 if both fit, 3 if one is refused, 2 if the pool or a change is invalid."""
+    """Print two plans: with changed fields, or the plan that runs in a cluster and that of this version.
+
+    Return 0 if both fit, 3 if one is refused, 2 if the pool or a change is invalid.
+    """
     try:
         found = _read(options)
         first, *others = found.pools
@@ -76,12 +84,41 @@ def compare_main(options: argparse.Namespace) -> int:
             listed = ", ".join(each.label for each in (first, *others))
             problem = f"has several pools ({listed}), and compare takes one: write it to a file of its own"
             raise SpecError(f"--filename {options.file}", problem)
-        before = _planned(_pool(found, first.resource), options)
-        after = _planned(_pool(found, override(first.resource, options.changes)), options)
+        if options.changes:
+            changed = override(first.resource, options.changes)
+            before: Mapping[str, Any] = _planned(_pool(found, first.resource), options).to_dict()
+            after: Mapping[str, Any] = _planned(_pool(found, changed), options).to_dict()
+            titles = "before", ", ".join(options.changes)
+        else:
+            before, after = _running(found, first.resource, options)
+            titles = "running", f"kvist {__version__}"
     except OperatorError as error:
         return _fail(error)
-    _emit(_compared(before, after, options))
-    return REFUSED if PlanVerdict.REFUSED in (before.verdict, after.verdict) else 0
+    _emit(_compared(before, after, titles, options.output))
+    return REFUSED if PlanVerdict.REFUSED in (before["verdict"], after["verdict"]) else 0
+
+
+def _running(
+    found: PoolFile, resource: Mapping[str, Any], options: argparse.Namespace
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the plan in the pool's status and the one of this version, with the model's facts and the
+    accelerators of that status. Raises OperatorError."""
+    status = resource.get("status") or {}
+    running = status.get("plan")
+    if not running:
+        problem = (
+            "is missing: name a field to change, such as engine.maxModelLen=8192, or compare with a cluster: "
+            "kubectl get kvp NAME -o yaml | kvist compare -f -"
+        )
+        raise SpecError("--with", problem)
+    pool = _pool(found, resource)
+    facts, draft = look_up_facts(
+        ModelQuery(model=pool.model, speculative=pool.engine.speculative, known=known_model(pool, status))
+    )
+    nodes = with_planned_first(node_kinds(_nodes(options)), status)
+    prices = read_prices(options.price, options.prices or "")
+    plan = make_plan(pool, facts, nodes=nodes, gpu=options.gpu or "", draft=draft, prices=prices)
+    return running, plan_status(plan)
 
 
 def _emit(text: str) -> None:
@@ -237,20 +274,22 @@ def _shown(value: Any) -> str:
     return json.dumps(value) if isinstance(value, dict | bool) else str(value)
 
 
-def _compared(before: Plan, after: Plan, options: argparse.Namespace) -> str:
+def _compared(
+    before: Mapping[str, Any], after: Mapping[str, Any], titles: tuple[str, str], output: str
+) -> str:
     found = differences(before, after)
-    if options.output == "table":
-        return "\n".join(_beside(found, before, after, options.changes))
+    if output == "table":
+        return "\n".join(_beside(found, before["verdict"], after["verdict"], titles))
     whole = {
-        "before": before.to_dict(),
-        "after": after.to_dict(),
+        "before": before,
+        "after": after,
         "differences": [{"field": d.field, "before": d.before, "after": d.after} for d in found],
     }
-    return json.dumps(whole, indent=2) if options.output == "json" else yaml.safe_dump(whole, sort_keys=False)
+    return json.dumps(whole, indent=2) if output == "json" else yaml.safe_dump(whole, sort_keys=False)
 
 
-def _beside(found: list[Difference], before: Plan, after: Plan, changes: list[str]) -> list[str]:
-    rows = [("", "before", ", ".join(changes)), ("", str(before.verdict), str(after.verdict))]
+def _beside(found: list[Difference], before: str, after: str, titles: tuple[str, str]) -> list[str]:
+    rows = [("", *titles), ("", before, after)]
     rows += [(d.field, _cell(d.before), _cell(d.after)) for d in found]
     first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
     lines = [f"{a:<{first}}  {b:<{second}}  {c}".rstrip() for a, b, c in rows]

@@ -65,6 +65,7 @@ async def release(helm: Helm, plane: ControlPlane, space: Namespace, admin: Clie
     yield made
     await made.run("uninstall", "--ignore-not-found")
     await admin.uninstall(NAME)
+    await admin.uninstall("inferencepoolpresets.kvist.dev")
 
 
 DEPLOYMENT = "apis/apps/v1/deployments/kvist-operator"

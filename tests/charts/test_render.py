@@ -7,7 +7,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from tests.charts.generate import CHART, CRD
+from tests.charts.generate import CHART, CRD, PRESET_CRD
 from tests.charts.helm import NAMESPACE, VALUES, Helm, HelmError, Json, of_kind, one, settings
 
 from kvist_operator.cluster.kinds import Right, everywhere, namespaced, single_rights
@@ -170,12 +170,14 @@ def test_a_namespaced_release_has_nothing_of_the_cluster_s(helm4: Helm) -> None:
     assert [o["kind"] for o in made if "namespace" not in o["metadata"]] == []
 
 
-def test_the_crd_is_the_repository_s_and_kept(helm4: Helm) -> None:
-    """With one annotation more: helm never deletes it. Without the CRD there is none."""
-    [made] = of_kind(helm4.template(), "CustomResourceDefinition")
-    real = yaml.safe_load(CRD.read_text())
-    assert made["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
-    assert made == real
+def test_the_crds_are_the_repository_s_and_kept(helm4: Helm) -> None:
+    """With one annotation more: helm never deletes them. Without CRDs there are none."""
+    found = of_kind(helm4.template(), "CustomResourceDefinition")
+    assert [each["metadata"].pop("annotations") for each in found] == 2 * [
+        {"helm.sh/resource-policy": "keep"}
+    ]
+    real = [yaml.safe_load(file.read_text()) for file in (CRD, PRESET_CRD)]
+    assert sorted(found, key=str) == sorted(real, key=str)
     assert of_kind(helm4.template(*NO_CRD), "CustomResourceDefinition") == []
 
 

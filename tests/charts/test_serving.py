@@ -49,6 +49,7 @@ async def released(helm: Helm, cluster: Cluster) -> AsyncIterator[Installed]:
         finally:
             await made.run("uninstall", "--ignore-not-found")
             await admin.uninstall("inferencepools.kvist.dev")
+            await admin.uninstall("inferencepoolpresets.kvist.dev")
 
 
 async def test_pools_serve_through_install_upgrade_and_uninstall(helm: Helm, cluster: Cluster) -> None:

@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.operator.pools import DENSE
 
 from kvist.__main__ import main
+from kvist_epp import __version__
+from kvist_operator.models.shape import ModelFiles
+from kvist_operator.models.source import from_model_files
+from kvist_operator.node_labels import node_kinds
+from kvist_operator.plan import make_plan
+from kvist_operator.spec import read_pool
+from kvist_operator.status import plan_status
+from kvist_operator.status.known_model import model_status
 
 POOL = """
 apiVersion: v1
@@ -273,6 +282,39 @@ spec:
   model: {source: hf://Qwen/Qwen3-8B}
   accelerator: {product: L40S}
 """
+
+
+def test_the_running_plan_is_compared_with_that_of_this_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``kubectl get kvp NAME -o yaml`` has the plan, the accelerator and the facts of the model, so that
+    neither cluster nor hub is asked; figures that the older operator did not write are no differences."""
+    config = {**DENSE, "max_position_embeddings": 16_384}
+    *_, resource = yaml.safe_load_all(POOL)
+    resource["spec"] = {"model": {"source": "hf://acme/unknown"}}
+    facts = from_model_files(ModelFiles(repository="acme/unknown", revision="1", config=json.dumps(config)))
+    pool = read_pool(resource)
+    plan = make_plan(pool, facts, nodes=node_kinds([{"nvidia.com/gpu.product": "NVIDIA-L4"}]))
+    running = plan_status(plan)
+    del running["memory"]["encoderGib"]
+    at = running["args"].index("--max-num-batched-tokens") + 1
+    running["args"][at] = "1024"
+    resource["status"] = {"plan": running, "model": model_status(pool, facts, None)}
+    file = tmp_path / "cluster.yaml"
+    file.write_text(yaml.safe_dump(resource))
+
+    assert main(["compare", "-f", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[0].split() == ["running", "kvist", __version__]
+    assert [line.split() for line in said.splitlines()[2:]] == [["--max-num-batched-tokens", "1024", "2048"]]
+
+
+def test_a_pool_without_status_needs_a_change_to_compare(
+    pool: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error names both ways of use."""
+    assert main(["compare", "-f", pool]) == 2
+    assert "kubectl get kvp NAME -o yaml | kvist compare -f -" in capsys.readouterr().err
 
 
 PRESET = """---

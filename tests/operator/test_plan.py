@@ -556,10 +556,10 @@ def test_the_differences_are_the_facts_that_changed() -> None:
         make_plan(read_pool(override(resource(), with_)), known("Qwen/Qwen3-8B"), gpu="H100")
         for with_ in ([], ["engine.kvCacheDtype=Model"])
     )
-    found = {d.field: (d.before, d.after) for d in differences(first, second)}
+    found = {d.field: (d.before, d.after) for d in differences(first.to_dict(), second.to_dict())}
 
     assert found["memory.kv_bytes_per_token"] == (73_728, 147_456)
     assert found["--kv-cache-dtype"] == ("fp8", None)
     assert found["choice.kvCacheDtype"] == ("fp8", "bfloat16")
     assert "memory.weights_gib" not in found
-    assert differences(first, first) == []
+    assert differences(first.to_dict(), first.to_dict()) == []

@@ -284,7 +284,7 @@ def test_pods_select_the_nodes_of_their_kind_and_no_others() -> None:
 def test_a_comparison_shows_prices_and_neighbours() -> None:
     """Two plans of different price differ by it, and by their neighbours."""
     first, second = (on(nodes(L4=4), prices={"L4": 0.7}, workload={"concurrency": n}) for n in (1, 8))
-    found = {each.field: (each.before, each.after) for each in differences(first, second)}
+    found = {each.field: (each.before, each.after) for each in differences(first.to_dict(), second.to_dict())}
 
     assert found["price_per_hour"] == (0.7, 1.4)
     assert found["neighbour.1"][0] is None

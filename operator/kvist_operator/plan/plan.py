@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -238,6 +238,11 @@ def _gib(number: float) -> float:
     return round(number / GIB, 2)
 
 
+FIGURES: Final = ("accelerator.", "memory.", "parallelism.", "pod.")
+"""Beginnings of names of figures, of which later versions have more."""
+_SINGLE: Final = ("verdict", "shortfall_gib", "shortfallGib", "price_per_hour", "pricePerHour")
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One fact in which two plans differ."""
@@ -276,24 +281,32 @@ def override(resource: Mapping[str, Any], assignments: Iterable[str]) -> dict[st
     return changed
 
 
-def differences(before: Plan, after: Plan) -> list[Difference]:
-    """Return the facts in which two plans differ, in the order in which a plan is printed."""
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
+    """Return the facts in which two plans differ, in the order in which a plan is printed.
+
+    Both are as ``to_dict`` gives them, or as ``status.plan`` has them. One of an older version may lack
+    figures, which are no differences.
+    """
     a, b = _facts(before), _facts(after)
-    return [Difference(key, a.get(key), b.get(key)) for key in {**a, **b} if a.get(key) != b.get(key)]
+    lacking = {key for key in {*a, *b} - a.keys() & b.keys() if key.startswith(FIGURES)}
+    return [
+        Difference(key, a.get(key), b.get(key))
+        for key in {**a, **b}
+        if a.get(key) != b.get(key) and key not in lacking
+    ]
 
 
-def _facts(plan: Plan) -> dict[str, Any]:
-    whole = plan.to_dict()
-    flat = {"verdict": whole["verdict"], "shortfall_gib": whole["shortfall_gib"]}
+def _facts(whole: Mapping[str, Any]) -> dict[str, Any]:
+    flat = {key: whole[key] for key in _SINGLE if key in whole}
     for section in ("accelerator", "parallelism", "memory", "pod", "env"):
-        flat |= {f"{section}.{key}": value for key, value in whole[section].items()}
-    flat["price_per_hour"] = plan.price_per_hour
-    flat |= {f"neighbour.{i}": str(each) for i, each in enumerate(plan.neighbours, 1)}
-    flat |= {f"choice.{c.field}": c.value for c in plan.choices}
+        flat |= {f"{section}.{key}": value for key, value in (whole.get(section) or {}).items()}
+    for number, each in enumerate(whole.get("neighbours") or (), 1):
+        flat[f"neighbour.{number}"] = each["text"] if isinstance(each, Mapping) else each
+    flat |= {f"choice.{each['field']}": each.get("value") for each in whole.get("choices") or ()}
     # each flag with its values; a switch is "on"
     values: dict[str, list[str]] = {}
     flag = "args"
-    for word in plan.argv:
+    for word in whole.get("args") or ():
         if word.startswith("--"):
             flag = word
             values[flag] = []
