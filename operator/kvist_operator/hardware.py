@@ -64,6 +64,8 @@ class Accelerator:
     (vLLM would not start), so that a replica has one."""
     shared: bool = False
     """Other processes may use its memory (time-slicing)."""
+    like: str = ""
+    """Row whose speed is assumed for one that is not in the table."""
 
     @property
     def fp8(self) -> bool:
@@ -286,11 +288,21 @@ def unlisted_accelerator(
     resource: str = "",
     source: str = SOURCES["spec"],
 ) -> Accelerator:
-    """Return an unverified row for a product that is not in the table; its speed is assumed to be that of an
-    L40S."""
+    """Return an unverified row for a product that is not in the table, with the speed of the row that is most
+    like it: of the same vendor and architecture, and with the nearest memory. Without a known capability that
+    is an L40S."""
     vendor = next((name for name, own in RESOURCES.items() if own == resource), "nvidia")
+    rows = [row for row in ROWS if row.vendor == vendor]
+    like = known_accelerator("L40S")
+    if rows and (capability or vendor != like.vendor):
+
+        def distance(row: Accelerator) -> tuple[int, float]:
+            return abs(row.capability // 10 - capability // 10), abs(row.memory_gib - memory_gib)
+
+        like = min(rows, key=distance)
     return replace(
-        known_accelerator("L40S"),
+        like,
+        like=like.name,
         name=product,
         product=product,
         also=(),

@@ -84,6 +84,25 @@ def test_fp8_follows_the_compute_capability() -> None:
     assert known["Gaudi3-128GB"]
     assert not known["TPU-v6e"]
     assert unlisted_accelerator("NVIDIA-X99", 48, capability=89).fp8
+
+
+@pytest.mark.parametrize(
+    ("capability", "memory", "resource", "like"),
+    [
+        (0, 48, "", "L40S"),
+        (90, 96, "", "GH200-96GB"),
+        (100, 190, "", "GB200-186GB"),
+        (86, 12, "", "A10"),
+        (0, 200, "amd.com/gpu", "MI300X-192GB"),
+    ],
+)
+def test_an_unlisted_card_is_as_fast_as_the_one_that_is_most_like_it(
+    capability: int, memory: float, resource: str, like: str
+) -> None:
+    """The speed is that of a row of the same architecture and about as much memory."""
+    row = unlisted_accelerator("X99", memory, capability=capability, resource=resource)
+
+    assert (row.like, row.bf16_tflops) == (like, known_accelerator(like).bf16_tflops)
     assert not unlisted_accelerator("NVIDIA-X99", 48).fp8
     assert not unlisted_accelerator("AMD-X", 48, capability=90, resource="amd.com/gpu").fp8
 

@@ -118,7 +118,7 @@ sections = st.dictionaries(
 
 @given(own=sections, defaults=sections)
 def test_a_merge_loses_nothing_of_the_pool(own: Json, defaults: Json) -> None:
-    """What the pool sets is found again at its place, and every other value is the preset's."""
+    """Fields of the pool are found again at their place, and every other value is the preset's."""
     merged, used = with_preset({"spec": own}, preset(defaults))
 
     def check(part: Any, whole: Any) -> None:

@@ -151,7 +151,9 @@ def unverified(
     shape, row = facts.shape, hardware.accelerator
     found = [*shape.notes]
     if not row.verified:
-        found.append(f"vLLM's memory on {row.name} is not modelled; figures are estimates ({row.source})")
+        speed = f"; times are those of {row.like}" if row.like else ""
+        text = f"vLLM's memory on {row.name} is not modelled; figures are estimates ({row.source}){speed}"
+        found.append(text)
     label = shape.quantization.label
     if not shape.quantization.exact and not facts.checkpoint_bytes:
         found.append(f"the size of {label} weights is an estimate: set spec.model.shape.checkpointSize")
