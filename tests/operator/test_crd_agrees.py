@@ -28,6 +28,7 @@ FULL: dict[str, Any] = {
         "tokenSecretRef": {"name": "a", "key": "a"},
         "adapters": [{"name": "b", "source": "hf://a", "rank": 16}],
         "shape": {"config": {"a": 1}, "checkpointSize": 1},
+        "cache": {"claim": "a"},
     },
     "engine": {
         "image": "a",
@@ -150,12 +151,20 @@ def changed(path: Path, value: Any) -> Any:
     target: Any = spec
     for step in way:
         target = target[step]
+    if path in INSTEAD:
+        target.clear()
     target[last] = value
     return spec
 
 
+INSTEAD: dict[Path, str] = {("model", "cache", "hostPath"): "/a"}
+"""Fields that exclude the others of their object in FULL, with a valid value."""
+
+
 def at(path: Path) -> Any:
     """Return the value at a path of FULL."""
+    if path in INSTEAD:
+        return INSTEAD[path]
     found: Any = FULL
     for step in place(path):
         found = found[step]
@@ -269,6 +278,8 @@ def _numbered(item: Any, number: int) -> Any:
         (("model", "servedName"), "two words"),
         (("model", "adapters", 0, "name"), "../up"),
         (("model", "shape", "checkpointSize"), "1GB"),
+        (("model", "cache", "hostPath"), "cache"),
+        (("offload", "storageClassName"), "Fast"),
         (("engine", "attentionBackend"), "flash"),
         (("engine", "version"), "latest"),
         (("engine", "env", 0, "name"), "1A"),

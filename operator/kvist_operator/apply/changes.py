@@ -18,6 +18,7 @@ from kvist_operator.manifests import Rendered
 from kvist_operator.manifests.object_names import COMPONENT, ENGINE, INTENT, MANAGED, MANAGER, Json
 from kvist_operator.manifests.pods import MERGED_BY
 from kvist_operator.manifests.render import ORDER
+from kvist_operator.manifests.weights_cache import is_complete, progress
 from kvist_operator.spec.pool import Pool
 
 AMOUNTS: Final = ("limits", "requests", "sizeLimit")
@@ -75,6 +76,12 @@ def _amount(value: Any) -> Decimal | None:
 
 
 WORKLOADS: Final = ("Deployment", "LeaderWorkerSet")
+JOB: Final = "Job"
+"""Created once: the pods of a Job cannot be changed."""
+
+
+_Order = tuple[list["Key"], list["Key"], list[str]]
+"""Workloads to delete now, workloads to hold back, and waits."""
 
 
 class Verb(StrEnum):
@@ -135,13 +142,14 @@ def changes(pool: Pool, rendered: Rendered, observed: Iterable[Json]) -> Changes
     conflicts = [key for key in wanted if key in there and not owned(pool, there[key])]
     stale = _stale(pool, rendered, wanted, there)
     replaced = [key for key in stale if _runs_engines(there[key])]
-    first, held, waits = _generations(pool, wanted, there, replaced)
+    first, held, waits = _filling(wanted, there) or _generations(pool, wanted, there, replaced)
     ending = [key for key in wanted if key in there and leaving(there[key])]
     waits += [f"{key} is being deleted" for key in ending]
     differing = {
         key: made
         for key, made in wanted.items()
-        if key not in (*conflicts, *ending, *held) and (key not in there or not as_intended(made, there[key]))
+        if key not in (*conflicts, *ending, *held)
+        and (key not in there or not (key.kind == JOB or as_intended(made, there[key])))
     }
     # routes are deleted first, and what other objects depend on last
     place = {kind: i for i, kind in enumerate(ORDER)}
@@ -178,9 +186,31 @@ def _stale(
     ]
 
 
+def _filling(wanted: Mapping[Key, Json], there: Mapping[Key, Json]) -> _Order | None:
+    """Return the engines' workload as held back while the cache for weights is being filled; None after it.
+
+    Engines that run stay as they are: the new ones would not find their weights.
+    """
+    open_jobs = [key for key in wanted if key.kind == JOB and not is_complete(there.get(key, {}))]
+    if not open_jobs:
+        return None
+    held = [key for key, made in wanted.items() if _runs_engines(made)]
+    return [], held, [_share(key, there.get(key)) for key in open_jobs]
+
+
+def _share(key: Key, job: Json | None) -> str:
+    if job is None:
+        return f"{key} has to download the weights first"
+    found = progress(job)
+    text = f"{key} has downloaded {found['partsFilled']} of {found['parts']} parts of the weights"
+    failed = int((job.get("status") or {}).get("failed") or 0)
+    again = f"; {failed} of its pods failed: kubectl logs job/{key.name}" if failed else ""
+    return text + again
+
+
 def _generations(
     pool: Pool, wanted: Mapping[Key, Json], there: Mapping[Key, Json], replaced: Sequence[Key]
-) -> tuple[list[Key], list[Key], list[str]]:
+) -> _Order:
     """Return the replaced workloads to delete now, the wanted workloads to hold back, and the waits.
 
     Within one Deployment its controller replaces generations. A workload is replaced by another object only

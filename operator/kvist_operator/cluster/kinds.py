@@ -81,6 +81,7 @@ CONFIG_MAP: Final = ObjectKind("", "v1", "ConfigMap", "configmaps")
 CLAIM: Final = ObjectKind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 LEASE: Final = ObjectKind("coordination.k8s.io", "v1", "Lease", "leases")
 NODE: Final = ObjectKind("", "v1", "Node", "nodes", namespaced=False)
+JOB: Final = ObjectKind("batch", "v1", "Job", "jobs")
 DEPLOYMENT: Final = ObjectKind("apps", "v1", "Deployment", "deployments")
 LEADER_WORKER_SET: Final = ObjectKind("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets")
 
@@ -93,6 +94,7 @@ CHILDREN: Final = (
     ObjectKind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies"),
     ObjectKind("", "v1", "Service", "services"),
     ObjectKind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+    JOB,
     DEPLOYMENT,
     LEADER_WORKER_SET,
     ObjectKind(_GATEWAY, "v1", "BackendTLSPolicy", "backendtlspolicies"),

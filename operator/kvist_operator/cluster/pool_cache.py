@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 ALWAYS: Final = tuple(kind for kind in CHILDREN if kind.optional is None and kind != SECRET)
 """Kinds of children that every cluster has, and that are watched."""
-_WITH_STATUS: Final = ("Deployment", "LeaderWorkerSet", "HTTPRoute", "InferencePool", "Pod")
+_WITH_STATUS: Final = ("Deployment", "Job", "LeaderWorkerSet", "HTTPRoute", "InferencePool", "Pod")
 """Kinds whose status is read."""
 _CONTAINER: Final = ("name", "image")
 

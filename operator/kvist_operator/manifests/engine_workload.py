@@ -13,7 +13,7 @@ from kvist_epp import names as wire
 from kvist_operator.plan import Plan
 from kvist_operator.spec.pool import ENGINE_CONTAINER, Pool, Source
 
-from . import disk_tier, pods, termination_log
+from . import disk_tier, pods, termination_log, weights_cache
 from .object_names import ENGINE, ENGINE_PORT, PLAN, Json, ObjectNames, Site
 from .pods import merged, model_mounts, placing, quantity, token
 
@@ -51,6 +51,7 @@ def engine(pool: Pool, plan: Plan, site: Site) -> list[Json]:
     return [
         pods.account(names, names.engine_account, ENGINE),
         *termination_log.settings(names, pool),
+        *weights_cache.jobs(pool, plan, site, USER),
         pods.service(names, names.engine, ENGINE, names.served, serving),
         pods.budget(names, names.engine, ENGINE, names.served),
         _groups(names, pool, plan, site) if plan.nodes > 1 else _deployment(names, pool, plan, site),
@@ -119,9 +120,11 @@ def _pod(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool)
     mounted = [
         *termination_log.mounted(names, pool),
         *disk_tier.mounted(pool, plan),
+        *weights_cache.mounted(pool),
         *model_mounts(pool),
     ]
-    cleaner = disk_tier.cleaner(pool, plan, site)
+    home = {"sizeLimit": quantity(plan.pod.home_bytes)} if plan.pod.home_bytes else {}
+    init = [*weights_cache.init_containers(pool, site), *disk_tier.cleaner(pool, plan, site)]
     return {
         "serviceAccountName": names.engine_account,
         "automountServiceAccountToken": False,
@@ -130,7 +133,7 @@ def _pod(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool)
         "terminationGracePeriodSeconds": plan.pod.grace_seconds,
         **placing(plan, site),
         "topologySpreadConstraints": pods.spread(names.selector(ENGINE)),
-        **({"initContainers": cleaner} if cleaner else {}),
+        **({"initContainers": init} if init else {}),
         "containers": [
             {
                 **_container(pool, plan, leads=leads),
@@ -141,7 +144,7 @@ def _pod(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool)
             }
         ],
         "volumes": [
-            pods.empty(pods.CACHE),
+            pods.empty(pods.CACHE, **home),
             pods.empty("tmp"),
             pods.empty(SHM, medium="Memory", sizeLimit=quantity(plan.pod.shm_bytes)),
             *(each.volume for each in mounted),
@@ -198,6 +201,7 @@ def environment(pool: Pool, plan: Plan) -> list[Json]:
     others = [each for each in (draft, *(adapter.source for adapter in pool.model.adapters)) if each]
     if pool.model.kind is not Source.HUB and all(each.startswith(("/", "pvc:", "oci:")) for each in others):
         own["HF_HUB_OFFLINE"] = {"name": "HF_HUB_OFFLINE", "value": "1"}
+    own |= weights_cache.environment(pool)
     if plan.nodes > 1:
         own["VLLM_HOST_IP"] = pods.field("VLLM_HOST_IP", "status.podIP")
     own |= {entry["name"]: entry for entry in token(pool.model)}

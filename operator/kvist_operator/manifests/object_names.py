@@ -26,6 +26,8 @@ INTENT: Final = "kvist.dev/intent"
 ENGINE: Final = "engine"
 PICKER: Final = "picker"
 ENVOY: Final = "envoy"
+DOWNLOAD: Final = "download"
+"""Component of the Job that fills the cache for weights."""
 
 _APP: Final = "app.kubernetes.io"
 INSTANCE: Final = f"{_APP}/instance"
@@ -66,6 +68,8 @@ class ObjectNames:
         self.authority = f"{pool}-epp-ca"
         """ConfigMap with ca.crt, for clients that verify pickers. Created with the Secret."""
         self.envoy = f"{pool}-envoy"
+        self.download = f"{pool}-download"
+        """Begin of the name of Jobs that fill the cache for weights."""
         self.served = {LABEL_POOL: pool}
         """Label by which the picker, gateways and autoscalers find engines that serve requests."""
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from kvist_operator.hardware import Accelerator, is_called
 from kvist_operator.node_labels import PRODUCT_LABELS
 from kvist_operator.plan import Plan
-from kvist_operator.plan.resources import ADAPTER_MOUNT, MODEL_MOUNT
+from kvist_operator.plan.resources import ADAPTER_MOUNT, HOME_VOLUME, MODEL_MOUNT
 from kvist_operator.spec.pool import ModelRef, Pool, Source
 from kvist_operator.spec.pool_reader import split_source
 
@@ -170,7 +170,7 @@ CONTAINER_SECURITY: Final[Mapping[str, Any]] = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
 }
-CACHE: Final = "cache"
+CACHE: Final = HOME_VOLUME
 """Name of the volume for everything that a process writes."""
 
 

@@ -27,6 +27,7 @@ ORDER: Final = (
     "NetworkPolicy",
     "Service",
     "PodDisruptionBudget",
+    "Job",
     "Deployment",
     "LeaderWorkerSet",
     "BackendTLSPolicy",

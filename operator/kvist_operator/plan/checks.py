@@ -201,7 +201,7 @@ def warnings(
     rollout = pool.rollout
     if rollout.startup_seconds:
         estimate, _ = pod_resources(
-            replace(pool, rollout=replace(rollout, startup_seconds=None)), hardware, layout, memory
+            replace(pool, rollout=replace(rollout, startup_seconds=None)), hardware, layout, memory, 0
         )
         if rollout.startup_seconds < estimate.startup_seconds / 2:
             found.append(

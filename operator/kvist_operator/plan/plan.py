@@ -106,6 +106,10 @@ class PodResources:
     drain_seconds: int
     grace_seconds: int
     disk_bytes: int = 0
+    checkpoint_bytes: int = 0
+    """Files of the model and its draft model."""
+    home_bytes: int = 0
+    """Size of the volume with downloaded weights and compiled kernels; 0 = not limited."""
     ephemeral_bytes: int = 0
     """Space on the node's own disk; 0 = no more than any container needs."""
 

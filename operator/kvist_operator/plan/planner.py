@@ -9,7 +9,7 @@ from kvist_operator.errors import SpecError
 from kvist_operator.extra_args import ExtraFlag, read_extra
 from kvist_operator.hardware import ROWS
 from kvist_operator.memory.layout import GIB, Draft, EngineSettings, Layout
-from kvist_operator.models.shape import Facts, checkpoint_bytes, parameters
+from kvist_operator.models.shape import Facts, parameters
 from kvist_operator.node_labels import NodeFacts
 from kvist_operator.spec.pool import Pool
 
@@ -20,7 +20,7 @@ from .latency import expected_tpot, expected_ttft, step_for_target
 from .layouts import describe_layout, impossible
 from .plan import Choice, Hardware, Plan, PlanVerdict
 from .requirements import RULE, read_requirements
-from .resources import HardwareOption, hardware_options, pod_resources
+from .resources import HardwareOption, checkpoint_size, hardware_options, pod_resources
 from .selection import HardwareSizing, choose, described, for_image, lacking, neighbours, tightest
 from .sequences import with_sequences
 from .shared_cache import share_cache
@@ -76,7 +76,7 @@ def make_plan(
         raise errors[0]
     chosen = choose(attempts)
     shape, q = facts.shape, chosen.q
-    size_gib = (facts.checkpoint_bytes or checkpoint_bytes(shape)) / GIB
+    size_gib = checkpoint_size(facts, None) / GIB
     counted = f"{parameters(shape) / 1e9:.1f} billion weights; files of {size_gib:.1f} GiB"
     model = Choice("model", shape.describe(), f"{counted}: {facts.checkpoint_source}", facts.source)
     engine = Choice("engineVersion", str(version), f"image {pool.engine.image}", version.source)
@@ -218,7 +218,9 @@ def _fitting(
         # vLLM does not profile a CPU: the cache has a fixed size, in whole MiB
         settings = replace(settings, kv_bytes=int(sized.memory.kv) >> 20 << 20)
     memory = q.memory(layout, settings)
-    pod, pod_choices = pod_resources(pool, q.hardware, layout, memory)
+    pod, pod_choices = pod_resources(
+        pool, q.hardware, layout, memory, checkpoint_size(q.facts, settings.draft)
+    )
     args = arguments(pool, facts, q.hardware, layout, settings, kv, q.required, extra)
     gpu = q.hardware.accelerator
     tpot, slow = expected_tpot(pool.workload, shape, gpu, memory, q.required, settings.batched_tokens)
@@ -267,7 +269,7 @@ def _refused(
     nearest = _nearest(q)
     gpus = f"{layout.gpus} × {row.name}" + (f", the best of {kinds} kinds of nodes" if kinds > 1 else "")
     reason = f"{floor} tokens of context lack {shortfall / GIB:.1f} GiB on each of {gpus}; {nearest}"
-    pod, _ = pod_resources(pool, q.hardware, layout, memory)
+    pod, _ = pod_resources(pool, q.hardware, layout, memory, checkpoint_size(q.facts, settings.draft))
     return Plan(
         verdict=PlanVerdict.REFUSED,
         shortfall_bytes=shortfall,

@@ -15,10 +15,11 @@ from kvist_operator.hardware import (
     known_accelerator,
     unlisted_accelerator,
 )
-from kvist_operator.memory.layout import GIB, Layout
+from kvist_operator.memory.layout import GIB, Draft, Layout
 from kvist_operator.memory.memory_budget import Memory
+from kvist_operator.models.shape import Facts, checkpoint_bytes
 from kvist_operator.node_labels import NodeFacts
-from kvist_operator.spec.pool import AcceleratorSpec, Pool
+from kvist_operator.spec.pool import AcceleratorSpec, Pool, Source
 
 from .plan import Choice, Hardware, PodResources
 
@@ -42,6 +43,10 @@ COMPILE: Final = 600
 """Seconds for compilation and CUDA graph capture, with a margin."""
 BASE_MEMORY: Final = 12 * GIB
 PER_GPU: Final = 6 * GIB
+HOME_VOLUME: Final = "cache"
+"""Volume for everything that a process writes: downloads, compiled kernels."""
+DOWNLOAD: Final = 1.3
+"""Space for downloaded weights by their size: files that are fetched but not loaded, and parts of files."""
 SCRATCH: Final = 16 * GIB
 """Bytes on the node's disk for compiled kernels, logs and temporary files of a pod: an allowance, not
 measured."""
@@ -166,17 +171,36 @@ def _as_requested(spec: AcceleratorSpec, row: Accelerator) -> Accelerator:
     return row
 
 
+def checkpoint_size(facts: Facts, draft: Draft | None) -> float:
+    """Return the bytes of the files of a model and its draft model."""
+    found = facts.checkpoint_bytes or checkpoint_bytes(facts.shape)
+    if draft is None or draft.shape is None:
+        return found
+    return found + (draft.checkpoint_bytes or checkpoint_bytes(draft.shape))
+
+
+def _downloads(pool: Pool) -> bool:
+    """Return whether pods download the weights to the disk of their node: the user puts no volume there."""
+    volumes = (pool.pod_template.get("spec") or {}).get("volumes") or ()
+    own = pool.model.kind is Source.HUB and pool.model.cache is None
+    return own and all(each.get("name") != HOME_VOLUME for each in volumes)
+
+
 def pod_resources(
-    pool: Pool, hardware: Hardware, layout: Layout, memory: Memory
+    pool: Pool, hardware: Hardware, layout: Layout, memory: Memory, checkpoint: float
 ) -> tuple[PodResources, list[Choice]]:
-    """Return the resources of a replica's pods; offloaded blocks are in shared memory and count as memory."""
+    """Return the resources of a replica's pods; offloaded blocks are in shared memory and count as memory.
+
+    ``checkpoint``: bytes of the files of the model and its draft model.
+    """
     on_node = min(layout.gpus, hardware.per_node)
     shm = pool.offload.cpu_bytes + (8 * GIB if on_node > 1 else 2 * GIB)
     loaded = memory.weights * on_node
     given, drain = pool.rollout.startup_seconds, pool.rollout.drain_seconds
     startup = given or 60 * math.ceil((COMPILE + loaded / LOAD) / 60)
     cpu = hardware.accelerator.vendor == "cpu"
-    local = 0 if pool.offload.storage_class else pool.offload.disk_bytes
+    home = int(checkpoint * DOWNLOAD) + SCRATCH if _downloads(pool) else 0
+    local = home + (0 if pool.offload.storage_class else pool.offload.disk_bytes)
     found = PodResources(
         shm_bytes=shm,
         memory_bytes=int(memory.total) if cpu else BASE_MEMORY + PER_GPU * on_node + shm,
@@ -185,7 +209,9 @@ def pod_resources(
         drain_seconds=drain,
         grace_seconds=PRE_STOP + drain + SPARE,
         disk_bytes=pool.offload.disk_bytes,
-        ephemeral_bytes=local + SCRATCH if local else 0,
+        checkpoint_bytes=int(checkpoint),
+        home_bytes=home,
+        ephemeral_bytes=local + (0 if home else SCRATCH) if local else 0,
     )
     computed = f"{loaded / GIB:.0f} GiB at 0.5 GiB/s, plus ten minutes for compilation and graph capture"
     reason, source = ("as requested", "spec.rollout.startupSeconds") if given else (computed, "weights")

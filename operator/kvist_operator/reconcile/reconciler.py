@@ -308,4 +308,5 @@ def children_of(pool: str, children: Iterable[Json]) -> ObservedPool:
         picker=found.get(("Deployment", names.picker)),
         envoy=found.get(("Deployment", names.envoy)),
         route=found.get(("HTTPRoute", names.engine)),
+        download=next((each for (kind, _), each in sorted(found.items()) if kind == "Job"), None),
     )

@@ -65,6 +65,14 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsCache:
+    """Fields of ``spec.model.cache``: a volume that pods share; one of the two is set."""
+
+    claim: str = ""
+    host_path: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRef:
     """Fields of ``spec.model``."""
 
@@ -76,6 +84,7 @@ class ModelRef:
     token: SecretKey | None = None
     adapters: tuple[Adapter, ...] = ()
     shape: Shape | None = None
+    cache: WeightsCache | None = None
 
     @property
     def claim(self) -> str:

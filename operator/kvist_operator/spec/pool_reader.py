@@ -41,6 +41,7 @@ from .pool import (
     Shape,
     Source,
     Speculative,
+    WeightsCache,
     Workload,
 )
 from .preset import PRESET_KIND, Preset, preset_name, with_preset
@@ -173,10 +174,25 @@ def _model(f: Fields) -> ModelRef:
         token=read_secret(f.optional("tokenSecretRef")),
         adapters=tuple(_adapter(a) for a in f.sections("adapters", most=64)),
         shape=_shape(f.optional("shape")),
+        cache=_cache(f.optional("cache")),
     )
+    if model.cache and kind is not Source.HUB:
+        raise SpecError(f.at("cache"), f"is for weights of the hub; {source} needs none: leave it out")
     names = [adapter.name for adapter in model.adapters]
     check_unique(names, f.at("adapters"), "clients use it as a model name")
     return f.done(model)
+
+
+def _cache(f: Fields | None) -> WeightsCache | None:
+    if f is None:
+        return None
+    cache = WeightsCache(
+        claim=f.text("claim", pattern=HOSTNAME_LABELS, most=NAME_LENGTH),
+        host_path=f.text("hostPath", pattern=rf"(/{_PART})+", most=1024),
+    )
+    if bool(cache.claim) == bool(cache.host_path):
+        raise SpecError(f.path, "needs exactly one of claim and hostPath")
+    return f.done(cache)
 
 
 def split_source(text: str, path: str) -> tuple[Source, str]:

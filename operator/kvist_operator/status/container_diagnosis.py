@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from kvist_operator.manifests.object_names import COMPONENT, ENGINE, ENVOY, PICKER
+from kvist_operator.manifests.object_names import COMPONENT, DOWNLOAD, ENGINE, ENVOY, PICKER
 
 from .termination_message import cleaned, last_words
 from .views import Object
@@ -55,6 +55,14 @@ PARTS: Final[Mapping[str, ComponentFields]] = {
         starting="",
         command="spec.gateway (use the Envoy image of the operator's own version)",
         volumes="the ConfigMaps of the pool",
+    ),
+    DOWNLOAD: ComponentFields(
+        component=DOWNLOAD,
+        image="spec.picker.image",
+        resources="the namespace's limits",
+        starting="",
+        command="spec.model.source and spec.model.tokenSecretRef",
+        volumes="spec.model.cache",
     ),
 }
 

@@ -21,6 +21,7 @@ from kvist_epp.names import LABEL_POOL
 from kvist_operator.apply.upgrades import APPROVED, PendingChange
 from kvist_operator.errors import OperatorError
 from kvist_operator.manifests.object_names import ENGINE, ENGINE_PORT, ENVOY, PICKER, Note, ObjectNames
+from kvist_operator.manifests.weights_cache import progress
 from kvist_operator.models.shape import Facts
 from kvist_operator.plan import Plan, PlanVerdict
 from kvist_operator.spec.pool import Pool
@@ -328,6 +329,8 @@ def status(subject: Subject, observed: ObservedPool, old: Mapping[str, Any], now
         made["operator"] = subject.release
     if observed.pending is not None:
         made["pendingPlan"] = _pending_status(subject.plan, observed.pending)
+    if observed.download is not None:
+        made["cache"] = progress(observed.download)
     if observed.kv_tokens is not None:
         made["reportedKvTokens"] = observed.kv_tokens
     return made

@@ -48,6 +48,8 @@ class ObservedPool:
     kv_tokens: int | None = None
     """Size of a replica's KV cache in tokens, as engines report it."""
     advice: Sequence[str] = field(default_factory=tuple)
+    download: Object | None = None
+    """The Job that fills the cache for weights."""
     pending: PendingChange | None = None
     """Change of workloads that waits for the pool's owner."""
 

@@ -125,7 +125,7 @@ class Node:
             await self._client.ask("POST", LEASES, body, expect=(201, 404, 409))
 
     def _status(self) -> Json:
-        capacity = {"cpu": "64", "memory": "1Ti", "pods": "110", "ephemeral-storage": "1Ti"}
+        capacity = {"cpu": "64", "memory": "1Ti", "pods": "110", "ephemeral-storage": "100Ti"}
         capacity |= self.spec.capacity
         return {
             "capacity": capacity,

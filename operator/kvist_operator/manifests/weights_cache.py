@@ -1,0 +1,141 @@
+"""The cache for weights of the hub, which many pods share, and the Job or container that fills it. Pure.
+
+A claim is filled by a Job before engines start: an indexed one with a part of about 10 GiB for each index, so
+that its status says how far it is. A folder of the node is filled by an init container of each engine, since
+only pods on a node can write there; the first pod of a node downloads, later ones find the files.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kvist_operator.plan import Plan
+from kvist_operator.spec.pool import Pool, Source
+
+from . import pods
+from .object_names import DOWNLOAD, Json, ObjectNames, Site
+from .termination_log import POLICY
+
+VOLUME: Final = "weights"
+MOUNT: Final = "/weights"
+PART: Final = 10 << 30
+"""Bytes of one part."""
+MOST_PARTS: Final = 64
+PARALLEL: Final = 4
+"""Parts that are downloaded at the same time."""
+RETRIES: Final = 10_000
+"""A hub that is away for days is no reason to give up: the kubelet waits up to five minutes between two
+tries."""
+BYTES: Final = "kvist.dev/bytes"
+"""Annotation of the Job: bytes of all files, as planned."""
+RESOURCES: Final[Json] = {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "4Gi"}}
+
+
+def used(pool: Pool) -> bool:
+    """Return whether engines read their weights from a shared cache."""
+    return pool.model.cache is not None and pool.model.kind is Source.HUB
+
+
+def environment(pool: Pool) -> dict[str, Json]:
+    """Return the variables of engines that read the cache: they never ask the hub."""
+    found = {"HF_HUB_CACHE": MOUNT, "HF_HUB_OFFLINE": "1"} if used(pool) else {}
+    return {name: {"name": name, "value": value} for name, value in found.items()}
+
+
+def mounted(pool: Pool) -> list[pods.Mounted]:
+    """Return the volume and its read-only mount; none without a cache."""
+    if not used(pool):
+        return []
+    return [pods.Mounted(_volume(pool), {"name": VOLUME, "mountPath": MOUNT, "readOnly": True})]
+
+
+def init_containers(pool: Pool, site: Site) -> list[Json]:
+    """Return the container that fills a folder of the node; none for a claim, which a Job fills."""
+    if not used(pool) or pool.model.cache is None or pool.model.cache.claim:
+        return []
+    return [_container(pool, site, 1)]
+
+
+def jobs(pool: Pool, plan: Plan, site: Site, user: int) -> list[Json]:
+    """Return the Job that fills the claim; none for other pools.
+
+    Its name depends on the files, because the pods of a Job cannot be changed.
+    """
+    if not used(pool) or pool.model.cache is None or not pool.model.cache.claim:
+        return []
+    names = ObjectNames.of(pool)
+    size = plan.pod.checkpoint_bytes
+    parts = min(MOST_PARTS, max(1, math.ceil(size / PART)))
+    what = json.dumps([_models(pool), pool.model.cache.claim, parts])
+    name = f"{names.download}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+    pod = {
+        "restartPolicy": "OnFailure",
+        "serviceAccountName": names.engine_account,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": pods.pod_security(user),
+        "containers": [_container(pool, site, parts)],
+        "volumes": [_volume(pool), pods.empty("tmp")],
+    }
+    spec = {
+        "completionMode": "Indexed",
+        "completions": parts,
+        "parallelism": min(parts, PARALLEL),
+        "backoffLimit": RETRIES,
+        "template": {"metadata": {"labels": names.labels(DOWNLOAD)}, "spec": pod},
+    }
+    made = names.child("batch/v1", "Job", name, DOWNLOAD, spec=spec)
+    made["metadata"]["annotations"] = {BYTES: str(size)}
+    return [made]
+
+
+def progress(job: Mapping[str, Any]) -> Json:
+    """Return ``status.cache`` from the status of the Job."""
+    total = int((job["metadata"].get("annotations") or {}).get(BYTES, "0"))
+    parts = int(job["spec"].get("completions") or 1)
+    succeeded = int((job.get("status") or {}).get("succeeded") or 0)
+    phase = "Filled" if is_complete(job) else "Filling" if job.get("status") else "Pending"
+    done = total if phase == "Filled" else total * min(succeeded, parts) // parts
+    return {"phase": phase, "bytes": done, "totalBytes": total, "parts": parts, "partsFilled": succeeded}
+
+
+def is_complete(job: Mapping[str, Any]) -> bool:
+    """Return whether a Job has succeeded."""
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    return any(each.get("type") == "Complete" and each.get("status") == "True" for each in conditions)
+
+
+def _models(pool: Pool) -> list[str]:
+    """Return ``repository@revision`` of the model, and the repositories of draft model and adapters."""
+    model = pool.model
+    found = [f"{model.location}@{model.revision}" if model.revision else model.location]
+    if pool.engine.speculative and pool.engine.speculative.model:
+        found.append(pool.engine.speculative.model)
+    found += [adapter.source for adapter in model.adapters]
+    hub = [each.removeprefix("hf://") for each in found if not each.startswith(("/", "pvc:", "oci:"))]
+    return list(dict.fromkeys(hub))
+
+
+def _volume(pool: Pool) -> Json:
+    cache = pool.model.cache
+    if cache is not None and cache.claim:
+        return {"name": VOLUME, "persistentVolumeClaim": {"claimName": cache.claim}}
+    path = cache.host_path if cache else ""
+    return {"name": VOLUME, "hostPath": {"path": path, "type": "Directory"}}
+
+
+def _container(pool: Pool, site: Site, parts: int) -> Json:
+    return {
+        "name": DOWNLOAD,
+        "image": pool.picker.image or site.picker_image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["python", "-m", "kvist_epp.model_download"],
+        "args": [MOUNT, *_models(pool), f"--parts={parts}"],
+        "env": [{"name": "HOME", "value": "/tmp"}, *pods.token(pool.model)],
+        "resources": RESOURCES,
+        "securityContext": pods.read_only(),
+        **POLICY,
+        "volumeMounts": pods.mounts((VOLUME, MOUNT), ("tmp", "/tmp")),
+    }
