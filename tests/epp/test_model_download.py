@@ -101,7 +101,7 @@ def test_each_part_fetches_its_own_files(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_branch_is_looked_up_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not pinned to a commit may have changed on the hub."""
+    """A revision that is not a commit may have changed on the hub."""
     monkeypatch.delenv("JOB_COMPLETION_INDEX", raising=False)
     hub = Hub(monkeypatch)
     assert main([str(tmp_path), "acme/m"]) == main([str(tmp_path), "acme/m"]) == 0

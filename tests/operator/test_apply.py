@@ -53,10 +53,12 @@ class World:
         return made
 
     def settle(self) -> None:
-        """Complete deletions and make workloads ready."""
+        """Complete deletions and Jobs, and make workloads ready."""
         for key, found in list(self.objects.items()):
             if "deletionTimestamp" in found["metadata"]:
                 del self.objects[key]
+            elif found["kind"] == "Job":
+                found["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
             elif found["kind"] in WORKLOADS:
                 replicas = found["spec"].get("replicas", 1)
                 found["status"] = {

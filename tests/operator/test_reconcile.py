@@ -15,6 +15,7 @@ from kvist_operator.cluster.kinds import (
     CHILDREN,
     CONFIG_MAP,
     DEPLOYMENT,
+    JOB,
     NODE,
     PRESET,
     SECRET,
@@ -638,5 +639,34 @@ async def test_the_pool_of_another_release_is_left_alone_until_it_is_handed_over
     await ground.look()
     assert (await ground.status())["operator"] == "two/kvist"
     ground.restart(release="one/kvist")
+    await ground.look()
+    assert ground.cluster.writes == []
+
+
+async def test_engines_wait_for_the_job_that_downloads_their_weights(ground: Ground) -> None:
+    """The pool creates the Job alone, shows its progress, and creates the engines after it has succeeded; the
+    operator needs no more than the status of the Job."""
+    ground.put(model={"source": "hf://Qwen/Qwen3-8B", "cache": {"claim": "hub"}})
+    assert await ground.look()
+    engines = Target(DEPLOYMENT, "forest", "twig")
+    assert await ground.cluster.get(engines) is None
+    [job] = [each for target, each in ground.cluster.objects.items() if target.kind == JOB]
+    assert (await ground.status())["cache"]["phase"] == "Pending"
+
+    job["status"] = {"succeeded": 1}
+    ground.cluster.put(job)
+    await ground.look()
+    cache = (await ground.status())["cache"]
+    assert (cache["phase"], cache["partsFilled"], cache["parts"]) == ("Filling", 1, 2)
+    assert 0 < cache["bytes"] < cache["totalBytes"]
+    assert "1 of 2 parts" in (await ground.said("Progressing"))["message"]
+    assert await ground.cluster.get(engines) is None
+
+    job["status"] = {"succeeded": 2, "conditions": [{"type": "Complete", "status": "True"}]}
+    ground.cluster.put(job)
+    await ground.look()
+    assert await ground.cluster.get(engines) is not None
+    assert (await ground.status())["cache"]["phase"] == "Filled"
+
     await ground.look()
     assert ground.cluster.writes == []
