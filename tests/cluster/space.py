@@ -38,6 +38,7 @@ class Apis:
 
 
 VERSIONS: Final = {
+    "Job": "batch/v1",
     **dict.fromkeys(("Deployment", "ReplicaSet", "StatefulSet"), "apps/v1"),
     "PodDisruptionBudget": "policy/v1",
     "InferencePool": "kvist.dev/v1alpha1",

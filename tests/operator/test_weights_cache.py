@@ -55,9 +55,9 @@ def test_engines_are_created_once_the_job_has_succeeded() -> None:
 
     half = changes(POOL, made, [seen(job, succeeded=7, failed=2)])
     assert steps(half) == set()
-    assert "has downloaded 7 of 14 parts of the weights; 2 of its pods failed" in half.waits[0]
+    assert "has downloaded 7 of 27 parts of the weights; 2 of its pods failed" in half.waits[0]
 
-    done = changes(POOL, made, [seen(job, succeeded=14, complete=True)])
+    done = changes(POOL, made, [seen(job, succeeded=27, complete=True)])
     assert steps(done) == {("create", "Deployment")}
     assert done.waits == ()
 
@@ -123,9 +123,9 @@ def test_a_folder_of_the_node_is_filled_before_each_engine() -> None:
     ("succeeded", "complete", "phase", "share"),
     [
         (0, False, "Filling", 0),
-        (7, False, "Filling", 0.5),
-        (14, False, "Filling", 1),
-        (14, True, "Filled", 1),
+        (9, False, "Filling", 1 / 3),
+        (27, False, "Filling", 1),
+        (27, True, "Filled", 1),
     ],
 )
 def test_the_status_has_the_progress(succeeded: int, complete: bool, phase: str, share: float) -> None:
@@ -142,3 +142,20 @@ def test_a_job_without_a_status_is_pending() -> None:
     job = job_of(rendered("cached"))
     assert progress(job)["phase"] == "Pending"
     assert not is_complete(job)
+
+
+def test_the_download_reaches_the_hub_as_engines_would() -> None:
+    """Mirror, proxy and authorities of the engines apply; variables of their own cache do not."""
+    given = {
+        "HF_ENDPOINT": "http://mirror",
+        "https_proxy": "http://proxy",
+        "HF_HOME": "/x",
+        "NCCL_DEBUG": "INFO",
+    }
+    env = [{"name": name, "value": value} for name, value in given.items()]
+    job = job_of(rendered("cached", engine={"env": env}))
+    [container] = job["spec"]["template"]["spec"]["containers"]
+
+    names = [each["name"] for each in container["env"]]
+    assert names[:3] == ["HOME", "HF_ENDPOINT", "https_proxy"]
+    assert not {"HF_HOME", "NCCL_DEBUG"} & set(names)

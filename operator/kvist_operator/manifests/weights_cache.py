@@ -1,6 +1,6 @@
 """The cache for weights of the hub, which many pods share, and the Job or container that fills it. Pure.
 
-A claim is filled by a Job before engines start: an indexed one with a part of about 10 GiB for each index, so
+A claim is filled by a Job before engines start: an indexed one with a part of about 5 GiB for each index, so
 that its status says how far it is. A folder of the node is filled by an init container of each engine, since
 only pods on a node can write there; the first pod of a node downloads, later ones find the files.
 """
@@ -20,8 +20,8 @@ from .termination_log import POLICY
 
 VOLUME: Final = "weights"
 MOUNT: Final = "/weights"
-PART: Final = 10 << 30
-"""Bytes of one part."""
+PART: Final = 5 << 30
+"""Bytes of one part: the usual size of one file of weights, which is not divided."""
 MOST_PARTS: Final = 64
 PARALLEL: Final = 4
 """Parts that are downloaded at the same time."""
@@ -30,6 +30,9 @@ RETRIES: Final = 10_000
 tries."""
 BYTES: Final = "kvist.dev/bytes"
 """Annotation of the Job: bytes of all files, as planned."""
+PROXIES: Final = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+OF_ENGINES: Final = ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN")
+"""Variables of the hub's client that the download does not share with the engines."""
 RESOURCES: Final[Json] = {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "4Gi"}}
 
 
@@ -126,6 +129,13 @@ def _volume(pool: Pool) -> Json:
     return {"name": VOLUME, "hostPath": {"path": path, "type": "Directory"}}
 
 
+def _network(pool: Pool) -> list[Json]:
+    """Return the variables of the engine that say how the hub is reached: mirror, proxy, authorities."""
+    given = [each["name"] for each in pool.engine.env]
+    wanted = [n for n in given if n.upper() in PROXIES or (n.startswith("HF_") and n not in OF_ENGINES)]
+    return [dict(each) for each in pool.engine.env if each["name"] in wanted]
+
+
 def _container(pool: Pool, site: Site, parts: int) -> Json:
     return {
         "name": DOWNLOAD,
@@ -133,7 +143,7 @@ def _container(pool: Pool, site: Site, parts: int) -> Json:
         "imagePullPolicy": "IfNotPresent",
         "command": ["python", "-m", "kvist_epp.model_download"],
         "args": [MOUNT, *_models(pool), f"--parts={parts}"],
-        "env": [{"name": "HOME", "value": "/tmp"}, *pods.token(pool.model)],
+        "env": [{"name": "HOME", "value": "/tmp"}, *_network(pool), *pods.token(pool.model)],
         "resources": RESOURCES,
         "securityContext": pods.read_only(),
         **POLICY,

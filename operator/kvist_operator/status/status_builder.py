@@ -20,7 +20,15 @@ from typing import Any, Final
 from kvist_epp.names import LABEL_POOL
 from kvist_operator.apply.upgrades import APPROVED, PendingChange
 from kvist_operator.errors import OperatorError
-from kvist_operator.manifests.object_names import ENGINE, ENGINE_PORT, ENVOY, PICKER, Note, ObjectNames
+from kvist_operator.manifests.object_names import (
+    DOWNLOAD,
+    ENGINE,
+    ENGINE_PORT,
+    ENVOY,
+    PICKER,
+    Note,
+    ObjectNames,
+)
 from kvist_operator.manifests.weights_cache import progress
 from kvist_operator.models.shape import Facts
 from kvist_operator.plan import Plan, PlanVerdict
@@ -125,6 +133,10 @@ def progressing(observed: ObservedPool, found: Counts, *, paused: bool = False) 
     if observed.failure:
         return Condition(PROGRESSING, FALSE, observed.failure.reason, observed.failure.message)
     if observed.waits:
+        download = worst(observed.troubles, None, DOWNLOAD)
+        if download:
+            text = "; ".join((*observed.waits, download.message))
+            return Condition(PROGRESSING, TRUE, download.reason, text)
         return Condition(PROGRESSING, TRUE, "Waiting", "; ".join(observed.waits))
     if paused:
         message = f"{where}; spec.paused is true, so nothing is changed until it is false"
