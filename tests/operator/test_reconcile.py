@@ -657,12 +657,12 @@ async def test_engines_wait_for_the_job_that_downloads_their_weights(ground: Gro
     ground.cluster.put(job)
     await ground.look()
     cache = (await ground.status())["cache"]
-    assert (cache["phase"], cache["partsFilled"], cache["parts"]) == ("Filling", 1, 2)
+    assert (cache["phase"], cache["partsFilled"], cache["parts"]) == ("Filling", 1, 4)
     assert 0 < cache["bytes"] < cache["totalBytes"]
-    assert "1 of 2 parts" in (await ground.said("Progressing"))["message"]
+    assert "1 of 4 parts" in (await ground.said("Progressing"))["message"]
     assert await ground.cluster.get(engines) is None
 
-    job["status"] = {"succeeded": 2, "conditions": [{"type": "Complete", "status": "True"}]}
+    job["status"] = {"succeeded": 4, "conditions": [{"type": "Complete", "status": "True"}]}
     ground.cluster.put(job)
     await ground.look()
     assert await ground.cluster.get(engines) is not None
