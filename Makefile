@@ -69,7 +69,7 @@ bench-operator: $(READY)  ## 500 pools: time to create them, load at rest (about
 	$(BIN)/python -m tests.cluster.many_pools
 
 bench-disk: $(READY)  ## the disk cleaner beside a process that overflows its folder for ten minutes
-	KVIST_DISK_SECONDS=600 $(PYTEST) -n 0 -rP --timeout 900 tests/epp/test_disk_cleaner.py -k load
+	KVIST_DISK_SECONDS=600 $(PYTEST) -n 0 -rP --timeout 900 tests/epp/sidecars/test_disk_cleaner.py -k ten_minutes
 
 test-http2: $(READY)  ## h2spec, grpc-go and grpcio against the HTTP/2 server (Go tools built once, half a minute)
 	$(BIN)/python -m tests.http2.binaries

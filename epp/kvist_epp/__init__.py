@@ -32,8 +32,7 @@ this.
 - ``admin``: pages of the metrics port.
 - ``settings``: every flag, to and from argv and the environment.
 - ``model_header``: the role of a filter that names the body's model in a header.
-- ``disk_cleaner``: the program that keeps the disk tier of an engine below its bound.
-- ``model_download``: the program that fills a cache with the files of models.
+- ``sidecars``: programs that run beside an engine or before it, from the same image.
 - ``compat``: configuration of other routers, translated to the picker's settings.
 - ``names``: names on the wire and on Kubernetes objects.
 - ``errors``: exceptions of the picker.

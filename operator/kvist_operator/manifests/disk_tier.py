@@ -1,8 +1,8 @@
 """The volume for KV cache blocks on disk, and the container that keeps it from filling up. Pure.
 
 vLLM's file-system tier never deletes (vllm#54779), and the kubelet evicts a pod whose emptyDir exceeds its
-size. The cleaner (``kvist_epp.disk_cleaner``) removes the least recently used blocks before that. It is a
-sidecar: an init container that is always restarted starts before the engine and ends after it.
+size. The cleaner (``kvist_epp.sidecars.disk_cleaner``) removes the least recently used blocks before that. It
+is a sidecar: an init container that is always restarted starts before the engine and ends after it.
 """
 
 from typing import Final
@@ -53,7 +53,7 @@ def cleaner(pool: Pool, plan: Plan, site: Site) -> list[Json]:
             "image": pool.picker.image or site.picker_image,
             "imagePullPolicy": "IfNotPresent",
             "restartPolicy": "Always",
-            "command": ["python", "-m", "kvist_epp.disk_cleaner"],
+            "command": ["python", "-m", "kvist_epp.sidecars.disk_cleaner"],
             "args": [DISK_MOUNT, *(f"--{name}={value}" for name, value in options.items())],
             "resources": RESOURCES,
             "securityContext": pods.read_only(),

@@ -141,7 +141,7 @@ def _container(pool: Pool, site: Site, parts: int) -> Json:
         "name": DOWNLOAD,
         "image": pool.picker.image or site.picker_image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["python", "-m", "kvist_epp.model_download"],
+        "command": ["python", "-m", "kvist_epp.sidecars.model_download"],
         "args": [MOUNT, *_models(pool), f"--parts={parts}"],
         "env": [{"name": "HOME", "value": "/tmp"}, *_network(pool), *pods.token(pool.model)],
         "resources": RESOURCES,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.fakes.hub import COMMIT as HUB_COMMIT
 from tests.fakes.hub import hub_with
 
-from kvist_epp.model_download import HubFile, divided, main, wanted
+from kvist_epp.sidecars.model_download import HubFile, divided, main, wanted
 
 COMMIT = "b968826d9c46dd6066d109eabc6255188de91218"
 
@@ -135,7 +135,7 @@ def test_the_cache_serves_the_hubs_client_without_a_hub(tmp_path: Path) -> None:
             environment = {"HF_ENDPOINT": address, "HF_HUB_DISABLE_XET": "1", "JOB_COMPLETION_INDEX": part}
             command = [
                 "-m",
-                "kvist_epp.model_download",
+                "kvist_epp.sidecars.model_download",
                 str(tmp_path),
                 f"kvist/twig@{HUB_COMMIT}",
                 "--parts=2",

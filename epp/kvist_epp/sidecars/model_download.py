@@ -88,7 +88,7 @@ def fill(cache: Path, repository: str, revision: str, part: int, parts: int) -> 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Download; return 1 with one sentence on what failed, so that the container is started again."""
-    parser = argparse.ArgumentParser(prog="python -m kvist_epp.model_download", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m kvist_epp.sidecars.model_download", description=__doc__)
     parser.add_argument("cache", type=Path, help="folder of the cache, as HF_HUB_CACHE")
     parser.add_argument("model", nargs="+", help="repository, or repository@revision")
     parser.add_argument(
