@@ -42,7 +42,7 @@ def marks(low: int, high: int) -> Watermarks:
 
 
 def cleaner(folder: Path | str, watermarks: Watermarks, candidates: int = 1000) -> DiskCleaner:
-    """Return a cleaner for which no time passes and whose file system nobody else uses."""
+    """Return a cleaner for which no time passes, on a file system without other growth."""
     return DiskCleaner(
         str(folder),
         watermarks,
@@ -214,8 +214,8 @@ class FileSystem:
 
 
 def test_the_watermarks_follow_the_largest_step_that_was_seen() -> None:
-    """What an engine writes between two looks, much on a busy machine, needs twice as much room; the room is
-    given back when the steps get smaller."""
+    """The room above the urgent watermark is twice the most that was written between two looks; it is given
+    back when the steps get smaller."""
     disk = FileSystem()
     growth = DiskGrowth(lambda: disk.used)
     for written in (1, 8, 2):
@@ -234,7 +234,7 @@ def test_the_watermarks_follow_the_largest_step_that_was_seen() -> None:
 
 
 def test_growth_is_never_underestimated_by_the_cleaners_own_work() -> None:
-    """What the cleaner frees does not hide what the engine writes, and space that others free counts once."""
+    """Space that the cleaner frees hides no write of the engine; space that others free counts once."""
     disk = FileSystem()
     growth = DiskGrowth(lambda: disk.used)
     disk.used += 5 * GIB - 3 * GIB
