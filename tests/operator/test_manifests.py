@@ -12,6 +12,7 @@ import pytest
 import yaml
 from tests.cluster.test_rights import rules_of_the_guide
 from tests.crd.cases import planned
+from tests.operator.connections import Client, reaches
 from tests.operator.manifested import CASES, SITE, golden, one, path, rendered, resource, text
 
 from kvist_epp.names import POOL_GROUP
@@ -19,7 +20,6 @@ from kvist_epp.settings.settings import Settings
 from kvist_operator.errors import RenderError
 from kvist_operator.manifests import Api, Site
 from kvist_operator.manifests.pods import quantity
-from kvist_operator.manifests.policy import ANYWHERE, flows
 from kvist_operator.spec import read_pool
 from kvist_operator.spec.fields import bytes_of
 
@@ -308,41 +308,6 @@ def test_the_hub_s_token_goes_where_it_is_needed_and_nowhere_else() -> None:
     assert having == {"twig", "twig-epp"}
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_policies_let_through_every_flow_and_nothing_private(case: str) -> None:
-    """Each connection the product makes is allowed; KV events and gossip are for pickers alone."""
-    found = resource(case)
-    pool, plan = read_pool(found), planned(found)
-    policies = {
-        made["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: made["spec"]["ingress"]
-        for made in rendered(case).objects
-        if made["kind"] == "NetworkPolicy"
-    }
-    for flow in flows(pool, plan):
-        for port in {flow.port, flow.last or flow.port}:
-            assert allowed(policies[flow.server], flow.client, port), flow
-    for server, port in (("engine", 5557), ("engine", 5657), ("picker", 9004), ("engine", 29500)):
-        for client in (ANYWHERE, "envoy"):
-            assert server not in policies or not allowed(policies[server], client, port), (server, port)
-    assert allowed(policies["engine"], "engine", 29500) is (plan.nodes > 1)
-
-
-def allowed(ingress: list[Json], client: str, port: int) -> bool:
-    """Return whether a network plugin would allow the connection."""
-    return any(_from(rule, client) and _at(rule, port) for rule in ingress)
-
-
-def _from(rule: Json, client: str) -> bool:
-    labels = {"app.kubernetes.io/instance": "twig", "app.kubernetes.io/component": client}
-    peers = rule.get("from")
-    return peers is None or any(peer["podSelector"]["matchLabels"] == labels for peer in peers)
-
-
-def _at(rule: Json, port: int) -> bool:
-    ports = rule.get("ports")
-    return ports is None or any(p["port"] <= port <= p.get("endPort", p["port"]) for p in ports)
-
-
 def test_ranks_behind_one_port_publish_on_ports_of_their_own() -> None:
     """Data-parallel ranks publish on separate ports; the picker knows how many, and may connect to each."""
     engine = {"tensorParallelSize": 1, "dataParallelSize": 8}
@@ -353,10 +318,12 @@ def test_ranks_behind_one_port_publish_on_ports_of_their_own() -> None:
         accelerator={"product": "H200"},
     )
     template = one(found, "Deployment", "twig")["spec"]["template"]
-    ingress = one(found, "NetworkPolicy", "twig")["spec"]["ingress"]
+    picker = Client("forest", {"app.kubernetes.io/instance": "twig", "app.kubernetes.io/component": "picker"})
 
     assert template["metadata"]["annotations"]["kvist.dev/data-parallel-size"] == "8"
-    assert [allowed(ingress, "picker", port) for port in (5557, 5564, 5565)] == [True, True, False]
+    engine_labels = template["metadata"]["labels"]
+    reached = [reaches(found, picker, engine_labels, port) for port in (5557, 5564, 5565)]
+    assert reached == [True, True, False]
 
 
 def test_without_a_picker_engines_publish_nothing_and_no_page_is_requested() -> None:

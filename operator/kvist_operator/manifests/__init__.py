@@ -13,6 +13,7 @@ why, goes out as notes, each of which becomes a condition.
 - ``gateway``: routes and policies for a Gateway.
 - ``envoy``: the pool's own Envoy.
 - ``bootstrap``: the configuration of that Envoy.
+- ``engine_clients``: the pods that may connect to the engines.
 - ``policy``: NetworkPolicies and PodMonitors.
 - ``pods``: parts of all pods, Services and budgets.
 - ``object_names``: names, labels, ports and annotations; the site that objects are rendered for, and notes.

@@ -127,6 +127,8 @@ class Site:
     """Access modes of claims (``ReadWriteMany``, …) by name, as far as they are known."""
     node_labels: Sequence[Mapping[str, str]] = ()
     """Labels of each node; empty where nodes may not be read."""
+    gateways: frozenset[str] = frozenset()
+    """Controllers of gateways that have answered the pool's route (``status.parents`` of an HTTPRoute)."""
     picker_image: str = PICKER_IMAGE
     envoy_image: str = ENVOY_IMAGE
 

@@ -1,11 +1,12 @@
 """NetworkPolicies and PodMonitors of a pool. Pure.
 
 Engines publish what they cache (prompts' tokens) to every subscriber, and pickers exchange the same among
-themselves: only pickers may connect to those ports. The ports that serve requests, answer probes or expose
-metrics are open to the cluster, since gateways and Prometheus may run anywhere. Egress is not restricted.
+themselves: only pickers may connect to those ports. The engines' HTTP port is for the picker, the gateway and
+Prometheus, as far as their pods are known (``engine_clients``). The other ports that serve requests, answer
+probes or expose metrics are open to the cluster. Egress is not restricted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,7 @@ from kvist_operator.plan import Plan
 from kvist_operator.spec.pool import Pool
 
 from . import object_names as child
+from .engine_clients import EngineClients
 from .object_names import ENGINE, ENVOY, PICKER, Api, Json, Note, ObjectNames, Site
 
 
@@ -55,6 +57,8 @@ def _monitor(
 
 
 ANYWHERE: Final = "anywhere"
+OUTSIDE: Final = "outside"
+"""Clients of the engines that are not of the pool: the peers of ``engine_clients``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +66,16 @@ class AllowedTraffic:
     """Connections from one component to another."""
 
     client: str
-    """A component, or ``anywhere``."""
+    """A component, ``outside`` or ``anywhere``."""
     server: str
     port: int
     last: int = 0
     """End of a range of ports; 0 = one port."""
 
 
-def flows(pool: Pool, plan: Plan) -> list[AllowedTraffic]:
+def flows(pool: Pool, plan: Plan, clients: EngineClients) -> list[AllowedTraffic]:
     """Return all connections except those inside a group of engine pods, which may use any port."""
-    found = [AllowedTraffic(ANYWHERE, ENGINE, child.ENGINE_PORT)]
+    found = [AllowedTraffic(each, ENGINE, child.ENGINE_PORT) for each in _http_clients(pool, clients)]
     if pool.kv_events:
         ranks = plan.layout.data - 1
         ports = (KV_EVENTS_PORT, KV_REPLAY_PORT)
@@ -85,19 +89,34 @@ def flows(pool: Pool, plan: Plan) -> list[AllowedTraffic]:
     return found
 
 
-def policies(pool: Pool, plan: Plan) -> list[Json]:
-    """Return one NetworkPolicy for each component of the pool."""
-    names, all_flows = ObjectNames.of(pool), flows(pool, plan)
+def _http_clients(pool: Pool, clients: EngineClients) -> list[str]:
+    if clients.everybody:
+        return [ANYWHERE]
+    found = {PICKER: pool.picker.mode != "Off", ENVOY: pool.gateway.mode == "Envoy", OUTSIDE: clients.peers}
+    return [client for client, there in found.items() if there]
+
+
+def policies(pool: Pool, plan: Plan, clients: EngineClients) -> list[Json]:
+    """Return one NetworkPolicy for each component of the pool; none with ``networkPolicy.mode: Off``."""
+    if pool.network.mode == "Off":
+        return []
+    names, all_flows = ObjectNames.of(pool), flows(pool, plan, clients)
     called: Mapping[str, str] = {ENGINE: names.engine, PICKER: names.picker, ENVOY: names.envoy}
     inside = plan.nodes > 1
     return [
-        _policy(names, called[server], server, all_flows, inside=inside and server == ENGINE)
+        _policy(names, called[server], server, all_flows, clients.peers, inside=inside and server == ENGINE)
         for server in dict.fromkeys(flow.server for flow in all_flows)
     ]
 
 
 def _policy(
-    names: ObjectNames, name: str, server: str, all_flows: list[AllowedTraffic], *, inside: bool
+    names: ObjectNames,
+    name: str,
+    server: str,
+    all_flows: list[AllowedTraffic],
+    outside: Sequence[Json],
+    *,
+    inside: bool,
 ) -> Json:
     rules: list[Json] = []
     for client in dict.fromkeys(flow.client for flow in all_flows if flow.server == server):
@@ -106,8 +125,9 @@ def _policy(
             for flow in all_flows
             if (flow.client, flow.server) == (client, server)
         ]
-        source = {"podSelector": {"matchLabels": names.selector(client)}}
-        rules.append({"ports": ports} if client == ANYWHERE else {"ports": ports, "from": [source]})
+        own = {"podSelector": {"matchLabels": names.selector(client)}}
+        peers = list(outside) if client == OUTSIDE else [own]
+        rules.append({"ports": ports} if client == ANYWHERE else {"ports": ports, "from": peers})
     if inside:
         rules.append({"from": [{"podSelector": {"matchLabels": names.selector(ENGINE)}}]})
     pods = {"matchLabels": names.selector(server)}

@@ -10,6 +10,7 @@ from kvist_operator.errors import RenderError
 from kvist_operator.plan import Plan
 from kvist_operator.spec.pool import Pool
 
+from .engine_clients import engine_clients
 from .engine_workload import engine
 from .envoy import envoy
 from .gateway import gateway, missing
@@ -61,13 +62,13 @@ def render(pool: Pool, plan: Plan, site: Site) -> Rendered:
             f"a replica spans {plan.nodes} nodes, which needs {Api.LEADER_WORKER_SET}: install "
             "LeaderWorkerSet, or let it fit one node (larger accelerators, a smaller spec.engine.maxModelLen)"
         )
-    found = tokenizer(pool, site)
+    found, clients = tokenizer(pool, site), engine_clients(pool, site)
     objects = [
         *engine(pool, plan, site),
         *picker(pool, plan, site, found),
         *envoy(pool, site),
         *gateway(pool, site),
-        *policies(pool, plan),
+        *policies(pool, plan, clients),
         *monitoring(pool, site),
     ]
     ordered = sorted(objects, key=lambda o: (ORDER.index(o["kind"]), o["metadata"]["name"]))
@@ -79,6 +80,7 @@ def render(pool: Pool, plan: Plan, site: Site) -> Rendered:
         *([found.note] if found.note else []),
         *chats(pool, found).notes,
         *unplaced(plan, site),
+        *clients.notes,
     ]
     return Rendered(
         objects=tuple(with_owner(pool, _apart(each)) for each in ordered),

@@ -27,7 +27,7 @@ from kvist_operator.spec.preset import preset_name
 from kvist_operator.status import ObservedPool, Subject
 from kvist_operator.status.diagnosis import refused, troubles
 from kvist_operator.status.known_model import known_model
-from kvist_operator.status.views import Trouble
+from kvist_operator.status.views import Trouble, controllers
 
 from .applier import Applier, ApplyResult
 from .certificate_secret import CertificateSecrets
@@ -155,12 +155,13 @@ class Reconciler:
         if found is None:
             return Intent(pool=pool)
         seen = self.capabilities.latest
-        workload = children_of(pool.name, self.cache.children(key)).workload
+        there = children_of(pool.name, self.cache.children(key))
         site = replace(
             self.images,
             apis=seen.apis,
             claims=await self.capabilities.claims(pool),
-            node_labels=with_required_labels(seen.labels, workload),
+            node_labels=with_required_labels(seen.labels, there.workload),
+            gateways=controllers(there.route),
         )
         accelerators = with_planned_first(self.capabilities.latest.accelerators, resource.get("status") or {})
         version = preset["metadata"].get("resourceVersion") if preset else None

@@ -264,6 +264,15 @@ class GatewaySpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkPolicySpec:
+    """Fields of ``spec.networkPolicy``."""
+
+    mode: str = "Auto"
+    clients: tuple[Mapping[str, Any], ...] = ()
+    """``from``: peers of a NetworkPolicy that may reach engines; empty = as far as the gateway is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """One InferencePool of ``kvist.dev``."""
 
@@ -282,6 +291,7 @@ class Pool:
     rollout: Rollout = Rollout()
     picker: PickerSpec = PickerSpec()
     gateway: GatewaySpec = GatewaySpec()
+    network: NetworkPolicySpec = NetworkPolicySpec()
     pod_monitor: str = "Auto"
     pod_template: Mapping[str, Any] = field(default_factory=dict)
     preset: Preset | None = None

@@ -23,6 +23,7 @@ SECTIONS: Final = (
     "rollout",
     "picker",
     "gateway",
+    "networkPolicy",
     "monitoring",
     "podTemplate",
 )

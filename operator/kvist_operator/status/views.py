@@ -112,6 +112,12 @@ def parents(route: Object | None) -> list[tuple[str, Mapping[str, Object]]]:
     return [(ref["name"], _conditions_of(ref, reported)) for ref in route["spec"].get("parentRefs") or ()]
 
 
+def controllers(route: Object | None) -> frozenset[str]:
+    """Return the controllers of gateways that report on a route."""
+    reported = ((route or {}).get("status") or {}).get("parents") or ()
+    return frozenset(str(each["controllerName"]) for each in reported if each.get("controllerName"))
+
+
 def _conditions_of(ref: Object, reported: Sequence[Object]) -> Mapping[str, Object]:
     for parent in reported:
         other = parent.get("parentRef") or {}
