@@ -21,6 +21,7 @@ from kvist_operator.cluster.kinds import (
     SECRET,
     ObjectKind,
     Target,
+    kind_named,
     target_of,
 )
 from kvist_operator.cluster.pool_cache import PoolCache, PoolInformer, PoolKey
@@ -163,6 +164,34 @@ async def test_a_pool_is_made_and_then_left_alone(ground: Ground) -> None:
     ground.restart()
     await ground.look()
     assert ground.cluster.writes == []
+
+
+async def test_the_engines_port_closes_when_the_gateway_has_answered(ground: Ground) -> None:
+    """Until a gateway has answered the route its pods are not known: the port is open, and advice says so.
+    The controller in the route's status closes it for all others."""
+    policy = Target(kind_named("networking.k8s.io", "NetworkPolicy"), "forest", "twig")
+    route = Target(kind_named("gateway.networking.k8s.io", "HTTPRoute"), "forest", "twig")
+
+    async def first_rule() -> Json:
+        found = await ground.cluster.get(policy)
+        assert found is not None
+        rule: Json = found["spec"]["ingress"][0]
+        return rule
+
+    ground.cluster.absent = set()
+    ground.put(gateway={"mode": "Route", "parentRefs": [{"name": "edge"}]})
+    await ground.look()
+    assert "from" not in await first_rule()
+    assert "no gateway has answered the route" in " ".join((await ground.status())["advice"])
+
+    made = await ground.cluster.get(route)
+    assert made is not None
+    answer = {"controllerName": "istio.io/gateway-controller", "parentRef": {"name": "edge"}}
+    ground.cluster.put({**made, "status": {"parents": [answer]}})
+    await ground.look()
+    assert "apply NetworkPolicy twig" in ground.cluster.writes
+    assert "from" in await first_rule()
+    assert "no gateway has answered" not in " ".join((await ground.status()).get("advice", []))
 
 
 async def test_an_invalid_spec_is_a_condition_and_engines_keep_running(ground: Ground) -> None:
