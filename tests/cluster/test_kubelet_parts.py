@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cluster.inside import question, records
 from tests.cluster.node.errors import WaitingError
+from tests.cluster.node.eviction import DiskUse, eviction_message
 from tests.cluster.node.facts import Facts, environment, expanded
 from tests.cluster.node.follow import Json
 from tests.cluster.node.images import repository
@@ -180,3 +181,49 @@ def test_an_answer_of_the_cluster_dns_is_read() -> None:
     answer = asked[:6] + struct.pack("!H", 3) + asked[8:] + alias + address + address
 
     assert list(records(answer)) == ["10.0.0.9", "10.0.0.9"]
+
+
+MIB = 1 << 20
+FULL = {
+    "volumes": [
+        {"name": "data", "emptyDir": {"sizeLimit": "1Mi"}},
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        {"name": "claim", "persistentVolumeClaim": {"claimName": "a"}},
+    ],
+    "initContainers": [
+        {"name": "once", "resources": {"limits": {"ephemeral-storage": "9Mi"}}},
+        {
+            "name": "beside",
+            "restartPolicy": "Always",
+            "resources": {"limits": {"ephemeral-storage": "1Mi"}},
+        },
+    ],
+    "containers": [{"name": "web", "resources": {"limits": {"ephemeral-storage": "2Mi"}}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("volumes", "logs", "expected"),
+    [
+        ({"data": MIB, "tmp": MIB}, {"web": MIB}, ""),
+        ({"data": MIB + 1}, {}, 'Usage of EmptyDir volume "data" exceeds the limit "1Mi". '),
+        (
+            {"data": MIB, "tmp": 2 * MIB, "shm": 9 * MIB},
+            {"web": 1},
+            f"Pod ephemeral local storage usage exceeds the total limit of containers {3 * MIB}. ",
+        ),
+        ({"shm": 9 * MIB}, {}, ""),
+        (
+            {},
+            {"web": 2 * MIB + 1},
+            'Container web exceeded its local ephemeral storage limit "2Mi". ',
+        ),
+    ],
+)
+def test_a_pod_is_evicted_for_what_the_kubelet_counts(
+    volumes: dict[str, int], logs: dict[str, int], expected: str
+) -> None:
+    """First the limit of each volume, then the sum of containers and sidecars for volumes on disk and logs,
+    then the limit of each container."""
+    assert eviction_message(FULL, DiskUse(volumes, logs)) == expected

@@ -289,3 +289,35 @@ def members(named: Path | None = None) -> list[tuple[str, int]]:
 def own(entry: Path) -> str:
     """The namespace of a process."""
     return str((entry / "ns/pid").readlink())
+
+
+async def test_a_pod_that_fills_its_volume_is_evicted(room: Space) -> None:
+    """It fails with the kubelet's reason and message, its containers are killed, and it stays until it is
+    deleted."""
+    greedy = container(
+        command=["python3", "-c", "open('/data/x', 'wb').write(bytes(3 << 20)); import time; time.sleep(99)"],
+        volumeMounts=[{"name": "data", "mountPath": "/data"}],
+        readinessProbe={"exec": {"command": ["true"]}, "periodSeconds": 1},
+    )
+    volumes = [{"name": "data", "emptyDir": {"sizeLimit": "1Mi"}}]
+    await room.apply(pod("one", pod_spec(greedy, volumes=volumes)))
+
+    async def failed() -> Json | None:
+        there = await room.get("Pod", "one")
+        ended = [c["state"].get("terminated") for c in there["status"].get("containerStatuses", ())]
+        return there if there["status"]["phase"] == "Failed" and all(ended) else None
+
+    found = await room.until(failed, "an evicted pod")
+    assert found is not None
+    status = found["status"]
+    message = 'Usage of EmptyDir volume "data" exceeds the limit "1Mi". '
+    assert (status["reason"], status["message"]) == ("Evicted", message)
+    assert not ready(found)
+    await asyncio.sleep(1)
+    assert (await room.get("Pod", "one"))["status"]["reason"] == "Evicted"
+    await room.remove("Pod", "one")
+
+    async def gone() -> bool | None:
+        return True if await room.found("Pod", "one") is None else None
+
+    assert await room.until(gone, "the end of the pod")

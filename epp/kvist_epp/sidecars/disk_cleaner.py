@@ -10,7 +10,7 @@ times a second, during a walk too, one call of ``statvfs`` says how much the fol
 was counted. Growth above the high watermark brings the next walk; growth above the urgent watermark has no
 time for a walk, and files of the reserve go at once. So the folder exceeds its bound only if the engine
 writes what is left above the urgent watermark between two looks, or faster than files can be unlinked. The
-watermarks are lowered where the folder was seen to grow so much between two looks that it needs more room.
+watermarks are lowered where the growth between two looks, as measured, needs more room.
 
 The program needs only the standard library, and the user of the engine, who owns the files.
 """

@@ -14,7 +14,7 @@ DECAY: Final = 0.9
 
 
 class DiskGrowth:
-    """What a folder has grown by since it was counted, and how much at most between two looks."""
+    """The growth of a folder since it was counted, and the most of it between two looks."""
 
     def __init__(self, used_bytes: Callable[[], int]) -> None:
         self._used_bytes = used_bytes

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from kvist_operator.manifests.disk_tier import CLEANER
+from kvist_operator.manifests.disk_tier import VOLUME as BLOCKS_VOLUME
 from kvist_operator.manifests.object_names import ENGINE
+from kvist_operator.plan.resources import HOME_VOLUME
 
 from .container_diagnosis import ComponentFields, PodFinding, ended, part_of, waiting
 from .termination_message import cleaned, masked, shortened
@@ -164,7 +167,20 @@ def _failed(seen: _Seen) -> PodFinding | None:
     return None
 
 
+_FULL_VOLUME: Final = re.compile(r'EmptyDir volume "(?P<name>[^"]+)" exceeds the limit')
+_OVER_LIMIT: Final = re.compile(
+    r"total limit of containers|Container \S+ exceeded its local ephemeral storage"
+)
+"""``pkg/kubelet/eviction/helpers.go``."""
+
+
 def _eviction_remedy(message: str, part: ComponentFields) -> str:
+    full = _FULL_VOLUME.search(message)
+    if full:
+        return _volume_remedy(full["name"], part)
+    if _OVER_LIMIT.search(message):
+        more = ", or share one download of the weights (spec.model.cache)" if part.component == ENGINE else ""
+        return f"Raise ephemeral-storage, requests and limits, in {part.resources}{more}"
     if not re.search(r"(?i)ephemeral|nodefs|imagefs|emptydir", message):
         return (
             "The node ran out of this resource: raise the requests in "
@@ -173,9 +189,23 @@ def _eviction_remedy(message: str, part: ComponentFields) -> str:
     if part.component != ENGINE:
         return "Use nodes with larger disks"
     return (
-        "Put the cache on a claim (spec.podTemplate.spec.volumes: cache) or load the weights from one "
+        "Share one download of the weights (spec.model.cache), load them from a claim "
         "(spec.model.source: pvc://…), or use nodes with larger disks"
     )
+
+
+def _volume_remedy(name: str, part: ComponentFields) -> str:
+    if part.component == ENGINE and name == BLOCKS_VOLUME:
+        return (
+            f"Raise spec.offload.disk, and see the log of container {CLEANER}: it removes blocks before the "
+            "volume is full"
+        )
+    if part.component != ENGINE:
+        return f"The volume {name} is too small for {part.component}: report it"
+    larger = f"give the volume {name} in spec.podTemplate.spec.volumes a larger sizeLimit"
+    if name == HOME_VOLUME:
+        return f"Share one download of the weights (spec.model.cache), or {larger}"
+    return larger[0].upper() + larger[1:]
 
 
 def _unscheduled(seen: _Seen) -> PodFinding | None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import aiohttp
 from tests.cluster.client import Client
 
+from . import eviction
 from .containers import Container
 from .errors import WaitingError
 from .facts import Facts
@@ -136,6 +137,7 @@ class Pod:
         """From its first moment to the last."""
         telling = asyncio.create_task(self._tells())
         living = asyncio.create_task(self._lives())
+        measuring = asyncio.create_task(self._measures())
         self._around.store.listeners.add(self.wake)
         try:
             while not self.ending:
@@ -148,11 +150,24 @@ class Pod:
             await asyncio.wait({living, *self._sidecars})
         finally:
             self._around.store.listeners.discard(self.wake)
-            tasks = {telling, living, *self._sidecars}
+            tasks = {telling, living, measuring, *self._sidecars}
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
             await self._goes()
+
+    async def _measures(self) -> None:
+        """Evict the pod as soon as it uses more of the disk than it may."""
+        spec = self.facts.pod["spec"]
+        while eviction.has_limits(spec):
+            await asyncio.sleep(eviction.LOOK_SECONDS)
+            use = await asyncio.to_thread(eviction.disk_use, spec, self.volumes.sources, self.logs)
+            message = eviction.eviction_message(spec, use)
+            if message:
+                self._condition.failure = (eviction.REASON, message)
+                self.event(eviction.REASON, message, warning=True)
+                self.end(0, forced=True)
+                return
 
     async def _lives(self) -> None:
         """All there is to start; whatever runs when the pod is to end is stopped by others."""
@@ -244,7 +259,8 @@ class Pod:
             await self.network.down()
         with suppress(aiohttp.ClientError, TimeoutError):
             await self._write_status()
-            await self._around.client.ask("DELETE", self.path, body, expect=(200, 202, 404, 409))
+            if not self._condition.failure[0]:  # a failed pod stays, for people to see why
+                await self._around.client.ask("DELETE", self.path, body, expect=(200, 202, 404, 409))
         self._around.addresses.give_back(self.network.address)
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
 

@@ -81,6 +81,8 @@ class PodCondition:
     init: Sequence[Condition] = ()
     containers: Sequence[Condition] = ()
     gates: Sequence[str] = ()
+    failure: tuple[str, str] = ("", "")
+    """Reason and message of a pod that the kubelet itself has ended."""
     _since: dict[str, tuple[bool, str]] = field(default_factory=dict)
 
     def json(self, always: str) -> Json:
@@ -103,6 +105,8 @@ class PodCondition:
             found["initContainerStatuses"] = [c.json() for c in self.init]
         if self.address:
             found |= {"podIP": self.address, "podIPs": [{"ip": self.address}]}
+        if self.failure[0]:
+            found |= {"phase": "Failed", "reason": self.failure[0], "message": self.failure[1]}
         return found
 
     def _phase(self, policy: str) -> str:

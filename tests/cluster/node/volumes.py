@@ -1,7 +1,7 @@
 """Volumes of a pod as folders. Those with data are swapped whole, by one symbolic link, when the data change.
 
-Not as on a real node: memory-backed volumes are plain folders, sizes are not limited, a claim is a folder
-that all nodes share, and tokens are not renewed (they outlive the tests by far).
+Not as on a real node: memory-backed volumes are plain folders, a claim is a folder that all nodes share, and
+tokens are not renewed (they outlive the tests by far).
 """
 
 import os
