@@ -46,7 +46,8 @@ class ModelLoader:
         self.failures = 0
         self.problem = ""
         """Why the model is not loaded; empty if it is loaded, or if none is configured."""
-        self._source = settings.model
+        self._source = settings.model if settings.prefix_matching else ""
+        self._by_load = not settings.prefix_matching
         self._required = settings.model_required or not settings.model.startswith(HUB)
         self._chats = chats_of(settings)
         self._load: Callable[[str], Model] = lambda source: load(source, self._chats)
@@ -62,6 +63,9 @@ class ModelLoader:
         Raises:
             ModelFilesError: the model is required and cannot be loaded.
         """
+        if self._by_load:
+            logger.info("the picker routes by load alone (--prefix-matching=false)")
+            return None
         if not self._source:
             logger.warning(
                 "--model is not set: the picker runs in approximate mode, which uses the routing history only"

@@ -60,4 +60,5 @@ def make_director(
         max_endpoints=settings.max_endpoints,
         hot=hot,
         replica=replica,
+        by_prefix=settings.prefix_matching,
     )

@@ -77,6 +77,7 @@ class Director(Dispatcher):
         max_endpoints: int = 3,
         hot: HotPrefixes | None = None,
         replica: str = "",
+        by_prefix: bool = True,
     ) -> None:
         """Make a director without endpoints.
 
@@ -87,6 +88,7 @@ class Director(Dispatcher):
             engine_priorities: The engines run ``--scheduling-policy priority``.
             hot: Notes how far prompts were cached, for prewarming; None: prewarming is off.
             replica: Prefix of this replica's own session ids; empty: made up.
+            by_prefix: Requests go where their prefix is cached; False: by load alone.
         """
         self.index = index
         self.history = history
@@ -119,6 +121,7 @@ class Director(Dispatcher):
             endpoints=lambda: self.candidates,
         )
         self.hot = hot
+        self._by_prefix = by_prefix
         self._engine_priorities = engine_priorities
         self._max_endpoints = max_endpoints
         self.flow: FlowController | None = None
@@ -215,6 +218,7 @@ class Director(Dispatcher):
             adapters=self.adapters,
             on_render_failure=lambda _why: None,
             learn=False,
+            by_prefix=self._by_prefix,
         )
         rows = explain(
             self.candidates,
@@ -235,6 +239,7 @@ class Director(Dispatcher):
             lookup=self.lookup,
             adapters=self.adapters,
             on_render_failure=self._on_render_failure,
+            by_prefix=self._by_prefix,
         )
 
     def _on_render_failure(self, why: str) -> None:

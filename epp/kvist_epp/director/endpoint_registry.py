@@ -173,7 +173,9 @@ class EndpointRegistry(RequestListener):
     # Figures
 
     def trusted(self) -> Mapping[str, int]:
-        """Return 1 (precise) or 0 (approximate) by ``ip:port``."""
+        """Return 1 (precise) or 0 (approximate) by ``ip:port``; nothing where no prefix is matched."""
+        if not self.settings.prefix_matching:
+            return {}
         return {state.endpoint.hostport: int(state.member.precise) for state in self.states.values()}
 
     def blocks(self) -> Mapping[str, Mapping[str, int]]:
@@ -203,7 +205,10 @@ class EndpointRegistry(RequestListener):
         ]
 
     def why_approximate(self, key: str) -> str:
-        """Return why the index is not trusted for this endpoint; empty when it is."""
+        """Return why the index is not trusted for this endpoint; empty when it is, or when no prefix is
+        matched."""
+        if not self.settings.prefix_matching:
+            return ""
         state = self.states[key]
         model = self.director.model
         if model is None or not model.faithful:

@@ -75,16 +75,17 @@ def match_prompt(
     adapters: frozenset[str],
     on_render_failure: Callable[[str], None],
     learn: bool = True,
+    by_prefix: bool = True,
 ) -> PromptMatch:
     """Parse, render and match a request. Raises BadRequest.
 
     ``on_render_failure`` gets the reason why a prompt could not be rendered. ``learn``: the match may update
-    estimates.
+    estimates. ``by_prefix``: endpoints cache prefixes; without, no prompt is rendered.
     """
     request = _NO_REQUEST if ask.partial else parse(ask.path, ask.body, method=ask.method)
     stages.mark("parse")
     prompts: Sequence[bytes] = ()
-    if request.kind is not Kind.OTHER:
+    if by_prefix and request.kind not in (Kind.OTHER, Kind.POOLING):
         prompts = (_bare(ask.body),) if model is None else model.prompts(request, on_render_failure)
     stages.mark("render")
     adapter = request.model if request.model in adapters else None
@@ -94,7 +95,7 @@ def match_prompt(
         faithful = model is not None and model.faithful
         mode = "precise" if faithful and request.exact else "approximate"
     else:
-        size = len(ask.body)
+        size = request.work or len(ask.body)
         found, mode = Found(size, lookup.tokens(size), {}), "load"
     stages.mark("match")
     return PromptMatch(request.kind.value, request.model, request.session, prompts, root, found, mode)

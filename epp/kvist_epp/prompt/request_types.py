@@ -18,6 +18,8 @@ class Kind(enum.Enum):
     COMPLETION = "completion"
     RESPONSES = "responses"
     MESSAGES = "messages"
+    POOLING = "pooling"
+    """Embedding, rerank, score and classification; routed by load."""
     OTHER = "other"
     """An unknown path or method other than POST; routed by load."""
 
@@ -47,7 +49,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Kind
     model: str | None = None
-    """The served model or LoRA adapter; None only for ``OTHER`` and paths that need none."""
+    """The served model or LoRA adapter; None for ``OTHER`` and on paths that need none."""
     salt: str | None = None
     """``cache_salt``: part of the index's root."""
     max_tokens: int | None = None
@@ -57,6 +59,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """``session_id`` of the body."""
     size: int = 0
     """Bytes of the body."""
+    work: int = 0
+    """Bytes of text that the engine computes for a request of kind ``POOLING``; 0 = not known."""
     exact: bool = False
     """True if the rendering of this shape is proven equal to vLLM's (``tests/engine/test_render.py``)."""
     chat: Chat | None = None

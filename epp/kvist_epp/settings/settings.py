@@ -169,6 +169,9 @@ class Settings:
         "time between two scrapes of an endpoint's /metrics", unit="SECONDS")
     scrape_timeout: float = flag("--scrape-timeout", 2.0,
         "longest time of one scrape of an endpoint's /metrics", unit="SECONDS")
+    prefix_matching: bool = flag("--prefix-matching", True,
+        "send requests where their prefix is cached; false: route by load alone, for engines without a "
+        "prefix cache, such as those of embedding and rerank models")
     kv_events: bool = flag("--kv-events", True,
         "subscribe to the engines' KV events; false: approximate mode for every endpoint")
     kv_events_bind: str = flag("--kv-events-bind", "",

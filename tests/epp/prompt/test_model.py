@@ -66,7 +66,8 @@ def test_completions_begin_with_what_the_tokenizer_adds(tmp_path: Path) -> None:
         ("/v1/completions", {"prompt": [10**9]}, "token-ids"),
         ("/v1/completions", {"prompt": [-1]}, "token-ids"),
         ("/v1/completions", {"prompt": "x", "suffix": "y"}, "suffix"),
-        ("/v1/embeddings", {"input": "x"}, "path"),
+        ("/v1/embeddings", {"input": "x"}, "pooling"),
+        ("/v1/moderations", {"input": "x"}, "path"),
     ],
 )
 def test_what_cannot_be_rendered_is_routed_by_load_and_reported(

@@ -179,7 +179,7 @@ def test_strange_json_that_the_engine_reads_is_taken(text: str) -> None:
     ("method", "path"),
     [
         ("GET", CHAT),
-        ("POST", "/v1/embeddings"),
+        ("GET", "/v1/embeddings"),
         ("POST", "/v1/chat/completions/batch"),
         ("POST", "/"),
         ("POST", ""),
