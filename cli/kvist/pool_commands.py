@@ -228,17 +228,28 @@ def _bar(plan: Plan) -> list[str]:
     for _, key, mark in PARTS:
         sums += max(0.0, memory[key])
         drawn += mark * (min(length, round(length * sums / (total or sums or 1))) - len(drawn))
-    legend = [f"{mark} {name} {memory[key]:.2f}" for name, key, mark in PARTS]
-    legend.append(f"· free {total - memory['usable_gib']:.2f}")
+    parts = PARTS if plan.memory.caches else PARTS[:-1]
+    legend = [f"{mark} {name} {memory[key]:.2f}" for name, key, mark in parts]
+    legend.append(f"· free {total - memory['usable_gib'] + max(0.0, memory['unused_gib']):.2f}")
     unbroken = "  ".join(entry.replace(" ", NO_BREAK) for entry in legend)
-    sequences = f"{memory['max_concurrency']:g} sequences of {plan.settings.max_len:,} tokens"
-    each = f"{memory['kv_gib_per_sequence']:.2f} GiB each"
     return [
         f"memory of each {plan.hardware.accelerator.name}: {total:.2f} GiB",
         f"[{drawn:·<{length}}]",
         *(line.replace(NO_BREAK, " ") for line in textwrap.wrap(unbroken, _width())),
-        f"KV cache of a replica: {memory['kv_tokens']:,} tokens, {sequences} ({each})",
+        _held(plan, memory),
     ]
+
+
+def _held(plan: Plan, memory: Mapping[str, Any]) -> str:
+    """Return what a replica holds at once: sequences in its KV cache, or the prompts of a step."""
+    longest = f"{plan.settings.max_len:,} tokens"
+    if plan.settings.pooling:
+        step = f"{plan.settings.batched_tokens:,} tokens of {plan.settings.sequences:,} prompts"
+        kept = "only while they are computed" if memory["kv_tokens"] else "never"
+        return f"a step of an engine: up to {step}, each up to {longest}; prompts are cached {kept}"
+    sequences = f"{memory['max_concurrency']:g} sequences of {longest}"
+    each = f"{memory['kv_gib_per_sequence']:.2f} GiB each"
+    return f"KV cache of a replica: {memory['kv_tokens']:,} tokens, {sequences} ({each})"
 
 
 def _command(plan: Plan) -> list[str]:

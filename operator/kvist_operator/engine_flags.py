@@ -29,6 +29,7 @@ class EngineArgs:
     data_parallel_size: int | None = None
     decode_context_parallel_size: int | None = None
     enable_expert_parallel: bool = False
+    runner: str | None = None
     nnodes: int | None = None
     node_rank: str | None = None
     master_addr: str | None = None
@@ -109,6 +110,7 @@ OWNED: Final[Mapping[str, str]] = {
     "pipeline-parallel-size": "spec.engine.pipelineParallelSize",
     "data-parallel-size": "spec.engine.dataParallelSize",
     "decode-context-parallel-size": "spec.engine.decodeContextParallelSize",
+    "runner": "spec.model.task",
     "max-model-len": "spec.engine.maxModelLen",
     "max-num-seqs": "spec.engine.maxNumSeqs",
     "max-num-batched-tokens": "spec.engine.maxNumBatchedTokens",
@@ -198,7 +200,7 @@ mm-encoder-attn-backend mm-encoder-attn-dtype mm-encoder-only mm-encoder-tp-mode
 mm-processor-device mm-processor-kwargs model-class-overrides model-impl moe-backend num-gpu-blocks-override
 offload-backend offload-group-size offload-num-in-group offload-params offload-prefetch-step
 optimization-level performance-mode pooler-config quantization quantization-config replayssm-buffer-len
-runner scheduler-cls skip-mm-profiling sleep-mode-backend sleep-mode-offload-cudagraph
+scheduler-cls skip-mm-profiling sleep-mode-backend sleep-mode-offload-cudagraph
 specialize-active-lora ubatch-size use-fp64-gumbel use-replayssm watermark weight-transfer-config worker-cls
 worker-extension-cls
 """

@@ -54,6 +54,19 @@ CASES: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
         "L40S",
         {"engine": {"maxModelLen": 131072, "extraArgs": ["--seed", "1"]}, "picker": {"mode": "Off"}},
     ),
+    "bge-m3-l4": ("BAAI/bge-m3", "L4", {}),
+    "bge-reranker-l4": ("BAAI/bge-reranker-v2-m3", "L4", {"engine": {"maxModelLen": 1024}}),
+    "minilm-classify-cpu": (
+        "cross-encoder/ms-marco-MiniLM-L6-v2",
+        "cpu",
+        {"model": {"task": "Classify"}, "accelerator": {"memory": "8Gi"}, "engine": {"version": "0.32.0"}},
+    ),
+    "qwen3-embedding-l40s": ("Qwen/Qwen3-Embedding-0.6B", "L40S", {"workload": {"outputTokens": 10}}),
+    "qwen3-reranker-h100": (
+        "Qwen/Qwen3-Reranker-0.6B",
+        "H100-80GB",
+        {"engine": {"prefixCaching": "Disabled"}},
+    ),
     "llama-405b-a10-refused": ("meta-llama/Llama-3.1-405B-Instruct", "A10", {}),
 }
 

@@ -79,9 +79,16 @@ def part_held(plan: Plan | None) -> float:
 
 
 @cache
+def models() -> list[str]:
+    """Return the models of the catalogue that generate text: of others no cache is promised."""
+    found = ((name, known(name)) for name in sorted(catalogue()))
+    return [name for name, facts in found if facts.shape.pooling is None and facts.task is None]
+
+
+@cache
 def pairs() -> tuple[Pair, ...]:
     """Return all pairs of a model and a kind of accelerator."""
-    return tuple(_pair(model, gpu) for gpu in GPUS for model in sorted(catalogue()))
+    return tuple(_pair(model, gpu) for gpu in GPUS for model in models())
 
 
 def _pair(model: str, gpu: str) -> Pair:
@@ -110,7 +117,7 @@ def kinds(cluster: str) -> list[NodeFacts]:
 @cache
 def in_cluster(cluster: str) -> Mapping[str, Plan | None]:
     """Return the plan of each model in a cluster."""
-    return {name: _plan(name, nodes=kinds(cluster)) for name in catalogue()}
+    return {name: _plan(name, nodes=kinds(cluster)) for name in models()}
 
 
 def wrongly_refused(cluster: str) -> list[str]:

@@ -23,6 +23,7 @@ Path = tuple[str | int, ...]
 FULL: dict[str, Any] = {
     "model": {
         "source": "hf://acme/model",
+        "task": "Generate",
         "revision": "a",
         "servedName": "a",
         "tokenSecretRef": {"name": "a", "key": "a"},

@@ -180,9 +180,9 @@ def test_every_connection_that_the_product_makes_is_allowed(case: str) -> None:
         assert admitted(found, GOSSIP, own("picker")) == {"picker"}
         for port in (9002, 9003, 9090):
             assert reaches(found, PROXY, own("picker"), port)
-        wanted = (HTTP, EVENTS, REPLAY) if pool.kv_events else (HTTP,)
+        wanted = (HTTP, EVENTS, REPLAY) if plan.kv_events else (HTTP,)
         assert all(reaches(found, PICKER, own("engine"), port) for port in wanted)
-    if pool.kv_events:
+    if plan.kv_events:
         assert admitted(found, EVENTS) == admitted(found, REPLAY) == {"picker"}
     if pool.gateway.mode == "Envoy":
         assert all(reaches(found, STRANGER, own("envoy"), port) for port in (8080, 8081))

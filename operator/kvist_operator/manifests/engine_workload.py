@@ -104,7 +104,7 @@ def template(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: b
     labels, annotations = names.labels(ENGINE), {PLAN: plan.hash}
     if leads:
         labels |= names.served | {wire.LABEL_MAX_NUM_SEQS: str(plan.settings.sequences)}
-    if not pool.kv_events:
+    if not plan.kv_events:
         annotations[wire.POD_KV_EVENTS] = "false"
     if plan.layout.data > 1:
         annotations[wire.POD_DATA_PARALLEL_SIZE] = str(plan.layout.data)
@@ -167,7 +167,7 @@ def _container(pool: Pool, plan: Plan, *, leads: bool) -> Json:
     if not leads:
         return found
     ports = [("http", ENGINE_PORT)]
-    if pool.kv_events:
+    if plan.kv_events:
         ports += [("kv-events", wire.KV_EVENTS_PORT), ("kv-replay", wire.KV_REPLAY_PORT)]
     return {
         **found,

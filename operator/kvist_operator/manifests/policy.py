@@ -76,7 +76,7 @@ class AllowedTraffic:
 def flows(pool: Pool, plan: Plan, clients: EngineClients) -> list[AllowedTraffic]:
     """Return all connections except those inside a group of engine pods, which may use any port."""
     found = [AllowedTraffic(each, ENGINE, child.ENGINE_PORT) for each in _http_clients(pool, clients)]
-    if pool.kv_events:
+    if plan.kv_events:
         ranks = plan.layout.data - 1
         ports = (KV_EVENTS_PORT, KV_REPLAY_PORT)
         found += [AllowedTraffic(PICKER, ENGINE, port, port + ranks if ranks else 0) for port in ports]

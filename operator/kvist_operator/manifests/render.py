@@ -62,7 +62,7 @@ def render(pool: Pool, plan: Plan, site: Site) -> Rendered:
             f"a replica spans {plan.nodes} nodes, which needs {Api.LEADER_WORKER_SET}: install "
             "LeaderWorkerSet, or let it fit one node (larger accelerators, a smaller spec.engine.maxModelLen)"
         )
-    found, clients = tokenizer(pool, site), engine_clients(pool, site)
+    found, clients = tokenizer(pool, plan, site), engine_clients(pool, site)
     objects = [
         *engine(pool, plan, site),
         *picker(pool, plan, site, found),

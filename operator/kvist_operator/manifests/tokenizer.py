@@ -7,6 +7,7 @@ from typing import Any, Final
 from kvist_epp.errors import SettingsError
 from kvist_epp.settings.settings import Settings
 from kvist_operator.extra_args import flag_names
+from kvist_operator.plan import Plan
 from kvist_operator.plan.resources import MODEL_MOUNT
 from kvist_operator.spec.pool import Pool, Source
 from kvist_operator.spec.pool_reader import split_source
@@ -34,9 +35,9 @@ class Tokenizer:
     """Why there is no tokenizer."""
 
 
-def tokenizer(pool: Pool, site: Site) -> Tokenizer:
+def tokenizer(pool: Pool, plan: Plan, site: Site) -> Tokenizer:
     """Return the tokenizer of ``spec.picker.tokenizer``, else that of the model's source."""
-    if pool.picker.mode == "Approximate" or not pool.engine.prefix_caching:
+    if pool.picker.mode == "Approximate" or not plan.routes_by_prefix:
         return Tokenizer()
     if pool.picker.tokenizer:
         kind, location = split_source(pool.picker.tokenizer, "spec.picker.tokenizer")

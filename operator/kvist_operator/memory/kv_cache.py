@@ -64,10 +64,17 @@ class Cache:
         return self.request_blocks(length) * self.block_bytes
 
     def concurrency(self, kv_bytes: float, length: int) -> float:
-        """Return how many sequences of this many tokens fit at once.
+        """Return how many sequences of this many tokens fit at once; of an encoder, in one step.
 
         vLLM: ``get_max_concurrency_for_kv_cache_config``.
         """
+        settings = self.settings
+        if settings.pooling and settings.pooling.whole_prompts and length > settings.batched_tokens:
+            return 0.0
+        if settings.pooling and not settings.pooling.causal:
+            # nothing is kept after a step: as many as one step computes
+            fit = min(settings.sequences, settings.batched_tokens // length)
+            return float(fit) if kv_bytes >= 0 else 0.0
         if kv_bytes <= 0 or not self.block_bytes:
             return 0.0
         return int(kv_bytes // self.block_bytes) / self.request_blocks(length)
@@ -78,7 +85,10 @@ class Cache:
 
 
 def caches(shape: ModelShape, layout: Layout, settings: EngineSettings, capability: int = 90) -> list[Cache]:
-    """Return the cache of each pipeline stage."""
+    """Return the cache of each pipeline stage; encoders have none."""
+    if settings.pooling and not settings.pooling.causal:
+        none = Cache(block_bytes=0, kinds=(), settings=settings, in_flight=settings.batched_tokens)
+        return [none] * layout.pipeline
     cut = stages(shape.layers, layout.pipeline)
     last = cut[-1] + Counter(_draft_layers(shape, settings))
     return [_cache(layers, shape, layout, settings, capability) for layers in (*cut[:-1], last)]

@@ -8,6 +8,7 @@ from typing import Final
 
 from kvist_operator.flag_table import LATEST, Version
 from kvist_operator.models.layers import Layer
+from kvist_operator.models.pooling import Pooling
 from kvist_operator.models.shape import ModelShape
 
 GIB: Final = 1 << 30
@@ -83,6 +84,8 @@ class EngineSettings:
     adapters: int = 0
     adapter_rank: int = 16
     draft: Draft | None = None
+    pooling: Pooling | None = None
+    """vLLM's pooling runner serves the model; None for one that generates text."""
     kv_bytes: int = 0
     """Size of the KV cache where it is fixed (the CPU engine); 0 = what is left."""
 

@@ -62,7 +62,7 @@ class Memory:
     communication: float
     """NCCL and all-reduce buffers."""
     kv: float
-    """Bytes left for the KV cache; negative if even the other items do not fit."""
+    """Bytes left for the KV cache, if there is one; negative if even the other items do not fit."""
     stages: tuple[Cache, ...]
     layout: Layout
     max_len: int
@@ -82,8 +82,15 @@ class Memory:
         return self.concurrency(self.max_len)
 
     @property
+    def caches(self) -> bool:
+        """Whether the model has a KV cache; encoders have none, so ``kv`` is left over."""
+        return any(cache.block_bytes for cache in self.stages)
+
+    @property
     def kv_tokens(self) -> int:
-        """Tokens that the KV cache of the replica holds."""
+        """Tokens that the KV cache of the replica holds; 0 of a model without one."""
+        if not self.caches:
+            return 0
         return int(self.max_concurrency * self.max_len)
 
     @property
@@ -156,7 +163,8 @@ def weight_bytes(
         each = 1.0 if online else shape.quantization.bytes_of(part.name, shape.dtype_bytes)
         return part.params / _shards(part, layout) * each * (padding if part.name == "experts" else 1)
 
-    scale = known_checkpoint / checkpoint_bytes(shape) if known_checkpoint else 1.0
+    embedding, head = embedding_and_head(shape)
+    scale = _scale(shape, head, known_checkpoint, settings)
     cut = stages(shape.layers, layout.pipeline)
     by_stage = [
         sum(
@@ -165,11 +173,11 @@ def weight_bytes(
         )
         for layers in cut
     ]
-    embedding, head = embedding_and_head(shape)
     by_stage[0] += on_rank(embedding)
     if settings.images:
         by_stage[0] += on_rank(encoder_part(shape.encoder))
-    by_stage[-1] += on_rank(head)
+    if not settings.pooling:  # pooling models are built without their output head
+        by_stage[-1] += on_rank(head)
     found = scale * max(by_stage) + _adapters(shape, cut[0], layout, settings)
     draft = settings.draft
     if draft and draft.shape:
@@ -178,6 +186,21 @@ def weight_bytes(
     elif draft and draft.is_mtp:
         found += sum(map(on_rank, mtp_parts(shape)))
     return found
+
+
+def _scale(shape: ModelShape, head: WeightPart, known: float, settings: EngineSettings) -> float:
+    """Return by what the computed size of weights is multiplied for files of a ``known`` size.
+
+    The files of an embedding model may or may not have the output head of the model it was made from: they
+    are taken to have it if that comes closer.
+    """
+    if not known:
+        return 1.0
+    computed = [checkpoint_bytes(shape)]
+    if settings.pooling and head.params:
+        each = shape.quantization.bytes_of(head.name, shape.stored_bytes)
+        computed.append(computed[0] - head.params * each)
+    return known / min(computed, key=lambda size: abs(size - known))
 
 
 def _shards(part: WeightPart, layout: Layout) -> int:

@@ -19,6 +19,8 @@ from .layout import GIB, EngineSettings, Layout, stages
 
 ELEMENT: Final = 2
 """Bytes of an element of the activations."""
+POOLED_ELEMENT: Final = 4
+"""Bytes of an element of the hidden states that a pooler takes (vLLM 0.33: ``config/model.py``)."""
 LIVE_ROWS: Final = 3
 """Rows of the hidden size that live beside the widest operation of a layer: residual, input, output."""
 
@@ -101,6 +103,9 @@ def activations(shape: ModelShape, layout: Layout, settings: EngineSettings, gpu
     if _is_sparse(shape):
         widest = max(widest, INDEX_LOGITS)
     step = rows * tokens * shape.hidden * ELEMENT + widest
+    if settings.pooling:
+        # no sampling: the pooler takes the last hidden states, in 32 bits (``_get_head_dtype``)
+        return step + tokens * shape.hidden * POOLED_ELEMENT + _sparse_workspace(shape, settings)
     logits = min(settings.sequences, tokens) * shape.vocab
     fused = settings.version >= FUSED_SAMPLER and gpu.vendor != "cpu"
     sampler = logits * (FUSED_LOGIT if fused else SORTED_LOGIT)
@@ -201,7 +206,9 @@ def graphs(shape: ModelShape, layout: Layout, settings: EngineSettings, gpu: Acc
         return 0
     wide = gpu.capability // 10 == 10 and settings.version >= WIDE_GRAPHS
     largest = min(2 * settings.sequences, 1024 if wide else 512)
-    captured = len(capture_sizes(largest)) + len(capture_sizes(min(settings.sequences, largest)))
+    captured = len(capture_sizes(largest))
+    if not settings.pooling:  # these have no decode steps (``config/vllm.py``: PIECEWISE)
+        captured += len(capture_sizes(min(settings.sequences, largest)))
     each = ROCM_GRAPH if gpu.vendor == "amd" else GRAPH
     sparse = sum(layer.experts is not None for layer in shape.layers)
     layers = each * (len(shape.layers) - sparse) + max(each, EXPERT_GRAPH) * sparse
@@ -250,7 +257,7 @@ def runtime(shape: ModelShape, settings: EngineSettings, gpu: Accelerator) -> fl
     """Return the bytes of libraries, kernels, and what the model runner keeps for each sequence."""
     current = settings.version >= RUNNER_V2
     found = (RUNTIME if current else OLD_RUNTIME).get(gpu.vendor, RUNTIME["nvidia"])
-    if current and gpu.vendor != "cpu":
+    if current and gpu.vendor != "cpu" and not settings.pooling:
         found += settings.sequences * shape.vocab * SAMPLER_STATE
     return found
 

@@ -32,7 +32,18 @@ WORDS: Final = {
     "mlp": NOTHING,
 }
 LETTERS: Final = {"*": FULL, "M": LINEAR, "-": NOTHING, "E": NOTHING}
-UNGATED: Final = ("nemotron_h", "gpt2", "opt", "bloom", "falcon", "starcoder2", "gpt_neox", "phi", "nemotron")
+UNGATED: Final = (
+    "nemotron_h",
+    "gpt2",
+    "opt",
+    "bloom",
+    "falcon",
+    "starcoder2",
+    "gpt_neox",
+    "phi",
+    "nemotron",
+    *("bert", "roberta", "xlm-roberta", "camembert", "mpnet", "distilbert", "electra", "deberta-v2"),
+)
 """Families whose feed-forward blocks have no gate matrix."""
 STATE_DTYPE: Final = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 
@@ -248,22 +259,30 @@ def _read_feedforward(keys: Keys, layers: int) -> list[tuple[Mlp | None, Experts
     if experts is None:
         return [(_dense(keys), None)] * layers
     beside = _dense(keys) if keys.text.get("enable_moe_block") else None
-    names = ("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size")
+    names = ("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size", "n_inner")
     dense = Mlp(width=keys.number(*names, default=0), matrices=experts.matrices)
     return [(beside, experts) if sparse else (dense, None) for sparse in _sparse_layers(keys, layers)]
 
 
 def _dense(keys: Keys) -> Mlp:
     width = keys.number("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", default=0)
-    return Mlp(width=width or 4 * keys.hidden, matrices=2 if keys.model_type in UNGATED else 3)
+    return Mlp(width=width or 4 * keys.hidden, matrices=_matrices(keys))
+
+
+def _matrices(keys: Keys) -> int:
+    """Return 3 with a gate matrix, otherwise 2; Nomic's BERT has one if its activation is SwiGLU."""
+    plain = keys.model_type == "nomic_bert" and "glu" not in keys.word(
+        "activation_function", default="swiglu"
+    )
+    return 2 if plain or keys.model_type in UNGATED else 3
 
 
 def _experts(keys: Keys) -> Experts | None:
     count = keys.number("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts", default=0)
     if count <= 1:
         return None
-    width = keys.number("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
-    routed = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk")
+    width = keys.number("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size", "n_inner")
+    routed = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_top_k")
     latent = keys.number("routed_expert_hidden_size", "moe_latent_size", default=0)
     return Experts(
         count=count,
@@ -272,7 +291,7 @@ def _experts(keys: Keys) -> Experts | None:
         shared_width=_shared_width(keys, width),
         hidden=latent or keys.hidden,
         latent=bool(latent),
-        matrices=2 if keys.model_type in UNGATED else 3,
+        matrices=_matrices(keys),
     )
 
 
@@ -299,7 +318,8 @@ def _sparse_layers(keys: Keys, layers: int) -> list[bool]:
     if flags is not None:
         return [bool(flag) for flag in flags]
     first = keys.number("first_k_dense_replace", "moe_layer_start_index", default=0)
-    step = keys.number("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step", default=1)
+    every = ("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step", "moe_every_n_layers")
+    step = keys.number(*every, default=1)
     dense = set(keys.sequence("mlp_only_layers") or ())
     offset = 0 if keys.text.get("first_k_dense_replace") is not None else 1
     return [i >= first and i not in dense and (i + offset) % max(1, step) == 0 for i in range(layers)]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvist_operator.errors import ModelError
+from kvist_operator.spec.pool import Task
 
 from .config_json import Keys, read_encoder
 from .decoder import read_layers
@@ -22,6 +23,15 @@ from .layers import (
     WeightPart,
     encoder_part,
     layer_parts,
+)
+from .pooling import (
+    UNKNOWN_ENCODERS,
+    Pooling,
+    SentenceFiles,
+    architecture_of,
+    is_encoder,
+    positions,
+    read_pooling,
 )
 from .quantization import Quantization, read_quantization
 
@@ -71,6 +81,18 @@ class ModelShape:
     """Layers for multi-token prediction; loaded only for speculative decoding by MTP."""
     notes: tuple[str, ...]
     """Parts that are not modelled; a plan for a model with such parts is unverified."""
+    architecture: str = ""
+    """The first of ``architectures``."""
+    pooling: Pooling | None = None
+    """How vLLM's pooling runner serves it by its files; None for a model that generates text."""
+    causal: bool = True
+    """Tokens attend to earlier ones only; False for encoders, which have no KV cache."""
+    stored_bytes: int = 2
+    """Bytes of an element in the files that is not quantized: 4 for float32, which vLLM serves in 16 bits."""
+    positions: int = 0
+    """Positions in config.json, more than ``max_len`` where the first ones are not used; 0 = ``max_len``."""
+    length_known: bool = False
+    """The files that may limit prompts further than config.json were read."""
 
     @property
     def dtype_bytes(self) -> int:
@@ -135,6 +157,14 @@ class ModelFiles:
     """Text of config.json."""
     quant_config: str = ""
     """Text of hf_quant_config.json; empty without one."""
+    modules: str = ""
+    """Text of modules.json of sentence-transformers; empty without one."""
+    pooling_config: str = ""
+    """Text of the config.json of its pooling module; empty without one."""
+    sentence_config: str = ""
+    """Text of sentence_bert_config.json; empty without one."""
+    sentence_read: bool = False
+    """Whether the three files of sentence-transformers were looked for."""
     checkpoint_bytes: int = 0
     checkpoint_source: str = COMPUTED
 
@@ -151,6 +181,8 @@ class Facts:
     tool_parser: str = ""
     reasoning_parser: str = ""
     parser_source: str = "catalogue"
+    task: Task | None = None
+    """Task of a model whose files do not say it; None if they do."""
     remote_code: bool = False
     """The tokenizer is code of the repository, which vLLM runs only with --trust-remote-code."""
     revision: str = ""
@@ -160,9 +192,14 @@ class Facts:
 
 
 def read_shape(
-    config: Mapping[str, Any], *, name: str = "config.json", quant_config: Mapping[str, Any] | None = None
+    config: Mapping[str, Any],
+    *,
+    name: str = "config.json",
+    quant_config: Mapping[str, Any] | None = None,
+    sentence: SentenceFiles | None = None,
 ) -> ModelShape:
-    """Return the shape of a config.json; ``quant_config`` is ModelOpt's hf_quant_config.json, if any.
+    """Return the shape of a config.json; ``quant_config`` is ModelOpt's hf_quant_config.json, if any, and
+    ``sentence`` what the files of sentence-transformers say, None if they were not looked for.
 
     Raises:
         ModelError: a key is missing or invalid, a kind of layer is not known, or vLLM does not load such a
@@ -180,18 +217,26 @@ def read_shape(
     if any(config.get(tower) for tower in AUDIO):
         notes.append("the audio tower is not counted")
     layers = read_layers(keys)
-    dtype = _dtype(keys)
+    pooling, encoder_only = read_pooling(keys, sentence or SentenceFiles()), is_encoder(keys)
+    if pooling and pooling.architecture.startswith(UNKNOWN_ENCODERS):
+        notes.append(f"vLLM has no class of its own for {pooling.architecture}")
+    stored = _stored_dtype(keys, "float32" if encoder_only else "bfloat16")
     hidden, vocab = keys.hidden, keys.number("vocab_size")
     if not lengths:
         raise ModelError(f"{name}: max_position_embeddings is missing: the context the model was made for")
+    native = min(lengths)
+    longest = positions(keys, native)
+    if sentence and sentence.max_length:
+        longest = min(longest, sentence.max_length)
+    tied = bool(keys.text.get("tie_word_embeddings", config.get("tie_word_embeddings")))
     return ModelShape(
         model_type=keys.model_type,
-        dtype=dtype,
+        dtype=_served_dtype(stored, pooling),
         hidden=hidden,
         vocab=vocab,
-        tied=bool(keys.text.get("tie_word_embeddings", config.get("tie_word_embeddings"))),
+        tied=tied or encoder_only,  # encoders have no output head
         layers=layers,
-        max_len=min(lengths),
+        max_len=longest,
         # the newer rope_parameters hold theta too; beside the older rope_scaling it stands alone
         rope=rope if theta is None else {"rope_theta": theta, **rope},
         quantization=read_quantization(keys, quant_config),
@@ -199,6 +244,12 @@ def read_shape(
         key_bias=_has_key_bias(keys),
         mtp_layers=keys.number("num_nextn_predict_layers", "mtp_num_hidden_layers", default=0),
         notes=tuple(notes),
+        architecture=architecture_of(keys),
+        pooling=pooling,
+        causal=not encoder_only,
+        stored_bytes=DTYPE_BYTES[stored],
+        positions=native,
+        length_known=sentence is not None,
     )
 
 
@@ -215,12 +266,19 @@ def _has_key_bias(keys: Keys) -> bool:
     return keys.model_type.startswith("qwen2") or any(keys.text.get(name) for name in names)
 
 
-def _dtype(keys: Keys) -> str:
-    dtype = keys.word("dtype", "torch_dtype", default="bfloat16").removeprefix("torch.")
+def _stored_dtype(keys: Keys, default: str) -> str:
+    dtype = keys.word("dtype", "torch_dtype", default=default).removeprefix("torch.")
     if dtype not in DTYPE_BYTES:
         raise ModelError(f"{keys.name}: dtype {dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
-    # vLLM serves float32 checkpoints in 16 bits unless --dtype says otherwise
-    return "bfloat16" if dtype in ("float32", "float") else dtype
+    return dtype
+
+
+def _served_dtype(stored: str, pooling: Pooling | None) -> str:
+    """Return the dtype in which vLLM serves it without ``--dtype``: float32 in 16 bits, those of pooling
+    models in float16 (``config/model.py``: ``_resolve_auto_dtype``)."""
+    if stored not in ("float32", "float"):
+        return stored
+    return "float16" if pooling else "bfloat16"
 
 
 def embedding_and_head(shape: ModelShape) -> tuple[WeightPart, WeightPart]:
@@ -263,6 +321,7 @@ def checkpoint_bytes(shape: ModelShape) -> float:
     """Return the bytes of the safetensors files, the layers for multi-token prediction included."""
 
     def stored(parts: Iterable[WeightPart]) -> float:
-        return sum(part.params * shape.quantization.bytes_of(part.name, shape.dtype_bytes) for part in parts)
+        each = shape.stored_bytes
+        return sum(part.params * shape.quantization.bytes_of(part.name, each) for part in parts)
 
     return stored(_loaded_parts(shape)) + shape.mtp_layers * stored(mtp_parts(shape))

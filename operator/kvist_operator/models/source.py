@@ -16,9 +16,10 @@ from typing import Any, Final
 import yaml
 
 from kvist_operator.errors import ModelError, ModelNotFound
-from kvist_operator.spec.pool import ModelRef, Shape, Source
+from kvist_operator.spec.pool import ModelRef, Shape, Source, Task
 
 from .config_json import Keys
+from .pooling import LENGTH, MODULES, SentenceFiles, pooling_path, read_pooling, read_sentence_files
 from .quantization import REFUSED
 from .shape import COMPUTED, Facts, ModelFiles, read_shape
 
@@ -158,15 +159,18 @@ def from_catalogue(repository: str) -> Facts | None:
     if not name:
         return None
     entry = models[name]
-    config = (entry if "config" in entry else models[entry["as"]])["config"]
+    origin = entry if "config" in entry else models[entry["as"]]
+    config, sentence = origin["config"], origin.get("sentence")
     size = entry.get("checkpoint") or {}
+    files = SentenceFiles(**sentence) if sentence is not None else None
     return Facts(
-        shape=read_shape(_expanded(config), name=name),
+        shape=read_shape(_expanded(config), name=name, sentence=files),
         checkpoint_bytes=size.get("bytes", 0),
         source="catalogue",
         checkpoint_source=size.get("source", COMPUTED),
         tool_parser=entry.get("tool_parser", ""),
         reasoning_parser=entry.get("reasoning_parser", ""),
+        task=Task(entry["task"]) if "task" in entry else None,
         remote_code=entry.get("remote_code", False),
     )
 
@@ -179,8 +183,9 @@ def _with_parsers(facts: Facts) -> Facts:
     models = catalogue()
     alike = []
     for entry in models.values():
-        config = (entry if "config" in entry else models[entry["as"]])["config"]
-        if Keys(config).model_type == kind:
+        origin = entry if "config" in entry else models[entry["as"]]
+        writes = "task" not in entry and not origin.get("sentence", {}).get("listed")
+        if writes and Keys(origin["config"]).model_type == kind:
             alike.append((entry.get("tool_parser", ""), entry.get("reasoning_parser", "")))
     tool, reasoning = ({pair[i] for pair in alike} for i in (0, 1))
     return replace(
@@ -211,9 +216,25 @@ def from_folder(folder: Path) -> Facts:
     config, quant = folder / CONFIG, folder / QUANT_CONFIG
     if not config.is_file():
         raise _without_config(str(folder), [path.name for path in folder.iterdir()])
-    texts = config.read_text(encoding="utf-8"), quant.read_text(encoding="utf-8") if quant.is_file() else None
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return _from_files(*texts, prefix=f"{folder}/", size=size, source=f"folder {folder}")
+    prefix = f"{folder}/"
+    modules = _text_of(folder / MODULES)
+    pooling = pooling_path(modules, prefix) if modules else ""
+    sentence = read_sentence_files(
+        modules, _text_of(folder / pooling) if pooling else "", _text_of(folder / LENGTH), prefix
+    )
+    return _from_files(
+        config.read_text(encoding="utf-8"),
+        _text_of(quant) or None,
+        prefix=prefix,
+        size=size,
+        source=f"folder {folder}",
+        sentence=sentence,
+    )
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def from_hub(repository: str, revision: str, hub: ModelHub) -> Facts:
@@ -224,6 +245,8 @@ def from_hub(repository: str, revision: str, hub: ModelHub) -> Facts:
     if config is None:
         raise _without_config(f"hf://{repository}", list(hub.sizes(repository, commit)))
     quant = hub.text(repository, commit, QUANT_CONFIG)
+    modules = hub.text(repository, commit, MODULES) or ""
+    pooling = pooling_path(modules, f"{repository}: ") if modules else ""
     index = hub.text(repository, commit, INDEX)
     listed = _json_object(index, f"{repository}: {INDEX}") if index else {}
     total = listed.get("metadata", {}).get("total_size")
@@ -238,6 +261,13 @@ def from_hub(repository: str, revision: str, hub: ModelHub) -> Facts:
             revision=commit,
             config=config,
             quant_config=quant or "",
+            modules=modules,
+            pooling_config=(hub.text(repository, commit, pooling) or "") if pooling else "",
+            # of a model that generates text nothing but config.json limits the length
+            sentence_config=(hub.text(repository, commit, LENGTH) or "")
+            if _may_embed(config, modules)
+            else "",
+            sentence_read=True,
             checkpoint_bytes=int(total),
             checkpoint_source=size_source,
         )
@@ -247,15 +277,27 @@ def from_hub(repository: str, revision: str, hub: ModelHub) -> Facts:
 def from_model_files(files: ModelFiles) -> Facts:
     """Return the facts of a repository from files of the hub that were read earlier. Raises ModelError."""
     source = f"hub, {files.repository}" + (f" at {files.revision}" if files.revision else "")
+    prefix = f"{files.repository}: "
+    texts = files.modules, files.pooling_config, files.sentence_config
     found = _from_files(
         files.config,
         files.quant_config or None,
-        prefix=f"{files.repository}: ",
+        prefix=prefix,
+        sentence=read_sentence_files(*texts, prefix) if files.sentence_read else None,
         size=files.checkpoint_bytes,
         size_source=files.checkpoint_source,
         source=source,
     )
     return replace(found, revision=files.revision, files=files)
+
+
+def _may_embed(config: str, modules: str) -> bool:
+    """Return whether vLLM would serve it with its pooling runner, so that a file may limit its length."""
+    try:
+        keys = Keys(json.loads(config))
+    except (ValueError, AttributeError):
+        return False  # an error that is reported where the file is read
+    return bool(modules) or read_pooling(keys, SentenceFiles()) is not None
 
 
 def _from_files(
@@ -266,10 +308,11 @@ def _from_files(
     size: int,
     source: str,
     size_source: str = "size of the files",
+    sentence: SentenceFiles | None = None,
 ) -> Facts:
     name = f"{prefix}{CONFIG}"
     quant = _json_object(quant_config, f"{prefix}{QUANT_CONFIG}") if quant_config else None
-    shape = read_shape(_json_object(config, name), name=name, quant_config=quant)
+    shape = read_shape(_json_object(config, name), name=name, quant_config=quant, sentence=sentence)
     size_source = size_source if size else COMPUTED
     return _with_parsers(
         Facts(shape=shape, checkpoint_bytes=size, source=source, checkpoint_source=size_source)

@@ -10,7 +10,7 @@ from kvist_operator.errors import SpecError
 from kvist_operator.extra_args import ExtraFlag, check_shared, flag_names, merge_json
 from kvist_operator.memory.layout import Draft, EngineSettings, Layout
 from kvist_operator.models.shape import Facts
-from kvist_operator.spec.pool import Adapter, Pool, Source, Speculative
+from kvist_operator.spec.pool import Adapter, Pool, Source, Speculative, Task
 
 from .kv import KvChoice
 from .plan import Choice, Hardware
@@ -81,20 +81,19 @@ def arguments(
         decode_context_parallel_size=layout.context if layout.context > 1 else None,
         enable_expert_parallel=layout.expert,
         **over_nodes,  # type: ignore[arg-type]
-        max_model_len=settings.max_len,
+        runner=_runner(pool, facts, settings),
+        max_model_len=_max_model_len(pool, facts, settings),
         max_num_seqs=settings.sequences,
         max_num_batched_tokens=settings.batched_tokens,
         gpu_memory_utilization=settings.share / 100,
-        kv_cache_memory_bytes=settings.kv_bytes if cpu else None,
+        kv_cache_memory_bytes=settings.kv_bytes or None if cpu else None,
         kv_cache_dtype=kv.flag,
         kv_cache_dtype_skip_layers=("sliding_window",)
         if kv.plain_windows and not _user_sets(pool, "kv-cache-dtype-skip-layers")
         else None,
         quantization="fp8" if settings.online_fp8 else None,
         attention_backend=pool.engine.attention_backend or None,
-        enable_prefix_caching=pool.engine.prefix_caching,
-        prefix_caching_hash_algo=HASH if pool.engine.prefix_caching else None,
-        kv_events_config=_kv_events(pool),
+        **_prefix_caching(pool, settings),
         **_offload(pool),
         speculative_config=_speculative_config(pool.engine.speculative),
         scheduling_policy="priority" if pool.by_priority else None,
@@ -102,7 +101,7 @@ def arguments(
         **_images(pool, facts),
         **_adapters(pool),
         **_parsers(pool, facts),
-        enable_prompt_tokens_details=True,
+        enable_prompt_tokens_details=settings.pooling is None,
         shutdown_timeout=pool.rollout.drain_seconds,
         extra=pool.engine.extra_args,
     )
@@ -133,16 +132,43 @@ def _model_argument(pool: Pool) -> str:
     return pool.model.location
 
 
-def _kv_events(pool: Pool) -> Mapping[str, Any] | None:
-    """Return the publisher's configuration: the ports the picker expects, and the replay for its gaps."""
-    if not pool.kv_events:
-        return None
-    return {
-        "enable_kv_cache_events": True,
-        "publisher": "zmq",
-        "endpoint": f"tcp://*:{names.KV_EVENTS_PORT}",
-        "replay_endpoint": f"tcp://*:{names.KV_REPLAY_PORT}",
-    }
+def publishes_kv_events(pool: Pool, settings: EngineSettings) -> bool:
+    """Return whether engines publish KV events: a picker reads them, and routes by prefixes."""
+    return settings.pooling is None and settings.prefix_caching and pool.picker.mode != "Off"
+
+
+def _runner(pool: Pool, facts: Facts, settings: EngineSettings) -> str | None:
+    """Return vLLM's runner where it matters: vLLM's own rules depend on files that it looks for."""
+    if settings.pooling:
+        return "pooling"
+    return "generate" if pool.model.task is Task.GENERATE and facts.shape.pooling else None
+
+
+def _max_model_len(pool: Pool, facts: Facts, settings: EngineSettings) -> int | None:
+    """Return the length, or None to leave that of a pooling model to vLLM: a file that was not read may
+    limit it further, and vLLM refuses to start with more."""
+    shape = facts.shape
+    unknown = settings.pooling and not shape.length_known and settings.max_len == shape.max_len
+    return None if unknown and not pool.engine.max_model_len else settings.max_len
+
+
+def _prefix_caching(pool: Pool, settings: EngineSettings) -> dict[str, Any]:
+    """Return the arguments for prefixes, with the ports of KV events that the picker expects and the replay
+    for its gaps. For pooling models vLLM decides by itself whether prefixes can be cached."""
+    if settings.pooling:
+        off = settings.pooling.caches_prefixes and not pool.engine.prefix_caching
+        return {"enable_prefix_caching": False} if off else {}
+    found: dict[str, Any] = {"enable_prefix_caching": pool.engine.prefix_caching}
+    if pool.engine.prefix_caching:
+        found["prefix_caching_hash_algo"] = HASH
+    if publishes_kv_events(pool, settings):
+        found["kv_events_config"] = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": f"tcp://*:{names.KV_EVENTS_PORT}",
+            "replay_endpoint": f"tcp://*:{names.KV_REPLAY_PORT}",
+        }
+    return found
 
 
 def _offload(pool: Pool) -> dict[str, Any]:
@@ -231,7 +257,7 @@ def environment(pool: Pool) -> dict[str, str]:
 
 def describe_arguments(pool: Pool, facts: Facts, settings: EngineSettings) -> list[Choice]:
     """Return the choices behind these arguments, except those that other modules describe."""
-    found = [_describe_prefix_caching(pool), _describe_kv_events(pool)]
+    found = [] if settings.pooling else [_describe_prefix_caching(pool), _describe_kv_events(pool, settings)]
     for field, parser in (
         ("toolCallParser", facts.tool_parser),
         ("reasoningParser", facts.reasoning_parser),
@@ -297,8 +323,8 @@ def _describe_prefix_caching(pool: Pool) -> Choice:
     return Choice("prefixCaching", True, reason, "default")
 
 
-def _describe_kv_events(pool: Pool) -> Choice:
-    if pool.kv_events:
+def _describe_kv_events(pool: Pool, settings: EngineSettings) -> Choice:
+    if publishes_kv_events(pool, settings):
         ports = f"{names.KV_EVENTS_PORT}, replay {names.KV_REPLAY_PORT}"
         reason = "the picker learns from them which endpoint caches which prefix"
         return Choice("kvEvents", ports, reason, "spec.picker.mode")

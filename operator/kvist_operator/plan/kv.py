@@ -10,6 +10,7 @@ from kvist_operator.errors import SpecError
 from kvist_operator.flag_table import Version
 from kvist_operator.hardware import Accelerator
 from kvist_operator.models.layers import Attention, Latent
+from kvist_operator.models.pooling import Pooling
 from kvist_operator.models.shape import ModelShape
 from kvist_operator.spec.pool import EngineSpec, KvDtype
 
@@ -60,15 +61,29 @@ class KvChoice:
     choices: tuple[Choice, ...]
 
 
-def choose_kv(engine: EngineSpec, shape: ModelShape, gpu: Accelerator, version: Version) -> KvChoice:
+def choose_kv(
+    engine: EngineSpec,
+    shape: ModelShape,
+    gpu: Accelerator,
+    version: Version,
+    pooling: Pooling | None = None,
+) -> KvChoice:
     """Return the format of the KV cache.
 
-    Auto chooses FP8 where GPU and backend support it and nothing speaks against it for this family of models.
+    Auto chooses FP8 where GPU and backend support it and nothing speaks against it for this family of models,
+    but not for ``pooling`` models.
 
     Raises:
         SpecError: a dtype or backend with which vLLM would not start.
     """
-    dtype, flag, choice = _dtype(engine, shape, gpu)
+    if pooling and not pooling.causal:
+        nothing = Choice(FIELD, "none", "an encoder has no KV cache", SOURCE)
+        return KvChoice(dtype="auto", flag=None, block=16, choices=(nothing,))
+    if pooling and engine.kv_dtype is KvDtype.AUTO:
+        dtype, flag = "auto", shape.dtype if shape.quantization.kv else None
+        choice = Choice(FIELD, shape.dtype, "a prompt is cached only while it is computed", SOURCE)
+    else:
+        dtype, flag, choice = _dtype(engine, shape, gpu)
     backend = engine.attention_backend or _backend(gpu, shape, dtype)
     if engine.attention_backend:
         chosen = Choice("attentionBackend", backend, "as requested", "spec.engine.attentionBackend")

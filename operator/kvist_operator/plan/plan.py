@@ -15,6 +15,7 @@ from kvist_operator.errors import SpecError
 from kvist_operator.hardware import Accelerator
 from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory
+from kvist_operator.spec.pool import Task
 
 
 class PlanVerdict(StrEnum):
@@ -142,6 +143,18 @@ class Plan:
     """Fields of the pool without effect, or probably not with the one that is meant."""
     neighbours: tuple[Neighbour, ...] = ()
     """A cheaper size with what it would hold, and a dearer one if the plan holds less than the wish."""
+    kv_events: bool = False
+    """Engines publish KV events, which the picker reads."""
+
+    @property
+    def task(self) -> Task:
+        """Task of the engines: text, embeddings, scores or classes."""
+        return self.settings.pooling.task if self.settings.pooling else Task.GENERATE
+
+    @property
+    def routes_by_prefix(self) -> bool:
+        """Whether the picker sends requests where their prefixes are cached, not by load alone."""
+        return self.settings.pooling is None and self.settings.prefix_caching
 
     @property
     def nodes(self) -> int:
@@ -182,6 +195,8 @@ class Plan:
             "shortfall_gib": _gib(self.shortfall_bytes),
             "nearest": self.nearest,
             "model": self.model,
+            "task": str(self.task),
+            "batch": {"tokens": self.settings.batched_tokens, "sequences": self.settings.sequences},
             "accelerator": {
                 "product": row.product,
                 "name": row.name,
@@ -208,7 +223,8 @@ class Plan:
                 "graphs_outside_gib": _gib(memory.graphs_outside),
                 "overhead_gib": _gib(memory.overhead),
                 "communication_gib": _gib(memory.communication),
-                "kv_gib": _gib(memory.kv),
+                "kv_gib": _gib(memory.kv if memory.caches else 0),
+                "unused_gib": _gib(0 if memory.caches else memory.kv),
                 "kv_tokens": memory.kv_tokens,
                 "kv_bytes_per_token": round(memory.bytes_per_token),
                 "kv_gib_per_sequence": _gib(sequence),

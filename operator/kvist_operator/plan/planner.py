@@ -14,11 +14,26 @@ from kvist_operator.node_labels import NodeFacts
 from kvist_operator.spec.pool import Pool
 
 from .checks import check, too_old, unverified, warnings
-from .engine_args import adapter_numbers, arguments, describe_arguments, environment, read_draft
+from .engine_args import (
+    adapter_numbers,
+    arguments,
+    describe_arguments,
+    environment,
+    publishes_kv_events,
+    read_draft,
+)
 from .kv import KvChoice, choose_kv
 from .latency import expected_tpot, expected_ttft, step_for_target
 from .layouts import describe_layout, impossible
 from .plan import Choice, Hardware, Plan, PlanVerdict
+from .pooling import (
+    describe_pooling,
+    pooling_doubts,
+    pooling_of,
+    pooling_requirements,
+    pooling_settings,
+    pooling_warnings,
+)
 from .requirements import RULE, read_requirements
 from .resources import HardwareOption, checkpoint_size, hardware_options, pod_resources
 from .selection import HardwareSizing, choose, described, for_image, lacking, neighbours, tightest
@@ -77,7 +92,9 @@ def make_plan(
     chosen = choose(attempts)
     shape, q = facts.shape, chosen.q
     size_gib = checkpoint_size(facts, None) / GIB
-    counted = f"{parameters(shape) / 1e9:.1f} billion weights; files of {size_gib:.1f} GiB"
+    number = parameters(shape)
+    weights = f"{number / 1e9:.1f} billion" if number >= 1e8 else f"{number / 1e6:.0f} million"
+    counted = f"{weights} weights; files of {size_gib:.1f} GiB"
     model = Choice("model", shape.describe(), f"{counted}: {facts.checkpoint_source}", facts.source)
     engine = Choice("engineVersion", str(version), f"image {pool.engine.image}", version.source)
     accelerator = described(chosen, attempts)
@@ -91,10 +108,13 @@ def make_plan(
         *chosen.settings,
     ]
     doubts = unverified(pool, facts, q.hardware, version, extra)
+    if q.settings.pooling:
+        doubts += pooling_doubts(pool, shape, q.settings.pooling, extra)
+        choices += describe_pooling(pool, q.settings.pooling, q.required.overrides)
     if chosen.sized is None:
         return _refused(pool, chosen, len(kinds), choices, doubts)
     found = _fitting(pool, chosen, chosen.sized, choices, doubts, extra)
-    return replace(found, neighbours=neighbours(chosen, attempts))
+    return found if q.settings.pooling else replace(found, neighbours=neighbours(chosen, attempts))
 
 
 def _from_preset(pool: Pool) -> list[Choice]:
@@ -114,15 +134,24 @@ def _attempt(
 ) -> HardwareSizing:
     """Return the sizing on one kind of accelerator. Raises SpecError for what it cannot do."""
     shape, hardware = facts.shape, candidate.hardware
-    required = read_requirements(pool, shape)
-    kv = choose_kv(pool.engine, shape, hardware.accelerator, version.flags)
+    gpu = hardware.accelerator
+    pooling = pooling_of(pool, facts, extra)
+    if pooling:
+        facts = replace(facts, tool_parser="", reasoning_parser="")
+        required = pooling_requirements(pool, shape, pooling, gpu, extra)
+    else:
+        required = read_requirements(pool, shape)
+    kv = choose_kv(pool.engine, shape, gpu, version.flags, pooling)
     proposer = read_draft(pool.engine.speculative, shape.mtp_layers, draft)
-    base = _base_settings(pool, hardware, kv, proposer, extra, version)
-    settings, first = first_settings(pool, hardware.accelerator, required, base)
+    base = replace(_base_settings(pool, hardware, kv, proposer, extra, version), pooling=pooling)
+    if pooling:
+        settings, first = pooling_settings(pool, gpu, required, base, shape)
+    else:
+        settings, first = first_settings(pool, gpu, required, base)
     check(pool, facts, hardware)
     q = SizingInput(facts=facts, hardware=hardware, engine=pool.engine, required=required, settings=settings)
     sized, layouts = size(q)
-    target = pool.workload.tpot_ms
+    target = 0 if pooling else pool.workload.tpot_ms
     if target and not pool.engine.max_num_batched_tokens:
         q, sized, layouts = _with_step_for(target, q, sized, layouts)
         reason = f"the largest step that keeps the TPOT target of {target} ms, if one does (tpotMilliseconds)"
@@ -132,10 +161,10 @@ def _attempt(
             first.append(Choice("maxNumSeqs", q.settings.sequences, "a step has a token of each", RULE))
     if not layouts:
         raise impossible(pool.engine, shape, hardware)
-    found = _with_shared_cache(q, sized) if sized else []
+    found = _with_shared_cache(q, sized) if sized and not pooling else [(sized, [])] if sized else []
     sized, spread = most_worth(found, lambda each: q.held(each[0].memory)) or (None, [])
     others = tuple(each for each, _ in found if each is not sized)
-    if sized and not target:
+    if sized and not target and not pooling:
         sized, sequences = with_sequences(q, sized, pool.workload.typical_tokens)
         spread = [*spread, *sequences]
     return HardwareSizing(
@@ -214,7 +243,8 @@ def _fitting(
 ) -> Plan:
     q, kv, facts = chosen.q, chosen.kv, chosen.q.facts
     settings, layout, shape = sized.settings, sized.layout, facts.shape
-    if q.hardware.accelerator.vendor == "cpu":
+    pooling, gpu = settings.pooling, q.hardware.accelerator
+    if gpu.vendor == "cpu" and (pooling is None or pooling.causal):
         # vLLM does not profile a CPU: the cache has a fixed size, in whole MiB
         settings = replace(settings, kv_bytes=int(sized.memory.kv) >> 20 << 20)
     memory = q.memory(layout, settings)
@@ -222,8 +252,11 @@ def _fitting(
         pool, q.hardware, layout, memory, checkpoint_size(q.facts, settings.draft)
     )
     args = arguments(pool, facts, q.hardware, layout, settings, kv, q.required, extra)
-    gpu = q.hardware.accelerator
-    tpot, slow = expected_tpot(pool.workload, shape, gpu, memory, q.required, settings.batched_tokens)
+    workload = replace(pool.workload, tpot_ms=None) if pooling else pool.workload
+    tpot, slow = expected_tpot(workload, shape, gpu, memory, q.required, settings.batched_tokens)
+    warned = warnings(pool, facts, q.hardware, layout, settings, memory)
+    if pooling:
+        warned = [*warned, *pooling_warnings(pool, pooling, extra)]
     all_choices = [
         *choices,
         *describe_layout(layout, shape, q.hardware, sized.reason),
@@ -249,7 +282,8 @@ def _fitting(
         choices=_last_per_field(all_choices),
         doubts=tuple(doubts),
         notes=(*((kv.note,) if kv.note else ()), *slow),
-        warnings=tuple(warnings(pool, facts, q.hardware, layout, settings, memory)),
+        warnings=tuple(warned),
+        kv_events=publishes_kv_events(pool, settings),
     )
 
 

@@ -48,13 +48,8 @@ def read_requirements(pool: Pool, shape: ModelShape) -> Requirements:
     choices = [choice, Choice("concurrency", concurrency, reason, source)]
     overrides = None
     if context > shape.max_len:
-        overrides = _yarn(context, shape)
-        factor = overrides["rope_parameters"]["factor"]
-        reason = (
-            f"YaRN by a factor of {factor:g}, because the native length is {shape.max_len}; answers to short "
-            "prompts may be slightly worse"
-        )
-        choices.append(Choice("hfOverrides", overrides, reason, "spec.engine.maxModelLen"))
+        overrides, extended = extend_context(context, shape)
+        choices.append(extended)
     return Requirements(
         context=context,
         floor=context if pool.engine.max_model_len is not None else min(MIN_CONTEXT, context),
@@ -63,6 +58,21 @@ def read_requirements(pool: Pool, shape: ModelShape) -> Requirements:
         overrides=overrides,
         choices=tuple(choices),
     )
+
+
+def extend_context(context: int, shape: ModelShape) -> tuple[Mapping[str, Any], Choice]:
+    """Return the overrides of config.json for a context beyond the native one, and their reason.
+
+    Raises:
+        SpecError: the model's context cannot be extended so far.
+    """
+    overrides = _yarn(context, shape)
+    factor = overrides["rope_parameters"]["factor"]
+    reason = (
+        f"YaRN by a factor of {factor:g}, because the native length is {shape.max_len}; answers to short "
+        "prompts may be slightly worse"
+    )
+    return overrides, Choice("hfOverrides", overrides, reason, "spec.engine.maxModelLen")
 
 
 def _context(pool: Pool, shape: ModelShape) -> tuple[int, Choice]:

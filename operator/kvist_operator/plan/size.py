@@ -85,6 +85,8 @@ class SizingInput:
     @property
     def load(self) -> str:
         """The wish in words."""
+        if self.settings.pooling:
+            return f"steps of {self.settings.batched_tokens} tokens"
         return f"{self.required.concurrency} requests of {self.required.typical} tokens"
 
 
@@ -239,7 +241,9 @@ def _why(q: SizingInput, best: SizedLayout, smaller: Layout | None, largest: Lay
         return "as requested"
     if q.hardware.count:
         return f"spec.accelerator.count is {q.hardware.count}"
-    holds = f"holds {shown(q, best.memory)} of {q.load}"
+    if best.settings.pooling:
+        q = replace(q, settings=best.settings)
+    holds = f"is enough for {q.load}" if q.settings.pooling else f"holds {shown(q, best.memory)} of {q.load}"
     if q.satisfied_by(best.memory):
         if best.layout.gpus == 1:
             return f"one is enough for the weights and {q.load}"
@@ -263,10 +267,12 @@ def shown(q: SizingInput, memory: Memory) -> str:
 def _describe_tighter(before: EngineSettings, after: EngineSettings, gpu: Accelerator) -> list[Choice]:
     found = []
     if after.share != before.share:
-        reason = f"raised from {before.share} for the KV cache; no other process may use the {gpu.name}"
+        what = "a step" if after.pooling else "the KV cache"
+        reason = f"raised from {before.share} for {what}; no other process may use the {gpu.name}"
         found.append(Choice("gpuMemoryUtilizationPercent", after.share, reason, RULE))
     if after.batched_tokens != before.batched_tokens:
-        reason = f"lowered from {before.batched_tokens}: smaller steps leave more memory for the KV cache"
+        why = "need less memory" if after.pooling else "leave more memory for the KV cache"
+        reason = f"lowered from {before.batched_tokens}: smaller steps {why}"
         found.append(Choice("maxNumBatchedTokens", after.batched_tokens, reason, RULE))
     if after.sequences != before.sequences:
         reason = f"lowered from {before.sequences}: fewer leave more memory for the KV cache"
@@ -303,7 +309,11 @@ def _describe_reduced(q: SizingInput, length: int, memory: Memory) -> list[Choic
     found, r = [], q.required
     if length < r.context:
         left = f"{memory.kv / GIB:.2f} GiB are left for the KV cache of each, {memory.kv_tokens} tokens"
+        if q.settings.pooling:
+            left = f"{memory.kv / GIB:.2f} GiB of each are left beside weights and steps"
         found.append(Choice("maxModelLen", length, f"lowered from {r.context}: {left}", RULE))
+    if q.settings.pooling:
+        return found
     typical = min(length, r.typical)
     at_once = int(memory.concurrency(typical))
     if at_once < r.concurrency:

@@ -37,6 +37,15 @@ class Source(StrEnum):
     PATH = "path"
 
 
+class Task(StrEnum):
+    """``spec.model.task``: what a model does with a prompt; the value is what a user writes."""
+
+    GENERATE = "Generate"
+    EMBED = "Embed"
+    SCORE = "Score"
+    CLASSIFY = "Classify"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretKey:
     """One key of a Secret of the same namespace."""
@@ -79,6 +88,8 @@ class ModelRef:
     kind: Source
     location: str
     """Repository, ``claim/path``, image reference or absolute path, without the scheme."""
+    task: Task | None = None
+    """None = as the files of the model say."""
     revision: str = ""
     served_name: str = ""
     token: SecretKey | None = None
@@ -301,11 +312,6 @@ class Pool:
     def served_name(self) -> str:
         """The model name clients use: ``spec.model.servedName``, or the pool's name."""
         return self.model.served_name or self.name
-
-    @property
-    def kv_events(self) -> bool:
-        """Whether engines publish KV events: a picker reads them, and prefix caching is on."""
-        return self.engine.prefix_caching and self.picker.mode != "Off"
 
     @property
     def by_priority(self) -> bool:

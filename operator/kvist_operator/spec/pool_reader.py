@@ -42,6 +42,7 @@ from .pool import (
     Shape,
     Source,
     Speculative,
+    Task,
     WeightsCache,
     Workload,
 )
@@ -168,9 +169,11 @@ def _model(f: Fields) -> ModelRef:
     if source.endswith(".gguf"):
         raise SpecError(f.at("source"), f"{source!r}: vLLM does not load GGUF files; use safetensors")
     kind, location = split_source(source, f.at("source"))
+    task = f.text("task", choices=[str(each) for each in Task])
     model = ModelRef(
         kind=kind,
         location=location,
+        task=Task(task) if task else None,
         revision=f.text("revision", most=128),
         served_name=f.text("servedName", pattern=MODEL_NAME, most=128),
         token=read_secret(f.optional("tokenSecretRef")),

@@ -95,7 +95,7 @@ def _kept(new: str, old: str) -> str:
 def _preempted(case: _Case) -> str:
     head, seen = "Preemptions", case.seen
     share = seen.preemptions / max(1.0, seen.requests)
-    if seen.requests < ENOUGH or share < case.limit(PREEMPTED, head):
+    if case.plan.settings.pooling or seen.requests < ENOUGH or share < case.limit(PREEMPTED, head):
         return ""
     often = f"{_percent(share)} of requests lost their cache and were computed again"
     return f"{head}: {often}. {_fewer(case.plan, seen)}{_more_memory(case.plan)}"
@@ -156,7 +156,7 @@ def _waiting(case: _Case) -> str:
 
 def _missed(case: _Case) -> str:
     head, seen, hints = "Hit rate", case.seen, case.pool.workload
-    if not (case.pool.engine.prefix_caching and hints.prompt_tokens and hints.shared_prefix_tokens):
+    if not (case.plan.routes_by_prefix and hints.prompt_tokens and hints.shared_prefix_tokens):
         return ""
     if seen.requests < ENOUGH or not seen.prompt_tokens:
         return ""

@@ -59,11 +59,20 @@ def _source(pool: Pool) -> str:
 
 
 def _kept(files: ModelFiles | None) -> dict[str, Any]:
-    if files is None or len(files.config) + len(files.quant_config) > MOST_BYTES:
+    if files is None:
+        return {}
+    texts = {
+        "quantConfig": files.quant_config,
+        "modules": files.modules,
+        "poolingConfig": files.pooling_config,
+        "sentenceConfig": files.sentence_config,
+    }
+    if len(files.config) + sum(map(len, texts.values())) > MOST_BYTES:
         return {}
     return {
         "config": files.config,
-        **({"quantConfig": files.quant_config} if files.quant_config else {}),
+        **{name: text for name, text in texts.items() if text},
+        **({"sentenceRead": True} if files.sentence_read else {}),
         "checkpointBytes": files.checkpoint_bytes,
         "checkpointSource": files.checkpoint_source,
     }
@@ -77,6 +86,10 @@ def _files(repository: str, kept: Mapping[str, Any]) -> ModelFiles | None:
         revision=kept.get("revision", ""),
         config=kept["config"],
         quant_config=kept.get("quantConfig", ""),
+        modules=kept.get("modules", ""),
+        pooling_config=kept.get("poolingConfig", ""),
+        sentence_config=kept.get("sentenceConfig", ""),
+        sentence_read=bool(kept.get("sentenceRead")),
         checkpoint_bytes=int(kept.get("checkpointBytes") or 0),
         checkpoint_source=kept.get("checkpointSource", COMPUTED),
     )

@@ -194,10 +194,11 @@ def _routed(observed: ObservedPool) -> Condition:
     return Condition(ATTACHED, TRUE, "RouteAccepted", ", ".join(name for name, _ in gateways))
 
 
-def precise(pool: Pool, notes: Sequence[Note]) -> Condition | None:
-    """Return Precise: whether the picker uses the engines' KV events; None if the mode is not Auto or prefix
-    caching is off."""
-    if pool.picker.mode != "Auto" or not pool.engine.prefix_caching:
+def precise(pool: Pool, plan: Plan | None, notes: Sequence[Note]) -> Condition | None:
+    """Return Precise: whether the picker uses the engines' KV events; None if the mode is not Auto or
+    requests are routed by load alone."""
+    by_load = not pool.engine.prefix_caching or (plan is not None and not plan.routes_by_prefix)
+    if pool.picker.mode != "Auto" or by_load:
         return None
     found = [note for note in notes if note.condition == PRECISE]
     return _noted(found) if found else Condition(PRECISE, TRUE, "KvEvents", "the picker follows KV events")
@@ -306,7 +307,7 @@ def status(subject: Subject, observed: ObservedPool, old: Mapping[str, Any], now
     if pool:
         optional = (
             attached(pool, observed, subject.notes),
-            precise(pool, subject.notes),
+            precise(pool, subject.plan, subject.notes),
             monitored(subject.notes),
             upgrade_pending(pool, observed.pending),
         )

@@ -53,7 +53,7 @@ def test_the_text_to_compute_is_counted(path: str, fields: dict[str, Any], expec
     "body", [b"", b"\xff", b"[]", b'{"input": ', b"1", b'{"model": 7, "input": {"a": 1}}']
 )
 def test_no_body_is_rejected(body: bytes) -> None:
-    """What the engine does not accept it answers itself; the size of the body counts as work."""
+    """The engine itself answers what it does not accept; the size of the body counts as work."""
     found = parse("/v1/embeddings", body)
 
     assert (found.kind, found.model, found.size, found.work) == (Kind.POOLING, None, len(body), 0)
