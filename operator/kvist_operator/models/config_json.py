@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from kvist_operator.errors import ModelError
 
+from .class_defaults import text_defaults, vision_defaults
 from .layers import Encoder
 
 MAX_NUMBER: Final = 1 << 40
@@ -18,12 +19,22 @@ PATCH_LIMIT: Final = {"kimi_k25": 16_384, "kimi_vl": 4_096}
 
 
 class Keys:
-    """The text part of one config.json; ``file`` is all of it. Methods take the names that a key may have."""
+    """The text part of one config.json; ``file`` is all of it. Methods take the names that a key may have.
 
-    def __init__(self, config: Mapping[str, Any], name: str = "config.json") -> None:
+    Where the text part has a key under none of its names, ``number``, ``sequence`` and ``flag`` return the
+    default of the class in transformers that reads such files; a key that is null has no default.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        name: str = "config.json",
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         self.file = config
         self.text = _text_part(config)
         self.name = name
+        self.defaults = text_defaults(config, self.text) if defaults is None else defaults
 
     def number(self, *names: str, default: int | None = None) -> int:
         """Return the first key that holds a number; of a list with one number per layer, the largest.
@@ -33,11 +44,16 @@ class Keys:
         Raises:
             ModelError: a key has an invalid value, or no key is above zero and there is no default.
         """
-        found = (self._integer(name, self.text.get(name)) for name in names)
+        values = self._values(names)
+        found = (self._integer(name, values.get(name)) for name in names)
         value = next((number for number in found if number is not None), default)
         if value is None or (default is None and not value):
             raise ModelError(f"{self.name}: {names[0]} is missing or not a number above 0")
         return value
+
+    def _values(self, names: Sequence[str]) -> Mapping[str, Any]:
+        """Return the file's keys if one of these is among them, otherwise the defaults of the class."""
+        return self.text if any(name in self.text for name in names) else self.defaults
 
     def _integer(self, name: str, value: Any) -> int | None:
         if isinstance(value, list) and value and all(type(each) in (int, float) for each in value):
@@ -50,7 +66,13 @@ class Keys:
 
     def sequence(self, *names: str) -> Sequence[Any] | None:
         """Return the first key that holds a list with entries; None without one."""
-        return next((v for name in names if isinstance(v := self.text.get(name), list) and v), None)
+        values = self._values(names)
+        return next((v for name in names if isinstance(v := values.get(name), list) and v), None)
+
+    def flag(self, name: str) -> bool | None:
+        """Return whether a switch is on; None without the key."""
+        value = self._values((name,)).get(name)
+        return None if value is None else bool(value)
 
     def mapping(self, *names: str) -> Mapping[str, Any]:
         """Return the first key that holds an object; an empty one without."""
@@ -97,7 +119,11 @@ def read_encoder(keys: Keys) -> Encoder | None:
     config = keys.file.get("vision_config") or keys.file.get("vision_tower_config")
     if not isinstance(config, Mapping) or not config:
         return None
-    vision = Keys({k: v for k, v in config.items() if k != "text_config"}, f"{keys.name}: vision_config")
+    vision = Keys(
+        {k: v for k, v in config.items() if k != "text_config"},
+        f"{keys.name}: vision_config",
+        vision_defaults(keys.file, config),
+    )
     width = vision.number("hidden_size", "vt_hidden_size", "mm_hidden_size", "embed_dim", default=1152)
     kernel = vision.sequence("merge_kernel_size")
     side = int(kernel[0]) if kernel else vision.number("spatial_merge_size", "pooling_kernel_size", default=1)

@@ -9,6 +9,7 @@ from typing import Final
 
 from kvist_operator.errors import ModelError
 
+from .class_defaults import PATTERN
 from .config_json import Keys
 from .layers import Attention, Experts, Indexer, Latent, Layer, Mixer, Mlp, Recurrent
 
@@ -118,11 +119,12 @@ def _periodic_kinds(keys: Keys, count: int) -> list[str]:
     if not every and keys.model_type == "llama4" and keys.number("attention_chunk_size", default=0):
         every, other = keys.number("no_rope_layer_interval", default=4), SLIDING
     elif not every:
-        if not keys.number("sliding_window", default=0) or keys.text.get("use_sliding_window") is False:
+        if not keys.number("sliding_window", default=0) or keys.flag("use_sliding_window") is False:
             return [FULL] * count
         every, other = keys.number("sliding_window_pattern", "_sliding_window_pattern", default=0), SLIDING
-        if keys.model_type == "gemma2":
-            every = 2
+    pattern = keys.sequence(PATTERN)
+    if not every and pattern is not None:
+        return [_known(WORDS, pattern[i % len(pattern)], keys) for i in range(count)]
     return [FULL if every and (i + 1) % every == 0 else other for i in range(count)]
 
 
@@ -151,10 +153,10 @@ def _attention(keys: Keys, kind: str) -> Attention:
         "multi_query_group_num",
         "num_attention_groups",
     )
-    one = keys.text.get("multi_query") and not keys.text.get("new_decoder_architecture")
+    one = keys.flag("multi_query") and not keys.flag("new_decoder_architecture")
     kv_heads = 1 if one else keys.number(*kv_names, default=0) or heads
     dim = keys.number("head_dim", "hidden_size_per_head", default=0) or keys.hidden // heads
-    gated = bool(keys.text.get("attn_output_gate"))
+    gated = bool(keys.flag("attn_output_gate"))
     if kind == FULL:
         return Attention(
             heads=heads,
@@ -258,7 +260,7 @@ def _read_feedforward(keys: Keys, layers: int) -> list[tuple[Mlp | None, Experts
     experts = _experts(keys)
     if experts is None:
         return [(_dense(keys), None)] * layers
-    beside = _dense(keys) if keys.text.get("enable_moe_block") else None
+    beside = _dense(keys) if keys.flag("enable_moe_block") else None
     names = ("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size", "n_inner")
     dense = Mlp(width=keys.number(*names, default=0), matrices=experts.matrices)
     return [(beside, experts) if sparse else (dense, None) for sparse in _sparse_layers(keys, layers)]

@@ -228,13 +228,12 @@ def read_shape(
     longest = positions(keys, native)
     if sentence and sentence.max_length:
         longest = min(longest, sentence.max_length)
-    tied = bool(keys.text.get("tie_word_embeddings", config.get("tie_word_embeddings")))
     return ModelShape(
         model_type=keys.model_type,
         dtype=_served_dtype(stored, pooling),
         hidden=hidden,
         vocab=vocab,
-        tied=tied or encoder_only,  # encoders have no output head
+        tied=bool(keys.flag("tie_word_embeddings")) or encoder_only,  # encoders have no output head
         layers=layers,
         max_len=longest,
         # the newer rope_parameters hold theta too; beside the older rope_scaling it stands alone
@@ -257,13 +256,13 @@ def _has_key_bias(keys: Keys) -> bool:
     """Return whether keys have a bias that no normalization follows.
 
     vLLM: ``models/qwen2.py`` has the bias without a key in config.json; other files read it from one of
-    these.
+    these. gpt-oss has one too, but vLLM's recipe caches its keys in FP8 on Blackwell.
     """
-    normalized = keys.model_type.startswith("qwen3") or bool(keys.text.get("use_qk_norm"))
+    normalized = keys.model_type.startswith(("qwen3", "gpt_oss")) or bool(keys.flag("use_qk_norm"))
     if normalized:
         return False
     names = ("attention_bias", "qkv_bias", "add_qkv_bias")
-    return keys.model_type.startswith("qwen2") or any(keys.text.get(name) for name in names)
+    return keys.model_type.startswith("qwen2") or any(keys.flag(name) for name in names)
 
 
 def _stored_dtype(keys: Keys, default: str) -> str:
