@@ -24,6 +24,7 @@ class EngineArgs:
     revision: str | None = None
     port: int | None = None
     trust_remote_code: bool = False
+    load_format: str | None = None
     tensor_parallel_size: int | None = None
     pipeline_parallel_size: int | None = None
     data_parallel_size: int | None = None
@@ -149,6 +150,7 @@ YIELDING: Final = (
     "reasoning-parser",
     "enable-auto-tool-choice",
     "trust-remote-code",
+    "load-format",
     "kv-cache-dtype-skip-layers",
 )
 """Flags that the plan sets unless the user sets them."""

@@ -292,8 +292,8 @@ def own(entry: Path) -> str:
 
 
 async def test_a_pod_that_fills_its_volume_is_evicted(room: Space) -> None:
-    """It fails with the kubelet's reason and message, its containers are killed, and it stays until it is
-    deleted."""
+    """The pod fails with the kubelet's reason and message, its containers are killed, and it stays until
+    it is deleted."""
     greedy = container(
         command=["python3", "-c", "open('/data/x', 'wb').write(bytes(3 << 20)); import time; time.sleep(99)"],
         volumeMounts=[{"name": "data", "mountPath": "/data"}],

@@ -153,8 +153,12 @@ def test_a_claim_has_a_name_and_a_path() -> None:
 INVALID: list[tuple[dict[str, Any], str]] = [
     ({"model": {"source": ""}}, "spec.model.source: is missing"),
     (
-        {"model": {"source": "s3://bucket"}},
-        "spec.model.source: 's3://bucket' is not a model source: write hf://",
+        {"model": {"source": "az://container"}},
+        "spec.model.source: 'az://container' is not a model source: write hf://",
+    ),
+    (
+        {"picker": {"tokenizer": "gs://bucket/model"}},
+        "spec.picker.tokenizer: 'gs://bucket/model': vLLM reads only the model from object stores",
     ),
     ({"model": {"source": "Qwen/Qwen3-8B"}}, "spec.model.source: 'Qwen/Qwen3-8B' has no scheme"),
     ({"model": {"shape": {}}}, "spec.model.shape.config: is missing"),

@@ -9,7 +9,7 @@ from kvist_epp.settings.settings import Settings
 from kvist_operator.extra_args import flag_names
 from kvist_operator.plan import Plan
 from kvist_operator.plan.resources import MODEL_MOUNT
-from kvist_operator.spec.pool import Pool, Source
+from kvist_operator.spec.pool import OBJECT_STORES, Pool, Source
 from kvist_operator.spec.pool_reader import split_source
 
 from .object_names import Json, Note, Site
@@ -43,7 +43,9 @@ def tokenizer(pool: Pool, plan: Plan, site: Site) -> Tokenizer:
         kind, location = split_source(pool.picker.tokenizer, "spec.picker.tokenizer")
         return _at(pool, kind, location, "")
     why = ""
-    if pool.model.kind is Source.PATH:
+    if pool.model.kind in OBJECT_STORES:
+        why = f"the picker does not read {pool.model.kind}://"
+    elif pool.model.kind is Source.PATH:
         why = f"the picker's image does not contain {pool.model.location}"
     elif pool.model.kind is Source.CLAIM:
         claim, modes = pool.model.claim, site.claims.get(pool.model.claim)

@@ -16,7 +16,7 @@ from kvist_operator.memory.memory_budget import Memory
 from kvist_operator.models.shape import Facts, ModelShape, parameters
 from kvist_operator.spec import consistency
 from kvist_operator.spec.pod_template import PATH as TEMPLATE
-from kvist_operator.spec.pool import ENGINE_CONTAINER, AcceleratorSpec, Pool
+from kvist_operator.spec.pool import ENGINE_CONTAINER, OBJECT_STORES, AcceleratorSpec, Pool
 
 from .plan import Hardware
 from .resources import pod_resources
@@ -161,6 +161,11 @@ def unverified(
         found.append(f"vLLM is not known to have kernels for NVFP4 weights on {row.name}")
     if version.doubt:
         found.append(version.doubt)
+    if pool.model.kind in OBJECT_STORES and row.vendor == "cpu":
+        found.append(
+            f"spec.model.source: images for CPUs may lack the Run:ai Model Streamer, which reads "
+            f"{pool.model.kind}://: use one with vllm[runai] in spec.engine.image, or pvc://"
+        )
     given = pool.engine.attention_backend
     if given and not version.known and choice_problem(flags(version.flags)["attention-backend"], given):
         found.append(f"spec.engine.attentionBackend: vLLM {dotted(version.flags)} has no {given}")

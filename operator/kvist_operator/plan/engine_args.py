@@ -10,12 +10,16 @@ from kvist_operator.errors import SpecError
 from kvist_operator.extra_args import ExtraFlag, check_shared, flag_names, merge_json
 from kvist_operator.memory.layout import Draft, EngineSettings, Layout
 from kvist_operator.models.shape import Facts
-from kvist_operator.spec.pool import Adapter, Pool, Source, Speculative, Task
+from kvist_operator.spec.pool import OBJECT_STORES, Adapter, Pool, Source, Speculative, Task
 
 from .kv import KvChoice
 from .plan import Choice, Hardware
 from .requirements import Requirements
-from .resources import ADAPTER_MOUNT, DISK_MOUNT, MODEL_MOUNT
+from .resources import ADAPTER_MOUNT, DISK_MOUNT, MODEL_MOUNT, STREAM_BUFFER
+
+STORE_FORMATS: Final = ("runai_streamer", "runai_streamer_sharded", "modelexpress", "auto")
+"""Values of ``--load-format`` with which vLLM reads object stores; auto becomes the first one."""
+STREAM_LIMIT: Final = "RUNAI_STREAMER_MEMORY_LIMIT"
 
 PORT: Final = 8000
 HASH: Final = "sha256_cbor"
@@ -75,6 +79,7 @@ def arguments(
         revision=pool.model.revision or None if pool.model.kind is Source.HUB else None,
         port=PORT,
         trust_remote_code=facts.remote_code and not _user_sets(pool, "trust-remote-code"),
+        load_format=_load_format(pool, extra),
         tensor_parallel_size=layout.tensor if layout.tensor > 1 else None,
         pipeline_parallel_size=layout.pipeline if layout.pipeline > 1 else None,
         data_parallel_size=layout.data if layout.data > 1 else None,
@@ -129,7 +134,24 @@ def _model_argument(pool: Pool) -> str:
             return f"{MODEL_MOUNT}/{pool.model.path}".rstrip("/")
         case Source.IMAGE:
             return MODEL_MOUNT
+        case Source.S3 | Source.GCS:
+            return f"{pool.model.kind}://{pool.model.location}"
     return pool.model.location
+
+
+def _load_format(pool: Pool, extra: Sequence[ExtraFlag]) -> str | None:
+    """Return the loader for weights in an object store; None where vLLM or the user chooses.
+
+    Raises:
+        SpecError: the user's loader does not read object stores (``vllm/config/vllm.py`` of 0.30 to 0.33).
+    """
+    if pool.model.kind not in OBJECT_STORES:
+        return None
+    given = next((each.values[-1] for each in reversed(extra) if each.name == "load-format"), "")
+    if given and given not in STORE_FORMATS:
+        problem = f"--load-format {given} does not read {pool.model.kind}://: leave it out"
+        raise SpecError("spec.engine.extraArgs", problem)
+    return None if given else STORE_FORMATS[0]
 
 
 def publishes_kv_events(pool: Pool, settings: EngineSettings) -> bool:
@@ -252,7 +274,8 @@ def _user_sets(pool: Pool, flag: str) -> bool:
 def environment(pool: Pool) -> dict[str, str]:
     """Return the variables that the plan sets, and the user's literal ones."""
     given = {entry["name"]: entry["value"] for entry in pool.engine.env if "value" in entry}
-    return {"VLLM_NO_USAGE_STATS": "1", **given}
+    stream = {STREAM_LIMIT: str(STREAM_BUFFER)} if pool.model.kind in OBJECT_STORES else {}
+    return {"VLLM_NO_USAGE_STATS": "1", **stream, **given}
 
 
 def describe_arguments(pool: Pool, facts: Facts, settings: EngineSettings) -> list[Choice]:

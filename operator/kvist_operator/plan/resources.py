@@ -19,7 +19,7 @@ from kvist_operator.memory.layout import GIB, Draft, Layout
 from kvist_operator.memory.memory_budget import Memory
 from kvist_operator.models.shape import Facts, checkpoint_bytes
 from kvist_operator.node_labels import NodeFacts
-from kvist_operator.spec.pool import AcceleratorSpec, Pool, Source
+from kvist_operator.spec.pool import OBJECT_STORES, AcceleratorSpec, Pool, Source
 
 from .plan import Choice, Hardware, PodResources
 
@@ -43,6 +43,10 @@ COMPILE: Final = 600
 """Seconds for compilation and CUDA graph capture, with a margin."""
 BASE_MEMORY: Final = 12 * GIB
 PER_GPU: Final = 6 * GIB
+STREAM_BUFFER: Final = 5 * GIB
+"""Host memory in which a process streams weights from an object store; unlimited unless it is set
+(``docs/src/env-vars.md`` of the Run:ai Model Streamer). The largest single tensor has to fit: 3.9 GiB for the
+embedding of Llama 3.1 405B (128,256 × 16,384 in BF16)."""
 HOME_VOLUME: Final = "cache"
 """Volume for everything that a process writes: downloads, compiled kernels."""
 DOWNLOAD: Final = 1.3
@@ -199,11 +203,12 @@ def pod_resources(
     given, drain = pool.rollout.startup_seconds, pool.rollout.drain_seconds
     startup = given or 60 * math.ceil((COMPILE + loaded / LOAD) / 60)
     cpu = hardware.accelerator.vendor == "cpu"
+    stream = STREAM_BUFFER * on_node if pool.model.kind in OBJECT_STORES else 0
     home = int(checkpoint * DOWNLOAD) + SCRATCH if _downloads(pool) else 0
     local = home + (0 if pool.offload.storage_class else pool.offload.disk_bytes)
     found = PodResources(
         shm_bytes=shm,
-        memory_bytes=int(memory.total) if cpu else BASE_MEMORY + PER_GPU * on_node + shm,
+        memory_bytes=stream + (int(memory.total) if cpu else BASE_MEMORY + PER_GPU * on_node + shm),
         startup_seconds=startup,
         pre_stop_seconds=PRE_STOP,
         drain_seconds=drain,

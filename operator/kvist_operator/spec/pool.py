@@ -34,7 +34,13 @@ class Source(StrEnum):
     HUB = "hf"
     CLAIM = "pvc"
     IMAGE = "oci"
+    S3 = "s3"
+    GCS = "gs"
     PATH = "path"
+
+
+OBJECT_STORES: Final = (Source.S3, Source.GCS)
+"""Origins that vLLM's Run:ai Model Streamer reads."""
 
 
 class Task(StrEnum):
@@ -87,7 +93,7 @@ class ModelRef:
 
     kind: Source
     location: str
-    """Repository, ``claim/path``, image reference or absolute path, without the scheme."""
+    """Repository, ``claim/path``, image reference, ``bucket/path`` or absolute path, without the scheme."""
     task: Task | None = None
     """None = as the files of the model say."""
     revision: str = ""

@@ -29,6 +29,7 @@ from .network_policy_reader import read_network_policy
 from .pod_template import check_template
 from .pool import (
     DEFAULT_IMAGE,
+    OBJECT_STORES,
     AcceleratorSpec,
     Adapter,
     EngineSpec,
@@ -55,12 +56,14 @@ VERSION: Final = "v1alpha1"
 SOURCES: Final = (
     "write hf://org/model, pvc://claim/path, oci://image or an absolute path in the engine's image"
 )
+MODEL_SOURCES: Final = SOURCES.replace(" or ", ", s3://bucket/path, gs://bucket/path or ")
 _PART: Final = r"(?!\.\.?(/|$))[^/\s\x00-\x1f\x7f]+"
 """One part of a path; neither ``.`` nor ``..``."""
 LOCATIONS: Final[Mapping[str, str]] = {
     Source.HUB: r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)?/*",
     Source.CLAIM: rf"[a-z0-9][a-z0-9.-]*(/{_PART})*/*",
     Source.IMAGE: r"[A-Za-z0-9][^\s\x00-\x1f\x7f]*",
+    **dict.fromkeys(OBJECT_STORES, rf"[a-z0-9][a-z0-9._-]+(/{_PART})*/*"),
 }
 METHODS: Final = ("MTP", "EAGLE", "EAGLE3", "DraftModel", "NGram", "Suffix")
 DRAFT_METHODS: Final = ("EAGLE", "EAGLE3", "DraftModel")
@@ -165,10 +168,10 @@ def _name(meta: Fields) -> str:
 
 
 def _model(f: Fields) -> ModelRef:
-    source = f.required("source", SOURCES)
+    source = f.required("source", MODEL_SOURCES)
     if source.endswith(".gguf"):
         raise SpecError(f.at("source"), f"{source!r}: vLLM does not load GGUF files; use safetensors")
-    kind, location = split_source(source, f.at("source"))
+    kind, location = split_source(source, f.at("source"), stores=True)
     task = f.text("task", choices=[str(each) for each in Task])
     model = ModelRef(
         kind=kind,
@@ -200,17 +203,26 @@ def _cache(f: Fields | None) -> WeightsCache | None:
     return f.done(cache)
 
 
-def split_source(text: str, path: str) -> tuple[Source, str]:
-    """Split a model source: ``hf://org/model`` → (Source.HUB, ``org/model``). Raises SpecError."""
+def split_source(text: str, path: str, *, stores: bool = False) -> tuple[Source, str]:
+    """Split a model source: ``hf://org/model`` → (Source.HUB, ``org/model``).
+
+    ``stores``: object stores are allowed, which only engines read, and only for the model itself.
+
+    Raises:
+        SpecError: it is no source, or not one that is allowed here.
+    """
+    sources = MODEL_SOURCES if stores else SOURCES
     scheme, colon, rest = text.partition("://")
+    if scheme in OBJECT_STORES and not stores:
+        raise SpecError(path, f"{text!r}: vLLM reads only the model from object stores: {sources}")
     if re.search(r"[\x00-\x1f\x7f]", text):
-        raise SpecError(path, f"{text!r} contains control characters: {SOURCES}")
+        raise SpecError(path, f"{text!r} contains control characters: {sources}")
     if text.startswith("/"):
         return Source.PATH, text
     if not colon:
-        raise SpecError(path, f"{text!r} has no scheme: {SOURCES}")
+        raise SpecError(path, f"{text!r} has no scheme: {sources}")
     if scheme not in LOCATIONS or not re.fullmatch(LOCATIONS[scheme], rest):
-        raise SpecError(path, f"{text!r} is not a model source: {SOURCES}")
+        raise SpecError(path, f"{text!r} is not a model source: {sources}")
     return Source(scheme), rest.rstrip("/")
 
 
