@@ -1,4 +1,4 @@
-"""Weights in S3 and Google Cloud Storage: what engines get, what is refused, what people are told."""
+"""Weights in S3 and Google Cloud Storage: the arguments of engines, refusals, remarks."""
 
 from typing import Any
 
@@ -82,7 +82,7 @@ def test_facts_of_a_model_in_a_bucket_have_to_be_given() -> None:
         model_facts(read_pool(found).model)
 
 
-def test_the_picker_is_told_where_its_tokenizer_is_not() -> None:
+def test_a_note_says_that_the_picker_has_no_tokenizer() -> None:
     """Without spec.picker.tokenizer, a note names the field."""
     notes = rendered("bucket", picker={}).notes
     assert any("the picker does not read s3://; set spec.picker.tokenizer" in each.message for each in notes)
