@@ -158,7 +158,7 @@ MERGED: Final = "hf-overrides"
 """The flag whose keys by the plan and by the user are merged."""
 
 SECRETS: Final[Mapping[str, str]] = {
-    "api-key": "set VLLM_API_KEY in spec.engine.env, with valueFrom.secretKeyRef",
+    "api-key": "set spec.engine.apiKeySecretRef",
     "hf-token": "set spec.model.tokenSecretRef",
 }
 """Flag → what to set instead, so that the secret is not in the pool's object."""

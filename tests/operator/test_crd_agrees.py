@@ -55,6 +55,7 @@ FULL: dict[str, Any] = {
             "shape": {"config": {"a": 1}, "checkpointSize": 1},
         },
         "schedulingPolicy": "FCFS",
+        "apiKeySecretRef": {"name": "a", "key": "a"},
         "extraArgs": ["--middleware=a"],
         "env": [
             {"name": "A", "value": "a"},

@@ -152,7 +152,7 @@ def test_other_flags_are_the_user_s(words: list[str]) -> None:
         (["--hf-overrides.a"], "lacks its value"),
         (["--enable-log"], "is the beginning of several flags"),
         (["--seed=1", "--seed=2"], "[1]: --seed is given twice"),
-        (["--api-key", "sk-123"], "set VLLM_API_KEY in spec.engine.env, with valueFrom.secretKeyRef"),
+        (["--api-key", "sk-123"], "set spec.engine.apiKeySecretRef"),
         (["--hf-token=hf_123"], "set spec.model.tokenSecretRef"),
         (["--", "x"], "is neither a flag nor a value"),
     ],

@@ -84,8 +84,8 @@ def reasons(found: Rendered) -> list[str]:
 def test_clients_do_not_reach_engines_and_the_gateway_does(
     gateway: Json, answered: set[str], expected: set[str]
 ) -> None:
-    """Where the gateway is known, its pods, the pool's picker and Prometheus connect to the engines' HTTP
-    port, and no other pod does, not even one with the right labels in another namespace."""
+    """The pods of a known gateway, the pool's picker and Prometheus connect to the engines' HTTP port, and no
+    other pod does, not even one with the right labels in another namespace."""
     found = rendered("minimal", replace(SITE, gateways=frozenset(answered)), gateway=gateway)
 
     assert admitted(found) == expected

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from kvist_epp.director.director import Director
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
+from kvist_epp.endpoints.engine_key import EngineKey
 from kvist_epp.endpoints.engine_state import EngineState, partly_served
 from kvist_epp.endpoints.scraper import Scraper
 from kvist_epp.index.index_accuracy import AccuracyMonitor
@@ -61,6 +62,7 @@ class EndpointRegistry(RequestListener):
             on_change=self.on_state_change,
             interval=settings.scrape_interval if scrape_interval is None else scrape_interval,
             timeout=settings.scrape_timeout,
+            key=EngineKey(settings.engine_key_file),
         )
         self.ingestor: Ingestor | None = None
         self.subscriber: Subscriber | None = None

@@ -8,5 +8,6 @@ its metrics and models.
 - ``endpoints_file``: reads endpoints from a file and watches it.
 - ``kubernetes``: endpoints from pods, selected by labels or by an InferencePool.
 - ``engine_state``: what scrapes of one engine have shown; pure.
+- ``engine_key``: the API key that engines require, and the one before it.
 - ``scraper``: asks engines for ``/metrics`` and ``/v1/models``.
 """

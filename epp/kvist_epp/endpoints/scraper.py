@@ -16,6 +16,7 @@ from typing import Final
 import aiohttp
 
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet, same_engine
+from kvist_epp.endpoints.engine_key import UNAUTHORIZED, EngineKey
 from kvist_epp.endpoints.engine_state import EngineState, ScrapeState
 from kvist_epp.engines.vllm.engine_metrics import (
     FULL_CACHE,
@@ -51,11 +52,12 @@ class Scraper:
         models_interval: float = 60.0,
         failures: int = 3,
         concurrency: int = 32,
+        key: EngineKey | None = None,
     ) -> None:
         """``on_scrape`` is called after each answered scrape, ``on_change`` when an engine became ready or
         unreachable, or serves other models. ``interval``: seconds between scrapes of one engine; with 0 there
         are none and all engines count as ready; when infinite there are none and the owner calls
-        ``on_answer``. ``failures`` in a row make an engine unreachable."""
+        ``on_answer``. ``failures`` in a row make an engine unreachable. ``key`` guards ``/v1/models``."""
         self.states: dict[str, EngineState] = {}
         """States by endpoint key. Entries are only replaced, so that a copy is a consistent view."""
         self._on_scrape = on_scrape
@@ -64,6 +66,7 @@ class Scraper:
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._models_interval = models_interval
         self._failures = failures
+        self._key = key or EngineKey()
         self._semaphore = asyncio.Semaphore(concurrency)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._session: aiohttp.ClientSession | None = None
@@ -152,7 +155,7 @@ class Scraper:
 
     async def _models(self, state: EngineState, now: float) -> ServedModels:
         try:
-            served = parse_models(await self._get(state.endpoint, "/v1/models"))
+            served = parse_models(await self._get_guarded(state.endpoint, "/v1/models"))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             state.models_problem = _cause(error)
             return state.served
@@ -160,10 +163,24 @@ class Scraper:
         state.models_at = now
         return served
 
-    async def _get(self, endpoint: Endpoint, path: str) -> bytes:
+    async def _get_guarded(self, endpoint: Endpoint, path: str) -> bytes:
+        """Return a page that an API key may guard, with the first key that the engine accepts."""
+        *others, last = self._key.headers()
+        for authorization in others:
+            try:
+                return await self._get(endpoint, path, authorization)
+            except PermissionError:
+                continue
+        return await self._get(endpoint, path, last)
+
+    async def _get(self, endpoint: Endpoint, path: str, headers: Mapping[str, str] | None = None) -> bytes:
         if self._session is None:
             raise RuntimeError("the scraper must be used with `async with`")
-        async with self._session.get(f"http://{endpoint.hostport}{path}", allow_redirects=False) as response:
+        url = f"http://{endpoint.hostport}{path}"
+        async with self._session.get(url, headers=headers, allow_redirects=False) as response:
+            if response.status in UNAUTHORIZED:
+                problem = f"GET {path} returned HTTP status {response.status}"
+                raise PermissionError(f"{problem}: provide the engines' API key with --engine-key-file")
             if response.status != 200:
                 raise ValueError(f"GET {path} returned HTTP status {response.status}")
             body = bytearray()

@@ -6,13 +6,13 @@ The text is what the engines tokenised already, template and special tokens incl
 
 import codecs
 from enum import Enum
-from pathlib import Path
 from typing import Final
 
 import aiohttp
 import msgspec
 
 from kvist_epp.endpoints.endpoint import Endpoint
+from kvist_epp.endpoints.engine_key import UNAUTHORIZED, EngineKey
 from kvist_epp.flowcontrol.priorities import MAX_PRIORITY, engine_priority
 from kvist_epp.names import ENGINE_PRIORITY_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
 
@@ -39,7 +39,7 @@ class PrewarmClient:
     def __init__(self, *, key_file: str = "", lowest_priority: bool = False) -> None:
         """``key_file`` contains the engines' API key and is read for each request; empty: none.
         ``lowest_priority`` sends the header that vLLM accepts with ``--scheduling-policy priority`` only."""
-        self._key_file = Path(key_file) if key_file else None
+        self.key = EngineKey(key_file)
         self._lowest_priority = lowest_priority
         self._session: aiohttp.ClientSession | None = None
 
@@ -72,16 +72,25 @@ class PrewarmClient:
         }
         data = msgspec.json.encode(body if model is None else {"model": model, **body})
         url = f"http://{endpoint.hostport}{PATH}"
+        outcome = PrewarmOutcome.FAILED
         try:
-            headers = self._headers(session)
-            async with self._session.post(url, data=data, headers=headers, allow_redirects=False) as response:
-                await response.read()
-                return outcome_of(response.status)
+            for authorization in self.key.headers():
+                headers = self._headers(session) | authorization
+                outcome = await self._post(self._session, url, data, headers)
+                if outcome is not PrewarmOutcome.DENIED:
+                    break
         except (aiohttp.ClientError, TimeoutError, OSError):
             return PrewarmOutcome.FAILED
+        return outcome
+
+    async def _post(
+        self, session: aiohttp.ClientSession, url: str, data: bytes, headers: dict[str, str]
+    ) -> PrewarmOutcome:
+        async with session.post(url, data=data, headers=headers, allow_redirects=False) as response:
+            await response.read()
+            return outcome_of(response.status)
 
     def _headers(self, session: str) -> dict[str, str]:
-        """Return the request's headers. Raises OSError when the key file cannot be read."""
         headers = {
             "Content-Type": "application/json",
             REQUEST_ID_HEADER: session,
@@ -89,8 +98,6 @@ class PrewarmClient:
         }
         if self._lowest_priority:
             headers[ENGINE_PRIORITY_HEADER] = engine_priority(-MAX_PRIORITY)
-        if self._key_file is not None:
-            headers["Authorization"] = f"Bearer {self._key_file.read_text().strip()}"
         return headers
 
 
@@ -106,7 +113,7 @@ def outcome_of(status: int) -> PrewarmOutcome:
     """Return the outcome that an HTTP status stands for."""
     if status == 200:
         return PrewarmOutcome.DONE
-    if status in (401, 403):
+    if status in UNAUTHORIZED:
         return PrewarmOutcome.DENIED
     rejected = 400 <= status < 500 and status not in (408, 429)
     return PrewarmOutcome.UNFIT if rejected else PrewarmOutcome.FAILED

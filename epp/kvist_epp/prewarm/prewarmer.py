@@ -58,11 +58,15 @@ class Prewarmer:
         *,
         clock: Callable[[], float],
         model: Callable[[str], str | None] = lambda _key: None,
+        keyed: bool = False,
     ) -> None:
         """``send`` requests (endpoint, session, prompt, model) from an engine. ``model`` returns the name by
-        which an endpoint serves its model, if known."""
+        which an endpoint serves its model, if known. ``keyed``: requests have an API key, which may change,
+        so that an engine that rejects it is asked again later."""
         self.denied = False
-        """Whether an engine asked for an API key, so that nothing more is requested."""
+        """Whether an engine rejected the API key, or asked for one. Without a key nothing more is
+        requested."""
+        self._keyed = keyed
         self._planner, self._send, self._log, self._clock = planner, send, log, clock
         self._model = model
         self._tasks: dict[PrewarmStep, asyncio.Task[None]] = {}
@@ -71,7 +75,7 @@ class Prewarmer:
     async def run(self) -> None:
         """Prewarm until cancelled; then cancel all steps and wait for their end."""
         try:
-            while not self.denied:
+            while self._keyed or not self.denied:
                 self.poll()
                 self._answered.clear()
                 with contextlib.suppress(TimeoutError):
@@ -108,13 +112,25 @@ class Prewarmer:
             good = outcome is PrewarmOutcome.DONE
             self._planner.on_ended(step, now, good=good, seconds=now - started)
             if outcome is PrewarmOutcome.DENIED and not self.denied:
-                self.denied = True
-                logger.warning(
-                    "prewarming stops, because %s rejects the API key or requires one. Provide the right key "
-                    "with --engine-key-file, or set --prewarm-tokens=0",
-                    step.endpoint.key,
-                )
+                self._on_denied(step.endpoint.key)
+            self.denied = self.denied and not good
             self._answered.set()
+
+    def _on_denied(self, key: str) -> None:
+        """Write one line to the log, again after an engine has accepted the key."""
+        self.denied = True
+        if self._keyed:
+            logger.warning(
+                "%s rejects the API key in --engine-key-file, so it is not prewarmed for now: if it was "
+                "started with another key, it has to be restarted to read a new one",
+                key,
+            )
+            return
+        logger.warning(
+            "prewarming stops, because %s requires an API key. Provide it with --engine-key-file, or set "
+            "--prewarm-tokens=0",
+            key,
+        )
 
 
 @asynccontextmanager
@@ -137,7 +153,14 @@ async def open_prewarmer(settings: Settings, registry: EndpointRegistry) -> Asyn
     registry.add_leaving_listener(lambda keys: planner.on_leaving(keys, clock()))
     lowest_priority = settings.scheduling_policy == "priority"
     async with PrewarmClient(key_file=settings.engine_key_file, lowest_priority=lowest_priority) as client:
-        yield Prewarmer(planner, client.send, log, clock=clock, model=lambda key: model_of(registry, key))
+        yield Prewarmer(
+            planner,
+            client.send,
+            log,
+            clock=clock,
+            model=lambda key: model_of(registry, key),
+            keyed=client.key.given,
+        )
 
 
 def model_of(registry: EndpointRegistry, key: str) -> str | None:

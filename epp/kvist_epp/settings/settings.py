@@ -232,7 +232,8 @@ class Settings:
         "prompt tokens that one prewarming request asks an engine to compute; a longer prefix takes several "
         "requests", old_name="--hand-over-step-tokens", unit="TOKENS")
     engine_key_file: str = flag("--engine-key-file", "",
-        "file with the engines' API key, which prewarming needs if they require one", unit="FILE")
+        "file with the engines' API key, which prewarming and the list of served models need if they require "
+        "one; read for each request", unit="FILE")
     approximate_cache_tokens: int = flag("--approximate-cache-tokens", 250_000,
         "KV cache size of an endpoint in approximate mode until its engine reports the size", unit="TOKENS")
     log_format: str = flag("--log-format", "auto",

@@ -11,6 +11,7 @@ from typing import Final
 
 from kvist_epp import names as wire
 from kvist_operator.plan import Plan
+from kvist_operator.spec.consistency import API_KEY_VARIABLE
 from kvist_operator.spec.pool import ENGINE_CONTAINER, Pool, Source
 
 from . import disk_tier, pods, termination_log, weights_cache
@@ -205,6 +206,8 @@ def environment(pool: Pool, plan: Plan) -> list[Json]:
     if plan.nodes > 1:
         own["VLLM_HOST_IP"] = pods.field("VLLM_HOST_IP", "status.podIP")
     own |= {entry["name"]: entry for entry in token(pool.model)}
+    if pool.engine.api_key:
+        own[API_KEY_VARIABLE] = pods.from_secret(API_KEY_VARIABLE, pool.engine.api_key)
     own |= {name: {"name": name, "value": value} for name, value in plan.env.items()}
     own |= {entry["name"]: dict(entry) for entry in pool.engine.env}
     return list(own.values())

@@ -18,6 +18,8 @@ from .tokenizer import Tokenizer, chats
 _RBAC: Final = "rbac.authorization.k8s.io"
 USER: Final = 65532
 CERTIFICATES: Final = "/etc/kvist/tls"
+KEYS: Final = "/etc/kvist/engine-key"
+"""Folder with the engines' API key, which the kubelet updates when the Secret changes."""
 WRITABLE: Final = "/cache"
 GRACE_SPARE: Final = 15
 """Seconds to exit after ``--drain-timeout``."""
@@ -71,6 +73,7 @@ def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
         max_endpoints=pool.gateway.failover_endpoints,
         approximate_cache_tokens=max(1, plan.memory.kv_tokens),
         log_format="json",
+        engine_key_file=f"{KEYS}/{pool.engine.api_key.key}" if pool.engine.api_key else "",
         **chats(pool, found).settings,
     )
 
@@ -87,7 +90,7 @@ def rules(pool: str = "") -> list[Json]:
 
 def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site, found: Tokenizer) -> Json:
     flags = settings(pool, plan, found)
-    mounts = [found.mount] if found.mount else []
+    mounts = [each for each in (found.mount, _engine_key(pool)) if each]
     ports = {
         "grpc": child.GRPC_PORT,
         "health": child.HEALTH_PORT,
@@ -139,6 +142,17 @@ def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site, found: T
         ],
     }
     return pods.deployment(names, names.picker, PICKER, {"replicas": pool.picker.replicas}, pod, {})
+
+
+def _engine_key(pool: Pool) -> pods.Mounted | None:
+    """Return the volume with the engines' API key; None if they have none. It is optional: without the Secret
+    engines wait, and a picker runs."""
+    source = pool.engine.api_key
+    if source is None:
+        return None
+    items = [{"key": source.key, "path": source.key}]
+    volume = {"name": "engine-key", "secret": {"secretName": source.name, "items": items, "optional": True}}
+    return pods.Mounted(volume, {"name": "engine-key", "mountPath": KEYS, "readOnly": True})
 
 
 def _probes(flags: Settings) -> Json:

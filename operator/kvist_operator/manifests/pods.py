@@ -13,7 +13,7 @@ from kvist_operator.hardware import Accelerator, is_called
 from kvist_operator.node_labels import PRODUCT_LABELS
 from kvist_operator.plan import Plan
 from kvist_operator.plan.resources import ADAPTER_MOUNT, HOME_VOLUME, MODEL_MOUNT
-from kvist_operator.spec.pool import ModelRef, Pool, Source
+from kvist_operator.spec.pool import ModelRef, Pool, SecretKey, Source
 from kvist_operator.spec.pool_reader import split_source
 
 from .object_names import Json, Note, ObjectNames, Site
@@ -160,10 +160,13 @@ def mounted(name: str, kind: Source, location: str, path: str, *, whole: bool = 
 
 def token(model: ModelRef) -> Iterable[Json]:
     """Return the variable with the hub's token, by reference: the operator never reads the Secret."""
-    if model.token is None:
-        return ()
-    key = {"name": model.token.name, "key": model.token.key}
-    return ({"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": key}},)
+    return () if model.token is None else (from_secret(TOKEN_VARIABLE, model.token),)
+
+
+def from_secret(variable: str, source: SecretKey) -> Json:
+    """Return a variable with one key of a Secret; a pod without it waits, and the kubelet says for what."""
+    key = {"name": source.name, "key": source.key}
+    return {"name": variable, "valueFrom": {"secretKeyRef": key}}
 
 
 CONTAINER_SECURITY: Final[Mapping[str, Any]] = {

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from kvist_kube.quantity import parse_quantity
 from kvist_operator.errors import SpecError
+from kvist_operator.extra_args import flag_names
 
 from .pod_template import remarks
 from .pool import AcceleratorSpec, GatewaySpec, Pool, Source
@@ -20,11 +21,13 @@ MOST_GPU_MEMORY: Final = 4 << 40
 SECRETS: Final[Mapping[str, str]] = {
     "HF_TOKEN": "set spec.model.tokenSecretRef",
     "HUGGING_FACE_HUB_TOKEN": "set spec.model.tokenSecretRef",
-    "VLLM_API_KEY": "use valueFrom.secretKeyRef",
+    "VLLM_API_KEY": "set spec.engine.apiKeySecretRef",
     "AWS_SECRET_ACCESS_KEY": "use valueFrom.secretKeyRef",
     "OPENAI_API_KEY": "use valueFrom.secretKeyRef",
 }
 """Variables that hold a secret, and what to write instead of its value."""
+API_KEY_VARIABLE: Final = "VLLM_API_KEY"
+"""Read by vLLM if it has no ``--api-key`` (0.33: ``entrypoints/serve/middleware/register.py``); one key."""
 DEVICES: Final = (
     "CUDA_VISIBLE_DEVICES",
     "NVIDIA_VISIBLE_DEVICES",
@@ -107,6 +110,7 @@ def _check_lengths(pool: Pool) -> None:
 
 
 def _check_environment(pool: Pool) -> None:
+    _check_api_key(pool)
     for i, entry in enumerate(pool.engine.env):
         field = f"spec.engine.env[{i}]"
         name, value = entry["name"], str(entry.get("value") or "")
@@ -116,6 +120,18 @@ def _check_environment(pool: Pool) -> None:
         if name in DEVICES:
             problem = f"{name} is set by the device plugin: leave it out, and set spec.accelerator.count"
             raise SpecError(f"{field}.name", problem)
+
+
+def _check_api_key(pool: Pool) -> None:
+    """Raise SpecError for a second API key, which engines would take instead of that of the picker."""
+    if pool.engine.api_key is None:
+        return
+    others = [f"spec.engine.env[{i}]" for i, e in enumerate(pool.engine.env) if e["name"] == API_KEY_VARIABLE]
+    if "api-key" in (name for _, name in flag_names(pool.engine.extra_args)):
+        others.append("spec.engine.extraArgs")
+    if others:
+        problem = "is a second API key beside spec.engine.apiKeySecretRef: leave one of them out"
+        raise SpecError(others[0], problem)
 
 
 def _check_resources(found: Mapping[str, Any]) -> None:
@@ -145,6 +161,12 @@ def _ignored(pool: Pool) -> Iterator[str]:
         given = {"priorities": picker.priorities, "tokenizer": picker.tokenizer, "image": picker.image}
         for name in (name for name, value in {**given, "resources": picker.resources}.items() if value):
             yield f"spec.picker.{name} has no effect: spec.picker.mode is Off; leave it out"
+    by_hand = [e for e in pool.engine.env if e["name"] == API_KEY_VARIABLE]
+    if by_hand and picker.mode != "Off":
+        yield (
+            f"spec.engine.env: {API_KEY_VARIABLE} is not known to the picker, which then cannot prewarm: set "
+            "spec.engine.apiKeySecretRef"
+        )
     yield from _ignored_gateway(pool.gateway)
     if (pool.engine.max_loras or pool.engine.max_cpu_loras) and not model.adapters:
         yield "spec.engine.maxLoras and maxCpuLoras have no effect without spec.model.adapters; drop both"

@@ -21,6 +21,7 @@ MAX_LENGTH: Final = 1024
 NAME_LENGTH: Final = 253
 """Characters of a Kubernetes name."""
 VARIABLE: Final = r"[-._A-Za-z][-._A-Za-z0-9]*"
+SECRET_KEY: Final = r"[-._a-zA-Z0-9]+"
 AMOUNT: Final = r"[0-9]+(\.[0-9]+)?([KMGTP]i|[numkMGTP])?"
 ENABLED: Final = ("Enabled", "Disabled")
 T = TypeVar("T")
@@ -224,12 +225,12 @@ def type_name(value: Any) -> str:
     return "an object" if isinstance(value, Mapping) else names.get(type(value), f"a {type(value).__name__}")
 
 
-def read_secret(f: Fields | None) -> SecretKey | None:
-    """Return one key of a Secret; None when absent."""
+def read_secret(f: Fields | None, default: str = "token") -> SecretKey | None:
+    """Return one key of a Secret; None when absent. ``default``: the key if none is named."""
     if f is None:
         return None
     name = f.required("name", "the Secret's name", most=NAME_LENGTH)
-    return f.done(SecretKey(name=name, key=f.text("key", "token", most=NAME_LENGTH)))
+    return f.done(SecretKey(name=name, key=f.text("key", default, most=NAME_LENGTH, pattern=SECRET_KEY)))
 
 
 def read_env(f: Fields) -> Mapping[str, Any]:

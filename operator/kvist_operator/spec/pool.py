@@ -149,6 +149,7 @@ class EngineSpec:
     max_cpu_loras: int | None = None
     speculative: Speculative | None = None
     scheduling_policy: str = ""
+    api_key: SecretKey | None = None
     extra_args: tuple[str, ...] = ()
     env: tuple[Mapping[str, Any], ...] = ()
     """Entries of a container's ``env``, unchanged."""

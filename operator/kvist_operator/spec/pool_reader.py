@@ -267,6 +267,7 @@ def _engine(f: Fields, default_image: str) -> EngineSpec:
         max_cpu_loras=f.whole("maxCpuLoras", high=4096),
         speculative=_speculative(f.optional("speculative")),
         scheduling_policy=f.text("schedulingPolicy", choices=("FCFS", "Priority")),
+        api_key=read_secret(f.optional("apiKeySecretRef"), "api-key"),
         extra_args=f.texts("extraArgs", most=64, each=4096),
         env=tuple(read_env(e) for e in f.sections("env", most=64)),
     )

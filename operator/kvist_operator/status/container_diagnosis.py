@@ -145,12 +145,14 @@ def _pull_remedy(message: str, container: Object, part: ComponentFields) -> str:
 def _config_remedy(message: str, part: ComponentFields) -> str:
     found = re.search(r'(?P<kind>secret|configmap) "(?P<name>[^"]+)" not found', message)
     if found:
-        fields = "spec.model.tokenSecretRef or spec.engine.env" if part.component == ENGINE else "spec.picker"
+        own = "spec.engine.apiKeySecretRef, spec.model.tokenSecretRef or spec.engine.env"
+        fields = own if part.component == ENGINE else "spec.picker"
         kind = {"secret": "Secret", "configmap": "ConfigMap"}[found["kind"]]
         return f"Create the {kind} {found['name']} in this namespace, or change {fields}"
     if "couldn't find key" in message:
         return (
-            "Add the key to the object, or name another key: spec.model.tokenSecretRef.key, spec.engine.env"
+            "Add the key to the object, or name another key: spec.engine.apiKeySecretRef.key, "
+            "spec.model.tokenSecretRef.key, spec.engine.env"
         )
     if "runAsNonRoot" in message or "run as root" in message:
         return "Set a numeric user: spec.podTemplate.spec.securityContext.runAsUser"

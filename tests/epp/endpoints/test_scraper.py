@@ -3,11 +3,13 @@
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
+from kvist_epp.endpoints.engine_key import EngineKey
 from kvist_epp.endpoints.engine_state import EngineState, ScrapeState
 from kvist_epp.endpoints.scraper import Scraper
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
@@ -22,6 +24,7 @@ class Engine:
         self.page = 'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 1.0\n'
         self.status = 200
         self.models_status = 200
+        self.keys: set[str] = set()
         self.asked: list[str] = []
         app = web.Application()
         app.add_routes([web.get("/metrics", self.metrics), web.get("/v1/models", self.models)])
@@ -33,6 +36,10 @@ class Engine:
 
     async def models(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
+        if self.keys and request.headers.get("Authorization", "") not in {
+            f"Bearer {key}" for key in self.keys
+        }:
+            return web.json_response({"error": "Unauthorized"}, status=401)
         return web.json_response(MODELS, status=self.models_status)
 
     async def start(self) -> Endpoint:
@@ -76,7 +83,7 @@ class Told:
             await self._news.wait_for(condition)
 
 
-def scraper(told: Told, **more: float) -> Scraper:
+def scraper(told: Told, **more: float | EngineKey) -> Scraper:
     options = {"interval": 0.01, "timeout": 5.0, **more}
     return Scraper(on_scrape=told.scraped, on_change=told.changed, **options)  # type: ignore[arg-type]
 
@@ -135,7 +142,10 @@ async def test_an_api_key_on_models_does_not_matter(engine: Engine) -> None:
         await told.until(lambda: told.scrapes >= 1)
         state = scrapes.states["ns/a"]
 
-        assert (state.ready, state.models_problem) == (True, "GET /v1/models returned HTTP status 401")
+        problem = (
+            "GET /v1/models returned HTTP status 401: provide the engines' API key with --engine-key-file"
+        )
+        assert (state.ready, state.models_problem) == (True, problem)
 
 
 async def test_another_server_is_no_engine(engine: Engine) -> None:
@@ -264,3 +274,28 @@ def test_every_rank_has_its_own_batch() -> None:
 
     assert EngineState(labelled).slots(256) == 32
     assert EngineState(Endpoint("a", "ns", "10.0.0.1", 1, ranks=4)).slots(256) == 1024
+
+
+async def test_the_models_of_an_engine_that_requires_an_api_key(engine: Engine, tmp_path: Path) -> None:
+    """The list of models is requested with the key of the file, as it is at that time; an engine that still
+    has the key before is asked with that one; the metrics page is requested without a key."""
+    engine.keys, file, told = {"one"}, tmp_path / "key", Told()
+    endpoint = await engine.start()
+    file.write_text("one\n")
+    async with scraper(told, models_interval=0.0, key=EngineKey(str(file))) as scrapes:
+        scrapes.follow(EndpointSet((endpoint,)))
+        state = scrapes.states["ns/a"]
+        await told.until(lambda: state.served.models == frozenset({"m"}))
+        file.write_text("two")
+        seen = told.scrapes
+        await told.until(lambda: told.scrapes > seen + 3)
+        assert state.models_problem == ""  # the engine has not restarted yet
+        engine.keys = {"two"}
+        seen = told.scrapes
+        await told.until(lambda: told.scrapes > seen + 3)
+        assert state.models_problem == ""
+        engine.keys = {"three"}
+        await told.until(lambda: "--engine-key-file" in state.models_problem)
+        assert state.ready
+        file.unlink()
+        await told.until(lambda: "No such file" in state.models_problem)

@@ -81,6 +81,19 @@ async def test_the_key_is_read_each_time(engine: Engine, tmp_path: Path) -> None
     assert [headers["authorization"] for headers, _ in engine.requests] == ["Bearer one", "Bearer two"]
 
 
+async def test_an_engine_with_the_key_before_is_asked_with_it(engine: Engine, tmp_path: Path) -> None:
+    """After a change of the file an engine that rejects the new key gets the one before."""
+    file = tmp_path / "key"
+    async with PrewarmClient(key_file=str(file)) as client:
+        file.write_text("one")
+        assert await client.send(engine.endpoint, "id", b"text", None) is PrewarmOutcome.DONE
+        file.write_text("two")
+        engine.status = 401
+        assert await client.send(engine.endpoint, "id", b"text", None) is PrewarmOutcome.DENIED
+    tried = [headers["authorization"] for headers, _ in engine.requests]
+    assert tried == ["Bearer one", "Bearer two", "Bearer one"]
+
+
 @pytest.mark.parametrize(
     ("status", "answer"),
     [

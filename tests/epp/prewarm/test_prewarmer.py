@@ -36,7 +36,7 @@ class Engines:
 
 
 @asynccontextmanager
-async def running(pool: Pool, engines: Engines) -> AsyncIterator[Prewarmer]:
+async def running(pool: Pool, engines: Engines, *, keyed: bool = False) -> AsyncIterator[Prewarmer]:
     """Run a prewarmer."""
     prewarmer = Prewarmer(
         pool.planner,
@@ -44,6 +44,7 @@ async def running(pool: Pool, engines: Engines) -> AsyncIterator[Prewarmer]:
         pool.log,
         clock=lambda: pool.now,
         model=lambda key: f"model of {key}",
+        keyed=keyed,
     )
     task = asyncio.create_task(prewarmer.run())
     try:
@@ -150,3 +151,23 @@ async def test_a_missing_api_key_ends_prewarming_with_one_warning(caplog: pytest
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert "--engine-key-file" in warnings[0]
+
+
+async def test_a_key_that_is_rejected_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    """While a key is replaced, an engine may reject it for a while: the log says so once, and the step is
+    repeated until the engine accepts the key."""
+    pool = hot_pool()
+    engines = Engines(pool)
+    for answer in (PrewarmOutcome.DENIED, PrewarmOutcome.DENIED, PrewarmOutcome.DONE):
+        engines.answers.put_nowait(answer)
+    async with running(pool, engines, keyed=True) as prewarmer:
+        await until(lambda: pool.stats.failed == 1)
+        assert prewarmer.denied
+        pool.now += 2.0
+        await until(lambda: pool.stats.failed == 2)
+        assert prewarmer.denied
+        pool.now += 2.0
+        await until(lambda: pool.stats.steps == 1)
+        assert not prewarmer.denied
+    [line] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert "has to be restarted to read a new one" in line
