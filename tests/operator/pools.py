@@ -3,8 +3,8 @@
 from functools import cache
 from typing import Any
 
+from kvist_operator.models.catalogue import from_catalogue
 from kvist_operator.models.shape import Facts, read_shape
-from kvist_operator.models.source import from_catalogue
 from kvist_operator.plan import Plan, make_plan
 from kvist_operator.spec import Pool, read_pool
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from tests.operator.pools import known, pool
 
 from kvist_operator.errors import SpecError
-from kvist_operator.models.source import catalogue
+from kvist_operator.models.catalogue import catalogue
 from kvist_operator.node_labels import NodeFacts, node_kinds
 from kvist_operator.plan import Plan, make_plan
 from kvist_operator.plan.requirements import DEFAULT_CONCURRENCY, DEFAULT_CONTEXT

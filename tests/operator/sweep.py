@@ -8,7 +8,7 @@ from tests.operator.pools import known, pool
 
 from kvist_operator.errors import OperatorError
 from kvist_operator.hardware import CPU, ROWS
-from kvist_operator.models.source import catalogue
+from kvist_operator.models.catalogue import catalogue
 from kvist_operator.plan import make_plan
 from kvist_operator.plan.engine_args import LEADER, RANK
 

@@ -11,6 +11,7 @@ from tests.operator.pools import DENSE, known, made, plan, pool
 
 from kvist_operator.errors import SpecError
 from kvist_operator.hardware import ROWS
+from kvist_operator.models.catalogue import catalogue
 from kvist_operator.models.pooling import SentenceFiles, read_sentence_files
 from kvist_operator.models.shape import (
     Facts,
@@ -20,7 +21,7 @@ from kvist_operator.models.shape import (
     parameters,
     read_shape,
 )
-from kvist_operator.models.source import catalogue, from_folder, from_model_files
+from kvist_operator.models.source import from_folder, from_model_files
 from kvist_operator.plan import PlanVerdict, make_plan
 from kvist_operator.spec.pool import Task
 

@@ -17,7 +17,7 @@ from kvist_operator.extra_args import read_extra
 from kvist_operator.hardware import ROWS, known_accelerator
 from kvist_operator.memory.layout import GIB, EngineSettings, Layout
 from kvist_operator.memory.memory_budget import Memory, budget
-from kvist_operator.models.source import catalogue
+from kvist_operator.models.catalogue import catalogue
 from kvist_operator.plan import Plan, PlanVerdict, make_plan
 
 NAMES = sorted(catalogue())

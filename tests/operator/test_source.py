@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -12,7 +15,8 @@ from tests.fakes.hub import Hub, hub_with
 from tests.operator.pools import DENSE, pool
 
 from kvist_operator.errors import ModelError, ModelNotFound
-from kvist_operator.models.shape import checkpoint_bytes
+from kvist_operator.models import catalogue, source
+from kvist_operator.models.shape import checkpoint_bytes, parameters
 from kvist_operator.models.source import ModelHub, draft_facts, from_folder, from_hub, model_facts
 
 LOAD = """
@@ -115,17 +119,107 @@ def test_what_was_read_once_is_read_again_without_the_hub(hub: str, tmp_path: Pa
 
 
 def test_an_unknown_model_without_a_hub_fails_at_once(tmp_path: Path) -> None:
-    """The hub is asked once, not five times with pauses: the message comes within the time of one request."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ModelHub, "text", lambda *_: pytest.fail("a download was tried"))
-        patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-        patch.setattr("huggingface_hub.HfApi.model_info", _refused)
-        with pytest.raises(ModelNotFound, match="the hub did not answer: let this machine reach the hub"):
-            model_facts(pool("hf://acme/unknown").model)
+    """One connection is tried: neither a request, nor a download, nor the import of the hub's client."""
+    script = """
+import sys
+from kvist_operator.models.source import model_facts
+from kvist_operator.spec.pool import ModelRef, Source
+try:
+    model_facts(ModelRef(kind=Source.HUB, location="Qwen/Qwen3-9B"))
+except Exception as error:
+    print(error, "huggingface_hub" in sys.modules)
+"""
+    environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+
+    assert "similar names there: Qwen/Qwen3.5-9B" in done.stdout
+    assert (
+        "let this machine reach the hub (HF_ENDPOINT), or give the facts as spec.model.shape" in done.stdout
+    )
+    assert done.stdout.split()[-1] == "False"
 
 
-def _refused(*_: object, **__: object) -> None:
-    raise OSError("no route to host")
+async def test_a_hub_that_drops_packets_is_given_up_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that never succeeds, and a name that is never found, do not hold up the plan."""
+    monkeypatch.setattr(source, "CONNECT_SECONDS", 0.05)
+    forever = threading.Event()
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        forever.wait()
+        raise OSError(f"{address} did not answer in {timeout} s")
+
+    monkeypatch.setattr("socket.create_connection", connect)
+    for name in ("HTTPS_PROXY", "https_proxy", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    try:
+        with pytest.raises(TimeoutError, match=r"hub\.example does not answer"):
+            source.check_connection("https://hub.example")
+    finally:
+        forever.set()
+
+
+def test_the_connection_goes_where_the_client_would_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a proxy that is the proxy, and offline nothing is tried."""
+    tried: list[tuple[str, int]] = []
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        tried.append(address)
+        return socket.socket()
+
+    monkeypatch.setattr("socket.create_connection", connect)
+    for name in ("https_proxy", "no_proxy", "NO_PROXY", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    source.check_connection("https://hub.example")
+    monkeypatch.delenv("HTTPS_PROXY")
+    source.check_connection("https://hub.example")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(OSError, match="HF_HUB_OFFLINE is set"):
+        source.check_connection("https://hub.example")
+
+    assert tried == [("proxy.example", 3128), ("hub.example", 443)]
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("qwen/qwen2.5-7b-instruct", "Qwen/Qwen2.5-7B-Instruct"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "meta-llama/Meta-Llama-3-8B-Instruct"),
+        ("THUDM/GLM-5", "zai-org/GLM-5"),
+        ("unsloth/Qwen2.5-7B-Instruct", ""),
+        ("acme/none", ""),
+    ],
+)
+def test_other_spellings_and_former_names_are_found(spelled: str, name: str) -> None:
+    """Case and names that the hub redirects do not matter; a copy elsewhere may be quantised."""
+    assert catalogue.listed_name(spelled) == name
+
+
+def test_every_entry_has_the_number_of_weights_in_its_name() -> None:
+    """Names such as Qwen2.5-7B or Falcon3-10B round the number of weights, so that an entry with wrong facts
+    is noticed; exceptions are names that count otherwise."""
+    checked = 0
+    for name in catalogue.catalogue():
+        found = re.search(r"-(\d+(?:\.\d+)?)B(?![a-z])", name)
+        if not found or name in OTHERWISE:
+            continue
+        facts = catalogue.from_catalogue(name)
+        assert facts is not None
+        stated, counted = float(found[1]), parameters(facts.shape) / 1e9
+        assert stated / 1.15 <= counted <= stated * 1.3 + 0.15, (name, counted)
+        checked += 1
+    assert checked > 60
+
+
+OTHERWISE = {
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct",
+    "tiiuae/Falcon3-1B-Instruct",
+}
+"""Names with the weights that are used for a token, or without those of the embedding."""
 
 
 def test_a_repository_of_gguf_files_is_refused_with_the_reason() -> None:

@@ -1,23 +1,24 @@
 """The facts of a pool's model: from the spec, a local folder, the catalogue of the package, or the hub.
 
-This module and no other of the package reads files or asks the network. It gets config.json, ModelOpt's
+This module asks the network, and no other of the package. It gets config.json, ModelOpt's
 quantization file and the size of the weights from the hub, never the weights; the hub's client caches them.
 """
 
 import json
+import os
+import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
-from importlib import resources
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Final
-
-import yaml
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from kvist_operator.errors import ModelError, ModelNotFound
-from kvist_operator.spec.pool import ModelRef, Shape, Source, Task
+from kvist_operator.spec.pool import ModelRef, Shape, Source
 
+from .catalogue import from_catalogue, near_names, with_parsers
 from .config_json import Keys
 from .pooling import LENGTH, MODULES, SentenceFiles, pooling_path, read_pooling, read_sentence_files
 from .quantization import REFUSED
@@ -27,8 +28,9 @@ CONFIG: Final = "config.json"
 QUANT_CONFIG: Final = "hf_quant_config.json"
 INDEX: Final = "model.safetensors.index.json"
 TIMEOUT_SECONDS: Final = 5
-MANY_FORMATS: Final = ("llama", "mistral", "qwen2")
-"""Types whose models write tool calls in many formats, because others were trained from them."""
+ENDPOINT: Final = "https://huggingface.co"
+CONNECT_SECONDS: Final = 1.0
+"""Time in which the hub, or the proxy before it, has to accept a connection, its name's lookup included."""
 
 
 class ModelHub:
@@ -46,19 +48,32 @@ class ModelHub:
         Raises:
             ModelNotFound: the hub does not answer and the cache is empty, or it refuses the repository.
         """
-        from huggingface_hub import HfApi, errors, try_to_load_from_cache
+        try:
+            check_connection(os.environ.get("HF_ENDPOINT") or ENDPOINT)
+        except OSError as error:
+            return self._cached_commit(repository, revision, error)
+        from huggingface_hub import HfApi, errors
 
         try:
             info = HfApi().model_info(repository, revision=revision or None, timeout=TIMEOUT_SECONDS)
         except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
             raise _unreachable(repository, error) from error
-        except Exception as error:
-            cached = try_to_load_from_cache(repository, CONFIG, revision=revision or None)
-            if not isinstance(cached, str):
-                raise _unreachable(repository, error) from error
-            self._cached_only = True
-            return Path(cached).parent.name  # …/snapshots/<commit>/config.json
+        except Exception as error:  # noqa: BLE001 - whatever the client raises, the cache may have the commit
+            return self._cached_commit(repository, revision, error)
         return info.sha or revision
+
+    def _cached_commit(self, repository: str, revision: str, error: Exception) -> str:
+        """Return the commit in the client's cache. Raises ModelNotFound if it has none."""
+        folder = _cache_folder() / f"models--{repository.replace('/', '--')}"
+        if not folder.is_dir():  # without the client, whose import takes half a second
+            raise _unreachable(repository, error) from error
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(repository, CONFIG, revision=revision or None)
+        if not isinstance(cached, str):
+            raise _unreachable(repository, error) from error
+        self._cached_only = True
+        return Path(cached).parent.name  # …/snapshots/<commit>/config.json
 
     def text(self, repository: str, revision: str, file: str) -> str | None:
         """Return the text of a file; None if the repository does not have it.
@@ -101,6 +116,42 @@ class ModelHub:
         return {file.rfilename: file.size or 0 for file in info.siblings or ()}
 
 
+def _cache_folder() -> Path:
+    """Return the folder of the hub's client for downloads, as it finds it itself."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+
+
+def check_connection(endpoint: str) -> None:
+    """Raise OSError if the hub, or the proxy before it, accepts no connection within a second.
+
+    A client's timeout does not bound the lookup of a name, which takes 20 s where packets are dropped; so
+    both are done in a thread that may outlast this call.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise OSError("HF_HUB_OFFLINE is set")
+    url = urlsplit(endpoint)
+    proxy = getproxies().get(url.scheme)
+    if proxy and not proxy_bypass(url.hostname or ""):
+        url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    address = url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
+    answers: list[OSError | None] = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection(address, timeout=CONNECT_SECONDS).close()
+            answers.append(None)
+        except OSError as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=connect, name="connection to the hub", daemon=True)
+    thread.start()
+    thread.join(CONNECT_SECONDS)
+    error = answers[0] if answers else TimeoutError(f"{address[0]} does not answer")
+    if error is not None:
+        raise error
+
+
 def model_facts(ref: ModelRef, hub: ModelHub | None = None, field: str = "spec.model.source") -> Facts:
     """Return the facts of a pool's model, from the best source that has them.
 
@@ -141,74 +192,7 @@ def _from_spec(shape: Shape, name: str) -> Facts:
         source=f"spec.model.shape for {name}",
         checkpoint_source="spec.model.shape.checkpointSize" if shape.checkpoint_bytes else COMPUTED,
     )
-    return _with_parsers(found)
-
-
-@cache
-def catalogue() -> Mapping[str, Any]:
-    """Return catalogue.yaml: current models by repository, for clusters that cannot reach the hub."""
-    text = resources.files(__package__).joinpath("catalogue.yaml").read_text(encoding="utf-8")
-    found: Mapping[str, Any] = yaml.safe_load(text)
-    return found
-
-
-def from_catalogue(repository: str) -> Facts | None:
-    """Return the facts of a repository in the catalogue, in any case of letters; None for another one."""
-    models = catalogue()
-    name = next((name for name in models if name.lower() == repository.lower()), "")
-    if not name:
-        return None
-    entry = models[name]
-    origin = entry if "config" in entry else models[entry["as"]]
-    config, sentence = origin["config"], origin.get("sentence")
-    size = entry.get("checkpoint") or {}
-    files = SentenceFiles(**sentence) if sentence is not None else None
-    return Facts(
-        shape=read_shape(_expanded(config), name=name, sentence=files),
-        checkpoint_bytes=size.get("bytes", 0),
-        source="catalogue",
-        checkpoint_source=size.get("source", COMPUTED),
-        tool_parser=entry.get("tool_parser", ""),
-        reasoning_parser=entry.get("reasoning_parser", ""),
-        task=Task(entry["task"]) if "task" in entry else None,
-        remote_code=entry.get("remote_code", False),
-    )
-
-
-def _with_parsers(facts: Facts) -> Facts:
-    """Return the facts with the parsers that all models of this type in the catalogue have in common."""
-    kind = facts.shape.model_type
-    if kind in MANY_FORMATS:
-        return facts
-    models = catalogue()
-    alike = []
-    for entry in models.values():
-        origin = entry if "config" in entry else models[entry["as"]]
-        writes = "task" not in entry and not origin.get("sentence", {}).get("listed")
-        if writes and Keys(origin["config"]).model_type == kind:
-            alike.append((entry.get("tool_parser", ""), entry.get("reasoning_parser", "")))
-    tool, reasoning = ({pair[i] for pair in alike} for i in (0, 1))
-    return replace(
-        facts,
-        tool_parser=tool.pop() if len(tool) == 1 else "",
-        reasoning_parser=reasoning.pop() if len(reasoning) == 1 else "",
-        parser_source=f"catalogue, models of type {kind}",
-    )
-
-
-def _expanded(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace ``runs`` by the lists config.json has: [number, kind] pairs, repeated over all layers."""
-    layers = config.get("num_hidden_layers")
-
-    def expanded(value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        if "runs" not in value:
-            return _expanded(value)
-        pattern = [kind for number, kind in value["runs"] for _ in range(number)]
-        return list(islice(cycle(pattern), layers or len(pattern)))
-
-    return {key: expanded(value) for key, value in config.items()}
+    return with_parsers(found)
 
 
 def from_folder(folder: Path) -> Facts:
@@ -314,7 +298,7 @@ def _from_files(
     quant = _json_object(quant_config, f"{prefix}{QUANT_CONFIG}") if quant_config else None
     shape = read_shape(_json_object(config, name), name=name, quant_config=quant, sentence=sentence)
     size_source = size_source if size else COMPUTED
-    return _with_parsers(
+    return with_parsers(
         Facts(shape=shape, checkpoint_bytes=size, source=source, checkpoint_source=size_source)
     )
 
@@ -336,12 +320,15 @@ def _json_object(text: str, name: str) -> Mapping[str, Any]:
 
 
 def _unreachable(repository: str, error: Exception) -> ModelNotFound:
-    from huggingface_hub import errors
-
-    if isinstance(error, errors.GatedRepoError | errors.RepositoryNotFoundError):
+    kind = type(error).__name__
+    if kind in ("GatedRepoError", "RepositoryNotFoundError"):
         remedy = "check the name, and that HF_TOKEN (spec.model.tokenSecretRef for engines) may read it"
-    elif isinstance(error, errors.RevisionNotFoundError):
+    elif kind == "RevisionNotFoundError":
         remedy = "check spec.model.revision"
     else:
         remedy = "let this machine reach the hub (HF_ENDPOINT), or give the facts as spec.model.shape"
-    return ModelNotFound(f"hf://{repository}: not in the catalogue, and the hub did not answer: {remedy}")
+    near = near_names(repository)
+    known = f" (similar names there: {', '.join(near)})" if near else ""
+    return ModelNotFound(
+        f"hf://{repository}: not in the catalogue{known}, and the hub did not answer: {remedy}"
+    )

@@ -14,8 +14,9 @@ from typing import Final
 
 from kvist_kube.backoff import backoff_seconds
 from kvist_operator.errors import ModelNotFound, OperatorError
+from kvist_operator.models.catalogue import from_catalogue
 from kvist_operator.models.shape import Facts
-from kvist_operator.models.source import ModelHub, draft_facts, from_catalogue, from_model_files, model_facts
+from kvist_operator.models.source import ModelHub, draft_facts, from_model_files, model_facts
 from kvist_operator.spec.pool import ModelRef, Pool, Source, Speculative
 from kvist_operator.status.known_model import KnownModel
 
