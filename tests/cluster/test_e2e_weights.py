@@ -136,10 +136,10 @@ async def test_a_download_that_fails_is_a_condition(ground: Space) -> None:
 
     async def failed() -> Json | None:
         found = condition(await ground.get("InferencePool", "twig"), "Progressing")
-        return found if found.get("reason") == "CrashLoop" else None
+        return found if found.get("reason") == "ModelUnavailable" else None
 
     found = await ground.until(failed, "the failure", seconds=120)
     assert found is not None
     assert "kvist/none cannot be downloaded: RepositoryNotFoundError" in found["message"]
-    assert "spec.model.source and spec.model.tokenSecretRef" in found["message"]
+    assert "Check spec.model.source; for a private repository name the Secret" in found["message"]
     assert await ground.found("Deployment", "twig") is None

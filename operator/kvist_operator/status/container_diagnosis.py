@@ -12,7 +12,7 @@ from typing import Final
 
 from kvist_operator.manifests.object_names import COMPONENT, DOWNLOAD, ENGINE, ENVOY, PICKER
 
-from .termination_message import cleaned, last_words
+from .termination_message import DISK, cleaned, last_words
 from .views import Object
 
 
@@ -38,7 +38,7 @@ PARTS: Final[Mapping[str, ComponentFields]] = {
         resources="spec.podTemplate.spec.containers[engine].resources",
         starting="spec.rollout.startupSeconds",
         command="spec.engine.extraArgs and spec.engine.env",
-        volumes="spec.model.source and spec.podTemplate.spec.volumes",
+        volumes="spec.model.source, spec.model.cache and spec.podTemplate.spec.volumes",
     ),
     PICKER: ComponentFields(
         component=PICKER,
@@ -72,6 +72,10 @@ def part_of(pod: Object) -> ComponentFields:
     labels = pod["metadata"].get("labels") or {}
     return PARTS.get(labels.get(COMPONENT, ENGINE), PARTS[ENGINE])
 
+
+CACHE_FULL: Final = (
+    "Enlarge the claim or the disk of spec.model.cache, or remove models that are not used from it"
+)
 
 KILLED, SEGFAULT, BUS, TERMINATED = 137, 139, 135, 143
 """Exit codes after a signal: 128 and the number of the signal."""
@@ -174,8 +178,9 @@ def ended(state: Object, container: Object, restarts: int, part: ComponentFields
         message = cleaned(state.get("message"))
         return PodFinding("CannotStart", message, _start_remedy(message, container, part))
     said = last_words(str(state.get("message") or ""))
-    if said.reason and part.component == ENGINE:
-        return PodFinding(said.reason, said.words, said.remedy)
+    if said.reason and part.component in (ENGINE, DOWNLOAD):
+        full = said.reason == DISK and container.get("name") == DOWNLOAD
+        return PodFinding(said.reason, said.words, CACHE_FULL if full else said.remedy)
     slow = _slow(state, container, part) if code in (0, KILLED, TERMINATED) else None
     return slow or _crashed(said.words, code, restarts, part)
 

@@ -267,8 +267,8 @@ def _mount_remedy(message: str, part: ComponentFields) -> str:
         return f"Create this object in the pool's namespace, or change {part.volumes}"
     if "Multi-Attach" in message:
         return (
-            "The claim can be attached to one node only: spec.model.source needs a claim with access mode "
-            "ReadOnlyMany"
+            "The claim can be attached to one node only: spec.model.source needs one with access mode "
+            "ReadOnlyMany, spec.model.cache one with ReadWriteMany"
         )
     return f"Check the claim and its storage class; it is mounted because of {part.volumes}"
 

@@ -99,7 +99,7 @@ SAYINGS: Final = (
         "Raise the container's memory, spec.podTemplate.spec.containers[engine].resources",
     ),
     _saying(
-        r"gated repo",
+        r"(?<!private or )gated repo",
         MODEL,
         "Accept the model's terms on the hub, and name the Secret with a token of that account in "
         "spec.model.tokenSecretRef",
