@@ -1,5 +1,7 @@
 """Promises of the model package: config.json of every current kind becomes layers, weights and a size."""
 
+from typing import Any
+
 import pytest
 from tests.operator.pools import DENSE, known
 
@@ -52,6 +54,45 @@ def test_parameters_are_what_the_makers_say(name: str) -> None:
 def test_a_compressed_checkpoint_has_the_size_on_its_card() -> None:
     """Kimi K2.5, with experts in 4 bits and the rest in 16 bits, has about 595 GB on disk."""
     assert checkpoint_bytes(known("moonshotai/Kimi-K2.5").shape) / 1e9 == pytest.approx(595, rel=0.002)
+
+
+def test_vision_towers_with_a_gate_have_three_matrices_in_a_block() -> None:
+    """Qwen2.5-VL 7B has the 8,292,166,656 weights of its index (exolabs' model cards)."""
+    vision = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16}
+    decoder = {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_attention_heads": 28,
+        "vocab_size": 152064,
+    }
+    decoder |= {"num_hidden_layers": 28, "num_key_value_heads": 4, "tie_word_embeddings": False}
+    decoder |= {"max_position_embeddings": 128_000}
+    shape = read_shape(
+        {
+            **decoder,
+            "model_type": "qwen2_5_vl",
+            "vision_config": {**vision, "patch_size": 14, "spatial_merge_size": 2},
+        }
+    )
+
+    assert parameters(shape) == pytest.approx(8_292_166_656, rel=0.001)
+
+
+def test_the_side_of_merged_patches_may_stand_outside_the_tower() -> None:
+    """Mistral's files have ``spatial_merge_size`` beside ``vision_config``: four patches are one token."""
+    tower: dict[str, Any] = {
+        "model_type": "pixtral",
+        "hidden_size": 1024,
+        "image_size": 1540,
+        "patch_size": 14,
+    }
+    text = {**DENSE, "model_type": "mistral", "sliding_window": None}
+    shape = read_shape(
+        {"model_type": "mistral3", "spatial_merge_size": 2, "text_config": text, "vision_config": tower}
+    )
+
+    assert shape.encoder is not None
+    assert (shape.encoder.merge, shape.encoder.tokens, shape.encoder.matrices) == (4, 55 * 55, 3)
 
 
 def test_the_catalogue_is_large_and_readable() -> None:

@@ -17,6 +17,10 @@ DEFAULT_IMAGE_TOKENS: Final = 16_384
 PATCH_LIMIT: Final = {"kimi_k25": 16_384, "kimi_vl": 4_096}
 """Patches of one image by processor (``in_patch_limit``), where config.json has no limit."""
 
+GATED_TOWERS: Final = ("qwen2_5_vl", "pixtral", "gemma4_vision")
+"""Vision towers, or models with such a tower, whose feed-forward blocks have a gate matrix (transformers:
+``Qwen2_5_VLMLP``, ``PixtralMLP``, ``Gemma4VisionMLP``)."""
+
 
 class Keys:
     """The text part of one config.json; ``file`` is all of it. Methods take the names that a key may have.
@@ -126,7 +130,9 @@ def read_encoder(keys: Keys) -> Encoder | None:
     )
     width = vision.number("hidden_size", "vt_hidden_size", "mm_hidden_size", "embed_dim", default=1152)
     kernel = vision.sequence("merge_kernel_size")
-    side = int(kernel[0]) if kernel else vision.number("spatial_merge_size", "pooling_kernel_size", default=1)
+    merge = Keys(keys.file, keys.name).number("spatial_merge_size", default=1)
+    sides = ("spatial_merge_size", "pooling_kernel_size")
+    side = int(kernel[0]) if kernel else vision.number(*sides, default=merge)
     tokens = _image_tokens(keys, vision, side * side)
     whole = _square_patches(vision)
     return Encoder(
@@ -138,6 +144,7 @@ def read_encoder(keys: Keys) -> Encoder | None:
         output=keys.hidden,
         # Gemma 3 pools 4,096 patches to 256 tokens without saying how many make one
         patches=whole if whole > tokens * side * side else 0,
+        matrices=3 if {config.get("model_type"), keys.file.get("model_type")} & set(GATED_TOWERS) else 2,
     )
 
 

@@ -129,6 +129,8 @@ class Encoder:
     """Output size of the projector: the hidden size of the text model."""
     patches: int = 0
     """Patches of the largest image where they are pooled rather than merged; 0 = tokens × ``merge``."""
+    matrices: int = 2
+    """Matrices of a feed-forward block: 3 with a gate."""
 
     @property
     def patches_each(self) -> int:
@@ -199,6 +201,6 @@ def encoder_part(encoder: Encoder | None) -> WeightPart:
     """Return the weights of the vision tower and its projector."""
     if encoder is None:
         return WeightPart("encoder", 0, SHARDED)
-    layer = 4 * encoder.hidden**2 + 2 * encoder.hidden * encoder.width
+    layer = 4 * encoder.hidden**2 + encoder.matrices * encoder.hidden * encoder.width
     merged = encoder.hidden * encoder.merge
     return WeightPart("encoder", encoder.layers * layer + merged**2 + merged * encoder.output, SHARDED)
