@@ -48,9 +48,9 @@ def hub_pod() -> Json:
     }
 
 
-def cached(room: Space, repository: str) -> Json:
+def cached(room: Space, repository: str, port: int = PORT) -> Json:
     """Return a pool whose weights come from the hub of the namespace."""
-    endpoint = {"name": "HF_ENDPOINT", "value": f"http://hub.{room.name}.svc:{PORT}"}
+    endpoint = {"name": "HF_ENDPOINT", "value": f"http://hub.{room.name}.svc:{port}"}
     return pool(
         "twig",
         **PLAIN,
@@ -143,3 +143,26 @@ async def test_a_download_that_fails_is_a_condition(ground: Space) -> None:
     assert "kvist/none cannot be downloaded: RepositoryNotFoundError" in found["message"]
     assert "Check spec.model.source; for a private repository name the Secret" in found["message"]
     assert await ground.found("Deployment", "twig") is None
+
+
+async def test_a_download_that_is_corrected_goes_on(ground: Space) -> None:
+    """A Job with the wrong address of the hub is replaced by one of the same name, and engines start."""
+    await ground.apply(cached(ground, "kvist/twig", port=9))
+
+    async def failed() -> Json | None:
+        found = condition(await ground.get("InferencePool", "twig"), "Progressing")
+        return found if found.get("reason") == "ModelUnavailable" else None
+
+    found = await ground.until(failed, "the failure", seconds=120)
+    assert found is not None
+    assert "Pods cannot reach the hub" in found["message"]
+    [job] = await ground.all_of("Job")
+    await ground.apply(cached(ground, "kvist/twig"))
+
+    async def running() -> Json | None:
+        return await ground.found("Deployment", "twig")
+
+    assert await ground.until(running, "the engines' Deployment", seconds=120)
+    [again] = await ground.all_of("Job")
+    assert again["metadata"]["name"] == job["metadata"]["name"]
+    assert again["metadata"]["uid"] != job["metadata"]["uid"]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.operator.manifested import rendered, resource
 
-from kvist_operator.apply.changes import Changes, Verb, changes
+from kvist_operator.apply.changes import Changes, Verb, changes, stamped
 from kvist_operator.manifests import Rendered
 from kvist_operator.manifests.weights_cache import is_complete, progress
 from kvist_operator.spec import read_pool
@@ -29,9 +29,9 @@ def engines_of(found: Rendered) -> Json:
 
 
 def seen(job: Json, *, succeeded: int = 0, complete: bool = False, failed: int = 0) -> Json:
-    """Return a Job with a status."""
+    """Return a Job as the cluster has it, with a status."""
     conditions = [{"type": "Complete", "status": "True"}] if complete else []
-    return {**job, "status": {"succeeded": succeeded, "failed": failed, "conditions": conditions}}
+    return {**stamped(job), "status": {"succeeded": succeeded, "failed": failed, "conditions": conditions}}
 
 
 def steps(found: Changes) -> set[tuple[str, str]]:
@@ -75,12 +75,19 @@ def test_engines_keep_the_old_model_until_the_new_one_is_there() -> None:
     assert steps(done) == {("update", "Deployment"), ("delete", "Job")}
 
 
-def test_a_job_is_never_changed() -> None:
-    """The pods of a Job cannot be changed, so another image of a new operator leaves it as it is."""
+@pytest.mark.parametrize("complete", [False, True])
+def test_a_job_that_could_not_finish_is_made_again_with_what_was_corrected(*, complete: bool) -> None:
+    """The pods of a Job cannot be changed: another token or image replaces a Job that has not succeeded, and
+    leaves one that has."""
     made = rendered("cached")
-    job = seen(job_of(made), complete=True)
-    job["spec"]["template"]["spec"]["containers"][0]["image"] = "kvist-epp:1.0.0"
-    assert all(s.key.kind != "Job" for s in changes(POOL, made, [job]).steps if s.verb is not Verb.CREATE)
+    job = seen(job_of(made), complete=complete, succeeded=14 if complete else 3)
+    assert not [s for s in changes(POOL, made, [job]).steps if s.key.kind == "Job"]
+
+    model = {**resource("cached")["spec"]["model"], "tokenSecretRef": {"name": "corrected"}}
+    now = changes(POOL, rendered("cached", model=model), [job])
+    assert [s.verb for s in now.steps if s.key.kind == "Job"] == ([] if complete else [Verb.DELETE])
+    job["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
+    assert not [s for s in changes(POOL, rendered("cached", model=model), [job]).steps if s.key.kind == "Job"]
 
 
 def test_engines_read_the_cache_and_never_ask_the_hub() -> None:

@@ -77,7 +77,7 @@ def _amount(value: Any) -> Decimal | None:
 
 WORKLOADS: Final = ("Deployment", "LeaderWorkerSet")
 JOB: Final = "Job"
-"""Created once: the pods of a Job cannot be changed."""
+"""Never updated: the pods of a Job cannot be changed."""
 
 
 _Order = tuple[list["Key"], list["Key"], list[str]]
@@ -151,11 +151,14 @@ def changes(pool: Pool, rendered: Rendered, observed: Iterable[Json]) -> Changes
         if key not in (*conflicts, *ending, *held)
         and (key not in there or not (key.kind == JOB or as_intended(made, there[key])))
     }
+    outdated = [
+        key for key in wanted if key not in conflicts and _is_outdated_job(wanted[key], there.get(key))
+    ]
     # routes are deleted first, and what other objects depend on last
     place = {kind: i for i, kind in enumerate(ORDER)}
     rest = sorted(set(stale) - set(replaced), key=lambda key: (-place.get(key.kind, len(ORDER)), key))
     steps = [
-        *(Step(Verb.DELETE, key) for key in first if not leaving(there[key])),
+        *(Step(Verb.DELETE, key) for key in (*first, *outdated) if not leaving(there[key])),
         *(
             Step(Verb.UPDATE if key in there else Verb.CREATE, key, stamped(made))
             for key, made in differing.items()
@@ -196,6 +199,14 @@ def _filling(wanted: Mapping[Key, Json], there: Mapping[Key, Json]) -> _Order | 
         return None
     held = [key for key, made in wanted.items() if _runs_engines(made)]
     return [], held, [_share(key, there.get(key)) for key in open_jobs]
+
+
+def _is_outdated_job(made: Json, found: Json | None) -> bool:
+    """Return whether a Job that has not succeeded would be made differently now, with another token or image:
+    its pods cannot be changed, so it is deleted and created again. What it has downloaded stays."""
+    return (
+        made["kind"] == JOB and found is not None and not is_complete(found) and not as_intended(made, found)
+    )
 
 
 def _share(key: Key, job: Json | None) -> str:
