@@ -50,4 +50,6 @@ def with_sequences(
     held, ranks = int(best.memory.concurrency(length) / sized.layout.data), sized.layout.data
     whose = "the KV cache of each rank" if ranks > 1 else "the KV cache"
     reason = f"{whose} holds {held:,} requests of {length:,} tokens; vLLM's default on this GPU is {most}"
+    if held < chosen:
+        reason = f"more than the {held:,} requests of {length:,} tokens that {whose} holds, for shorter ones"
     return best, [Choice("maxNumSeqs", chosen, reason, RULE)]
