@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from tests.operator import pools
 from tests.operator.memory import Memory
 
@@ -122,12 +123,17 @@ async def test_numbers_that_labels_lack_are_read_from_the_nodes() -> None:
     assert (await made.discover()).accelerators == ()
 
 
-async def test_claims_are_read_once_they_exist() -> None:
+@pytest.mark.parametrize(
+    "model",
+    [{"source": "pvc://models/a"}, {"source": "hf://a/b", "cache": {"claim": "models"}}],
+    ids=["model", "cache"],
+)
+async def test_claims_are_read_once_they_exist(model: dict[str, Any]) -> None:
     """Access modes are kept; an absent claim is looked up again later."""
     cluster = Memory()
     meta = {"name": "twig", "namespace": "forest"}
     body = {"apiVersion": "kvist.dev/v1alpha1", "kind": "InferencePool", "metadata": meta}
-    pool = read_pool({**body, "spec": {"model": {"source": "pvc://models/a"}}})
+    pool = read_pool({**body, "spec": {"model": model}})
     made = Capabilities(cluster, nodes_allowed=True)
     claim = {"apiVersion": "v1", "kind": CLAIM.kind, "metadata": {"name": "models", "namespace": "forest"}}
     cluster.put({**claim, "spec": {"accessModes": ["ReadOnlyMany"]}})

@@ -1,10 +1,11 @@
 """The shared cache for weights: the Job that fills it, the engines that wait for it, its progress."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.operator.manifested import rendered, resource
+from tests.operator.manifested import SITE, rendered, resource
 
 from kvist_operator.apply.changes import Changes, Verb, changes, stamped
 from kvist_operator.manifests import Rendered
@@ -166,3 +167,22 @@ def test_the_download_reaches_the_hub_as_engines_would() -> None:
     names = [each["name"] for each in container["env"]]
     assert names[:3] == ["HOME", "HF_ENDPOINT", "https_proxy"]
     assert not {"HF_HOME", "NCCL_DEBUG"} & set(names)
+
+
+@pytest.mark.parametrize(
+    ("modes", "advised"),
+    [
+        (("ReadWriteMany", "ReadWriteOnce"), False),
+        (("ReadWriteOnce",), True),
+        (("ReadOnlyMany",), True),
+        ((), False),
+    ],
+)
+def test_a_claim_of_one_node_is_advised_against(modes: tuple[str, ...], *, advised: bool) -> None:
+    """The advice names the claim, its access mode, the field and both remedies."""
+    site = replace(SITE, claims={"hub-cache": frozenset(modes)} if modes else {})
+    found = [each.message for each in rendered("cached", site).notes if "spec.model.cache" in each.message]
+    assert len(found) == advised
+    if advised:
+        assert f"claim hub-cache is {modes[0]}" in found[0]
+        assert "use a claim with ReadWriteMany, or spec.model.cache.hostPath" in found[0]

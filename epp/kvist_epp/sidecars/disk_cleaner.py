@@ -36,7 +36,7 @@ from .disk_growth import DiskGrowth, used_bytes
 logger = logging.getLogger(__name__)
 
 CANDIDATES: Final = 65_536
-"""Most files that a walk remembers: the process then takes 36 MiB, whatever the folder has."""
+"""Most files that a walk remembers: the process then takes 40 MiB, whatever the folder has."""
 UNLINKERS: Final = 16
 """Files that are unlinked at the same time: a file system makes each wait for writes that it has begun."""
 LOOK_SECONDS: Final = 0.05

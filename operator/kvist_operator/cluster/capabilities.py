@@ -115,10 +115,15 @@ class Capabilities:
                     self._counts[name] = {k: v for k, v in counted.items() if k not in labels[name]}
 
     async def claims(self, pool: Pool) -> dict[str, frozenset[str]]:
-        """Return the access modes of the claim with the pool's model, by its name; empty when not known."""
-        if pool.model.kind is not Source.CLAIM:
+        """Return the access modes of the claim with the pool's model or its cache, by its name.
+
+        They are empty when not known.
+        """
+        own = pool.model.claim if pool.model.kind is Source.CLAIM else ""
+        name = own or (pool.model.cache.claim if pool.model.cache else "")
+        if not name:
             return {}
-        target = Target(CLAIM, pool.namespace, pool.model.claim)
+        target = Target(CLAIM, pool.namespace, name)
         known, until = self._claims.get(target, (None, 0.0))
         if known is None and time.monotonic() >= until:
             until = time.monotonic() + CLAIM_SECONDS

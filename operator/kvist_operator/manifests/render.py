@@ -10,6 +10,7 @@ from kvist_operator.errors import RenderError
 from kvist_operator.plan import Plan
 from kvist_operator.spec.pool import Pool
 
+from . import weights_cache
 from .engine_clients import engine_clients
 from .engine_workload import engine
 from .envoy import envoy
@@ -81,6 +82,7 @@ def render(pool: Pool, plan: Plan, site: Site) -> Rendered:
         *chats(pool, found).notes,
         *unplaced(plan, site),
         *clients.notes,
+        *weights_cache.notes(pool, site),
     ]
     return Rendered(
         objects=tuple(with_owner(pool, _apart(each)) for each in ordered),

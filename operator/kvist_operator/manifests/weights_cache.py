@@ -15,7 +15,7 @@ from kvist_operator.plan import Plan
 from kvist_operator.spec.pool import Pool, Source
 
 from . import pods
-from .object_names import DOWNLOAD, Json, ObjectNames, Site
+from .object_names import DOWNLOAD, Json, Note, ObjectNames, Site
 from .termination_log import POLICY
 
 VOLUME: Final = "weights"
@@ -23,6 +23,7 @@ MOUNT: Final = "/weights"
 PART: Final = 5 << 30
 """Bytes of one part: the usual size of one file of weights, which is not divided."""
 MOST_PARTS: Final = 64
+SHARED: Final = "ReadWriteMany"
 PARALLEL: Final = 4
 """Parts that are downloaded at the same time."""
 RETRIES: Final = 10_000
@@ -92,6 +93,19 @@ def jobs(pool: Pool, plan: Plan, site: Site, user: int) -> list[Json]:
     made = names.child("batch/v1", "Job", name, DOWNLOAD, spec=spec)
     made["metadata"]["annotations"] = {BYTES: str(size)}
     return [made]
+
+
+def notes(pool: Pool, site: Site) -> list[Note]:
+    """Return advice for a claim that pods on several nodes cannot write or mount."""
+    claim = pool.model.cache.claim if used(pool) and pool.model.cache else ""
+    modes = site.claims.get(claim, frozenset())
+    if not modes or SHARED in modes:
+        return []
+    text = (
+        f"spec.model.cache.claim: claim {claim} is {', '.join(sorted(modes))}, so that downloads and engines "
+        f"run on one node only: use a claim with {SHARED}, or spec.model.cache.hostPath"
+    )
+    return [Note("", "ClaimNotShared", text)]
 
 
 def progress(job: Mapping[str, Any]) -> Json:
