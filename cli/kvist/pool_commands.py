@@ -245,8 +245,10 @@ def _held(plan: Plan, memory: Mapping[str, Any]) -> str:
     longest = f"{plan.settings.max_len:,} tokens"
     if plan.settings.pooling:
         step = f"{plan.settings.batched_tokens:,} tokens of {plan.settings.sequences:,} prompts"
-        kept = "cached only while they are computed" if memory["kv_tokens"] else "never cached"
-        return f"a step of an engine: up to {step}, each up to {longest}; prompts are {kept}"
+        cache = "there is no KV cache"
+        if plan.memory.caches:
+            cache = "the KV cache has prompts only while they are computed"
+        return f"a step of an engine: up to {step}, each up to {longest}; {cache}"
     sequences = f"{memory['max_concurrency']:g} sequences of {longest}"
     each = f"{memory['kv_gib_per_sequence']:.2f} GiB each"
     return f"KV cache of a replica: {memory['kv_tokens']:,} tokens, {sequences} ({each})"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.operator.pools import DENSE
+from tests.operator.pools import DENSE, resource
 
 from kvist.__main__ import main
 from kvist_epp import __version__
@@ -433,3 +433,18 @@ def test_warnings_have_lines_of_their_own(tmp_path: Path, capsys: pytest.Capture
     assert shown.startswith("fits: ")
     assert "\nwarning: spec.accelerator.memory has no effect" in shown
     assert [each[:34] for each in whole["warnings"]] == ["spec.accelerator.memory has no eff"]
+
+
+def test_a_plan_for_embeddings_promises_steps(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Text and JSON have the tokens and prompts of a step, and no KV cache for an encoder."""
+    file = tmp_path / "pool.yaml"
+    file.write_text(json.dumps(resource("hf://BAAI/bge-m3")))
+    assert main(["plan", "-f", str(file), "--gpu", "L4"]) == 0
+    text = capsys.readouterr().out
+    assert main(["plan", "-f", str(file), "--gpu", "L4", "-o", "json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+
+    assert "up to 8,192 tokens of 256 prompts, each up to 8,192 tokens; there is no KV cache" in text
+    assert "◆" not in text
+    assert (written["task"], written["batch"]) == ("Embed", {"tokens": 8192, "sequences": 256})
+    assert (written["memory"]["kv_tokens"], written["memory"]["kv_gib_per_sequence"]) == (0, 0)

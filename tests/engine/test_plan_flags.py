@@ -38,6 +38,7 @@ print("FOUND" + json.dumps([parsed(line) for line in given["lines"]]))
 )
 NAMES = (
     "served_model_name",
+    "runner",
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size",
@@ -169,13 +170,15 @@ def test_vllm_reads_a_plan_as_it_was_meant(parser: tuple[str, Parsed]) -> None:
             plan.layout.data,
         ]
         assert bool(found["enable_expert_parallel"]) == plan.layout.expert
+        assert found["runner"] == ("pooling" if plan.settings.pooling else "auto")
         assert [found["max_model_len"], found["max_num_seqs"], found["max_num_batched_tokens"]] == [
-            plan.settings.max_len,
+            plan.settings.max_len if "--max-model-len" in plan.argv else None,
             plan.settings.sequences,
             plan.settings.batched_tokens,
         ]
         assert found["gpu_memory_utilization"] == plan.settings.share / 100
-        assert found["enable_prefix_caching"] == plan.settings.prefix_caching
+        left_to_vllm = plan.settings.pooling and "--no-enable-prefix-caching" not in plan.argv
+        assert found["enable_prefix_caching"] == (None if left_to_vllm else plan.settings.prefix_caching)
         assert found["shutdown_timeout"] == plan.pod.drain_seconds
 
 

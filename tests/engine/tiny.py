@@ -12,6 +12,24 @@ def build(shape: str, folder: Path, *, context: int = 32768) -> Path:
     return add_weights_config(folders.write(shape, folder), context=context)
 
 
+def embedding(folder: Path, *, encoder: bool) -> Path:
+    """A loadable embedding model: a BERT, or a Qwen3 that sentence-transformers pools by its last token."""
+    build("chatml", folder, context=512)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    if encoder:
+        bert = {"architectures": ["BertModel"], "model_type": "bert", "hidden_act": "gelu"}
+        dropped = ("num_key_value_heads", "head_dim", "rope_theta", "rms_norm_eps")
+        config = {key: value for key, value in config.items() if key not in dropped} | bert
+    else:
+        module = {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+        (folder / "modules.json").write_text(json.dumps([module]))
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
+    path.write_text(json.dumps(config))
+    return folder
+
+
 def add_weights_config(folder: Path, *, context: int = 32768) -> Path:
     """Writes ``config.json`` for the tokenizer in the folder: 2 layers, 128 hidden, ``context`` tokens."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -155,6 +155,36 @@ class VllmEngine:
         return self._process.log()
 
 
+class PlannedEngine:
+    """A vLLM server with the arguments of a plan for a CPU; attributes after start as ``VllmEngine``'s.
+
+    ``argv`` is the command after ``vllm``; weights are random, and the port is another one.
+    """
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        [port] = free_ports(1)
+        self.hostport = f"127.0.0.1:{port}"
+        self.url = f"http://{self.hostport}"
+        serve, model, *words = argv
+        assert serve == "serve"
+        own = ("--host", "127.0.0.1", "--port", str(port), "--load-format", "dummy", "--enforce-eager")
+        module = ("-m", "vllm.entrypoints.openai.api_server", "--model", model)
+        self._process = _Process((*module, *words, *own), {})
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._process.start([self.url])
+        except BaseException:
+            await self._process.stop(signal.SIGKILL)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._process.stop(signal.SIGTERM)
+
+
 class RenderServers:
     """A render-only server per model folder, in one process: ``urls`` maps folder names to base URLs."""
 

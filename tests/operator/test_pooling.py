@@ -1,14 +1,18 @@
 """Embedding, rerank and classification models: how they are recognised, and what their plans promise."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.operator.manifested import one, rendered
 from tests.operator.pools import DENSE, known, made, plan, pool
+from tests.operator.test_status import NOW, WELL, conditions, subject
 
+from kvist_epp.settings.settings import Settings
 from kvist_operator.errors import SpecError
 from kvist_operator.hardware import ROWS
 from kvist_operator.models.catalogue import catalogue
@@ -21,9 +25,15 @@ from kvist_operator.models.shape import (
     parameters,
     read_shape,
 )
+<<<<<<< HEAD
 from kvist_operator.models.source import from_folder, from_model_files
+=======
+from kvist_operator.models.source import ModelHub, catalogue, from_folder, from_hub, from_model_files
+>>>>>>> 97a5d1a (pooling models: routed by load through a real Envoy, flags read by vLLM's parser, cpu encoders start without a free node)
 from kvist_operator.plan import PlanVerdict, make_plan
 from kvist_operator.spec.pool import Task
+from kvist_operator.status import status
+from kvist_operator.status.known_model import known_model, model_status
 
 BERT: dict[str, Any] = {
     "architectures": ["BertModel"],
@@ -322,3 +332,89 @@ def test_a_model_too_large_for_its_gpu_takes_more_of_them() -> None:
     refused = make_plan(pool(accelerator={"count": 1}), facts, gpu="L4")
     assert refused.verdict is PlanVerdict.REFUSED
     assert "lack" in refused.refusal
+
+
+def test_engines_of_embeddings_publish_nothing_and_the_picker_asks_for_nothing() -> None:
+    """No port, policy, tokenizer or condition for KV events; the picker routes by load."""
+    found = rendered("embeddings")
+    engine = one(found, "Deployment", "twig")["spec"]["template"]
+    [container] = engine["spec"]["containers"]
+    picker = one(found, "Deployment", "twig-epp")["spec"]["template"]["spec"]["containers"][0]
+
+    assert [port["name"] for port in container["ports"]] == ["http"]
+    assert engine["metadata"]["annotations"]["kvist.dev/kv-events"] == "false"
+    settings = Settings.from_args(picker["args"])
+    assert (settings.prefix_matching, settings.kv_events, settings.model) == (False, False, "")
+    assert [note for note in found.notes if note.condition == "Precise"] == []
+
+
+def test_a_pool_without_prefix_caching_is_routed_by_load() -> None:
+    """``prefixCaching: Disabled`` of a chat model: the picker keeps no routing history either."""
+    found = rendered("minimal", engine={"prefixCaching": "Disabled"})
+    picker = one(found, "Deployment", "twig-epp")["spec"]["template"]["spec"]["containers"][0]
+
+    assert Settings.from_args(picker["args"]).prefix_matching is False
+
+
+def test_the_status_has_no_cache_that_an_encoder_lacks() -> None:
+    """Neither the condition Precise nor the tokens that vLLM reports although nothing is cached."""
+    seen = replace(WELL, kv_tokens=1234)
+    found = status(subject("embeddings"), seen, {}, NOW)
+
+    assert "Precise" not in conditions(found)
+    assert "reportedKvTokens" not in found
+    assert (found["plan"]["task"], found["plan"]["memory"]["kvTokens"]) == ("Embed", 0)
+    assert found["plan"]["batch"] == {"tokens": 8192, "sequences": 256}
+
+
+def test_the_files_of_sentence_transformers_are_kept_in_the_status() -> None:
+    """A hub that is away later changes nothing about the task and the length."""
+    files = ModelFiles(
+        repository="Qwen/Qwen3-8B",
+        revision="c",
+        config=json.dumps(DENSE),
+        modules=json.dumps(POOLING_MODULE),
+        pooling_config='{"pooling_mode_lasttoken": true}',
+        sentence_config='{"max_seq_length": 4096}',
+        sentence_read=True,
+    )
+    kept = known_model(pool(), {"model": model_status(pool(), from_model_files(files), None)})
+
+    assert kept is not None
+    assert kept.files == files
+
+
+def test_the_hub_is_asked_for_the_files_of_sentence_transformers() -> None:
+    """The files of an embedding model are read; of a chat model none but modules.json is asked for."""
+
+    class Hub(ModelHub):
+        def __init__(self, files: dict[str, str]) -> None:
+            super().__init__()
+            self.files, self.asked = files, list[str]()
+
+        def commit(self, repository: str, revision: str) -> str:
+            return "c"
+
+        def text(self, repository: str, revision: str, file: str) -> str | None:
+            self.asked.append(file)
+            return self.files.get(file)
+
+        def sizes(self, repository: str, revision: str) -> dict[str, int]:
+            return {"model.safetensors": 7}
+
+    sentence = {
+        "modules.json": json.dumps(POOLING_MODULE),
+        "1_Pooling/config.json": '{"pooling_mode_mean_tokens": true}',
+        "sentence_bert_config.json": '{"max_seq_length": 256}',
+    }
+    embeds, chats = (
+        Hub({"config.json": json.dumps(BERT), **sentence}),
+        Hub({"config.json": json.dumps(DENSE)}),
+    )
+    found, other = from_hub("a/b", "", embeds).shape, from_hub("a/b", "", chats).shape
+
+    assert found.pooling is not None
+    assert (found.pooling.method, found.max_len) == ("MEAN", 256)
+    assert (other.pooling, other.length_known) == (None, True)
+    assert set(sentence) <= set(embeds.asked)
+    assert not {"1_Pooling/config.json", "sentence_bert_config.json"} & set(chats.asked)

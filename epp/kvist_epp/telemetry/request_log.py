@@ -97,7 +97,7 @@ class RequestLine(msgspec.Struct, kw_only=True):
     session: str
     path: str
     kind: str
-    """One of chat, completion, responses, messages, other."""
+    """One of chat, completion, responses, messages, pooling, other."""
     outcome: str
     """``picked``, or the reason of a PickError."""
     mode: str = ""

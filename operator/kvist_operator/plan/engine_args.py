@@ -33,6 +33,9 @@ METHODS: Final = {
 }
 ADAPTERS_AT_ONCE: Final = 8
 """Most adapters of one step unless the user sets a number: each takes GPU memory whether used or not."""
+LEAST_CACHE: Final = 1 << 20
+"""Bytes for the KV cache that an encoder on a CPU does not have: without a number vLLM starts only if the
+memory share of the whole node is free (vLLM 0.32: ``v1/worker/cpu_worker.py``)."""
 LEADER: Final = "$(LWS_LEADER_ADDRESS)"
 RANK: Final = "$(LWS_WORKER_INDEX)"
 """Variables that a LeaderWorkerSet sets in each pod; Kubernetes expands them in arguments."""
@@ -91,7 +94,7 @@ def arguments(
         max_num_seqs=settings.sequences,
         max_num_batched_tokens=settings.batched_tokens,
         gpu_memory_utilization=settings.share / 100,
-        kv_cache_memory_bytes=settings.kv_bytes or None if cpu else None,
+        kv_cache_memory_bytes=(settings.kv_bytes or LEAST_CACHE) if cpu else None,
         kv_cache_dtype=kv.flag,
         kv_cache_dtype_skip_layers=("sliding_window",)
         if kv.plain_windows and not _user_sets(pool, "kv-cache-dtype-skip-layers")

@@ -199,7 +199,9 @@ def pooling_settings(
 
 def describe_pooling(pool: Pool, pooling: Pooling, overrides: Mapping[str, Any] | None) -> list[Choice]:
     """Return the choices that only plans for pooling models have."""
-    found = [Choice("task", str(pooling.task), f"served at {PATHS[pooling.task]}", pooling.source)]
+    headed = pooling.labels or pooling.architecture in RERANKERS or pooling.task is not Task.SCORE
+    paths = PATHS[pooling.task if headed else Task.EMBED]
+    found = [Choice("task", str(pooling.task), f"served at {paths}", pooling.source)]
     found.append(Choice("runner", "pooling", "one result for each prompt, no tokens are written", RULE))
     if overrides and "architectures" in overrides:
         reason = "config.json names the model that it was made from, or a name that vLLM does not know"

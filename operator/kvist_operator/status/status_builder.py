@@ -344,7 +344,7 @@ def status(subject: Subject, observed: ObservedPool, old: Mapping[str, Any], now
         made["pendingPlan"] = _pending_status(subject.plan, observed.pending)
     if observed.download is not None:
         made["cache"] = progress(observed.download)
-    if observed.kv_tokens is not None:
+    if observed.kv_tokens is not None and (subject.plan is None or subject.plan.memory.caches):
         made["reportedKvTokens"] = observed.kv_tokens
     return made
 

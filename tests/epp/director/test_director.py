@@ -279,3 +279,36 @@ def test_a_refused_request_leaves_no_prefix_behind() -> None:
     parts.end("s", without_prefill=True)
     parts.decide(ask(chat(LONG)))
     assert parts.log.lines[1].matched_bytes == 0
+
+
+def test_a_picker_without_prefixes_routes_chats_by_load() -> None:
+    """``--prefix-matching=false``: a chat goes to the idle endpoint, although another one caches its prefix,
+    and no prompt is rendered or kept."""
+    parts = make(2, by_prefix=False)
+    parts.warm(0, chat(LONG))
+    first = picked(parts.decide(ask(chat(LONG)))).endpoints[0]
+    second = picked(parts.decide(ask(chat(LONG)))).endpoints[0]
+
+    assert {first, second} == {endpoint.hostport for endpoint in parts.endpoints}
+    assert [(line.kind, line.mode, line.prompt_bytes) for line in parts.log.lines] == [
+        ("chat", "load", 0)
+    ] * 2
+    assert parts.explain(json.dumps(chat(LONG)).encode())["mode"] == "load"
+    assert len(parts.director.history) == 0
+
+
+def test_embeddings_are_routed_by_the_text_to_compute() -> None:
+    """A rerank request weighs its query with each document, and goes where its model is served."""
+    parts = make(2)
+    body = {"model": "m", "query": "q" * 400, "documents": ["d"] * 50}
+    heavy = picked(parts.decide(ask(body, path="/v1/rerank"))).endpoints[0]
+    light = [
+        picked(parts.decide(ask({"model": "m", "input": "x"}, path="/v1/embeddings"))).endpoints[0]
+        for _ in range(3)
+    ]
+
+    assert heavy not in light
+    assert {(line.kind, line.mode, line.model) for line in parts.log.lines} == {("pooling", "load", "m")}
+    parts.director.set_models(frozenset(), {"m": (heavy,)})
+    again = picked(parts.decide(ask({"model": "m", "input": "x"}, path="/v1/embeddings")))
+    assert again.endpoints == (heavy,)

@@ -205,3 +205,14 @@ async def test_ranks_of_a_pod_with_a_port_each_may_connect_to_us(registry: Endpo
     finally:
         publisher.close()
         await bound.close()
+
+
+async def test_without_prefixes_no_endpoint_is_approximate(parts: Parts) -> None:
+    """``--prefix-matching=false``: there is no reason to report, and no gauge of trust in the index."""
+    settings = Settings(prefix_matching=False)
+    registry = EndpointRegistry(settings, parts.director, parts.clock, scrape_interval=0.0)
+    registry.follow(EndpointSet((endpoint(1),)))
+    registry.on_tick()
+
+    [key] = registry.states
+    assert (registry.why_approximate(key), registry.trusted()) == ("", {})
