@@ -25,11 +25,7 @@ from kvist_operator.models.shape import (
     parameters,
     read_shape,
 )
-<<<<<<< HEAD
-from kvist_operator.models.source import from_folder, from_model_files
-=======
-from kvist_operator.models.source import ModelHub, catalogue, from_folder, from_hub, from_model_files
->>>>>>> 97a5d1a (pooling models: routed by load through a real Envoy, flags read by vLLM's parser, cpu encoders start without a free node)
+from kvist_operator.models.source import ModelHub, from_folder, from_hub, from_model_files
 from kvist_operator.plan import PlanVerdict, make_plan
 from kvist_operator.spec.pool import Task
 from kvist_operator.status import status
