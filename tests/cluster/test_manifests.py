@@ -127,3 +127,46 @@ async def test_children_of_a_deleted_pool_name_it_as_their_owner(restricted: Nam
             real["kind"],
             real["apiVersion"],
         )
+
+
+async def test_pods_of_a_group_are_compared_by_their_group(restricted: Namespace) -> None:
+    """The API server takes the affinity of a replica over nodes, and adds the group of the pod to it, so that
+    replicas are not pulled together."""
+    _, wanted = await pool_in(restricted, _over_nodes({"placement": "Required", "topologyKey": "rack"}))
+    key = "leaderworkerset.sigs.k8s.io/group-key"
+    [found] = [
+        o for o in wanted.objects if o["kind"] == "ServiceAccount" and o["metadata"]["name"] == "twig-engine"
+    ]
+    await apply(restricted, found)
+    for name, template in templates(wanted):
+        if not name.startswith("twig "):
+            continue
+        labels = {**template["metadata"]["labels"], key: "abc"}
+        body = {"apiVersion": "v1", "kind": "Pod", **template}
+        body["metadata"] = {"name": name.replace(" ", "-"), "labels": labels}
+        query = {"dryRun": "All", "fieldValidation": "Strict"}
+        made = await restricted.client.ask("POST", f"{restricted.path}/pods", body, params=query)
+        [term] = made["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        rule = {"key": key, "operator": "In", "values": ["abc"]}
+        assert rule in term["labelSelector"]["matchExpressions"]
+
+
+async def test_locked_memory_is_refused_where_pods_are_restricted(restricted: Namespace) -> None:
+    """The API server takes the LeaderWorkerSet with RDMA, IPC_LOCK and an exclusive topology; its pods are
+    refused in a restricted namespace, for the capability and the user."""
+    link = {"placement": "Exclusive", "topologyKey": "rack", "rdma": {"resourceName": "rdma/hca"}}
+    pool, wanted = await pool_in(restricted, _over_nodes(link))
+    assert await carried_out(restricted, pool, wanted) == Changes()
+    [leader] = [template for name, template in templates(wanted) if name == "twig leader"]
+    body = {"apiVersion": "v1", "kind": "Pod", **leader}
+    body["metadata"] = {**leader["metadata"], "name": "leader"}
+    query = {"dryRun": "All"}
+    answer = await restricted.client.ask("POST", f"{restricted.path}/pods", body, params=query, expect=(403,))
+
+    assert "IPC_LOCK" in answer["message"]
+    assert "runAsNonRoot" in answer["message"]
+
+
+def _over_nodes(interconnect: Json) -> Json:
+    [case] = [case for case in cases("valid") if case.name == "two-nodes"]
+    return {**case.pool, "spec": {**case.pool["spec"], "interconnect": interconnect}}

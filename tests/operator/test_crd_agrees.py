@@ -120,6 +120,11 @@ FULL: dict[str, Any] = {
             {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
         ],
     },
+    "interconnect": {
+        "placement": "Preferred",
+        "topologyKey": "a",
+        "rdma": {"resourceName": "a/a", "count": 1, "ipcLock": "Enabled"},
+    },
     "monitoring": {"podMonitor": "Auto"},
     "podTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {"a": 1}},
 }

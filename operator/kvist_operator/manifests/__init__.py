@@ -5,6 +5,7 @@ why, goes out as notes, each of which becomes a condition.
 
 - ``render``: all objects of a pool, and objects as YAML.
 - ``engine_workload``: the engines' Deployment or LeaderWorkerSet.
+- ``placement``: the nodes of the engines' pods, and the devices between them.
 - ``disk_tier``: the volume for KV cache blocks on disk, and its cleaner.
 - ``weights_cache``: the shared cache for weights of the hub, and the Job that fills it.
 - ``termination_log``: the file by which engines report why they died.

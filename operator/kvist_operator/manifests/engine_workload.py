@@ -14,9 +14,9 @@ from kvist_operator.plan import Plan
 from kvist_operator.spec.consistency import API_KEY_VARIABLE
 from kvist_operator.spec.pool import ENGINE_CONTAINER, Pool, Source
 
-from . import disk_tier, pods, termination_log, weights_cache
+from . import disk_tier, placement, pods, termination_log, weights_cache
 from .object_names import ENGINE, ENGINE_PORT, PLAN, Json, ObjectNames, Site
-from .pods import merged, model_mounts, placing, quantity, token
+from .pods import merged, model_mounts, quantity, token
 
 USER: Final = 2000
 """vLLM's image names no user; any other than root works."""
@@ -96,7 +96,10 @@ def _groups(names: ObjectNames, pool: Pool, plan: Plan, site: Site) -> Json:
             "workerTemplate": template(names, pool, plan, site, leads=False),
         },
     }
-    return names.child("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", names.engine, ENGINE, spec=spec)
+    made = names.child("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", names.engine, ENGINE, spec=spec)
+    if annotations := placement.group_annotations(pool):
+        made["metadata"]["annotations"] = annotations
+    return made
 
 
 def template(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool = True) -> Json:
@@ -130,10 +133,9 @@ def _pod(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool)
         "serviceAccountName": names.engine_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # a Service called vllm would set VLLM_PORT, which vLLM reads
-        "securityContext": pods.pod_security(USER),
+        "securityContext": placement.pod_security(pool, USER),
         "terminationGracePeriodSeconds": plan.pod.grace_seconds,
-        **placing(plan, site),
-        "topologySpreadConstraints": pods.spread(names.selector(ENGINE)),
+        **placement.engine_nodes(names, pool, plan, site, leads=leads),
         **({"initContainers": init} if init else {}),
         "containers": [
             {
@@ -161,8 +163,8 @@ def _container(pool: Pool, plan: Plan, *, leads: bool) -> Json:
         "command": ["vllm"],
         "args": list(plan.argv) if leads else [*plan.argv, HEADLESS],
         "env": environment(pool, plan),
-        "resources": _resources(plan),
-        "securityContext": dict(pods.CONTAINER_SECURITY),
+        "resources": _resources(pool, plan),
+        "securityContext": placement.container_security(pool),
         **termination_log.POLICY,
     }
     if not leads:
@@ -213,7 +215,7 @@ def environment(pool: Pool, plan: Plan) -> list[Json]:
     return list(own.values())
 
 
-def _resources(plan: Plan) -> Json:
+def _resources(pool: Pool, plan: Plan) -> Json:
     """Return the resources of one pod: memory request and limit are equal, so that it is reserved; vLLM's
     processes need at least a core for each GPU and one more. On a CPU users set the cores."""
     on_node = min(plan.layout.gpus, plan.hardware.per_node)
@@ -222,5 +224,5 @@ def _resources(plan: Plan) -> Json:
     row = plan.hardware.accelerator
     if row.vendor == "cpu":
         return {"requests": {"memory": memory, **disk}, "limits": {"memory": memory, **disk}}
-    fixed = {"memory": memory, **disk, row.resource: str(on_node)}
+    fixed = {"memory": memory, **disk, row.resource: str(on_node), **placement.rdma_resources(pool)}
     return {"requests": {"cpu": str(on_node + 1), **fixed}, "limits": fixed}

@@ -194,14 +194,19 @@ def read_only() -> Json:
     return {**CONTAINER_SECURITY, "readOnlyRootFilesystem": True}
 
 
-def spread(selector: Mapping[str, str]) -> list[Json]:
-    """Return constraints that spread pods over nodes and zones where possible."""
+def spread(selector: Mapping[str, str], revision: str = "pod-template-hash") -> list[Json]:
+    """Return constraints that spread pods over nodes and zones where possible.
+
+    ``revision``: label by which pods of another generation are not counted (Kubernetes 1.27), since during a
+    rollout they leave anyway; that of a Deployment's pods by default.
+    """
     return [
         {
             "maxSkew": 1,
             "topologyKey": key,
             "whenUnsatisfiable": "ScheduleAnyway",
             "labelSelector": {"matchLabels": dict(selector)},
+            "matchLabelKeys": [revision],
         }
         for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
     ]

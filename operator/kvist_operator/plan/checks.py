@@ -39,6 +39,8 @@ CAPABILITIES: Final = {
 ``model_executor/layers/quantization`` and of its schemes; NVFP4 of ModelOpt is 75."""
 SPARSE_CAPABILITY: Final = 90
 """Least one of the sparse MLA backends (vLLM 0.32: ``v1/attention/backends/mla/*sparse*.py``)."""
+TCP_GIGABITS: Final = 25
+"""Speed of a network for which the cost of TCP is stated, as an example."""
 PLATFORMS: Final = {"CPU_": "cpu", "AMX_": "cpu", "ROCM_": "amd", "XPU_": "intel"}
 """Beginning of an attention backend's name → the only vendor that has it."""
 
@@ -48,6 +50,7 @@ def check(pool: Pool, facts: Facts, hardware: Hardware) -> None:
     shape, row = facts.shape, hardware.accelerator
     _check_resource(pool.accelerator)
     _check_devices(pool)
+    _check_rdma(pool, row)
     if pool.engine.quantization and shape.quantization.method:
         problem = f"the checkpoint is already {shape.quantization.label}: leave it out"
         raise SpecError("spec.engine.quantization", problem)
@@ -94,6 +97,13 @@ def _check_devices(pool: Pool) -> None:
                 if name in devices:
                     field = f"{TEMPLATE}.spec.containers[{ENGINE_CONTAINER}].resources.{kind}.{name}"
                     raise SpecError(field, "is set by the plan: use spec.accelerator.count")
+
+
+def _check_rdma(pool: Pool, row: Accelerator) -> None:
+    rdma = pool.interconnect.rdma
+    if rdma and rdma.resource in (row.resource, *RESOURCES.values()):
+        problem = f"{rdma.resource} is an accelerator: write that of the network cards, such as rdma/hca"
+        raise SpecError("spec.interconnect.rdma.resourceName", problem)
 
 
 def _check_memory(spec: AcceleratorSpec, row: Accelerator) -> None:
@@ -203,6 +213,7 @@ def warnings(
             "spec.engine.decodeContextParallelSize has no effect: this layout has no GPUs that hold the same "
             "KV heads; leave it out"
         )
+    found += _interconnect(pool, facts.shape, hardware, layout, settings)
     rollout = pool.rollout
     if rollout.startup_seconds:
         estimate, _ = pod_resources(
@@ -214,3 +225,28 @@ def warnings(
                 f"restarted, and loading may take {estimate.startup_seconds} s; leave it out unless measured"
             )
     return found
+
+
+def _interconnect(
+    pool: Pool, shape: ModelShape, hardware: Hardware, layout: Layout, settings: EngineSettings
+) -> list[str]:
+    """Return what the network between the nodes of a replica costs without RDMA, and RDMA of no use.
+
+    Between pipeline stages vLLM sends two tensors of the hidden size for each token (``hidden_states`` and
+    ``residual`` of the models' ``make_empty_intermediate_tensors_factory``).
+    """
+    rdma, nodes = pool.interconnect.rdma, hardware.nodes(layout)
+    if rdma and nodes == 1 and not any("kv-transfer-config" in word for word in pool.engine.extra_args):
+        return ["spec.interconnect.rdma has no effect: a replica is on one node; leave it out"]
+    if nodes == 1 or rdma:
+        return []
+    if layout.pipeline == 1:
+        cost = "the data-parallel ranks exchange the activations of every token in each layer with experts"
+    else:
+        size = 2 * shape.hidden * shape.dtype_bytes * settings.batched_tokens
+        seconds = size * 8 / (TCP_GIGABITS * 1e9)
+        cost = (
+            f"each step of {settings.batched_tokens} tokens sends {size / (1 << 20):.0f} MiB to the next "
+            f"pipeline stage, {seconds * 1000:.0f} ms at {TCP_GIGABITS} Gbit/s"
+        )
+    return [f"spec.interconnect.rdma is not set, so {nodes} nodes of a replica use TCP: {cost}; set it"]

@@ -5,6 +5,7 @@
 - ``preset``: the fields that a pool leaves to an ``InferencePoolPreset``.
 - ``rollout_reader``: reads ``spec.rollout``.
 - ``network_policy_reader``: reads ``spec.networkPolicy``.
+- ``interconnect_reader``: reads ``spec.interconnect``.
 - ``consistency``: fields that contradict each other, or have no effect.
 - ``pod_template``: the overlay of the engines' pods against the fields of Kubernetes.
 - ``fields``: typed reader of one object, and the parts that Kubernetes defines.

@@ -282,6 +282,26 @@ class GatewaySpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rdma:
+    """RDMA devices of one pod."""
+
+    resource: str
+    count: int = 1
+    ipc_lock: bool = True
+    """Run as root with the capability IPC_LOCK."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterconnectSpec:
+    """Fields of ``spec.interconnect``, for replicas over several nodes."""
+
+    placement: str = "Preferred"
+    topology_key: str = "topology.kubernetes.io/zone"
+    """Node label within one value of which a replica's pods are."""
+    rdma: Rdma | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPolicySpec:
     """Fields of ``spec.networkPolicy``."""
 
@@ -310,6 +330,7 @@ class Pool:
     picker: PickerSpec = PickerSpec()
     gateway: GatewaySpec = GatewaySpec()
     network: NetworkPolicySpec = NetworkPolicySpec()
+    interconnect: InterconnectSpec = InterconnectSpec()
     pod_monitor: str = "Auto"
     pod_template: Mapping[str, Any] = field(default_factory=dict)
     preset: Preset | None = None

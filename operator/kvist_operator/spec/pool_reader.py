@@ -25,6 +25,7 @@ from .fields import (
     read_secret,
     read_template,
 )
+from .interconnect_reader import read_interconnect
 from .network_policy_reader import read_network_policy
 from .pod_template import check_template
 from .pool import (
@@ -137,6 +138,7 @@ def _read_pool(resource: Mapping[str, Any], default_image: str, preset: Preset |
         picker=_picker(spec.section("picker")),
         gateway=_gateway(spec.section("gateway")),
         network=read_network_policy(spec.section("networkPolicy")),
+        interconnect=read_interconnect(spec.section("interconnect")),
         pod_monitor=monitoring.text("podMonitor", "Auto", choices=("Auto", "Enabled", "Disabled")),
         pod_template=read_template(spec.section("podTemplate")),
         preset=preset,

@@ -24,6 +24,7 @@ SECTIONS: Final = (
     "picker",
     "gateway",
     "networkPolicy",
+    "interconnect",
     "monitoring",
     "podTemplate",
 )
