@@ -311,13 +311,14 @@ def wakes():
     with open(f"/proc/{cleaner}/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("voluntary"))
 
-def grant():
-    return min(wakes() - begun, int((time.time() - started) * 20)) * share
-
-begun, started = wakes(), time.time()
+seen, last, allowed = wakes(), time.time(), 0
 while time.time() < end or written < times:
-    while share and written >= grant():
-        time.sleep(0.002)
+    while share and written >= allowed:
+        now, count = time.time(), wakes()
+        if count > seen and now - last >= 0.05:
+            seen, last, allowed = count, now, written + share
+        else:
+            time.sleep(0.002)
     n += 1
     written += size
     name = f"{n * 2654435761 % 2**32:08x}"
@@ -334,8 +335,8 @@ while time.time() < end or written < times:
 print("end", n, failed, flush=True)
 """
 """Writes as vLLM does: a temporary file in a folder of its own, renamed. With a share, in bytes, it writes
-so much for each time that the cleaner has woken up, at most twenty times a second: a machine that gives the
-cleaner little time has a slow engine."""
+so much after the cleaner has woken up again, at most twenty times a second: a machine that gives the cleaner
+little time has a slow engine."""
 
 
 @dataclass
