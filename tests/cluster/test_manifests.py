@@ -46,18 +46,25 @@ async def apply(space: Namespace, made: Json, **query: str) -> Json:
 
 
 async def carried_out(space: Namespace, pool: Pool, wanted: Rendered) -> Changes:
-    """Look at everything, do what is to be done, look again: what is left to do."""
-    found = changes(pool, wanted, await looked(space, wanted))
-    for step in found.steps:
-        assert step.body is not None
-        await apply(space, step.body)
+    """Look at everything, do what is to be done, look again: what is left to do. Engines that wait for a Job
+    are made in a second round."""
+    for _ in range(2):
+        found = changes(pool, wanted, await looked(space, wanted))
+        for step in found.steps:
+            assert step.body is not None
+            await apply(space, step.body)
     return changes(pool, wanted, await looked(space, wanted))
 
 
 async def looked(space: Namespace, wanted: Rendered) -> list[Json]:
-    """Return those of the wanted objects that exist."""
+    """Return those of the wanted objects that exist; Jobs as if they had succeeded."""
     answers = [await space.client.ask("GET", path_of(space, o), expect=(200, 404)) for o in wanted.objects]
-    return [answer for answer in answers if answer.get("code") != 404]
+    complete = {"conditions": [{"type": "Complete", "status": "True"}]}
+    return [
+        {**answer, "status": complete} if answer["kind"] == "Job" else answer
+        for answer in answers
+        if answer.get("code") != 404
+    ]
 
 
 @pytest.mark.parametrize("case", cases("valid"), ids=lambda case: case.name)
