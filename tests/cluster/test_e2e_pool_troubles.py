@@ -1,14 +1,16 @@
 """Failures of a pool in a whole cluster, and what its status says then."""
 
+import json
 from typing import Any
 
 import pytest
 from tests.cluster.cluster import Cluster
-from tests.cluster.pooled import condition, installed, pool
+from tests.cluster.pooled import Served, condition, installed, pool, until_ready
 from tests.cluster.space import Space
 
 pytestmark = pytest.mark.timeout(300)
 Json = dict[str, Any]
+KEY = "correct-horse-battery-staple"
 PLAIN: Json = {"picker": {"mode": "Off"}, "gateway": {"mode": "None"}}
 
 
@@ -40,3 +42,27 @@ async def test_a_pool_without_capacity_quotes_the_scheduler(cluster: Cluster, ro
     found = await said(room, "nvidia.com/gpu")
 
     assert found["reason"] == "Unschedulable"
+
+
+async def test_engines_wait_for_the_secret_with_their_api_key(cluster: Cluster, room: Space) -> None:
+    """Without the Secret no engine starts, and the condition names it and the field. With it clients are
+    answered with 401 without the key and with 200 with it, and the key is in no object of the pool but the
+    Secret."""
+    await installed(cluster, room.client)
+    engine = {"apiKeySecretRef": {"name": "twig-key"}}
+    await room.apply(pool("twig", engine=engine))
+    found = await said(room, "twig-key")
+    assert "spec.engine.apiKeySecretRef" in found["message"]
+
+    meta = {"name": "twig-key"}
+    await room.apply({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "stringData": {"api-key": KEY}})
+    found = await until_ready(room, "twig", seconds=180)
+    served = Served(cluster, room, room)
+    body = {"model": "twig", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
+    async with cluster.http() as http:
+        for given, status in (({}, 401), ({"Authorization": f"Bearer {KEY}"}, 200)):
+            async with http.post(served.url, json=body, headers=given) as answer:
+                assert answer.status == status
+    pods = await room.pods()
+    deployment = await room.get("Deployment", "twig")
+    assert KEY not in json.dumps([found, deployment, *pods])

@@ -9,7 +9,7 @@ from tests.operator.broken import gallery
 
 import kvist_operator
 from kvist_operator.errors import OperatorError
-from kvist_operator.manifests import termination_log, tokenizer
+from kvist_operator.manifests import engine_clients, termination_log, tokenizer
 from kvist_operator.manifests.object_names import ObjectNames
 from kvist_operator.status.advice import GUIDE as NAMED
 from kvist_operator.status.advice import RULES
@@ -51,7 +51,10 @@ def _texts(node: ast.expr) -> Iterator[str]:
     yield from (p.value for p in parts if isinstance(p, ast.Constant) and isinstance(p.value, str))
 
 
-OTHERS = {"Scaling", "RollingOut", "NoTokenizer", tokenizer.UNREADABLE}
+OTHERS = {
+    *("Scaling", "RollingOut", "NoTokenizer", tokenizer.UNREADABLE),
+    *(engine_clients.UNKNOWN, engine_clients.UNSCRAPED),
+}
 """Given by name."""
 
 
