@@ -1,4 +1,4 @@
-"""Where the pods of replicas go, and what they need to talk to each other over nodes."""
+"""Placement of the pods of replicas, and what they need to reach each other over nodes."""
 
 from typing import Any
 
