@@ -132,6 +132,7 @@ golden: $(READY)  ## regenerate the expected plans, objects and conditions of th
 	$(BIN)/python -m tests.operator.manifested
 	$(BIN)/python -m tests.operator.broken
 	$(BIN)/python -m tests.operator.sizing_sweep
+	$(BIN)/python -m tests.operator.catalogue_page
 
 LOCK := $(BIN)/uv pip compile --quiet pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 lock: $(READY)  ## resolve the images' dependencies, with hashes

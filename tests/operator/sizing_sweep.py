@@ -3,7 +3,7 @@ figures; ``python -m tests.operator.sizing_sweep`` writes docs/planning-sweep.md
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final

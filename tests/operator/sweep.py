@@ -1,4 +1,4 @@
-"""The argument lists of plans for every model of the catalogue on every accelerator."""
+"""The argument lists of plans for every model of the catalogue on accelerators that take turns."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -43,9 +43,9 @@ FURTHER: Final[tuple[dict[str, Any], ...]] = (
 
 
 @cache
-def argument_lists(step: int = 1) -> tuple[tuple[str, ...], ...]:
+def argument_lists(step: int = 4) -> tuple[tuple[str, ...], ...]:
     """Return the different lists after ``serve``, with the variables that Kubernetes would fill in; ``step``:
-    only for each so many-th accelerator."""
+    for each model only each so many-th accelerator, another one to begin with than for the model before."""
     return tuple(dict.fromkeys(_all(step)))
 
 
@@ -53,7 +53,8 @@ def _all(step: int) -> Iterator[tuple[str, ...]]:
     filled = {RANK: "0", LEADER: "127.0.0.1"}
     for number, name in enumerate(sorted(catalogue())):
         stretched = {"engine": {"maxModelLen": 2 * known(name).shape.max_len}}
-        for row in [row for i, row in enumerate(ROWS) if i % step == 0 or row.name in (COMMON, CPU.name)]:
+        usual = COMMON, CPU.name
+        for row in [row for i, row in enumerate(ROWS) if (i + number) % step == 0 or row.name in usual]:
             for variant in (
                 *VARIANTS,
                 *((*FURTHER, stretched) if row.name == COMMON and number % SOME == 0 else ()),

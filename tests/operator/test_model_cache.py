@@ -55,7 +55,7 @@ async def test_a_slow_hub_delays_no_pool(hub: Hub, monkeypatch: pytest.MonkeyPat
     hub.open.set()
     await told.wait()
     facts, draft = await settled(library, POOL)
-    assert (facts.source, draft) == ("catalogue", None)
+    assert (facts.source, draft) == ("catalogue: aiconfigurator-core 0.12.0", None)
     assert await library.of(POOL) == (facts, None)
     assert hub.asked == 1
     await library.close()

@@ -56,6 +56,44 @@ def test_a_compressed_checkpoint_has_the_size_on_its_card() -> None:
     assert checkpoint_bytes(known("moonshotai/Kimi-K2.5").shape) / 1e9 == pytest.approx(595, rel=0.002)
 
 
+KAITO: dict[str, tuple[float, int, int, int, int, int]] = {
+    "microsoft/phi-4": (27.31, 16384, 5120, 40, 40, 10),
+    "microsoft/Phi-4-mini-instruct": (7.15, 131072, 3072, 32, 24, 8),
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": (14.96, 131072, 4096, 32, 32, 8),
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B": (27.51, 131072, 5120, 48, 40, 8),
+    "microsoft/Phi-3.5-mini-instruct": (7.12, 131072, 3072, 32, 32, 32),
+    "Qwen/Qwen2.5-Coder-7B-Instruct": (14.19, 32768, 3584, 28, 28, 4),
+    "Qwen/Qwen2.5-Coder-32B-Instruct": (61.03, 32768, 5120, 64, 40, 8),
+    "meta-llama/Llama-3.1-8B-Instruct": (14.96, 131072, 4096, 32, 32, 8),
+    "meta-llama/Llama-3.3-70B-Instruct": (131.42, 131072, 8192, 80, 64, 8),
+    "mistralai/Mistral-7B-v0.3": (13.50, 32768, 4096, 32, 32, 8),
+    "mistralai/Mistral-7B-Instruct-v0.3": (13.50, 32768, 4096, 32, 32, 8),
+    "google/gemma-3-4b-it": (8.01, 131072, 2560, 34, 8, 4),
+    "google/gemma-3-27b-it": (51.10, 131072, 5376, 62, 32, 16),
+    "deepseek-ai/DeepSeek-R1-0528": (641.30, 163840, 7168, 61, 128, 128),
+    "deepseek-ai/DeepSeek-V3-0324": (641.30, 163840, 7168, 61, 128, 128),
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": (58.82, 262144, 2688, 52, 32, 2),
+    "Qwen/Qwen3-8B-AWQ": (5.68, 40960, 4096, 36, 32, 8),
+    "mistralai/Ministral-3-3B-Instruct-2512": (4.35, 262144, 3072, 26, 32, 8),
+}
+"""GiB of the files, context, hidden size, layers, heads and KV heads (kaito-project/kaito at 037fb35,
+``presets/workspace/models/model_catalog.yaml``): a source beside those of the catalogue."""
+
+
+@pytest.mark.parametrize("name", sorted(KAITO))
+def test_a_second_source_has_the_same_dimensions_and_size(name: str) -> None:
+    """Context, layers and heads of models of the catalogue are those that KAITO lists, and sizes differ by half
+    a per cent at most."""
+    facts = known(name)
+    size, context, hidden, layers, heads, kv_heads = KAITO[name]
+    gib = (facts.checkpoint_bytes or checkpoint_bytes(facts.shape)) / 2**30
+
+    assert gib == pytest.approx(size, rel=0.006)
+    assert (facts.shape.max_len, facts.shape.hidden) == (context, hidden)
+    assert (len(facts.shape.layers), heads in facts.shape.heads) == (layers, True)
+    assert facts.shape.latent or kv_heads in facts.shape.kv_heads
+
+
 def test_vision_towers_with_a_gate_have_three_matrices_in_a_block() -> None:
     """Qwen2.5-VL 7B has the 8,292,166,656 weights of its index (exolabs' model cards)."""
     vision = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16}
@@ -96,11 +134,11 @@ def test_the_side_of_merged_patches_may_stand_outside_the_tower() -> None:
 
 
 def test_the_catalogue_is_large_and_readable() -> None:
-    """The catalogue has 140 models, each with a readable shape and the source of its size; where something of
+    """The catalogue has 190 models, each with a readable shape and the source of its size; where something of
     a type is not modelled, the plan is unverified and says so."""
     found = [known(name) for name in catalogue()]
 
-    assert len(found) >= 140
+    assert len(found) >= 190
     assert all(facts.checkpoint_source for facts in found)
     assert {facts.shape.model_type for facts in found if facts.shape.notes} == {"deepseek_v4", "minimax_m3"}
 

@@ -5,6 +5,9 @@ from tests.operator.sizing_sweep import CLUSTERS, PAGE, page, pairs, wrongly_ref
 
 from kvist_operator.plan.size import WORTH
 
+pytestmark = pytest.mark.timeout(900)
+"""Seconds: some 1,200 plans, each of up to a tenth of a second."""
+
 
 def test_no_pair_takes_twice_the_gpus_for_under_five_per_cent_of_the_wish() -> None:
     """Every plan with several GPUs holds 5 % of the wish more than the best plan with half of them, and every
