@@ -1,5 +1,5 @@
-"""The page that lists the catalogue: size, context and source of every model, and models that no stored source
-proves; ``python -m tests.operator.catalogue_page`` writes docs/catalogue.md again."""
+"""The page that lists the catalogue, and models that no stored source proves;
+``python -m tests.operator.catalogue_page`` writes docs/catalogue.md again."""
 
 from pathlib import Path
 from typing import Any, Final
@@ -12,10 +12,10 @@ from kvist_operator.models.shape import checkpoint_bytes
 PAGE: Final = Path(__file__).parents[2] / "docs" / "catalogue.md"
 HEAD: Final = """# Models of the catalogue
 
-Written by `make golden`; a test compares the page with the catalogue. Facts of these {number} models need no hub
-([planning](guides/planning.md#where-facts-about-a-model-come-from)). *Source* is the package, or the repository and
-its commit, where config.json was read. Weights with * are the size of the published files; others are computed
-from the shape.
+Written by `make golden`; a test compares the page with the catalogue. Facts of these {number} models need no
+hub ([planning](guides/planning.md#where-facts-about-a-model-come-from)). *Source* is the package, or the
+repository and its commit, where config.json was read. Weights with * are the size of the published files;
+others are computed from the shape.
 """
 MISSING: Final = (
     ("Qwen2.5-VL 3B, 32B, 72B", "no stored copy of config.json; the 7B is there"),
@@ -47,7 +47,7 @@ def page() -> str:
     missing = "\n".join(f"| {names} | {why} |" for names, why in MISSING)
     return (
         f"{HEAD.format(number=len(models))}\n{table}\n\n## Not in the catalogue\n\n"
-        "These need the hub, or `spec.model.shape`, because no public source that could be read proves them.\n\n"
+        "These need the hub, or `spec.model.shape`: no public source that could be read proves them.\n\n"
         f"| models | why |\n|---|---|\n{missing}\n"
     )
 

@@ -88,7 +88,16 @@ def models() -> list[str]:
 @cache
 def pairs() -> tuple[Pair, ...]:
     """Return all pairs of a model and a kind of accelerator."""
-    return tuple(_pair(model, gpu) for gpu in GPUS for model in models())
+    found = {(model, gpu): _pair(model, gpu) for gpu in GPUS for model in set(twins().values())}
+    return tuple(replace(found[twins()[name], gpu], model=name) for gpu in GPUS for name in models())
+
+
+@cache
+def twins() -> Mapping[str, str]:
+    """Return for each model one with the same shape and size, whose plans are the same: itself or another."""
+    first: dict[str, str] = {}
+    facts = {name: known(name) for name in models()}
+    return {n: first.setdefault(repr((f.shape, f.checkpoint_bytes)), n) for n, f in facts.items()}
 
 
 def _pair(model: str, gpu: str) -> Pair:
@@ -117,7 +126,8 @@ def kinds(cluster: str) -> list[NodeFacts]:
 @cache
 def in_cluster(cluster: str) -> Mapping[str, Plan | None]:
     """Return the plan of each model in a cluster."""
-    return {name: _plan(name, nodes=kinds(cluster)) for name in models()}
+    found = {name: _plan(name, nodes=kinds(cluster)) for name in set(twins().values())}
+    return {name: found[twins()[name]] for name in models()}
 
 
 def wrongly_refused(cluster: str) -> list[str]:
