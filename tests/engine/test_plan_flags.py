@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from tests.crd.cases import planned
 from tests.engine import flags, random_flags
 from tests.operator import golden
+from tests.operator.manifested import resource
 from tests.operator.sweep import argument_lists
 
 from kvist_operator.engine_version import engine_version
@@ -190,6 +192,35 @@ def test_every_plan_of_the_sweep_is_accepted(parser: tuple[str, Parsed]) -> None
 
     assert refused == []
     assert len(lists) > 500
+
+
+STREAMS = (
+    flags.BUILD
+    + """
+import json, sys
+from vllm.transformers_utils.runai_utils import is_runai_obj_uri
+
+parser, rows = vllm_parser(), []
+for line in json.load(sys.stdin):
+    found = vars(parser.parse_args(line))
+    model = found["model_tag"] if "model_tag" in found else found["model"]
+    rows.append([model, is_runai_obj_uri(model), found["load_format"]])
+print("FOUND" + json.dumps(rows))
+"""
+)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("version", KNOWN)
+def test_vllm_streams_from_a_bucket(version: str) -> None:
+    """The address is one of an object store for vLLM, and the loader is one that it has."""
+    sources = ["s3://models/llama/3.3-70b", "gs://models/llama/3.3-70b"]
+    pools = [resource("bucket") for _ in sources]
+    for pool, source in zip(pools, sources, strict=True):
+        pool["spec"]["model"]["source"] = source
+    found = flags.run(version, STREAMS, [list(planned(pool).argv[1:]) for pool in pools])
+
+    assert found == [[source, True, "runai_streamer"] for source in sources]
 
 
 @pytest.mark.timeout(900)
