@@ -2,11 +2,24 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.operator.memory import Memory
 
-from kvist_operator.cluster.kinds import POD, POOL, Target, kind_of, target_of
-from kvist_operator.cluster.pool_cache import PoolCache, PoolKey
+from kvist_operator.cluster.kinds import (
+    DEPLOYMENT,
+    JOB,
+    NODE,
+    POD,
+    POOL,
+    ObjectKind,
+    Target,
+    kind_of,
+    target_of,
+)
+from kvist_operator.cluster.pool_cache import PoolCache, PoolInformer, PoolKey
+from kvist_operator.errors import Forbidden
 
 KEY = PoolKey("forest", "twig")
 
@@ -76,3 +89,44 @@ def test_pools_and_pods_are_no_children() -> None:
     assert ["status" in child for child in cache.children(KEY)] == [False]
     assert (kind_of(told), kind_of(pool)) == (POD, POOL)
     assert cache.get(Target(POOL, "forest", "twig")) == pool
+
+
+class OldRights(Memory):
+    """A cluster whose operator may not list one kind."""
+
+    def __init__(self, refused: ObjectKind) -> None:
+        super().__init__()
+        self.refused = refused
+
+    async def find(
+        self, kind: ObjectKind, namespace: str = "", *, labels: str = "", bare: bool = False
+    ) -> list[dict[str, Any]]:
+        """Refuse the kind."""
+        if kind == self.refused:
+            raise Forbidden(f"{kind.resource} is forbidden", 403)
+        return await super().find(kind, namespace, labels=labels, bare=bare)
+
+
+async def test_an_operator_with_the_rights_of_an_older_chart_follows_the_rest(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Without the right to Jobs it manages pools, says so once, and follows Jobs as soon as it may."""
+    cluster = OldRights(JOB)
+    informer = PoolInformer(cluster, PoolCache(), (), lambda _key: None)
+    await informer.follow(())
+    await informer.follow(())
+    await informer.resync()
+
+    assert JOB not in informer.kinds
+    assert {POOL, POD} <= informer.kinds
+    assert caplog.text.count("Jobs are not followed: jobs.batch is forbidden") == 1
+    cluster.refused = NODE
+    assert await informer.follow(())
+    assert JOB in informer.kinds
+
+
+async def test_a_missing_right_to_other_kinds_is_an_error() -> None:
+    """Deployments are in every pool, so that an operator without them cannot work."""
+    informer = PoolInformer(OldRights(DEPLOYMENT), PoolCache(), (), lambda _key: None)
+    with pytest.raises(Forbidden):
+        await informer.follow(())

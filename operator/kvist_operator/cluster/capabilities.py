@@ -30,6 +30,7 @@ from .cluster_api import Cluster
 from .kinds import (
     CHILDREN,
     CLAIM,
+    JOB,
     NODE,
     POOL,
     PRESET,
@@ -223,6 +224,7 @@ def required_rights(within: bool) -> list[Right]:
     optional = {(kind.group, kind.plural) for kind in CHILDREN if kind.optional}
     spare = {(group, "inferenceobjectives") for group in OBJECTIVE_GROUPS}
     spare |= {("kvist.dev", "inferencepools/finalizers"), (PRESET.group, PRESET.plural)}
+    spare.add((JOB.group, JOB.plural))
     found = single_rights(namespaced() if within else everywhere())
     return [right for right in found if (right.group, right.resource) not in optional | spare]
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from kvist_operator.errors import NotServed
+from kvist_operator.errors import Forbidden, NotServed
 from kvist_operator.manifests.object_names import INSTANCE, OURS
 
 from .cluster_api import Cluster, Json
-from .kinds import CHILDREN, POD, POOL, SECRET, ObjectKind, Target, target_of
+from .kinds import CHILDREN, JOB, POD, POOL, SECRET, ObjectKind, Target, target_of
 
 logger = logging.getLogger(__name__)
 
@@ -165,6 +165,8 @@ class PoolInformer:
     kinds: frozenset[ObjectKind] = frozenset()
     """Kinds that are watched at present."""
     loaded: set[ObjectKind] = field(default_factory=set)
+    _refused: set[ObjectKind] = field(default_factory=set)
+    """Kinds that may not be listed, of which the log has a line."""
 
     async def follow(self, optional: Iterable[ObjectKind]) -> bool:
         """Watch these optional kinds and those that every cluster has; return whether the set has changed.
@@ -177,7 +179,18 @@ class PoolInformer:
             for target in self.cache.versions(kind):
                 self._notify(self.cache.remove(target))
         for kind in sorted(wanted - self.loaded):
-            for found in await self._list(kind):
+            try:
+                listed = await self._list(kind)
+            except Forbidden as error:
+                if kind != JOB:
+                    raise
+                # the rights of an older chart: only pools with a cache for weights need Jobs, and say so
+                if kind not in self._refused:
+                    logger.warning("Jobs are not followed: %s", error)
+                self._refused.add(kind)
+                wanted -= {kind}
+                continue
+            for found in listed:
                 self._notify(self.cache.update(found))
             self.loaded.add(kind)
         different, self.kinds = wanted != self.kinds, wanted
