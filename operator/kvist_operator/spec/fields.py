@@ -70,22 +70,26 @@ class Fields:
         *,
         choices: Sequence[str] = (),
         pattern: str = "",
+        like: str = "",
         most: int = MAX_LENGTH,
     ) -> str:
-        """Return a string of at most ``most`` characters, one of the choices or a match of the pattern."""
+        """Return a string of at most ``most`` characters, one of the choices or a match of the pattern, of
+        which ``like`` is an example."""
         value = self.get(key)
         if value is None:
             return default
         if choices and isinstance(value, str) and value not in choices:
             listed = ", ".join(choices)
             raise SpecError(self.at(key), f"{value!r} is not one of {listed}{suggestion(value, choices)}")
-        return text_of(value, self.at(key), pattern=pattern, most=most)
+        return text_of(value, self.at(key), pattern=pattern, like=like, most=most)
 
-    def required(self, key: str, hint: str, *, pattern: str = "", most: int = MAX_LENGTH) -> str:
+    def required(
+        self, key: str, hint: str, *, pattern: str = "", like: str = "", most: int = MAX_LENGTH
+    ) -> str:
         """Return a string that must not be absent or empty."""
         if self.get(key) in (None, ""):
             raise SpecError(self.at(key), f"is missing: {hint}")
-        return self.text(key, pattern=pattern, most=most)
+        return self.text(key, pattern=pattern, like=like, most=most)
 
     def whole(self, key: str, *, low: int = 1, high: int = 2**31 - 1) -> int | None:
         """Return a whole number within bounds; None when absent."""
@@ -153,10 +157,12 @@ class Fields:
         """Return a list of objects."""
         return [type(self)(v, f"{self.at(key)}[{i}]") for i, v in enumerate(self.items(key, most=most))]
 
-    def texts(self, key: str, *, most: int, each: int, pattern: str = "") -> tuple[str, ...]:
+    def texts(self, key: str, *, most: int, each: int, pattern: str = "", like: str = "") -> tuple[str, ...]:
         """Return a list of strings of at most ``each`` characters."""
         found = enumerate(self.items(key, most=most))
-        return tuple(text_of(v, f"{self.at(key)}[{i}]", pattern=pattern, most=each) for i, v in found)
+        return tuple(
+            text_of(v, f"{self.at(key)}[{i}]", pattern=pattern, like=like, most=each) for i, v in found
+        )
 
     def free(self, key: str) -> Mapping[str, Any]:
         """Return an object whose fields are not checked; an absent one is empty."""
@@ -183,7 +189,7 @@ def check_unique(names: Sequence[str], path: str, why: str) -> None:
         raise SpecError(path, f"{twice!r} occurs twice; {why}")
 
 
-def text_of(value: Any, path: str, *, pattern: str = "", most: int = MAX_LENGTH) -> str:
+def text_of(value: Any, path: str, *, pattern: str = "", like: str = "", most: int = MAX_LENGTH) -> str:
     """Return a value that is a string within bounds. Raises SpecError."""
     if not isinstance(value, str):
         quote = ": put it in quotes" if isinstance(value, bool | int | float) else ": write a string"
@@ -191,7 +197,8 @@ def text_of(value: Any, path: str, *, pattern: str = "", most: int = MAX_LENGTH)
     if len(value) > most:
         raise SpecError(path, f"has {len(value)} characters; at most {most}")
     if pattern and not re.fullmatch(pattern, value):
-        raise SpecError(path, f"{value!r} does not match {pattern}: write it in that form")
+        form = f": write it like {like}" if like else f" {pattern}: write it in that form"
+        raise SpecError(path, f"{value!r} does not match{form}")
     return value
 
 

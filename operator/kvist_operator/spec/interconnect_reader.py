@@ -19,7 +19,13 @@ def read_interconnect(f: Fields) -> InterconnectSpec:
     return f.done(
         InterconnectSpec(
             placement=f.text("placement", defaults.placement, choices=PLACEMENTS),
-            topology_key=f.text("topologyKey", defaults.topology_key, pattern=LABEL_KEY, most=KEY_LENGTH),
+            topology_key=f.text(
+                "topologyKey",
+                defaults.topology_key,
+                pattern=LABEL_KEY,
+                like="topology.kubernetes.io/rack",
+                most=KEY_LENGTH,
+            ),
             rdma=_rdma(f.optional("rdma")),
         )
     )
@@ -29,7 +35,7 @@ def _rdma(f: Fields | None) -> Rdma | None:
     if f is None:
         return None
     hint = "the device plugin's resource, such as rdma/hca or nvidia.com/roce"
-    name = f.required("resourceName", hint, pattern=DEVICE, most=128)
+    name = f.required("resourceName", hint, pattern=DEVICE, like="rdma/hca", most=128)
     if name.startswith("kubernetes.io/"):
         raise SpecError(f.at("resourceName"), f"{name} belongs to Kubernetes: write {hint}")
     rdma = Rdma(

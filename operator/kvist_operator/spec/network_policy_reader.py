@@ -49,17 +49,19 @@ def _selector(f: Fields | None) -> Mapping[str, Any] | None:
         raise SpecError(f.at("matchLabels"), f"has {len(labels)} entries; at most 16")
     for key, value in labels.items():
         path = f"{f.at('matchLabels')}.{key}"
-        text_of(key, path, pattern=LABEL_KEY, most=KEY_LENGTH)
-        text_of(value, path, pattern=LABEL_VALUE, most=VALUE_LENGTH)
+        text_of(key, path, pattern=LABEL_KEY, like="app.kubernetes.io/name", most=KEY_LENGTH)
+        text_of(value, path, pattern=LABEL_VALUE, like="prometheus", most=VALUE_LENGTH)
     rules = [_rule(each) for each in f.sections("matchExpressions", most=16)]
     found = {"matchLabels": dict(labels), "matchExpressions": rules}
     return f.done({key: value for key, value in found.items() if value})
 
 
 def _rule(f: Fields) -> Mapping[str, Any]:
-    key = f.required("key", "the label's key", pattern=LABEL_KEY, most=KEY_LENGTH)
+    key = f.required(
+        "key", "the label's key", pattern=LABEL_KEY, like="app.kubernetes.io/name", most=KEY_LENGTH
+    )
     operator = f.text("operator", "", choices=OPERATORS)
-    values = f.texts("values", most=32, each=VALUE_LENGTH, pattern=LABEL_VALUE)
+    values = f.texts("values", most=32, each=VALUE_LENGTH, pattern=LABEL_VALUE, like="prometheus")
     if not operator:
         raise SpecError(f.at("operator"), f"is missing: one of {', '.join(OPERATORS)}")
     if bool(values) != (operator in ("In", "NotIn")):

@@ -154,7 +154,9 @@ def _read_pool(resource: Mapping[str, Any], default_image: str, preset: Preset |
 def _preset_ref(f: Fields | None) -> None:
     """Check the reference; the preset itself has been merged. Raises SpecError."""
     if f is not None:
-        f.required("name", f"the name of an {PRESET_KIND}", pattern=HOSTNAME_LABELS, most=NAME_LENGTH)
+        f.required(
+            "name", f"the name of an {PRESET_KIND}", pattern=HOSTNAME_LABELS, like="h100", most=NAME_LENGTH
+        )
         f.done(None)
 
 
@@ -180,7 +182,7 @@ def _model(f: Fields) -> ModelRef:
         location=location,
         task=Task(task) if task else None,
         revision=f.text("revision", most=128),
-        served_name=f.text("servedName", pattern=MODEL_NAME, most=128),
+        served_name=f.text("servedName", pattern=MODEL_NAME, like="qwen3-8b", most=128),
         token=read_secret(f.optional("tokenSecretRef")),
         adapters=tuple(_adapter(a) for a in f.sections("adapters", most=64)),
         shape=_shape(f.optional("shape")),
@@ -197,8 +199,8 @@ def _cache(f: Fields | None) -> WeightsCache | None:
     if f is None:
         return None
     cache = WeightsCache(
-        claim=f.text("claim", pattern=HOSTNAME_LABELS, most=NAME_LENGTH),
-        host_path=f.text("hostPath", pattern=rf"(/{_PART})+", most=1024),
+        claim=f.text("claim", pattern=HOSTNAME_LABELS, like="models", most=NAME_LENGTH),
+        host_path=f.text("hostPath", pattern=rf"(/{_PART})+", like="/var/cache/models", most=1024),
     )
     if bool(cache.claim) == bool(cache.host_path):
         raise SpecError(f.path, "needs exactly one of claim and hostPath")
@@ -230,7 +232,9 @@ def split_source(text: str, path: str, *, stores: bool = False) -> tuple[Source,
 
 def _adapter(f: Fields) -> Adapter:
     adapter = Adapter(
-        name=f.required("name", "clients use it as a model name", pattern=ADAPTER_NAME, most=128),
+        name=f.required(
+            "name", "clients use it as a model name", pattern=ADAPTER_NAME, like="sql-lora", most=128
+        ),
         source=f.required("source", SOURCES),
         rank=f.number("rank", 16, low=1, high=512),
     )
@@ -255,7 +259,7 @@ def _engine(f: Fields, default_image: str) -> EngineSpec:
         version=f.text("version", most=64),
         quantization=f.text("quantization", choices=("FP8",)),
         kv_dtype=KvDtype(f.text("kvCacheDtype", KvDtype.AUTO, choices=[str(k) for k in KvDtype])),
-        attention_backend=f.text("attentionBackend", pattern=r"[A-Z][A-Z0-9_]*", most=64),
+        attention_backend=f.text("attentionBackend", pattern=r"[A-Z][A-Z0-9_]*", like="FLASHINFER", most=64),
         prefix_caching=f.switch("prefixCaching", True),
         memory_percent=f.whole("gpuMemoryUtilizationPercent", low=10, high=99),
         max_model_len=f.whole("maxModelLen", low=128),
@@ -323,7 +327,7 @@ def _accelerator(f: Fields) -> AcceleratorSpec:
     accelerator = AcceleratorSpec(
         product=f.text("product", most=128),
         memory_bytes=f.quantity("memory", low=MIN_BYTES),
-        resource=f.text("resourceName", pattern=r"[A-Za-z0-9./_-]+", most=128),
+        resource=f.text("resourceName", pattern=r"[A-Za-z0-9./_-]+", like="nvidia.com/gpu", most=128),
         count=f.whole("count", high=512),
         per_node=f.whole("perNode", high=64),
     )
@@ -352,7 +356,7 @@ def _offload(f: Fields) -> Offload:
     cpu, disk = f.quantity("cpu", low=MIN_BYTES), f.quantity("disk", low=MIN_BYTES)
     if disk and not cpu:
         raise SpecError(f.at("disk"), "needs spec.offload.cpu too: blocks reach the disk through memory")
-    storage = f.text("storageClassName", pattern=HOSTNAME_LABELS, most=NAME_LENGTH)
+    storage = f.text("storageClassName", pattern=HOSTNAME_LABELS, like="local-nvme", most=NAME_LENGTH)
     if storage and not disk:
         raise SpecError(f.at("storageClassName"), "needs spec.offload.disk too: the size of the volume")
     return f.done(Offload(cpu_bytes=cpu, disk_bytes=disk, storage_class=storage))
@@ -375,7 +379,7 @@ def _picker(f: Fields) -> PickerSpec:
 
 def _priority(f: Fields) -> Priority:
     value = f.number("value", 0, low=-MAX_PRIORITY, high=MAX_PRIORITY)
-    name = f.required("name", "requests name their class", pattern=CLASS_NAME, most=63)
+    name = f.required("name", "requests name their class", pattern=CLASS_NAME, like="interactive", most=63)
     return f.done(Priority(name=name, value=value))
 
 
@@ -384,7 +388,7 @@ def _gateway(f: Fields) -> GatewaySpec:
         mode=f.text("mode", "None", choices=("None", "Envoy", "Route")),
         flavor=f.text("flavor", "InferencePool", choices=("InferencePool", "EnvoyGateway")),
         parents=tuple(read_parent(p) for p in f.sections("parentRefs", most=16)),
-        hostnames=f.texts("hostnames", most=32, each=NAME_LENGTH, pattern=HOSTNAME),
+        hostnames=f.texts("hostnames", most=32, each=NAME_LENGTH, pattern=HOSTNAME, like="llm.example.com"),
         failure_mode=f.text("failureMode", "FailOpen", choices=("FailOpen", "FailClose")),
         failover_endpoints=f.number("failoverEndpoints", 3, low=1, high=16),
     )

@@ -27,8 +27,8 @@ def read_rollout(f: Fields) -> Rollout:
 def _window(f: Fields | None) -> MaintenanceWindow | None:
     if f is None:
         return None
-    start = f.text("start", "00:00", pattern=r"([01][0-9]|2[0-3]):[0-5][0-9]", most=5)
-    days = f.texts("days", most=7, each=3, pattern="|".join(WEEKDAYS))
+    start = f.text("start", "00:00", pattern=r"([01][0-9]|2[0-3]):[0-5][0-9]", like="02:30", most=5)
+    days = f.texts("days", most=7, each=3, pattern="|".join(WEEKDAYS), like="Sat")
     zone = f.text("timeZone", "UTC", most=64)
     check_unique(days, f.at("days"), "leave one out")
     try:
