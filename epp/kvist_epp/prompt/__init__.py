@@ -5,7 +5,7 @@ A request that cannot be rendered exactly as the engine does is routed by load a
 
 - ``request``: parses a request by its path; the OpenAI chat and completion APIs, and vLLM's generate API.
 - ``api_formats``: parses the OpenAI Responses and Anthropic Messages APIs as chats.
-- ``pooling``: parses requests to embedding, rerank and classification models.
+- ``pooling_requests``: parses requests to embedding, rerank and classification models.
 - ``request_types``: the parsed request and the checks that all parsers share.
 - ``chat``: messages and tools as vLLM passes them to a chat template.
 - ``template``: a compiled chat template, with bounded work, and the content format that it expects.

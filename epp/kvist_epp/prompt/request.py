@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from kvist_epp.errors import BadRequest
-from kvist_epp.prompt import api_formats, pooling
+from kvist_epp.prompt import api_formats, pooling_requests
 from kvist_epp.prompt.chat import UnrenderableError, parse_tools
 from kvist_epp.prompt.request_types import (
     Chat,
@@ -241,5 +241,5 @@ _READERS: Final[dict[str, tuple[Kind, Callable[[bytes], Request]]]] = {
     "/v1/responses": (Kind.RESPONSES, api_formats.parse_responses),
     "/v1/messages": (Kind.MESSAGES, api_formats.parse_messages),
     "/v1/generate": (Kind.COMPLETION, _generate),
-    **dict.fromkeys(pooling.PATHS, (Kind.POOLING, pooling.parse_pooling)),
+    **dict.fromkeys(pooling_requests.PATHS, (Kind.POOLING, pooling_requests.parse_pooling)),
 }

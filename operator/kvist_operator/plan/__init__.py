@@ -4,7 +4,7 @@
 - ``checks``: what is refused before a size is chosen, what makes a plan unverified, and warnings.
 - ``resources``: accelerators, memory and times of the pods of a replica.
 - ``requirements``: context, concurrency and latency targets of a pool.
-- ``pooling``: plans for embedding, rerank and classification models.
+- ``prompt_batch``: batches of embedding, rerank and classification models.
 - ``kv``: dtype of the KV cache.
 - ``layouts``: possible parallelism.
 - ``size``: the layout that fits, and the settings reduced for it.

@@ -26,7 +26,7 @@ from .kv import KvChoice, choose_kv
 from .latency import expected_tpot, expected_ttft, step_for_target
 from .layouts import describe_layout, impossible
 from .plan import Choice, Hardware, Plan, PlanVerdict
-from .pooling import (
+from .prompt_batch import (
     describe_pooling,
     pooling_doubts,
     pooling_of,

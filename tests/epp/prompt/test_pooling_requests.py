@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvist_epp.prompt.pooling import PATHS
+from kvist_epp.prompt.pooling_requests import PATHS
 from kvist_epp.prompt.request import parse
 from kvist_epp.prompt.request_types import Kind
 
