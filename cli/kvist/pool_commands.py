@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import yaml
@@ -19,12 +19,13 @@ from kvist_operator.cluster.capabilities import with_planned_first
 from kvist_operator.errors import OperatorError, SpecError
 from kvist_operator.manifests import Api, Site, render
 from kvist_operator.manifests.render import Rendered, to_yaml
+from kvist_operator.models.shape import Facts
 from kvist_operator.models.source import draft_facts, model_facts
-from kvist_operator.node_labels import node_kinds
+from kvist_operator.node_labels import NodeFacts, node_kinds
 from kvist_operator.plan import Choice, Plan, PlanVerdict, make_plan
 from kvist_operator.plan.plan import Difference, differences, override
 from kvist_operator.prices import check_names
-from kvist_operator.reconcile.model_cache import ModelQuery, look_up_facts
+from kvist_operator.reconcile.model_cache import ModelQuery, look_up_facts, pinned
 from kvist_operator.spec import Pool, read_pool
 from kvist_operator.spec.preset import preset_name
 from kvist_operator.status import plan_status
@@ -116,9 +117,7 @@ def _running(
         ModelQuery(model=pool.model, speculative=pool.engine.speculative, known=known_model(pool, status))
     )
     nodes = with_planned_first(node_kinds(_nodes(options)), status)
-    prices = read_prices(options.price, options.prices or "")
-    plan = make_plan(pool, facts, nodes=nodes, gpu=options.gpu or "", draft=draft, prices=prices)
-    return running, plan_status(plan)
+    return running, plan_status(_made(pinned(pool, facts), facts, draft, nodes, options))
 
 
 def _emit(text: str) -> None:
@@ -154,13 +153,17 @@ def _pool(found: PoolFile, resource: Mapping[str, Any]) -> Pool:
 def _planned(pool: Pool, options: argparse.Namespace) -> Plan:
     """Return the plan of a pool. Raises OperatorError."""
     proposer = pool.engine.speculative
+    draft = draft_facts(proposer.model, proposer.shape) if proposer and proposer.model else None
+    return _made(pool, model_facts(pool.model), draft, node_kinds(_nodes(options)), options)
+
+
+def _made(
+    pool: Pool, facts: Facts, draft: Facts | None, nodes: Sequence[NodeFacts], options: argparse.Namespace
+) -> Plan:
     prices = read_prices(options.price, options.prices or "")
-    nodes = node_kinds(_nodes(options))
     if not nodes:
         check_names(prices, "--price")
-    draft = draft_facts(proposer.model, proposer.shape) if proposer and proposer.model else None
-    gpu = options.gpu or ""
-    return make_plan(pool, model_facts(pool.model), nodes=nodes, gpu=gpu, draft=draft, prices=prices)
+    return make_plan(pool, facts, nodes=nodes, gpu=options.gpu or "", draft=draft, prices=prices)
 
 
 def _nodes(options: argparse.Namespace) -> list[dict[str, str]]:

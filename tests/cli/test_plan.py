@@ -14,6 +14,7 @@ from kvist_operator.models.shape import ModelFiles
 from kvist_operator.models.source import from_model_files
 from kvist_operator.node_labels import node_kinds
 from kvist_operator.plan import make_plan
+from kvist_operator.reconcile.model_cache import pinned
 from kvist_operator.spec import read_pool
 from kvist_operator.status import plan_status
 from kvist_operator.status.known_model import model_status
@@ -288,14 +289,16 @@ def test_the_running_plan_is_compared_with_that_of_this_version(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``kubectl get kvp NAME -o yaml`` has the plan, the accelerator and the facts of the model, so that
-    neither cluster nor hub is asked; figures that the older operator did not write are no differences."""
+    neither cluster nor hub is asked. Figures that the older operator did not write are no differences,
+    nor is the commit of the model, which operators pin."""
     config = {**DENSE, "max_position_embeddings": 16_384}
     *_, resource = yaml.safe_load_all(POOL)
     resource["spec"] = {"model": {"source": "hf://acme/unknown"}}
     facts = from_model_files(ModelFiles(repository="acme/unknown", revision="1", config=json.dumps(config)))
     pool = read_pool(resource)
-    plan = make_plan(pool, facts, nodes=node_kinds([{"nvidia.com/gpu.product": "NVIDIA-L4"}]))
-    running = plan_status(plan)
+    nodes = node_kinds([{"nvidia.com/gpu.product": "NVIDIA-L4"}])
+    running = plan_status(make_plan(pinned(pool, facts), facts, nodes=nodes))
+    assert "--revision" in running["args"]
     del running["memory"]["encoderGib"]
     at = running["args"].index("--max-num-batched-tokens") + 1
     running["args"][at] = "1024"

@@ -93,7 +93,35 @@ class _Process:
         return self._log.read().decode(errors="replace")
 
 
-class VllmEngine:
+class _Server:
+    """One vLLM server, from entering to leaving; ``url`` is where it becomes ready."""
+
+    url: str
+    _process: "_Process"
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._process.start([self.url])
+        except BaseException:
+            await self._process.stop(signal.SIGKILL)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def stop(self, kind: signal.Signals = signal.SIGTERM) -> None:
+        """Ends the engine and its children; ``SIGKILL`` for a crash. Does nothing when it has ended."""
+        await self._process.stop(kind)
+
+    def log(self) -> str:
+        """The end of what the engine wrote."""
+        return self._process.log()
+
+
+class VllmEngine(_Server):
     """One vLLM server with KV events and replay; about 1.5 GB and 20 to 75 seconds to be ready.
 
     ``flags`` come last and win. Attributes after start: ``url``, ``events`` and ``replay`` (ZMQ endpoints
@@ -133,29 +161,8 @@ class VllmEngine:
         )
         self._process = _Process((*base, *flags), environment or {})
 
-    async def __aenter__(self) -> Self:
-        try:
-            await self._process.start([self.url])
-        except BaseException:
-            await self._process.stop(signal.SIGKILL)
-            raise
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
-
-    async def stop(self, kind: signal.Signals = signal.SIGTERM) -> None:
-        """Ends the engine and its children; ``SIGKILL`` for a crash. Does nothing when it has ended."""
-        await self._process.stop(kind)
-
-    def log(self) -> str:
-        """The end of what the engine wrote."""
-        return self._process.log()
-
-
-class PlannedEngine:
+class PlannedEngine(_Server):
     """A vLLM server with the arguments of a plan for a CPU; attributes after start as ``VllmEngine``'s.
 
     ``argv`` is the command after ``vllm``; weights are random, and the port is another one.
@@ -170,19 +177,6 @@ class PlannedEngine:
         own = ("--host", "127.0.0.1", "--port", str(port), "--load-format", "dummy", "--enforce-eager")
         module = ("-m", "vllm.entrypoints.openai.api_server", "--model", model)
         self._process = _Process((*module, *words, *own), {})
-
-    async def __aenter__(self) -> Self:
-        try:
-            await self._process.start([self.url])
-        except BaseException:
-            await self._process.stop(signal.SIGKILL)
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._process.stop(signal.SIGTERM)
 
 
 class RenderServers:

@@ -450,6 +450,17 @@ async def test_a_change_of_the_gateway_rolls_no_engines(ground: Ground) -> None:
     assert image_of(await ground.engines()) == OLD
 
 
+async def test_a_change_of_the_interconnect_is_applied_while_an_upgrade_waits(ground: Ground) -> None:
+    """A field that changes the pods of engines is applied at once, with what was pending."""
+    await ground.look()
+    ground.restart(build="2", engine_image=NEW)
+    ground.put(interconnect={"placement": "Required", "topologyKey": "rack"})
+    await ground.look()
+
+    assert image_of(await ground.engines()) == NEW
+    assert "pendingPlan" not in await ground.status()
+
+
 async def test_the_same_operator_may_change_what_it_made(ground: Ground) -> None:
     """Facts of the cluster that change the pods are no upgrade: the same build applies them at once."""
     await ground.look()

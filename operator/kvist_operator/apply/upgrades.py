@@ -25,7 +25,7 @@ from kvist_operator.errors import SpecError
 from kvist_operator.manifests import Rendered
 from kvist_operator.manifests.object_names import COMPONENT, ENGINE, Json
 from kvist_operator.spec import Pool, read_pool
-from kvist_operator.spec.pool import Upgrade
+from kvist_operator.spec.pool import GatewaySpec, NetworkPolicySpec, PickerSpec, Upgrade
 
 APPLIED: Final = "kvist.dev/applied"
 """Annotation of a workload: its spec as it was applied, the spec of the pool, and the operator's identity."""
@@ -197,19 +197,27 @@ def _pool_before(resource: Json, default_image: str, preset: Json | None) -> Poo
         return None
 
 
-def _parts(pool: Pool | None, workload: Json) -> list[Any]:
-    """Return the parts of a pool on which a workload depends.
+def _parts(pool: Pool | None, workload: Json) -> tuple[Pool, str] | None:
+    """Return what a workload depends on: the pool without the fields that never change it, and its preset.
 
-    Replicas and monitoring never change a workload; settings of the picker and the gateway change no engine.
+    Every other field counts, also one that is new.
     """
     if pool is None:
-        return []
-    rollout = replace(pool.rollout, upgrade=Upgrade.MANUAL, window=None)
-    parts = [pool.model, pool.engine, pool.accelerator, pool.workload, pool.offload, pool.pod_template]
-    parts += [rollout, pool.preset.name if pool.preset else ""]
+        return None
+    own = replace(
+        pool,
+        generation=0,
+        replicas=1,
+        paused=False,
+        pod_monitor="Auto",
+        network=NetworkPolicySpec(),
+        preset=None,
+        rollout=replace(pool.rollout, upgrade=Upgrade.MANUAL, window=None),
+    )
     if _component(workload) == ENGINE:
-        return [*parts, pool.picker.mode, pool.picker.priorities]
-    return [*parts, pool.picker, pool.gateway]
+        picker = PickerSpec(mode=pool.picker.mode, priorities=pool.picker.priorities)
+        own = replace(own, picker=picker, gateway=GatewaySpec())
+    return own, pool.preset.name if pool.preset else ""
 
 
 def _digest(value: Any) -> str:

@@ -30,10 +30,9 @@ from .cluster_api import Cluster
 from .kinds import (
     CHILDREN,
     CLAIM,
-    JOB,
+    NEWER,
     NODE,
     POOL,
-    PRESET,
     ObjectKind,
     Right,
     Target,
@@ -223,8 +222,8 @@ def required_rights(within: bool) -> list[Right]:
     """
     optional = {(kind.group, kind.plural) for kind in CHILDREN if kind.optional}
     spare = {(group, "inferenceobjectives") for group in OBJECTIVE_GROUPS}
-    spare |= {("kvist.dev", "inferencepools/finalizers"), (PRESET.group, PRESET.plural)}
-    spare.add((JOB.group, JOB.plural))
+    spare |= {(kind.group, kind.plural) for kind in NEWER}
+    spare.add(("kvist.dev", "inferencepools/finalizers"))
     found = single_rights(namespaced() if within else everywhere())
     return [right for right in found if (right.group, right.resource) not in optional | spare]
 

@@ -85,6 +85,9 @@ JOB: Final = ObjectKind("batch", "v1", "Job", "jobs")
 DEPLOYMENT: Final = ObjectKind("apps", "v1", "Deployment", "deployments")
 LEADER_WORKER_SET: Final = ObjectKind("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets")
 
+NEWER: Final = frozenset({JOB, PRESET})
+"""Kinds to which older charts give no right: only pools that use them need it, and say so."""
+
 CHILDREN: Final = (
     ObjectKind("", "v1", "ServiceAccount", "serviceaccounts"),
     ObjectKind(_RBAC, "v1", "Role", "roles"),

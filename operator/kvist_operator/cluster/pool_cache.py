@@ -17,7 +17,7 @@ from kvist_operator.errors import Forbidden, NotServed
 from kvist_operator.manifests.object_names import INSTANCE, OURS
 
 from .cluster_api import Cluster, Json
-from .kinds import CHILDREN, JOB, POD, POOL, SECRET, ObjectKind, Target, target_of
+from .kinds import CHILDREN, NEWER, POD, POOL, SECRET, ObjectKind, Target, target_of
 
 logger = logging.getLogger(__name__)
 
@@ -182,11 +182,10 @@ class PoolInformer:
             try:
                 listed = await self._list(kind)
             except Forbidden as error:
-                if kind != JOB:
+                if kind not in NEWER:
                     raise
-                # the rights of an older chart: only pools with a cache for weights need Jobs, and say so
                 if kind not in self._refused:
-                    logger.warning("Jobs are not followed: %s", error)
+                    logger.warning("%ss are not followed: %s", kind, error)
                 self._refused.add(kind)
                 wanted -= {kind}
                 continue

@@ -53,9 +53,12 @@ class Presets:
             ClusterError: the operator may not read presets, or the API server does not answer.
         """
         spaces = list(dict.fromkeys(filter(None, [namespace, self.home])))
-        for space in spaces:
-            target = Target(PRESET, space, name)
-            found = self._known.get(target) or await self.cluster.get(target)
+        targets = [Target(PRESET, space, name) for space in spaces]
+        for target in targets:
+            if target in self._known:
+                return self._known[target]
+        for target in targets:
+            found = await self.cluster.get(target)
             if found is not None:
                 self._known[target] = found
                 return found

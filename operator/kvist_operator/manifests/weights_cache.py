@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kvist_operator.plan import Plan
-from kvist_operator.spec.pool import Pool, Source
+from kvist_operator.spec.pool import Pool, WeightsCache
 
 from . import pods
 from .object_names import DOWNLOAD, Json, Note, ObjectNames, Site
@@ -37,27 +37,24 @@ OF_ENGINES: Final = ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN")
 RESOURCES: Final[Json] = {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "4Gi"}}
 
 
-def used(pool: Pool) -> bool:
-    """Return whether engines read their weights from a shared cache."""
-    return pool.model.cache is not None and pool.model.kind is Source.HUB
-
-
 def environment(pool: Pool) -> dict[str, Json]:
     """Return the variables of engines that read the cache: they never ask the hub."""
-    found = {"HF_HUB_CACHE": MOUNT, "HF_HUB_OFFLINE": "1"} if used(pool) else {}
+    found = {"HF_HUB_CACHE": MOUNT, "HF_HUB_OFFLINE": "1"} if pool.model.cache else {}
     return {name: {"name": name, "value": value} for name, value in found.items()}
 
 
 def mounted(pool: Pool) -> list[pods.Mounted]:
     """Return the volume and its read-only mount; none without a cache."""
-    if not used(pool):
+    cache = pool.model.cache
+    if cache is None:
         return []
-    return [pods.Mounted(_volume(pool), {"name": VOLUME, "mountPath": MOUNT, "readOnly": True})]
+    return [pods.Mounted(_volume(cache), {"name": VOLUME, "mountPath": MOUNT, "readOnly": True})]
 
 
 def init_containers(pool: Pool, site: Site) -> list[Json]:
     """Return the container that fills a folder of the node; none for a claim, which a Job fills."""
-    if not used(pool) or pool.model.cache is None or pool.model.cache.claim:
+    cache = pool.model.cache
+    if cache is None or cache.claim:
         return []
     return [_container(pool, site, 1)]
 
@@ -67,12 +64,13 @@ def jobs(pool: Pool, plan: Plan, site: Site, user: int) -> list[Json]:
 
     Its name depends on the files, because the pods of a Job cannot be changed.
     """
-    if not used(pool) or pool.model.cache is None or not pool.model.cache.claim:
+    cache = pool.model.cache
+    if cache is None or not cache.claim:
         return []
     names = ObjectNames.of(pool)
     size = plan.pod.checkpoint_bytes
     parts = min(MOST_PARTS, max(1, math.ceil(size / PART)))
-    what = json.dumps([_models(pool), pool.model.cache.claim, parts])
+    what = json.dumps([_models(pool), cache.claim, parts])
     name = f"{names.download}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
     pod = {
         "restartPolicy": "OnFailure",
@@ -81,7 +79,7 @@ def jobs(pool: Pool, plan: Plan, site: Site, user: int) -> list[Json]:
         "enableServiceLinks": False,
         "securityContext": pods.pod_security(user),
         "containers": [_container(pool, site, parts)],
-        "volumes": [_volume(pool), pods.empty("tmp")],
+        "volumes": [_volume(cache), pods.empty("tmp")],
     }
     spec = {
         "completionMode": "Indexed",
@@ -97,7 +95,7 @@ def jobs(pool: Pool, plan: Plan, site: Site, user: int) -> list[Json]:
 
 def notes(pool: Pool, site: Site) -> list[Note]:
     """Return advice for a claim that pods on several nodes cannot write or mount."""
-    claim = pool.model.cache.claim if used(pool) and pool.model.cache else ""
+    claim = pool.model.cache.claim if pool.model.cache else ""
     modes = site.claims.get(claim, frozenset())
     if not modes or SHARED in modes:
         return []
@@ -135,19 +133,19 @@ def _models(pool: Pool) -> list[str]:
     return list(dict.fromkeys(hub))
 
 
-def _volume(pool: Pool) -> Json:
-    cache = pool.model.cache
-    if cache is not None and cache.claim:
+def _volume(cache: WeightsCache) -> Json:
+    if cache.claim:
         return {"name": VOLUME, "persistentVolumeClaim": {"claimName": cache.claim}}
-    path = cache.host_path if cache else ""
-    return {"name": VOLUME, "hostPath": {"path": path, "type": "Directory"}}
+    return {"name": VOLUME, "hostPath": {"path": cache.host_path, "type": "Directory"}}
 
 
 def _network(pool: Pool) -> list[Json]:
     """Return the variables of the engine that say how the hub is reached: mirror, proxy, authorities."""
-    given = [each["name"] for each in pool.engine.env]
-    wanted = [n for n in given if n.upper() in PROXIES or (n.startswith("HF_") and n not in OF_ENGINES)]
-    return [dict(each) for each in pool.engine.env if each["name"] in wanted]
+
+    def wanted(name: str) -> bool:
+        return name.upper() in PROXIES or (name.startswith("HF_") and name not in OF_ENGINES)
+
+    return [dict(each) for each in pool.engine.env if wanted(each["name"])]
 
 
 def _container(pool: Pool, site: Site, parts: int) -> Json:

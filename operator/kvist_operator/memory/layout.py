@@ -89,6 +89,11 @@ class EngineSettings:
     kv_bytes: int = 0
     """Size of the KV cache where it is fixed (the CPU engine); 0 = what is left."""
 
+    @property
+    def routes_by_prefix(self) -> bool:
+        """Whether the picker sends requests where their prefixes are cached, not by load alone."""
+        return self.pooling is None and self.prefix_caching
+
 
 @lru_cache(maxsize=256)
 def stages(layers: tuple[Layer, ...], pipeline: int) -> tuple[Counter[Layer], ...]:

@@ -159,7 +159,7 @@ def _load_format(pool: Pool, extra: Sequence[ExtraFlag]) -> str | None:
 
 def publishes_kv_events(pool: Pool, settings: EngineSettings) -> bool:
     """Return whether engines publish KV events: a picker reads them, and routes by prefixes."""
-    return settings.pooling is None and settings.prefix_caching and pool.picker.mode != "Off"
+    return settings.routes_by_prefix and pool.picker.mode != "Off"
 
 
 def _runner(pool: Pool, facts: Facts, settings: EngineSettings) -> str | None:

@@ -154,7 +154,7 @@ class Plan:
     @property
     def routes_by_prefix(self) -> bool:
         """Whether the picker sends requests where their prefixes are cached, not by load alone."""
-        return self.settings.pooling is None and self.settings.prefix_caching
+        return self.settings.routes_by_prefix
 
     @property
     def nodes(self) -> int:

@@ -161,7 +161,9 @@ def _attempt(
             first.append(Choice("maxNumSeqs", q.settings.sequences, "a step has a token of each", RULE))
     if not layouts:
         raise impossible(pool.engine, shape, hardware)
-    found = _with_shared_cache(q, sized) if sized and not pooling else [(sized, [])] if sized else []
+    found = []
+    if sized:
+        found = [(sized, list[Choice]())] if pooling else _with_shared_cache(q, sized)
     sized, spread = most_worth(found, lambda each: q.held(each[0].memory)) or (None, [])
     others = tuple(each for each, _ in found if each is not sized)
     if sized and not target and not pooling:

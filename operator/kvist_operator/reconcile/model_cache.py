@@ -108,6 +108,11 @@ class ModelCache:
             self._on_found()
 
 
+def pinned(pool: Pool, facts: Facts) -> Pool:
+    """Return the pool with the commit that the facts are of, which engines and pickers load."""
+    return replace(pool, model=replace(pool.model, revision=pool.model.revision or facts.revision))
+
+
 def look_up_facts(query: ModelQuery) -> ModelFacts:
     """Return facts from the best source; blocks while the hub is asked. Raises ModelError, ModelNotFound."""
     model, proposer, known = query.model, query.speculative, query.known

@@ -31,7 +31,7 @@ from kvist_operator.status.views import Trouble, controllers
 
 from .applier import Applier, ApplyResult
 from .certificate_secret import CertificateSecrets
-from .model_cache import ModelCache, ModelFacts
+from .model_cache import ModelCache, ModelFacts, pinned
 from .picker_client import PickerClient
 
 logger = logging.getLogger(__name__)
@@ -279,13 +279,12 @@ def make_intent(
     """Return plan and objects, or the error that prevents them. Pure."""
     facts, draft = found
     plan: Plan | None = None
-    # engines and pickers load the commit that the facts are of
-    pinned = replace(pool, model=replace(pool.model, revision=pool.model.revision or facts.revision))
+    commit = pinned(pool, facts)
     try:
-        plan = make_plan(pinned, facts, nodes=accelerators, draft=draft, prices=prices)
+        plan = make_plan(commit, facts, nodes=accelerators, draft=draft, prices=prices)
         if plan.verdict is PlanVerdict.REFUSED:
             return Intent(pool, plan, facts=found)
-        return Intent(pool, plan, render(pinned, plan, site), facts=found)
+        return Intent(pool, plan, render(commit, plan, site), facts=found)
     except OperatorError as error:
         return Intent(pool, plan, error=error, facts=found)
     except Exception as error:
