@@ -5,6 +5,7 @@ own, so that an unreadable entry costs only itself.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from ipaddress import ip_address
 
 import msgspec
@@ -17,7 +18,6 @@ from kvist_epp.extproc.pb.accesslog_pb2 import (
     HTTPAccessLogEntry,
     StreamAccessLogsMessage,
 )
-from kvist_epp.extproc.pb.base_pb2 import SocketAddress
 from kvist_epp.http2.call import Sink
 from kvist_epp.names import DESTINATION_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
 
@@ -66,10 +66,11 @@ def _parse(entry: bytes) -> HTTPAccessLogEntry | None:
 
 def _entry(entry: HTTPAccessLogEntry) -> AccessLogEntry:
     common, headers = entry.common_properties, entry.request.request_headers
+    address = common.upstream_remote_address.socket_address
     return AccessLogEntry(
         session=headers.get(SESSION_HEADER) or None,
         request_id=entry.request.request_id or headers.get(REQUEST_ID_HEADER) or None,
-        upstream=_hostport(common.upstream_remote_address.socket_address),
+        upstream=_hostport(address.address, address.port_value),
         destination=headers.get(DESTINATION_HEADER) or None,
         status=entry.response.response_code.value,
         ttfb_seconds=_seconds(common, "time_to_first_upstream_rx_byte"),
@@ -77,15 +78,15 @@ def _entry(entry: HTTPAccessLogEntry) -> AccessLogEntry:
     )
 
 
-def _hostport(address: SocketAddress) -> str | None:
-    host = address.address
+@lru_cache(maxsize=4096)
+def _hostport(host: str, port: int) -> str | None:
     if not host:
         return None
     try:
         is_v6 = ip_address(host).version == 6
     except ValueError:
         is_v6 = False
-    return f"[{host}]:{address.port_value}" if is_v6 else f"{host}:{address.port_value}"
+    return f"[{host}]:{port}" if is_v6 else f"{host}:{port}"
 
 
 def _seconds(common: AccessLogCommon, *names: str) -> float | None:

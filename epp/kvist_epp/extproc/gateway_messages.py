@@ -150,11 +150,13 @@ def header_values(message: pb.HttpHeaders) -> dict[str, str]:
     headers: dict[str, str] = {}
     for header in message.headers.headers:
         key, raw = header.key.lower(), header.raw_value
-        value = raw.decode("latin-1") if raw else header.value
-        if not raw and not value.isascii():
-            value = value.encode().decode("latin-1")
+        value = str(raw, "latin-1") if raw else _latin(header.value)
         headers[key] = f"{headers[key]},{value}" if key in headers else value
     return headers
+
+
+def _latin(value: str) -> str:
+    return value if value.isascii() else value.encode().decode("latin-1")
 
 
 def subset(metadata: Metadata) -> tuple[str, ...] | None:
@@ -240,13 +242,20 @@ def encode_pick(
     set_destination, metadata = _destination(endpoints)
     if number == REPLY_REQUEST_TRAILERS:
         return CONTINUE_REQUEST_TRAILERS + metadata
-    mutation = set_destination + b"".join(_set_header(key, value) for key, value in headers)
-    if remove:
-        mutation += b"".join(field(2, key.encode()) for key in remove)
-    common = field(2, mutation) + _CLEAR_ROUTE_CACHE
-    if body is not None:
-        common += _body_mutation(body)
-    return field(number, field(1, common)) + metadata
+    mutation = [set_destination]
+    mutation += [_set_header(key, value) for key, value in headers]
+    mutation += [field(2, key.encode()) for key in remove]
+    tail = _CLEAR_ROUTE_CACHE if body is None else _CLEAR_ROUTE_CACHE + _body_mutation(body)
+    size = sum(map(len, mutation))
+    return b"".join((_pick_head(number, size, len(tail)), *mutation, tail, metadata))
+
+
+@lru_cache(maxsize=4096)
+def _pick_head(number: int, mutation: int, tail: int) -> bytes:
+    """Return the bytes in front of a header mutation of this size, which so many bytes follow."""
+    head = b"\x12" + varint(mutation)  # CommonResponse.header_mutation(2)
+    head = b"\x0a" + varint(len(head) + mutation + tail) + head  # HeadersResponse.response(1)
+    return bytes((number << 3 | 2,)) + varint(len(head) + mutation + tail) + head
 
 
 def remove_request_headers(names: Iterable[str]) -> bytes:
@@ -295,7 +304,8 @@ def encode_rejection(error: PickError) -> bytes:
 def encode_echo(chunk: BodyChunk) -> list[bytes]:
     """Return answers that pass a response chunk on unchanged, split where it is too long for one message."""
     if len(chunk.data) <= BODY_CHUNK_BYTES:
-        return [_streamed_chunk(REPLY_RESPONSE_BODY, (chunk.encoded,))]
+        head = _streamed_head(REPLY_RESPONSE_BODY, len(chunk.encoded))
+        return [b"".join((head, chunk.encoded))]
     return encode_streamed(REPLY_RESPONSE_BODY, chunk.data, end_of_stream=chunk.end_of_stream)
 
 
@@ -305,25 +315,33 @@ def encode_streamed(number: int, body: bytes | memoryview, *, end_of_stream: boo
     There is at least one, and none has more than ``BODY_CHUNK_BYTES``; with ``end_of_stream`` the last one
     ends the body.
     """
+    if len(body) <= BODY_CHUNK_BYTES:
+        return [_streamed_chunk(number, body, end_of_stream=end_of_stream)]
     view = memoryview(body)
     last = max(len(body) - 1, 0) // BODY_CHUNK_BYTES
     replies = []
     for i in range(last + 1):
         data = view[i * BODY_CHUNK_BYTES : (i + 1) * BODY_CHUNK_BYTES]
-        head = b"\x0a" + varint(len(data))
-        end = _END_OF_STREAM if end_of_stream and i == last else b""
-        replies.append(_streamed_chunk(number, (head, data, end)))
+        replies.append(_streamed_chunk(number, data, end_of_stream=end_of_stream and i == last))
     return replies
 
 
-def _streamed_chunk(number: int, parts: tuple[bytes | memoryview, ...]) -> bytes:
-    """Encode field ``number`` of an answer: ``response(1).body_mutation(3).streamed_response(3)``."""
-    return b"".join((_streamed_head(number, sum(map(len, parts))), *parts))
+def _streamed_chunk(number: int, data: bytes | memoryview, *, end_of_stream: bool) -> bytes:
+    end = _END_OF_STREAM if end_of_stream else b""
+    return b"".join((_data_head(number, len(data), len(end)), data, end))
+
+
+@lru_cache(maxsize=4096)
+def _data_head(number: int, size: int, end: int) -> bytes:
+    """Return the bytes in front of so many bytes of a body, which ``end`` bytes follow."""
+    head = b"\x0a" + varint(size)
+    return _streamed_head(number, len(head) + size + end) + head
 
 
 @lru_cache(maxsize=4096)
 def _streamed_head(number: int, size: int) -> bytes:
-    """Return the bytes in front of a chunk of ``size`` bytes; the events of a stream have few sizes."""
+    """Return the bytes in front of an encoded chunk: ``response(1).body_mutation(3).streamed_response(3)`` of
+    field ``number``. The events of a stream have few sizes."""
     head = b""
     for tag in (0x1A, 0x1A, 0x0A, number << 3 | 2):
         head = bytes((tag,)) + varint(size + len(head)) + head
@@ -348,8 +366,16 @@ def _body_mutation(body: bytes) -> bytes:
 
 def _set_header(key: str, value: str) -> bytes:
     """Encode ``HeaderMutation.set_headers(1)`` of ``HeaderValueOption``: the header (1), overwriting (3)."""
-    header = field(1, key.encode()) + field(3, value.encode("latin-1", "replace"))
-    return field(1, field(1, header) + _OVERWRITE)
+    raw = value.encode("latin-1", "replace")
+    return _set_header_head(key, len(raw)) + raw + _OVERWRITE
+
+
+@lru_cache(maxsize=4096)
+def _set_header_head(key: str, size: int) -> bytes:
+    """Return the bytes in front of a header's value of this size."""
+    head = field(1, key.encode()) + b"\x1a" + varint(size)
+    head = b"\x0a" + varint(len(head) + size) + head
+    return b"\x0a" + varint(len(head) + size + len(_OVERWRITE)) + head
 
 
 def _option(key: str, value: str) -> HeaderValueOption:

@@ -129,11 +129,11 @@ class FlowController:
 
     def has_queued(self, priority: int) -> bool:
         """Return whether a request of at least this priority waits for any endpoint with capacity."""
-        return not self._shut and self.queue.has_unrestricted(priority)
+        return self.queue.requests > 0 and not self._shut and self.queue.has_unrestricted(priority)
 
     def has_queued_for(self, endpoint: Endpoint, priority: int) -> bool:
         """Return whether a request of at least this priority waits for a subset with this endpoint."""
-        return not self._shut and self.queue.has_restricted_to(endpoint, priority)
+        return self.queue.requests > 0 and not self._shut and self.queue.has_restricted_to(endpoint, priority)
 
     def offer(self, request: QueuedRequest, now: float) -> None:
         """Queue a request. Raises Shed (the queue is full) or ShuttingDown."""

@@ -94,12 +94,15 @@ class RoutingHistory:
 
     def note(self, name: str, root: Root, prompt: bytes) -> RoutedPrompt:
         """The prompt was routed to this name."""
-        book = self._books.setdefault(name, _EndpointPrompts())
+        book = self._books.get(name)
+        if book is None:
+            book = self._books[name] = _EndpointPrompts()
         node = self._place(root, prompt)
         end = node.ends.get(name) or self._add(book, name, node)
         end.count += 1
         book.ends.move_to_end(end)
-        self._evict(book)
+        if book.limit is not None and book.size > book.limit:
+            self._evict(book, book.limit)
         return RoutedPrompt(end)
 
     def drop(self, note: RoutedPrompt) -> None:
@@ -139,7 +142,8 @@ class RoutingHistory:
         """The name keeps at most ``size`` bytes of distinct text, the most recent; None: no bound."""
         book = self._books.setdefault(name, _EndpointPrompts())
         book.limit = size
-        self._evict(book)
+        if size is not None:
+            self._evict(book, size)
 
     def forget(self, name: str) -> None:
         """The name has nothing, and no limit, any more."""
@@ -154,7 +158,9 @@ class RoutingHistory:
 
     def _place(self, root: Root, prompt: bytes) -> _Node:
         """The node at which this prompt ends, made when absent."""
-        node = self._roots.setdefault(root, _Node(b"", None))
+        node = self._roots.get(root)
+        if node is None:
+            node = self._roots[root] = _Node(b"", None)
         at, size = 0, len(prompt)
         while at < size:
             child = node.children.get(prompt[at])
@@ -170,11 +176,13 @@ class RoutingHistory:
         end = node.ends[name] = _End(name, node)
         book.ends[end] = None
         book.size += END_BYTES
-        for above in node.upwards():
+        above: _Node | None = node
+        while above is not None:
             ends = above.holders.get(name, 0)
             above.holders[name] = ends + 1
             if not ends:
                 book.size += len(above.text)
+            above = above.parent
         return end
 
     def _remove(self, end: _End, book: _EndpointPrompts | None = None) -> None:
@@ -184,11 +192,13 @@ class RoutingHistory:
         book = book or self._books[end.name]
         del book.ends[end], node.ends[end.name]
         book.size -= END_BYTES
-        for above in node.upwards():
-            above.holders[end.name] -= 1
-            if not above.holders[end.name]:
+        above: _Node | None = node
+        while above is not None:
+            left = above.holders[end.name] = above.holders[end.name] - 1
+            if not left:
                 del above.holders[end.name]
                 book.size -= len(above.text)
+            above = above.parent
         self._tidy(node)
 
     def _tidy(self, node: _Node) -> None:
@@ -201,8 +211,8 @@ class RoutingHistory:
         elif not node.holders:
             self._roots = {root: top for root, top in self._roots.items() if top is not node}
 
-    def _evict(self, book: _EndpointPrompts) -> None:
-        while book.limit is not None and book.size > book.limit and book.ends:
+    def _evict(self, book: _EndpointPrompts, limit: int) -> None:
+        while book.size > limit and book.ends:
             self._remove(next(iter(book.ends)))
 
 

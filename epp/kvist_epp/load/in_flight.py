@@ -15,9 +15,10 @@ log, the response, a scrape, expiry, or an endpoint that leaves.
 
 from collections import deque
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
 
 from kvist_epp.index.byte_index import Root
 from kvist_epp.index.routing_history import RoutedPrompt
@@ -47,8 +48,7 @@ class Leg(Enum):
     """The picker's own request that computes a prefix before it is needed."""
 
 
-@dataclass(slots=True, eq=False)
-class Attempt:
+class Attempt(msgspec.Struct, eq=False):
     """One endpoint's part in a request: where it was sent, and the prefill that is left there."""
 
     request: "InFlightRequest"
@@ -79,8 +79,7 @@ class Attempt:
         return self.load.key
 
 
-@dataclass(slots=True, eq=False)
-class InFlightRequest:
+class InFlightRequest(msgspec.Struct, eq=False):
     """One request, from its arrival to its end."""
 
     session: str
@@ -91,12 +90,12 @@ class InFlightRequest:
     origin: str = ""
     """Replica that routed it and will report its end; empty: this one."""
     state: RequestState = RequestState.QUEUED
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[Attempt] = []
     """None before it is sent; usually one; one on another endpoint replaces it."""
     root: Root = (None, None)
     prompt: bytes | None = None
     """Kept until the engine takes the request up, to match it with the index at that moment."""
-    cache_credit: list[RoutedPrompt] = field(default_factory=list)
+    cache_credit: list[RoutedPrompt] = []
     """Its prompts in the routing history: they count as cached where it went until events show the blocks."""
     indexed_tokens: int = 0
     """Cached tokens by the index alone: when it was routed, then when the engine took it up."""

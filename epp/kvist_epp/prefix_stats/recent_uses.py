@@ -51,18 +51,20 @@ class RecentUses:
         For a steady rate this is the number of uses in ``USE_SECONDS``.
         """
         count = self._places.get(place)
-        if count is None:
-            return 0.0
+        return 0.0 if count is None else self._decayed(count, now)
+
+    def _decayed(self, count: _Count, now: float) -> float:
         seconds = USE_SECONDS * self.replicas
         burst = count.burst if now - count.since >= BURST_SECONDS else 0
         return count.settled * exp((count.at - now) / seconds) + burst * exp((count.since - now) / seconds)
 
     def record(self, place: Hashable, now: float) -> None:
         """Count a use."""
-        count = self._places.get(place)
-        if count is None or now - count.since >= BURST_SECONDS:
-            count = _Count(self.decayed_count(place, now), now, 0, now)
-        self._places[place] = count._replace(burst=count.burst + 1)
-        self._places.move_to_end(place)
+        count = self._places.pop(place, None)
+        if count is None:
+            count = _Count(0.0, now, 0, now)
+        elif now - count.since >= BURST_SECONDS:
+            count = _Count(self._decayed(count, now), now, 0, now)
+        self._places[place] = _Count(count.settled, count.at, count.burst + 1, count.since)
         if len(self._places) > PLACES:
             self._places.popitem(last=False)

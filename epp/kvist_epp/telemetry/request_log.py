@@ -8,10 +8,12 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -146,13 +148,13 @@ class RequestLog:
         if not self.enabled:
             return
         line.text = prompt[: 4 * MAX_TEXT].decode(errors="replace")[:MAX_TEXT] if self._debug_text else None
-        for name in ("id", "session", "path", "model"):
-            value = getattr(line, name)
-            if value and not (len(value) <= MAX_TEXT and value.isascii()):
-                setattr(line, name, _replace_surrogates(value[:MAX_TEXT]))
+        chosen = f"{line.id}{line.session}{line.path}{line.model}"
+        if len(chosen) > MAX_TEXT or not chosen.isascii():  # rarely
+            _truncate(line)
         if self._json:
-            head = b'{"ts":"%s","level":"info","event":"request",' % _now()
-            self._writer.write(head + _ENCODER.encode(line)[1:])
+            self._writer.write(
+                b'{"ts":"%s","level":"info","event":"request",%s' % (_now(), _ENCODER.encode(line)[1:])
+            )
         else:
             self._writer.write(_text_line(line, self._colour))
 
@@ -179,7 +181,21 @@ def _row(level: str, text: str, colour: bool) -> bytes:
 
 
 def _now() -> bytes:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")[:-6].encode() + b"Z"
+    """Return the time as ``2026-11-23T20:43:23.120Z``."""
+    seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+    return b"%s.%03dZ" % (_second(seconds), nanoseconds // 1_000_000)
+
+
+@lru_cache(maxsize=2)
+def _second(seconds: int) -> bytes:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
+
+
+def _truncate(line: RequestLine) -> None:
+    """Shorten the values that the client chose, and make them encodable."""
+    for name in ("id", "session", "path", "model"):
+        if value := getattr(line, name):
+            setattr(line, name, _replace_surrogates(value[:MAX_TEXT]))
 
 
 def _replace_surrogates(text: str) -> str:
