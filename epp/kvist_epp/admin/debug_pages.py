@@ -131,7 +131,7 @@ KEPT_SECONDS: Final = 600.0
 
 def pick_document(explanation: Explanation) -> dict[str, object]:
     """Return the page ``/debug/pick``; ``picked`` has the ``ip:port`` of those that would be answered."""
-    eligible = [row for row in explanation.rows if row.eligible]
+    eligible = [row for row in explanation.rows if not row.refusal]
     return {
         "mode": explanation.mode,
         "prompt_bytes": explanation.prompt_bytes,
@@ -139,7 +139,7 @@ def pick_document(explanation: Explanation) -> dict[str, object]:
             {
                 "endpoint": row.endpoint.hostport,
                 "name": row.endpoint.key,
-                "eligible": row.eligible,
+                "eligible": not row.refusal,
                 "matched_tokens": row.matched_tokens,
                 "matched_bytes": row.matched_bytes,
                 "uncached_tokens": row.uncached_tokens,

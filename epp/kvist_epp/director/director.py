@@ -37,8 +37,9 @@ from kvist_epp.prefix_stats.divergence_histogram import DivergenceHistogram
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
 from kvist_epp.prefix_stats.recent_uses import RecentUses
 from kvist_epp.prompt.model import Model
+from kvist_epp.scheduling.candidate_table import CandidateTable, PickedEndpoints
 from kvist_epp.scheduling.cost import DEFAULT, policy_among
-from kvist_epp.scheduling.pick import Candidate, ScoredEndpoint, choose, explain
+from kvist_epp.scheduling.pick import Candidate, ScoredEndpoint, explain
 from kvist_epp.telemetry.counters import Stages
 from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import RequestLog
@@ -101,6 +102,8 @@ class Director(Dispatcher):
         self.ingestor: Ingestor | None = None
         self.candidates: tuple[Candidate, ...] = ()
         """The endpoints; replaced as a whole by ``set_endpoints``."""
+        self._table: CandidateTable | None = None
+        """Made of the endpoints by the next pick."""
         self.adapters: frozenset[str] = frozenset()
         self.partly_served: Mapping[str, tuple[str, ...]] = {}
         self.replica = replica or f"{os.uname().nodename[-20:]}-{secrets.token_hex(3)}"
@@ -147,7 +150,7 @@ class Director(Dispatcher):
 
     def set_endpoints(self, candidates: Iterable[Candidate], now: float) -> None:
         """Replace the endpoints."""
-        self.candidates = tuple(candidates)
+        self.candidates, self._table = tuple(candidates), None
         if self.flow is not None:
             self.flow.on_pool_changed(now)
 
@@ -192,11 +195,11 @@ class Director(Dispatcher):
         context.match.refresh(self.lookup)
         context.stages.mark("match")
         try:
-            ranked = self._choose(context, now)
-            if (key := self._deferred(ranked[0])) is not None:
+            picked = self._choose(context, now)
+            if (key := self._deferred(picked.best)) is not None:
                 context.match.release()
                 return key
-            return self._send(context, ranked, now)
+            return self._send(context, picked, now)
         except PickError as error:
             self._log_outcome(context, error)
             return error
@@ -255,18 +258,18 @@ class Director(Dispatcher):
         if flow.has_queued(priority):
             return self._queue(flow, context, context.any_endpoint(), now)
         try:
-            ranked = self._choose(context, now)
+            picked = self._choose(context, now)
         except NoEndpoints:
             if context.subset is None and flow.can_wait_for_endpoints:
                 return self._queue(flow, context, context.any_endpoint(), now)
             raise
-        best = ranked[0]
+        best = picked.best
         if (best.full and flow.must_wait(priority)) or flow.has_queued_for(best.endpoint, priority):
             return self._queue(flow, context, context.any_endpoint(), now)
         self.tracker.load(best.endpoint.key).on_new_request(best.uncached_tokens, now)
         if (key := self._deferred(best)) is not None:
             return self._queue(flow, context, key, now)
-        return self._send(context, ranked, now)
+        return self._send(context, picked, now)
 
     def _queue(
         self, flow: FlowController, context: RequestContext, key: FlowKey, now: float
@@ -282,9 +285,10 @@ class Director(Dispatcher):
             return None
         return FlowKey.for_endpoint(self.tracker.load(best.endpoint.key), best.uncached_tokens)
 
-    def _choose(self, context: RequestContext, now: float) -> list[ScoredEndpoint]:
-        return choose(
-            self.candidates,
+    def _choose(self, context: RequestContext, now: float) -> PickedEndpoints:
+        if self._table is None:
+            self._table = CandidateTable(self.candidates, self.tracker.changed)
+        return self._table.choose(
             context.match.demand(self.recent_uses, now),
             context.subset,
             now=now,
@@ -294,15 +298,11 @@ class Director(Dispatcher):
             policy=self.policy,
         )
 
-    def _send(self, context: RequestContext, ranked: list[ScoredEndpoint], now: float) -> PickResult:
-        stages, match, best = context.stages, context.match, ranked[0]
+    def _send(self, context: RequestContext, picked: PickedEndpoints, now: float) -> PickResult:
+        stages, match, best = context.stages, context.match, picked.best
         stages.mark("pick")
         self._remember(context, best, now)
-        picked = PickResult(
-            tuple([row.endpoint.hostport for row in ranked]),
-            self._headers(context, best),
-            session=context.line.session,
-        )
+        answer = PickResult(picked.hostports, self._headers(context, best), session=context.line.session)
         stages.mark("book")
         line = context.line
         line.endpoint = best.endpoint.hostport
@@ -314,7 +314,7 @@ class Director(Dispatcher):
             line.cost = {name: round(seconds, 6) for name, seconds in best.terms.items()}
         line.candidates = len(self.candidates)
         self._log(context, match.prompts[0] if match.prompts else b"")
-        return picked
+        return answer
 
     def _remember(self, context: RequestContext, best: ScoredEndpoint, now: float) -> None:
         """Store everything that is known of a request that is sent."""

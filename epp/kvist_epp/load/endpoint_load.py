@@ -65,32 +65,47 @@ class EndpointLoad:
     rate_estimator: PrefillRateEstimator = field(default_factory=PrefillRateEstimator)
     tpot: TpotAdmission | None = None
     """Admission of prefill under a TPOT target; None: there is no target."""
+    changed: "set[EndpointLoad]" = field(default_factory=set, repr=False)
+    """Loads with figures that have changed since the last pick; shared by all of a ``LoadTracker``."""
 
     @property
     def running(self) -> int:
         """Requests on the endpoint, untracked ones included."""
         return len(self.attempts) + self.untracked_requests
 
-    def batch_or_backlog_full(self, max_backlog_seconds: float) -> bool:
-        """True if its batch and ``SPARE_SLOTS`` are full or its backlog is longer than this, as of the last
-        ``drain``.
+    @property
+    def counted_requests(self) -> int:
+        """Requests that take a slot, as far as known: without attempts that the last scrape did not show,
+        because the access log reports ends late."""
+        return len(self.attempts) + self.untracked_requests - self.unseen_requests
 
-        Attempts that the last scrape did not show are left out: the access log reports ends late.
-        """
+    @property
+    def slot_limit(self) -> float:
+        """Requests from which the batch and ``SPARE_SLOTS`` are full; infinite where it is unknown."""
         slots = self.slots
-        if slots is not None and self._runs(slots) and self._runs(slots + int(SPARE_SLOTS * slots)):
-            return True
-        return self.backlog_tokens > max_backlog_seconds * self.rate
+        return inf if slots is None else slots + int(SPARE_SLOTS * slots)
+
+    @property
+    def drains_from(self) -> float:
+        """Time from which the backlog falls by itself, at ``rate``; infinite where nothing waits."""
+        if not self.prefill_queue:
+            return inf
+        return max(self.at, self.last_event_at + QUIET_SECONDS + STEP_TOKENS / self.rate)
+
+    def batch_or_backlog_full(self, max_backlog_seconds: float) -> bool:
+        """True if its batch is full or its backlog is longer than this, as of the last ``drain``."""
+        return (
+            self.counted_requests >= self.slot_limit or self.backlog_tokens > max_backlog_seconds * self.rate
+        )
 
     def full(self, max_backlog_seconds: float) -> bool:
         """True if no queued request may be sent there: its batch, its backlog or its KV cache is full."""
-        return self._runs(self.kv_full_at) or self.batch_or_backlog_full(max_backlog_seconds)
+        return self.kv_cache_full or self.batch_or_backlog_full(max_backlog_seconds)
 
-    def _runs(self, number: int | None) -> bool:
-        return (
-            number is not None
-            and len(self.attempts) + self.untracked_requests - self.unseen_requests >= number
-        )
+    @property
+    def kv_cache_full(self) -> bool:
+        """True if it runs as many sequences as when its KV cache was full and requests waited in it."""
+        return self.kv_full_at is not None and self.counted_requests >= self.kv_full_at
 
     def admits_queued(self, tokens: int, now: float) -> bool:
         """True if a request with ``tokens`` uncached tokens that waits for this endpoint may be sent."""
@@ -103,7 +118,7 @@ class EndpointLoad:
 
     def seconds_until_open(self, max_backlog_seconds: float) -> float:
         """Return the seconds until time alone drains it enough; infinite if its batch or cache is full."""
-        if self._runs(self.kv_full_at) or self.batch_or_backlog_full(inf):
+        if self.kv_cache_full or self.batch_or_backlog_full(inf):
             return inf
         return max(0.0, self.backlog_tokens / self.rate - max_backlog_seconds)
 
@@ -114,10 +129,10 @@ class EndpointLoad:
         """
         queue = self.prefill_queue
         if not queue:
-            self.at = max(self.at, now)
+            if now > self.at:
+                self.at = now
             return self.backlog_tokens
-        reported_until = self.last_event_at + QUIET_SECONDS + STEP_TOKENS / self.rate
-        budget = (now - max(self.at, reported_until)) * self.rate
+        budget = (now - self.drains_from) * self.rate
         self.at = max(self.at, now)
         if budget <= 0:
             return self.backlog_tokens
@@ -131,6 +146,7 @@ class EndpointLoad:
     def set_backlog(self, attempt: Attempt, tokens: float) -> None:
         """Set an attempt's backlog. One that has a backlog again is the engine's oldest, so it goes first."""
         tokens = min(max(tokens, 0.0), attempt.uncached)
+        self.changed.add(self)
         self.backlog_tokens += tokens - attempt.backlog
         if tokens <= 0:
             self.prefill_queue.pop(attempt, None)
@@ -158,6 +174,7 @@ class EndpointLoad:
         if self.tpot is not None:
             self.tpot.on_computed(computed)
         self.last_event_at = attempt.last_event_at = now
+        self.changed.add(self)
         attempt.progressed = True
 
     def _overtaken(self, by: Attempt) -> list[Attempt]:
@@ -172,6 +189,7 @@ class EndpointLoad:
     def add(self, attempt: Attempt) -> None:
         """Add an attempt that was routed here, with the backlog it has."""
         self.attempts[attempt] = None
+        self.changed.add(self)
         if self._is_duplicate(attempt):
             attempt.uncached = attempt.backlog = 0.0
         if self.tpot is not None:

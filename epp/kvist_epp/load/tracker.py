@@ -75,6 +75,8 @@ class LoadTracker:
         self._on_capacity = on_capacity
         self._listeners = list(listeners)
         self._loads: dict[str, EndpointLoad] = {}
+        self.changed: set[EndpointLoad] = set()
+        """Loads with figures that have changed since the last pick, which empties it."""
         self._by_age: OrderedDict[InFlightRequest, None] = OrderedDict()
         """Requests of this replica, those without reported progress for longest first."""
         self._evicted: list[InFlightRequest] = []
@@ -97,7 +99,7 @@ class LoadTracker:
         load = self._loads.get(endpoint)
         if load is None:
             tpot = TpotAdmission(self.tpot_seconds) if self.tpot_seconds else None
-            load = EndpointLoad(endpoint, rate=self._rates.rate(endpoint), tpot=tpot)
+            load = EndpointLoad(endpoint, rate=self._rates.rate(endpoint), tpot=tpot, changed=self.changed)
             self._loads[endpoint] = load
         return load
 
@@ -182,6 +184,7 @@ class LoadTracker:
         self.table.add(attempt.request)
         if load.untracked_requests and attempt.routed_at <= load.last_scrape_at:
             load.untracked_requests -= 1
+            self.changed.add(load)
 
     def end_remote(self, attempt: Attempt, now: float, *, untracked: bool = False) -> None:
         """End what another replica sent; ``untracked``: the replica is silent, the request may go on."""
@@ -191,6 +194,7 @@ class LoadTracker:
         self._end(attempt.request)
         if untracked:
             attempt.load.untracked_requests += 1
+            self.changed.add(attempt.load)
         self._on_capacity()
 
     def set_content(self, attempt: Attempt, content: Hashable) -> None:
@@ -254,6 +258,7 @@ class LoadTracker:
         for request in ended:
             self._end(request)
         load.unseen_requests = unseen - len(ended)
+        self.changed.add(load)
         still_waiting = max(0, waiting - load.untracked_requests)
         kept = [one for one in arrived if one.open]
         load.restore_waiting(kept[-still_waiting:] if still_waiting else [])
@@ -273,6 +278,7 @@ class LoadTracker:
         load = self.load(endpoint)
         load.decode_seconds = decode_seconds
         load.slots, load.kv_full_at = slots, kv_full_at
+        self.changed.add(load)
         if rate is not None and rate > 0 and load.rate_estimator.rate is None:
             self._learn_rate(load, max(rate, load.rate_estimator.proven))
         self._on_capacity()
@@ -346,7 +352,9 @@ class LoadTracker:
             self._set_rates()
         else:
             load.rate = self._rates.rate(load.key, load.rate_estimator.proven)
+            self.changed.add(load)
 
     def _set_rates(self) -> None:
         for load in self._loads.values():
             load.rate = self._rates.rate(load.key, load.rate_estimator.proven)
+            self.changed.add(load)

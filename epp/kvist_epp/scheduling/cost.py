@@ -267,6 +267,7 @@ TERMS: Final[Mapping[str, Term]] = MappingProxyType(
     }
 )
 """In the order in which they are added."""
+_TERMS: Final = tuple(TERMS.values())
 TTFT_TERMS: Final = ("wait", "slot")
 """Terms that, with the undisturbed work, predict the time to the first token."""
 
@@ -277,8 +278,12 @@ def terms(rows: Sequence[EndpointCost], uses: float, policy: Policy = DEFAULT) -
     ``uses``: how often the prompt's prefix was asked for in the last moments. Sets ``own`` and ``tightness``
     of the rows.
     """
-    pool = _pool_cost(rows, uses, policy)
-    return [term(rows, pool, policy) for term in TERMS.values()]
+    return terms_in(_pool_cost(rows, uses, policy), rows, policy)
+
+
+def terms_in(pool: PoolCost, rows: Sequence[EndpointCost], policy: Policy = DEFAULT) -> list[list[float]]:
+    """Return the same for some endpoints of a pool, whose ``own`` and ``tightness`` are set."""
+    return [term(rows, pool, policy) for term in _TERMS]
 
 
 def _pool_cost(rows: Sequence[EndpointCost], uses: float, policy: Policy) -> PoolCost:

@@ -34,6 +34,7 @@ from kvist_epp.scheduling.cost import (
 )
 
 MAX_ENDPOINTS: Final = 3
+_WAIT, _SLOT = map(list(TERMS).index, TTFT_TERMS)
 NOT_IN_SUBSET: Final = "not in the gateway's subset, or does not serve the model"
 ROLES_WITHOUT_REQUESTS: Final = frozenset({"prefill", "encode", "encode-prefill"})
 """Roles of pods that only help others (llm-d's role labels)."""
@@ -77,20 +78,39 @@ class ScoredEndpoint(msgspec.Struct):
     """One endpoint as the policy sees it: a row of ``/debug/pick``, and what the load tracker gets."""
 
     endpoint: Endpoint
-    eligible: bool
     matched_tokens: int
     matched_bytes: int
     uncached_tokens: int
     backlog_tokens: int
+    running: int
+    """Requests there, untracked ones included."""
     predicted_ttft_seconds: float
-    reason: str
+    seconds: tuple[float, ...]
+    """By term, in the order of ``TERMS``; they add up to the cost."""
     full: bool = False
     """It has no capacity for one more; so the best of ``choose`` is full only when all are."""
     deferred: bool = False
     """It may not take up this prompt now: its sequences, or its KV cache, would suffer (TPOT target)."""
-    cost_seconds: float = 0.0
-    terms: Mapping[str, float] = {}
-    """Seconds by name of the term; they add up to the cost."""
+    refusal: str = ""
+    """Why it cannot be picked; empty when it can."""
+
+    @property
+    def cost_seconds(self) -> float:
+        """The cost by which endpoints are compared."""
+        return sum(self.seconds)
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """Seconds by name of the term."""
+        return dict(zip(TERMS, self.seconds, strict=True))
+
+    @property
+    def reason(self) -> str:
+        """Why it cannot be picked, or what it costs."""
+        if self.refusal:
+            return self.refusal
+        state = "full, " if self.full else "prefill deferred (TPOT target), " if self.deferred else ""
+        return f"{state}cost {self.cost_seconds:.4f} s, {self.running} running"
 
 
 def choose(
@@ -115,9 +135,9 @@ def choose(
     """
     allowed = [c for c in candidates if not c.refusal and (subset is None or allows(subset, c.endpoint))]
     if not allowed:
-        raise NoEndpoints(_why_none(candidates, subset))
+        raise NoEndpoints(why_none(candidates, subset))
     all_full = all(c.load.full(max_backlog) for c in allowed)
-    return _ranked(allowed, demand, now, turn, max_backlog, policy, limit=limit, all_full=all_full)
+    return rank(allowed, demand, now, turn, max_backlog, policy, limit=limit, all_full=all_full)
 
 
 def explain(
@@ -134,11 +154,11 @@ def explain(
     obstacle."""
     refusals = [obstacle(candidate, subset) for candidate in candidates]
     able = [c for c, refusal in zip(candidates, refusals, strict=True) if not refusal]
-    scored = _ranked(able, demand, now, turn, max_backlog, policy, limit=len(able)) if able else []
+    scored = rank(able, demand, now, turn, max_backlog, policy, limit=len(able)) if able else []
     for candidate, refusal in zip(candidates, refusals, strict=True):
         if refusal:
-            [row] = _ranked([candidate], demand, now, 0, max_backlog, policy, limit=1)
-            row.eligible, row.reason = False, refusal
+            [row] = rank([candidate], demand, now, 0, max_backlog, policy, limit=1)
+            row.refusal = refusal
             scored.append(row)
     return scored
 
@@ -150,7 +170,7 @@ def obstacle(candidate: Candidate, subset: tuple[str, ...] | None) -> str:
     return candidate.refusal
 
 
-def _ranked(
+def rank(
     candidates: Sequence[Candidate],
     demand: Demand,
     now: float,
@@ -161,7 +181,7 @@ def _ranked(
     limit: int,
     all_full: bool = False,
 ) -> list[ScoredEndpoint]:
-    rows = _rows(candidates, demand, now, policy)
+    rows = cost_rows(candidates, demand, now, policy)
     full = [row.load.batch_or_backlog_full(max_backlog) for row in rows]
     columns = terms(rows, demand.uses, policy)
     costs = [sum(seconds) for seconds in zip(*columns, strict=False)]
@@ -174,12 +194,14 @@ def _ranked(
     if any(full):
         order.sort(key=full.__getitem__)
     return [
-        _scored(candidates[i], rows[i], [column[i] for column in columns], full=full[i] or all_full)
+        scored(candidates[i].endpoint, rows[i], tuple([c[i] for c in columns]), full=full[i] or all_full)
         for i in order[:limit]
     ]
 
 
-def _rows(candidates: Sequence[Candidate], demand: Demand, now: float, policy: Policy) -> list[EndpointCost]:
+def cost_rows(
+    candidates: Sequence[Candidate], demand: Demand, now: float, policy: Policy
+) -> list[EndpointCost]:
     hits, tokens = demand.hits, demand.tokens
     least = min(tokens, 1)  # a prompt that is wholly cached still computes its last token
     rows = []
@@ -200,25 +222,22 @@ def _rows(candidates: Sequence[Candidate], demand: Demand, now: float, policy: P
     return rows
 
 
-def _scored(
-    candidate: Candidate, row: EndpointCost, seconds: Sequence[float], *, full: bool
+def scored(
+    endpoint: Endpoint, row: EndpointCost, seconds: tuple[float, ...], *, full: bool
 ) -> ScoredEndpoint:
-    by_name = dict(zip(TERMS, seconds, strict=True))
-    cost = sum(seconds)
-    state = "full, " if full else "prefill deferred (TPOT target), " if row.deferred else ""
+    """Return what is shown of an endpoint with these terms of the cost."""
+    hit = row.hit
     return ScoredEndpoint(
-        candidate.endpoint,
-        True,
-        row.hit.tokens,
-        row.hit.bytes,
+        endpoint,
+        hit.tokens,
+        hit.bytes,
         row.uncached,
         round(row.load.backlog_tokens),
-        sum([by_name[name] for name in TTFT_TERMS]) + row.work,
-        f"{state}cost {cost:.4f} s, {row.running} running",
+        row.running,
+        seconds[_WAIT] + seconds[_SLOT] + row.work,
+        seconds,
         full,
         row.deferred,
-        cost,
-        by_name,
     )
 
 
@@ -257,7 +276,7 @@ def _canonical_member(member: str) -> str:
         return ""
 
 
-def _why_none(candidates: Sequence[Candidate], subset: tuple[str, ...] | None) -> str:
+def why_none(candidates: Sequence[Candidate], subset: tuple[str, ...] | None) -> str:
     """For clients: counts, never addresses."""
     if not candidates:
         return "no endpoints are known"

@@ -204,16 +204,18 @@ async def test_queue_waits_are_counted_by_outcome(parts: Parts) -> None:
     }
 
 
+NO_TERMS = dict.fromkeys(("wait", "slot", "deferral", "work", "decode", "eviction", "copy"), 0.0)
+
+
 def test_pick_document_is_the_fixed_interface() -> None:
     """Rows have the fields that others rely on; ``picked`` has eligible endpoints, best first, up to the
     limit."""
     rows = [
         ScoredEndpoint(
-            *(B, True, 16, 64, 10, 5, 0.0123456789, "cost"),
-            cost_seconds=0.25,
-            terms={"wait": 0.2, "work": 0.05},
+            *(B, 16, 64, 10, 5, 2, 0.0123456789),
+            seconds=(0.2, 0.0, 0.0, 0.05, 0.0, 0.0, 0.0),
         ),
-        ScoredEndpoint(A, False, 0, 0, 26, 0, 1.0, "unreachable"),
+        ScoredEndpoint(*(A, 0, 0, 26, 0, 0, 1.0), seconds=(0.0,) * 7, refusal="unreachable"),
     ]
 
     assert debug_pages.pick_document(Explanation("precise", 104, rows, limit=3)) == {
@@ -230,9 +232,9 @@ def test_pick_document_is_the_fixed_interface() -> None:
                 "owed_tokens": 5,
                 "backlog_tokens": 5,
                 "predicted_ttft_seconds": 0.012346,
-                "reason": "cost",
+                "reason": "cost 0.2500 s, 2 running",
                 "cost_seconds": 0.25,
-                "terms": {"wait": 0.2, "work": 0.05},
+                "terms": {**NO_TERMS, "wait": 0.2, "work": 0.05},
             },
             {
                 "endpoint": "10.0.0.1:8000",
@@ -246,7 +248,7 @@ def test_pick_document_is_the_fixed_interface() -> None:
                 "predicted_ttft_seconds": 1.0,
                 "reason": "unreachable",
                 "cost_seconds": 0.0,
-                "terms": {},
+                "terms": NO_TERMS,
             },
         ],
         "picked": ["[fd00::2]:8000"],

@@ -213,16 +213,15 @@ def test_a_row_has_all_that_was_weighed() -> None:
 
     assert found == ScoredEndpoint(
         pods[0].endpoint,
-        True,
-        900,
-        3600,
-        100,
-        500,
-        0.6,
-        f"cost {found.cost_seconds:.4f} s, 0 running",
-        cost_seconds=sum(found.terms.values()),
-        terms=found.terms,
+        matched_tokens=900,
+        matched_bytes=3600,
+        uncached_tokens=100,
+        backlog_tokens=500,
+        running=0,
+        predicted_ttft_seconds=0.6,
+        seconds=found.seconds,
     )
+    assert found.reason == f"cost {sum(found.terms.values()):.4f} s, 0 running"
     assert {name: seconds for name, seconds in found.terms.items() if seconds} == {
         "wait": 0.5,
         "work": 0.1,
@@ -322,7 +321,7 @@ def test_explain_shows_everybody() -> None:
     ]
     rows = explain(pods, Demand(1), ("10.0.0.1", "10.0.0.2", "10.0.0.3"), now=NOW)
 
-    assert [(row.endpoint.name, row.eligible) for row in rows] == [
+    assert [(row.endpoint.name, not row.refusal) for row in rows] == [
         ("p3", True),
         ("p2", True),
         ("p1", False),
@@ -382,7 +381,7 @@ def test_choose_and_explain_agree(
     fleet: list[tuple[float, int, bool, int | None]], matched: dict[int, int], turn: int
 ) -> None:
     """The debug page shows the very order in which requests are sent."""
-    rows = [row for row in explain(built(fleet), asked(matched), now=NOW, turn=turn) if row.eligible]
+    rows = [row for row in explain(built(fleet), asked(matched), now=NOW, turn=turn) if not row.refusal]
     try:
         chosen = choose(built(fleet), asked(matched), now=NOW, turn=turn, limit=9)
     except NoEndpoints:

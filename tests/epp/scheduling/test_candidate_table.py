@@ -1,0 +1,138 @@
+"""The table of candidates picks what the loop over objects picks, whatever has happened to the loads."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvist_epp.endpoints.endpoint import Endpoint
+from kvist_epp.errors import NoEndpoints
+from kvist_epp.load.in_flight import InFlightRequest
+from kvist_epp.load.tracker import LoadTracker
+from kvist_epp.scheduling import candidate_table
+from kvist_epp.scheduling.candidate_table import CandidateTable
+from kvist_epp.scheduling.cost import Match, Policy
+from kvist_epp.scheduling.pick import Candidate, Demand, choose
+
+HELD = st.tuples(st.integers(0, 40), st.sampled_from([0, 16, 512, 4096]), st.sampled_from(["", "CPU", "X"]))
+EVENTS = st.tuples(
+    st.integers(0, 40),
+    st.sampled_from(["send", "send", "end", "progress", "scrape", "calibrate", "remote", "silent"]),
+    st.integers(0, 5000),
+)
+
+
+class World:
+    """Endpoints whose loads change, and the two ways to pick."""
+
+    def __init__(self, count: int, tpot: float = 0.0) -> None:
+        self.tracker = LoadTracker(tpot_seconds=tpot, default_rate=1000.0)
+        self.now = 10.0
+        self.candidates = []
+        for number in range(count):
+            endpoint = Endpoint(f"p{number}", "ns", f"10.0.0.{number}", 8000)
+            self.candidates.append(
+                Candidate(endpoint, self.tracker.load(endpoint.key), ready=number % 7 != 6)
+            )
+        self.table = CandidateTable(self.candidates, self.tracker.changed)
+
+    def happen(self, number: int, what: str, tokens: int) -> None:
+        """One event on one endpoint."""
+        self.now += tokens / 50_000
+        key = self.candidates[number % len(self.candidates)].endpoint.key
+        load, tracker, now = self.tracker.load(key), self.tracker, self.now
+        some = next(iter(load.attempts), None)
+        if what == "send":
+            tracker.add(InFlightRequest(str(tokens), tokens), key, tokens, now)
+        elif what == "end" and some:
+            tracker.end(some.request, now)
+        elif what == "progress" and some:
+            tracker.on_progress(some, tokens // 2, now, computed=tokens / 2)
+        elif what == "scrape":
+            tracker.reconcile(key, tokens % 5, tokens % 3, now)
+        elif what == "calibrate":
+            slots, full_at = tokens % 6 or None, tokens % 4 or None
+            tracker.calibrate(
+                key, rate=500.0 + tokens, slots=slots, kv_full_at=full_at, decode_seconds=tokens / 1000
+            )
+        elif what == "silent" and some:
+            tracker.end_remote(some, now, untracked=True)
+
+    def both(self, demand: Demand, subset: tuple[str, ...] | None, **given: Any) -> None:
+        """The same pick by the table and by the loop."""
+        picked = self.table.choose(demand, subset, now=self.now, **given)
+        rows = choose(self.candidates, demand, subset, now=self.now, **given)
+        assert picked.best.cost_seconds == pytest.approx(rows[0].cost_seconds, rel=1e-9, abs=1e-9)
+        assert picked.hostports == tuple(row.endpoint.hostport for row in rows)
+        assert (picked.best.full, picked.best.deferred) == (rows[0].full, rows[0].deferred)
+        assert picked.best.predicted_ttft_seconds == pytest.approx(rows[0].predicted_ttft_seconds, abs=1e-9)
+        assert picked.best.seconds == pytest.approx(rows[0].seconds, rel=1e-9, abs=1e-9)
+        shown = ("endpoint", "matched_tokens", "uncached_tokens", "backlog_tokens", "running")
+        assert [getattr(picked.best, name) for name in shown] == [getattr(rows[0], name) for name in shown]
+
+
+@settings(max_examples=300)
+@given(
+    count=st.integers(1, 60),
+    events=st.lists(EVENTS, max_size=40),
+    held=st.lists(HELD, max_size=20),
+    tokens=st.sampled_from([0, 1, 100, 5000]),
+    uses=st.sampled_from([0.0, 0.5, 7.0]),
+    turn=st.integers(0, 200),
+    limit=st.integers(1, 4),
+    max_backlog=st.sampled_from([0.0, 0.7, 5.0, float("inf")]),
+    near=st.sampled_from([0.001, 0.05]),
+    subset=st.none() | st.lists(st.integers(0, 60), min_size=1, max_size=9),
+    tpot=st.sampled_from([0.0, 0.0, 0.0, 0.05]),
+)
+def test_the_table_picks_what_the_loop_picks(
+    count: int,
+    events: list[tuple[int, str, int]],
+    held: list[tuple[int, int, str]],
+    tokens: int,
+    uses: float,
+    turn: int,
+    limit: int,
+    max_backlog: float,
+    near: float,
+    subset: list[int] | None,
+    tpot: float,
+) -> None:
+    """Same endpoints in the same order, same terms of the cost; few endpoints and many, picks in between."""
+    world = World(count, tpot)
+    hits = {
+        f"ns/p{number % count}": Match(min(size, tokens), 4 * size, {medium: size // 2} if medium else {})
+        for number, size, medium in held
+    }
+    names = None if subset is None else tuple(f"10.0.0.{number}" for number in subset)
+    policy = Policy(near_seconds=near)
+    for at, event in enumerate(events):
+        world.happen(*event)
+        if at % 5:
+            continue
+        try:
+            world.both(
+                Demand(tokens, hits, uses),
+                names,
+                turn=turn + at,
+                limit=limit,
+                max_backlog=max_backlog,
+                policy=policy,
+            )
+        except NoEndpoints as error:
+            with pytest.raises(NoEndpoints, match=error.message.split(":", maxsplit=1)[0]):
+                choose(world.candidates, Demand(tokens), names, now=world.now)
+
+
+@pytest.mark.parametrize("count", [3, candidate_table.FEW, candidate_table.FEW + 1, 200])
+def test_equal_endpoints_take_turns_in_a_table(count: int) -> None:
+    """Requests that find equal endpoints spread over all of them, whatever their number."""
+    tracker = LoadTracker()
+    endpoints = [Endpoint(f"p{n}", "ns", f"10.0.{n // 200}.{n % 200}", 8000) for n in range(count)]
+    pods = [Candidate(endpoint, tracker.load(endpoint.key)) for endpoint in endpoints]
+    table = CandidateTable(pods, tracker.changed)
+    picked: Callable[[int], str] = lambda turn: table.choose(Demand(1), now=1.0, turn=turn).hostports[0]  # noqa: E731
+
+    assert {picked(turn) for turn in range(count)} == {endpoint.hostport for endpoint in endpoints}
