@@ -60,6 +60,7 @@ class EndpointRegistry(RequestListener):
         self.scraper = Scraper(
             on_scrape=self.on_scrape,
             on_change=self.on_state_change,
+            on_unmeasured=self.on_unmeasured,
             interval=settings.scrape_interval if scrape_interval is None else scrape_interval,
             timeout=settings.scrape_timeout,
             key=EngineKey(settings.engine_key_file),
@@ -141,6 +142,12 @@ class EndpointRegistry(RequestListener):
         tokens = sample.cache_tokens or self.settings.approximate_cache_tokens
         director.history.limit(key, round(tokens * director.lookup.bytes_per_token))
         state.accuracy.on_counters(round(sample.queries), round(sample.hits), now)
+
+    def on_unmeasured(self, scrape: EngineState) -> None:
+        """An engine answered without metrics: only what the picker sent there counts."""
+        if (state := self.states.get(scrape.endpoint.key)) is not None:
+            slots = scrape.slots(self.settings.max_num_seqs)
+            self.director.tracker.forget_scrapes(state.endpoint.key, slots=slots)
 
     def on_state_change(self, scrape: EngineState) -> None:
         """An engine became ready or unreachable, or serves something else."""

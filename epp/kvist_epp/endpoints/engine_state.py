@@ -118,6 +118,10 @@ class EngineState:
     failures: int = 0
     """Failed scrapes in a row."""
     sample: EngineSample = field(default_factory=EngineSample)
+    metrics_problem: str = ""
+    """Why the engine has no metrics of vLLM though it answers; empty when it has them."""
+    pages_missed: int = 0
+    """Scrapes in a row that it answered without metrics."""
     served: ServedModels = field(default_factory=ServedModels)
     models_problem: str = ""
     """Why ``/v1/models`` could not be read. The engine may be ready all the same: an API key may guard that

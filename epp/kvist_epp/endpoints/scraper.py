@@ -2,7 +2,8 @@
 
 Scrapes calibrate the load tracker; they are not its source. They are sent every few seconds, with jitter, so
 that a thousand engines are not asked at once. An engine that stops answering is kept but receives no
-requests.
+requests. One that answers, but has no metrics of vLLM (statistics are off, a proxy is in front, it is another
+server), is picked by what the picker itself knows, as long as ``/health`` is no server error.
 """
 
 import asyncio
@@ -30,6 +31,11 @@ from kvist_epp.engines.vllm.engine_metrics import (
 logger = logging.getLogger(__name__)
 
 MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
+MAX_WARNINGS: Final = 16
+"""Different reasons for missing metrics that are logged."""
+SERVER_ERROR: Final = 500
+"""HTTP status of ``/health`` from which an engine is not healthy; vLLM answers 503 once its core has died.
+Other servers may have no such page."""
 
 
 OnState = Callable[[EngineState], None]
@@ -47,6 +53,7 @@ class Scraper:
         *,
         on_scrape: OnState = _ignore,
         on_change: OnState = _ignore,
+        on_unmeasured: OnState = _ignore,
         interval: float = 2.0,
         timeout: float = 2.0,
         models_interval: float = 60.0,
@@ -55,13 +62,17 @@ class Scraper:
         key: EngineKey | None = None,
     ) -> None:
         """``on_scrape`` is called after each answered scrape, ``on_change`` when an engine became ready or
-        unreachable, or serves other models. ``interval``: seconds between scrapes of one engine; with 0 there
+        unreachable, or serves other models, ``on_unmeasured`` when an engine has no metrics (any more).
+        ``interval``: seconds between scrapes of one engine; with 0 there
         are none and all engines count as ready; when infinite there are none and the owner calls
         ``on_answer``. ``failures`` in a row make an engine unreachable. ``key`` guards ``/v1/models``."""
         self.states: dict[str, EngineState] = {}
         """States by endpoint key. Entries are only replaced, so that a copy is a consistent view."""
         self._on_scrape = on_scrape
         self._on_change = on_change
+        self._on_unmeasured = on_unmeasured
+        self._warned: set[str] = set()
+        """Reasons for missing metrics that the log has."""
         self._interval = interval
         self._timeout = aiohttp.ClientTimeout(total=timeout)
         self._models_interval = models_interval
@@ -144,16 +155,48 @@ class Scraper:
         """Scrape one engine once; ask for its models too when that is due."""
         asked_at = time.monotonic()
         try:
-            text = require_engine((await self._get(state.endpoint, "/metrics")).decode(errors="replace"))
+            sample = await self._sample(state)
+            if sample is None:
+                return
+            served = await self._models(state, asked_at)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             self._on_failure(state, _cause(error))
             return
-        served = state.served
-        if state.models_at is None or asked_at - state.models_at >= self._models_interval:
-            served = await self._models(state, asked_at)
-        self.on_answer(state, parse_metrics(text), served, asked_at)
+        self.on_answer(state, sample, served, asked_at)
+
+    async def _sample(self, state: EngineState) -> EngineSample | None:
+        """Return what ``/metrics`` says; the empty sample of an engine that answers, but not with metrics of
+        vLLM; None while it is not certain that these are missing for good.
+
+        Raises aiohttp.ClientError, TimeoutError, OSError or ValueError: the engine cannot be used.
+        """
+        try:
+            text = require_engine((await self._get(state.endpoint, "/metrics")).decode(errors="replace"))
+        except (PermissionError, ValueError) as error:
+            problem = _cause(error)
+        else:
+            state.metrics_problem, state.pages_missed = "", 0
+            return parse_metrics(text)
+        if (status := await self._status(state.endpoint, "/health")) >= SERVER_ERROR:
+            raise ValueError(f"GET /health returned HTTP status {status}")
+        state.pages_missed += 1
+        if not state.metrics_problem and state.pages_missed < self._failures:
+            state.failures = 0
+            return None
+        state.metrics_problem = problem
+        return EngineSample()
+
+    async def _status(self, endpoint: Endpoint, path: str) -> int:
+        """Return the HTTP status of a page."""
+        assert self._session is not None, "a page was asked for before"
+        url = f"http://{endpoint.hostport}{path}"
+        async with self._session.get(url, allow_redirects=False) as response:
+            return response.status
 
     async def _models(self, state: EngineState, now: float) -> ServedModels:
+        """Return what ``/v1/models`` says if it is due, else what is known."""
+        if state.models_at is not None and now - state.models_at < self._models_interval:
+            return state.served
         try:
             served = parse_models(await self._get_guarded(state.endpoint, "/v1/models"))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -199,6 +242,12 @@ class Scraper:
         news = fresh or served != state.served
         state.state, state.problem, state.failures = ScrapeState.READY, "", 0
         state.sample, state.served, state.asked_at = sample, served, asked_at
+        if state.metrics_problem:
+            self._warn_of_missing_metrics(state)
+            self._on_unmeasured(state)
+            if news:
+                self._on_change(state)
+            return
         state.rates.observe(sample, asked_at)
         state.recent.observe(sample, asked_at)
         if sample.cache_usage < FULL_CACHE:
@@ -207,9 +256,23 @@ class Scraper:
         if news:
             self._on_change(state)
 
+    def _warn_of_missing_metrics(self, state: EngineState) -> None:
+        """Say it once for each reason: a whole pool may lack its metrics."""
+        if state.metrics_problem in self._warned or len(self._warned) >= MAX_WARNINGS:
+            return
+        self._warned.add(state.metrics_problem)
+        logger.warning(
+            "endpoint %s (%s) has no metrics of vLLM: %s. It gets requests by the picker's own account; "
+            "requests of others, a full KV cache, its prefill rate and the size of its cache are not seen. "
+            "Other endpoints without metrics for this reason are on /debug/fleet only",
+            state.endpoint.key,
+            state.endpoint.hostport,
+            state.metrics_problem,
+        )
+
     def _on_failure(self, state: EngineState, problem: str) -> None:
         state.failures += 1
-        state.problem = problem
+        state.problem, state.pages_missed = problem, 0
         if state.failures == self._failures:
             state.state = ScrapeState.UNREACHABLE
             state.models_at = None

@@ -283,6 +283,12 @@ class LoadTracker:
             self._learn_rate(load, max(rate, load.rate_estimator.proven))
         self._on_capacity()
 
+    def forget_scrapes(self, endpoint: str, *, slots: int | None) -> None:
+        """Drop what scrapes showed of an endpoint: its engine has no metrics (any more)."""
+        load = self.load(endpoint)
+        load.untracked_requests = load.unseen_requests = 0
+        self.calibrate(endpoint, decode_seconds=load.decode_seconds, slots=slots)
+
     def on_scrape(self, endpoint: str, sample: EngineSample, now: float) -> None:
         """Update the endpoint's time per output token from a scrape."""
         load = self.load(endpoint)

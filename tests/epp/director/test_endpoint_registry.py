@@ -119,6 +119,23 @@ async def test_scrapes_calibrate(registry: EndpointRegistry) -> None:
     assert registry.director.candidates[0].refusal == "unreachable"
 
 
+async def test_an_engine_without_metrics_is_known_by_what_was_sent(registry: EndpointRegistry) -> None:
+    """What earlier scrapes showed of other requests and of a full cache is forgotten; slots are the label's,
+    or the setting's."""
+    registry.follow(EndpointSet((endpoint(1),)))
+    state = registry.scraper.states["t/e1"]
+    state.sample = EngineSample(running=5, waiting=1, cache_usage=1.0)
+    registry.on_scrape(state)
+    load = registry.director.tracker.load("t/e1")
+    assert (load.untracked_requests, load.kv_full_at) == (6, 5)
+
+    state.sample, state.metrics_problem = EngineSample(), "GET /metrics returned HTTP status 404"
+    registry.on_unmeasured(state)
+
+    assert (load.untracked_requests, load.kv_full_at, load.slots) == (0, None, 7)
+    assert registry.director.candidates[0].refusal == ""
+
+
 async def test_without_events_everything_is_approximate(registry: EndpointRegistry) -> None:
     """A picker that follows no events says so for each endpoint, and is never cold."""
     registry.follow(EndpointSet((endpoint(1),)))

@@ -24,15 +24,21 @@ class Engine:
         self.page = 'vllm:num_requests_running{engine="0"} 2.0\nvllm:num_requests_waiting{engine="0"} 1.0\n'
         self.status = 200
         self.models_status = 200
+        self.health = 200
         self.keys: set[str] = set()
         self.asked: list[str] = []
         app = web.Application()
         app.add_routes([web.get("/metrics", self.metrics), web.get("/v1/models", self.models)])
+        app.add_routes([web.get("/health", self.healthy)])
         self.runner = web.AppRunner(app, access_log=None)
 
     async def metrics(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
         return web.Response(text=self.page, status=self.status)
+
+    async def healthy(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        return web.Response(status=self.health)
 
     async def models(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
@@ -61,10 +67,15 @@ class Told:
     def __init__(self) -> None:
         self.changes: list[tuple[str, ScrapeState]] = []
         self.scrapes = 0
+        self.unmeasured: list[str] = []
         self._news = asyncio.Condition()
 
     def changed(self, state: EngineState) -> None:
         self.changes.append((state.endpoint.key, state.state))
+        self._wake()
+
+    def missed(self, state: EngineState) -> None:
+        self.unmeasured.append(state.endpoint.key)
         self._wake()
 
     def scraped(self, state: EngineState) -> None:
@@ -85,7 +96,8 @@ class Told:
 
 def scraper(told: Told, **more: float | EngineKey) -> Scraper:
     options = {"interval": 0.01, "timeout": 5.0, **more}
-    return Scraper(on_scrape=told.scraped, on_change=told.changed, **options)  # type: ignore[arg-type]
+    callbacks = {"on_scrape": told.scraped, "on_change": told.changed, "on_unmeasured": told.missed}
+    return Scraper(**callbacks, **options)  # type: ignore[arg-type]
 
 
 async def test_an_engine_that_answers_is_ready(engine: Engine) -> None:
@@ -112,17 +124,17 @@ async def test_an_engine_that_fails_three_times_is_unreachable_until_it_answers(
     async with scraper(told) as scrapes:
         scrapes.follow(EndpointSet((endpoint,)))
         await told.until(lambda: len(told.changes) == 1)
-        engine.status = 503
+        engine.status = engine.health = 503
         await told.until(lambda: len(told.changes) == 2)
         state = scrapes.states["ns/a"]
 
         assert (state.state, state.problem) == (
             ScrapeState.UNREACHABLE,
-            "GET /metrics returned HTTP status 503",
+            "GET /health returned HTTP status 503",
         )
         assert scrapes.counts() == {"new": 0, "ready": 0, "unreachable": 1}
 
-        engine.status = 200
+        engine.status = engine.health = 200
         await told.until(lambda: len(told.changes) == 3)
 
         assert [change for _, change in told.changes] == [
@@ -148,16 +160,69 @@ async def test_an_api_key_on_models_does_not_matter(engine: Engine) -> None:
         assert (state.ready, state.models_problem) == (True, problem)
 
 
-async def test_another_server_is_no_engine(engine: Engine) -> None:
-    """A page that is not vLLM's, or too large, never makes an endpoint ready."""
-    engine.page = "up 1\n"
+@pytest.mark.parametrize(
+    ("page", "status", "health", "problem"),
+    [
+        ("up 1\n", 200, 200, "its /metrics page is not vLLM's"),
+        ("", 200, 404, "its /metrics page is not vLLM's"),
+        ("<html>", 404, 404, "GET /metrics returned HTTP status 404"),
+        ("", 502, 200, "GET /metrics returned HTTP status 502"),
+        ("", 302, 401, "GET /metrics returned HTTP status 302"),
+        ("denied", 403, 403, "GET /metrics returned HTTP status 403: provide the engines' API key with"),
+        ("x" * 9_000_000, 200, 200, "the answer to GET /metrics is larger than 8388608 bytes"),
+    ],
+)
+async def test_an_engine_without_metrics_is_ready(
+    engine: Engine, caplog: pytest.LogCaptureFixture, page: str, status: int, health: int, problem: str
+) -> None:
+    """An engine that answers, but has no metrics of vLLM, is ready without a sample; the log says it once."""
+    engine.page, engine.status, engine.health = page, status, health
+    told, endpoint = Told(), await engine.start()
+    others = [dataclasses.replace(endpoint, name=f"b{number}") for number in range(3)]
+    async with scraper(told) as scrapes:
+        scrapes.follow(EndpointSet((endpoint, *others)))
+        await told.until(lambda: len(told.changes) == 4 and len(told.unmeasured) > 20)
+        state = scrapes.states["ns/a"]
+
+        assert {change for _, change in told.changes} == {ScrapeState.READY}
+        assert (told.scrapes, state.problem) == (0, "")
+        assert state.metrics_problem.startswith(problem)
+        assert state.served.models == {"m"}
+        assert state.sample == EngineSample()
+        assert caplog.text.count("has no metrics of vLLM") == 1
+
+
+async def test_metrics_may_come_and_go(engine: Engine) -> None:
+    """A page that is missing now and then changes nothing; one that is gone for good, or comes back, does."""
+    told, endpoint = Told(), await engine.start()
+    async with scraper(told, failures=3) as scrapes:
+        scrapes.follow(EndpointSet((endpoint,)))
+        await told.until(lambda: told.scrapes >= 1)
+        state = scrapes.states["ns/a"]
+        engine.status = 500
+        await told.until(lambda: bool(told.unmeasured))
+        assert (state.pages_missed, state.sample.running, state.ready) == (3, 0, True)
+
+        engine.status, seen = 200, told.scrapes
+        await told.until(lambda: told.scrapes > seen)
+        assert (state.metrics_problem, state.sample.running) == ("", 2)
+        assert told.changes == [("ns/a", ScrapeState.READY)]
+
+
+async def test_an_engine_that_dies_behind_a_proxy_is_unreachable(engine: Engine) -> None:
+    """Server errors of ``/health`` make an engine without metrics unreachable, too."""
+    engine.status = 404
     told, endpoint = Told(), await engine.start()
     async with scraper(told) as scrapes:
         scrapes.follow(EndpointSet((endpoint,)))
         await told.until(lambda: len(told.changes) == 1)
+        engine.health = 503
+        await told.until(lambda: len(told.changes) == 2)
+        engine.health = 200
+        await told.until(lambda: len(told.changes) == 3)
 
-        assert (told.changes, told.scrapes) == ([("ns/a", ScrapeState.UNREACHABLE)], 0)
-        assert scrapes.states["ns/a"].problem == "its /metrics page is not vLLM's"
+        states = [change for _, change in told.changes]
+        assert states == [ScrapeState.READY, ScrapeState.UNREACHABLE, ScrapeState.READY]
 
 
 async def test_an_engine_that_hangs_times_out() -> None:
@@ -199,7 +264,7 @@ async def test_following_another_fleet(engine: Engine) -> None:
 async def test_a_refusal_of_an_endpoint_comes_and_goes(engine: Engine) -> None:
     """A refused endpoint stays known; once it is accepted it is scraped at once."""
     told, endpoint = Told(), await engine.start()
-    engine.status = 503
+    engine.status = engine.health = 503
     refused = dataclasses.replace(endpoint, refusal="not ready")
     async with scraper(told, interval=60.0) as scrapes:
         scrapes.follow(EndpointSet((refused,)))
@@ -208,7 +273,7 @@ async def test_a_refusal_of_an_endpoint_comes_and_goes(engine: Engine) -> None:
 
         assert (state.ready, state.status, scrapes.counts()["not ready"]) == (False, "not ready", 1)
 
-        engine.status = 200
+        engine.status = engine.health = 200
         scrapes.follow(EndpointSet((endpoint,)))
         await told.until(lambda: told.scrapes == 1)
 
