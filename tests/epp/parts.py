@@ -14,8 +14,8 @@ from kvist_epp.flowcontrol.flow_controller import FlowLimits, QueuedRequest
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup, Member
 from kvist_epp.index.routing_history import RoutingHistory
-from kvist_epp.load.in_flight import InFlightRequest
-from kvist_epp.load.tracker import LoadTracker, RequestListener
+from kvist_epp.load.in_flight import InFlightRequest, RequestListener
+from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import parse
 from kvist_epp.scheduling.pick import Candidate

@@ -116,7 +116,11 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
             await replication.start(shutdown, stack)
         conditions = () if replication is None else (replication.waiting,)
         readiness = Readiness(registry, health, settings.warmup_timeout, conditions=conditions)
-        problems = (lambda: loader.problem, lambda: "" if certificates is None else certificates.problem)
+        problems = (
+            lambda: loader.problem,
+            lambda: "" if certificates is None else certificates.problem,
+            registry.missing_reports,
+        )
         pages = await _pages(
             settings, registry, discovery, readiness, certificates, replication, problems, stack
         )
@@ -161,6 +165,7 @@ def _gauges(director: Director, registry: EndpointRegistry, logs: log.Logs, load
     gauges.tokenizer = lambda: (bool(loader.problem), loader.failures)
     gauges.index_blocks = registry.blocks
     gauges.precise = registry.trusted
+    gauges.ends_reported = lambda: director.tracker.end_reports.known
     gauges.backlog_tokens = registry.backlog
     gauges.endpoints = registry.scraper.counts
     gauges.model_faithful = lambda: director.model is not None and director.model.faithful

@@ -36,6 +36,7 @@ class CompletionHandler:
         for entry in entries:
             if not entry.session:
                 continue
+            self._director.tracker.end_reports.on_report()
             request = self._director.table.find(entry.session, entry.request_id or "")
             if request is not None:
                 self._end(request, "access-log", entry.upstream, entry.status)
@@ -49,6 +50,7 @@ class CompletionHandler:
         director.metrics.responses["usage" if usage.known else "none" if seen.complete else "cut"] += 1
         for kind in ("prompt", "completion", "cached"):
             director.metrics.usage[kind] += getattr(usage, kind) or 0
+        director.tracker.end_reports.on_report()
         request = director.table.find(seen.session, seen.request_id)
         if request is None:
             return

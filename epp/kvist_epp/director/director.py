@@ -204,6 +204,10 @@ class Director(Dispatcher):
             self._log_outcome(context, error)
             return error
 
+    def on_poll(self, now: float) -> None:
+        """See ``Dispatcher``: endpoints may have capacity again."""
+        self.progress.end_overdue(now)
+
     def on_rejected(self, request: QueuedRequest, error: PickError, now: float) -> None:
         """Account for a request that left the queue without being dispatched; see ``Dispatcher``."""
         context: RequestContext = request.context

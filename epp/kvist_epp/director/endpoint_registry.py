@@ -18,8 +18,8 @@ from kvist_epp.index.lookup import Member
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.publisher_feed import FollowedPublisher
 from kvist_epp.kvevents.subscriber import Subscriber
-from kvist_epp.load.in_flight import Attempt, InFlightRequest
-from kvist_epp.load.tracker import RequestListener
+from kvist_epp.load.end_reports import NO_REPORTS
+from kvist_epp.load.in_flight import Attempt, InFlightRequest, RequestListener
 from kvist_epp.prompt.model import Model
 from kvist_epp.scheduling.pick import Candidate
 from kvist_epp.settings.settings import Settings
@@ -72,8 +72,10 @@ class EndpointRegistry(RequestListener):
         """None until the endpoints were listed once."""
         self.states: dict[str, EndpointState] = {}
         """By endpoint key."""
+        self._said_reports = False
         self._on_leaving: list[Callable[[Sequence[str]], None]] = []
         director.tracker.add_listener(self)
+        director.tracker.on_doubt = self.scraper.hurry
 
     def add_leaving_listener(self, callback: Callable[[Sequence[str]], None]) -> None:
         """Call it with the keys of endpoints that leave, while all that is known of them still is."""
@@ -146,8 +148,10 @@ class EndpointRegistry(RequestListener):
     def on_unmeasured(self, scrape: EngineState) -> None:
         """An engine answered without metrics: only what the picker sent there counts."""
         if (state := self.states.get(scrape.endpoint.key)) is not None:
-            slots = scrape.slots(self.settings.max_num_seqs)
-            self.director.tracker.forget_scrapes(state.endpoint.key, slots=slots)
+            tracker = self.director.tracker
+            # without metrics and without reports nothing shows that it has capacity again
+            slots = scrape.slots(self.settings.max_num_seqs) if tracker.end_reports.certain else None
+            tracker.forget_scrapes(state.endpoint.key, slots=slots)
 
     def on_state_change(self, scrape: EngineState) -> None:
         """An engine became ready or unreachable, or serves something else."""
@@ -173,11 +177,30 @@ class EndpointRegistry(RequestListener):
 
     def on_tick(self) -> None:
         """Expire requests, decide whose events are trusted, and bring the counters up to date."""
-        self.director.on_tick(self.clock())
+        now = self.clock()
+        self.director.on_tick(now)
+        self._watch_ends(now)
         for key, state in self.states.items():
             state.member.precise = not self.why_approximate(key)
         if self.subscriber is not None:
             self._count(self.subscriber)
+
+    def _watch_ends(self, now: float) -> None:
+        """Say that ends are not reported, and scrape engines that seem to be full."""
+        reports, director = self.director.tracker.end_reports, self.director
+        if reports.missing(now) and not self._said_reports:
+            self._said_reports = True
+            logger.warning("%s", NO_REPORTS)
+        elif reports.certain:
+            self._said_reports = False
+        if not reports.known and director.flow is not None and not director.flow.idle:
+            for key, state in self.states.items():
+                if state.load.full(director.max_backlog):
+                    self.scraper.hurry(key)
+
+    def missing_reports(self) -> str:
+        """Return what is missing where no gateway reports how requests end, and what it costs; else empty."""
+        return NO_REPORTS if self.director.tracker.end_reports.missing(self.clock()) else ""
 
     # Figures
 

@@ -138,9 +138,15 @@ class RequestProgress:
                 self._history.drop(note)
             request.cache_credit = []
 
+    def end_overdue(self, now: float) -> None:
+        """End requests that must have ended, where no gateway reports ends."""
+        for request in self._tracker.end_overdue(now):
+            self.on_ended(request, "estimated", now)
+
     def expire(self, now: float) -> None:
         """End requests without reported progress, and the cache credit of those whose prefill is done."""
         for request in self._tracker.expire(now):
             self.on_ended(request, "expired", now)
+        self.end_overdue(now)
         for request in self._table.decoding_before(now - CREDIT_SECONDS):
             self._end_credit(request)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from typing import Final, NamedTuple
 
 from kvist_epp.endpoints.endpoint import Endpoint
@@ -120,6 +121,10 @@ class EngineState:
     sample: EngineSample = field(default_factory=EngineSample)
     metrics_problem: str = ""
     """Why the engine has no metrics of vLLM though it answers; empty when it has them."""
+    asking: bool = False
+    """A scrape is under way."""
+    tried_at: float = -inf
+    """Monotonic time at which the last scrape ended, answered or not."""
     pages_missed: int = 0
     """Scrapes in a row that it answered without metrics."""
     served: ServedModels = field(default_factory=ServedModels)

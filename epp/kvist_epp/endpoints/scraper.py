@@ -31,6 +31,8 @@ from kvist_epp.engines.vllm.engine_metrics import (
 logger = logging.getLogger(__name__)
 
 MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
+LEAST_INTERVAL: Final = 0.1
+"""Seconds between scrapes of one engine that others ask for."""
 MAX_WARNINGS: Final = 16
 """Different reasons for missing metrics that are logged."""
 SERVER_ERROR: Final = 500
@@ -143,10 +145,23 @@ class Scraper:
             self._stop(endpoint.key)
             self._start_task(state)
 
+    def hurry(self, key: str) -> None:
+        """Scrape an engine now, unless it was asked a moment ago, or is being asked."""
+        state = self.states.get(key)
+        if state is None or key not in self._tasks or state.asking:
+            return
+        if time.monotonic() - state.tried_at >= LEAST_INTERVAL:
+            self._stop(key)
+            self._start_task(state)
+
     async def _scrape_forever(self, state: EngineState) -> None:
         while True:
-            async with self._semaphore:
-                await self.scrape(state)
+            state.asking = True
+            try:
+                async with self._semaphore:
+                    await self.scrape(state)
+            finally:
+                state.asking, state.tried_at = False, time.monotonic()
             hasty = 0 < state.failures < self._failures or state.state is ScrapeState.NEW
             pause = min(self._interval, 0.5) if hasty else self._interval
             await asyncio.sleep(pause * random.uniform(0.9, 1.1))

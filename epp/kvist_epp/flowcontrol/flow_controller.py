@@ -74,6 +74,9 @@ class Dispatcher:
         """Choose an endpoint, or return what the request has to wait for. Raises PickError."""
         raise NotImplementedError
 
+    def on_poll(self, now: float) -> None:
+        """The queue is about to be looked at; does nothing here."""
+
     def on_rejected(self, request: QueuedRequest, error: PickError, now: float) -> None:
         """The request left the queue without being dispatched."""
         raise NotImplementedError
@@ -184,6 +187,7 @@ class FlowController:
 
     def poll(self, now: float) -> "Poll":
         """Begin a pass over the queue, with one reading of every endpoint's load."""
+        self._dispatcher.on_poll(now)
         return Poll(self, Capacity(self.pool(), now, self.limits.max_backlog), now)
 
     def step(self, capacity: Capacity, now: float) -> Outcome | None:

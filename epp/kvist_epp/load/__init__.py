@@ -2,6 +2,7 @@
 
 - ``tracker``: the loads of all endpoints and the requests on them; tells listeners.
 - ``in_flight``: one record per request, with its attempts and states, and the table of all of them.
+- ``end_reports``: how requests end where no gateway says so.
 - ``endpoint_load``: attempts and backlog of one endpoint.
 - ``prefill_rate``: prefill rates, learned from events.
 - ``tpot_admission``: how much prefill an endpoint may take up under a TPOT target.

@@ -13,6 +13,7 @@ from itertools import takewhile
 from math import inf
 from typing import Final
 
+from kvist_epp.load.end_reports import EndReports, StayEstimate
 from kvist_epp.load.in_flight import Attempt
 from kvist_epp.load.prefill_rate import PrefillRateEstimator
 from kvist_epp.load.tpot_admission import LIGHT_TOKENS, TpotAdmission
@@ -65,6 +66,10 @@ class EndpointLoad:
     rate_estimator: PrefillRateEstimator = field(default_factory=PrefillRateEstimator)
     tpot: TpotAdmission | None = None
     """Admission of prefill under a TPOT target; None: there is no target."""
+    stay: StayEstimate = field(default_factory=StayEstimate)
+    """How long requests stay, where their ends are not reported."""
+    end_reports: EndReports = field(default_factory=EndReports)
+    """Whether ends are reported; shared by all loads of a ``LoadTracker``."""
     changed: "set[EndpointLoad]" = field(default_factory=set, repr=False)
     """Loads with figures that have changed since the last pick; shared by all of a ``LoadTracker``."""
 
@@ -117,9 +122,12 @@ class EndpointLoad:
             self.tpot.rotation.on_new_request(now)
 
     def seconds_until_open(self, max_backlog_seconds: float) -> float:
-        """Return the seconds until time alone drains it enough; infinite if its batch or cache is full."""
+        """Return the seconds until time alone drains it enough, as of ``at``; infinite if its batch or cache
+        is full and the ends of requests are reported."""
         if self.kv_cache_full or self.batch_or_backlog_full(inf):
-            return inf
+            stay = inf if self.end_reports.known else self.stay.seconds
+            oldest = next(iter(self.attempts), None)
+            return inf if oldest is None else max(0.0, oldest.routed_at + stay - self.at)
         return max(0.0, self.backlog_tokens / self.rate - max_backlog_seconds)
 
     def drain(self, now: float) -> float:
@@ -176,6 +184,15 @@ class EndpointLoad:
         self.last_event_at = attempt.last_event_at = now
         self.changed.add(self)
         attempt.progressed = True
+
+    def overdue(self, now: float) -> list[Attempt]:
+        """Return attempts of this replica that have been here for so long that they must have ended; none
+        where ends are reported."""
+        if self.end_reports.known:
+            return []
+        before = now - self.stay.seconds
+        old = takewhile(lambda one: one.routed_at < before, self.attempts)
+        return [one for one in old if not one.request.origin]
 
     def _overtaken(self, by: Attempt) -> list[Attempt]:
         before = takewhile(lambda head: head.routed_at < by.routed_at, self.prefill_queue)

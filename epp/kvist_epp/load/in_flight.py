@@ -125,6 +125,25 @@ class InFlightRequest(msgspec.Struct, eq=False):
         return same_id and (not endpoint or (bool(self.attempts) and self.endpoint == endpoint))
 
 
+class RequestListener:
+    """Base of those who want to hear of requests; each method is a notification and does nothing here."""
+
+    def on_routed(self, attempt: Attempt) -> None:
+        """A request of this replica was sent to an endpoint for the first time."""
+
+    def on_moved(self, old: Attempt, new: Attempt) -> None:
+        """Another endpoint than the chosen one serves a request of this replica."""
+
+    def on_progress(self, attempt: Attempt) -> None:
+        """Events of the engine have shown progress of a request of any replica."""
+
+    def on_cache_truth(self, request: InFlightRequest, cached: int, now: float) -> None:
+        """The engine has reported how many tokens of a request it had cached."""
+
+    def on_ended(self, attempt: Attempt) -> None:
+        """A request of this replica has ended."""
+
+
 class InFlightTable:
     """All requests in flight, found by session and endpoint or by session and request id.
 

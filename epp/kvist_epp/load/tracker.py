@@ -10,31 +10,24 @@ through the picker.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Final
 
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
+from kvist_epp.load.end_reports import EndReports
 from kvist_epp.load.endpoint_load import DEFAULT_RATE, EndpointLoad, routed_at
-from kvist_epp.load.in_flight import Attempt, InFlightRequest, InFlightTable, Leg, RequestState
+from kvist_epp.load.in_flight import (
+    Attempt,
+    InFlightRequest,
+    InFlightTable,
+    Leg,
+    RequestListener,
+    RequestState,
+)
 from kvist_epp.load.prefill_rate import PoolPrefillRates
 from kvist_epp.load.tpot_admission import TpotAdmission
 
-
-class RequestListener:
-    """Base of those who want to hear of requests; each method is a notification and does nothing here."""
-
-    def on_routed(self, attempt: Attempt) -> None:
-        """A request of this replica was sent to an endpoint for the first time."""
-
-    def on_moved(self, old: Attempt, new: Attempt) -> None:
-        """Another endpoint than the chosen one serves a request of this replica."""
-
-    def on_progress(self, attempt: Attempt) -> None:
-        """Events of the engine have shown progress of a request of any replica."""
-
-    def on_cache_truth(self, request: InFlightRequest, cached: int, now: float) -> None:
-        """The engine has reported how many tokens of a request it had cached."""
-
-    def on_ended(self, attempt: Attempt) -> None:
-        """A request of this replica has ended."""
+DOUBTFUL_REQUESTS: Final = 256
+"""Requests sent to an endpoint of unknown size after which a scrape should look at it."""
 
 
 class LoadTracker:
@@ -52,6 +45,7 @@ class LoadTracker:
         max_requests: int = 100_000,
         tpot_seconds: float = 0.0,
         on_capacity: Callable[[], None] = lambda: None,
+        on_doubt: Callable[[str], None] = lambda _endpoint: None,
         listeners: Iterable[RequestListener] = (),
     ) -> None:
         """Make a tracker without endpoints.
@@ -64,6 +58,8 @@ class LoadTracker:
             tpot_seconds: TPOT target of the endpoints in seconds; 0: there is none.
             on_capacity: Called whenever an endpoint may have got capacity: a request ended or advanced, or a
                 scrape corrected its load.
+            on_doubt: Called with the key of an endpoint that a scrape should look at: ends of requests are
+                not reported, and as many requests were sent there as it can run at once.
             listeners: Notified of requests.
         """
         self.table = InFlightTable()
@@ -73,6 +69,8 @@ class LoadTracker:
         self._grace = grace_seconds
         self._max_requests = max_requests
         self._on_capacity = on_capacity
+        self.on_doubt = on_doubt
+        self.end_reports = EndReports()
         self._listeners = list(listeners)
         self._loads: dict[str, EndpointLoad] = {}
         self.changed: set[EndpointLoad] = set()
@@ -80,6 +78,7 @@ class LoadTracker:
         self._by_age: OrderedDict[InFlightRequest, None] = OrderedDict()
         """Requests of this replica, those without reported progress for longest first."""
         self._evicted: list[InFlightRequest] = []
+        self._overdue: list[InFlightRequest] = []
         self._attempts = 0
 
     def __len__(self) -> int:
@@ -99,7 +98,13 @@ class LoadTracker:
         load = self._loads.get(endpoint)
         if load is None:
             tpot = TpotAdmission(self.tpot_seconds) if self.tpot_seconds else None
-            load = EndpointLoad(endpoint, rate=self._rates.rate(endpoint), tpot=tpot, changed=self.changed)
+            load = EndpointLoad(
+                endpoint,
+                rate=self._rates.rate(endpoint),
+                tpot=tpot,
+                changed=self.changed,
+                end_reports=self.end_reports,
+            )
             self._loads[endpoint] = load
         return load
 
@@ -123,6 +128,9 @@ class LoadTracker:
     ) -> Attempt:
         """Send a request to an endpoint, where ``uncached`` of its tokens have to be computed."""
         attempt = self._attempt(request, endpoint, uncached, now, hostport, leg)
+        self.end_reports.on_sent(now)
+        if not self.end_reports.certain:
+            self._estimate_ends(attempt.load, now)
         request.attempts.append(attempt)
         request.state = RequestState.SENT
         self.table.add(request)
@@ -173,6 +181,26 @@ class LoadTracker:
             expired.append(request)
         return expired
 
+    def end_overdue(self, now: float) -> list[InFlightRequest]:
+        """End the requests that must have ended, where no gateway reports ends.
+
+        Returns them, and those that ended in this way since the last call.
+        """
+        if not self.end_reports.known:
+            for load in self._loads.values():
+                if load.attempts:
+                    self._estimate_ends(load, now)
+        ended, self._overdue = self._overdue, []
+        return ended
+
+    def _estimate_ends(self, load: EndpointLoad, now: float) -> None:
+        for attempt in load.overdue(now):
+            self._end(attempt.request)
+            self._overdue.append(attempt.request)
+            self._on_capacity()
+        if load.stay.sent >= (load.slots or DOUBTFUL_REQUESTS):
+            self.on_doubt(load.key)
+
     # Requests of other replicas
 
     def add_remote(self, attempt: Attempt, now: float) -> None:
@@ -180,6 +208,7 @@ class LoadTracker:
         load = attempt.load
         load.drain(now)
         load.add(attempt)
+        load.stay.on_sent(attempt.routed_at)
         attempt.request.state = RequestState.PREFILLING if attempt.progressed else RequestState.SENT
         self.table.add(attempt.request)
         if load.untracked_requests and attempt.routed_at <= load.last_scrape_at:
@@ -246,6 +275,7 @@ class LoadTracker:
         load = self.load(endpoint)
         load.drain(now)
         reported = max(running, 0) + max(waiting, 0)
+        load.stay.on_scrape(reported, now)
         load.untracked_requests = max(0, reported - len(load.attempts))
         load.last_scrape_at = now if asked_at is None else asked_at
         arrived = sorted(
@@ -253,6 +283,8 @@ class LoadTracker:
             key=routed_at,
         )
         unseen = max(0, len(arrived) - reported)
+        if unseen:
+            self.end_reports.on_unnoticed(now)
         silent = sorted(arrived, key=self._last_sign)[: min(unseen, load.unseen_requests)]
         ended = [one.request for one in silent if one.request.orphan or not one.request.origin]
         for request in ended:
@@ -287,6 +319,7 @@ class LoadTracker:
         """Drop what scrapes showed of an endpoint: its engine has no metrics (any more)."""
         load = self.load(endpoint)
         load.untracked_requests = load.unseen_requests = 0
+        load.stay.forget()
         self.calibrate(endpoint, decode_seconds=load.decode_seconds, slots=slots)
 
     def on_scrape(self, endpoint: str, sample: EngineSample, now: float) -> None:
@@ -336,6 +369,7 @@ class LoadTracker:
             request, load, backlog, now, now, backlog, self._attempts, leg=leg, hostport=hostport
         )
         load.add(attempt)
+        load.stay.on_sent(now)
         return attempt
 
     def _last_sign(self, attempt: Attempt) -> float:

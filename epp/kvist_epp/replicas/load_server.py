@@ -13,8 +13,8 @@ from typing import Final
 from kvist_epp.errors import ProtocolError
 from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.http2.call import Sink
-from kvist_epp.load.in_flight import Attempt
-from kvist_epp.load.tracker import LoadTracker, RequestListener
+from kvist_epp.load.in_flight import Attempt, RequestListener
+from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.replicas.messages import Handshake, decode_ack, encode_update
 from kvist_epp.replicas.prompt_digests import ANNOUNCED_TOKENS, PromptDigests
 from kvist_epp.replicas.remote_load import RemoteLoad

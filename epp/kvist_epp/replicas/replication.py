@@ -21,8 +21,7 @@ from kvist_epp.errors import CertificateError, SettingsError
 from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.http2.call import Method
 from kvist_epp.http2.tls import Certificates
-from kvist_epp.load.in_flight import Attempt
-from kvist_epp.load.tracker import RequestListener
+from kvist_epp.load.in_flight import Attempt, RequestListener
 from kvist_epp.names import REPLICA_FOLLOW_METHOD, REPLICA_PORT, REPLICA_SNAPSHOT_METHOD
 from kvist_epp.prompt.model import Model
 from kvist_epp.replicas.load_server import LoadServer

@@ -62,7 +62,7 @@ class PickedEndpoints(NamedTuple):
 
 
 class LoadColumns:
-    """What picks read of the loads: a list for each figure, a place in it for each endpoint.
+    """Figures of the loads that picks read: a list for each figure, a place in it for each endpoint.
 
     The lists are arrays where there are more than ``FEW`` endpoints.
     """

@@ -171,6 +171,8 @@ class Gauges:
     """Whether the tokenizer maps tokens to bytes without loss, so that precise mode is possible."""
     tokenizer: Callable[[], tuple[bool, int]] = lambda: (False, 0)
     """Whether the configured tokenizer is missing, and how often loading it failed."""
+    ends_reported: Callable[[], bool] = bool
+    """Whether gateways report how requests end."""
     log_dropped: Callable[[], int] = int
     """Log lines dropped because stderr was slow."""
     watches: Callable[[], Iterable[WatchStatus]] = tuple
@@ -219,7 +221,9 @@ class PickerMetrics:
     undecodable: Counts = field(default_factory=_counts)
     """Event messages that could not be decoded, by endpoint."""
     ended: Counts = field(
-        default_factory=lambda: _counts("access-log", "expired", "left", "reconciled", "response")
+        default_factory=lambda: _counts(
+            "access-log", "estimated", "expired", "left", "reconciled", "response"
+        )
     )
     """Requests that ended, by the source of that information: ``access-log``, ``expired`` …"""
     served_elsewhere: Counts = field(default_factory=_counts)
@@ -312,6 +316,8 @@ class PickerMetrics:
         yield counter("usage_tokens", text, self.usage, "kind")
         text = "Number of log lines that were dropped because stderr was slow."
         yield counter("log_lines_dropped", text, gauges.log_dropped())
+        text = "1 while gateways report how requests end; 0 while load is estimated from scrapes."
+        yield gauge("ends_reported", text, int(gauges.ends_reported()))
 
     def _queue_families(self) -> Iterable[Metric]:
         gauges = self.gauges

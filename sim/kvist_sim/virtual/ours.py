@@ -22,8 +22,7 @@ from kvist_epp.flowcontrol.flow_controller import QueuedRequest
 from kvist_epp.index.byte_index import Index, Root
 from kvist_epp.index.lookup import Member
 from kvist_epp.kvevents.observation import Observation
-from kvist_epp.load.in_flight import Attempt
-from kvist_epp.load.tracker import RequestListener
+from kvist_epp.load.in_flight import Attempt, RequestListener
 from kvist_epp.names import LABEL_MAX_NUM_SEQS, REQUEST_ID_HEADER, SESSION_HEADER
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
 from kvist_epp.replicas.load_server import FollowerCall, LoadServer

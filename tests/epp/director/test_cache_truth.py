@@ -7,8 +7,7 @@ from tests.epp.parts import BLOCK, CHAT, MODEL, Parts, ask, chat, make
 
 from kvist_epp.engines.vllm.kv_events import Batch, Removed, Stored
 from kvist_epp.kvevents.ingestion import Ingestor
-from kvist_epp.load.in_flight import InFlightRequest
-from kvist_epp.load.tracker import RequestListener
+from kvist_epp.load.in_flight import InFlightRequest, RequestListener
 from kvist_epp.names import SESSION_HEADER
 from kvist_epp.prompt.request import parse
 

@@ -120,8 +120,8 @@ async def test_scrapes_calibrate(registry: EndpointRegistry) -> None:
 
 
 async def test_an_engine_without_metrics_is_known_by_what_was_sent(registry: EndpointRegistry) -> None:
-    """What earlier scrapes showed of other requests and of a full cache is forgotten; slots are the label's,
-    or the setting's."""
+    """The registry forgets what earlier scrapes showed of other requests and of a full cache. Slots count
+    only where ends are reported, because nothing else would show that one is free."""
     registry.follow(EndpointSet((endpoint(1),)))
     state = registry.scraper.states["t/e1"]
     state.sample = EngineSample(running=5, waiting=1, cache_usage=1.0)
@@ -132,7 +132,10 @@ async def test_an_engine_without_metrics_is_known_by_what_was_sent(registry: End
     state.sample, state.metrics_problem = EngineSample(), "GET /metrics returned HTTP status 404"
     registry.on_unmeasured(state)
 
-    assert (load.untracked_requests, load.kv_full_at, load.slots) == (0, None, 7)
+    assert (load.untracked_requests, load.kv_full_at, load.slots) == (0, None, None)
+    registry.director.tracker.end_reports.on_report()
+    registry.on_unmeasured(state)
+    assert load.slots == 7
     assert registry.director.candidates[0].refusal == ""
 
 

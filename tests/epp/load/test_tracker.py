@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.epp.load.requests import end, progress, remote, route, sessions
 
-from kvist_epp.load.in_flight import Attempt, RequestState
-from kvist_epp.load.tracker import LoadTracker, RequestListener
+from kvist_epp.load.in_flight import Attempt, RequestListener, RequestState
+from kvist_epp.load.tracker import LoadTracker
 
 RATE = 1000.0
 
@@ -133,6 +133,7 @@ def test_an_endpoint_is_full_by_its_batch_or_its_backlog() -> None:
 def test_requests_missing_from_a_scrape_make_no_endpoint_full() -> None:
     """Ends that the access log reports late count as soon as a scrape shows them, and only once."""
     tracker = new_tracker()
+    tracker.end_reports.on_report()
     tracker.calibrate("p", slots=3)
     load = tracker.load("p")
     for name in "abc":

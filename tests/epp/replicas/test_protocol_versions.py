@@ -20,8 +20,8 @@ from kvist_epp.index.byte_index import Index
 from kvist_epp.index.snapshot.parts import Begin, Part
 from kvist_epp.index.snapshot.sections import Writer
 from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock, DecodeBlockState
-from kvist_epp.load.in_flight import Attempt, InFlightRequest
-from kvist_epp.load.tracker import LoadTracker, RequestListener
+from kvist_epp.load.in_flight import Attempt, InFlightRequest, RequestListener
+from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.names import REPLICA_FOLLOW_METHOD, REPLICA_SNAPSHOT_METHOD
 from kvist_epp.replicas.load_server import UpdateStream
 from kvist_epp.replicas.messages import (

@@ -7,8 +7,8 @@ from math import inf
 
 from kvist_epp.errors import ProtocolError
 from kvist_epp.extproc.access_log import AccessLogEntry
-from kvist_epp.load.in_flight import Attempt, InFlightRequest
-from kvist_epp.load.tracker import LoadTracker, RequestListener
+from kvist_epp.load.in_flight import Attempt, InFlightRequest, RequestListener
+from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.replicas.load_server import UpdateStream
 from kvist_epp.replicas.messages import decode_update
 from kvist_epp.replicas.prompt_digests import STEP_BYTES, PromptDigests

@@ -61,7 +61,7 @@ class World:
             tracker.end_remote(some, now, untracked=True)
 
     def both(self, demand: Demand, subset: tuple[str, ...] | None, **given: Any) -> None:
-        """The same pick by the table and by the loop."""
+        """Compare the pick of the table with that of the loop."""
         picked = self.table.choose(demand, subset, now=self.now, **given)
         rows = choose(self.candidates, demand, subset, now=self.now, **given)
         assert picked.best.cost_seconds == pytest.approx(rows[0].cost_seconds, rel=1e-9, abs=1e-9)

@@ -1,0 +1,131 @@
+"""How requests end where no gateway says so: whether one does, and how long requests stay. Pure.
+
+An access log, or an observed response, reports the end of each request. Without either (GKE, Istio as it
+comes, NGINX, agentgateway, Envoy AI Gateway) only scrapes tell, every few seconds: an endpoint that answers
+at once would be taken for full by requests that ended long ago. The time that requests stay at an endpoint
+is therefore estimated by Little's law, and a request that has been there for twice that time counts as ended.
+Scrapes correct the number in both directions: what they show beyond it is untracked, what they do not show
+has ended.
+
+Example: 256 requests were sent in 64 ms, and the scrape after them shows 10 in the engine. Each stays for
+10 * 64 / 256 = 2.5 ms, so after 5 ms a request has ended.
+"""
+
+from math import exp, inf
+from typing import Final
+
+SILENT_REQUESTS: Final = 100
+"""Requests sent without any report, for ``SILENT_SECONDS``, after which reports have ceased."""
+SILENT_SECONDS: Final = 60.0
+MISSING_REQUESTS: Final = 20
+MISSING_SECONDS: Final = 30.0
+"""Requests, and time since the first, without any report: then it is said that no gateway reports ends."""
+STAY_FACTOR: Final = 2.0
+"""Multiple of the mean stay after which a request counts as ended."""
+SHORTEST_STAY: Final = 0.005
+"""Seconds; shorter ones cannot be told apart by scrapes."""
+MEMORY_SECONDS: Final = 10.0
+"""Time constant of the mean stay: the load of an engine changes within as much."""
+ASSUMED_SECONDS: Final = 30.0
+"""Stay of a request where neither its end nor a scrape is known: a long answer's."""
+
+NO_REPORTS: Final = (
+    "no gateway reports how requests end (no access log, no response passes the picker): load is estimated "
+    "from scrapes, which show ends up to --scrape-interval late; send Envoy's gRPC access log "
+    "to this port (docs/guides/gateways.md)"
+)
+
+
+class EndReports:
+    """Whether gateways report how requests end.
+
+    They are taken to do so until a scrape shows that requests have ended of which no report came.
+    """
+
+    __slots__ = ("_reported", "_sent", "_since", "known")
+
+    def __init__(self) -> None:
+        self.known = True
+        """False if the ends of requests are not reported."""
+        self._reported = False
+        self._sent = 0
+        self._since = inf
+
+    @property
+    def certain(self) -> bool:
+        """Return whether reports have come, and still do."""
+        return self.known and self._reported
+
+    def on_sent(self, now: float) -> None:
+        """Note a request of this replica."""
+        self._sent += 1
+        if self._sent == 1:
+            self._since = now
+
+    def on_report(self) -> None:
+        """Note the end of a request of any replica, as a gateway reported it."""
+        self.known = self._reported = True
+        self._sent, self._since = 0, inf
+
+    def on_unnoticed(self, now: float) -> None:
+        """Note that a scrape shows less requests than are known: some have ended.
+
+        Reports come a second late where Envoy's buffer is large, and may be lost now and then.
+        """
+        silent = self._sent > SILENT_REQUESTS and now - self._since > SILENT_SECONDS
+        if self._sent and (silent or not self._reported):
+            self.known = False
+
+    def missing(self, now: float) -> bool:
+        """Return whether so many requests were sent without a report that none will come."""
+        silent = self._sent >= MISSING_REQUESTS and now - self._since >= MISSING_SECONDS
+        return silent and not self.known
+
+
+class StayEstimate:
+    """Seconds that requests stay at an endpoint, by Little's law: request seconds / arrivals."""
+
+    __slots__ = ("_arrived", "_busy_since", "_request_seconds", "_sent", "_there", "assumed")
+
+    def __init__(self) -> None:
+        self.assumed = inf
+        """Seconds where nothing is learned."""
+        self._sent = 0
+        self._there = 0
+        """Requests that the last scrape showed."""
+        self._busy_since = 0.0
+        """Time of the last scrape, or of the first request after it if it showed none."""
+        self._request_seconds = 0.0
+        self._arrived = 0.0
+
+    @property
+    def sent(self) -> int:
+        """Requests sent since the last scrape."""
+        return self._sent
+
+    @property
+    def seconds(self) -> float:
+        """Time after which a request counts as ended; infinite while nothing is learned."""
+        if not self._arrived:
+            return self.assumed
+        return max(SHORTEST_STAY, STAY_FACTOR * self._request_seconds / self._arrived)
+
+    def on_sent(self, now: float) -> None:
+        """Note a request of any replica that was sent there."""
+        if not (self._sent or self._there):
+            self._busy_since = now
+        self._sent += 1
+
+    def on_scrape(self, there: int, now: float) -> None:
+        """Learn from a scrape that shows so many requests, running and waiting."""
+        if self._sent or self._there:
+            seconds = max(now - self._busy_since, 0.0)
+            fade = exp(-seconds / MEMORY_SECONDS)
+            self._request_seconds = fade * self._request_seconds + there * seconds
+            self._arrived = fade * self._arrived + self._sent
+        self._busy_since, self._there, self._sent = now, there, 0
+
+    def forget(self) -> None:
+        """Assume ``ASSUMED_SECONDS``: the engine has no metrics."""
+        self._request_seconds = self._arrived = 0.0
+        self.assumed = ASSUMED_SECONDS

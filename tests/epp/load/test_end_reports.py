@@ -1,0 +1,156 @@
+"""Where no gateway reports how requests end, load follows the scrapes."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvist_epp.load.end_reports import ASSUMED_SECONDS, SHORTEST_STAY, EndReports, StayEstimate
+from kvist_epp.load.in_flight import InFlightRequest
+from kvist_epp.load.tracker import LoadTracker
+
+
+def send(tracker: LoadTracker, number: int, now: float) -> InFlightRequest:
+    """One request to the endpoint ``p``."""
+    request = InFlightRequest(f"s{number}", 10)
+    tracker.add(request, "p", 0, now)
+    return request
+
+
+def test_reports_are_expected_until_a_scrape_shows_that_they_are_missing() -> None:
+    """Requests that ended unnoticed show that ends are not reported; one report shows that they are."""
+    reports = EndReports()
+    assert (reports.known, reports.certain) == (True, False)
+    reports.on_unnoticed(1.0)
+    assert reports.known, "nothing was sent"
+
+    reports.on_sent(1.0)
+    reports.on_unnoticed(2.0)
+    assert not reports.known
+    reports.on_report()
+    assert reports.certain
+
+
+def test_reports_that_cease_are_missed_after_a_while() -> None:
+    """A lost report now and then means nothing; a hundred requests in a minute without any do."""
+    reports = EndReports()
+    reports.on_report()
+    for at in range(101):
+        reports.on_sent(float(at) / 2)
+        reports.on_unnoticed(float(at) / 2)
+    assert reports.known
+    reports.on_unnoticed(61.0)
+    assert not reports.known
+
+
+def test_missing_reports_are_named_only_when_they_will_not_come() -> None:
+    """Twenty requests and half a minute: no access log is that late."""
+    reports = EndReports()
+    for at in range(20):
+        reports.on_sent(float(at))
+    reports.on_unnoticed(20.0)
+    assert not reports.missing(29.0)
+    assert reports.missing(30.0)
+    reports.on_report()
+    assert not reports.missing(100.0)
+
+
+@given(st.floats(0.01, 10.0), st.floats(1.0, 100.0), st.floats(0.1, 3.0))
+def test_stays_are_learned_by_littles_law(stay: float, rate: float, interval: float) -> None:
+    """In a steady state the estimate is twice the true stay, whatever the rate and interval of scrapes."""
+    estimate, now, sent = StayEstimate(), 0.0, 0
+    while now < 3 * stay + 30:
+        now += interval
+        while sent / rate < now:
+            estimate.on_sent(sent / rate)
+            sent += 1
+        ended = int((now - stay) * rate) + 1 if now > stay else 0
+        estimate.on_scrape(max(0, sent - ended), now)
+
+    assert estimate.seconds == pytest.approx(max(SHORTEST_STAY, 2 * stay), rel=0.35, abs=3 / rate)
+
+
+def test_without_metrics_a_stay_is_assumed() -> None:
+    """A request of an engine without metrics has ended after half a minute."""
+    estimate = StayEstimate()
+    assert estimate.seconds == float("inf")
+    estimate.forget()
+    assert estimate.seconds == ASSUMED_SECONDS
+
+
+def serve(
+    tracker: LoadTracker,
+    *,
+    stay: float,
+    rate: float,
+    seconds: float,
+    slots: int,
+    scrapes: float = 2.0,
+    begin: float = 0.0,
+) -> Counter[str]:
+    """Send requests to an engine with ``slots`` that each stay, where there is room; count what happened."""
+    tracker.calibrate("p", slots=slots)
+    load, counts = tracker.load("p"), Counter[str]()
+    asked: list[str] = []
+    tracker.on_doubt = asked.append
+    running: list[float] = []  # ends, in order
+    step, scraped = 1 / rate, begin
+    for number in range(int(seconds * rate)):
+        now = begin + number * step
+        while running and running[0] <= now:
+            running.pop(0)
+        tracker.end_overdue(now)
+        load.drain(now)
+        if now - scraped >= (0.1 if asked else scrapes):
+            scraped = now
+            asked.clear()
+            tracker.reconcile("p", min(len(running), slots), max(0, len(running) - slots), now)
+        if load.batch_or_backlog_full(30.0):
+            counts["held"] += 1
+            asked.append("p")
+            continue
+        counts["sent"] += 1
+        send(tracker, number, now)
+        begins = now if len(running) < slots else running[-slots]
+        running.append(begins + stay)
+        counts["most"] = max(counts["most"], len(running))
+    return counts
+
+
+def test_an_engine_that_answers_at_once_is_never_full() -> None:
+    """4,000 requests/s of a millisecond each pass an endpoint of 256 slots; only the start is held back,
+    until a scrape has shown that ends are not reported."""
+    tracker = LoadTracker()
+    counts = serve(tracker, stay=0.001, rate=4_000.0, seconds=10.0, slots=256)
+
+    assert not tracker.end_reports.known
+    assert counts["held"] < 0.08 * 40_000
+    later = serve(tracker, stay=0.001, rate=4_000.0, seconds=10.0, slots=256, begin=10.0)
+    assert later["held"] == 0
+
+
+@pytest.mark.parametrize("stay", [2.0, 10.0, 40.0])
+def test_an_engine_that_is_full_still_holds_requests(stay: float) -> None:
+    """Twice the load that an engine can take: hardly more than its slots are sent, and it is kept busy."""
+    tracker = LoadTracker()
+    slots = 64
+    rate = 2 * slots / stay
+    counts = serve(tracker, stay=stay, rate=rate, seconds=20 * stay, slots=slots)
+
+    assert counts["held"] > 0.3 * (counts["sent"] + counts["held"])
+    assert counts["most"] <= 1.5 * slots
+    assert counts["sent"] >= 0.8 * 20 * slots
+
+
+def test_ends_that_are_reported_are_not_estimated() -> None:
+    """With an access log a request lasts until its end is reported."""
+    tracker = LoadTracker()
+    tracker.end_reports.on_report()
+    request = send(tracker, 1, 0.0)
+    tracker.reconcile("p", 1, 0, 1.0)
+    send(tracker, 2, 50.0)
+
+    assert tracker.end_overdue(200.0) == []
+    tracker.end(request, 201.0)
+    assert len(tracker) == 1
