@@ -110,6 +110,16 @@ COMMANDS: Final = (
   kvist bench index --help""",
     ),
     Command(
+        words=("bench", "ends"),
+        summary="measure one endpoint behind gateways that report how requests end, and that do not",
+        function="kvist_sim.bench.ends:main",
+        options=options.bench_ends_options,
+        examples="""\
+  kvist bench ends
+  kvist bench ends --seconds 2 --json ends.json
+  kvist bench ends --write-docs docs/benchmarks.md""",
+    ),
+    Command(
         words=("bench", "chaos"),
         summary="run a steady load while engines, pickers, events, links and certificates fail one by one",
         function="kvist_sim.bench.chaos.command:main",

@@ -116,6 +116,14 @@ def bench_soak_options(parser: argparse.ArgumentParser) -> None:
     _results(parser)
 
 
+def bench_ends_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist bench ends``."""
+    parser.add_argument(
+        "--seconds", type=positive, default=5.0, metavar="N", help="seconds of each window (default: 5)"
+    )
+    _results(parser)
+
+
 def bench_queue_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``kvist bench queue``."""
     parser.add_argument(

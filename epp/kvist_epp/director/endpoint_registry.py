@@ -186,17 +186,13 @@ class EndpointRegistry(RequestListener):
             self._count(self.subscriber)
 
     def _watch_ends(self, now: float) -> None:
-        """Say that ends are not reported, and scrape engines that seem to be full."""
-        reports, director = self.director.tracker.end_reports, self.director
+        """Say once that ends are not reported."""
+        reports = self.director.tracker.end_reports
         if reports.missing(now) and not self._said_reports:
             self._said_reports = True
             logger.warning("%s", NO_REPORTS)
         elif reports.certain:
             self._said_reports = False
-        if not reports.known and director.flow is not None and not director.flow.idle:
-            for key, state in self.states.items():
-                if state.load.full(director.max_backlog):
-                    self.scraper.hurry(key)
 
     def missing_reports(self) -> str:
         """Return what is missing where no gateway reports how requests end, and what it costs; else empty."""

@@ -1,4 +1,4 @@
-"""How requests end where no gateway says so: whether one does, and how long requests stay. Pure.
+"""Ends of requests where no gateway reports them: whether one does, and how long requests stay. Pure.
 
 An access log, or an observed response, reports the end of each request. Without either (GKE, Istio as it
 comes, NGINX, agentgateway, Envoy AI Gateway) only scrapes tell, every few seconds: an endpoint that answers
@@ -23,16 +23,18 @@ MISSING_SECONDS: Final = 30.0
 STAY_FACTOR: Final = 2.0
 """Multiple of the mean stay after which a request counts as ended."""
 SHORTEST_STAY: Final = 0.005
-"""Seconds; shorter ones cannot be told apart by scrapes."""
+"""Seconds; scrapes cannot distinguish shorter ones."""
 MEMORY_SECONDS: Final = 10.0
 """Time constant of the mean stay: the load of an engine changes within as much."""
+LOOK_SECONDS: Final = 0.1
+"""Time between looks at a full endpoint while requests wait: estimated ends, and another scrape."""
 ASSUMED_SECONDS: Final = 30.0
 """Stay of a request where neither its end nor a scrape is known: a long answer's."""
 
 NO_REPORTS: Final = (
     "no gateway reports how requests end (no access log, no response passes the picker): load is estimated "
     "from scrapes, which show ends up to --scrape-interval late; send Envoy's gRPC access log "
-    "to this port (docs/guides/gateways.md)"
+    "to this port (docs/guides/attach-gateway.md)"
 )
 
 

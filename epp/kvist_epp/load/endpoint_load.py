@@ -13,7 +13,7 @@ from itertools import takewhile
 from math import inf
 from typing import Final
 
-from kvist_epp.load.end_reports import EndReports, StayEstimate
+from kvist_epp.load.end_reports import LOOK_SECONDS, EndReports, StayEstimate
 from kvist_epp.load.in_flight import Attempt
 from kvist_epp.load.prefill_rate import PrefillRateEstimator
 from kvist_epp.load.tpot_admission import LIGHT_TOKENS, TpotAdmission
@@ -122,12 +122,10 @@ class EndpointLoad:
             self.tpot.rotation.on_new_request(now)
 
     def seconds_until_open(self, max_backlog_seconds: float) -> float:
-        """Return the seconds until time alone drains it enough, as of ``at``; infinite if its batch or cache
-        is full and the ends of requests are reported."""
+        """Return the seconds until time alone drains it enough; infinite if its batch or cache is full and
+        the ends of requests are reported."""
         if self.kv_cache_full or self.batch_or_backlog_full(inf):
-            stay = inf if self.end_reports.known else self.stay.seconds
-            oldest = next(iter(self.attempts), None)
-            return inf if oldest is None else max(0.0, oldest.routed_at + stay - self.at)
+            return inf if self.end_reports.known else LOOK_SECONDS
         return max(0.0, self.backlog_tokens / self.rate - max_backlog_seconds)
 
     def drain(self, now: float) -> float:

@@ -10,6 +10,7 @@ through the picker.
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from math import inf
 from typing import Final
 
 from kvist_epp.engines.vllm.engine_metrics import EngineSample
@@ -58,8 +59,7 @@ class LoadTracker:
             tpot_seconds: TPOT target of the endpoints in seconds; 0: there is none.
             on_capacity: Called whenever an endpoint may have got capacity: a request ended or advanced, or a
                 scrape corrected its load.
-            on_doubt: Called with the key of an endpoint that a scrape should look at: ends of requests are
-                not reported, and as many requests were sent there as it can run at once.
+            on_doubt: Called with the key of an endpoint to scrape now: it may only seem to be full.
             listeners: Notified of requests.
         """
         self.table = InFlightTable()
@@ -182,14 +182,13 @@ class LoadTracker:
         return expired
 
     def end_overdue(self, now: float) -> list[InFlightRequest]:
-        """End the requests that must have ended, where no gateway reports ends.
-
-        Returns them, and those that ended in this way since the last call.
-        """
+        """End and return the requests that must have ended since the last call; none with reports of ends."""
         if not self.end_reports.known:
             for load in self._loads.values():
                 if load.attempts:
                     self._estimate_ends(load, now)
+                if load.full(inf):
+                    self.on_doubt(load.key)
         ended, self._overdue = self._overdue, []
         return ended
 

@@ -5,6 +5,7 @@
 - ``chaos``: steady load while engines, pickers, events, links and certificates fail.
 - ``soak``: long load, memory each second, and what is left when the load stops.
 - ``queue``: 50,000 requests queued in one picker: memory, fairness, limits.
+- ``ends``: gateways without access log, and endpoints without metrics.
 - ``prewarm``: a rolling update with and without prewarming.
 - ``routers``: the same traffic through other projects' routers.
 - ``route``: routing policies in virtual time.

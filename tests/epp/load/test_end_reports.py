@@ -1,4 +1,4 @@
-"""Where no gateway reports how requests end, load follows the scrapes."""
+"""Load follows the scrapes where no gateway reports how requests end."""
 
 from collections import Counter
 

@@ -318,7 +318,8 @@ class AnyHistory(RuleBasedStateMachine):
         before = self.loads.backlog(pod, self.now)
         full = len(self.loads) == 6
         route(self.loads, session, pod, uncached, 5000, self.now)
-        assert full or self.loads.backlog(pod) == pytest.approx(before + max(uncached, 0), abs=2)
+        estimated = not self.loads.end_reports.known  # another request may have ended by the way
+        assert full or estimated or self.loads.backlog(pod) == pytest.approx(before + max(uncached, 0), abs=2)
 
     @rule(session=session_names, left=tokens)
     def progress(self, session: str, left: int) -> None:

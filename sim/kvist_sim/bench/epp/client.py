@@ -23,6 +23,8 @@ class Sample:
     """Seconds of each correct answer."""
     errors: int = 0
     """Answers other than 200, and connections lost."""
+    longest_error: float = 0.0
+    """Seconds until the latest answer other than 200."""
     uncounted: int = 0
     """Requests that opened the connections: their latencies do not count, but the picker's CPU time does."""
 
@@ -32,6 +34,7 @@ class Sample:
         self.latencies += other.latencies
         self.errors += other.errors
         self.uncounted += other.uncounted
+        self.longest_error = max(self.longest_error, other.longest_error)
 
 
 class _Client(asyncio.Protocol):
@@ -91,10 +94,12 @@ class _Client(asyncio.Protocol):
         return int(rest.partition(b"\r\n")[0] or 0)
 
     def _answered(self) -> None:
+        seconds = time.perf_counter() - self._sent_at
         if self._good:
-            self.sample.latencies.append(time.perf_counter() - self._sent_at)
+            self.sample.latencies.append(seconds)
         else:
             self.sample.errors += 1
+            self.sample.longest_error = max(self.sample.longest_error, seconds)
         if self.going:
             self.send()
         else:

@@ -1,6 +1,7 @@
 """Answer for twenty engines at almost no cost: one process, many ports, one answer to everything.
 
-``python -m kvist_sim.bench.harness.upstream PORT…``. A benchmark of the picker must not measure its engines.
+``python -m kvist_sim.bench.harness.upstream [--without-metrics] PORT…``. A benchmark of the picker must not
+measure its engines.
 """
 
 import asyncio
@@ -93,7 +94,8 @@ class Upstream(asyncio.Protocol):
         self._chunked = b"\r\ntransfer-encoding: chunked" in head
         self._left = 0 if self._chunked else _length(head)
         if not self._left and not self._chunked:
-            self._transport.write(METRICS if head.startswith(b"get /metrics") else ANSWER)
+            asked = METRICS_SHOWN and head.startswith(b"get /metrics")
+            self._transport.write(METRICS if asked else ANSWER)
         return rest
 
 
@@ -111,7 +113,10 @@ async def serve(ports: Sequence[int]) -> None:
     await asyncio.Event().wait()
 
 
+WITHOUT_METRICS: Final = "--without-metrics"
+METRICS_SHOWN: Final = WITHOUT_METRICS not in sys.argv
+
 if __name__ == "__main__":
     import uvloop
 
-    uvloop.run(serve([int(port) for port in sys.argv[1:]]))
+    uvloop.run(serve([int(port) for port in sys.argv[1:] if port != WITHOUT_METRICS]))

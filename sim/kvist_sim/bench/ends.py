@@ -1,0 +1,254 @@
+"""Run ``kvist bench ends``: one endpoint behind gateways that report how requests end, and that do not.
+
+The endpoint answers at once, or is a simulated engine that can run few requests; a closed loop of clients
+asks it through a real Envoy. Without an access log the picker must neither hold requests back from an
+endpoint that has answered long ago, nor send more than a little beyond what a busy one can take.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import re
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console, Group
+from rich.table import Table
+
+from kvist_sim import envoy, launch
+from kvist_sim import model as model_files
+from kvist_sim.bench.epp.client import Sample, window
+from kvist_sim.bench.epp.prompts import MODEL_NAME, Kind, PromptShape, requests
+from kvist_sim.bench.harness.proof import console, folder, prove
+from kvist_sim.bench.harness.upstream import WITHOUT_METRICS
+from kvist_sim.http1 import get
+from kvist_sim.processes import Children
+
+CLIENTS: Final = (16, 128)
+SECONDS: Final = 5.0
+WARM_SECONDS: Final = 1.5
+"""The first scrapes show that ends are not reported; what waited for them is not counted."""
+BUSY_CLIENTS: Final = 64
+BUSY_SECONDS: Final = 20.0
+SEQUENCES: Final = 8
+"""Requests that the busy engine runs at once."""
+QUEUE_SECONDS: Final = 3.0
+P99_MS: Final = 20.0
+LEAST_SHARE: Final = 0.9
+"""Of the throughput of 16 clients that 128 have to reach."""
+BUSY_SHARE: Final = 0.8
+"""Of a busy engine's answers with an access log: a free slot is seen up to 0.1 s late, of 1.2 s a request."""
+MOST_WAITING: Final = SEQUENCES
+"""Requests that may wait in a busy engine at a scrape: another batch of it."""
+POLL_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A gateway and an endpoint."""
+
+    name: str
+    access_log: bool
+    metrics: bool = True
+
+
+CASES: Final = (
+    Case("access log", access_log=True),
+    Case("no access log", access_log=False),
+    Case("no metrics", access_log=True, metrics=False),
+    Case("neither", access_log=False, metrics=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Quick:
+    """An endpoint that answers at once."""
+
+    case: str
+    clients: int
+    rate: float
+    """Answers per second."""
+    p50_ms: float
+    p99_ms: float
+    refused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """An engine that can run few requests, under more load than it can take."""
+
+    case: str
+    answered: int
+    refused: int
+    refused_seconds: float
+    """Until the latest refusal."""
+    most_waiting: int
+    """Requests that waited in the engine, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndsReport:
+    """All figures."""
+
+    quick: list[Quick]
+    busy: list[Busy]
+
+    def broken(self) -> list[str]:
+        """Return the bounds that do not hold, in words."""
+        found = [f"{q.case}, {q.clients} clients: {q.refused} refused" for q in self.quick if q.refused]
+        for few, many in zip(self.quick[::2], self.quick[1::2], strict=True):
+            if many.rate < LEAST_SHARE * few.rate:
+                found.append(
+                    f"{few.case}: {many.rate:,.0f} requests/s with 128 clients, {few.rate:,.0f} with 16"
+                )
+            if few.p99_ms > P99_MS:
+                found.append(f"{few.case}: p99 of {few.p99_ms:.1f} ms with 16 clients")
+        for one in self.busy:
+            if not one.refused or one.refused_seconds > QUEUE_SECONDS + 1:
+                found.append(
+                    f"busy, {one.case}: {one.refused} refused, after {one.refused_seconds:.1f} s at most"
+                )
+            if one.most_waiting > MOST_WAITING:
+                found.append(f"busy, {one.case}: {one.most_waiting} requests waited in the engine")
+            if one.answered < BUSY_SHARE * self.busy[0].answered:
+                found.append(
+                    f"busy, {one.case}: {one.answered} answered, {self.busy[0].answered} with reports"
+                )
+        return found
+
+
+def main(options: argparse.Namespace) -> int:
+    """Measure, print the tables, and write the results; non-zero when a bound is broken."""
+    say = console()
+    return prove("ends", bench(options.seconds, say), say, options, table=table, document=document)
+
+
+async def bench(seconds: float, say: Console) -> EndsReport:
+    """Measure every case. Raises ChildFailedError."""
+    quick, busy = [], []
+    for case in CASES:
+        async with _quick_stack(case) as port:
+            body = requests(Kind(1, PromptShape.COMPLETION))
+            await window(port, body, concurrency=CLIENTS[0], seconds=WARM_SECONDS)
+            for clients in CLIENTS:
+                sample = await window(port, body, concurrency=clients, seconds=seconds)
+                quick.append(_quick(case, clients, sample))
+        say.print(f"{case.name}: done")
+    for case in CASES[:2]:
+        busy.append(await _busy(case))
+        say.print(f"busy engine, {case.name}: done")
+    return EndsReport(quick, busy)
+
+
+def _quick(case: Case, clients: int, sample: Sample) -> Quick:
+    ordered = sorted(sample.latencies)
+    p50, p99 = (ordered[int(share * (len(ordered) - 1))] * 1000 for share in (0.5, 0.99))
+    return Quick(case.name, clients, len(ordered) / sample.seconds, p50, p99, sample.errors)
+
+
+@contextlib.asynccontextmanager
+async def _quick_stack(case: Case) -> AsyncIterator[int]:
+    """Yield Envoy's port before an endpoint that answers at once."""
+    engines = launch.engine_ports(1)
+    words = [] if case.metrics else [WITHOUT_METRICS]
+    upstream = [sys.executable, "-m", "kvist_sim.bench.harness.upstream", *words, str(engines[0].http)]
+    async with contextlib.AsyncExitStack() as stack:
+        logs = stack.enter_context(folder(None))
+        children = await stack.enter_async_context(Children(logs))
+        children.start("upstream", upstream)
+        yield await _gateway(stack, logs, children, case, engines, ())
+
+
+async def _gateway(
+    stack: contextlib.AsyncExitStack,
+    logs: Path,
+    children: Children,
+    case: Case,
+    engines: Sequence[launch.EnginePorts],
+    arguments: Sequence[str],
+) -> int:
+    """Start picker and Envoy; return Envoy's port."""
+    file = logs / "endpoints.json"
+    file.write_text(json.dumps(launch.endpoints_file(engines)))
+    picker = await launch.start_picker(children, file, str(model_files.folder()), arguments=arguments)
+    gateway = envoy.Gateway(
+        endpoints=[engine.hostport for engine in engines],
+        picker=picker.address,
+        mode="duplex",
+        responses="skip",
+        access_log=case.access_log,
+        failure_mode_allow=False,
+    )
+    return (await stack.enter_async_context(envoy.Envoy(envoy.config(gateway)))).port
+
+
+async def _busy(case: Case) -> Busy:
+    engines = launch.engine_ports(1)
+    async with contextlib.AsyncExitStack() as stack:
+        logs = stack.enter_context(folder(None))
+        children = await stack.enter_async_context(Children(logs))
+        more = ("--max-num-seqs", str(SEQUENCES), "--max-model-len", "8192")
+        model = str(model_files.folder())
+        await launch.start_engines(
+            children,
+            engines,
+            lambda ports: launch.engine_command(
+                ports, model, served=MODEL_NAME, block_size=16, blocks=4096, more=more
+            ),
+        )
+        arguments = (f"--queue-seconds={QUEUE_SECONDS:g}", f"--max-num-seqs={SEQUENCES}")
+        port = await _gateway(stack, logs, children, case, engines, arguments)
+        body = [_long(request) for request in requests(Kind(1, PromptShape.COMPLETION))]
+        await window(port, body, concurrency=SEQUENCES, seconds=WARM_SECONDS)
+        most = [0]
+        watch = asyncio.create_task(_watch(engines[0].http, most))
+        sample = await window(port, body, concurrency=BUSY_CLIENTS, seconds=BUSY_SECONDS)
+        watch.cancel()
+        return Busy(case.name, len(sample.latencies), sample.errors, sample.longest_error, most[0])
+
+
+def _long(request: bytes) -> bytes:
+    """The request with an answer of a hundred tokens."""
+    head, _, body = request.partition(b"\r\n\r\n")
+    body = body.replace(b'"max_tokens":16', b'"max_tokens":100')
+    return re.sub(rb"(?i)content-length: \d+", b"content-length: %d" % len(body), head) + b"\r\n\r\n" + body
+
+
+async def _watch(port: int, most: list[int]) -> None:
+    """Note the most requests that waited in an engine."""
+    while True:
+        page = (await get(launch.HOST, port, "/metrics"))[1].decode()
+        found = re.findall(r"^vllm:num_requests_waiting\{.*\} ([\d.]+)$", page, re.MULTILINE)
+        most[0] = max(most[0], *(int(float(value)) for value in found), 0)
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def document(report: EndsReport) -> dict[str, Any]:
+    """Return the figures for JSON."""
+    return {"quick": [asdict(row) for row in report.quick], "busy": [asdict(row) for row in report.busy]}
+
+
+def table(report: EndsReport) -> Group:
+    """Return both tables."""
+    quick = Table(box=None, title="an endpoint that answers at once", title_justify="left")
+    for title in ("gateway reports", "clients", "requests/s", "p50 ms", "p99 ms", "refused"):
+        quick.add_column(title, justify="left" if title.startswith("gateway") else "right")
+    for q in report.quick:
+        figures = (f"{q.rate:,.0f}", f"{q.p50_ms:.1f}", f"{q.p99_ms:.1f}", str(q.refused))
+        quick.add_row(q.case, str(q.clients), *figures)
+    busy = Table(box=None, title_justify="left")
+    busy.title = (
+        f"an engine of {SEQUENCES} sequences, {BUSY_CLIENTS} clients for {BUSY_SECONDS:.0f} s, "
+        f"--queue-seconds={QUEUE_SECONDS:g}"
+    )
+    for title in ("gateway reports", "answered", "refused", "after s, at most", "waiting in the engine"):
+        busy.add_column(title, justify="left" if title.startswith("gateway") else "right")
+    for b in report.busy:
+        busy.add_row(
+            b.case, f"{b.answered:,}", f"{b.refused:,}", f"{b.refused_seconds:.2f}", str(b.most_waiting)
+        )
+    return Group(quick, "", busy)
