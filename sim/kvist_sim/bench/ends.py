@@ -92,7 +92,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class EndsReport:
-    """All figures."""
+    """All figures of one run of the command."""
 
     quick: list[Quick]
     busy: list[Busy]
