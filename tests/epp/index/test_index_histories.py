@@ -1,5 +1,6 @@
 """The index against a naive implementation, under random histories of events."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -201,15 +202,24 @@ def _children(segment: Segment) -> list[Segment]:
     if isinstance(segment.children, Segment):
         return [segment.children]
     found = []
-    for by_size in (segment.children or {}).values():
-        for by_block in by_size.values():
-            for child in by_block.values():
-                twin: Segment | None = child
-                while twin is not None:
-                    assert (twin.parent, twin.block(0)) == (segment, child.block(0))
-                    found.append(twin)
-                    twin = twin.twin
+    for first in _first_children(segment):
+        twin: Segment | None = first
+        while twin is not None:
+            assert (twin.parent, twin.block(0)) == (segment, first.block(0))
+            found.append(twin)
+            twin = twin.twin
     return found
+
+
+def _first_children(segment: Segment) -> Iterator[Segment]:
+    assert not isinstance(segment.children, Segment)
+    for siblings in (segment.children or {}).values():
+        for by_prefix in siblings.values():
+            for one in by_prefix.values():
+                if isinstance(one, Segment):
+                    yield one
+                else:
+                    yield from (first for by_block in one.values() for first in by_block.values())
 
 
 TestHistories = Histories.TestCase
