@@ -53,6 +53,7 @@ def test_rates_and_times_are_measured_at_any_scale() -> None:
         index.measure_removal(EVENT_BLOCKS * 4),
         index.measure_forget(EVENT_BLOCKS * 4),
         index.measure_match(5, prompts=2, holders=20),
+        index.measure_fork(50),
         index.measure_history(5),
     ]
 
@@ -61,6 +62,7 @@ def test_rates_and_times_are_measured_at_any_scale() -> None:
         ["batched", "single"],
         ["forget_us", "swept_per_second"],
         ["blocks", "us"],
+        ["known_us", "new_us"],
         ["note_us", "match_us"],
     ]
     assert all(value > 0 for part in figures for value in part.values())
@@ -86,6 +88,7 @@ def test_the_table_shows_the_aims() -> None:
             "forget": {**rates, "forget_us": 9.0},
             "match": {"45": {"us": 5.0}, "450": {"us": 28.0}},
             "holders": {"10": 5.0, "1000": 6.0},
+            "fork": {"known_us": 4.0, "new_us": 2.0},
             "history": {"note_us": 18.0, "match_us": 8.0},
             "memory": {"distinct": [memory], "shared": memory, "foreign": memory},
             "zmq": {

@@ -1,9 +1,11 @@
 """Children of a fork are found by a prefix of their first block, exactly as by trying every length."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from kvist_epp.index.tree import segment
 from kvist_epp.index.tree.segment import (
     Segment,
     Tree,
@@ -160,4 +162,23 @@ def test_children_of_equal_prefix_leave_one_by_one() -> None:
     for old in children[:-1]:
         detach(tree.root, old)
 
-    assert tree.root.children == {-1: {32: {children[-1].text[:32]: children[-1]}}}
+    assert tree.root.children == {-1: {32: {hash(children[-1].text[:32]): children[-1]}}}
+
+
+def test_equal_hashes_of_unequal_prefixes_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are compared themselves: were all hashes equal, each prompt would still find its child only."""
+    monkeypatch.setattr(segment, "hash", lambda _: 0, raising=False)
+    tree = Tree((None, None), 16)
+    texts = [b"%064d" % number for number in range(20)]
+    children = {}
+    for text in texts:
+        children[text] = Segment(tree, tree.root, -1, 0)
+        children[text].extend([text], (1,))
+        attach(tree.root, children[text])
+
+    assert all(list(continuations(tree.root.children, -1, text, 0, 64)) == [children[text]] for text in texts)
+    assert all(child(tree.root.children, -1, text) is children[text] for text in texts)
+    assert not list(continuations(tree.root.children, -1, b"1" * 64, 0, 64))
+    for text in texts:
+        detach(tree.root, children[text])
+    assert tree.root.children is None

@@ -224,10 +224,13 @@ class Segment:
 
 
 Several = dict[int, dict[bytes, Segment]]
-"""Two or more children whose first blocks differ though their prefixes are equal: size of the block → the
-block → child."""
-Siblings = dict[int, dict[bytes, Segment | Several]]
-"""Children after one block: size of a prefix of their first block (``prefix_size``) → the prefix → child."""
+"""Two or more children whose first blocks differ though their prefixes have one hash: size of the block →
+the block → child."""
+Siblings = dict[int, dict[int, Segment | Several]]
+"""Children after one block: size of a prefix of their first block (``prefix_size``) → its hash → child.
+
+The hash is Python's, which takes less memory than the prefix; the block itself is compared afterwards.
+"""
 Fork = dict[int, Siblings]
 """Position of a block → the children after it."""
 Children = None | Segment | Fork
@@ -262,7 +265,7 @@ def child(children: Children, at: int, block: bytes) -> Segment | None:
     if children is None or at not in children:
         return None
     size = prefix_size(len(block))
-    found = children[at].get(size, {}).get(block[:size])
+    found = children[at].get(size, {}).get(hash(block[:size]))
     if isinstance(found, dict):
         return found.get(len(block), {}).get(block)
     return found if found is not None and found.block(0) == block else None
@@ -275,7 +278,7 @@ def continuations(children: Children, at: int, prompt: bytes, start: int, end: i
             yield children
     elif children is not None:
         for length, by_prefix in children.get(at, {}).items():
-            found = by_prefix.get(prompt[start : start + length])
+            found = by_prefix.get(hash(prompt[start : start + length]))
             if found is None:
                 continue
             if isinstance(found, dict):
@@ -313,7 +316,7 @@ def attach(parent: Segment, new: Segment) -> None:
 def _insert(fork: Fork, new: Segment) -> None:
     block = new.block(0)
     size = prefix_size(len(block))
-    by_prefix, prefix = fork.setdefault(new.at, {}).setdefault(size, {}), block[:size]
+    by_prefix, prefix = fork.setdefault(new.at, {}).setdefault(size, {}), hash(block[:size])
     found = by_prefix.get(prefix)
     if isinstance(found, Segment) and (other := found.block(0)) != block:
         found = by_prefix[prefix] = {len(other): {other: found}}
@@ -335,7 +338,7 @@ def detach(parent: Segment, old: Segment) -> None:
     block = old.block(0)
     size = prefix_size(len(block))
     siblings = children[old.at]
-    by_prefix, prefix = siblings[size], block[:size]
+    by_prefix, prefix = siblings[size], hash(block[:size])
     found = by_prefix[prefix]
     left = _without(found, old) if isinstance(found, Segment) else _fewer(found, block, old)
     if left is not None:
@@ -362,7 +365,7 @@ def _without(first: Segment, old: Segment) -> Segment | None:
 
 
 def _fewer(several: Several, block: bytes, old: Segment) -> Segment | Several:
-    """Return what is left of children of equal prefix when one is taken; a single block needs no dictionary."""
+    """Return what is left of several children when one is taken; a single block needs no dictionary."""
     by_block = several[len(block)]
     left = _without(by_block[block], old)
     if left is not None:

@@ -14,7 +14,15 @@ from rich.table import Table
 
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.routing_history import RoutingHistory
-from kvist_sim.bench.index.data import BLOCK_BYTES, EVENT_BLOCKS, ROOT, Chain, chain, chains
+from kvist_sim.bench.index.data import (
+    BLOCK_BYTES,
+    EVENT_BLOCKS,
+    ROOT,
+    Chain,
+    chain,
+    chains,
+    uneven_chain,
+)
 
 BLOCKS: Final = 400_000
 """At scale 1; memory is measured at several sizes around it, as a dictionary's slack depends on it."""
@@ -25,6 +33,10 @@ ROUNDS: Final = 3
 REPEATS: Final = 5
 """A time is the best of so many (long ones: of ``ROUNDS``): other processes are not the index."""
 SHARERS: Final = 16
+FIRST_BLOCKS: Final = 1500
+"""Different first blocks of prompts, of many sizes."""
+FORK_BLOCKS: Final = 16
+"""Blocks of a prompt of 1 KB."""
 RATE: Final = 100_000.0
 """Blocks per second during picks."""
 SECONDS: Final = 6.0
@@ -82,6 +94,21 @@ def measure_match(kilobytes: int, *, prompts: int, holders: int = 10) -> Figures
     return {"blocks": length, "us": sum(each) / len(each)}
 
 
+def measure_fork(first_blocks: int) -> Figures:
+    """Microseconds for a prompt of 1 KB, one of so many with different first blocks, and for one that is new."""
+    index = Index()
+    data = [uneven_chain(number, FORK_BLOCKS) for number in range(first_blocks)]
+    _store(data, index, index.publisher("engine-0/0"))
+    known = [one.prompt for one in data[:: max(1, first_blocks // 200)]]
+    new = [uneven_chain(f"new {number}", FORK_BLOCKS).prompt for number in range(len(known))]
+    assert all(index.match(ROOT, text).best for text in known)
+    assert not any(index.match(ROOT, text).best for text in new)
+    return {
+        "known_us": _best(_match, known, index) / len(known) * 1e6,
+        "new_us": _best(_match, new, index) / len(new) * 1e6,
+    }
+
+
 def measure_history(kilobytes: int) -> Figures:
     """Microseconds to note and to match a prompt, two thirds of which earlier prompts share."""
     length = kilobytes * 1000 // BLOCK_BYTES
@@ -128,6 +155,7 @@ def run(scale: float = 1.0, *, say: Callable[[str], None] = lambda _: None) -> F
     result["holders"] = {
         str(number): measure_match(45, prompts=prompts, holders=number)["us"] for number in (10, 1000)
     }
+    result["fork"] = measure_fork(FIRST_BLOCKS)
     result["history"] = measure_history(450)
     say("memory")
     result["memory"] = {
@@ -157,6 +185,7 @@ def _rows(result: Figures) -> list[tuple[str, str, str]]:
     ingest, removal, zmq = result["ingest"], result["removal"], result["zmq"]
     distinct = max(one["bytes_per_distinct_block"] for one in result["memory"]["distinct"])
     holders, history, picks = result["holders"], result["history"], zmq["picks_during_ingest"]
+    fork = result["fork"]
     return [
         ("ingest, new blocks", _rate(ingest["distinct"]), "1.00 M/s"),
         ("ingest, held by another pod", _rate(ingest["shared"]), ""),
@@ -173,6 +202,11 @@ def _rows(result: Figures) -> list[tuple[str, str, str]]:
             "match, 45 KB, 10 and 1,000 holders",
             f"{holders['10']:.0f} and {holders['1000']:.0f} us",
             "the same",
+        ),
+        (
+            "match, 1 KB, 1,500 first blocks: one of them, new",
+            f"{fork['known_us']:.1f} and {fork['new_us']:.1f} us",
+            "",
         ),
         ("routing history, 450 KB: note", f"{history['note_us']:.0f} us", "150 us"),
         ("routing history, 450 KB: match", f"{history['match_us']:.0f} us", ""),
@@ -220,6 +254,11 @@ def _bytes(figures: Figures) -> str:
 def _store(data: Iterable[Chain], index: Index, publisher: int) -> None:
     for one in data:
         one.store(index, publisher)
+
+
+def _match(prompts: Iterable[bytes], index: Index) -> None:
+    for prompt in prompts:
+        index.match(ROOT, prompt)
 
 
 def _remove(calls: Iterable[Sequence[int]], index: Index, publisher: int) -> None:

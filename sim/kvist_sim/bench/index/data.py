@@ -1,4 +1,7 @@
-"""Blocks for the index's benchmarks: random hashes, 64 random bytes a block (16 tokens of about 4)."""
+"""Blocks for the index's benchmarks: random hashes, 64 random bytes a block (16 tokens of about 4).
+
+Where the sizes of blocks matter, they are spread as those of text are.
+"""
 
 import random
 from collections.abc import Iterator
@@ -40,6 +43,15 @@ def chain(seed: object, count: int, *, names: object = "") -> Chain:
     texts, hashes = random.Random(f"text {seed}"), random.Random(f"hashes {seed} {names}")
     return Chain(
         [hashes.getrandbits(64) for _ in range(count)], [texts.randbytes(BLOCK_BYTES) for _ in range(count)]
+    )
+
+
+def uneven_chain(seed: object, count: int) -> Chain:
+    """``count`` blocks of 20 to 100 bytes, as 16 tokens of prose, code and templates have them."""
+    source = random.Random(f"uneven {seed}")
+    return Chain(
+        [source.getrandbits(64) for _ in range(count)],
+        [source.randbytes(source.randint(20, 100)) for _ in range(count)],
     )
 
 
