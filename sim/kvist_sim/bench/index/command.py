@@ -95,7 +95,7 @@ def measure_match(kilobytes: int, *, prompts: int, holders: int = 10) -> Figures
 
 
 def measure_fork(first_blocks: int) -> Figures:
-    """Microseconds for a prompt of 1 KB, one of so many with different first blocks, and for one that is new."""
+    """Microseconds for one of so many prompts of 1 KB with different first blocks, and for a new one."""
     index = Index()
     data = [uneven_chain(number, FORK_BLOCKS) for number in range(first_blocks)]
     _store(data, index, index.publisher("engine-0/0"))
