@@ -79,7 +79,7 @@ class Forks(RuleBasedStateMachine):
 
     @rule(at=positions, block=blocks, more=st.lists(blocks, max_size=2))
     def attach(self, at: int, block: bytes, more: list[bytes]) -> None:
-        """A child comes."""
+        """One child more comes."""
         new = Segment(self.tree, self.parent, at, at + 1)
         new.extend([block, *more], tuple(range(100, 101 + len(more))))
         attach(self.parent, new)
@@ -95,7 +95,7 @@ class Forks(RuleBasedStateMachine):
 
     @rule(number=st.integers(0), count=st.integers(1, 4))
     def detach(self, number: int, count: int) -> None:
-        """Children go."""
+        """Some children go again."""
         for _ in range(min(count, len(self.all))):
             old = self.all.pop(number % len(self.all))
             detach(self.parent, old)

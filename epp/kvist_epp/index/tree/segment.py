@@ -353,7 +353,7 @@ def detach(parent: Segment, old: Segment) -> None:
 
 
 def _without(first: Segment, old: Segment) -> Segment | None:
-    """Return the first of a chain of twins from which one is taken."""
+    """Return the first of children of equal text from which one is taken."""
     after, old.twin = old.twin, None
     if first is old:
         return after
