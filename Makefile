@@ -16,7 +16,7 @@ again = $(1) || { echo "make: running again, one by one, the files in which a te
 TIERS  := data_plane engine cluster http2 charts images e2e
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit coverage reruns test-data-plane test-engine test-cluster test-charts test-e2e test-http2 fuzz bench-fuzz test-all check fmt lint prose types imports proto check-proto docs models bench-epp bench-index bench-chaos bench-soak bench-queue bench-prewarm bench-handover bench-routers bench-operator bench-disk golden lock build clean
+.PHONY: help setup demo test test-unit coverage reruns test-data-plane test-engine test-cluster test-charts test-e2e test-http2 fuzz bench-fuzz test-all check fmt lint prose types imports proto check-proto docs models bench-epp bench-guard bench-index bench-chaos bench-soak bench-queue bench-prewarm bench-handover bench-routers bench-operator bench-disk golden lock build clean
 
 help:  ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -144,6 +144,9 @@ models: $(READY)  ## retrain the simulator's vocabulary
 
 bench-epp: $(READY)  ## CPU and latency of the picker behind Envoy (about 10 minutes)
 	$(BIN)/kvist bench epp
+
+bench-guard: $(READY)  ## CPU of the picker beside the best revision so far; refuses on a busy machine (about 2 minutes)
+	$(BIN)/kvist bench epp --quick --guard
 
 bench-index: $(READY)  ## the byte index: ingest, removal, match, memory
 	$(BIN)/kvist bench index

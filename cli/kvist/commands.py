@@ -99,6 +99,7 @@ COMMANDS: Final = (
   kvist bench epp --quick
   kvist bench epp --json epp.json
   kvist bench epp --baseline 7821c51
+  kvist bench epp --quick --guard
   kvist bench epp --sizes 450 --shape chat-2 --transport fast --mode buffered --profile""",
     ),
     Command(

@@ -32,7 +32,7 @@ def demo_options(parser: argparse.ArgumentParser) -> None:
 def bench_epp_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``kvist bench epp``."""
     parser.add_argument(
-        "--quick", action="store_true", help="measure fewer sizes and shapes, in under 90 seconds"
+        "--quick", action="store_true", help="measure fewer sizes and shapes, in about a minute"
     )
     parser.add_argument(
         "--sizes",
@@ -64,9 +64,14 @@ def bench_epp_options(parser: argparse.ArgumentParser) -> None:
         help="compare the CPU time per request with the picker of this git revision",
     )
     parser.add_argument(
+        "--guard",
+        action="store_true",
+        help="compare with the best revision so far; refuse on a machine that does something else",
+    )
+    parser.add_argument(
         "--write-docs",
         metavar="FILE",
-        help="with --baseline: write the comparison into this page (benchmarks.md)",
+        help="write the tables, or with --baseline the comparison, into this page (benchmarks.md)",
     )
     parser.add_argument(
         "--profile", action="store_true", help="show in which functions the pickers spend their CPU time"

@@ -6,12 +6,16 @@ Its own cost is part of every latency it measures, with and without the filter a
 import asyncio
 import gc
 import itertools
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Final, cast
 
 HOST = "127.0.0.1"
+_LAST_CHUNK: Final = b"\r\n0\r\n\r\n"
+_UNTIL_LAST_CHUNK: Final = sys.maxsize
+"""Missing bytes of a body without a length."""
 
 
 @dataclass(slots=True)
@@ -78,14 +82,30 @@ class _Client(asyncio.Protocol):
             if end < 0:
                 self._buffer = data
                 return
-            self._missing = self._length(data[:end]) - (len(data) - end - 4)
-            self._good = data.startswith(b"HTTP/1.1 200") and self._missing >= 0
+            self._good = data.startswith(b"HTTP/1.1 200")
             self._buffer = b""
+            if self._is_chunked(data[:end]):
+                self._missing = _UNTIL_LAST_CHUNK
+                self._look_for_last_chunk(data[end + 2 :])
+            else:
+                self._missing = self._length(data[:end]) - (len(data) - end - 4)
+                self._good = self._good and self._missing >= 0
+        elif self._missing == _UNTIL_LAST_CHUNK:
+            self._look_for_last_chunk(self._buffer + data)
         else:
             self._missing -= len(data)
         if self._missing <= 0:
             self._missing = -1
             self._answered()
+
+    def _is_chunked(self, head: bytes) -> bool:
+        """A picker that gives a response's body back takes its length away."""
+        return b"\r\ntransfer-encoding: chunked" in head
+
+    def _look_for_last_chunk(self, data: bytes) -> None:
+        self._buffer = data[-len(_LAST_CHUNK) :]
+        if self._buffer == _LAST_CHUNK:
+            self._buffer, self._missing = b"", 0
 
     def _length(self, head: bytes) -> int:
         _, _, rest = head.partition(b"\r\ncontent-length: ")

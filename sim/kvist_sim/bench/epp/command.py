@@ -5,6 +5,7 @@
     this process: client (uvloop)  ->  Envoy, one per way of asking  ->  upstream process, 20 ports
                                          |  ext_proc, access log
                                        picker, one per transport     <-  publisher process, KV events over ZMQ
+                                       echo, the unit of the bounds
 
 Every cell is measured in several short windows, all ways next to each other in each round, so that the
 machine's noise hits all alike, and the middle one of the rounds counts. A picker's CPU is read from the
@@ -15,6 +16,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import json
 import sys
 import tempfile
@@ -32,28 +34,31 @@ from kvist_sim.bench.epp.client import window
 from kvist_sim.bench.epp.profiler import begin, profiled, profiles
 from kvist_sim.bench.epp.prompts import Kind, PromptShape, requests
 from kvist_sim.bench.epp.report import (
-    RISE_BOUND,
+    AIM_CONCURRENCY,
+    ECHO,
+    ECHO_KIND,
+    ECHO_WAY,
     Cell,
     EppFigures,
     EppReport,
     Way,
     changes,
-    changes_table,
     document,
     figures,
     middle,
-    rise,
-    tables,
 )
-from kvist_sim.bench.epp.revision import RevisionError, accepted_arguments, picker_of_revision
+from kvist_sim.bench.epp.revision import BEST_REVISION, RevisionError, accepted_arguments, picker_of_revision
+from kvist_sim.bench.epp.tables import changes_table, tables
+from kvist_sim.bench.harness.machine import BusyError, demand_quiet
 from kvist_sim.bench.harness.proof import write
 from kvist_sim.envoy_settings import PickerTls
+from kvist_sim.ports import free_ports
 from kvist_sim.processes import Child, ChildFailedError, Children, Stopped, run
 
 ENDPOINTS: Final = 20
 INDEX_BLOCKS: Final = 100_000
 BLOCKS_METRIC: Final = "kvist_epp_index_blocks"
-CONCURRENCIES: Final = (1, 16)
+CONCURRENCIES: Final = (1, AIM_CONCURRENCY)
 SIZES: Final = (1, 8, 40, 160, 450)
 QUICK_SIZES: Final = (1, 450)
 QUICK_SHAPES: Final = (PromptShape.COMPLETION, PromptShape.CHAT_2)
@@ -90,12 +95,32 @@ class EppPlan:
             asked = [dataclasses.replace(asked[0], revision=self.revision), asked[0]]
         if self.tls:
             asked.append(dataclasses.replace(asked[-1] if self.revision else asked[0], tls=True))
-        return [Way(None, None), *asked]
+        return [Way(None, None), *asked, ECHO_WAY]
 
     @property
     def asked(self) -> list[Way]:
         """One configuration for each picker process."""
-        return list({way.picker: way for way in self.ways if way.transport}.values())
+        pickers = [way for way in self.ways if way.transport and way != ECHO_WAY]
+        return list({way.picker: way for way in pickers}.values())
+
+    @property
+    def concurrencies(self) -> tuple[int, ...]:
+        """Connections of the client; revisions are compared at the bounds' concurrency only."""
+        return (AIM_CONCURRENCY,) if self.revision else CONCURRENCIES
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells in the order of measuring; the echo has one, which is the unit of the bounds."""
+        ways = [way for way in self.ways if way != ECHO_WAY]
+        return [
+            Cell(ECHO_WAY, ECHO_KIND, AIM_CONCURRENCY),
+            *(
+                Cell(way, kind, number)
+                for number in self.concurrencies
+                for kind in self.kinds
+                for way in ways
+            ),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +130,7 @@ class EppBench:
     ports: Mapping[Way, int]
     """Envoy's port for each way."""
     pickers: Mapping[str, Child]
-    """Processes by ``Way.picker``."""
+    """Processes of the pickers and of the echo, by ``Way.picker``."""
     blocks: int
     """Blocks in each picker's index."""
 
@@ -117,11 +142,13 @@ def main(options: argparse.Namespace) -> int:
     """
     say = Console(stderr=True, width=WIDTH, highlight=False)
     try:
+        if options.guard:
+            demand_quiet()
         report = run(bench(_plan(options), say), loop_factory=uvloop.new_event_loop)
     except Stopped as stopped:
         say.print("stopped")
         return stopped.exit_code
-    except (ChildFailedError, envoy.EnvoyMissingError, RevisionError) as failure:
+    except (ChildFailedError, envoy.EnvoyMissingError, RevisionError, BusyError) as failure:
         say.print(f"bench failed: {failure}", style="red", markup=False)
         return FAILED
     return _publish(report, options, say)
@@ -138,7 +165,7 @@ def _plan(options: argparse.Namespace) -> EppPlan:
         kinds=tuple(Kind(size, shape) for shape in shapes for size in sizes),
         seconds=options.seconds or (QUICK_SECONDS if options.quick else SECONDS),
         profile=options.profile,
-        revision=options.baseline or "",
+        revision=BEST_REVISION if options.guard else options.baseline or "",
     )
 
 
@@ -151,13 +178,16 @@ def _publish(report: EppReport, options: argparse.Namespace, say: Console) -> in
         Console(width=WIDTH).print(tables(report))
         if file:
             Path(file).write_text(text + "\n")
-    found = changes(report)
-    if found and options.write_docs:
-        write(Path(options.write_docs), "epp-baseline", document(report), changes_table(found))
+    if options.write_docs:
+        found = changes(report)
+        name, shown = ("epp-baseline", changes_table(found)) if found else ("epp", tables(report))
+        write(Path(options.write_docs), name, document(report), shown)
     if errors := report.errors():
         say.print(f"bench failed: {errors} requests were not answered with 200", style="red")
         return FAILED
-    return FAILED if found and rise(found) > RISE_BOUND else 0
+    for broken in report.broken():
+        say.print(f"bound broken: {broken}", style="red", markup=False)
+    return FAILED if report.broken() else 0
 
 
 async def bench(plan: EppPlan, say: Console) -> EppReport:
@@ -176,7 +206,7 @@ async def bench(plan: EppPlan, say: Console) -> EppReport:
         "rounds": ROUNDS,
         "profiled": plan.profile,
     }
-    return EppReport(cells, plan.ways, plan.kinds, CONCURRENCIES, setting)
+    return EppReport(cells, plan.ways, plan.kinds, plan.concurrencies, setting)
 
 
 @contextlib.asynccontextmanager
@@ -194,8 +224,11 @@ async def _running(plan: EppPlan, folder: Path, say: Console) -> AsyncIterator[E
         if plan.profile:
             for picker in pickers.values():
                 begin(picker.child.pid)
-        ports = {way: await _envoy(stack, way, engines, pickers) for way in plan.ways}
-        yield EppBench(ports, {name: picker.child for name, picker in pickers.items()}, min(blocks))
+        echo, address = await start_echo(children, engines[0])
+        addresses = {name: picker.address for name, picker in pickers.items()} | {ECHO: address}
+        ports = {way: await _envoy(stack, way, engines, addresses) for way in plan.ways}
+        running = {name: picker.child for name, picker in pickers.items()} | {ECHO: echo}
+        yield EppBench(ports, running, min(blocks))
 
 
 async def _start_publisher(
@@ -218,6 +251,25 @@ async def _start_publisher(
     command = [sys.executable, "-m", "kvist_sim.bench.epp.publisher", str(spec)]
     child = children.start("publisher", command)
     await children.ready(child, lambda: asyncio.sleep(0, ready.exists()), WARM_SECONDS)
+
+
+async def start_echo(children: Children, engine: launch.EnginePorts) -> tuple[Child, str]:
+    """Start the echo, which names ``engine`` to every request; return it and its address."""
+    (port,) = free_ports(1)
+    child = children.start(
+        "echo", [sys.executable, "-m", "kvist_sim.bench.epp.echo", str(port), engine.hostport]
+    )
+    await children.ready(child, functools.partial(_listens, port), launch.START_SECONDS)
+    return child, f"{launch.HOST}:{port}"
+
+
+async def _listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(launch.HOST, port)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 async def _start_pickers(
@@ -264,24 +316,20 @@ async def _envoy(
     stack: contextlib.AsyncExitStack,
     way: Way,
     engines: Sequence[launch.EnginePorts],
-    pickers: Mapping[str, launch.Picker],
+    addresses: Mapping[str, str],
 ) -> int:
     options: dict[str, Any] = {}
     if way.transport is not None:
-        options = {"picker": pickers[way.picker].address, "mode": way.mode}
+        options = {"picker": addresses[way.picker], "mode": way.mode}
         options["picker_tls"] = PickerTls() if way.tls else None
+        options["access_log"] = options["health_check"] = way != ECHO_WAY
     gateway = envoy.Gateway(endpoints=[engine.hostport for engine in engines], **options)
     proxy = await stack.enter_async_context(envoy.Envoy(envoy.config(gateway)))
     return proxy.port
 
 
 async def _measure(plan: EppPlan, running: EppBench, say: Console) -> dict[Cell, EppFigures]:
-    cells = [
-        Cell(way, kind, concurrency)
-        for concurrency in CONCURRENCIES
-        for kind in plan.kinds
-        for way in plan.ways
-    ]
+    cells = plan.cells
     windows: dict[Cell, list[EppFigures]] = {cell: [] for cell in cells}
     for number in range(ROUNDS):
         with say.status(f"round {number + 1} of {ROUNDS}, {len(cells)} cells"):

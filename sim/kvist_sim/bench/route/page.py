@@ -3,14 +3,13 @@
 ``python -m kvist_sim.bench.route.page route.json docs/benchmarks.md`` does it again from a kept result.
 """
 
-import datetime as dt
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kvist_sim.bench.epp.report import machine_facts, versions
+from kvist_sim.bench.harness.machine import measured_on
 from kvist_sim.bench.harness.proof import placed
 
 NAME: Final = "route"
@@ -42,12 +41,12 @@ def write(page: Path, found: Mapping[str, Any]) -> None:
 
 
 def stamp(found: Mapping[str, Any]) -> str:
-    """Return a line with date, machine and versions."""
+    """Return a line with date, machine, versions and revision."""
     machine, versions, about = found["machine"], found["versions"], found["about"]
     asked = ", ".join(f"{name} {about[name]}" for name in ("engines", "requests", "seeds") if name in about)
     return (
         f"Measured {found['date'][:10]} on {machine['cores']} cores of {machine['cpu']}, "
-        f"Python {versions['python']}, kvist {versions['kvist']}; {asked}. "
+        f"Python {versions['python']}, kvist {versions['kvist']}, revision {found['revision']}; {asked}. "
         f"100 % load: {about['capacity']}.\n"
     )
 
@@ -130,9 +129,8 @@ def pod_loads(runs: Sequence[Mapping[str, Any]], named: Sequence[str]) -> dict[s
 
 
 def stamped(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document with date, machine and versions."""
-    date = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    return {"date": date, "machine": machine_facts(), "versions": versions(), **found}
+    """Return the document with date, machine, versions and revision."""
+    return {**measured_on(), **found}
 
 
 if __name__ == "__main__":
