@@ -1,4 +1,4 @@
-"""What a figure depends on: machine, versions, revision of the code, and whether the machine is quiet."""
+"""State what a figure depends on: machine, versions, revision of the code, and other work on the cores."""
 
 import datetime as dt
 import functools
