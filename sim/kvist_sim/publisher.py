@@ -22,6 +22,8 @@ class PublisherConfig:
 
     endpoint: str = "tcp://*:5557"
     """Address to bind when it has ``*`` or ``::`` or is ``ipc://`` or ``inproc://``; else to connect to."""
+    bind: bool | None = None
+    """True to bind any address; None: as the address says."""
     replay_endpoint: str | None = None
     buffer_steps: int = 10_000
     """Number of batches in the ring."""
@@ -39,11 +41,19 @@ class PublisherConfig:
 class Publisher:
     """Publisher of one data-parallel rank; made inside a running event loop."""
 
-    def __init__(self, config: PublisherConfig, rank: int = 0) -> None:
+    def __init__(
+        self,
+        config: PublisherConfig,
+        rank: int = 0,
+        *,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    ) -> None:
+        """``context``: one that is shared; by default the publisher has its own."""
         self._config = config
         self.rank = rank
-        self._binds = _binds(config.endpoint)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._binds = _binds(config.endpoint) if config.bind is None else config.bind
+        self._shared = context is not None
+        self._context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
         self.next_seq = 0
         self.replays: list[int] = []
@@ -86,7 +96,8 @@ class Publisher:
     def close(self) -> None:
         """Close the sockets; queued messages are dropped."""
         self._close_sockets()
-        self._context.destroy(linger=0)
+        if not self._shared:
+            self._context.destroy(linger=0)
 
     def _open(self, offset: int) -> None:
         endpoint = offset_port(self._config.endpoint, offset)

@@ -26,12 +26,13 @@ vllm:cache_config_info{engine="0",block_size="16",num_gpu_blocks="16384"} 1.0
 """
 
 
-def _answer(kind: bytes, body: bytes) -> bytes:
+def answer(kind: bytes, body: bytes) -> bytes:
+    """Return a whole answer with status 200."""
     return b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n" % (kind, len(body)) + body
 
 
-ANSWER: Final = _answer(b"application/json", _ANSWER_BODY)
-METRICS: Final = _answer(b"text/plain; version=0.0.4", _METRICS_BODY)
+ANSWER: Final = answer(b"application/json", _ANSWER_BODY)
+METRICS: Final = answer(b"text/plain; version=0.0.4", _METRICS_BODY)
 
 
 class Upstream(asyncio.Protocol):
@@ -94,9 +95,12 @@ class Upstream(asyncio.Protocol):
         self._chunked = b"\r\ntransfer-encoding: chunked" in head
         self._left = 0 if self._chunked else _length(head)
         if not self._left and not self._chunked:
-            asked = METRICS_SHOWN and head.startswith(b"get /metrics")
-            self._transport.write(METRICS if asked else ANSWER)
+            self._transport.write(self.page(head))
         return rest
+
+    def page(self, head: bytes) -> bytes:
+        """Return the answer to a request without a body, by its head in lower case."""
+        return METRICS if METRICS_SHOWN and head.startswith(b"get /metrics") else ANSWER
 
 
 def _length(head: bytes) -> int:

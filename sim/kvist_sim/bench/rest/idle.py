@@ -1,0 +1,101 @@
+"""CPU of a picker without requests, by the number of endpoints."""
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kvist_sim import launch
+from kvist_sim import model as model_files
+from kvist_sim.bench.epp.profiler import begin, profiled
+from kvist_sim.bench.epp.revision import picker_of_revision
+from kvist_sim.bench.rest.fleet import FleetPorts, endpoints_file
+from kvist_sim.ports import free_ports
+from kvist_sim.processes import Child, Children
+
+NOW: Final = "now"
+"""Name of the working tree's picker."""
+QUIET_SECONDS: Final = 8.0
+"""From readiness to the first measurement: scrapes and replays of the start are over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """CPU without requests."""
+
+    endpoints: int
+    picker: str
+    """``now``, or an older revision."""
+    share: float
+    """Of a core, in the median window."""
+
+
+@contextlib.asynccontextmanager
+async def fleet(
+    children: Children, folder: Path, engines: int, blocks_per_second: float = 0.0
+) -> AsyncIterator[Path]:
+    """Start engines in one process; yield the endpoints file."""
+    ports = FleetPorts(*free_ports(3))
+    spec, ready = folder / f"fleet-{engines}.json", folder / f"fleet-{engines}.ready"
+    spec.write_text(
+        json.dumps(
+            {
+                "engines": engines,
+                "ports": [ports.http, ports.events, ports.replay],
+                "blocks_per_second": blocks_per_second,
+                "ready": str(ready),
+            }
+        )
+    )
+    program = [sys.executable, "-m", "kvist_sim.bench.rest.fleet", str(spec)]
+    child = children.start(f"fleet {engines}", program)
+    await children.ready(child, lambda: asyncio.sleep(0, ready.exists()), launch.START_SECONDS)
+    file = folder / f"endpoints-{engines}.json"
+    file.write_text(json.dumps(endpoints_file(engines, ports)))
+    yield file
+
+
+def programs(baseline: str, folder: Path) -> Mapping[str, Sequence[str]]:
+    """Return the commands of the pickers to measure: today's, and one of an older revision."""
+    found = {NOW: launch.PICKER}
+    return {baseline: picker_of_revision(baseline, folder), **found} if baseline else found
+
+
+async def measure(
+    sizes: Sequence[int], *, seconds: float, rounds: int, baseline: str, folder: Path, profile: bool = False
+) -> list[Idle]:
+    """Run a picker for each number of endpoints, all at once; return the CPU of each.
+
+    Raises ChildFailedError or RevisionError.
+    """
+    pickers: dict[tuple[int, str], Child] = {}
+    async with contextlib.AsyncExitStack() as stack:
+        children = await stack.enter_async_context(Children(folder, grace_seconds=10))
+        for size in sizes:
+            file = await stack.enter_async_context(fleet(children, folder, size))
+            for name, program in programs(baseline, folder).items():
+                command = profiled(folder, f"{size}") if profile and name == NOW else program
+                started = await launch.start_picker(
+                    children,
+                    file,
+                    str(model_files.folder()),
+                    name=f"picker-{size}-{name}",
+                    program=command,
+                )
+                pickers[size, name] = started.child
+        await asyncio.sleep(QUIET_SECONDS)
+        if profile:
+            for child in pickers.values():
+                begin(child.pid)
+        windows: dict[tuple[int, str], list[float]] = {key: [] for key in pickers}
+        for _ in range(rounds):
+            before = {key: child.cpu_seconds() for key, child in pickers.items()}
+            await asyncio.sleep(seconds)
+            children.check()
+            for key, child in pickers.items():
+                windows[key].append((child.cpu_seconds() - before[key]) / seconds)
+    return [Idle(size, name, sorted(found)[len(found) // 2]) for (size, name), found in windows.items()]
