@@ -9,5 +9,6 @@ its metrics and models.
 - ``kubernetes``: endpoints from pods, selected by labels or by an InferencePool.
 - ``engine_state``: what scrapes of one engine have shown; pure.
 - ``engine_key``: the API key that engines require, and the one before it.
+- ``page_connection``: requests one page again and again.
 - ``scraper``: asks engines for ``/metrics`` and ``/v1/models``.
 """

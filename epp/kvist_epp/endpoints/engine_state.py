@@ -119,6 +119,8 @@ class EngineState:
     failures: int = 0
     """Failed scrapes in a row."""
     sample: EngineSample = field(default_factory=EngineSample)
+    lines: bytes = b""
+    """Lines of the page that ``sample`` was read from."""
     metrics_problem: str = ""
     """Why the engine has no metrics of vLLM though it answers; empty when it has them."""
     asking: bool = False

@@ -19,13 +19,14 @@ import aiohttp
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet, same_engine
 from kvist_epp.endpoints.engine_key import UNAUTHORIZED, EngineKey
 from kvist_epp.endpoints.engine_state import EngineState, ScrapeState
+from kvist_epp.endpoints.page_connection import PageConnection
 from kvist_epp.engines.vllm.engine_metrics import (
     FULL_CACHE,
     EngineSample,
     ServedModels,
+    needed_lines,
     parse_metrics,
     parse_models,
-    require_engine,
 )
 
 logger = logging.getLogger(__name__)
@@ -76,18 +77,21 @@ class Scraper:
         self._warned: set[str] = set()
         """Reasons for missing metrics that the log has."""
         self._interval = interval
-        self._timeout = aiohttp.ClientTimeout(total=timeout)
+        self._timeout = timeout
         self._models_interval = models_interval
         self._failures = failures
         self._key = key or EngineKey()
         self._semaphore = asyncio.Semaphore(concurrency)
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._connections: dict[str, PageConnection] = {}
+        """To ``/metrics``, by endpoint key."""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "Scraper":
         # vLLM closes idle connections after 5 s
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
-        self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout)
+        timeout = aiohttp.ClientTimeout(total=self._timeout)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -102,6 +106,7 @@ class Scraper:
             if endpoint is None or not same_engine(state.endpoint, endpoint):
                 del self.states[key]
                 self._stop(key)
+                self._disconnect(key)
             elif endpoint is not state.endpoint:
                 self._update(state, endpoint)
         for endpoint in endpoints:
@@ -136,6 +141,10 @@ class Scraper:
     def _stop(self, key: str) -> None:
         if task := self._tasks.pop(key, None):
             task.cancel()
+
+    def _disconnect(self, key: str) -> None:
+        if connection := self._connections.pop(key, None):
+            connection.close()
 
     def _update(self, state: EngineState, endpoint: Endpoint) -> None:
         """Replace labels and refusal of the same engine; scrape it at once when the refusal has gone."""
@@ -186,12 +195,15 @@ class Scraper:
         Raises aiohttp.ClientError, TimeoutError, OSError or ValueError: the engine cannot be used.
         """
         try:
-            text = require_engine((await self._get(state.endpoint, "/metrics")).decode(errors="replace"))
+            lines = needed_lines(await self._metrics(state))
         except (PermissionError, ValueError) as error:
             problem = _cause(error)
         else:
-            state.metrics_problem, state.pages_missed = "", 0
-            return parse_metrics(text)
+            missed, state.metrics_problem, state.pages_missed = bool(state.metrics_problem), "", 0
+            if lines == state.lines and not missed:
+                return state.sample
+            state.lines = lines
+            return parse_metrics(lines.decode(errors="replace"))
         if (status := await self._status(state.endpoint, "/health")) >= SERVER_ERROR:
             raise ValueError(f"GET /health returned HTTP status {status}")
         state.pages_missed += 1
@@ -200,6 +212,32 @@ class Scraper:
             return None
         state.metrics_problem = problem
         return EngineSample()
+
+    async def _metrics(self, state: EngineState) -> bytes:
+        """Return the page ``/metrics``, on the connection of the last one where that is possible.
+
+        Raises as ``_get`` does.
+        """
+        endpoint = state.endpoint
+        connection = self._connections.get(endpoint.key)
+        if state.state is not ScrapeState.READY or state.failures or state.metrics_problem:
+            self._disconnect(endpoint.key)
+        elif connection is None or not connection.odd:
+            async with asyncio.timeout(self._timeout):
+                if (page := await self._page(endpoint, connection)) is not None:
+                    return page
+        return await self._get(endpoint, "/metrics")
+
+    async def _page(self, endpoint: Endpoint, connection: PageConnection | None) -> bytes | None:
+        """Return the page; None where a full client has to ask."""
+        if connection is None or not connection.usable:
+            place = endpoint.address, endpoint.port, endpoint.hostport
+            try:
+                connection = await PageConnection.open(*place, "/metrics", MAX_PAGE_BYTES)
+            except OSError:
+                return None
+            self._connections[endpoint.key] = connection
+        return await connection.get()
 
     async def _status(self, endpoint: Endpoint, path: str) -> int:
         """Return the HTTP status of a page."""

@@ -14,15 +14,15 @@ from typing import Final
 import msgspec
 
 _LABELS = r'(?:[^"\n}]|"(?:\\.|[^"\\\n])*")*'
-_LINE: Final = re.compile(
-    r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|cache_config_info"
-    r"|prefix_cache_queries_total|prefix_cache_hits_total|num_preemptions_total"
-    r"|prompt_tokens_total|prompt_tokens_by_source_total|generation_tokens_total"
-    r"|request_prefill_time_seconds_(?:sum|count)|request_prefill_kv_computed_tokens_sum"
-    r"|request_decode_time_seconds_(?:sum|count)|request_time_per_output_token_seconds_(?:sum|count))"
-    rf"(?:\{{({_LABELS})\}})?[ \t]+(\S+)",
-    re.MULTILINE,
+_NAMES: Final = (
+    r"num_(?:requests_(?:running|waiting)|preemptions_total)|kv_cache_usage_perc|cache_config_info"
+    r"|prefix_cache_(?:queries|hits)_total|prompt_tokens_(?:total|by_source_total)|generation_tokens_total"
+    r"|request_(?:prefill_(?:time_seconds_(?:sum|count)|kv_computed_tokens_sum)"
+    r"|decode_time_seconds_(?:sum|count)|time_per_output_token_seconds_(?:sum|count))"
 )
+_LINE: Final = re.compile(rf"^vllm:({_NAMES})(?:\{{({_LABELS})\}})?[ \t]+(\S+)", re.MULTILINE)
+_NEEDED: Final = re.compile(rf"\nvllm:(?:{_NAMES})[{{ \t][^\n]*".encode())
+"""Begins with plain bytes, for which a page is searched ten times as fast as for the start of a line."""
 FULL_CACHE: Final = 0.95
 """KV cache usage from which queued requests wait for blocks, not for their turn to prefill."""
 _LABEL: Final = re.compile(r'([A-Za-z_]\w*)="((?:\\.|[^"\\\n])*)"')
@@ -83,6 +83,16 @@ class EngineSample:
         return self.waiting > 0 and self.cache_usage >= FULL_CACHE
 
 
+def needed_lines(page: bytes) -> bytes:
+    """Return the lines of a page that ``parse_metrics`` reads; of an idle engine always the same.
+
+    Raises ``ValueError`` if the page is not vLLM's, since other servers have a /metrics too.
+    """
+    if b"vllm:num_requests_running" not in page:
+        raise ValueError("its /metrics page is not vLLM's")
+    return b"".join(_NEEDED.findall(b"\n" + page))
+
+
 def parse_metrics(text: str) -> EngineSample:
     """Parse Prometheus text. Never raises: a page without any of the metrics gives the empty sample."""
     totals: dict[str, float] = {}
@@ -132,13 +142,6 @@ def parse_metrics(text: str) -> EngineSample:
         token_times=get("request_time_per_output_token_seconds_count", 0.0),
         token_seconds=get("request_time_per_output_token_seconds_sum", 0.0),
     )
-
-
-def require_engine(text: str) -> str:
-    """Return the page; raise ``ValueError`` if it is not vLLM's, since other servers have a /metrics too."""
-    if "vllm:num_requests_running" not in text:
-        raise ValueError("its /metrics page is not vLLM's")
-    return text
 
 
 def _number(raw: str) -> float | None:

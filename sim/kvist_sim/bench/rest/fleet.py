@@ -10,7 +10,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -164,15 +164,15 @@ def _in_turn(count: int) -> Iterator[int]:
         yield from range(count)
 
 
-async def serve(spec: dict[str, Any]) -> None:
-    """Open all sockets, create the file ``ready``, and publish until killed."""
+async def serve(spec: dict[str, Any], ready: Callable[[], object]) -> None:
+    """Open all sockets, call ``ready``, and publish until killed."""
     count, ports = spec["engines"], FleetPorts(*spec["ports"])
     loop = asyncio.get_running_loop()
     changing = asyncio.create_task(_change_page())
     await asyncio.sleep(0)
-    await loop.create_server(_Engine, "0.0.0.0", ports.http)  # noqa: S104  all loopback addresses
+    await loop.create_server(_Engine, "0.0.0.0", ports.http)  # all loopback addresses
     sockets = publishers(count, ports)
-    Path(spec["ready"]).touch()
+    ready()
     if spec["blocks_per_second"]:
         await publish(sockets, spec["blocks_per_second"])
     await changing
@@ -181,4 +181,5 @@ async def serve(spec: dict[str, Any]) -> None:
 if __name__ == "__main__":
     import uvloop
 
-    uvloop.run(serve(json.loads(Path(sys.argv[1]).read_text())))
+    spec = json.loads(Path(sys.argv[1]).read_text())
+    uvloop.run(serve(spec, Path(spec["ready"]).touch))

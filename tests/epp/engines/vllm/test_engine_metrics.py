@@ -8,9 +8,9 @@ from kvist_epp.engines.vllm.engine_metrics import (
     EngineRates,
     EngineSample,
     ServedModels,
+    needed_lines,
     parse_metrics,
     parse_models,
-    require_engine,
 )
 
 PAGE = r"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -66,6 +66,7 @@ def test_all_metrics_of_a_page_are_parsed() -> None:
     )
 
     assert parse_metrics(PAGE) == expected
+    assert parse_metrics(needed_lines(PAGE.encode()).decode()) == expected
     assert expected.cache_tokens == 2400
 
 
@@ -92,10 +93,12 @@ def test_computed_tokens_of_older_engines_are_a_difference() -> None:
 
 @given(st.text(alphabet='vllm:num_requests_running{}"\\=,. \n0123e+-NaInf_total', max_size=200))
 def test_no_page_raises(page: str) -> None:
-    """Garbage gives a sample within bounds, never an exception."""
-    sample = parse_metrics(PAGE[:300] + page)
+    """Garbage gives a sample within bounds, never an exception, and the needed lines give the same."""
+    text = PAGE[:300] + page
+    sample = parse_metrics(text)
 
     assert sample.running >= 0
+    assert parse_metrics(needed_lines(text.encode()).decode()) == sample
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "x", "1e400"])
@@ -107,7 +110,7 @@ def test_invalid_values_are_skipped(value: str) -> None:
 def test_another_servers_page_is_no_engine() -> None:
     """A /metrics page without vLLM's gauge is refused."""
     with pytest.raises(ValueError, match="not vLLM's"):
-        require_engine("node_cpu_seconds_total 1\n")
+        needed_lines(b"node_cpu_seconds_total 1\n")
 
 
 def test_models_and_adapters() -> None:

@@ -1,0 +1,124 @@
+"""Pages over one connection: from servers that frame them in every way, and from servers that misbehave."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvist_epp.endpoints.page_connection import PageConnection
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+PLAIN = HEAD + b"Content-Length: 5\r\n\r\nhello"
+
+
+class Server:
+    """Answers each request with the next of the given pieces, byte by byte if wanted; counts connections."""
+
+    def __init__(self, *answers: bytes, close: bool = False, slowly: bool = False) -> None:
+        self.connections = 0
+        self.requests: list[bytes] = []
+        self._answers = list(answers)
+        self._close, self._slowly = close, slowly
+        self._ended = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while self._answers:
+                self.requests.append(await reader.readuntil(b"\r\n\r\n"))
+                answer = self._answers.pop(0)
+                for piece in [answer[at : at + 1] for at in range(len(answer))] if self._slowly else [answer]:
+                    writer.write(piece)
+                    await asyncio.sleep(0)
+                if self._close:
+                    break
+            else:
+                await reader.read(-1)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        writer.transport.abort()
+        self._ended.set()
+
+    @asynccontextmanager
+    async def connected(self, max_bytes: int = 100) -> AsyncIterator[PageConnection]:
+        server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        connection = await PageConnection.open("127.0.0.1", port, f"127.0.0.1:{port}", "/metrics", max_bytes)
+        async with asyncio.timeout(10):
+            yield connection
+            connection.close()
+            await self._ended.wait()
+        server.close()
+        await server.wait_closed()
+
+
+@pytest.mark.parametrize("slowly", [False, True])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        PLAIN,
+        HEAD + b"content-length:5\r\nserver: uvicorn\r\n\r\nhello",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\n\r\n",
+    ],
+)
+async def test_pages_are_read_on_one_connection(answer: bytes, slowly: bool) -> None:
+    """Pages with a length and in chunks are read however they arrive, and the connection is used again."""
+    server = Server(answer, answer, slowly=slowly)
+    async with server.connected() as connection:
+        assert [await connection.get(), await connection.get()] == [b"hello", b"hello"]
+        assert (server.connections, connection.odd, connection.usable) == (1, False, True)
+    assert server.requests[0].startswith(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:")
+
+
+async def test_a_body_that_ends_like_the_last_chunk_is_read_whole() -> None:
+    """A chunk whose content is the end mark of chunks does not end the page."""
+    content = b"\r\n0\r\n\r\n"
+    answer = HEAD + b"Transfer-Encoding: chunked\r\n\r\n7\r\n" + content + b"\r\n0\r\n\r\n"
+    async with Server(answer, slowly=True).connected() as connection:
+        assert await connection.get() == content
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 307 Temporary Redirect\r\nLocation: /x\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\n\r\nhello",
+        HEAD + b"\r\nhello",
+        HEAD + b"Content-Length: 5\r\nContent-Encoding: gzip\r\n\r\nhello",
+        HEAD + b"Content-Length: 101\r\n\r\nhello",
+        HEAD + b"Content-Length: -5\r\n\r\nhello",
+        HEAD + b"Content-Length: five\r\n\r\nhello",
+        HEAD + b"Content-Length: 4\r\n\r\nhello",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nx\r\nhello\r\n0\r\n\r\n",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nh\r\n" * 100,
+        HEAD + b"X-Long: " + b"x" * 70_000,
+    ],
+)
+async def test_other_answers_are_left_to_a_full_client(answer: bytes) -> None:
+    """An answer of any other kind is no page, closes the connection, and is marked as odd."""
+    async with Server(answer).connected() as connection:
+        assert await connection.get() is None
+        assert (connection.odd, connection.usable) == (True, False)
+
+
+async def test_a_server_that_closes_is_not_odd() -> None:
+    """A connection that the server has closed gives no page; the next one may."""
+    async with Server(PLAIN, PLAIN, close=True).connected() as connection:
+        assert await connection.get() == b"hello"
+        while connection.usable:
+            await asyncio.sleep(0)
+        assert (await connection.get(), connection.odd) == (None, False)
+    async with Server(PLAIN[:-1], close=True).connected() as connection:
+        assert (await connection.get(), connection.odd) == (None, False)
+
+
+async def test_a_request_that_is_given_up_closes_the_connection() -> None:
+    """Its answer would be taken for that of the next request."""
+    async with Server(b"", PLAIN).connected() as connection:
+        task = asyncio.create_task(connection.get())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        assert await asyncio.gather(task, return_exceptions=True)
+        assert not connection.usable
