@@ -5,7 +5,7 @@ by three things: a new set, an engine's scrape, and a tick. No I/O of its own.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvist_epp.director.director import Director
@@ -72,6 +72,8 @@ class EndpointRegistry(RequestListener):
         """None until the endpoints were listed once."""
         self.states: dict[str, EndpointState] = {}
         """By endpoint key."""
+        self._unjudged: set[str] = set()
+        """Endpoints of which something that trust depends on has changed since the last tick."""
         self._said_reports = False
         self._on_leaving: list[Callable[[Sequence[str]], None]] = []
         director.tracker.add_listener(self)
@@ -117,6 +119,7 @@ class EndpointRegistry(RequestListener):
             self.director.history.forget(endpoint.key)
             self.director.lookup.leave(endpoint.key)
             self.states[endpoint.key].member = self._add_to_lookup(endpoint)
+            self._unjudged.add(endpoint.key)
         if subscriber is not None and fleet:
             subscriber.follow(followed for endpoint in fleet for followed in _followed(endpoint))
 
@@ -144,6 +147,7 @@ class EndpointRegistry(RequestListener):
         tokens = sample.cache_tokens or self.settings.approximate_cache_tokens
         director.history.limit(key, round(tokens * director.lookup.bytes_per_token))
         state.accuracy.on_counters(round(sample.queries), round(sample.hits), now)
+        self._unjudged.add(key)
 
     def on_unmeasured(self, scrape: EngineState) -> None:
         """An engine answered without metrics: only what the picker sent there counts."""
@@ -165,6 +169,7 @@ class EndpointRegistry(RequestListener):
         request = attempt.request
         if (state := self.states.get(attempt.endpoint)) is not None:
             state.accuracy.on_routed(request.indexed_tokens, request.tokens)
+            self._unjudged.add(attempt.endpoint)
 
     def on_cache_truth(self, request: InFlightRequest, cached: int, now: float) -> None:
         """See ``RequestListener``: compare the index with the engine."""
@@ -174,16 +179,21 @@ class EndpointRegistry(RequestListener):
         self.director.metrics.true_cached[state.endpoint.hostport] += cached
         if request.index_compared:
             state.accuracy.on_cache_truth(request.indexed_tokens, cached, now)
+            self._unjudged.add(request.endpoint)
 
     def on_tick(self) -> None:
         """Expire requests, decide whose events are trusted, and bring the counters up to date."""
         now = self.clock()
         self.director.on_tick(now)
         self._watch_ends(now)
-        for key, state in self.states.items():
-            state.member.precise = not self.why_approximate(key)
         if self.subscriber is not None:
-            self._count(self.subscriber)
+            active = self.subscriber.take_active()
+            self._count(self.subscriber, active)
+            self._unjudged |= active
+        for key in self._unjudged:
+            if (state := self.states.get(key)) is not None:
+                state.member.precise = not self.why_approximate(key)
+        self._unjudged.clear()
 
     def _watch_ends(self, now: float) -> None:
         """Say once that ends are not reported."""
@@ -264,6 +274,7 @@ class EndpointRegistry(RequestListener):
             scrape=scrape,
             member=self._add_to_lookup(endpoint),
         )
+        self._unjudged.add(key)
 
     def _add_to_lookup(self, endpoint: Endpoint) -> Member:
         key, director = endpoint.key, self.director
@@ -294,10 +305,12 @@ class EndpointRegistry(RequestListener):
         director.cache_value.remove(key)
         director.metrics.forget(endpoint.hostport)
 
-    def _count(self, subscriber: Subscriber) -> None:
-        """Sum the counters of publishers by endpoint."""
+    def _count(self, subscriber: Subscriber, active: Iterable[str]) -> None:
+        """Sum the counters of the publishers of these endpoints."""
         metrics = self.director.metrics
-        for state in self.states.values():
+        for key in active:
+            if (state := self.states.get(key)) is None:
+                continue
             name = state.endpoint.hostport
             ranks = subscriber.stats_of(state.endpoint.key)
             for kind in ("stored", "removed", "cleared"):

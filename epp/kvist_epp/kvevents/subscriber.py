@@ -39,7 +39,8 @@ class Subscriber:
         self._feeds: dict[FollowedPublisher, PublisherFeed] = {}
         self._by_name: dict[str, PublisherFeed] = {}
         self._stats: dict[str, list[PublisherStats]] = {}
-        """By endpoint: read for each endpoint several times a second."""
+        """By endpoint."""
+        self._active: set[str] = set()
         self._bound = None if bind is None else _BoundSubscriber(self._io, bind)
         self._wait_for_snapshots = False
         self._orphans = limits.orphans
@@ -89,6 +90,11 @@ class Subscriber:
         """Return the counters of the endpoint's publishers; empty if it is not followed."""
         return self._stats.get(endpoint, [])
 
+    def take_active(self) -> set[str]:
+        """Return the endpoints of which any counter may have changed since the last call."""
+        active, self._active = self._active, set()
+        return active
+
     def warm(self, endpoint: str) -> bool:
         """Return True if the first replay of each of the endpoint's publishers is over and applied."""
         ranks = self.stats_of(endpoint)
@@ -132,12 +138,17 @@ class Subscriber:
         self._io.close()
 
     def _start_feed(self, publisher: FollowedPublisher) -> PublisherFeed:
+        def on_turn() -> None:
+            self._active.add(publisher.endpoint)
+            self._background.schedule_if_needed()
+
+        self._active.add(publisher.endpoint)
         feed = PublisherFeed(
             self._io,
             publisher,
             self._ingestor,
             observe=self._observe,
-            on_applied=self._background.schedule_if_needed,
+            on_applied=on_turn,
         )
         if self._wait_for_snapshots:
             feed.sequencer.wait_for_snapshot()

@@ -161,14 +161,17 @@ async def test_an_engine_is_believed_once_it_is_warm_and_as_long_as_it_is_right(
     following.on_tick()
     assert (following.cold(), following.trusted()) == ([], {"10.0.0.1:80": 1})
 
+    following.director.offer(ask(chat("x")), following.clock())
+    [request] = [attempt.request for attempt in following.director.tracker.own()]
+    request.indexed_tokens, request.index_compared = 1000, True
     for number in range(200):
-        following.states["t/e1"].accuracy.on_cache_truth(1000, 0, float(number))
+        following.on_cache_truth(request, 0, float(number))
     following.on_tick()
     assert following.trusted() == {"10.0.0.1:80": 0}
     assert "off by" in following.why_approximate("t/e1")
 
     for number in range(400):
-        following.states["t/e1"].accuracy.on_cache_truth(1000, 1000, float(200 + number))
+        following.on_cache_truth(request, 1000, float(200 + number))
     following.on_tick()
     assert following.trusted() == {"10.0.0.1:80": 1}
 
