@@ -115,7 +115,7 @@ async def test_a_server_that_closes_is_not_odd() -> None:
 
 
 async def test_a_request_that_is_given_up_closes_the_connection() -> None:
-    """Its answer would be taken for that of the next request."""
+    """A request that is cancelled closes the connection, since its answer would be taken for the next one."""
     async with Server(b"", PLAIN).connected() as connection:
         task = asyncio.create_task(connection.get())
         await asyncio.sleep(0.05)
