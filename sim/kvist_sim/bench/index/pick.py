@@ -1,104 +1,203 @@
-"""``python -m kvist_sim.bench.index.pick``: CPU of a pick when many endpoints hold a long prompt.
+"""``python -m kvist_sim.bench.index.pick``: CPU of a pick among many endpoints.
 
-One prompt of 32,768 tokens (131 KB) that every endpoint holds whole, each with 30 requests on their way;
-CPU of the look-up in index and history, and of the policy, apart. Times are the best of several rounds.
+Every endpoint has 30 requests under way. One prompt of 32,768 tokens (131 KB) is held whole by all
+endpoints, by ten, or by none. CPU of the look-up in index and history, and of the pick, apart: the pick is
+the product's ``CandidateTable``, with the accounting of the request it sends and of one that ends, which
+change the columns. Times are the best of several rounds, which alternate between the cases.
 """
 
 import argparse
-import platform
+import sys
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from time import process_time
-from typing import Final
+from typing import Any, Final
 
-from rich.console import Console
+from rich.console import Group, RenderableType
 from rich.table import Table
 
+from kvist_epp.app.process import freeze_startup_objects
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Found, Lookup, Member
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tracker import LoadTracker
-from kvist_epp.scheduling.pick import Candidate, Demand, choose
+from kvist_epp.scheduling.candidate_table import CandidateTable, PickedEndpoints
+from kvist_epp.scheduling.pick import Candidate, Demand
+from kvist_sim.bench.harness.proof import FAILED, WIDTH, console, publish, stamped
 from kvist_sim.bench.index.data import BLOCK_SIZE, ROOT, Chain, chain
 
 TOKENS: Final = 32_768
-ENDPOINTS: Final = (1, 10, 100, 1000)
+ENDPOINTS: Final = (20, 100, 1000)
 RUNNING: Final = 30
 """Requests on each endpoint, every other one with half of its prompt to prefill."""
-ROUNDS: Final = 7
+TEN: Final = 10
+CASES: Final = ("all", "ten", "none")
+"""Endpoints that hold the prompt."""
+USES: Final = 7.0
+"""Requests that recently had the prompt's prefix: a popular one, of which a copy may pay."""
+ROUNDS: Final = 25
 CALLS: Final = 100
+PICK_SECONDS: Final = 0.001
+"""Time between two picks, in which backlogs drain."""
+BOUND: Final = 2.0
+"""Of the time of a pick among the most endpoints to that among the fewest, when ten hold the prompt."""
 
 
-class WarmPool:
-    """Endpoints that are all warm and busy."""
+class BusyPool:
+    """Endpoints that are all busy, the first of which hold the prompt."""
 
-    def __init__(self, count: int, prompt: Chain, tpot_seconds: float) -> None:
+    def __init__(self, count: int, holders: int, prompt: Chain, tpot_seconds: float) -> None:
         self._index, self._tracker = Index(), LoadTracker(tpot_seconds=tpot_seconds)
         self._lookup = Lookup(self._index, RoutingHistory())
         self._prompt = prompt.prompt
-        self._candidates = [self._member(number, prompt) for number in range(count)]
+        candidates = [self._member(number) for number in range(count)]
+        for number in range(holders):
+            prompt.store(self._index, self._index.publisher(f"{candidates[number].endpoint.key}/0"))
+        self._requests: deque[InFlightRequest] = deque()
+        for at in range(RUNNING):
+            for candidate in candidates:
+                self._send(candidate.endpoint.key, at % 2 * 500, 0.0)
+        self._table = CandidateTable(candidates, self._tracker.changed)
+        self._turn = 0
 
-    def _member(self, number: int, prompt: Chain) -> Candidate:
+    def _member(self, number: int) -> Candidate:
         address = f"10.{number // 65536}.{number // 256 % 256}.{number % 256}"
         endpoint = Endpoint(f"engine-{number}", "pool", address, 8000, {})
         publisher = self._index.publisher(f"{endpoint.key}/0")
-        prompt.store(self._index, publisher)
         self._lookup.join(endpoint.key, Member((publisher,), block_size=BLOCK_SIZE))
-        for at in range(RUNNING):
-            request = InFlightRequest(f"{number}-{at}", 1000)
-            self._tracker.add(request, endpoint.key, at % 2 * 500, 0.0)
         load = self._tracker.load(endpoint.key)
         load.slots = 256
         return Candidate(endpoint, load)
+
+    def _send(self, endpoint: str, uncached: int, now: float) -> None:
+        request = InFlightRequest("session", 1000)
+        self._tracker.add(request, endpoint, uncached, now)
+        self._requests.append(request)
 
     def look(self) -> Found:
         """Return the blocks that each endpoint holds."""
         return self._lookup.look(ROOT, [self._prompt])
 
-    def choose(self, found: Found, turn: int) -> None:
-        """Choose the best three endpoints, as a pick does."""
-        choose(self._candidates, Demand(found.tokens, found.hits), now=0.0, turn=turn, max_backlog=1e9)
+    def pick(self, found: Found) -> PickedEndpoints:
+        """Pick the best endpoints, send a request to the first, and end the oldest request."""
+        self._turn += 1
+        now = self._turn * PICK_SECONDS
+        picked = self._table.choose(Demand(found.tokens, found.hits, USES), now=now, turn=self._turn)
+        self._send(picked.best.endpoint.key, picked.best.uncached_tokens, now)
+        self._tracker.end_reports.on_report()
+        self._tracker.end(self._requests.popleft(), now)
+        return picked
 
 
-def measure(count: int, prompt: Chain, tpot_seconds: float) -> tuple[float, float]:
-    """Microseconds of CPU of a look-up, and of the policy."""
-    pool = WarmPool(count, prompt, tpot_seconds)
-    calls = max(CALLS // count, 5) if count > CALLS else CALLS
-    found = pool.look()
-    assert len(found.hits) == count, "every endpoint holds the prompt"
-    return _best(lambda _: pool.look(), calls), _best(lambda turn: pool.choose(found, turn), calls)
+@dataclass(frozen=True, slots=True)
+class PickFigures:
+    """Microseconds of CPU of one case."""
+
+    held_by: str
+    endpoints: int
+    lookup_us: float
+    pick_us: float
 
 
-def _best(call: Callable[[int], object], calls: int) -> float:
-    return min(_once(call, calls) for _ in range(ROUNDS)) / calls * 1e6
+@dataclass(frozen=True, slots=True)
+class PickReport:
+    """Figures of all cases."""
+
+    rows: Sequence[PickFigures]
+    tpot_seconds: float
+
+    def growth(self) -> float:
+        """Return the time of a pick among the most endpoints over that among the fewest; ten hold it."""
+        ten = sorted((row for row in self.rows if row.held_by == "ten"), key=lambda row: row.endpoints)
+        return ten[-1].pick_us / ten[0].pick_us
+
+    def broken(self) -> list[str]:
+        """Return the broken bound; under a TPOT target each endpoint has its own schedule, and none holds."""
+        growth = self.growth()
+        if self.tpot_seconds or growth <= BOUND:
+            return []
+        return [f"the most endpoints cost {growth:.1f} times as much as the fewest when ten hold the prompt"]
 
 
-def _once(call: Callable[[int], object], calls: int) -> float:
+def measure(endpoints: Sequence[int], prompt: Chain, tpot_seconds: float) -> PickReport:
+    """Measure every case with every number of endpoints."""
+    cells = [(case, count) for case in CASES for count in endpoints]
+    pools = [BusyPool(count, _holders(case, count), prompt, tpot_seconds) for case, count in cells]
+    found = [pool.look() for pool in pools]
+    assert [len(one.hits) for one in found] == [_holders(case, count) for case, count in cells]
+    times: list[list[tuple[float, float]]] = [[] for _ in cells]
+    for _ in range(ROUNDS):
+        for pool, known, rounds in zip(pools, found, times, strict=True):
+            rounds.append((_seconds(pool.look), _seconds(partial(pool.pick, known))))
+    rows = []
+    for (case, count), rounds in zip(cells, times, strict=True):
+        look, pick = (min(both) * 1e6 for both in zip(*rounds, strict=True))
+        rows.append(PickFigures(case, count, look, pick))
+    return PickReport(rows, tpot_seconds)
+
+
+def _holders(case: str, count: int) -> int:
+    return {"all": count, "ten": min(TEN, count), "none": 0}[case]
+
+
+def _seconds(call: Callable[[], object]) -> float:
     began = process_time()
-    for turn in range(calls):
-        call(turn)
-    return process_time() - began
+    for _ in range(CALLS):
+        call()
+    return (process_time() - began) / CALLS
+
+
+def table(report: PickReport) -> RenderableType:
+    """Return the figures, the bound above them."""
+    fewest, most = _span(report)
+    verdict = "none under a TPOT target" if report.tpot_seconds else "missed" if report.broken() else "held"
+    shown = Table(box=None)
+    for title in ("prompt held by", "endpoints", "look-up", "pick", "both"):
+        shown.add_column(title, justify="left" if title.startswith("prompt") else "right")
+    for row in report.rows:
+        times = (row.lookup_us, row.pick_us, row.lookup_us + row.pick_us)
+        shown.add_row(row.held_by, f"{row.endpoints:,}", *(f"{time:,.0f}" for time in times))
+    return Group(
+        "us of CPU; a pick includes the accounting of a request that is sent and of one that ends",
+        f"pick among {most:,} endpoints: {report.growth():.1f} times that among {fewest:,} when ten hold the "
+        f"prompt (bound {BOUND:g}: {verdict})",
+        "",
+        shown,
+    )
+
+
+def _span(report: PickReport) -> tuple[int, int]:
+    counts = [row.endpoints for row in report.rows]
+    return min(counts), max(counts)
+
+
+def document(report: PickReport) -> dict[str, Any]:
+    """Return the figures for JSON."""
+    rows = [asdict(row) for row in report.rows]
+    return {"tpot_seconds": report.tpot_seconds, "growth": report.growth(), "rows": rows}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a row for each number of endpoints."""
+    """Measure, print the table, write what is asked for; non-zero when the bound is broken."""
     parser = argparse.ArgumentParser(prog="python -m kvist_sim.bench.index.pick", description=__doc__)
     parser.add_argument("--endpoints", type=int, nargs="+", default=ENDPOINTS, metavar="N")
     parser.add_argument(
         "--tpot-target", type=float, default=0.0, metavar="SECONDS", help="as kvist-epp's (default: none)"
     )
-    asked = parser.parse_args(argv)
-    prompt = chain("warm", TOKENS // BLOCK_SIZE)
-    table = Table(title=f"us of CPU, Python {platform.python_version()}", box=None)
-    for title in ("endpoints", "look-up", "policy", "both"):
-        table.add_column(title, justify="right")
-    for count in asked.endpoints:
-        look, policy = measure(count, prompt, asked.tpot_target)
-        table.add_row(f"{count:,}", f"{look:,.0f}", f"{policy:,.0f}", f"{look + policy:,.0f}")
-    Console().print(table)
-    return 0
+    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; -: to stdout")
+    parser.add_argument("--write-docs", metavar="FILE", help="write the table into docs/benchmarks.md")
+    options = parser.parse_args(argv)
+    report = measure(options.endpoints, chain("warm", TOKENS // BLOCK_SIZE), options.tpot_target)
+    publish("pick", stamped(document(report), report), table(report), options, width=WIDTH)
+    for broken in report.broken():
+        console().print(f"bound broken: {broken}", style="red", markup=False)
+    return FAILED if report.broken() else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    freeze_startup_objects()  # the collector as in the picker's own process
+    sys.exit(main())
