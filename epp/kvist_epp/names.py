@@ -45,6 +45,14 @@ SESSION_HEADER: Final = "x-session-id"
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 DATA_PARALLEL_RANK_HEADER: Final = "x-data-parallel-rank"
+REQUEST_HEADERS: Final = frozenset(
+    (
+        *(":method", ":path", *GATEWAY_OWNED, MODEL_REWRITE_HEADER, MODEL_REWRITE_ALIAS),
+        *(MODEL_HEADER, BASE_MODEL_HEADER, PRIORITY_HEADER, *OBJECTIVE_HEADERS, *TENANT_HEADERS),
+        *(SESSION_HEADER, REQUEST_ID_HEADER, DATA_PARALLEL_RANK_HEADER),
+    )
+)
+"""Headers of requests that pickers and filters read; they skip all others."""
 PATH_HEADER: Final = "x-kvist-path"
 """``POST /debug/pick`` reads the path of the request under test from it."""
 

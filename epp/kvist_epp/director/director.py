@@ -38,7 +38,7 @@ from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
 from kvist_epp.prefix_stats.recent_uses import RecentUses
 from kvist_epp.prompt.model import Model
 from kvist_epp.scheduling.candidate_table import CandidateTable, PickedEndpoints
-from kvist_epp.scheduling.cost import DEFAULT, policy_among
+from kvist_epp.scheduling.cost import DEFAULT, TERMS, policy_among
 from kvist_epp.scheduling.pick import Candidate, ScoredEndpoint, explain
 from kvist_epp.telemetry.counters import Stages
 from kvist_epp.telemetry.metrics import PickerMetrics
@@ -315,7 +315,7 @@ class Director(Dispatcher):
         line.matched_tokens = best.matched_tokens
         line.predicted_ttft_ms = round(best.predicted_ttft_seconds * 1000, 3)
         if self.log.enabled:
-            line.cost = {name: round(seconds, 6) for name, seconds in best.terms.items()}
+            line.cost = dict(zip(TERMS, [round(seconds, 6) for seconds in best.seconds], strict=True))
         line.candidates = len(self.candidates)
         self._log(context, match.prompts[0] if match.prompts else b"")
         return answer

@@ -11,7 +11,7 @@ encoding, so that an echo needs no parsing at all.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from functools import lru_cache
 from typing import Final
 
@@ -69,7 +69,9 @@ def read_chunk(message: bytes, number: int) -> BodyChunk | None:
 
     Return ``None`` if the message is of another kind or not plainly encoded; protobuf must then parse it.
     """
-    if message[:1] != bytes((number << 3 | 2,)):
+    if len(message) <= _LAST_CHUNK_BYTES and (last := _LAST_CHUNKS[number].get(message)) is not None:
+        return last
+    if message[:1] != _TAGS[number]:
         return None
     try:
         size, start = _read_varint(message, 1)
@@ -79,6 +81,19 @@ def read_chunk(message: bytes, number: int) -> BodyChunk | None:
         return _read_http_body(memoryview(message)[start:stop])
     except IndexError:
         return None
+
+
+def _last_chunks(number: int) -> dict[bytes, BodyChunk]:
+    """Return the messages with which gateways end a body after its last byte, which is every time."""
+    encoded = bytes((_END_TAG, 1))
+    message = bytes((number << 3 | 2, len(encoded))) + encoded
+    chunk = BodyChunk(memoryview(b""), end_of_stream=True, encoded=memoryview(encoded))
+    return {message: chunk, message + _NO_METADATA: chunk}
+
+
+_TAGS: Final = {number: bytes((number << 3 | 2,)) for number in (REQUEST_BODY_FIELD, RESPONSE_BODY_FIELD)}
+_LAST_CHUNK_BYTES: Final = 6
+_LAST_CHUNKS: Final = {number: _last_chunks(number) for number in (REQUEST_BODY_FIELD, RESPONSE_BODY_FIELD)}
 
 
 def _read_http_body(encoded: memoryview) -> BodyChunk | None:
@@ -142,14 +157,17 @@ def _configuration(request: int, response: int, early: bool) -> pb.ProtocolConfi
     )
 
 
-def header_values(message: pb.HttpHeaders) -> dict[str, str]:
-    """Return all headers with lower-case names and latin-1 values; repeated headers are joined by a comma.
+def header_values(message: pb.HttpHeaders, names: Container[str]) -> dict[str, str]:
+    """Return the headers with these lower-case names, as latin-1; repeated headers are joined by a comma.
 
     Gateways fill ``raw_value`` or ``value``, some of them one for each kind of header.
     """
     headers: dict[str, str] = {}
     for header in message.headers.headers:
-        key, raw = header.key.lower(), header.raw_value
+        key = header.key.lower()
+        if key not in names:
+            continue
+        raw = header.raw_value
         value = str(raw, "latin-1") if raw else _latin(header.value)
         headers[key] = f"{headers[key]},{value}" if key in headers else value
     return headers

@@ -29,6 +29,7 @@ MAX_TOKEN_COUNT: Final = 1 << 40
 _READABLE: Final = ("application/json", "text/event-stream")
 _ECHOED: Final = pb.FULL_DUPLEX_STREAMED
 _WHOLE_MESSAGE: Final = frozenset((pb.BUFFERED, pb.BUFFERED_PARTIAL))
+_HEADERS: Final = frozenset((":status", "content-type", "content-encoding"))
 
 _USAGE_KEY: Final = b'"usage"'
 _OBJECT_FOLLOWS: Final = re.compile(rb"[ \t\n\r]*+:[ \t\n\r]*+(?=\{)")
@@ -160,7 +161,7 @@ class Response:
 
     def headers(self, message: pb.HttpHeaders, metadata: Metadata) -> bytes:
         """Return the answer to the headers; ``content-length`` goes if the body will be changed."""
-        headers = header_values(message)
+        headers = header_values(message, _HEADERS)
         status = headers.get(":status", "")
         self.status = int(status) if status.isascii() and status.isdigit() else 0
         self.served = served_endpoint(metadata)

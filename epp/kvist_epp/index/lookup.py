@@ -127,13 +127,33 @@ class Lookup:
         tokens = known_tokens + max(1, round((size - known) / ratio))
         found = Found(size, tokens, {}, (matches,), _place(root, prompt, matches, routed))
         if matches.groups or routed:
-            owners = self._owners
-            for key in {*routed, *(owners[p] for p in matches.publishers() if p in owners)}:
-                member = self.members.get(key)
-                holding = member and _holding(member, matches, routed.get(key, 0), size, ratio)
-                if holding:
-                    found.hits[key] = holding
+            self._add_hits(found.hits, matches, routed, size, ratio)
         return found
+
+    def _add_hits(
+        self,
+        hits: dict[str, CachedPart],
+        matches: Matches,
+        routed: Mapping[str, int],
+        size: int,
+        ratio: float,
+    ) -> None:
+        owners, members = self._owners, self.members
+        alike: dict[tuple[int, int, int | None, bool, int], CachedPart | None] = {}
+        """What follows for endpoints that hold the same: of a popular prompt, hundreds do."""
+        for key in {*routed, *(owners[p] for p in matches.publishers() if p in owners)}:
+            member = members.get(key)
+            if member is None:
+                continue
+            hit, rank = _best_rank(member, matches)
+            sent = routed.get(key, 0)
+            case = (id(hit), sent, rank, member.precise, member.block_size)
+            if case in alike:
+                part = alike[case]
+            else:
+                part = alike[case] = _cached_part(member, matches, hit, rank, sent, size, ratio)
+            if part is not None:
+                hits[key] = part
 
     def _ratio(self, matches: Matches) -> float:
         if matches.best < RATIO_TOKENS:
@@ -152,8 +172,9 @@ def _place(root: Root, prompt: bytes, matches: Matches, routed: Mapping[str, int
     return (root, end, prompt[max(0, end - PLACE_BYTES) : end]) if end else None
 
 
-def _holding(member: Member, matches: Matches, routed: int, size: int, ratio: float) -> CachedPart | None:
-    hit, rank = _best_rank(member, matches)
+def _cached_part(
+    member: Member, matches: Matches, hit: Hit, rank: int | None, routed: int, size: int, ratio: float
+) -> CachedPart | None:
     if member.precise and routed <= hit.bytes:
         return CachedPart(hit.tokens, hit.bytes, hit.lower, hit.tokens, rank) if hit.tokens else None
     tokens = _estimated(routed, size, member.block_size, ratio, matches if member.precise else None)

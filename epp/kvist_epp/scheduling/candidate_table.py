@@ -73,12 +73,17 @@ class LoadColumns:
         "full",
         "kv_full",
         "many",
+        "none",
         "place",
         "rate",
         "running",
         "seconds",
         "slot",
+        "total_kv_full",
+        "total_rate",
+        "total_running",
         "wait",
+        "waiting_until",
         "waits_until",
     )
 
@@ -87,7 +92,7 @@ class LoadColumns:
         self.place = {one.endpoint.key: at for at, one in enumerate(candidates)}
         count = len(candidates)
         self.many = count > FEW
-        columns: Any = np.zeros((9, count)) if self.many else [[0.0] * count for _ in range(9)]
+        columns: Any = np.zeros((10, count)) if self.many else [[0.0] * count for _ in range(10)]
         self.wait: Any
         """Seconds of backlog."""
         self.waits_until: Any
@@ -104,27 +109,39 @@ class LoadColumns:
         self.kv_full: Any
         """Its KV cache was full at the last scrape."""
         self.wait, self.waits_until, self.running, self.rate, self.seconds, *flags = columns
-        self.slot, self.batch_full, self.full, self.kv_full = flags
+        self.slot, self.batch_full, self.full, self.kv_full, self.none = flags
+        """``none``: zeros."""
+        self.total_running = self.total_kv_full = self.total_rate = 0.0
+        self.waiting_until = 0.0
+        """No endpoint has a backlog from this time on, unless one gets another."""
         for at in range(count):
             self.refresh(at)
 
     def refresh(self, at: int) -> None:
         """Copy the figures of the load at this place, which has changed."""
         load = self.candidates[at].load
-        rate, running = load.rate, load.running
+        rate, running, kv_full = load.rate, load.running, load.kv_full_at is not None
         self.wait[at] = wait = load.backlog_tokens / rate
-        self.waits_until[at] = load.drains_from + wait
+        self.waits_until[at] = until = load.drains_from + wait
+        if wait > 0.0 and until > self.waiting_until:
+            self.waiting_until = until
+        self.total_running += running - self.running[at]
         self.running[at] = running
-        self.rate[at] = rate
-        self.seconds[at] = 1.0 / rate
         self.slot[at] = slot_seconds(running, load.slots, load.decode_seconds or 0.0)
         self.batch_full[at] = batch_full = load.counted_requests >= load.slot_limit
         self.full[at] = batch_full or load.kv_cache_full
-        self.kv_full[at] = load.kv_full_at is not None
+        self.total_kv_full += kv_full - self.kv_full[at]
+        self.kv_full[at] = kv_full
+        if rate != self.rate[at]:
+            self.total_rate += rate - self.rate[at]
+            self.rate[at] = rate
+            self.seconds[at] = 1.0 / rate
 
     def wait_at(self, now: float) -> Any:
         """Return the seconds until the backlogs are computed, drained to ``now`` as ``EndpointLoad.drain``
-        does."""
+        does; the caller changes none."""
+        if now >= self.waiting_until:
+            return self.none
         if self.many:
             left = self.waits_until - now
             np.minimum(left, self.wait, out=left)
@@ -133,10 +150,6 @@ class LoadColumns:
             wait if until - now > wait else until - now if until > now else 0.0
             for wait, until in zip(self.wait, self.waits_until, strict=True)
         ]
-
-    def total(self, column: Any) -> float:
-        """Return the sum of a column."""
-        return float(np.add.reduce(column)) if self.many else sum(column)
 
     def full_now(self, wait: Any, max_backlog: float) -> Any:
         """Return which endpoints have a full batch or more than ``max_backlog`` seconds to wait; None where
@@ -248,14 +261,14 @@ def _pool_cost(
     """Return what the terms share, and the part of a copy's work that this request answers for."""
     count = len(columns.candidates)
     held = [hit.tokens for hit in hits]
-    most = max(held, default=0)
+    most = max(held) if held else 0
     part = 1.0
     if uses and most:
         copied = policy.copy_share * most
-        part = share_of_copy(uses, sum([cached >= copied for cached in held]), policy)
+        part = share_of_copy(uses, len([1 for cached in held if cached >= copied]), policy)
     pool = PoolCost(
-        price_of_work(columns.total(columns.running) / count, columns.total(columns.kv_full) / count, policy),
-        columns.total(columns.rate) / count,
+        price_of_work(columns.total_running / count, columns.total_kv_full / count, policy),
+        columns.total_rate / count,
         max(tokens - most, 1 if tokens else 0),
         policy.copy_seconds / max(tokens, 1),
     )
@@ -275,31 +288,36 @@ def _costs(
 
     With what an endpoint holds, it saves work, evicted blocks and a copy, all in proportion to the tokens.
     """
-    price, each = pool.price, policy.running_seconds
+    price, each, seconds = pool.price, policy.running_seconds, columns.seconds
     cold = price * (pool.least_uncached + part * (tokens - pool.least_uncached))
     if columns.many:
-        costs = columns.seconds * cold
+        costs = seconds * cold
         costs += wait
         costs += columns.running * each
         costs += columns.slot
     else:
-        rows = zip(columns.seconds, wait, columns.running, columns.slot, strict=True)
-        costs = [seconds * cold + waiting + each * running + slot for seconds, waiting, running, slot in rows]
-    evicted = policy.evicted / pool.mean_rate
+        rows = zip(seconds, wait, columns.running, columns.slot, strict=True)
+        costs = [second * cold + waiting + each * running + slot for second, waiting, running, slot in rows]
+    if not tokens:
+        return costs
+    # saved seconds per cached token: so much times those of prefill, and so much anyway
+    by_rate, anyway = part * price, part * policy.evicted / pool.mean_rate + pool.copy_seconds
+    last = tokens - 1  # a prompt that is wholly cached still computes its last token
     if columns.many and len(holders) > _LOOP:
         at = list(holders)
-        saved = tokens - np.array([_uncached(tokens, hit) for hit in holders.values()])
-        costs[at] -= saved * (part * (price * columns.seconds[at] + evicted) + pool.copy_seconds)
+        saved = np.minimum([hit.tokens for hit in holders.values()], last)
+        costs[at] -= saved * (by_rate * seconds[at] + anyway)
     else:
         for place, hit in holders.items():
-            saving = part * (price * columns.seconds[place] + evicted) + pool.copy_seconds
-            costs[place] -= (tokens - _uncached(tokens, hit)) * saving
+            cached = hit.tokens
+            saved = cached if cached < last else last  # noqa: FURB136  (min takes twice as long)
+            costs[place] -= saved * (by_rate * seconds[place] + anyway)
     for place, hit in holders.items():
-        if hit.lower and tokens:  # loading takes less than prefill
+        if hit.lower:  # loading takes less than prefill
             uncached, load = _uncached(tokens, hit), columns.candidates[place].load
             own = pool.least_uncached + part * (uncached - pool.least_uncached)
             loading = _work(load, uncached, hit, policy)
-            costs[place] += price * own / uncached * (loading - uncached * columns.seconds[place])
+            costs[place] += price * own / uncached * (loading - uncached * seconds[place])
     return costs
 
 
@@ -313,32 +331,26 @@ def _best_of_few(
 
     Example: costs 1.0, 1.0005, 1.2 with 5, 2 and 0 running and ``near`` 0.001: the order is 1, 0, 2.
     """
-    count, tie = len(costs), min(costs) + near
-    tied = [at for at, cost in enumerate(costs) if cost <= tie]
-    if full is None and len(tied) == 1:
-        return _cheapest(costs, first, limit)
+    count = len(costs)
+    left = costs[first:] + costs[:first]
+    if full is None:
+        tie = min(left) + near
+        tied = [at for at, cost in enumerate(left) if cost <= tie]
+        if len(tied) > 1:
+            tied.sort(key=lambda at: (running[(at + first) % count], left[at]))
+            del tied[limit:]
+        for at in tied:
+            left[at] = inf
+        while len(tied) < limit and len(tied) < count:
+            tied.append(at := left.index(min(left)))
+            left[at] = inf
+        return [(at + first) % count for at in tied]
+    tie = min(left) + near
     keys = [
-        (
-            full is not None and full[at],
-            cost > tie,
-            running[at] if cost <= tie else 0.0,
-            cost,
-            (at - first) % count,
-            at,
-        )
-        for at, cost in enumerate(costs)
+        (full[place := (at + first) % count], cost > tie, running[place] if cost <= tie else 0.0, cost, at)
+        for at, cost in enumerate(left)
     ]
-    return [key[-1] for key in nsmallest(limit, keys)]
-
-
-def _cheapest(costs: list[float], first: int, limit: int) -> list[int]:
-    """Return the places of the least costs, in order; of equal ones that next to ``first``."""
-    left, found = costs[first:] + costs[:first], list[int]()
-    for _ in range(min(limit, len(costs))):
-        at = left.index(min(left))
-        left[at] = inf
-        found.append((at + first) % len(costs))
-    return found
+    return [(key[-1] + first) % count for key in nsmallest(limit, keys)]
 
 
 def _best_of_many(

@@ -89,6 +89,9 @@ class Stages:
 
     def microseconds(self) -> dict[str, int]:
         """Return whole microseconds by stage, for the log line."""
+        found = {stage: round(seconds * 1e6) for stage, seconds in self.laps}
+        if len(found) == len(self.laps):
+            return found
         sums: dict[str, float] = {}
         for stage, seconds in self.laps:
             sums[stage] = sums.get(stage, 0.0) + seconds
