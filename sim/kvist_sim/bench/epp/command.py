@@ -110,17 +110,19 @@ class EppPlan:
 
     @property
     def cells(self) -> list[Cell]:
-        """All cells in the order of measuring; the echo has one, which is the unit of the bounds."""
+        """All cells in the order of measuring.
+
+        The echo's only cell, the unit of the bounds, comes again before each kind: a shared machine is not
+        equally fast at all times.
+        """
         ways = [way for way in self.ways if way != ECHO_WAY]
-        return [
-            Cell(ECHO_WAY, ECHO_KIND, AIM_CONCURRENCY),
-            *(
-                Cell(way, kind, number)
-                for number in self.concurrencies
-                for kind in self.kinds
-                for way in ways
-            ),
-        ]
+        echo = Cell(ECHO_WAY, ECHO_KIND, AIM_CONCURRENCY)
+        found: list[Cell] = []
+        for number in self.concurrencies:
+            for kind in self.kinds:
+                found += [echo] * (number == AIM_CONCURRENCY)
+                found += [Cell(way, kind, number) for way in ways]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
