@@ -36,6 +36,12 @@ def template_messages(
     return [_message(message, style, reorder_calls) for message in messages]
 
 
+def have_media(messages: list[dict[str, Any]]) -> bool:
+    """Return whether ``template_messages`` put a ``MEDIA_MARK`` into one of these; it puts them in front."""
+    contents = [message["content"] for message in messages]
+    return any(type(content) is str and content.startswith(MEDIA_MARK) for content in contents)
+
+
 def merge_developer_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Turn developer messages into system messages, joined in front, for templates without the role."""
     if all(message["role"] != "developer" for message in messages):
@@ -104,10 +110,11 @@ def _message(message: dict[str, Any], style: ContentFormat, reorder_calls: bool)
     role, content = message.get("role"), message.get("content")
     if type(role) is not str:
         raise UnrenderableError("shape")
-    if style == "string" and type(content) is str and role != "system":
-        seen: dict[str, Any] = {"role": role, "content": content}
-    else:
-        seen = {"role": role, "content": _content(role, content, style)}
+    if type(content) is not str or (role == "system" and content.startswith(BILLING_HEADER)):
+        content = _content(role, content, style)
+    elif style == "openai" and role != "tool":
+        content = [{"type": "text", "text": content}]
+    seen: dict[str, Any] = {"role": role, "content": content}
     if len(message) > 2 or "content" not in message:
         _add_assistant(seen, message, reorder_calls) if role == "assistant" else _add_others(
             seen, message, role

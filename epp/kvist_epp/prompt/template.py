@@ -63,7 +63,7 @@ class Template:
         tree = environment.parse(source)
         self._environment = environment
         self._template = environment.from_string(source)
-        self._specials = dict(specials)
+        self._constants = {**self._template.globals, **specials}
         self._variables = meta.find_undeclared_variables(tree)
         self._has_content = "content" in source
         self._knows_developer = '"developer"' in source or "'developer'" in source
@@ -80,48 +80,56 @@ class Template:
         if len(chat.messages) * size > COPY_LIMIT:
             raise UnrenderableError("work")
         messages = chats.template_messages(chat.messages, self.style, reorder_calls=chat.reorder_calls)
+        media = chats.have_media(messages)
         if not self._knows_developer:
             messages = chats.merge_developer_messages(messages)
         if not messages:
             raise UnrenderableError("empty")
         if chat.continue_final_message:
-            return self._continued(chat, messages)
-        rendered = _until_media(self._run(chat, messages))
+            return self._continued(chat, messages, media=media)
+        rendered = self._run(chat, messages, media=media)
         if len(rendered) > GROWTH_LIMIT * size + 1_000_000:
             raise UnrenderableError("work")
         return rendered
 
-    def _run(self, chat: Chat, messages: list[dict[str, Any]]) -> str:
+    def _run(self, chat: Chat, messages: list[dict[str, Any]], *, media: bool) -> str:
         given = {name: chat.variables[name] for name in chat.variables if name in self._variables}
-        variables = self._specials | self._defaults | given
-        variables["messages"] = messages
-        variables["tools"] = chat.tools
-        variables["documents"] = chat.documents
-        variables["add_generation_prompt"] = chat.add_generation_prompt
+        variables = {
+            **self._constants,
+            **self._defaults,
+            **given,
+            "messages": messages,
+            "tools": chat.tools,
+            "documents": chat.documents,
+            "add_generation_prompt": chat.add_generation_prompt,
+        }
+        template = self._template
+        context = runtime.new_context(
+            self._environment, template.name, template.blocks, variables, shared=True
+        )
         self._environment.left = LOOP_LIMIT
         try:
-            return self._template.render(variables)
+            rendered = "".join(template.root_render_func(context))
         except _TooMuchWork:
             raise UnrenderableError("work") from None
         except Exception:  # noqa: BLE001 a template may raise anything; it must never fail a request
             raise UnrenderableError("template") from None
+        finally:  # macros and context refer to each other: they would keep the messages until a collection
+            context.vars.clear()
+            variables.clear()
+        return rendered.partition(MEDIA_MARK)[0] if media else rendered
 
-    def _continued(self, chat: Chat, messages: list[dict[str, Any]]) -> str:
+    def _continued(self, chat: Chat, messages: list[dict[str, Any]], *, media: bool) -> str:
         """Return the prompt up to the end of the last message's text, which the model is to continue."""
         if chat.add_generation_prompt or not self._has_content:
             raise UnrenderableError("continue")
         last, text = _marked(messages[-1])
-        rendered = _until_media(self._run(chat, [*messages[:-1], last]))
+        rendered = self._run(chat, [*messages[:-1], last], media=media)
         at = rendered.rfind(_CONTINUE.strip())
         if at < 0 or text.strip() not in rendered:
             raise UnrenderableError("continue")
         trimmed = not rendered.startswith(_CONTINUE, at)
         return rendered[:at].rstrip() if trimmed else rendered[:at]
-
-
-def _until_media(rendered: str) -> str:
-    at = rendered.find(MEDIA_MARK)
-    return rendered if at < 0 else rendered[:at]
 
 
 def _marked(message: dict[str, Any]) -> tuple[dict[str, Any], str]:
