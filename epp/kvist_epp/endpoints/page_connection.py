@@ -38,14 +38,17 @@ class PageConnection(asyncio.Protocol):
         """True if the server has not closed it."""
         return self._transport is not None and not self._transport.is_closing()
 
-    async def get(self) -> bytes | None:
+    async def get(self, timeout: float) -> bytes | None:  # noqa: ASYNC109  costs less than asyncio.timeout
         """Return the page; None if the server closed the connection, or if the answer is ``odd``.
 
-        Cancelling it closes the connection: the answer would be taken for the next one.
+        Cancelling it closes the connection: the answer would be taken for the next one. Raises TimeoutError
+        after ``timeout`` seconds.
         """
         if self._transport is None:
             return None
-        self._answer = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._answer = loop.create_future()
+        timer = loop.call_later(timeout, self._on_timeout)
         self._transport.write(self._request)
         try:
             return await self._answer
@@ -53,6 +56,7 @@ class PageConnection(asyncio.Protocol):
             self.close()
             raise
         finally:
+            timer.cancel()
             self._answer = None
 
     def close(self) -> None:
@@ -81,6 +85,11 @@ class PageConnection(asyncio.Protocol):
             self.odd = True
             self.close()
             self._finish(None)
+
+    def _on_timeout(self) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(TimeoutError())
+        self.close()
 
     def _read_head(self) -> bool:
         """Return whether the head is complete. Raises ValueError for an answer that is not understood."""

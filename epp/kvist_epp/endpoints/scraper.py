@@ -11,7 +11,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
-from math import inf
+from math import ceil, inf
 from typing import Final
 
 import aiohttp
@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
 LEAST_INTERVAL: Final = 0.1
 """Seconds between scrapes of one engine that others ask for."""
+GRID_SECONDS: Final = 0.01
+"""Scrapes begin at multiples of it, those of several engines at once: the process wakes up less often."""
 MAX_WARNINGS: Final = 16
 """Different reasons for missing metrics that are logged."""
 SERVER_ERROR: Final = 500
@@ -173,7 +175,7 @@ class Scraper:
                 state.asking, state.tried_at = False, time.monotonic()
             hasty = 0 < state.failures < self._failures or state.state is ScrapeState.NEW
             pause = min(self._interval, 0.5) if hasty else self._interval
-            await asyncio.sleep(pause * random.uniform(0.9, 1.1))
+            await asyncio.sleep(_on_grid(asyncio.get_running_loop().time(), pause * random.uniform(0.9, 1.1)))
 
     async def scrape(self, state: EngineState) -> None:
         """Scrape one engine once; ask for its models too when that is due."""
@@ -223,9 +225,8 @@ class Scraper:
         if state.state is not ScrapeState.READY or state.failures or state.metrics_problem:
             self._disconnect(endpoint.key)
         elif connection is None or not connection.odd:
-            async with asyncio.timeout(self._timeout):
-                if (page := await self._page(endpoint, connection)) is not None:
-                    return page
+            if (page := await self._page(endpoint, connection)) is not None:
+                return page
         return await self._get(endpoint, "/metrics")
 
     async def _page(self, endpoint: Endpoint, connection: PageConnection | None) -> bytes | None:
@@ -233,11 +234,12 @@ class Scraper:
         if connection is None or not connection.usable:
             place = endpoint.address, endpoint.port, endpoint.hostport
             try:
-                connection = await PageConnection.open(*place, "/metrics", MAX_PAGE_BYTES)
-            except OSError:
+                async with asyncio.timeout(self._timeout):
+                    connection = await PageConnection.open(*place, "/metrics", MAX_PAGE_BYTES)
+            except OSError:  # a time-out, too
                 return None
             self._connections[endpoint.key] = connection
-        return await connection.get()
+        return await connection.get(self._timeout)
 
     async def _status(self, endpoint: Endpoint, path: str) -> int:
         """Return the HTTP status of a page."""
@@ -340,6 +342,11 @@ class Scraper:
                 problem,
             )
             self._on_change(state)
+
+
+def _on_grid(now: float, seconds: float) -> float:
+    """Return the seconds to the first moment of the grid that is at least ``seconds`` from ``now``."""
+    return ceil((now + seconds) / GRID_SECONDS) * GRID_SECONDS - now
 
 
 def _cause(error: BaseException) -> str:

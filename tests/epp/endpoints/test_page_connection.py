@@ -66,7 +66,7 @@ async def test_pages_are_read_on_one_connection(answer: bytes, slowly: bool) -> 
     """Pages with a length and in chunks are read however they arrive, and the connection is used again."""
     server = Server(answer, answer, slowly=slowly)
     async with server.connected() as connection:
-        assert [await connection.get(), await connection.get()] == [b"hello", b"hello"]
+        assert [await connection.get(5.0), await connection.get(5.0)] == [b"hello", b"hello"]
         assert (server.connections, connection.odd, connection.usable) == (1, False, True)
     assert server.requests[0].startswith(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:")
 
@@ -76,7 +76,7 @@ async def test_a_body_that_ends_like_the_last_chunk_is_read_whole() -> None:
     content = b"\r\n0\r\n\r\n"
     answer = HEAD + b"Transfer-Encoding: chunked\r\n\r\n7\r\n" + content + b"\r\n0\r\n\r\n"
     async with Server(answer, slowly=True).connected() as connection:
-        assert await connection.get() == content
+        assert await connection.get(5.0) == content
 
 
 @pytest.mark.parametrize(
@@ -99,26 +99,34 @@ async def test_a_body_that_ends_like_the_last_chunk_is_read_whole() -> None:
 async def test_other_answers_are_left_to_a_full_client(answer: bytes) -> None:
     """An answer of any other kind is no page, closes the connection, and is marked as odd."""
     async with Server(answer).connected() as connection:
-        assert await connection.get() is None
+        assert await connection.get(5.0) is None
         assert (connection.odd, connection.usable) == (True, False)
 
 
 async def test_a_server_that_closes_is_not_odd() -> None:
     """A connection that the server has closed gives no page; the next one may."""
     async with Server(PLAIN, PLAIN, close=True).connected() as connection:
-        assert await connection.get() == b"hello"
+        assert await connection.get(5.0) == b"hello"
         while connection.usable:
             await asyncio.sleep(0)
-        assert (await connection.get(), connection.odd) == (None, False)
+        assert (await connection.get(5.0), connection.odd) == (None, False)
     async with Server(PLAIN[:-1], close=True).connected() as connection:
-        assert (await connection.get(), connection.odd) == (None, False)
+        assert (await connection.get(5.0), connection.odd) == (None, False)
 
 
 async def test_a_request_that_is_given_up_closes_the_connection() -> None:
     """A request that is cancelled closes the connection, since its answer would be taken for the next one."""
     async with Server(b"", PLAIN).connected() as connection:
-        task = asyncio.create_task(connection.get())
+        task = asyncio.create_task(connection.get(5.0))
         await asyncio.sleep(0.05)
         task.cancel()
         assert await asyncio.gather(task, return_exceptions=True)
+        assert not connection.usable
+
+
+async def test_an_answer_that_does_not_come_times_out() -> None:
+    """A server that is silent for the given time fails the request and loses the connection."""
+    async with Server(b"", PLAIN).connected() as connection:
+        with pytest.raises(TimeoutError):
+            await connection.get(0.05)
         assert not connection.usable
