@@ -38,7 +38,7 @@ class PageConnection(asyncio.Protocol):
         """True if the server has not closed it."""
         return self._transport is not None and not self._transport.is_closing()
 
-    async def get(self, timeout: float) -> bytes | None:  # noqa: ASYNC109  costs less than asyncio.timeout
+    async def get(self, timeout: float) -> bytes | None:
         """Return the page; None if the server closed the connection, or if the answer is ``odd``.
 
         Cancelling it closes the connection: the answer would be taken for the next one. Raises TimeoutError

@@ -225,7 +225,8 @@ class Scraper:
         if state.state is not ScrapeState.READY or state.failures or state.metrics_problem:
             self._disconnect(endpoint.key)
         elif connection is None or not connection.odd:
-            if (page := await self._page(endpoint, connection)) is not None:
+            page = await self._page(endpoint, connection)
+            if page is not None:
                 return page
         return await self._get(endpoint, "/metrics")
 
@@ -236,7 +237,9 @@ class Scraper:
             try:
                 async with asyncio.timeout(self._timeout):
                     connection = await PageConnection.open(*place, "/metrics", MAX_PAGE_BYTES)
-            except OSError:  # a time-out, too
+            except TimeoutError:
+                raise
+            except OSError:
                 return None
             self._connections[endpoint.key] = connection
         return await connection.get(self._timeout)

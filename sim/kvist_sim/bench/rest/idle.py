@@ -59,9 +59,9 @@ async def fleet(
     yield file
 
 
-def programs(baseline: str, folder: Path) -> Mapping[str, Sequence[str]]:
-    """Return the commands of the pickers to measure: today's, and one of an older revision."""
-    found = {NOW: launch.PICKER}
+def programs(baseline: str, folder: Path, now: Sequence[str] | None = None) -> Mapping[str, Sequence[str]]:
+    """Return the commands of the pickers to measure: today's (``now``), and one of an older revision."""
+    found = {NOW: now or launch.PICKER}
     return {baseline: picker_of_revision(baseline, folder), **found} if baseline else found
 
 
@@ -77,14 +77,14 @@ async def measure(
         children = await stack.enter_async_context(Children(folder, grace_seconds=10))
         for size in sizes:
             file = await stack.enter_async_context(fleet(children, folder, size))
-            for name, program in programs(baseline, folder).items():
-                command = profiled(folder, f"{size}") if profile and name == NOW else program
+            now = profiled(folder, f"{size}") if profile else None
+            for name, program in programs(baseline, folder, now).items():
                 started = await launch.start_picker(
                     children,
                     file,
                     str(model_files.folder()),
                     name=f"picker-{size}-{name}",
-                    program=command,
+                    program=program,
                 )
                 pickers[size, name] = started.child
         await asyncio.sleep(QUIET_SECONDS)
