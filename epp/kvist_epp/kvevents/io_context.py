@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 _IPV4 = re.compile(r"tcp://\d+\.")
 _ZmqSocket = zmq.Socket[bytes]
+_EVENTS, _MORE = int(zmq.EVENTS), int(zmq.RCVMORE)
+_POLLIN, _DONTWAIT = int(zmq.POLLIN), int(zmq.DONTWAIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +238,13 @@ def _drain(monitor: _ZmqSocket, on_connected: Callable[[], None]) -> None:
 
 
 def _receive(socket: _ZmqSocket) -> list[bytes] | None:
-    if socket.closed:
+    # plain numbers, and a look before each message: pyzmq converts enumerations, and an exception costs more
+    if socket.closed or not int(socket.get(_EVENTS)) & _POLLIN:
         return None
     try:
-        return socket.recv_multipart(zmq.DONTWAIT)
+        frames = [socket.recv(_DONTWAIT)]
+        while socket.get(_MORE):
+            frames.append(socket.recv(_DONTWAIT))
     except zmq.Again:
         return None
+    return frames

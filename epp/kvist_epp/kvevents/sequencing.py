@@ -25,9 +25,9 @@ continues.
 
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 LONG_REPLAY = 256
 """Batches after which the end marker is not trusted: engines before 0.33 may have dropped the last ones."""
@@ -65,9 +65,8 @@ class RestartSuspicion(Enum):
     """The replay in progress settles it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """Sequence position of one publisher."""
+class Cursor(NamedTuple):
+    """Sequence position of one publisher; a tuple, since each message makes a new one."""
 
     next: int = 0
     """Sequence number to be applied next."""
@@ -104,8 +103,7 @@ class Cursor:
 def begin_replay(cursor: Cursor) -> Cursor:
     """Return the cursor after a replay was requested: on a connection, a gap, or to check an idle engine."""
     suspected = cursor.suspicion is not RestartSuspicion.NONE
-    return replace(
-        cursor,
+    return cursor._replace(
         replay_from=0 if cursor.empty else cursor.next - 1,
         next_at_request=cursor.next,
         published_at_request=-1 if cursor.last_live is None else cursor.last_live,
@@ -123,7 +121,7 @@ def judge_live(cursor: Cursor, seq: int, mark: Hashable, *, has_replay: bool = T
     """
     if cursor.last_live is not None and seq <= cursor.last_live:
         return _judge_step_back(cursor, seq, mark, has_replay=has_replay)
-    cursor = replace(cursor, last_live=seq)
+    cursor = cursor._replace(last_live=seq)
     if cursor.replay_from is not None:
         return cursor, Action.HOLD
     if seq < cursor.next:
@@ -135,12 +133,12 @@ def judge_live(cursor: Cursor, seq: int, mark: Hashable, *, has_replay: bool = T
 
 def _judge_step_back(cursor: Cursor, seq: int, mark: Hashable, *, has_replay: bool) -> tuple[Cursor, Action]:
     if seq == 0:
-        return replace(_reset(cursor), next=1, mark=mark, last_live=0), Action.FIRST_AFTER_RESTART
+        return _reset(cursor)._replace(next=1, mark=mark, last_live=0), Action.FIRST_AFTER_RESTART
     if not has_replay or cursor.empty:
-        return begin_replay(replace(_reset(cursor), last_live=seq)), Action.RESTARTED
+        return begin_replay(_reset(cursor)._replace(last_live=seq)), Action.RESTARTED
     if cursor.replay_from is None:
-        return begin_replay(replace(cursor, suspicion=RestartSuspicion.RAISED)), Action.REPLAY
-    return replace(cursor, suspicion=RestartSuspicion.RAISED), Action.HOLD
+        return begin_replay(cursor._replace(suspicion=RestartSuspicion.RAISED)), Action.REPLAY
+    return cursor._replace(suspicion=RestartSuspicion.RAISED), Action.HOLD
 
 
 def judge_replayed(cursor: Cursor, seq: int, mark: Hashable) -> tuple[Cursor, Action]:
@@ -151,14 +149,14 @@ def judge_replayed(cursor: Cursor, seq: int, mark: Hashable) -> tuple[Cursor, Ac
     """
     if cursor.replay_from is None or seq < cursor.next - 1:
         return cursor, Action.IGNORE
-    cursor = replace(cursor, answered=True, trust_empty=True, proven=True)
+    cursor = cursor._replace(answered=True, trust_empty=True, proven=True)
     if seq == cursor.next - 1 and mark != cursor.mark:
         return begin_replay(_reset(cursor)), Action.RESTARTED
     if seq > cursor.next and cursor.advanced:
         return begin_replay(cursor), Action.REPLAY
     asked = cursor.suspicion is RestartSuspicion.ASKED
     if asked:  # settled by this batch; a suspicion raised since the request is not
-        cursor = replace(cursor, suspicion=RestartSuspicion.NONE)
+        cursor = cursor._replace(suspicion=RestartSuspicion.NONE)
     if seq == cursor.next - 1:
         return cursor, Action.IGNORE
     if asked:  # the buffer has wrapped, so that nothing shows that this is the same run of the engine
@@ -177,10 +175,10 @@ def judge_replay_end(cursor: Cursor) -> tuple[Cursor, Action]:
         return cursor, Action.IGNORE
     asked = cursor.suspicion is RestartSuspicion.ASKED
     if (cursor.trust_empty or asked) and not cursor.answered and not cursor.empty:
-        return begin_replay(_reset(replace(cursor, trust_empty=cursor.proven))), Action.RESTARTED
+        return begin_replay(_reset(cursor._replace(trust_empty=cursor.proven))), Action.RESTARTED
     if cursor.suspicion is RestartSuspicion.RAISED or cursor.next - cursor.next_at_request >= LONG_REPLAY:
         return begin_replay(cursor), Action.REPLAY
-    return replace(cursor, replay_from=None), Action.DONE
+    return cursor._replace(replay_from=None), Action.DONE
 
 
 def judge_held(cursor: Cursor, seq: int, mark: Hashable, *, has_replay: bool = True) -> tuple[Cursor, Action]:
@@ -198,7 +196,7 @@ def _reset(cursor: Cursor) -> Cursor:
 
 
 def _applied(cursor: Cursor, seq: int, mark: Hashable) -> Cursor:
-    return replace(cursor, next=seq + 1, mark=mark)
+    return cursor._replace(next=seq + 1, mark=mark)
 
 
 def _apply_or_lost(cursor: Cursor, seq: int) -> Action:
@@ -274,7 +272,7 @@ class EventSequencer:
     def skip_snapshot(self) -> list[Step]:
         """Continue without a snapshot."""
         self.waiting_for_snapshot = False
-        self.cursor = replace(self.cursor, replay_from=None)
+        self.cursor = self.cursor._replace(replay_from=None)
         return self.on_connected()
 
     def adopt_snapshot(self, following: int, mark: bytes) -> list[Step]:
@@ -361,7 +359,7 @@ class EventSequencer:
             self.cursor = Cursor(last_live=self.cursor.last_live)
             forget = [Forget(restarted=False)]
         self.waiting_for_snapshot = False
-        self.cursor = replace(self.cursor, replay_from=None)
+        self.cursor = self.cursor._replace(replay_from=None)
         return [*forget, *self._release(has_replay=False)]
 
     def _release(self, *, has_replay: bool) -> list[Step]:
