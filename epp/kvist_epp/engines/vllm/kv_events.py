@@ -279,6 +279,8 @@ def _medium(medium: str | None) -> str:
 
 
 def _hashes(hashes: list[_Hash]) -> list[int]:
+    if len(hashes) == 1:  # an eviction: as many messages' events as blocks
+        return hashes if type(hashes[0]) is int and hashes[0] >= 0 else [_hash(hashes[0])]  # type: ignore[return-value]
     try:
         if min(hashes, default=0) >= 0:  # type: ignore[operator]  # mixed or bytes raise: read one by one
             return hashes  # type: ignore[return-value]
