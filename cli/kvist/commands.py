@@ -121,6 +121,25 @@ COMMANDS: Final = (
   kvist bench ends --write-docs docs/benchmarks.md""",
     ),
     Command(
+        words=("bench", "rest"),
+        summary="measure the CPU of a picker without requests, and per request at a low rate",
+        function="kvist_sim.bench.rest.command:rest",
+        options=options.bench_rest_options,
+        examples="""\
+  kvist bench rest --quick
+  kvist bench rest --baseline bbf266e --part idle
+  kvist bench rest --write-docs docs/benchmarks.md""",
+    ),
+    Command(
+        words=("bench", "scale"),
+        summary="measure what a picker of 1,000 endpoints needs, and what more replicas do",
+        function="kvist_sim.bench.rest.command:scaled",
+        options=options.bench_scale_options,
+        examples="""\
+  kvist bench scale --replicas 1
+  kvist bench scale --write-docs docs/benchmarks.md""",
+    ),
+    Command(
         words=("bench", "chaos"),
         summary="run a steady load while engines, pickers, events, links and certificates fail one by one",
         function="kvist_sim.bench.chaos.command:main",

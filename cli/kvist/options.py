@@ -129,6 +129,33 @@ def bench_ends_options(parser: argparse.ArgumentParser) -> None:
     _results(parser)
 
 
+def bench_rest_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist bench rest``."""
+    parser.add_argument("--quick", action="store_true", help="4 and 100 endpoints, one short window each")
+    parser.add_argument("--part", choices=("idle", "few"), help="run only this part (default: both)")
+    parser.add_argument(
+        "--baseline", metavar="REV", help="also measure the picker of this git revision, in the same windows"
+    )
+    parser.add_argument("--profile", action="store_true", help="show where the picker's CPU time goes")
+    _results(parser)
+
+
+def bench_scale_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist bench scale``."""
+    parser.add_argument(
+        "--replicas",
+        type=count,
+        nargs="+",
+        default=(1, 2, 4),
+        metavar="N",
+        help="numbers of pickers on this machine, one after the other (default: 1 2 4)",
+    )
+    parser.add_argument(
+        "--seconds", type=positive, default=6.0, metavar="N", help="seconds of each window (default: 6)"
+    )
+    _results(parser)
+
+
 def bench_queue_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``kvist bench queue``."""
     parser.add_argument(

@@ -15,7 +15,7 @@ from typing import Final
 from kvist_sim import envoy, launch, load
 from kvist_sim import model as model_files
 from kvist_sim.bench.epp.profiler import begin, profiled
-from kvist_sim.bench.rest.idle import NOW, QUIET_SECONDS, programs
+from kvist_sim.bench.rest.idle import NOW, QUIET_SECONDS, Windows, programs
 from kvist_sim.demo.plan import MODEL_NAME, DemoPlan
 from kvist_sim.demo.run import start_engines
 from kvist_sim.processes import Child, Children
@@ -50,11 +50,9 @@ class _Running:
     target: load.Target
 
 
-async def measure(
-    *, seconds: float, rounds: int, baseline: str, folder: Path, profile: bool = False
-) -> list[Few]:
+async def measure(plan: Windows, *, baseline: str, folder: Path, profile: bool = False) -> list[Few]:
     """Send the same kind of traffic through each picker in turn. Raises ChildFailedError or RevisionError."""
-    plan = DemoPlan(engines=ENGINES, rate=RATE)
+    demo = DemoPlan(engines=ENGINES, rate=RATE)
     async with contextlib.AsyncExitStack() as stack:
         children = await stack.enter_async_context(Children(folder, grace_seconds=10))
         engines = launch.engine_ports(ENGINES)
@@ -65,19 +63,19 @@ async def measure(
                 baseline, folder, profiled(folder, "few") if profile else None
             ).items()
         }
-        traffic = arrivals(plan.shape, rate=RATE, seed=plan.seed, model=MODEL_NAME)
+        traffic = arrivals(demo.shape, rate=RATE, seed=demo.seed, model=MODEL_NAME)
         first = next(iter(running.values()))
-        warm = list(warm_up(plan.shape, rate=WARM_RATE, seed=plan.seed, model=MODEL_NAME))
+        warm = list(warm_up(demo.shape, rate=WARM_RATE, seed=demo.seed, model=MODEL_NAME))
         await _sent(first.target, iter(warm), len(warm) / WARM_RATE)
         for one in running.values():
-            await _sent(one.target, traffic, seconds / 2)
-        idle = await _idle(running.values(), seconds)
+            await _sent(one.target, traffic, plan.seconds / 2)
+        idle = await _idle(running.values(), plan.seconds)
         if profile:
             begin(running[NOW].picker.pid)
         windows: dict[str, list[Few]] = {name: [] for name in running}
-        for _ in range(rounds):
+        for _ in range(plan.rounds):
             for name, one in running.items():
-                windows[name].append(await _window(name, one, traffic, seconds, idle[one.picker.pid]))
+                windows[name].append(await _window(name, one, traffic, plan.seconds, idle[one.picker.pid]))
         for one in running.values():
             one.target.close()
     return [_middle(found) for found in windows.values()]

@@ -6,12 +6,14 @@ events and replay them.
 """
 
 import asyncio
+import itertools
 import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,9 +31,11 @@ BLOCK_SIZE: Final = 16
 EVENT_BLOCKS: Final = 64
 """Blocks of a prefill step of 1,024 tokens."""
 KEEP: Final = 4
-"""Chains of ``EVENT_BLOCKS`` blocks that each cache holds: from then on each new one evicts the oldest."""
-BUFFER_STEPS: Final = 1_000
-"""Batches that can be replayed; vLLM has 10,000, which would be the memory of a thousand engines."""
+"""Chains of ``EVENT_BLOCKS`` blocks that each cache holds."""
+CHAINS: Final = 6
+"""Chains that each cache takes in turn."""
+BUFFER_STEPS: Final = 100
+"""Batches that can be replayed; vLLM has 10,000."""
 BODIES: Final = 64
 PAGE_SECONDS: Final = 1.0
 TICK_SECONDS: Final = 0.005
@@ -97,33 +101,36 @@ async def _change_page() -> None:
         await asyncio.sleep(PAGE_SECONDS)
 
 
-class Caches:
-    """Contents of all caches: each new chain evicts the oldest of the same engine, block by block."""
+class Messages:
+    """Messages of all engines, made beforehand: each cache takes the same chains again and again.
+
+    A message stores one chain, and evicts the chain stored ``KEEP`` messages before, block by block."""
 
     def __init__(self, engines: int) -> None:
         vocabulary = Model.load(str(model_files.folder())).pieces
         usual = [number for number, piece in enumerate(vocabulary) if piece]
-        self._rng = random.Random(0)
-        self._bodies = [self._rng.choices(usual, k=EVENT_BLOCKS * BLOCK_SIZE) for _ in range(BODIES)]
-        self._usual = usual
-        self._held: list[list[list[int]]] = [[] for _ in range(engines)]
-        self._made = 0
+        rng = random.Random(0)
+        bodies = [rng.choices(usual, k=EVENT_BLOCKS * BLOCK_SIZE) for _ in range(BODIES)]
+        self._messages: list[list[bytes]] = []
+        self._sent = [0] * engines
+        for engine in range(engines):
+            names = [[rng.getrandbits(64) for _ in range(EVENT_BLOCKS)] for _ in range(CHAINS)]
+            first = usual[engine % len(usual)]
+            chains = [[first, usual[n], *rng.choice(bodies)[2:]] for n in range(CHAINS)]
+            self._messages.append([_message(names, chains[n], n) for n in range(CHAINS)])
 
-    def step(self, engine: int) -> bytes:
-        """Return the next message of an engine: one chain more."""
-        held, number = self._held[engine], self._made
-        self._made += 1
-        names = [self._rng.getrandbits(64) for _ in range(EVENT_BLOCKS)]
-        tokens = list(self._bodies[number % BODIES])
-        tokens[0], tokens[1] = self._token(number), self._token(number // len(self._usual))
-        held.append(names)
-        evicted = held.pop(0) if len(held) > KEEP else []
-        events: list[Event] = [Removed(hashes=[name]) for name in reversed(evicted)]
-        events.append(Stored(hashes=names, parent=None, token_ids=tokens, block_size=BLOCK_SIZE))
-        return encode(Batch(ts=float(number), rank=0, events=events))
+    def next(self, engine: int) -> bytes:
+        """Return the next message of an engine."""
+        number = self._sent[engine]
+        self._sent[engine] += 1
+        return self._messages[engine][number % CHAINS]
 
-    def _token(self, number: int) -> int:
-        return self._usual[number % len(self._usual)]
+
+def _message(names: Sequence[list[int]], tokens: list[int], number: int) -> bytes:
+    evicted = names[(number - KEEP) % CHAINS]
+    events: list[Event] = [Removed(hashes=[name]) for name in reversed(evicted)]
+    events.append(Stored(hashes=names[number], parent=None, token_ids=tokens, block_size=BLOCK_SIZE))
+    return encode(Batch(ts=float(number), rank=0, events=events))
 
 
 def publishers(count: int, ports: FleetPorts) -> list[Publisher]:
@@ -144,24 +151,30 @@ def publishers(count: int, ports: FleetPorts) -> list[Publisher]:
     ]
 
 
-async def publish(engines: Sequence[Publisher], rate: float) -> None:
-    """Publish ``rate`` blocks a second, spread over all engines; messages are made before they are due."""
-    caches = Caches(len(engines))
+async def publish(engines: Sequence[Publisher], rate: Path) -> None:
+    """Publish as many blocks a second as the file says, spread over all engines."""
+    messages: Messages | None = None
     clock = asyncio.get_running_loop().time
-    begin, sent = clock(), 0
-    order = _in_turn(len(engines))
+    order = itertools.cycle(range(len(engines)))
+    now, owed, wanted, looked_at = clock(), 0.0, 0.0, -inf
     while True:
-        due = int((clock() - begin) * rate / EVENT_BLOCKS)
-        for _ in range(due - sent):
-            number = next(order)
-            engines[number].publish_raw(caches.step(number))
-        sent = due
+        if now - looked_at >= PAGE_SECONDS:
+            looked_at, wanted = now, read_rate(rate)
+            messages = messages or (Messages(len(engines)) if wanted else None)
+            now = clock()
+        if messages is not None:
+            while owed >= 1:
+                number = next(order)
+                engines[number].publish_raw(messages.next(number))
+                owed -= 1
         await asyncio.sleep(TICK_SECONDS)
+        before, now = now, clock()
+        owed += (now - before) * wanted / EVENT_BLOCKS
 
 
-def _in_turn(count: int) -> Iterator[int]:
-    while True:
-        yield from range(count)
+def read_rate(file: Path) -> float:
+    """Return the number in the file; 0 without one."""
+    return float(file.read_text()) if file.exists() else 0.0
 
 
 async def serve(spec: dict[str, Any], ready: Callable[[], object]) -> None:
@@ -173,8 +186,7 @@ async def serve(spec: dict[str, Any], ready: Callable[[], object]) -> None:
     await loop.create_server(_Engine, "0.0.0.0", ports.http)  # all loopback addresses
     sockets = publishers(count, ports)
     ready()
-    if spec["blocks_per_second"]:
-        await publish(sockets, spec["blocks_per_second"])
+    await publish(sockets, Path(spec["rate"]))
     await changing
 
 

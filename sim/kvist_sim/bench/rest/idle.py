@@ -24,6 +24,14 @@ QUIET_SECONDS: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows of a measurement, of which the median counts."""
+
+    seconds: float
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
 class Idle:
     """CPU without requests."""
 
@@ -35,10 +43,9 @@ class Idle:
 
 
 @contextlib.asynccontextmanager
-async def fleet(
-    children: Children, folder: Path, engines: int, blocks_per_second: float = 0.0
-) -> AsyncIterator[Path]:
-    """Start engines in one process; yield the endpoints file."""
+async def fleet(children: Children, folder: Path, engines: int) -> AsyncIterator[Path]:
+    """Start engines in one process; yield the endpoints file. They publish as many blocks a second as the
+    file ``fleet-<engines>.rate`` says, once there is one."""
     ports = FleetPorts(*free_ports(3))
     spec, ready = folder / f"fleet-{engines}.json", folder / f"fleet-{engines}.ready"
     spec.write_text(
@@ -46,7 +53,7 @@ async def fleet(
             {
                 "engines": engines,
                 "ports": [ports.http, ports.events, ports.replay],
-                "blocks_per_second": blocks_per_second,
+                "rate": str(folder / f"fleet-{engines}.rate"),
                 "ready": str(ready),
             }
         )
@@ -66,7 +73,7 @@ def programs(baseline: str, folder: Path, now: Sequence[str] | None = None) -> M
 
 
 async def measure(
-    sizes: Sequence[int], *, seconds: float, rounds: int, baseline: str, folder: Path, profile: bool = False
+    sizes: Sequence[int], windows: Windows, *, baseline: str, folder: Path, profile: bool = False
 ) -> list[Idle]:
     """Run a picker for each number of endpoints, all at once; return the CPU of each.
 
@@ -91,11 +98,11 @@ async def measure(
         if profile:
             for child in pickers.values():
                 begin(child.pid)
-        windows: dict[tuple[int, str], list[float]] = {key: [] for key in pickers}
-        for _ in range(rounds):
+        shares: dict[tuple[int, str], list[float]] = {key: [] for key in pickers}
+        for _ in range(windows.rounds):
             before = {key: child.cpu_seconds() for key, child in pickers.items()}
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(windows.seconds)
             children.check()
             for key, child in pickers.items():
-                windows[key].append((child.cpu_seconds() - before[key]) / seconds)
-    return [Idle(size, name, sorted(found)[len(found) // 2]) for (size, name), found in windows.items()]
+                shares[key].append((child.cpu_seconds() - before[key]) / windows.seconds)
+    return [Idle(size, name, sorted(found)[len(found) // 2]) for (size, name), found in shares.items()]

@@ -1,0 +1,69 @@
+"""Run ``kvist bench rest`` and ``kvist bench scale``."""
+
+import argparse
+from typing import Final
+
+from rich.console import Console
+
+from kvist_sim.bench.epp.profiler import profiles
+from kvist_sim.bench.epp.revision import RevisionError
+from kvist_sim.bench.harness.proof import FAILED, console, folder, prove
+from kvist_sim.bench.rest import few, idle, scale
+from kvist_sim.bench.rest.report import (
+    RestReport,
+    ScaleReport,
+    rest_document,
+    rest_table,
+    scale_document,
+    scale_table,
+)
+
+SIZES: Final = (4, 100, 1_000)
+QUICK_SIZES: Final = (4, 100)
+SECONDS: Final = 10.0
+QUICK_SECONDS: Final = 4.0
+ROUNDS: Final = 3
+
+
+def rest(options: argparse.Namespace) -> int:
+    """Measure, print the tables, write the results; non-zero when a bound is broken."""
+    say = console()
+    try:
+        return prove("rest", _rest(options, say), say, options, table=rest_table, document=rest_document)
+    except RevisionError as failure:
+        say.print(f"rest failed: {failure}", style="red", markup=False)
+        return FAILED
+
+
+def scaled(options: argparse.Namespace) -> int:
+    """Measure, print the tables, write the results; non-zero when requests were refused."""
+    say = console()
+    return prove("scale", _scale(options, say), say, options, table=scale_table, document=scale_document)
+
+
+async def _rest(options: argparse.Namespace, say: Console) -> RestReport:
+    plan = idle.Windows(QUICK_SECONDS, 1) if options.quick else idle.Windows(SECONDS, ROUNDS)
+    sizes = QUICK_SIZES if options.quick else SIZES
+    baseline, profile = options.baseline or "", options.profile
+    at_rest, low = list[idle.Idle](), list[few.Few]()
+    with folder(None) as place:
+        if options.part != "few":
+            at_rest = await idle.measure(sizes, plan, baseline=baseline, folder=place, profile=profile)
+            say.print("at rest: done")
+        if options.part != "idle":
+            low = await few.measure(plan, baseline=baseline, folder=place, profile=profile)
+            say.print("at a low rate: done")
+        if options.profile:
+            names = [*(str(one.endpoints) for one in at_rest if one.picker == idle.NOW), *["few"][: len(low)]]
+            for text in profiles(place, names):
+                say.print(text, markup=False)
+    return RestReport(at_rest, low)
+
+
+async def _scale(options: argparse.Namespace, say: Console) -> ScaleReport:
+    found = []
+    with folder(None) as place:
+        for count in options.replicas:
+            found += await scale.measure([count], seconds=options.seconds, folder=place)
+            say.print(f"{count} replicas: done")
+    return ScaleReport(found)
