@@ -1,4 +1,4 @@
-"""What a picker of a thousand endpoints needs, and what each of several replicas needs.
+"""CPU that a picker of a thousand endpoints needs, and that each of several replicas needs.
 
 Load is a tenth of the goal, which leaves the cores some air: CPU is read at rest, with events, with requests,
 and with both, of every replica. Shares at the whole goal are ten times the increase, plus that at rest.
