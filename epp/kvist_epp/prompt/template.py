@@ -14,6 +14,7 @@ author.
 
 import datetime as dt
 import json
+import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -173,7 +174,6 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols])
         self.filters["tojson"] = _tojson
         self.filters["_charged"] = self._charged
-        self.globals["_step"] = self._step
         self.globals["raise_exception"] = _raise
         self.globals["strftime_now"] = _now
 
@@ -182,9 +182,6 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
     ) -> str:
         for loop in source.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, "_charged", [], [], None, None, lineno=loop.lineno)
-        for macro in source.find_all(nodes.Macro):
-            call = nodes.Call(nodes.Name("_step", "load"), [], [], None, None, lineno=macro.lineno)
-            macro.body.insert(0, nodes.ExprStmt(call, lineno=macro.lineno))
         return super()._generate(source, name, filename, defer_init)
 
     def call_binop(self, context: runtime.Context, operator: str, left: Any, right: Any) -> Any:
@@ -197,8 +194,21 @@ class _Environment(sandbox.ImmutableSandboxedEnvironment):
             raise _TooMuchWork
         return super().call_binop(context, operator, left, right)
 
-    def _step(self) -> None:
-        self._charge(1)
+    def call(self, context: runtime.Context, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a macro (one step), a recursive loop (as a loop), a method of a text, or as jinja2 does.
+
+        jinja2 looks first for marks of unsafe functions and for those that want its context; these have none.
+        """
+        kind = type(callee)
+        if kind is runtime.Macro:
+            self._charge(1)
+        elif kind is runtime.LoopContext:
+            args = (self._charged(kwargs.pop("iterable") if "iterable" in kwargs else args[0]), *args[1:])
+        elif kind is not types.BuiltinMethodType or type(callee.__self__) is not str:
+            return super().call(context, callee, *args, **kwargs)
+        kwargs.pop("_loop_vars", None)
+        kwargs.pop("_block_vars", None)
+        return callee(*args, **kwargs)
 
     def _charged(self, items: Any) -> Any:
         """Charge the length of the items of a loop and return them; a loop that breaks is charged in full."""

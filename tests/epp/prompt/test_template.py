@@ -176,6 +176,9 @@ def test_a_template_that_unpacks_its_messages_takes_texts() -> None:
     )
 
 
+DEEP = (
+    "{% for i in range(300) recursive %}{% if loop.depth < 4 %}{{ loop(range(300)) }}{% endif %}{% endfor %}"
+)
 FOREVER = "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(22) }}"
 
 
@@ -183,6 +186,8 @@ FOREVER = "{% macro f(n) %}{% if n > 0 %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}
     "source",
     [
         FOREVER,
+        DEEP,
+        DEEP.replace("loop(range", "loop(iterable=range"),
         "{{ messages[0]['content'] * 20000000 }}",
         "{{ 20000000 * 'x' }}",
         "{{ 9 ** 99999999 }}",
