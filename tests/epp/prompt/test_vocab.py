@@ -1,5 +1,6 @@
 """Promises of ``vocab``: the pieces of a text's tokens join to the bytes the prompt is matched with."""
 
+import unicodedata
 from collections.abc import Callable
 from functools import cache
 
@@ -10,9 +11,22 @@ from tests.models import vocabularies
 from tests.models.text import SAMPLES
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from kvist_epp.prompt import vocab
 from kvist_epp.prompt.vocab import Vocabulary
 
 INST = ["[INST]", "[/INST]"]
+
+
+@settings(max_examples=500)
+@given(
+    text=st.text(
+        st.characters() | st.sampled_from("aeo \u0301\u0323\u0327\u1100\u1161\u11a8\u212b"), max_size=20
+    ),
+    step=st.integers(1, 4),
+)
+def test_a_text_is_composed_if_its_pieces_are(text: str, step: int) -> None:
+    """Looking at pieces says of any text whether it is in form NFC."""
+    assert vocab._is_composed(text, step) == unicodedata.is_normalized("NFC", text)
 
 
 def stripping() -> Tokenizer:
