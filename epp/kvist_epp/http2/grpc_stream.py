@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvist_epp.errors import traceback_without_text
 from kvist_epp.http2 import frames
 from kvist_epp.http2.call import Call, Method
-from kvist_epp.http2.frame_reader import RequestHead
+from kvist_epp.http2.header_reader import RequestHead
 
 if TYPE_CHECKING:
     from kvist_epp.http2.stream_table import StreamTable
@@ -35,7 +35,6 @@ class GrpcStream:
         "_discarded",
         "_expected",
         "_held",
-        "_missing",
         "_outbox",
         "_partial_prefix",
         "_parts",
@@ -51,6 +50,7 @@ class GrpcStream:
         "head",
         "id",
         "lasting",
+        "missing",
         "number",
         "refilled",
         "sent",
@@ -84,7 +84,8 @@ class GrpcStream:
         self._partial_prefix = b""
         self._parts: list[bytes | bytearray] = []
         self._held = 0
-        self._missing = 0
+        self.missing = 0
+        """Bytes still to come of the message that has begun."""
         self._delivered = 0
         self._unanswered = False
         self._discarded = 0
@@ -101,7 +102,7 @@ class GrpcStream:
     @property
     def incomplete(self) -> bool:
         """Return whether a message has begun and not ended."""
-        return bool(self._missing or self._partial_prefix)
+        return bool(self.missing or self._partial_prefix)
 
     # -- what arrives
 
@@ -120,18 +121,15 @@ class GrpcStream:
 
     def on_data(self, chunk: bytes, start: int, stop: int) -> None:
         """Process a piece of the request's content; ``chunk[start:stop]`` is copied at most once."""
-        if self._expected is not None:  # content-length (RFC 9113 section 8.1.1)
-            self._expected -= stop - start
-            if self._expected < 0:
-                self._table.reset(self, frames.PROTOCOL_ERROR)
-                return
+        if self._expected is not None and self._exceeds(stop - start):
+            return
         if self.call is None:
             # Content that is not used: of a request that is not gRPC, or of a call already answered.
             self._discarded += stop - start
             if self._discarded > self._table.limits.message_bytes:
                 self._table.reset(self, frames.ENHANCE_YOUR_CALM, "message-bytes")
             return
-        if self._missing:
+        if self.missing:
             start = self._continue_message(chunk, start, stop)
         elif self._partial_prefix:
             chunk = self._partial_prefix + chunk[start:stop]
@@ -144,12 +142,26 @@ class GrpcStream:
                 return
             if stop - start < size:
                 self._partial_prefix = b""
-                self._missing = size
+                self.missing = size
                 self._keep_part(chunk[start:stop])
                 return
             self._deliver(chunk[start : start + size])
             start += size
         self._partial_prefix = b"" if self.ended else chunk[start:stop]
+
+    def on_pieces(self, pieces: list[bytes], size: int) -> None:
+        """Process large pieces of a message, ``size`` bytes in all, that do not complete it."""
+        if self._expected is not None and self._exceeds(size):
+            return
+        self._parts += pieces
+        self._hold(size)
+
+    def _exceeds(self, size: int) -> bool:
+        """Count content against content-length; reset the stream if it is more (RFC 9113 section 8.1.1)."""
+        self._expected = (self._expected or 0) - size
+        if self._expected < 0:
+            self._table.reset(self, frames.PROTOCOL_ERROR)
+        return self._expected < 0
 
     def on_end_stream(self) -> None:
         """Process the client's END_STREAM."""
@@ -158,7 +170,7 @@ class GrpcStream:
             self._table.reset(self, frames.PROTOCOL_ERROR)
         elif self.sent:
             self._table.remove(self)
-        elif self._missing or self._partial_prefix:
+        elif self.missing or self._partial_prefix:
             self.abort(frames.INTERNAL, "the last message is incomplete")
         elif self.call is not None:
             try:
@@ -181,34 +193,36 @@ class GrpcStream:
 
     def _release(self) -> None:
         self._table.memory.receive(-self._held - self._delivered)
-        self._held = self._delivered = self._missing = 0
+        self._held = self._delivered = self.missing = 0
         self._parts.clear()
 
     def _continue_message(self, chunk: bytes, start: int, stop: int) -> int:
         """Add to the message begun; return the position of the next message."""
-        if stop - start < self._missing:
+        if stop - start < self.missing:
             self._keep_part(chunk[start:stop])
             return stop
-        end = start + self._missing
+        end = start + self.missing
         self._parts.append(chunk[start:end])
         message = b"".join(self._parts)
         self._parts.clear()
         self._table.memory.receive(-self._held)
-        self._held = self._missing = 0
+        self._held = self.missing = 0
         self._deliver(message)
         return end
 
     def _keep_part(self, piece: bytes) -> None:
-        size = len(piece)
-        self._missing -= size
-        self._held += size
         parts = self._parts
-        if size >= _SMALL_PIECE:
+        if len(piece) >= _SMALL_PIECE:
             parts.append(piece)
         elif parts and isinstance(parts[-1], bytearray):
             parts[-1] += piece
         else:
             parts.append(bytearray(piece))
+        self._hold(len(piece))
+
+    def _hold(self, size: int) -> None:
+        self.missing -= size
+        self._held += size
         if not self._table.memory.receive(size):
             self._table.reset(self, frames.ENHANCE_YOUR_CALM, "held-bytes")
 
@@ -277,13 +291,16 @@ class GrpcStream:
         if not self._started:
             self._started = True
             box.put(_RESPONSE_HEAD + self.id + frames.RESPONSE)
-        if size <= self.window and size <= box.window and size <= box.max_frame and not self.waiting:
-            self.window -= size
-            box.window -= size
+        if size > self.window or size > box.window or self.waiting:
+            self._enqueue(data, size)
+            return
+        self.window -= size
+        box.window -= size
+        if size <= box.max_frame:
             head = frames.pack_message_head(size >> 16, size & 0xFFFF, frames.DATA, 0, self.id, 0, size - 5)
             box.put(head + data)
         else:
-            self._enqueue(data, size)
+            box.put_frames(self.id, frames.message_prefix(data), data)
 
     def _enqueue(self, data: bytes, size: int) -> None:
         """Send as much as the windows allow; the rest waits, unless that is too much."""
@@ -291,7 +308,7 @@ class GrpcStream:
         if self.waiting_bytes + size > table.limits.stream_send_bytes or table.memory.refuses(size):
             table.reset(self, frames.ENHANCE_YOUR_CALM, "unread")
             return
-        self._outbox.enqueue(self, b"\0" + len(data).to_bytes(4, "big"))
+        self._outbox.enqueue(self, frames.message_prefix(data))
         self._outbox.enqueue(self, data)
 
     def close(self, status: int = 0, message: str = "") -> None:

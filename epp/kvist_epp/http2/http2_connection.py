@@ -11,8 +11,9 @@ from typing import Final
 from kvist_epp.errors import ProtocolError, traceback_without_text
 from kvist_epp.http2 import frames
 from kvist_epp.http2.call import Method
-from kvist_epp.http2.frame_reader import FrameReader, HeaderReader, Malformed
+from kvist_epp.http2.frame_reader import FrameReader
 from kvist_epp.http2.grpc_stream import GrpcStream
+from kvist_epp.http2.header_reader import HeaderReader, Malformed
 from kvist_epp.http2.limits import Budget, Limits, MemoryShare, PortStats
 from kvist_epp.http2.stream_table import LARGEST_FRAME, Outbox, StreamTable
 
@@ -171,6 +172,18 @@ class Http2Connection:
             stream.on_data(chunk, start, stop)
         if ends and number in self._open:
             stream.on_end_stream()
+
+    def awaited(self, number: int) -> int:
+        """Return how many bytes are still to come of the message that has begun on a stream."""
+        stream = self._open.get(number)
+        return 0 if stream is None or stream.half_closed else stream.missing
+
+    def on_data_frames(self, number: int, pieces: list[bytes], size: int) -> None:
+        """Process the content of DATA frames, ``size`` bytes and fewer than are `awaited`; none ends."""
+        self.on_data_begin(number, size, empty=False, ends=0)
+        stream = self._open.get(number)
+        if stream is not None:
+            stream.on_pieces(pieces, size)
 
     def _charge(self, stream: GrpcStream, size: int) -> None:
         stream.credit -= size

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_WRITE_BYTES: Final = 256 * 1024
+_WRITE_BYTES: Final = 512 * 1024
+"""Bytes given to the socket at once: the largest usual answer, the echo of a long prompt, goes as one."""
 _WRITE_BUFFER_BYTES: Final = 1024 * 1024
 """Bytes of a full socket's output that the event loop may hold; the rest waits in the outbox, counted."""
 
@@ -321,11 +322,11 @@ class ServerTransport(asyncio.Protocol):
             chunks = self.connection.outbox.take(_WRITE_BYTES)
             if not chunks:
                 return
+            plain = b"".join(chunks)
             if self._tls is None:
-                transport.write(b"".join(chunks))
+                transport.write(plain)
             else:
-                self._tls.encrypt(b"".join(chunks))
-                self._write_encrypted(self._tls, transport)
+                transport.writelines(self._tls.encrypt(plain))
 
     @staticmethod
     def _write_encrypted(tls: TlsSession, transport: asyncio.Transport) -> None:

@@ -9,8 +9,8 @@ from typing import Final
 
 from kvist_epp.errors import ProtocolError
 from kvist_epp.http2 import frames
-from kvist_epp.http2.frame_reader import RequestHead
 from kvist_epp.http2.grpc_stream import GrpcStream
+from kvist_epp.http2.header_reader import RequestHead
 from kvist_epp.http2.limits import ENDING, SENDING, Budget, Limits, MemoryShare, StallDetector
 
 Output = bytes | memoryview
@@ -69,6 +69,22 @@ class Outbox:
         if not self.awake:
             self.awake = True
             self._wake()
+
+    def put_frames(self, stream: bytes, prefix: bytes, content: bytes) -> None:
+        """Append ``prefix`` and ``content``, longer than one frame, as DATA within the peer's windows."""
+        view, most = memoryview(content), self.max_frame
+        head = frames.pack_head(most >> 16, most & 0xFFFF, frames.DATA, 0, stream)
+        at = most - len(prefix)
+        chunks: list[Output] = [head + prefix, view[:at]]
+        while at + most <= len(view):
+            chunks += (head, view[at : at + most])
+            at += most
+        if rest := len(view) - at:
+            chunks += (frames.pack_head(rest >> 16, rest & 0xFFFF, frames.DATA, 0, stream), view[at:])
+        last = chunks.pop()
+        self._chunks += chunks
+        self.size += sum(map(len, chunks))
+        self.put(last)
 
     def control(self, frame: bytes) -> None:
         """Append an answer that the peer requested; raises ``ProtocolError`` if the peer does not read."""

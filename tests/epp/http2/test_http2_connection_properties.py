@@ -9,7 +9,7 @@ from tests.epp.http2.h2 import ECHO, RECORD, Client, Frame, data, frame, grpc_fi
 
 from kvist_epp.errors import ProtocolError
 from kvist_epp.http2 import frames as f
-from kvist_epp.http2.frame_reader import HeaderReader, Malformed
+from kvist_epp.http2.header_reader import HeaderReader, Malformed
 
 texts = st.binary(max_size=300) | st.integers(0, 40_000).map(bytes)
 numbers = st.integers(0, 6).map(lambda at: 2 * at + 1)
