@@ -117,7 +117,7 @@ def test_needs_at_the_goal_follow_from_a_tenth_of_it() -> None:
     assert SCALE.goal == pytest.approx(3.1)
     report = ScaleReport([SCALE])
     page = shown(scale_table(report))
-    assert "takes in 90,000" in page
+    assert "90,000 for a second" in page
     assert "3.10" in page
     assert json.loads(json.dumps(scale_document(report)))["scale"][0]["goal"] == pytest.approx(3.1)
     assert report.broken() == []

@@ -99,7 +99,7 @@ def scale_table(report: ScaleReport) -> Group:
         shares = (one.rest, one.goal_events, one.goal_requests, one.goal)
         goal.add_row(str(one.replicas), *(f"{share:.2f}" for share in shares))
     most = next((one.most_blocks for one in report.scale if one.most_blocks), 0.0)
-    words = f"One replica that is offered {BLOCKS:,.0f} blocks/s, and no requests, takes in {most:,.0f}."
+    words = f"One that is offered {BLOCKS:,.0f} blocks/s, and no requests: {most:,.0f} for a second of CPU."
     return Group(measured, "", goal, *(("", words) if most else ()))
 
 

@@ -47,7 +47,7 @@ class Scale:
     blocks: float
     """Blocks per second that each replica took in, in the window with events only."""
     most_blocks: float
-    """Blocks per second that one took in when the goal was offered; 0: not measured."""
+    """Blocks that one took in for each second of CPU when the goal was offered; 0: not measured."""
     answered: float
     """Requests per second that all replicas answered, in the window with both."""
     refused: int
@@ -164,12 +164,12 @@ async def _asked(pickers: Sequence[launch.Picker], seconds: float) -> tuple[list
 
 
 async def _most(picker: launch.Picker, seconds: float) -> float:
-    """Return the blocks per second that the picker takes in, while the goal's are offered."""
+    """Return the blocks that the picker takes in for a second of CPU, while the goal's are offered."""
     await asyncio.sleep(SETTLE_SECONDS)
-    clock = asyncio.get_running_loop().time
-    before, began = await _stored([picker]), clock()
+    before, spent = await _stored([picker]), picker.child.cpu_seconds()
     await asyncio.sleep(seconds)
-    return (await _stored([picker]) - before) * EVENT_BLOCKS / (clock() - began)
+    spent = picker.child.cpu_seconds() - spent
+    return (await _stored([picker]) - before) * EVENT_BLOCKS / spent
 
 
 async def _stored(pickers: Sequence[launch.Picker]) -> float:
