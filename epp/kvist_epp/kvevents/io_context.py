@@ -8,7 +8,7 @@ is empty, or its job stays with the scheduler.
 import asyncio
 import logging
 import re
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from time import perf_counter
@@ -62,20 +62,19 @@ class CooperativeScheduler:
     def __init__(self, slice_seconds: float = 0.001) -> None:
         self._slice = slice_seconds
         self._loop = asyncio.get_running_loop()
-        self._jobs: deque[Job] = deque()
+        self._jobs: OrderedDict[Job, None] = OrderedDict()
+        """In the order of their turns; a dictionary, since a thousand may wait."""
         self._handle: asyncio.Handle | None = None
 
     def add(self, job: Job) -> None:
         """Run a job until it has no more work; no effect on a job that is waiting for its turn."""
-        if job not in self._jobs:
-            self._jobs.append(job)
+        self._jobs.setdefault(job)
         if self._handle is None:
             self._handle = self._loop.call_soon(self._run)
 
     def remove(self, job: Job) -> None:
         """Stop running a job."""
-        if job in self._jobs:
-            self._jobs.remove(job)
+        self._jobs.pop(job, None)
 
     def close(self) -> None:
         """Stop running any job."""
@@ -87,9 +86,9 @@ class CooperativeScheduler:
         deadline = perf_counter() + self._slice
         try:
             while self._jobs:
-                job = self._jobs.popleft()
-                if job.work(deadline) and job not in self._jobs:
-                    self._jobs.append(job)
+                job, _ = self._jobs.popitem(last=False)
+                if job.work(deadline):
+                    self._jobs.setdefault(job)
                 if perf_counter() >= deadline:
                     break
         finally:
@@ -135,12 +134,21 @@ class EventSocket:
         self.watch(socket, on_readable)
 
     def watch(self, socket: _ZmqSocket, on_readable: Callable[[], None]) -> None:
-        """Call ``on_readable`` whenever ``socket`` (this one or its monitor) may have something to read."""
+        """Call ``on_readable`` whenever ``socket`` (this one or its monitor) has something to read.
+
+        The look at its events also silences the descriptor until the socket has been read empty: else the
+        loop would report every socket that waits for its turn, again and again.
+        """
         loop = asyncio.get_running_loop()
         descriptor = int(socket.getsockopt(zmq.FD))
-        loop.add_reader(descriptor, on_readable)
+
+        def look() -> None:
+            if not socket.closed and int(socket.get(_EVENTS)) & _POLLIN:
+                on_readable()
+
+        loop.add_reader(descriptor, look)
         self._watched[descriptor] = socket
-        self._calls.append(loop.call_soon(on_readable))  # the descriptor is silent until the first read
+        self._calls.append(loop.call_soon(look))  # the descriptor is silent until the first look
 
     def receive(self) -> list[bytes] | None:
         """Return one message, as frames; None if there is none."""
