@@ -12,10 +12,10 @@ import pytest
 from tests.fakes.learning import PROMPT, stored
 from tests.fakes.vocabulary import Words
 
-from kvist_epp.engines.vllm.kv_events import Batch, Cleared, Event, Form, Removed, encode
+from kvist_epp.engines.vllm.kv_events import Batch, Event, Form, Removed, encode
 from kvist_epp.index.byte_index import Index
 from kvist_epp.kvevents.ingestion import Ingestor
-from kvist_epp.kvevents.io_context import CooperativeScheduler, IoContext, ReplaySemaphore
+from kvist_epp.kvevents.io_context import CooperativeScheduler, ReplaySemaphore
 from kvist_epp.kvevents.observation import Observation
 from kvist_epp.kvevents.publisher_state import PublisherStats
 from kvist_epp.kvevents.subscriber import FollowedPublisher, Subscriber, SubscriberLimits
@@ -382,30 +382,3 @@ def test_replays_queue_for_a_place() -> None:
     slots.release("a")
 
     assert (first, started) == (["a"], ["a", "c"])
-
-
-async def test_a_socket_that_waits_for_its_turn_is_reported_once() -> None:
-    """Unread messages do not wake the loop again and again; the next message after them does."""
-    calls: list[int] = []
-    engine = Publisher(PublisherConfig(endpoint="tcp://127.0.0.1:*"))
-    io = IoContext(SubscriberLimits(), ipv6=False)
-    socket = io.connect_subscriber(engine.endpoint, lambda: calls.append(1), lambda: None)
-    try:
-        async with asyncio.timeout(20):
-            while not calls:
-                engine.publish(Batch(ts=1.0, rank=0, events=[Cleared()]))
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.05)
-            before = len(calls)
-            for _ in range(20):
-                await asyncio.sleep(0.001)
-            assert len(calls) == before
-            while socket.receive() is not None:
-                pass
-            engine.publish(Batch(ts=1.0, rank=0, events=[Cleared()]))
-            while len(calls) == before:
-                await asyncio.sleep(0.001)
-    finally:
-        socket.close()
-        io.close()
-        engine.close()
