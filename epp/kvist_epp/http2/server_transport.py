@@ -326,7 +326,8 @@ class ServerTransport(asyncio.Protocol):
             if self._tls is None:
                 transport.write(plain)
             else:
-                transport.writelines(self._tls.encrypt(plain))
+                self._tls.encrypt(plain)
+                self._write_encrypted(self._tls, transport)
 
     @staticmethod
     def _write_encrypted(tls: TlsSession, transport: asyncio.Transport) -> None:

@@ -169,6 +169,9 @@ class Certificates:
         context.minimum_version = self._minimum
         context.set_ciphers(CIPHERS)
         context.set_alpn_protocols([ALPN])
+        # Every cipher is a good one, so the client's order counts: Envoy names AES-128-GCM first, which takes
+        # up to an eighth less CPU than AES-256-GCM, which OpenSSL prefers.
+        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
         # gRPC connections last, so that resumption gains nothing, and a client that is no longer trusted
         # could resume. Renegotiation is forbidden by HTTP/2 (RFC 9113 section 9.2.1).
         context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION

@@ -16,10 +16,6 @@ _RECORD_BYTES: Final = 16 * 1024
 """Largest plaintext of one TLS record (RFC 8446 section 5.1): a read never returns more."""
 
 
-_BATCH_BYTES: Final = 64 * 1024
-"""Bytes that pass through OpenSSL's buffers at a time. They are copied there several times, which is cheap
-while the processor's cache holds them."""
-
 PREFIX: Final = "TLS: "
 """Prefix of the messages of its errors."""
 
@@ -32,10 +28,7 @@ _ALPN_EXTENSION: Final = b"\x00\x10"
 
 
 class TlsSession:
-    """TLS of one accepted connection.
-
-    What `encrypt` returns goes to the socket, and after every other call the bytes of `take`.
-    """
+    """TLS of one accepted connection. After every other call the bytes of `take` go to the socket."""
 
     __slots__ = ("_hello", "_incoming", "_outgoing", "_tls", "begun", "ended", "established")
 
@@ -58,22 +51,19 @@ class TlsSession:
         """
         if self._hello is not None:
             self._hello.receive(data)
+        self._incoming.write(data)
         self.begun = True
         try:
-            return self._decrypt(data)
+            return self._read() if self.established or self._handshake() else b""
         except ssl.SSLError as error:
             # The reason is OpenSSL's own and quotes no input of the peer.
             raise ProtocolError(PREFIX + (error.reason or "failed").replace("_", " ").lower()) from error
 
-    def encrypt(self, plain: bytes) -> list[bytes]:
-        """Return the records with bytes to send; only once ``established``."""
-        view, records = memoryview(plain), []
-        for at in range(0, len(plain), _BATCH_BYTES):
-            batch = view[at : at + _BATCH_BYTES]
-            while batch:
-                batch = batch[self._tls.write(batch) :]
-            records.append(self._outgoing.read())
-        return records
+    def encrypt(self, plain: bytes) -> None:
+        """Encrypt bytes to send; only once ``established``."""
+        view = memoryview(plain)
+        while view:
+            view = view[self._tls.write(view) :]
 
     def finish(self) -> None:
         """Announce that no more is sent (``close_notify``); further bytes of the peer must not be read."""
@@ -99,26 +89,15 @@ class TlsSession:
         self.established = True
         return True
 
-    def _decrypt(self, data: bytes) -> bytes:
-        view = memoryview(data)
+    def _read(self) -> bytes:
         pieces: list[bytes] = []
-        for at in range(0, len(data), _BATCH_BYTES):
-            self._incoming.write(view[at : at + _BATCH_BYTES])
-            if self.established or self._handshake():
-                self._read(pieces)
-        return b"".join(pieces)
-
-    def _read(self, pieces: list[bytes]) -> None:
-        """Append the content of the records that are complete."""
         try:
-            while self._incoming.pending:
-                piece = self._tls.read(_RECORD_BYTES)
-                if not piece:
-                    self.ended = True
-                    return
+            while piece := self._tls.read(_RECORD_BYTES):
                 pieces.append(piece)
+            self.ended = True
         except ssl.SSLWantReadError:
-            pass  # The last record is incomplete.
+            pass
+        return b"".join(pieces)
 
 
 class ClientHello:
