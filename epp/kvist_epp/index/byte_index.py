@@ -37,6 +37,8 @@ class Index:
         self._presences: dict[int, Presence] = {}
         self._next_number = 0
         self._bits: dict[int, int] = {}
+        self._publishers: dict[int, int] = {}
+        """By bit."""
         """Publisher → its bit; replaced, never changed: ``Matches`` keeps it."""
         self._live = 0
         self._next_bit = 1
@@ -80,7 +82,7 @@ class Index:
         self._presences[publisher] = Presence(who.name)
         if who.bit:
             self._live &= ~who.bit
-            self._bits = {number: bit for number, bit in self._bits.items() if number != publisher}
+            self._set_bits({number: bit for number, bit in self._bits.items() if number != publisher})
         if who.segments:
             who.retire()
             self._retired.append(who)
@@ -112,9 +114,14 @@ class Index:
         if not who.bit:
             who.bit = self._free_bits.pop() if self._free_bits else self._next_bit
             self._next_bit = max(self._next_bit, who.bit << 1)
-            self._bits = {**self._bits, publisher: who.bit}
+            self._set_bits({**self._bits, publisher: who.bit})
             self._live |= who.bit
         return who
+
+    def _set_bits(self, bits: dict[int, int]) -> None:
+        """Replace the bits as a whole: matches keep those of their time."""
+        self._bits = bits
+        self._publishers = {bit: publisher for publisher, bit in bits.items()}
 
     # Snapshots
 
@@ -135,7 +142,8 @@ class Index:
     def match(self, root: Root, prompt: bytes) -> Matches:
         """Return how much of the prompt's prefix each publisher holds. Changes nothing."""
         trees = self._forest.trees.get(root, {}).values()
-        return Matches([pair for tree in trees for pair in search(tree, prompt, self._live)], self._bits)
+        found = [pair for tree in trees for pair in search(tree, prompt, self._live)]
+        return Matches(found, self._bits, self._publishers)
 
     def exclusive(self, publishers: Iterable[int]) -> Iterator[tuple[Segment, int]]:
         """Yield each segment in which these publishers hold blocks, with the mask of the blocks that no other

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
@@ -21,6 +22,11 @@ Group = tuple[int, int, int, Loads | None, Segment]
 """(holders, tokens, bytes, loads, segment of the last block)"""
 Reached = tuple[int, int, Loads | None]
 """Holders of the path so far: (on the GPU alone, with loads from slower media, those loads)."""
+
+
+NO_BITS: Final[Mapping[int, int]] = MappingProxyType({})
+_FEW: Final = 8
+"""Publishers for each holder from which on the holders are taken out one by one."""
 
 
 class Hit(msgspec.Struct, frozen=True):
@@ -40,16 +46,21 @@ MISS = Hit()
 class Matches:
     """A snapshot: later changes of the index do not show in it."""
 
-    __slots__ = ("_bits", "_block_sizes", "_hits", "groups")
+    __slots__ = ("_bits", "_block_sizes", "_hits", "_publishers", "groups")
 
     def __init__(
-        self, groups: Iterable[tuple[Group, int]] = (), bits: Mapping[int, int] = MappingProxyType({})
+        self,
+        groups: Iterable[tuple[Group, int]] = (),
+        bits: Mapping[int, int] = NO_BITS,
+        publishers: Mapping[int, int] = NO_BITS,
     ) -> None:
-        """``groups`` with their block sizes; ``bits``: publisher number → its bit in the groups."""
+        """``groups`` with their block sizes; ``bits``: publisher number → its bit in the groups;
+        ``publishers``: the reverse."""
         ordered = sorted(groups, key=lambda pair: pair[0][1], reverse=True)
         self.groups = [group for group, _ in ordered]
         self._block_sizes = [size for _, size in ordered]
         self._bits = bits
+        self._publishers = publishers
         self._hits: dict[int, Hit] = {}
         """By group: hits without loads are the same for all its holders."""
 
@@ -66,6 +77,8 @@ class Matches:
         anybody = 0
         for group in self.groups:
             anybody |= group[0]
+        if anybody.bit_count() * _FEW <= len(self._bits):  # taking out a bit takes longer than testing one
+            return [self._publishers[bit] for bit in each(anybody)]
         return [publisher for publisher, bit in self._bits.items() if bit & anybody]
 
     def of(self, publisher: int) -> Hit:
