@@ -261,6 +261,18 @@ def test_duplex_bodies_may_cost_15_per_cent_more(ratio: float, *, broken: bool) 
     )
 
 
+def test_a_run_of_other_kinds_has_the_unit_all_the_same() -> None:
+    """The echo's completion of 1 KB is measured in each run, even if only chats are asked for."""
+    chats = [kind for kind in KINDS if kind.shape is PromptShape.CHAT_2]
+    whole = report(0.000_1)
+    cells = {cell: found for cell, found in whole.cells.items() if cell.way == ECHO_WAY or cell.kind in chats}
+    found = EppReport(cells, WAYS, chats, (1, 16), whole.setting)
+
+    assert document(found)["echo_us"] == 40.0
+    assert [aim.kind.name for aim in aims(found)] == ["1 KB chat of 2"] * 2
+    Console(file=io.StringIO(), width=100).print(tables(found))
+
+
 def test_a_run_without_the_echo_or_without_both_modes_has_no_bounds() -> None:
     """Nothing is judged that was not measured."""
     cells = {cell: found for cell, found in report(0.1).cells.items() if cell.way.mode == "buffered"}

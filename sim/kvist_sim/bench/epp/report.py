@@ -281,6 +281,7 @@ def _record(report: EppReport, cell: Cell, found: EppFigures) -> dict[str, Any]:
     }
     if found.cpu_per_request is not None:
         record["picker_cpu_us"] = round(found.cpu_per_request * 1e6, 1)
+    if found.cpu_per_request is not None and cell.way != ECHO_WAY:
         record["added_p50_us"] = round(report.added(cell, "p50") * 1e6, 1)
         record["added_p99_us"] = round(report.added(cell, "p99") * 1e6, 1)
     return record
