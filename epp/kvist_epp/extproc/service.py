@@ -13,7 +13,7 @@ from kvist_epp.errors import PickError, ProtocolError, traceback_without_text
 from kvist_epp.extproc.access_log import AccessLogCall, AccessLogEntry
 from kvist_epp.extproc.pick_request import Decision, PendingResult, PickRequest, PickResult
 from kvist_epp.extproc.response import ObservedResponse
-from kvist_epp.extproc.session import ExtProcSession, SessionStep
+from kvist_epp.extproc.session import NOTHING, ExtProcSession, SessionStep
 from kvist_epp.http2.call import Method, Sink
 from kvist_epp.http2.grpc_health import Health, health_methods
 from kvist_epp.names import ACCESS_LOG_METHOD, PROCESS_METHOD
@@ -94,7 +94,8 @@ class _ProcessCall:
             self._on_error("ext-proc-message", 1)
             self._sink.close(_INVALID_ARGUMENT, str(error))
             return
-        self._perform(step)
+        if step is not NOTHING or self._half_closed:
+            self._perform(step)
 
     def on_half_closed(self) -> None:
         self._half_closed = True

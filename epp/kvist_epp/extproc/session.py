@@ -67,7 +67,8 @@ class SessionStep(msgspec.Struct, frozen=True):
     """The report on the response, at most once per stream."""
 
 
-_NOTHING: Final = SessionStep()
+NOTHING: Final = SessionStep()
+"""No action: the step of most messages."""
 _END: Final = SessionStep(end=True)
 
 
@@ -118,7 +119,7 @@ class ExtProcSession:
         if phase is _DECIDING or phase is _ENDED:
             if self._mode == pb.STREAMED:
                 self._count_late(message)
-            return _NOTHING  # Envoy was seen to repeat the last chunk (GAIE issue 2988)
+            return NOTHING  # Envoy was seen to repeat the last chunk (GAIE issue 2988)
         if self._config is not None and (step := self._read_chunk(message)) is not None:
             return step
         try:
@@ -130,14 +131,14 @@ class ExtProcSession:
             self._mode = self._config.request_body_mode
         if request.observability_mode:
             self._phase = _ENDED
-            return _NOTHING
+            return NOTHING
         handle = _HANDLERS.get(request.WhichOneof("request") or "")
-        return handle(self, request) if handle else _NOTHING
+        return handle(self, request) if handle else NOTHING
 
     def on_decision(self, decision: Decision) -> SessionStep:
         """Answer with the picker's decision; ignored when none is due."""
         if self._phase is not _DECIDING:
-            return _NOTHING
+            return NOTHING
         if isinstance(decision, PickError):
             self._phase = _ENDED
             return SessionStep((gateway.encode_rejection(decision),), end=True)
@@ -173,7 +174,7 @@ class ExtProcSession:
         collects = self._mode == pb.FULL_DUPLEX_STREAMED
         if self._mode == pb.STREAMED and self._config:
             collects = self._config.send_body_without_waiting_for_header_response
-        return _NOTHING if collects else self._pick(partial=True)
+        return NOTHING if collects else self._pick(partial=True)
 
     def _read_chunk(self, message: bytes) -> SessionStep | None:
         """Process a body chunk without protobuf (the hot path); return ``None`` for any other message."""
@@ -191,7 +192,7 @@ class ExtProcSession:
     def _request_chunk(self, data: memoryview, *, end_of_stream: bool) -> SessionStep:
         if self._phase is not _REQUEST:
             if self._mode != pb.STREAMED:
-                return _NOTHING
+                return NOTHING
             return self._pass(gateway.CONTINUE_REQUEST_BODY, last=end_of_stream)
         self._chunks.append(data)
         self._size += len(data)
@@ -202,7 +203,7 @@ class ExtProcSession:
             return self._pick()
         if self._mode == pb.STREAMED and self._size >= STREAMED_LOOKAHEAD_BYTES:
             return self._pick(partial=True)
-        return _NOTHING
+        return NOTHING
 
     def _pass(self, answer: bytes, *, last: bool) -> SessionStep:
         """Let the rest of a body pass that was picked for by its first part."""

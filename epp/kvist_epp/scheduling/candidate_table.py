@@ -71,6 +71,7 @@ class LoadColumns:
         "batch_full",
         "candidates",
         "full",
+        "full_batches",
         "kv_full",
         "many",
         "none",
@@ -111,7 +112,7 @@ class LoadColumns:
         self.wait, self.waits_until, self.running, self.rate, self.seconds, *flags = columns
         self.slot, self.batch_full, self.full, self.kv_full, self.none = flags
         """``none``: zeros."""
-        self.total_running = self.total_kv_full = self.total_rate = 0.0
+        self.total_running = self.total_kv_full = self.total_rate = self.full_batches = 0.0
         self.waiting_until = 0.0
         """No endpoint has a backlog from this time on, unless one gets another."""
         for at in range(count):
@@ -128,7 +129,9 @@ class LoadColumns:
         self.total_running += running - self.running[at]
         self.running[at] = running
         self.slot[at] = slot_seconds(running, load.slots, load.decode_seconds or 0.0)
-        self.batch_full[at] = batch_full = load.counted_requests >= load.slot_limit
+        batch_full = load.counted_requests >= load.slot_limit
+        self.full_batches += batch_full - self.batch_full[at]
+        self.batch_full[at] = batch_full
         self.full[at] = batch_full or load.kv_cache_full
         self.total_kv_full += kv_full - self.kv_full[at]
         self.kv_full[at] = kv_full
@@ -154,13 +157,12 @@ class LoadColumns:
     def full_now(self, wait: Any, max_backlog: float) -> Any:
         """Return which endpoints have a full batch or more than ``max_backlog`` seconds to wait; None where
         none is full."""
-        if not self.many:
-            if max(self.batch_full) or max(wait) > max_backlog:
-                return [bool(full) or w > max_backlog for full, w in zip(self.batch_full, wait, strict=True)]
+        longest = 0.0 if wait is self.none else wait[wait.argmax()] if self.many else max(wait)
+        if not self.full_batches and longest <= max_backlog:
             return None
-        if self.batch_full[self.batch_full.argmax()] or wait[wait.argmax()] > max_backlog:
+        if self.many:
             return (self.batch_full > 0) | (wait > max_backlog)
-        return None
+        return [bool(full) or w > max_backlog for full, w in zip(self.batch_full, wait, strict=True)]
 
 
 class CandidateTable:
