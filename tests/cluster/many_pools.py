@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
+from rich.text import Text
 from tests.cluster.client import Client, client, namespace
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operated import Operator, account, administrator, operating, pool, with_crd
@@ -33,6 +34,8 @@ from kvist_operator.manifests.object_names import MANAGED, ObjectNames
 from kvist_operator.reconcile import certificate_rotation
 from kvist_operator.reconcile.certificate_secret import config_map, secret
 from kvist_operator.spec import read_pool
+from kvist_sim.bench.harness.machine import measured_on
+from kvist_sim.bench.harness.proof import write
 
 SPACES = 10
 REST_SECONDS = 60.0
@@ -181,14 +184,18 @@ async def _writes(admin: Client) -> Counter[str]:
 
 
 def main() -> int:
-    """Print the figures."""
+    """Print the figures, and write them into a page if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pools", type=int, default=500)
+    parser.add_argument("--write-docs", metavar="FILE", help="write the table into docs/benchmarks.md")
     parser.add_argument("flags", nargs="*", help="of the operator, after --")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(measured(given.pools, Path(folder), given.flags))
     sys.stdout.write(json.dumps(asdict(found), indent=2) + "\n")
+    if given.write_docs:
+        rows = "\n".join(f"{name:<28} {value}" for name, value in asdict(found).items())
+        write(Path(given.write_docs), "operator", measured_on(), Text(rows))
     for miss in found.misses():
         sys.stdout.write(f"missed: {miss}\n")
     return 1 if found.misses() else 0

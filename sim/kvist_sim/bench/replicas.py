@@ -21,11 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from rich.text import Text
+
 from kvist_epp.engines.vllm.kv_events import Batch, Removed, Stored
 from kvist_epp.prompt.model import Model
 from kvist_sim import launch
 from kvist_sim import model as model_files
 from kvist_sim.bench.harness.direct import Direct, SteadyClient
+from kvist_sim.bench.harness.machine import measured_on
+from kvist_sim.bench.harness.proof import write
 from kvist_sim.http1 import get
 from kvist_sim.ports import free_ports
 from kvist_sim.processes import Children
@@ -40,6 +44,8 @@ CHAIN_BLOCKS: Final = 640
 PICKS_PER_SECOND: Final = 100.0
 """Rate of requests to the replica that sends its snapshot."""
 WARM: Final = "--warmup-timeout=300"
+Say = Callable[[str], None]
+"""Gets each line of the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,28 +110,28 @@ async def bench(folder: Path, blocks: int) -> AsyncIterator[ReplicasBench]:
         yield ReplicasBench(children, file, free_ports(REPLICAS))
 
 
-async def snapshot(plan: ReplicasPlan) -> None:
+async def snapshot(plan: ReplicasPlan, say: Say) -> None:
     """Measure the snapshot: part one."""
     with tempfile.TemporaryDirectory() as folder:
         async with bench(Path(folder), plan.blocks) as running:
             first, replayed = await running.start(0, peers=True)
-            print(f"by replay: ready after {replayed:.1f} s, {await _blocks(first):,} blocks")
+            say(f"by replay: ready after {replayed:.1f} s, {await _blocks(first):,} blocks")
             quiet = await _picks(first, 10.0)
             asking = asyncio.create_task(_picks(first, 25.0))
             second, ready = await running.start(1, peers=True)
             busy = await asking
             took = (await _page(second, "/debug/peers"))["snapshot"]
             _, nothing = await running.start(2, peers=False)
-            print(
+            say(
                 f"by snapshot: ready after {ready:.1f} s with {await _blocks(second):,} blocks; "
                 f"{took['blocks']:,} of {took['publishers']} publishers came in {took['seconds']:.1f} s; "
                 f"{second.child.cpu_seconds():.1f} s of CPU in all"
             )
-            print(f"by replay again, no snapshot requested: ready after {nothing:.1f} s")
-            print(f"picks of the snapshot's sender, ms: idle {_quantiles(quiet)}; sending {_quantiles(busy)}")
+            say(f"by replay again, no snapshot requested: ready after {nothing:.1f} s")
+            say(f"picks of the snapshot's sender, ms: idle {_quantiles(quiet)}; sending {_quantiles(busy)}")
 
 
-async def gossip(plan: ReplicasPlan) -> None:
+async def gossip(plan: ReplicasPlan, say: Say) -> None:
     """Measure the exchange of load: part two."""
     with tempfile.TemporaryDirectory() as folder:
         async with bench(Path(folder), 10_000) as running:
@@ -134,11 +140,11 @@ async def gossip(plan: ReplicasPlan) -> None:
                 await asyncio.sleep(3)
                 kind = "replicas" if peers else "strangers"
                 for ends in ("to each its own", "all to one")[: 2 if peers else 1]:
-                    print(f"{kind}, ends reported {ends}: {await _cost(pickers, plan, ends == 'all to one')}")
-                print(f"  idle {await _idle(pickers):.2%} of a core each")
+                    say(f"{kind}, ends reported {ends}: {await _cost(pickers, plan, ends == 'all to one')}")
+                say(f"  idle {await _idle(pickers):.2%} of a core each")
                 for picker in pickers if peers else ():
                     counts = [await launch.metric(picker, f"kvist_epp_gossip_{name}") for name in _COUNTERS]
-                    print("  " + ", ".join(f"{n} {v:g}" for n, v in zip(_COUNTERS, counts, strict=True)))
+                    say("  " + ", ".join(f"{n} {v:g}" for n, v in zip(_COUNTERS, counts, strict=True)))
                 await running.stop(*pickers)
 
 
@@ -243,6 +249,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1000.0)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--only", choices=("snapshot", "gossip"))
+    parser.add_argument("--write-docs", metavar="FILE", help="write the lines into docs/benchmarks.md")
     parser.add_argument("--events", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.events:
@@ -250,10 +257,18 @@ def main() -> None:
         asyncio.run(events(spec, ready=Path(spec["ready"]).touch))
         return
     plan = ReplicasPlan(given.blocks, given.rate, given.seconds)
+    lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        print(line, flush=True)
+
     with contextlib.suppress(KeyboardInterrupt):
         for name, part in (("snapshot", snapshot), ("gossip", gossip)):
             if given.only in {None, name}:
-                uvloop.run(part(plan))
+                uvloop.run(part(plan, say))
+        if given.write_docs:
+            write(Path(given.write_docs), "replicas", measured_on(), Text("\n".join(lines)))
 
 
 if __name__ == "__main__":

@@ -6,14 +6,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.routing_history import RoutingHistory
+from kvist_sim.bench.harness.machine import measured_on
+from kvist_sim.bench.harness.proof import WIDTH, publish
 from kvist_sim.bench.index.data import (
     BLOCK_BYTES,
     EVENT_BLOCKS,
@@ -175,7 +177,7 @@ def run(scale: float = 1.0, *, say: Callable[[str], None] = lambda _: None) -> F
 
 def table(result: Figures) -> Table:
     """Return the figures beside their aims."""
-    shown = Table("what", "measured", "aim", title="kvist bench index")
+    shown = Table("what", "measured", "aim", box=box.SIMPLE_HEAD, pad_edge=False)
     for what, measured, aim in _rows(result):
         shown.add_row(what, measured, aim)
     return shown
@@ -221,21 +223,14 @@ def _rows(result: Figures) -> list[tuple[str, str, str]]:
 
 
 def main(argv: Sequence[str] = ()) -> int:
-    """Measure, print the table, write JSON if asked."""
+    """Measure, print the table, write what is asked for."""
     parser = argparse.ArgumentParser(prog="kvist bench index", description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="how much to measure (default: 1)")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write all figures; - is stdout, alone"
-    )
+    parser.add_argument("--json", metavar="FILE", help="also write all figures; - is stdout, alone")
+    parser.add_argument("--write-docs", metavar="FILE", help="write the table into docs/benchmarks.md")
     options = parser.parse_args(list(argv))
     result = run(options.scale, say=Console(stderr=True).print)
-    document = json.dumps(result, indent=2) + "\n"
-    if options.json == Path("-"):
-        sys.stdout.write(document)
-        return 0
-    Console(width=100).print(table(result))
-    if options.json:
-        options.json.write_text(document)
+    publish("index", {**measured_on(), **result}, table(result), options, width=WIDTH)
     return 0
 
 
