@@ -27,6 +27,7 @@ async def test_the_echo_serves_requests_of_every_size(kilobytes: int, tmp_path: 
             endpoints=[engine.hostport],
             picker=address,
             mode="duplex",
+            responses="skip",
             failure_mode_allow=False,
             access_log=False,
             health_check=False,

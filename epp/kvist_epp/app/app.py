@@ -13,6 +13,7 @@ from kvist_epp.admin import admin_server, debug_pages
 from kvist_epp.admin.admin_server import PickerPages
 from kvist_epp.admin.debug_pages import QueueGauges, pick_document, queue_document
 from kvist_epp.admin.fleet_page import FleetPage
+from kvist_epp.app.decision_batch import DecisionBatch
 from kvist_epp.app.model_loader import ModelActivator, ModelLoader
 from kvist_epp.app.process import (
     Process,
@@ -28,10 +29,8 @@ from kvist_epp.director.completion import CompletionHandler
 from kvist_epp.director.director import Director
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.discovery import Discovery, open_discovery
-from kvist_epp.extproc.pick_request import PendingResult, PickRequest, PickResult
 from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.flowcontrol.driver import FlowDriver
-from kvist_epp.flowcontrol.flow_controller import QueuedRequest
 from kvist_epp.http2.call import Method
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.tls import Certificates
@@ -205,13 +204,10 @@ def _methods(
     def on_error(kind: str, count: int) -> None:
         director.metrics.protocol_errors[kind] += count
 
-    def decide(ask: PickRequest) -> PickResult | PendingResult:
-        answer = director.offer(ask, time.monotonic())
-        return driver.pending(answer) if isinstance(answer, QueuedRequest) else answer
-
+    batch = DecisionBatch(director, driver, time.monotonic)
     on_response = completion.on_response if settings.observe_responses else None
     return ext_proc_methods(
-        decide, completion.on_access_log, health, on_response=on_response, on_error=on_error
+        batch.decide, completion.on_access_log, health, on_response=on_response, on_error=on_error
     )
 
 

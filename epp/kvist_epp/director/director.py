@@ -9,11 +9,12 @@ time.
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from kvist_epp.director.request_context import PromptMatch, RequestContext, match_prompt
+from kvist_epp.director.answered_requests import AnsweredRequests
+from kvist_epp.director.request_context import PromptMatch, RequestContext, understand
 from kvist_epp.director.request_progress import RequestProgress
 from kvist_epp.errors import NoEndpoints, PickError
 from kvist_epp.extproc.pick_request import PickRequest, PickResult
@@ -38,7 +39,7 @@ from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
 from kvist_epp.prefix_stats.recent_uses import RecentUses
 from kvist_epp.prompt.model import Model
 from kvist_epp.scheduling.candidate_table import CandidateTable, PickedEndpoints
-from kvist_epp.scheduling.cost import DEFAULT, TERMS, policy_among
+from kvist_epp.scheduling.cost import DEFAULT, policy_among
 from kvist_epp.scheduling.pick import Candidate, ScoredEndpoint, explain
 from kvist_epp.telemetry.counters import Stages
 from kvist_epp.telemetry.metrics import PickerMetrics
@@ -124,6 +125,7 @@ class Director(Dispatcher):
             endpoints=lambda: self.candidates,
         )
         self.hot = hot
+        self._answered = AnsweredRequests(metrics, log, lookup, self.cache_value, self.divergence)
         self._by_prefix = by_prefix
         self._engine_priorities = engine_priorities
         self._max_endpoints = max_endpoints
@@ -168,32 +170,42 @@ class Director(Dispatcher):
 
     def offer(self, ask: PickRequest, now: float) -> PickResult | QueuedRequest:
         """Answer a request, or queue it. Raises PickError."""
-        self.request_count += 1
-        context = RequestContext.of(ask, f"{self.replica}.{self.request_count}")
-        try:
-            match = self._match(ask, context.stages)
-            context.set_match(match, self.priorities.of(ask.headers))
-            return self._offer(context, now)
-        except PickError as error:
-            self._log_outcome(context, error)
-            raise
+        [answer] = self.offer_all((ask,), now)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def offer_all(
+        self, asks: Sequence[PickRequest], now: float
+    ) -> list[PickResult | QueuedRequest | Exception]:
+        """Answer requests that came together, in their order, or queue them.
+
+        An exception stands for a request that is rejected (PickError), or that met a bug. Each step is made
+        for all of them before the next one, while its code and data are in the processor's caches
+        (``docs/decisions/0027``). Picks are made one by one: each is known to the next.
+        """
+        understood = [self._understand(ask) for ask in asks]
+        answers = [self._answer(context, problem, now) for context, problem in understood]
+        self._answered.write()
+        return answers
 
     def offer_matched(self, context: RequestContext, now: float) -> PickResult | QueuedRequest:
-        """Answer or queue a request that is understood already. Raises PickError."""
+        """Answer or queue a request that is understood and matched already. Raises PickError."""
         try:
             return self._offer(context, now)
         except PickError as error:
-            self._log_outcome(context, error)
+            self._answered.add_rejected(context, error)
             raise
+        finally:
+            self._answered.write()
 
     def dispatch(self, request: QueuedRequest, now: float) -> PickResult | PickError | FlowKey:
         """Choose an endpoint for a request that has waited; see ``Dispatcher``."""
         context: RequestContext = request.context
         self.request_count += 1
+        context.turn = self.request_count
         context.line.waited_ms = round((now - request.since) * 1000, 3)
-        context.stages.skip()
-        context.match.refresh(self.lookup)
-        context.stages.mark("match")
+        self._look(context)
         try:
             picked = self._choose(context, now)
             if (key := self._deferred(picked.best)) is not None:
@@ -201,8 +213,10 @@ class Director(Dispatcher):
                 return key
             return self._send(context, picked, now)
         except PickError as error:
-            self._log_outcome(context, error)
+            self._answered.add_rejected(context, error)
             return error
+        finally:
+            self._answered.write()
 
     def on_poll(self, now: float) -> None:
         """See ``Dispatcher``: endpoints may have capacity again."""
@@ -212,21 +226,14 @@ class Director(Dispatcher):
         """Account for a request that left the queue without being dispatched; see ``Dispatcher``."""
         context: RequestContext = request.context
         context.line.waited_ms = round((now - request.since) * 1000, 3)
-        self._log_outcome(context, error)
+        self._answered.add_rejected(context, error)
+        self._answered.write()
 
     def explain(self, path: str, headers: Mapping[str, str], body: bytes, now: float) -> Explanation:
         """Return what ``offer`` would decide, without a trace of it. Raises PickError."""
         ask = PickRequest(method="POST", path=path, headers=headers, body=body, subset=None)
-        match = match_prompt(
-            ask,
-            Stages(),
-            model=self.model,
-            lookup=self.lookup,
-            adapters=self.adapters,
-            on_render_failure=lambda _why: None,
-            learn=False,
-            by_prefix=self._by_prefix,
-        )
+        match = self._understood(ask, Stages(), on_render_failure=lambda _why: None)
+        match.look(self.lookup, learn=False)
         rows = explain(
             self.candidates,
             match.demand(self.recent_uses, now),
@@ -238,16 +245,48 @@ class Director(Dispatcher):
         )
         return Explanation(match.mode, match.prompt_bytes, rows, self._max_endpoints)
 
-    def _match(self, ask: PickRequest, stages: Stages) -> PromptMatch:
-        return match_prompt(
+    def _understand(self, ask: PickRequest) -> tuple[RequestContext, Exception | None]:
+        """Return the context of a request, and why it cannot be answered."""
+        self.request_count += 1
+        context = RequestContext.of(ask, f"{self.replica}.{self.request_count}", self.request_count)
+        try:
+            match = self._understood(ask, context.stages, self._on_render_failure)
+            context.set_match(match, self.priorities.of(ask.headers))
+        except Exception as problem:  # noqa: BLE001  a bug must not cost the requests that came with it
+            return context, problem
+        return context, None
+
+    def _understood(
+        self, ask: PickRequest, stages: Stages, on_render_failure: Callable[[str], None]
+    ) -> PromptMatch:
+        return understand(
             ask,
             stages,
             model=self.model,
             lookup=self.lookup,
             adapters=self.adapters,
-            on_render_failure=self._on_render_failure,
+            on_render_failure=on_render_failure,
             by_prefix=self._by_prefix,
         )
+
+    def _answer(
+        self, context: RequestContext, problem: Exception | None, now: float
+    ) -> PickResult | QueuedRequest | Exception:
+        answer: PickResult | QueuedRequest | Exception
+        try:
+            if problem is None:
+                self._look(context)
+            answer = problem or self._offer(context, now)
+        except Exception as error:  # noqa: BLE001  as above
+            answer = error
+        if isinstance(answer, PickError):
+            self._answered.add_rejected(context, answer)
+        return answer
+
+    def _look(self, context: RequestContext) -> None:
+        context.stages.skip()
+        context.match.look(self.lookup)
+        context.stages.mark("match")
 
     def _on_render_failure(self, why: str) -> None:
         self.metrics.template_failures[why] += 1
@@ -296,28 +335,19 @@ class Director(Dispatcher):
             context.match.demand(self.recent_uses, now),
             context.subset,
             now=now,
-            turn=self.request_count,
+            turn=context.turn,
             limit=self._max_endpoints,
             max_backlog=self.max_backlog,
             policy=self.policy,
         )
 
     def _send(self, context: RequestContext, picked: PickedEndpoints, now: float) -> PickResult:
-        stages, match, best = context.stages, context.match, picked.best
+        stages, best = context.stages, picked.best
         stages.mark("pick")
         self._remember(context, best, now)
         answer = PickResult(picked.hostports, self._headers(context, best), session=context.line.session)
         stages.mark("book")
-        line = context.line
-        line.endpoint = best.endpoint.hostport
-        line.prompt_bytes = match.prompt_bytes
-        line.matched_bytes = best.matched_bytes
-        line.matched_tokens = best.matched_tokens
-        line.predicted_ttft_ms = round(best.predicted_ttft_seconds * 1000, 3)
-        if self.log.enabled:
-            line.cost = dict(zip(TERMS, [round(seconds, 6) for seconds in best.seconds], strict=True))
-        line.candidates = len(self.candidates)
-        self._log(context, match.prompts[0] if match.prompts else b"")
+        self._answered.add_picked(context, best, len(self.candidates), now)
         return answer
 
     def _remember(self, context: RequestContext, best: ScoredEndpoint, now: float) -> None:
@@ -340,11 +370,8 @@ class Director(Dispatcher):
             truth_known=not single,
         )
         self.tracker.add(request, key, best.uncached_tokens, now, hostport=best.endpoint.hostport)
-        self.metrics.predicted_cached[best.endpoint.hostport] += best.matched_tokens
         if match.prompts:
             self.recent_uses.record(found.place, now)
-            self.divergence.record(found.tokens, best.matched_tokens, now)
-            self.cache_value.record(key, found, self.lookup.members.get(key), now)
             if self.hot is not None:
                 for place in found.ends():
                     self.hot.record(place, context.tenant, now)
@@ -360,18 +387,6 @@ class Director(Dispatcher):
         if self._engine_priorities and context.priority is not None:
             headers.append((ENGINE_PRIORITY_HEADER, engine_priority(context.priority)))
         return tuple(headers)
-
-    def _log_outcome(self, context: RequestContext, error: PickError) -> None:
-        context.line.outcome = error.reason
-        self._log(context, b"")
-
-    def _log(self, context: RequestContext, prompt: bytes) -> None:
-        stages, line = context.stages, context.line
-        self.metrics.requests[line.outcome] += 1
-        self.metrics.observe(stages)
-        if self.log.enabled:
-            line.us = stages.microseconds()
-            self.log.write(line, prompt=prompt)
 
     def on_tick(self, now: float) -> None:
         """Expire requests and look after the queue; called several times a second."""

@@ -1,7 +1,7 @@
 """One request in the picker before it is sent: its headers, its rendered prompt, and what is cached of it.
 
-``match_prompt`` parses, renders and matches. The parsed body is then released: a queued request keeps only
-its prompt, and is matched again when it is dispatched.
+``understand`` parses and renders, ``PromptMatch.look`` matches. The parsed body is released between them: a
+queued request keeps only its prompt, and is matched again when it is dispatched.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,16 +57,17 @@ class PromptMatch(msgspec.Struct):
         """Drop the hits of a request that has to wait: they will have changed."""
         self.found.hits, self.found.matches = _NO_HITS, ()
 
-    def refresh(self, lookup: Lookup) -> None:
-        """Match the prompts again."""
+    def look(self, lookup: Lookup, *, learn: bool = True) -> None:
+        """Match the prompts, perhaps again. ``learn``: the match may update estimates."""
         if self.prompts:
-            self.found = lookup.look(self.root, self.prompts)
+            self.found = lookup.look(self.root, self.prompts, learn=learn)
 
 
-NOT_MATCHED: Final = PromptMatch("other", None, None, (), (None, None), Found(0, 0, {}), "")
+_NOT_FOUND: Final = Found(0, 0, {})
+NOT_MATCHED: Final = PromptMatch("other", None, None, (), (None, None), _NOT_FOUND, "")
 
 
-def match_prompt(
+def understand(
     ask: PickRequest,
     stages: Stages,
     *,
@@ -74,13 +75,12 @@ def match_prompt(
     lookup: Lookup,
     adapters: frozenset[str],
     on_render_failure: Callable[[str], None],
-    learn: bool = True,
     by_prefix: bool = True,
 ) -> PromptMatch:
-    """Parse, render and match a request. Raises BadRequest.
+    """Parse and render a request; ``PromptMatch.look`` then finds its prompts. Raises BadRequest.
 
-    ``on_render_failure`` gets the reason why a prompt could not be rendered. ``learn``: the match may update
-    estimates. ``by_prefix``: endpoints cache prefixes; without, no prompt is rendered.
+    ``on_render_failure`` gets the reason why a prompt could not be rendered. ``by_prefix``: endpoints cache
+    prefixes; without, no prompt is rendered, and the estimate of its tokens is all that is known.
     """
     request = _NO_REQUEST if ask.partial else parse(ask.path, ask.body, method=ask.method)
     stages.mark("parse")
@@ -91,13 +91,11 @@ def match_prompt(
     adapter = request.model if request.model in adapters else None
     root = (adapter, request.salt)
     if prompts:
-        found = lookup.look(root, prompts, learn=learn)
         faithful = model is not None and model.faithful
-        mode = "precise" if faithful and request.exact else "approximate"
+        found, mode = _NOT_FOUND, "precise" if faithful and request.exact else "approximate"
     else:
         size = request.work or len(ask.body)
         found, mode = Found(size, lookup.tokens(size), {}), "load"
-    stages.mark("match")
     return PromptMatch(request.kind.value, request.model, request.session, prompts, root, found, mode)
 
 
@@ -124,11 +122,13 @@ class RequestContext(msgspec.Struct):
     size: int
     """Bytes of its body."""
     match: PromptMatch
+    turn: int = 0
+    """Counts the picks, so that equal endpoints take turns."""
     priority: int | None = None
     """None: the request names none."""
 
     @classmethod
-    def of(cls, ask: PickRequest, own_id: str) -> Self:
+    def of(cls, ask: PickRequest, own_id: str, turn: int = 0) -> Self:
         """Return the context of a request that is not understood yet."""
         headers = ask.headers
         line = RequestLine(
@@ -140,7 +140,9 @@ class RequestContext(msgspec.Struct):
         )
         kept = tuple([name for name in (REQUEST_ID_HEADER, DATA_PARALLEL_RANK_HEADER) if name in headers])
         may_wait, size = ask.partial or len(ask.body) > 0, len(ask.body)
-        return cls(own_id, tenant(headers), ask.subset, line, Stages(), kept, may_wait, size, NOT_MATCHED)
+        return cls(
+            own_id, tenant(headers), ask.subset, line, Stages(), kept, may_wait, size, NOT_MATCHED, turn
+        )
 
     def set_match(self, match: PromptMatch, priority: int | None) -> None:
         """Store the match, the priority and what the log line shows of them."""

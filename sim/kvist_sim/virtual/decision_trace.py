@@ -28,7 +28,7 @@ from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.director.request_progress import RequestProgress
 from kvist_epp.endpoints.engine_state import EngineState
 from kvist_epp.endpoints.scraper import Scraper
-from kvist_epp.errors import KvistError, PickError
+from kvist_epp.errors import KvistError
 from kvist_epp.flowcontrol.flow_controller import FlowController, Poll, QueuedRequest
 from kvist_epp.index.byte_index import Index
 from kvist_epp.kvevents.ingestion import Ingestor
@@ -41,7 +41,7 @@ from kvist_sim.virtual.ours import IndexFeed, Kvist
 from kvist_sim.virtual.policy import Context
 
 INPUTS: Final[dict[type, tuple[str, ...]]] = {
-    Director: ("offer", "set_other_replicas"),
+    Director: ("offer_all", "set_other_replicas"),
     FlowController: ("poll", "cancel", "shut"),
     Poll: ("step",),
     RequestProgress: ("on_prefill_started", "on_observation"),
@@ -75,8 +75,8 @@ class Entry(msgspec.Struct):
     """What the clock showed each time it was read meanwhile."""
     lines: list[RequestLine] = []
     """The request log: what was decided, with the terms of the cost."""
-    made: int = 0
-    """Number of the queued request, poll or follower's call that it returned; 0: none."""
+    made: list[int] = []
+    """Numbers of the queued requests, or of the poll or follower's call, that it returned."""
     publishers: list[str] = []
     """Names of all publishers, by their numbers: the subscriber, which is not replayed, numbers them."""
     precise: dict[str, bool] = {}
@@ -141,13 +141,12 @@ class Recorder:
                 (recorder._owner(self), *(() if name == "activate" else map(recorder._plain, arguments))),
                 keywords,
             )
-            if kind is Director and name == "offer":
+            if kind is Director and name == "offer_all":
                 entry.keywords = {"replica": self.replica}
             recorder._entry = entry
             try:
                 result = method(self, *arguments, **keywords)
-                if isinstance(result, QueuedRequest | Poll | FollowerCall):
-                    entry.made = recorder._number(result)
+                entry.made = [recorder._number(one) for one in made(result)]
                 return result
             finally:
                 if kind is EndpointRegistry and name != "on_tick":
@@ -177,6 +176,12 @@ class Recorder:
         if isinstance(argument, QueuedRequest):
             return Reference("QueuedRequest", self._numbers[id(argument)])
         return argument if picklable(argument) else Reference(type(argument).__name__, None)
+
+
+def made(result: Any) -> list[QueuedRequest | Poll | FollowerCall]:
+    """Return the objects that an input returned and that later inputs name."""
+    results = result if isinstance(result, list) else [result]
+    return [one for one in results if isinstance(one, QueuedRequest | Poll | FollowerCall)]
 
 
 def publishers(registry: EndpointRegistry) -> list[str]:
@@ -298,18 +303,16 @@ class Replay:
             assert self._model is not None, "the trace is of a picker with a model"
             ingestor = Ingestor(self.kvist.director.index, self._model)
             self.kvist.registry.activate(self._model, ingestor, None)
-        elif entry.kind == "Director.offer":
-            self._keep(entry, _offered(target, arguments))
         else:
             keywords = {} if kind == "Director" else entry.keywords
             self._keep(entry, getattr(target, name)(*map(self._own, arguments), **keywords))
         return self._log.lines
 
     def _keep(self, entry: Entry, result: Any) -> None:
-        if isinstance(result, QueuedRequest | Poll | FollowerCall):
-            self._made[entry.made] = result
-        elif entry.made:
-            raise LookupError("the request was answered, and had waited in the trace")
+        found = made(result)
+        if len(found) != len(entry.made):
+            raise LookupError(f"{len(found)} requests wait, and {len(entry.made)} did in the trace")
+        self._made.update(zip(entry.made, found, strict=True))
 
     def _own(self, argument: Any) -> Any:
         if not isinstance(argument, Reference):
@@ -329,19 +332,12 @@ class _NoOverlaps:
         raise LookupError("a replay has no world")
 
 
-def _offered(director: Director, arguments: Sequence[Any]) -> Any:
-    try:
-        return director.offer(*arguments)
-    except PickError:
-        return None
-
-
 def replay(path: Path, fault: Callable[[int, Entry], bool] = lambda _number, _entry: False) -> Comparison:
     """Replay a trace and compare. ``fault``: inputs (by number) that a broken driver does not make."""
-    found, made = Comparison(), entries(path)
-    settings: Settings = next(made)
-    inputs = list(made)
-    replica = next(e.keywords["replica"] for e in inputs if e.kind == "Director.offer")
+    found, read = Comparison(), entries(path)
+    settings: Settings = next(read)
+    inputs = list(read)
+    replica = next(e.keywords["replica"] for e in inputs if e.kind == "Director.offer_all")
     model = Model.load(settings.model) if settings.model else None
     driver = Replay(settings, replica, model)
     for number, entry in enumerate(inputs):

@@ -62,7 +62,7 @@ CONCURRENCIES: Final = (1, AIM_CONCURRENCY)
 SIZES: Final = (1, 8, 40, 160, 450)
 QUICK_SIZES: Final = (1, 450)
 QUICK_SHAPES: Final = (PromptShape.COMPLETION, PromptShape.CHAT_2)
-ROUNDS: Final = 3
+ROUNDS: Final = 5
 SECONDS: Final = 2.4
 QUICK_SECONDS: Final = 0.9
 SETTLE_SECONDS: Final = 0.15
@@ -325,6 +325,8 @@ async def _envoy(
         options = {"picker": addresses[way.picker], "mode": way.mode}
         options["picker_tls"] = PickerTls() if way.tls else None
         options["access_log"] = options["health_check"] = way != ECHO_WAY
+        if way == ECHO_WAY:
+            options["responses"] = "skip"
     gateway = envoy.Gateway(endpoints=[engine.hostport for engine in engines], **options)
     proxy = await stack.enter_async_context(envoy.Envoy(envoy.config(gateway)))
     return proxy.port

@@ -1,11 +1,11 @@
 """A bare ext_proc server over HTTP/2: the fixed unit of the CPU times that ``kvist bench epp`` measures.
 
 ``python -m kvist_sim.bench.epp.echo PORT ENDPOINT`` answers each request with the endpoint and the request's
-own body, and lets responses pass. It has no index, no load, no log, no limits and no error handling. It does
-not use the picker's own server, so that a change there does not change the unit; for the same reason this
+own body; Envoy shows it no responses. It has no index, no load, no log, no limits and no error handling. It
+does not use the picker's own server, so that a change there does not change the unit; for the same reason this
 file is not to be made faster or slower.
 
-Frames: RFC 9113, sections 4 and 6. Messages: Envoy's ``ext_proc.proto``, full duplex both ways.
+Frames: RFC 9113, sections 4 and 6. Messages: Envoy's ``ext_proc.proto``, bodies of requests in full duplex.
 """
 
 import asyncio
@@ -34,8 +34,6 @@ _WINDOW_STEP: Final = 1 << 23
 _STATUS: Final = b"\x88\x0f\x10\x10application/grpc"
 """HPACK: ":status: 200" and the content type, without Huffman coding."""
 _TRAILERS: Final = b"\x00\x0bgrpc-status\x010"
-_RESPONSE_BODY: Final = 0x2A
-"""First byte of a message with a part of a response's body, of which there may be many."""
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
@@ -55,9 +53,9 @@ def _field(tag: bytes, value: bytes) -> bytes:
     return tag + _varint(len(value)) + value
 
 
-def _body_answer(tag: bytes, part: bytes) -> bytes:
+def _body_answer(part: bytes) -> bytes:
     """Return a message that gives a part of a body back: field, common response, mutation, streamed part."""
-    return _field(tag, _field(b"\x0a", _field(b"\x1a", _field(b"\x1a", part))))
+    return _field(b"\x1a", _field(b"\x0a", _field(b"\x1a", _field(b"\x1a", part))))
 
 
 class _Stream:
@@ -82,7 +80,6 @@ class Echo(asyncio.Protocol):
         answer.request_headers.response.clear_route_cache = True
         answer.dynamic_metadata.get_or_create_struct("envoy.lb")[ENDPOINT_HEADER] = endpoint
         self._picked = answer.SerializeToString()
-        self._pass = pb.ProcessingResponse(response_headers=pb.HeadersResponse()).SerializeToString()
         self._buffer = b""
         self._greeted = False
         self._streams: dict[int, _Stream] = {}
@@ -172,12 +169,6 @@ class Echo(asyncio.Protocol):
             self._out.append(_frame(_HEADERS, _END_HEADERS | _END_STREAM, number, head))
 
     def _message(self, number: int, stream: _Stream, raw: bytes) -> None:
-        if raw[0] == _RESPONSE_BODY:
-            at = 1
-            while raw[at] & 128:
-                at += 1
-            self._send(number, stream, _body_answer(b"\x22", raw[at + 1 :]))
-            return
         message = pb.ProcessingRequest.FromString(raw)
         kind = message.WhichOneof("request")
         if kind == "request_body":
@@ -187,15 +178,13 @@ class Echo(asyncio.Protocol):
                 self._give_back(number, stream)
         elif kind == "request_headers" and message.request_headers.end_of_stream:
             self._send(number, stream, self._picked)
-        elif kind == "response_headers":
-            self._send(number, stream, self._pass)
 
     def _give_back(self, number: int, stream: _Stream) -> None:
         body = b"".join(stream.body)
         for at in range(0, max(1, len(body)), CHUNK_BYTES):
             last = b"\x10\x01" if at + CHUNK_BYTES >= len(body) else b""
             part = _field(b"\x0a", body[at : at + CHUNK_BYTES]) + last
-            self._send(number, stream, _body_answer(b"\x1a", part))
+            self._send(number, stream, _body_answer(part))
 
     def _send(self, number: int, stream: _Stream, message: bytes) -> None:
         if not stream.started:
