@@ -2,8 +2,8 @@
 
 ``python -m kvist_sim.bench.epp.echo PORT ENDPOINT`` answers each request with the endpoint and the request's
 own body; Envoy shows it no responses. It has no index, no load, no log, no limits and no error handling. It
-does not use the picker's own server, so that a change there does not change the unit; for the same reason this
-file is not to be made faster or slower.
+does not use the picker's own server, so that a change there does not change the unit; for the same reason
+this file is not to be made faster or slower.
 
 Frames: RFC 9113, sections 4 and 6. Messages: Envoy's ``ext_proc.proto``, bodies of requests in full duplex.
 """
