@@ -31,7 +31,7 @@ def broken(decision: Any) -> None:
 
 
 class Answers:
-    """What each request of a batch was answered."""
+    """Keeps what each request of a batch was answered."""
 
     def __init__(self, batch: DecisionBatch) -> None:
         self.batch = batch
@@ -138,7 +138,7 @@ async def test_a_bug_outside_of_any_request_fails_the_batch() -> None:
 
 
 async def test_a_request_cancelled_in_the_same_turn_is_not_decided() -> None:
-    """Its stream is gone: no pick is counted for it."""
+    """No pick is counted for a request whose stream is gone."""
     parts = make(2)
     answers = Answers(batch_of(parts))
     answers.send(0, asked("hello", "", CHAT, 0)).cancel()
