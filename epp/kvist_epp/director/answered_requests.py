@@ -1,4 +1,4 @@
-"""What is counted and logged of each request that was answered, after the answers of its batch.
+"""Figures and log lines of answered requests, written after the answers of their batch.
 
 Nothing here decides where a request goes, so it is done for all requests of a batch at the end.
 """
