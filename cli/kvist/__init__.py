@@ -2,6 +2,7 @@
 
 - ``commands``: the record of every subcommand, with its help, options and function.
 - ``options``: options of the subcommands, and parsers of their values.
+- ``bench_options``: the same of ``kvist bench``.
 - ``pool_commands``: plans, comparisons and objects of a pool.
 - ``cluster_files``: reads files with nodes and prices.
 - ``pool_file``: reads a pool's file.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from kvist import options
+from kvist import bench_options, options
 
 GROUPS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -94,7 +94,7 @@ COMMANDS: Final = (
         words=("bench", "epp"),
         summary="measure the CPU time and latency of the picker behind a real Envoy, by transport and mode",
         function="kvist_sim.bench.epp.command:main",
-        options=options.bench_epp_options,
+        options=bench_options.bench_epp_options,
         examples="""\
   kvist bench epp --quick
   kvist bench epp --json epp.json
@@ -114,7 +114,7 @@ COMMANDS: Final = (
         words=("bench", "ends"),
         summary="measure one endpoint behind gateways that report how requests end, and that do not",
         function="kvist_sim.bench.ends:main",
-        options=options.bench_ends_options,
+        options=bench_options.bench_ends_options,
         examples="""\
   kvist bench ends
   kvist bench ends --seconds 2 --json ends.json
@@ -124,7 +124,7 @@ COMMANDS: Final = (
         words=("bench", "rest"),
         summary="measure the CPU of a picker without requests, and per request at a low rate",
         function="kvist_sim.bench.rest.command:rest",
-        options=options.bench_rest_options,
+        options=bench_options.bench_rest_options,
         examples="""\
   kvist bench rest --quick
   kvist bench rest --baseline bbf266e --part idle
@@ -134,7 +134,7 @@ COMMANDS: Final = (
         words=("bench", "scale"),
         summary="measure what a picker of 1,000 endpoints needs, and what more replicas do",
         function="kvist_sim.bench.rest.command:scaled",
-        options=options.bench_scale_options,
+        options=bench_options.bench_scale_options,
         examples="""\
   kvist bench scale --replicas 1
   kvist bench scale --write-docs docs/benchmarks.md""",
@@ -143,7 +143,7 @@ COMMANDS: Final = (
         words=("bench", "chaos"),
         summary="run a steady load while engines, pickers, events, links and certificates fail one by one",
         function="kvist_sim.bench.chaos.command:main",
-        options=options.bench_chaos_options,
+        options=bench_options.bench_chaos_options,
         examples="""\
   kvist bench chaos
   kvist bench chaos --only "engine killed,picker killed" --json chaos.json
@@ -153,7 +153,7 @@ COMMANDS: Final = (
         words=("bench", "soak"),
         summary="run a load for a long time; record memory each second, and state that is left at the end",
         function="kvist_sim.bench.soak.command:main",
-        options=options.bench_soak_options,
+        options=bench_options.bench_soak_options,
         examples="""\
   kvist bench soak
   kvist bench soak --part direct --seconds 60
@@ -163,7 +163,7 @@ COMMANDS: Final = (
         words=("bench", "queue"),
         summary="queue tens of thousands of requests in one picker: memory, fairness, priorities, limits",
         function="kvist_sim.bench.queue.command:main",
-        options=options.bench_queue_options,
+        options=bench_options.bench_queue_options,
         examples="""\
   kvist bench queue
   kvist bench queue --requests 5000
@@ -173,7 +173,7 @@ COMMANDS: Final = (
         words=("bench", "prewarm"),
         summary="measure TTFT during a rolling update, with and without prewarming",
         function="kvist_sim.bench.prewarm.command:main",
-        options=options.bench_prewarm_options,
+        options=bench_options.bench_prewarm_options,
         examples="""\
   kvist bench prewarm
   kvist bench prewarm --part virtual --seeds 2
@@ -184,7 +184,7 @@ COMMANDS: Final = (
         words=("bench", "handover"),
         summary="former name of kvist bench prewarm",
         function="kvist_sim.bench.prewarm.command:main",
-        options=options.bench_prewarm_options,
+        options=bench_options.bench_prewarm_options,
         examples="  kvist bench handover",
         hidden=True,
     ),
@@ -192,7 +192,7 @@ COMMANDS: Final = (
         words=("bench", "routers"),
         summary="send the same traffic through other projects' routers, to the same simulated engines",
         function="kvist_sim.bench.routers.command:main",
-        options=options.bench_routers_options,
+        options=bench_options.bench_routers_options,
         examples="""\
   kvist bench routers
   kvist bench routers --only kvist,vllm-router --seconds 20
@@ -202,7 +202,7 @@ COMMANDS: Final = (
         words=("bench", "route"),
         summary="compare routing policies in virtual time; the same seed gives the same result",
         function="kvist_sim.bench.route.command:main",
-        options=options.bench_route_options,
+        options=bench_options.bench_route_options,
         examples="""\
   kvist bench route --workload chat,groups --load 0.8,1 --requests 2000 --engines 8 --seeds 3
   kvist bench route --policy kvist,dynamo,round-robin --json route.json

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvist.__main__ import main
@@ -168,6 +168,7 @@ QUANTISED = st.fixed_dictionaries(
 
 @settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), ODD, max_size=4), st.none() | QUANTISED)
+@example({"model_type": {"odd": 1}, "vision_config": {"odd": 2}}, None)
 def test_any_config_is_planned_refused_or_explained(
     tmp_path_factory: pytest.TempPathFactory, odd: dict[str, Any], quantised: dict[str, Any] | None
 ) -> None:

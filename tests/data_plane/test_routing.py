@@ -20,13 +20,15 @@ SIZES = [0, 1, 62_000, 62_001, 1_000_000, 5_000_000]
 
 
 async def test_the_picked_endpoint_gets_the_request(plane: Plane) -> None:
-    """The upstream that answers is the picked one, and the picker saw method, path and headers."""
-    async with plane.client.post("/v1/completions?a=b", data=b"{}", headers={"X-Tenant": "blue"}) as response:
+    """The upstream that answers is the picked one, and the picker saw method, path and its headers."""
+    async with plane.client.post(
+        "/v1/completions?a=b", data=b"{}", headers={"X-Session-Id": "blue"}
+    ) as response:
         assert (response.status, await response.text()) == (200, plane.addresses[1])
 
     ask = plane.picker.asks[0]
     assert (ask.method, ask.path, ask.body, ask.subset) == ("POST", "/v1/completions", b"{}", None)
-    assert ask.headers["x-tenant"] == "blue"
+    assert ask.headers["x-session-id"] == "blue"
     assert not any(key.startswith(":") for key in ask.headers)
 
 

@@ -16,7 +16,7 @@ from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.limits import Limits
 from kvist_epp.http2.server import serve_http2
-from kvist_epp.names import SESSION_HEADER
+from kvist_epp.names import REQUEST_ID_HEADER, SESSION_HEADER
 from kvist_sim.bench.harness.direct import (
     LONGEST_BODY,
     NO_ANSWER,
@@ -178,7 +178,7 @@ async def test_the_direct_client_asks_as_envoy_does() -> None:
             await asyncio.sleep(0.01)
 
     assert (seen[0].method, seen[0].path, len(seen[0].body)) == ("POST", "/v1/completions", 50_000)
-    assert seen[0].headers == {"x-tenant": "a", "x-request-id": "a"}
+    assert seen[0].headers == {REQUEST_ID_HEADER: "a"}
     assert answers["a"] == PickAnswer("a", PICKED, "10.0.0.1:8000", "s-50000")
     assert answers["b"].status == 429
     assert (ended[0].session, ended[0].upstream, ended[0].status) == ("s-50000", "10.0.0.1:8000", 200)

@@ -83,17 +83,14 @@ def read_chunk(message: bytes, number: int) -> BodyChunk | None:
         return None
 
 
-def _last_chunks(number: int) -> dict[bytes, BodyChunk]:
-    """Return the messages with which gateways end a body after its last byte, which is every time."""
-    encoded = bytes((_END_TAG, 1))
-    message = bytes((number << 3 | 2, len(encoded))) + encoded
-    chunk = BodyChunk(memoryview(b""), end_of_stream=True, encoded=memoryview(encoded))
-    return {message: chunk, message + _NO_METADATA: chunk}
-
-
-_TAGS: Final = {number: bytes((number << 3 | 2,)) for number in (REQUEST_BODY_FIELD, RESPONSE_BODY_FIELD)}
+_TAGS: Final = {REQUEST_BODY_FIELD: b"\x22", RESPONSE_BODY_FIELD: b"\x2a"}
+_LAST_CHUNK: Final = BodyChunk(memoryview(b""), end_of_stream=True, encoded=memoryview(b"\x10\x01"))
+"""The chunk with which gateways end a body after its last byte, which is every time."""
+_LAST_CHUNKS: Final = {
+    number: {tag + b"\x02\x10\x01" + tail: _LAST_CHUNK for tail in (b"", _NO_METADATA)}
+    for number, tag in _TAGS.items()
+}
 _LAST_CHUNK_BYTES: Final = 6
-_LAST_CHUNKS: Final = {number: _last_chunks(number) for number in (REQUEST_BODY_FIELD, RESPONSE_BODY_FIELD)}
 
 
 def _read_http_body(encoded: memoryview) -> BodyChunk | None:

@@ -14,7 +14,7 @@ class PickRequest(msgspec.Struct, frozen=True):
     path: str
     """Without the query."""
     headers: Mapping[str, str]
-    """Those of ``names.REQUEST_HEADERS``: values as latin-1, repeated headers joined by a comma."""
+    """Those of ``names.REQUEST_HEADERS`` but pseudo headers; latin-1, repeated ones joined by a comma."""
     body: bytes
     """The body, with the model's name already rewritten where a header asks for that."""
     subset: tuple[str, ...] | None

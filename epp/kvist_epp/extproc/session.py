@@ -91,7 +91,7 @@ class ExtProcSession:
     _phase = _REQUEST
     _config: pb.ProtocolConfiguration | None = None
     _mode: int = pb.FULL_DUPLEX_STREAMED
-    _headers: Mapping[str, str] = {}
+    _headers: dict[str, str]
     _subset: tuple[str, ...] | None = None
     _chunk_count = 0
     _size = 0
@@ -111,6 +111,7 @@ class ExtProcSession:
         """``labels`` are headers that only the decision may set; with them rewrite headers are ignored."""
         self._observe = observe_responses
         self._labels = labels
+        self._headers = {}
         self._chunks: list[memoryview] = []
 
     def feed(self, message: bytes) -> SessionStep:
@@ -243,8 +244,8 @@ class ExtProcSession:
         if not self._observe:
             self._headers = {}
         request = PickRequest(
-            method=headers.get(":method", ""),
-            path=headers.get(":path", "").partition("?")[0],
+            method=headers.pop(":method", ""),
+            path=headers.pop(":path", "").partition("?")[0],
             headers=headers,
             body=body,
             subset=self._subset,

@@ -144,7 +144,7 @@ def read_encoder(keys: Keys) -> Encoder | None:
         output=keys.hidden,
         # Gemma 3 pools 4,096 patches to 256 tokens without saying how many make one
         patches=whole if whole > tokens * side * side else 0,
-        matrices=3 if {config.get("model_type"), keys.file.get("model_type")} & set(GATED_TOWERS) else 2,
+        matrices=3 if any(file.get("model_type") in GATED_TOWERS for file in (config, keys.file)) else 2,
     )
 
 

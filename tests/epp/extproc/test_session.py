@@ -34,7 +34,7 @@ def test_the_question_has_method_path_headers_and_body() -> None:
     ask = m.asked(ExtProcSession(), m.request_headers(DUPLEX, headers=sent), m.request_body(b"body"))
 
     assert (ask.method, ask.path) == ("POST", "/v1/completions")
-    assert {name: value for name, value in ask.headers.items() if name[0] != ":"} == {"x-request-id": "7"}
+    assert dict(ask.headers) == {"x-request-id": "7"}
     assert (ask.body, ask.subset, ask.partial) == (b"body", None, False)
 
 
@@ -54,7 +54,7 @@ def test_headers_are_read_from_value_and_raw_value() -> None:
     ask = m.asked(ExtProcSession(), message.SerializeToString())
 
     assert ask.path == "/v1/models"
-    assert {name: value for name, value in ask.headers.items() if name[0] != ":"} == {
+    assert dict(ask.headers) == {
         "x-session-id": "café",
         "x-kvist-priority": "1,2",
         "x-request-id": "cafÃ©",

@@ -6,5 +6,7 @@
 - ``publisher``: process that publishes the KV events of all engines.
 - ``profiler``: CPU samples of a running picker.
 - ``revision``: runs the picker of an older git revision.
-- ``report``: figures as a table and as JSON.
+- ``echo``: bare server whose CPU time is the unit of the bounds.
+- ``report``: figures of all cells, their bounds, and JSON.
+- ``tables``: the same as tables.
 """

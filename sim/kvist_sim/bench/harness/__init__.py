@@ -6,5 +6,6 @@
 - ``upstream``: process that answers for many engines at almost no cost.
 - ``churn``: process that publishes stores and evictions of many engines without end.
 - ``watch``: memory, CPU time and state of a running picker.
+- ``machine``: machine, versions and revision of a measurement; other work on the cores.
 - ``proof``: a benchmark with bounds, from start to exit code, and its results.
 """
