@@ -24,8 +24,8 @@ pytestmark = pytest.mark.timeout(600)
 SECONDS = 400.0
 """To install some fifty packages on a machine that has other things to do."""
 MOST_MIB = {"operator": 280, "picker": 380}
-"""A third or more of either is the official Kubernetes client: its models, twice, and their bytecode. numpy and
-its BLAS are 60 MiB of the picker (docs/decisions/0024)."""
+"""A third or more of either is the official Kubernetes client: its models, twice, and their bytecode. numpy
+and its BLAS are 60 MiB of the picker (docs/decisions/0024)."""
 IDENTITY = "/run/secrets/kubernetes.io/serviceaccount"
 
 
