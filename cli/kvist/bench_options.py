@@ -110,6 +110,20 @@ def bench_ends_options(parser: argparse.ArgumentParser) -> None:
     _results(parser)
 
 
+def bench_traces_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist bench traces``."""
+    parser.add_argument(
+        "--seconds", type=positive, default=1.0, metavar="N", help="seconds of each window (default: 1)"
+    )
+    parser.add_argument(
+        "--rounds", type=count, default=15, metavar="N", help="windows of each way (default: 15)"
+    )
+    parser.add_argument(
+        "--baseline", metavar="REV", help="also measure the picker of this git revision, in the same rounds"
+    )
+    _results(parser)
+
+
 def bench_rest_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``kvist bench rest``."""
     parser.add_argument("--quick", action="store_true", help="4 and 100 endpoints, one short window each")

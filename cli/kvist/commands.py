@@ -121,6 +121,16 @@ COMMANDS: Final = (
   kvist bench ends --write-docs docs/benchmarks.md""",
     ),
     Command(
+        words=("bench", "traces"),
+        summary="measure what OpenTelemetry traces cost the picker: off, and with several shares sampled",
+        function="kvist_sim.bench.traces:main",
+        options=bench_options.bench_traces_options,
+        examples="""\
+  kvist bench traces
+  kvist bench traces --rounds 30 --baseline d84b393
+  kvist bench traces --write-docs docs/benchmarks.md""",
+    ),
+    Command(
         words=("bench", "rest"),
         summary="measure the CPU of a picker without requests, and per request at a low rate",
         function="kvist_sim.bench.rest.command:rest",

@@ -29,6 +29,7 @@ this.
 - ``replicas``: exchange of load and index between replicas of the picker.
 - ``prewarm``: computation of hot prefixes where they will be needed.
 - ``telemetry``: metrics and logs.
+- ``tracing``: OpenTelemetry traces of picks.
 - ``admin``: pages of the metrics port.
 - ``settings``: every flag, to and from argv and the environment.
 - ``model_header``: the role of a filter that names the body's model in a header.

@@ -16,6 +16,7 @@
     ├── ModelFilesError      model files that are absent or unusable
     ├── EndpointsFileError   an endpoints file that cannot be used; the old fleet stays
     ├── CertificateError     a certificate, key or authority that cannot be used; the old one stays
+    ├── ExportError          a collector that did not take spans
     ├── UncleanShutdownError           a part of the picker failed, or its drain was cut short
     └── SettingsError        flags that do not go together
 """
@@ -120,6 +121,14 @@ class EndpointsFileError(KvistError):
 
 class CertificateError(KvistError):
     """An unusable certificate, key or authority; the text names the file and the fault, never the content."""
+
+
+class ExportError(KvistError):
+    """Spans that a collector did not take; ``retry``: it may take them later."""
+
+    def __init__(self, message: str, *, retry: bool) -> None:
+        super().__init__(message)
+        self.retry = retry
 
 
 class UncleanShutdownError(KvistError):

@@ -43,6 +43,10 @@ with ``--scheduling-policy priority``."""
 SESSION_HEADER: Final = "x-session-id"
 """vLLM copies it to ``BlockStored.session_id`` (0.32 on)."""
 
+TRACE_PARENT_HEADER: Final = "traceparent"
+TRACE_STATE_HEADER: Final = "tracestate"
+"""Headers of W3C Trace Context, of requests and of gRPC calls."""
+
 REQUEST_ID_HEADER: Final = "x-request-id"
 DATA_PARALLEL_RANK_HEADER: Final = "x-data-parallel-rank"
 REQUEST_HEADERS: Final = frozenset(
@@ -50,6 +54,7 @@ REQUEST_HEADERS: Final = frozenset(
         *(":method", ":path", *GATEWAY_OWNED, MODEL_REWRITE_HEADER, MODEL_REWRITE_ALIAS),
         *(MODEL_HEADER, BASE_MODEL_HEADER, PRIORITY_HEADER, *OBJECTIVE_HEADERS, *TENANT_HEADERS),
         *(SESSION_HEADER, REQUEST_ID_HEADER, DATA_PARALLEL_RANK_HEADER),
+        *(TRACE_PARENT_HEADER, TRACE_STATE_HEADER),
     )
 )
 """Headers of requests that pickers and filters read; they skip all others."""

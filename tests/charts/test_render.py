@@ -192,6 +192,8 @@ def test_selectors_find_the_operator_alone(helm4: Helm) -> None:
             selector = selector[key]
         assert selector.items() <= labels.items(), kind
         assert not selector.items() <= test.items(), kind
+    [scraped] = one(made, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert scraped["honorLabels"], "series of pools name the pool's namespace, not the operator's"
     policy = one(made, "NetworkPolicy")["spec"]
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
     assert policy["policyTypes"] == ["Ingress"]

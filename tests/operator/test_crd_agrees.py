@@ -20,6 +20,12 @@ from kvist_operator.status import plan_status
 Schema = Mapping[str, Any]
 Path = tuple[str | int, ...]
 
+ENV: list[dict[str, Any]] = [
+    {"name": "A", "value": "a"},
+    {"name": "B", "valueFrom": {"secretKeyRef": {"name": "a", "key": "a", "optional": True}}},
+    {"name": "C", "valueFrom": {"configMapKeyRef": {"name": "a", "key": "a", "optional": True}}},
+    {"name": "D", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+]
 FULL: dict[str, Any] = {
     "model": {
         "source": "hf://acme/model",
@@ -57,12 +63,7 @@ FULL: dict[str, Any] = {
         "schedulingPolicy": "FCFS",
         "apiKeySecretRef": {"name": "a", "key": "a"},
         "extraArgs": ["--middleware=a"],
-        "env": [
-            {"name": "A", "value": "a"},
-            {"name": "B", "valueFrom": {"secretKeyRef": {"name": "a", "key": "a", "optional": True}}},
-            {"name": "C", "valueFrom": {"configMapKeyRef": {"name": "a", "key": "a", "optional": True}}},
-            {"name": "D", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        ],
+        "env": ENV,
     },
     "accelerator": {"product": "a", "memory": "1Gi", "resourceName": "a", "count": 1, "perNode": 1},
     "workload": {
@@ -93,6 +94,7 @@ FULL: dict[str, Any] = {
         "priorities": [{"name": "a", "value": 1}],
         "image": "a",
         "resources": {"requests": {"cpu": 1}, "limits": {"cpu": 1}},
+        "env": ENV,
     },
     "gateway": {
         "mode": "Route",
@@ -162,8 +164,8 @@ def read(spec: Any) -> Pool:
 def place(path: Path) -> Path:
     """Return the path of a field in FULL, where each source of a variable has an entry of its own."""
     sources = {"secretKeyRef": 1, "configMapKeyRef": 2, "fieldRef": 3}
-    if path[:3] == ("engine", "env", 0) and len(path) > 3 and path[3] == "valueFrom":
-        return ("engine", "env", sources.get(str(path[4]) if len(path) > 4 else "", 1), *path[3:])
+    if path[1:3] == ("env", 0) and len(path) > 3 and path[3] == "valueFrom":
+        return (path[0], "env", sources.get(str(path[4]) if len(path) > 4 else "", 1), *path[3:])
     if path[:4] == ("networkPolicy", "from", 0, "ipBlock"):
         return ("networkPolicy", "from", 1, *path[3:])
     return path
@@ -312,6 +314,7 @@ def _numbered(item: Any, number: int) -> Any:
         (("engine", "attentionBackend"), "flash"),
         (("engine", "version"), "latest"),
         (("engine", "env", 0, "name"), "1A"),
+        (("picker", "env", 0, "name"), "1A"),
         (("accelerator", "resourceName"), "a b"),
         (("rollout", "maxUnavailable"), "0%"),
         (("picker", "priorities", 0, "name"), "a,b"),

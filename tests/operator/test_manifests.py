@@ -359,6 +359,15 @@ def test_a_missing_api_is_a_note_and_no_object(case: str, gone: Api, kinds: set[
     assert gone in note.message
 
 
+def test_the_label_endpoint_is_the_picker_s_own() -> None:
+    """Prometheus' operator adds a label of that name for the port, which would rename the metrics' own."""
+    monitors = [made for made in rendered("agents").objects if made["kind"] == "PodMonitor"]
+    assert len(monitors) == 3
+    for monitor in monitors:
+        [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+        assert {"action": "labeldrop", "regex": "endpoint"} in endpoint["relabelings"]
+
+
 def test_podmonitors_on_auto_are_not_missed() -> None:
     """A missing PodMonitor API is not reported if the setting is automatic."""
     found = rendered("minimal", replace(SITE, apis=SITE.apis - {Api.POD_MONITOR}))

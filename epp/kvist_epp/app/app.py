@@ -37,7 +37,10 @@ from kvist_epp.http2.tls import Certificates
 from kvist_epp.prewarm.prewarmer import open_prewarmer
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry import request_log as log
+from kvist_epp.telemetry.counters import TraceStats
 from kvist_epp.telemetry.metrics import PickerMetrics
+from kvist_epp.tracing.destination import Destination, destination, resource
+from kvist_epp.tracing.trace_context import PickTracer
 
 if TYPE_CHECKING:
     from kvist_epp.replicas.replication import Replication
@@ -95,7 +98,10 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
         model = loader.load_initial()
         driver = FlowDriver(time.monotonic)
         stack.callback(driver.close)
-        director = _director(settings, logs, driver)
+        collector, traces = destination(settings, os.environ), TraceStats()
+        tracer = None if collector is None else PickTracer(settings.trace_sample_ratio, traces)
+        director = _director(settings, logs, driver, tracer)
+        director.metrics.gauges.traces = lambda: traces
         registry = EndpointRegistry(settings, director, time.monotonic)
         await stack.enter_async_context(registry.scraper)
         activator = ModelActivator(settings, registry, stack)
@@ -131,6 +137,8 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
         if settings.prewarm_tokens:
             prewarmer = await stack.enter_async_context(open_prewarmer(settings, registry))
             shutdown.start_task(stack, prewarmer.run(), "prewarming")
+        if tracer is not None and collector is not None:
+            await _export_traces(tracer, traces, collector, director.replica, shutdown, stack)
         shutdown.start_task(stack, _tick(registry, readiness), "tick")
         freeze_startup_objects()
         yield App(
@@ -145,13 +153,14 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
         )
 
 
-def _director(settings: Settings, logs: log.Logs, driver: FlowDriver) -> Director:
+def _director(settings: Settings, logs: log.Logs, driver: FlowDriver, tracer: PickTracer | None) -> Director:
     director = make_director(
         settings,
         metrics=PickerMetrics(version=kvist_epp.__version__),
         log=logs.requests,
         now=time.monotonic(),
         wake=driver.wake,
+        tracer=tracer,
     )
     assert director.flow is not None, "it has limits"
     driver.start(director.flow)
@@ -164,6 +173,7 @@ def _gauges(director: Director, registry: EndpointRegistry, logs: log.Logs, load
     gauges.tokenizer = lambda: (bool(loader.problem), loader.failures)
     gauges.index_blocks = registry.blocks
     gauges.precise = registry.trusted
+    gauges.evicted_requested_tokens = registry.evicted_requested_tokens
     gauges.ends_reported = lambda: director.tracker.end_reports.known
     gauges.backlog_tokens = registry.backlog
     gauges.endpoints = registry.scraper.counts
@@ -205,9 +215,13 @@ def _methods(
         director.metrics.protocol_errors[kind] += count
 
     batch = DecisionBatch(director, driver, time.monotonic)
-    on_response = completion.on_response if settings.observe_responses else None
     return ext_proc_methods(
-        batch.decide, completion.on_access_log, health, on_response=on_response, on_error=on_error
+        batch.decide,
+        completion.on_access_log,
+        health,
+        on_response=completion.on_response if settings.observe_responses else None,
+        on_first_token=completion.on_first_token,
+        on_error=on_error,
     )
 
 
@@ -245,6 +259,22 @@ async def _pages(
     )
     stack.push_async_callback(server.close)
     return server
+
+
+async def _export_traces(
+    tracer: PickTracer,
+    traces: TraceStats,
+    collector: Destination,
+    replica: str,
+    shutdown: Shutdown,
+    stack: AsyncExitStack,
+) -> None:
+    from kvist_epp.tracing.exporter import open_exporter  # imports OpenTelemetry's messages
+
+    described = resource(os.environ, kvist_epp.__version__, replica)
+    opened = open_exporter(tracer, traces, collector, resource=described, version=kvist_epp.__version__)
+    exporter = await stack.enter_async_context(opened)
+    shutdown.start_task(stack, exporter.run(), "traces")
 
 
 async def _tick(registry: EndpointRegistry, readiness: Readiness) -> None:

@@ -1,7 +1,10 @@
-"""Figures and log lines of answered requests, written after the answers of their batch.
+"""Figures, log lines and recorded traces of answered requests, written after the answers of their batch.
 
 Nothing here decides where a request goes, so it is done for all requests of a batch at the end.
 """
+
+from time import perf_counter
+from typing import Final
 
 from kvist_epp.director.request_context import RequestContext
 from kvist_epp.errors import PickError
@@ -10,8 +13,13 @@ from kvist_epp.prefix_stats.cache_value import CacheValue
 from kvist_epp.prefix_stats.divergence_histogram import DivergenceHistogram
 from kvist_epp.scheduling.cost import TERMS
 from kvist_epp.scheduling.pick import ScoredEndpoint
+from kvist_epp.telemetry.counters import TimedStages
 from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import RequestLog
+from kvist_epp.tracing.trace_context import PickTracer, RecordedPick
+
+SERVER_ERROR: Final = 500
+"""The first HTTP status that is an error of a server's span."""
 
 
 class AnsweredRequests:
@@ -24,12 +32,14 @@ class AnsweredRequests:
         lookup: Lookup,
         cache_value: CacheValue,
         divergence: DivergenceHistogram,
+        tracer: PickTracer | None = None,
     ) -> None:
         self._metrics = metrics
         self._log = log
         self._lookup = lookup
         self._cache_value = cache_value
         self._divergence = divergence
+        self._tracer = tracer
         self._unwritten: list[tuple[RequestContext, ScoredEndpoint | None, int, float]] = []
 
     def add_picked(self, context: RequestContext, best: ScoredEndpoint, candidates: int, now: float) -> None:
@@ -39,39 +49,54 @@ class AnsweredRequests:
     def add_rejected(self, context: RequestContext, error: PickError) -> None:
         """Add a request that goes nowhere."""
         context.line.outcome = error.reason
+        if context.trace is not None:
+            context.trace.failed = error.status >= SERVER_ERROR
         self._unwritten.append((context, None, 0, 0.0))
 
     def write(self) -> None:
-        """Count them and write their log lines."""
+        """Count them, write their log lines, and pass on those that are recorded."""
         metrics, logs = self._metrics, self._log.enabled
         for context, best, candidates, now in self._unwritten:
-            stages, line = context.stages, context.line
+            stages, line, exemplar = context.stages, context.line, context.exemplar
             metrics.requests[line.outcome] += 1
-            metrics.observe(stages)
+            metrics.observe(stages, *exemplar)
             if best is not None:
+                metrics.predicted_first_token.observe(best.predicted_ttft_seconds, *exemplar)
                 self._count(context, best, now)
                 line.candidates = candidates
+            recorded = context.trace is not None and context.trace.recorded
+            if logs or recorded:
+                self._fill_line(context, best)
             if logs:
-                self._write_line(context, best)
+                prompts = () if best is None else context.match.prompts
+                self._log.write(line, prompt=prompts[0] if prompts else b"")
+            if recorded:
+                self._record(context)
         self._unwritten.clear()
 
     def _count(self, context: RequestContext, best: ScoredEndpoint, now: float) -> None:
-        endpoint, match = best.endpoint, context.match
-        self._metrics.predicted_cached[endpoint.hostport] += best.matched_tokens
+        metrics, endpoint, match = self._metrics, best.endpoint, context.match
         if match.prompts:
             found = match.found
+            metrics.predicted_cached[endpoint.hostport] += best.matched_tokens
+            metrics.prompt_tokens[endpoint.hostport] += found.tokens
             self._divergence.record(found.tokens, best.matched_tokens, now)
             self._cache_value.record(endpoint.key, found, self._lookup.members.get(endpoint.key), now)
 
-    def _write_line(self, context: RequestContext, best: ScoredEndpoint | None) -> None:
-        line, match, prompt = context.line, context.match, b""
+    def _fill_line(self, context: RequestContext, best: ScoredEndpoint | None) -> None:
+        line = context.line
         if best is not None:
             line.endpoint = best.endpoint.hostport
-            line.prompt_bytes = match.prompt_bytes
+            line.prompt_bytes = context.match.prompt_bytes
             line.matched_bytes = best.matched_bytes
             line.matched_tokens = best.matched_tokens
             line.predicted_ttft_ms = round(best.predicted_ttft_seconds * 1000, 3)
             line.cost = dict(zip(TERMS, [round(seconds, 6) for seconds in best.seconds], strict=True))
-            prompt = match.prompts[0] if match.prompts else b""
         line.us = context.stages.microseconds()
-        self._log.write(line, prompt=prompt)
+
+    def _record(self, context: RequestContext) -> None:
+        """Pass a recorded request on to the exporter; its prompt is not kept."""
+        trace, stages = context.trace, context.stages
+        if self._tracer is not None and trace is not None and isinstance(stages, TimedStages):
+            tokens = context.match.found.tokens
+            self._tracer.add(RecordedPick(trace, context.line, stages, tokens, perf_counter()))

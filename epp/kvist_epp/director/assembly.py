@@ -13,6 +13,7 @@ from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import RequestLog
+from kvist_epp.tracing.trace_context import PickTracer
 
 
 def make_director(
@@ -25,11 +26,12 @@ def make_director(
     index: Index | None = None,
     hot: HotPrefixes | None = None,
     replica: str = "",
+    tracer: PickTracer | None = None,
 ) -> Director:
     """Return a director without endpoints and without a model.
 
     ``wake`` is called when ``flow.poll`` should be. ``index`` and ``replica``: its own by default. ``hot``:
-    by default there is one if the settings ask for prewarming.
+    by default there is one if the settings ask for prewarming. ``tracer``: None: traces are not recorded.
     """
     index, history = Index() if index is None else index, RoutingHistory()
     if hot is None and settings.prewarm_tokens:
@@ -61,4 +63,5 @@ def make_director(
         hot=hot,
         replica=replica,
         by_prefix=settings.prefix_matching,
+        tracer=tracer,
     )

@@ -9,12 +9,14 @@ from typing import Final
 
 from kvist_epp.director.director import Director
 from kvist_epp.extproc.access_log import AccessLogEntry
-from kvist_epp.extproc.response import ObservedResponse
+from kvist_epp.extproc.response import FirstToken, ObservedResponse
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.scheduling.pick import allows
 
 PREFILLED_STATUS: Final = range(200, 400)
 """HTTP statuses of requests that the engine computed; others were refused without a prefill."""
+ANSWERED_STATUS: Final = range(200, 300)
+"""HTTP statuses of responses that are output of the model."""
 
 
 class CompletionHandler:
@@ -43,6 +45,22 @@ class CompletionHandler:
             elif self._forward is not None:
                 self._forward(entry)
 
+    def on_first_token(self, seen: FirstToken) -> None:
+        """Observe the time to the first token, and compare it with its prediction."""
+        if seen.status not in ANSWERED_STATUS:
+            return
+        director, now = self._director, self._clock()
+        request = director.table.find(seen.session, seen.request_id)
+        ids = seen.request_id, "" if request is None else request.trace_id
+        director.metrics.first_token.observe(seen.seconds, *ids)
+        if request is None:
+            return
+        attempt, predicted = request.attempt, request.predicted_ttft_seconds
+        if predicted > 0 and seen.served in (None, attempt.hostport):
+            ratio = (now - attempt.routed_at) / predicted
+            director.metrics.first_token_ratio.observe(ratio, *ids)
+        director.tracker.on_first_token(request, seen.seconds, now)
+
     def on_response(self, seen: ObservedResponse) -> None:
         """Update a request from its observed response: endpoint, cached tokens, usage, end."""
         director = self._director
@@ -52,11 +70,19 @@ class CompletionHandler:
             director.metrics.usage[kind] += getattr(usage, kind) or 0
         director.tracker.end_reports.on_report()
         request = director.table.find(seen.session, seen.request_id)
+        self._observe_output(seen, "" if request is None else request.trace_id)
         if request is None:
             return
         if usage.cached is not None:  # engines that name no sessions in their events may report it here
             director.tracker.on_cache_truth(request, usage.cached, self._clock())
         self._end(request, "response", seen.served, seen.status)
+
+    def _observe_output(self, seen: ObservedResponse, trace_id: str) -> None:
+        """Observe the mean time of an output token; of the first one alone there is none."""
+        first, tokens = seen.first_token_seconds, seen.usage.completion or 0
+        if seen.complete and first is not None and tokens > 1 and seen.status in ANSWERED_STATUS:
+            mean = (seen.seconds - first) / (tokens - 1)
+            self._director.metrics.output_token.observe(mean, seen.request_id, trace_id)
 
     def _end(self, request: InFlightRequest, how: str, served: str | None, status: int) -> None:
         director, now = self._director, self._clock()

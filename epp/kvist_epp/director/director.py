@@ -44,6 +44,7 @@ from kvist_epp.scheduling.pick import Candidate, ScoredEndpoint, explain
 from kvist_epp.telemetry.counters import Stages
 from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import RequestLog
+from kvist_epp.tracing.trace_context import PickTracer, read_trace_context
 
 
 class Explanation(NamedTuple):
@@ -80,6 +81,7 @@ class Director(Dispatcher):
         hot: HotPrefixes | None = None,
         replica: str = "",
         by_prefix: bool = True,
+        tracer: PickTracer | None = None,
     ) -> None:
         """Make a director without endpoints.
 
@@ -91,15 +93,11 @@ class Director(Dispatcher):
             hot: Notes how far prompts were cached, for prewarming; None: prewarming is off.
             replica: Prefix of this replica's own session ids; empty: made up.
             by_prefix: Requests go where their prefix is cached; False: by load alone.
+            tracer: Records traces of picks; None: a request's trace is only logged.
         """
-        self.index = index
-        self.history = history
-        self.lookup = lookup
-        self.tracker = tracker
-        self.table = tracker.table
-        self.metrics = metrics
-        self.log = log
-        self.model = model
+        self.index, self.history, self.lookup = index, history, lookup
+        self.tracker, self.table = tracker, tracker.table
+        self.metrics, self.log, self.model = metrics, log, model
         self.ingestor: Ingestor | None = None
         self.candidates: tuple[Candidate, ...] = ()
         """The endpoints; replaced as a whole by ``set_endpoints``."""
@@ -125,10 +123,10 @@ class Director(Dispatcher):
             endpoints=lambda: self.candidates,
         )
         self.hot = hot
-        self._answered = AnsweredRequests(metrics, log, lookup, self.cache_value, self.divergence)
-        self._by_prefix = by_prefix
+        self._begin_trace = read_trace_context if tracer is None else tracer.begin
+        self._answered = AnsweredRequests(metrics, log, lookup, self.cache_value, self.divergence, tracer)
+        self._by_prefix, self._max_endpoints = by_prefix, max_endpoints
         self._engine_priorities = engine_priorities
-        self._max_endpoints = max_endpoints
         self.flow: FlowController | None = None
         """Where requests wait that find no capacity; None: they never wait."""
         if limits is not None:
@@ -248,7 +246,8 @@ class Director(Dispatcher):
     def _understand(self, ask: PickRequest) -> tuple[RequestContext, Exception | None]:
         """Return the context of a request, and why it cannot be answered."""
         self.request_count += 1
-        context = RequestContext.of(ask, f"{self.replica}.{self.request_count}", self.request_count)
+        trace, own_id = self._begin_trace(ask.headers), f"{self.replica}.{self.request_count}"
+        context = RequestContext.of(ask, own_id, self.request_count, trace)
         try:
             match = self._understood(ask, context.stages, self._on_render_failure)
             context.set_match(match, self.priorities.of(ask.headers))
@@ -318,7 +317,8 @@ class Director(Dispatcher):
         self, flow: FlowController, context: RequestContext, key: FlowKey, now: float
     ) -> QueuedRequest:
         context.match.release()
-        request = QueuedRequest(context, context.line.priority, context.tenant, key, context.queue_cost())
+        priority, cost = context.line.priority, context.queue_cost()
+        request = QueuedRequest(context, priority, context.tenant, key, cost, context.exemplar)
         flow.offer(request, now)
         return request
 
@@ -367,6 +367,9 @@ class Director(Dispatcher):
             prompt=match.prompts[0] if single else None,
             cache_credit=[self.history.note(key, match.root, prompt) for prompt in match.prompts],
             indexed_tokens=holding.indexed if holding else 0,
+            predicted_tokens=best.matched_tokens,
+            predicted_ttft_seconds=best.predicted_ttft_seconds,
+            trace_id=context.exemplar[1],
             truth_known=not single,
         )
         self.tracker.add(request, key, best.uncached_tokens, now, hostport=best.endpoint.hostport)
@@ -378,7 +381,7 @@ class Director(Dispatcher):
 
     def _headers(self, context: RequestContext, best: ScoredEndpoint) -> tuple[tuple[str, str], ...]:
         """Headers to add: our id as session and request id unless it had them, the data-parallel rank that
-        has its prefix, and its priority as the engine has it."""
+        has its prefix, its priority as the engine has it, and the trace if it begins here."""
         kept = context.kept_headers
         headers = [(name, context.own_id) for name in (SESSION_HEADER, REQUEST_ID_HEADER) if name not in kept]
         holding = context.match.found.hits.get(best.endpoint.key)
@@ -386,6 +389,8 @@ class Director(Dispatcher):
             headers.append((DATA_PARALLEL_RANK_HEADER, str(holding.rank)))
         if self._engine_priorities and context.priority is not None:
             headers.append((ENGINE_PRIORITY_HEADER, engine_priority(context.priority)))
+        if context.trace is not None:
+            headers += context.trace.request_headers
         return tuple(headers)
 
     def on_tick(self, now: float) -> None:

@@ -176,7 +176,12 @@ class EndpointRegistry(RequestListener):
         state = self.states.get(request.endpoint)
         if state is None:
             return
-        self.director.metrics.true_cached[state.endpoint.hostport] += cached
+        metrics, name = self.director.metrics, state.endpoint.hostport
+        metrics.true_cached[name] += cached
+        metrics.verified_prompt[name] += request.tokens
+        metrics.verified_predicted[name] += request.predicted_tokens
+        metrics.on_saved(cached, request.attempt.load.rate)
+        request.saving_counted = True
         if request.index_compared:
             state.accuracy.on_cache_truth(request.indexed_tokens, cached, now)
             self._unjudged.add(request.endpoint)
@@ -230,6 +235,10 @@ class EndpointRegistry(RequestListener):
         """Return the backlog in tokens by ``ip:port``."""
         now = self.clock()
         return {state.endpoint.hostport: round(state.load.drain(now)) for state in self.states.values()}
+
+    def evicted_requested_tokens(self) -> int:
+        """Return the tokens that engines computed again after every endpoint had evicted them."""
+        return 0 if self.ingestor is None else self.ingestor.evicted.requested_tokens
 
     def cold(self) -> list[str]:
         """Return the endpoints that may be picked and whose first replay of KV events has not ended."""

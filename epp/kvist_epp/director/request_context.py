@@ -20,8 +20,9 @@ from kvist_epp.prefix_stats.recent_uses import RecentUses
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import Kind, Request, parse
 from kvist_epp.scheduling.pick import Demand, canonical, members
-from kvist_epp.telemetry.counters import Stages
+from kvist_epp.telemetry.counters import Stages, TimedStages
 from kvist_epp.telemetry.request_log import RequestLine
+from kvist_epp.tracing.trace_context import TraceContext
 
 QUEUED_BYTES: Final = 4_000
 """Memory of a queued request besides its body and its prompt (3,300 bytes in ``kvist bench queue``)."""
@@ -126,9 +127,11 @@ class RequestContext(msgspec.Struct):
     """Counts the picks, so that equal endpoints take turns."""
     priority: int | None = None
     """None: the request names none."""
+    trace: TraceContext | None = None
+    """None: it belongs to no trace."""
 
     @classmethod
-    def of(cls, ask: PickRequest, own_id: str, turn: int = 0) -> Self:
+    def of(cls, ask: PickRequest, own_id: str, turn: int = 0, trace: TraceContext | None = None) -> Self:
         """Return the context of a request that is not understood yet."""
         headers = ask.headers
         line = RequestLine(
@@ -140,9 +143,24 @@ class RequestContext(msgspec.Struct):
         )
         kept = tuple([name for name in (REQUEST_ID_HEADER, DATA_PARALLEL_RANK_HEADER) if name in headers])
         may_wait, size = ask.partial or len(ask.body) > 0, len(ask.body)
-        return cls(
+        found = cls(
             own_id, tenant(headers), ask.subset, line, Stages(), kept, may_wait, size, NOT_MATCHED, turn
         )
+        if trace is not None:
+            found._join(trace)
+        return found
+
+    def _join(self, trace: TraceContext) -> None:
+        """Store the trace that the request belongs to."""
+        self.trace, line = trace, self.line
+        line.trace_id, line.span_id = trace.trace_id, trace.span_id or trace.parent_id
+        if trace.recorded:
+            self.stages = TimedStages()
+
+    @property
+    def exemplar(self) -> tuple[str, str]:
+        """Return the id of the request, and that of its trace if it is sampled: for the metrics."""
+        return self.line.id, self.trace.trace_id if self.trace is not None and self.trace.sampled else ""
 
     def set_match(self, match: PromptMatch, priority: int | None) -> None:
         """Store the match, the priority and what the log line shows of them."""

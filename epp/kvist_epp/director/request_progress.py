@@ -12,7 +12,7 @@ from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.kvevents.observation import Observation
-from kvist_epp.load.in_flight import InFlightRequest
+from kvist_epp.load.in_flight import InFlightRequest, RequestState
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.scheduling.pick import ROLES_WITHOUT_REQUESTS, Candidate
 from kvist_epp.telemetry.metrics import PickerMetrics
@@ -20,6 +20,10 @@ from kvist_epp.telemetry.metrics import PickerMetrics
 CREDIT_SECONDS: Final = 2.0
 """After an engine reported that a prefill is done its blocks may wait this long for a check; they are not
 evicted while the request runs, so the credit may stay."""
+
+
+SERVED_ENDS: Final = frozenset({"access-log", "estimated", "reconciled", "response"})
+"""Ends of requests that an engine has served; of the others it is not known."""
 
 
 class RequestProgress:
@@ -73,7 +77,16 @@ class RequestProgress:
             self._tracker.on_cache_truth(request, seen.cached, now)
         attempt = request.attempt
         backlog = self._backlog_after(seen, attempt.endpoint, request.tokens)
+        if not backlog and seen.phase == "prefill":
+            self._observe_prefill(request, now)
         self._tracker.on_progress(attempt, backlog, now, computed=seen.prefilled)
+
+    def _observe_prefill(self, request: InFlightRequest, now: float) -> None:
+        """Compare the time at which a prompt was computed with its prediction, once."""
+        predicted = request.predicted_ttft_seconds
+        if predicted > 0 and request.state is not RequestState.DECODING:
+            ratio = (now - request.attempt.routed_at) / predicted
+            self._metrics.prefill_ratio.observe(ratio, request.request_id, request.trace_id)
 
     def _backlog_after(self, seen: Observation, endpoint: str, tokens: int) -> int:
         """Return how many of a prompt's ``tokens`` are left to prefill; events report whole blocks only."""
@@ -114,6 +127,8 @@ class RequestProgress:
             self._history.moved(note, request.root, endpoint.key) for note in request.cache_credit
         ]
         request.indexed_tokens = holding.indexed if holding else 0
+        request.predicted_tokens = holding.tokens if holding else 0
+        request.predicted_ttft_seconds = 0.0
 
     def on_ended(
         self, request: InFlightRequest, how: str, now: float, *, without_prefill: bool = False
@@ -124,6 +139,9 @@ class RequestProgress:
         endpoint ``left``. ``without_prefill``: the engine refused it.
         """
         self._metrics.ended[how] += 1
+        if how in SERVED_ENDS and not (request.saving_counted or without_prefill):
+            request.saving_counted = True
+            self._metrics.on_saved(request.predicted_tokens, request.attempt.load.rate)
         self._tracker.end(request, now)
         self._end_credit(request, without_prefill=without_prefill)
 

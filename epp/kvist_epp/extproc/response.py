@@ -11,6 +11,8 @@ NONE, GRPC, unknown   no body arrives, or it passes
 """
 
 import re
+from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import Any, Final
 
 import msgspec
@@ -20,13 +22,19 @@ from kvist_epp.extproc.gateway_messages import BodyChunk, header_values, served_
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import Metadata
 from kvist_epp.extproc.rewrite import ModelNameRestorer, value_end
+from kvist_epp.names import REQUEST_ID_HEADER
 
 MAX_USAGE_BYTES: Final = 4096
 """Longest usage object that is read; at most twice as much is kept between chunks."""
 MAX_TOKEN_COUNT: Final = 1 << 40
 """Counts above this are not believed."""
 
-_READABLE: Final = ("application/json", "text/event-stream")
+EVENT_STREAM: Final = "text/event-stream"
+_READABLE: Final = ("application/json", EVENT_STREAM)
+RESPONSES_PATH: Final = "/responses"
+"""End of the path of OpenAI's Responses API, whose first events come before any output."""
+FIRST_OUTPUT: Final = b"response.output_item.added"
+"""The first event of the Responses API that vLLM sends when the engine has made a token."""
 _ECHOED: Final = pb.FULL_DUPLEX_STREAMED
 _WHOLE_MESSAGE: Final = frozenset((pb.BUFFERED, pb.BUFFERED_PARTIAL))
 _HEADERS: Final = frozenset((":status", "content-type", "content-encoding"))
@@ -63,6 +71,23 @@ class ObservedResponse(msgspec.Struct, frozen=True):
     usage: Usage
     complete: bool
     """True if the whole response was observed, false if the gateway ended the stream before."""
+    first_token_seconds: float | None = None
+    """Time from the request's arrival to its first token; None if none was observed."""
+    seconds: float = 0.0
+    """Time from the request's arrival to the end of the stream."""
+
+
+class FirstToken(msgspec.Struct, frozen=True):
+    """The report on the first output of a streamed response, made when it passes."""
+
+    session: str
+    """The session of the pick."""
+    request_id: str
+    served: str | None
+    """The endpoint that answers, as in `ObservedResponse`."""
+    status: int
+    seconds: float
+    """Time since the request's headers arrived at the picker, its wait in the queue included."""
 
 
 class _UsageObject(msgspec.Struct):
@@ -141,14 +166,40 @@ def _first_count(*counts: Any) -> int | None:
 class Response:
     """Answers the messages of one response; every answer is a serialised ``ProcessingResponse``."""
 
-    __slots__ = ("_mode", "_reader", "_restorer", "served", "status")
+    __slots__ = (
+        "_arrived",
+        "_before_output",
+        "_clock",
+        "_first_token_seconds",
+        "_mode",
+        "_reader",
+        "_reported",
+        "_restorer",
+        "_streams",
+        "served",
+        "status",
+    )
 
-    def __init__(self, mode: int, names: tuple[str, str] | None) -> None:
+    def __init__(
+        self,
+        mode: int,
+        names: tuple[str, str] | None,
+        path: str = "",
+        arrived: float = 0.0,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         """``mode`` is the response's body mode.
 
-        ``names`` are the model's names for the engine and for the client, where these differ.
+        ``names`` are the model's names for the engine and for the client, where these differ. ``path`` is the
+        request's, and ``arrived`` the time by ``clock`` at which its headers arrived.
         """
+        self._arrived, self._clock = arrived, clock
+        self._first_token_seconds: float | None = None
+        self._reported = False
         self._mode = mode
+        self._streams = False
+        self._before_output: bytes | None = b"" if path.endswith(RESPONSES_PATH) else None
+        """Last bytes of events that come before the first output; None: any body is output."""
         self._reader: UsageReader | None = UsageReader()
         self._restorer = ModelNameRestorer(*names) if names else None
         self.served: str | None = None
@@ -165,6 +216,7 @@ class Response:
         status = headers.get(":status", "")
         self.status = int(status) if status.isascii() and status.isdigit() else 0
         self.served = served_endpoint(metadata)
+        self._streams = self._mode not in _WHOLE_MESSAGE and _is_event_stream(headers)
         if message.end_of_stream or not _is_readable(headers):
             self._reader = self._restorer = None
         if self._restorer and self._mode not in _WHOLE_MESSAGE:
@@ -173,6 +225,8 @@ class Response:
 
     def chunk(self, chunk: BodyChunk) -> list[bytes]:
         """Return the answers to one chunk of the body."""
+        if self._streams and self._first_token_seconds is None and chunk.data:
+            self._look_for_output(bytes(chunk.data))
         data = bytes(chunk.data) if self._reader or self._restorer else b""
         if self._reader:
             self._reader.feed(data)
@@ -185,6 +239,35 @@ class Response:
             return []
         return gateway.encode_streamed(gateway.REPLY_RESPONSE_BODY, data, end_of_stream=chunk.end_of_stream)
 
+    def _look_for_output(self, data: bytes) -> None:
+        if self._before_output is not None:
+            text = self._before_output + data
+            self._before_output = text[-len(FIRST_OUTPUT) :]
+            if FIRST_OUTPUT not in text:
+                return
+        self._first_token_seconds = self._clock() - self._arrived
+
+    def first_token(self, session: str, headers: Mapping[str, str]) -> FirstToken | None:
+        """Return the report on the first output once, after it has passed; ``headers`` are the request's."""
+        seconds = self._first_token_seconds
+        if seconds is None or self._reported:
+            return None
+        self._reported = True
+        return FirstToken(session, headers.get(REQUEST_ID_HEADER, ""), self.served, self.status, seconds)
+
+    def report(self, session: str, headers: Mapping[str, str], *, complete: bool) -> ObservedResponse:
+        """Return the report on the whole response, now that it has ended."""
+        return ObservedResponse(
+            session,
+            headers.get(REQUEST_ID_HEADER, ""),
+            self.served,
+            self.status,
+            self.usage,
+            complete,
+            self._first_token_seconds,
+            self._clock() - self._arrived,
+        )
+
     def trailers(self) -> list[bytes]:
         """Return the answers to trailers: the bytes held back of the body, then the trailers pass.
 
@@ -194,6 +277,10 @@ class Response:
         held = self._restorer.feed(b"", last=True) if self._restorer and self._mode == _ECHOED else b""
         body = gateway.encode_streamed(gateway.REPLY_RESPONSE_BODY, held, end_of_stream=False) if held else []
         return [*body, gateway.CONTINUE_RESPONSE_TRAILERS]
+
+
+def _is_event_stream(headers: dict[str, str]) -> bool:
+    return headers.get("content-type", "").lower().startswith(EVENT_STREAM)
 
 
 def _is_readable(headers: dict[str, str]) -> bool:

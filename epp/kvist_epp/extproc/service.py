@@ -12,7 +12,7 @@ from typing import Final
 from kvist_epp.errors import PickError, ProtocolError, traceback_without_text
 from kvist_epp.extproc.access_log import AccessLogCall, AccessLogEntry
 from kvist_epp.extproc.pick_request import Decision, PendingResult, PickRequest, PickResult
-from kvist_epp.extproc.response import ObservedResponse
+from kvist_epp.extproc.response import FirstToken, ObservedResponse
 from kvist_epp.extproc.session import NOTHING, ExtProcSession, SessionStep
 from kvist_epp.http2.call import Method, Sink
 from kvist_epp.http2.grpc_health import Health, health_methods
@@ -38,16 +38,23 @@ def ext_proc_methods(
     health: Health,
     *,
     on_response: Callable[[ObservedResponse], None] | None = None,
+    on_first_token: Callable[[FirstToken], None] = lambda _first: None,
     on_error: ErrorCounter = lambda _name, _count: None,
 ) -> dict[str, Method]:
     """Return every method of the picker by its ``/package.Service/Method``.
 
-    With ``on_response`` the ext_proc streams stay open to the end of the response, and each is reported.
+    With ``on_response`` the ext_proc streams stay open to the end of the response, and each is reported;
+    ``on_first_token`` gets the first output of those that are streamed, when it passes.
     """
     observe, report = on_response is not None, on_response or (lambda _response: None)
     return {
         PROCESS_METHOD: lambda sink: _ProcessCall(
-            sink, decide, ExtProcSession(observe_responses=observe), on_error, report
+            sink,
+            decide,
+            ExtProcSession(observe_responses=observe, trace_headers=sink.trace_headers),
+            on_error,
+            report,
+            on_first_token,
         ),
         ACCESS_LOG_METHOD: lambda sink: AccessLogCall(sink, on_access_log, on_error),
         **health_methods(health),
@@ -69,7 +76,16 @@ def model_header_methods(
 class _ProcessCall:
     """The gRPC call of one ext_proc stream: passes messages to the session and its requests to the picker."""
 
-    __slots__ = ("_decide", "_half_closed", "_on_error", "_on_response", "_pending", "_session", "_sink")
+    __slots__ = (
+        "_decide",
+        "_half_closed",
+        "_on_error",
+        "_on_first_token",
+        "_on_response",
+        "_pending",
+        "_session",
+        "_sink",
+    )
 
     def __init__(
         self,
@@ -78,12 +94,14 @@ class _ProcessCall:
         session: ExtProcSession,
         on_error: ErrorCounter,
         on_response: Callable[[ObservedResponse], None],
+        on_first_token: Callable[[FirstToken], None] = lambda _first: None,
     ) -> None:
         self._sink = sink
         self._decide = decide
         self._session = session
         self._on_error = on_error
         self._on_response = on_response
+        self._on_first_token = on_first_token
         self._pending: PendingResult | None = None
         self._half_closed = False
 
@@ -115,6 +133,8 @@ class _ProcessCall:
     def _perform(self, step: SessionStep) -> None:
         for reply in step.replies:
             self._sink.send(reply)
+        if step.first_token is not None:
+            self._on_first_token(step.first_token)
         if step.observed is not None:
             self._on_response(step.observed)
         if step.request is not None:

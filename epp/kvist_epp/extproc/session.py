@@ -31,6 +31,7 @@ while flow control still holds back the echo of a long body, loses its answer's 
 
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
+from time import monotonic
 from typing import Final
 
 import msgspec
@@ -41,13 +42,14 @@ from kvist_epp.extproc import gateway_messages as gateway
 from kvist_epp.extproc import rewrite
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
-from kvist_epp.extproc.response import ObservedResponse, Response
+from kvist_epp.extproc.response import FirstToken, ObservedResponse, Response
+from kvist_epp.http2.call import NO_TRACE_HEADERS
 from kvist_epp.names import (
     GATEWAY_OWNED,
     MODEL_REWRITE_ALIAS,
     MODEL_REWRITE_HEADER,
     REQUEST_HEADERS,
-    REQUEST_ID_HEADER,
+    TRACE_STATE_HEADER,
 )
 
 STREAMED_LOOKAHEAD_BYTES: Final = 512 * 1024
@@ -65,6 +67,8 @@ class SessionStep(msgspec.Struct, frozen=True):
     """Whether to end the stream with grpc-status 0."""
     observed: ObservedResponse | None = None
     """The report on the response, at most once per stream."""
+    first_token: FirstToken | None = None
+    """The report on the first output of the response, at most once per stream."""
 
 
 NOTHING: Final = SessionStep()
@@ -92,6 +96,7 @@ class ExtProcSession:
     _config: pb.ProtocolConfiguration | None = None
     _mode: int = pb.FULL_DUPLEX_STREAMED
     _headers: dict[str, str]
+    _trace_headers: Mapping[str, str] = NO_TRACE_HEADERS
     _subset: tuple[str, ...] | None = None
     _chunk_count = 0
     _size = 0
@@ -104,12 +109,29 @@ class ExtProcSession:
     _names: tuple[str, str] | None = None
     _response: Response | None = None
     _session = ""
+    _path = ""
+    _arrived = 0.0
     _trailers = False
     _answer_in = gateway.REPLY_REQUEST_HEADERS
 
-    def __init__(self, *, observe_responses: bool = False, labels: tuple[str, ...] = ()) -> None:
-        """``labels`` are headers that only the decision may set; with them rewrite headers are ignored."""
+    def __init__(
+        self,
+        *,
+        observe_responses: bool = False,
+        labels: tuple[str, ...] = (),
+        trace_headers: Mapping[str, str] = NO_TRACE_HEADERS,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """``labels`` are headers that only the decision may set; with them rewrite headers are ignored.
+
+        ``trace_headers``: the trace context of the call. It is that of the gateway's own span, and takes
+        precedence over the client's, which the request's headers still have. ``clock`` times responses that
+        are observed, in seconds.
+        """
+        self._clock = clock
         self._observe = observe_responses
+        if trace_headers:
+            self._trace_headers = trace_headers
         self._labels = labels
         self._headers = {}
         self._chunks: list[memoryview] = []
@@ -153,7 +175,8 @@ class ExtProcSession:
             return SessionStep(answers, end=not passes)
         self._phase, self._session = _RESPONSE, decision.session
         config = self._config or gateway.DEFAULT_CONFIG
-        self._response = Response(config.response_body_mode, self._names)
+        timing = (self._path, self._arrived, self._clock)
+        self._response = Response(config.response_body_mode, self._names, *timing)
         return SessionStep(answers)
 
     def on_closed(self) -> ObservedResponse | None:
@@ -164,6 +187,8 @@ class ExtProcSession:
     # -- the request
 
     def _request_headers(self, request: pb.ProcessingRequest) -> SessionStep:
+        if self._observe:
+            self._arrived = self._clock()
         self._headers = gateway.header_values(request.request_headers, REQUEST_HEADERS)
         self._subset = gateway.subset(request.metadata_context)
         if request.request_headers.end_of_stream:
@@ -243,9 +268,13 @@ class ExtProcSession:
             self._body = body
         if not self._observe:
             self._headers = {}
+        if self._trace_headers:
+            headers.pop(TRACE_STATE_HEADER, None)
+            headers.update(self._trace_headers)
+        self._path = headers.pop(":path", "").partition("?")[0]
         request = PickRequest(
             method=headers.pop(":method", ""),
-            path=headers.pop(":path", "").partition("?")[0],
+            path=self._path,
             headers=headers,
             body=body,
             subset=self._subset,
@@ -310,7 +339,9 @@ class ExtProcSession:
     def _response_chunk(self, chunk: gateway.BodyChunk) -> SessionStep:
         if self._response is None:
             return self._finish()
-        return self._respond(self._response.chunk(chunk), last=chunk.end_of_stream)
+        answers = self._response.chunk(chunk)
+        first = self._response.first_token(self._session, self._headers)
+        return self._respond(answers, last=chunk.end_of_stream, first=first)
 
     def _response_body(self, request: pb.ProcessingRequest) -> SessionStep:
         body = request.response_body
@@ -322,11 +353,12 @@ class ExtProcSession:
             return self._finish()
         return self._respond(self._response.trailers(), last=True)
 
-    def _respond(self, answers: list[bytes], *, last: bool) -> SessionStep:
+    def _respond(self, answers: list[bytes], *, last: bool, first: FirstToken | None = None) -> SessionStep:
         if not last:
-            return SessionStep(tuple(answers))
+            return SessionStep(tuple(answers), first_token=first)
         self._phase = _ENDED
-        return SessionStep(tuple(answers), end=True, observed=self._report(complete=True))
+        report = self._report(complete=True)
+        return SessionStep(tuple(answers), end=True, observed=report, first_token=first)
 
     def _finish(self) -> SessionStep:
         self._phase = _ENDED
@@ -334,12 +366,7 @@ class ExtProcSession:
 
     def _report(self, *, complete: bool) -> ObservedResponse | None:
         response = self._response
-        if response is None:
-            return None
-        request_id = self._headers.get(REQUEST_ID_HEADER, "")
-        return ObservedResponse(
-            self._session, request_id, response.served, response.status, response.usage, complete
-        )
+        return response.report(self._session, self._headers, complete=complete) if response else None
 
 
 _NOT_SENT_ON: Final = frozenset((*GATEWAY_OWNED, MODEL_REWRITE_HEADER, MODEL_REWRITE_ALIAS))

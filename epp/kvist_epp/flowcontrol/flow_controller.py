@@ -48,12 +48,21 @@ class FlowLimits:
 class QueuedRequest(QueueItem):
     """One request that waits; ``context`` is its owner's."""
 
-    __slots__ = ("__weakref__", "context", "on_decision", "stamp")
+    __slots__ = ("__weakref__", "context", "exemplar", "on_decision", "stamp")
 
-    def __init__(self, context: Any, priority: int, tenant: str, key: FlowKey, cost: tuple[int, int]) -> None:
-        """``cost``: tokens, bytes."""
+    def __init__(
+        self,
+        context: Any,
+        priority: int,
+        tenant: str,
+        key: FlowKey,
+        cost: tuple[int, int],
+        exemplar: tuple[str, str] = ("", ""),
+    ) -> None:
+        """``cost``: tokens, bytes. ``exemplar`` of its wait: its id and that of its trace; empty: none."""
         super().__init__(priority, tenant, key, *cost)
         self.context = context
+        self.exemplar = exemplar
         self.stamp = (0.0, 0.0)
         self.on_decision: Callable[[Decision | Exception], None] | None = None
         """Set by a driver whose client waits for the decision."""
@@ -211,11 +220,11 @@ class FlowController:
             self.queue.requeue(request, decision)
             return Outcome(request, None)
         outcome = decision.reason if isinstance(decision, PickError) else "picked"
-        self._waits[outcome].observe(now - request.since)
+        self._waits[outcome].observe(now - request.since, *request.exemplar)
         return Outcome(request, decision)
 
     def _reject(self, request: QueuedRequest, error: PickError, now: float) -> Outcome:
-        self._waits[error.reason].observe(now - request.since)
+        self._waits[error.reason].observe(now - request.since, *request.exemplar)
         self._dispatcher.on_rejected(request, error, now)
         return Outcome(request, error)
 

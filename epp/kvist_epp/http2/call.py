@@ -4,8 +4,11 @@ Both servers (``server``, ``grpc_server``) drive the same `Call` objects, so tha
 served twice and one data-plane suite tests both.
 """
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, Protocol
+
+NO_TRACE_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Call(Protocol):
@@ -28,6 +31,10 @@ class Call(Protocol):
 
 class Sink(Protocol):
     """Takes a call's answers, at any later time from the loop's thread; they are ignored after the end."""
+
+    @property
+    def trace_headers(self) -> Mapping[str, str]:
+        """Return ``traceparent`` and ``tracestate`` of the call's metadata, if it has them."""
 
     def send(self, data: bytes) -> None:
         """Send one gRPC message."""

@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Final
 
-from kvist_epp.http2.call import Call, Method, Server
+from kvist_epp.http2.call import NO_TRACE_HEADERS, Call, Method, Server
 from kvist_epp.http2.tls import Certificates, TlsMaterial
+from kvist_epp.names import TRACE_PARENT_HEADER, TRACE_STATE_HEADER
 
 # Read by grpc when it is imported. Its fork handlers run in every child process that is only started to
 # execute another program, and sometimes abort it.
@@ -121,7 +122,7 @@ def _handler(path: str, method: Method, kept: set["_QueueSink"] | None) -> Any:
 
 def _behaviour(method: Method, kept: set["_QueueSink"] | None) -> Callable[[Any, _Context], Awaitable[bytes]]:
     async def run(_: object, context: _Context) -> bytes:
-        sink = _QueueSink()
+        sink = _QueueSink(_trace_headers(context))
         if kept is not None:
             kept.add(sink)
         call = method(sink)
@@ -153,7 +154,8 @@ async def _read(context: _Context, call: Call, sink: "_QueueSink") -> None:
 class _QueueSink:
     """A sink whose answers wait until grpc has taken the one before."""
 
-    def __init__(self) -> None:
+    def __init__(self, trace_headers: Mapping[str, str]) -> None:
+        self.trace_headers = trace_headers
         self._queue: deque[bytes] = deque()
         self._changed = asyncio.Event()
         self._status = (0, "")
@@ -186,6 +188,13 @@ class _QueueSink:
         if status:
             await context.abort(_STATUS[status], message)
         return self._queue.popleft() if self._queue else b""
+
+
+def _trace_headers(context: _Context) -> Mapping[str, str]:
+    metadata = dict(context.invocation_metadata() or ())
+    if TRACE_PARENT_HEADER not in metadata:
+        return NO_TRACE_HEADERS
+    return {name: metadata[name] for name in (TRACE_PARENT_HEADER, TRACE_STATE_HEADER) if name in metadata}
 
 
 _UNAVAILABLE: Final = 14

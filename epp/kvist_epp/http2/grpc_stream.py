@@ -6,6 +6,7 @@ Framing of messages and the meaning of status codes: gRPC over HTTP/2 (``doc/PRO
 import logging
 import struct
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kvist_epp.errors import traceback_without_text
@@ -93,6 +94,11 @@ class GrpcStream:
     def __repr__(self) -> str:
         state = "answered" if self.sent else "ended by the client" if self.half_closed else "open"
         return f"<Stream {self.number}, {state}, {self.waiting_bytes} bytes to send>"
+
+    @property
+    def trace_headers(self) -> Mapping[str, str]:
+        """See ``Sink``."""
+        return self.head.trace_headers
 
     @property
     def received(self) -> int:

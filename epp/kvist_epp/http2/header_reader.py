@@ -5,11 +5,13 @@ second whose header blocks are the same bytes. A block that did not change the d
 until something else does, so its result is remembered until then.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 
 from kvist_epp.errors import ProtocolError
+from kvist_epp.http2.call import NO_TRACE_HEADERS
 from kvist_epp.http2.frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM
 
 _NAME_BYTES = bytes(byte for byte in range(0x21, 0x7F) if not 0x41 <= byte <= 0x5A and byte != 0x3A)
@@ -18,6 +20,8 @@ _CONNECTION_SPECIFIC = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
+_TRACE_HEADERS = (b"traceparent", b"tracestate")
+_MAX_TRACE_BYTES = 512
 _REMEMBERED_BLOCKS = 32
 _REMEMBERED_BYTES = 1024
 
@@ -40,6 +44,8 @@ class RequestHead:
     """True for a HEAD request, whose response has no content."""
     content_length: int | None
     """Bytes of content announced; ``None`` if not announced."""
+    trace_headers: Mapping[str, str]
+    """Headers of W3C Trace Context, as latin-1."""
 
 
 class HeaderReader:
@@ -131,7 +137,18 @@ def _head(fields: Fields) -> RequestHead:
         grpc=method == b"POST" and is_grpc,
         bodyless=method == b"HEAD",
         content_length=_content_length(fields),
+        trace_headers=_trace_headers(regular),
     )
+
+
+def _trace_headers(regular: Mapping[bytes, bytes]) -> Mapping[str, str]:
+    """Return the trace context; longer values than it may have are left out, since streams keep them."""
+    if _TRACE_HEADERS[0] not in regular:
+        return NO_TRACE_HEADERS
+    found = ((name, regular.get(name, b"")) for name in _TRACE_HEADERS)
+    return {
+        name.decode(): str(value, "latin-1") for name, value in found if 0 < len(value) <= _MAX_TRACE_BYTES
+    }
 
 
 def _split(fields: Fields) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:

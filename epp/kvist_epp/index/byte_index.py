@@ -10,6 +10,7 @@ The parts of the tree are in the package ``tree``.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
 from kvist_epp.index.snapshot.capture import Capture, Restore
@@ -157,6 +158,28 @@ class Index:
             own |= who.bit
         for segment in set[Segment]().union(*(who.segments for who in presences)):
             yield segment, segment.exclusive(own, self._live & ~own)
+
+    def unshared(self, publisher: int, chain: Sequence[int]) -> int:
+        """Return how many blocks of a chain that a publisher holds are nowhere else: on no other publisher,
+        and on no slower medium of its own.
+
+        A publisher that holds a block of a chain holds those before it, so the blocks sought are the last.
+        """
+        who, forest = self._presences[publisher], self._forest
+        others = self._live & ~who.bit
+
+        def alone(name: int) -> bool:
+            place = forest.locate(who, name)
+            if place is None:
+                return False
+            segment, at = place
+            length = len(segment.hashes)
+            mask = segment.gpu.joined(others, length)
+            for holders in (segment.lower or {}).values():
+                mask |= holders.joined(others | who.bit, length)
+            return not mask >> at & 1
+
+        return len(chain) - bisect_left(chain, True, key=alone)
 
     def depth(self, name: int, publisher: int | None = None) -> int | None:
         """Tokens from the root to the end of this block; None: unknown (or opaque).

@@ -41,6 +41,7 @@ publishers are warm and none is suspect.
 
 - ``decode_blocks``: blocks computed in decode that are not credited, or not finally.
 - ``decode_check``: check of such blocks against the tokenizer, before they are credited.
+- ``evicted_blocks``: blocks that were evicted and are computed again.
 - ``ingestion``: application of events to the index, and what they reveal about requests.
 - ``io_context``: ZMQ sockets on the event loop, the cooperative scheduler, and the limit on replays.
 - ``observation``: progress of a request as events reveal it, and the sessions seen in events.

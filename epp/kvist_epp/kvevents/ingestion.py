@@ -19,6 +19,7 @@ from kvist_epp.index.byte_index import Index
 from kvist_epp.index.snapshot.sections import Captured, Section
 from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock
 from kvist_epp.kvevents.decode_check import DecodeChecker, Encode
+from kvist_epp.kvevents.evicted_blocks import EvictedBlocks
 from kvist_epp.kvevents.observation import Observation, RecentSessions
 from kvist_epp.kvevents.publisher_state import PublisherState, PublisherStats
 
@@ -86,6 +87,8 @@ class Ingestor:
         self._index = index
         self._decoder = BlockDecoder(model.pieces)
         encode: Encode | None = model.encode if check else None
+        self.evicted = EvictedBlocks(index)
+        """Counts blocks that are computed again after their eviction."""
         self.checker = DecodeChecker(index, self._decoder.pieces, encode)
         self._on_prefill_started = on_prefill_started
         self._clock = clock
@@ -198,6 +201,7 @@ class Ingestor:
             state.stats.other_groups += 1
             return
         hashes = event.hashes
+        self.evicted.on_removed(hashes)
         if len(state.quarantine):
             for block in hashes:
                 state.quarantine.on_removed(block)
@@ -288,7 +292,10 @@ class Ingestor:
             # A prompt hit the chain. The request that generated it would prove nothing by computing it again.
             parent = None if self.checker.prove(state, parent) else parent
         if parent is None and not (decode and self._needs_check(state, event, texts)):
-            return self._place_credited(state, event, texts)
+            placed = self._place_credited(state, event, texts)
+            if placed and not decode and state.stats.warm:  # what a first replay tells happened long ago
+                self.evicted.on_stored(state.number, event.hashes, event.block_size)
+            return placed
         size, previous = event.block_size, event.parent
         depth = parent.depth if parent else self._depth(state, previous)
         for position, (block_hash, text) in enumerate(zip(event.hashes, texts, strict=False)):

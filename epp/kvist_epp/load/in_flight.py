@@ -101,6 +101,14 @@ class InFlightRequest(msgspec.Struct, eq=False):
     """Cached tokens by the index alone: when it was routed, then when the engine took it up."""
     index_compared: bool = False
     """``indexed_tokens`` is of the moment when the engine took the request up."""
+    predicted_tokens: int = 0
+    """Tokens that were predicted to be cached where it went."""
+    predicted_ttft_seconds: float = 0.0
+    """Predicted time from the pick to its first token; 0: none, or another endpoint serves it."""
+    trace_id: str = ""
+    """Empty: it belongs to no trace."""
+    saving_counted: bool = False
+    """The metrics have the tokens that its engine did not compute."""
     truth_known: bool = False
     """The engine has reported how much was cached, or cannot (several prompts under one session)."""
     content: Hashable = None
@@ -139,6 +147,10 @@ class RequestListener:
 
     def on_cache_truth(self, request: InFlightRequest, cached: int, now: float) -> None:
         """The engine has reported how many tokens of a request it had cached."""
+
+    def on_first_token(self, request: InFlightRequest, seconds: float, now: float) -> None:
+        """The first token of a streamed response passed, ``seconds`` after the request had arrived; only
+        where responses are observed."""
 
     def on_ended(self, attempt: Attempt) -> None:
         """A request of this replica has ended."""

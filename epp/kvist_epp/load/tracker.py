@@ -261,6 +261,11 @@ class LoadTracker:
         for listener in self._listeners:
             listener.on_cache_truth(request, cached, now)
 
+    def on_first_token(self, request: InFlightRequest, seconds: float, now: float) -> None:
+        """Pass on that the first token of a request was seen, ``seconds`` after it had arrived."""
+        for listener in self._listeners:
+            listener.on_first_token(request, seconds, now)
+
     def reconcile(
         self, endpoint: str, running: int, waiting: int, now: float, *, asked_at: float | None = None
     ) -> list[InFlightRequest]:
@@ -332,7 +337,7 @@ class LoadTracker:
         """Drop an endpoint that has left; return the requests of this replica that were on it."""
         load = self._loads.pop(endpoint, None)
         if self._rates.remove(endpoint):
-            self._set_rates()
+            self._set_rates(self._loads.values())
         ended = [attempt.request for attempt in load.attempts] if load else []
         for request in ended:
             self._end(request)
@@ -349,8 +354,7 @@ class LoadTracker:
 
     def running(self, endpoint: str) -> int:
         """Return the requests on an endpoint, untracked ones included."""
-        load = self._loads.get(endpoint)
-        return load.running if load else 0
+        return self._loads[endpoint].running if endpoint in self._loads else 0
 
     def rate(self, endpoint: str) -> float:
         """Return an endpoint's prefill rate in tokens/s: learned, else the fastest's, else the default."""
@@ -387,13 +391,9 @@ class LoadTracker:
                 listener.on_ended(attempt)
 
     def _learn_rate(self, load: EndpointLoad, rate: float) -> None:
-        if self._rates.learn(load.key, rate):
-            self._set_rates()
-        else:
-            load.rate = self._rates.rate(load.key, load.rate_estimator.proven)
-            self.changed.add(load)
+        self._set_rates(self._loads.values() if self._rates.learn(load.key, rate) else (load,))
 
-    def _set_rates(self) -> None:
-        for load in self._loads.values():
+    def _set_rates(self, loads: Iterable[EndpointLoad]) -> None:
+        for load in loads:
             load.rate = self._rates.rate(load.key, load.rate_estimator.proven)
             self.changed.add(load)

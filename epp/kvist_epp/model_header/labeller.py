@@ -20,15 +20,8 @@ from kvist_epp.extproc.rewrite import requested_model
 from kvist_epp.http2.limits import PortStats
 from kvist_epp.names import BASE_MODEL_HEADER, MODEL_HEADER, REQUEST_ID_HEADER
 from kvist_epp.telemetry.counters import Histogram
-from kvist_epp.telemetry.metrics import (
-    PROCESS,
-    MetricsPage,
-    certificate_families,
-    counter,
-    gauge,
-    histogram,
-    port_families,
-)
+from kvist_epp.telemetry.families import certificate_families, counter, gauge, histogram, port_families
+from kvist_epp.telemetry.metrics import PROCESS, MetricsPage
 from kvist_epp.telemetry.request_log import RequestLine, RequestLog
 
 LABELS: Final = (MODEL_HEADER, BASE_MODEL_HEADER)

@@ -236,6 +236,15 @@ class Settings:
         "one; read for each request", unit="FILE")
     approximate_cache_tokens: int = flag("--approximate-cache-tokens", 250_000,
         "KV cache size of an endpoint in approximate mode until its engine reports the size", unit="TOKENS")
+    trace_endpoint: str = flag("--trace-endpoint", "",
+        "OTLP collector that gets OpenTelemetry traces of picks, such as http://collector:4318 (default: "
+        "OTEL_EXPORTER_OTLP_ENDPOINT; without both, no traces)", unit="URL")
+    trace_protocol: str = flag("--trace-protocol", "auto",
+        "OTLP protocol; auto: OTEL_EXPORTER_OTLP_PROTOCOL, otherwise http/protobuf",
+        choices=validation.TRACE_PROTOCOLS)
+    trace_sample_ratio: float = flag("--trace-sample-ratio", 0.1,
+        "fraction of the requests without a trace context that is traced; a request with one is traced if "
+        "its sampled flag is set", unit="RATIO")
     log_format: str = flag("--log-format", "auto",
         "auto: text on a terminal, otherwise JSON", choices=LOG_FORMATS)
     log_level: str = flag("--log-level", "info", "lowest level that is logged", choices=LOG_LEVELS)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from kvist_epp.errors import SettingsError
 from kvist_epp.flowcontrol.priorities import named_priorities
@@ -23,6 +24,7 @@ PICKER: Final = "picker"
 MODEL_HEADER: Final = "model-header"
 ROLES: Final = (PICKER, MODEL_HEADER)
 CONTENT_FORMATS: Final = ("auto", "string", "openai")
+TRACE_PROTOCOLS: Final = ("auto", "http/protobuf", "grpc")
 MAX_NAMES: Final = 256
 """Maximum number of names in ``--replicas``; each may resolve to several addresses."""
 
@@ -73,6 +75,9 @@ def check_values(settings: "Settings") -> None:
     named_priorities(settings.priorities)
     parse_replica_names(settings.replicas)
     parse_base_models(settings.base_models)
+    check_trace_endpoint(settings.trace_endpoint, "--trace-endpoint")
+    if not 0 <= settings.trace_sample_ratio <= 1:
+        raise SettingsError("--trace-sample-ratio: must be from 0 to 1")
     _check_transport_limits(settings)
 
 
@@ -254,6 +259,19 @@ def parse_base_models(text: str) -> dict[str, str]:
         if found.setdefault(adapter, base) != base:
             raise SettingsError(f"--base-models: {adapter!r} has two different base models")
     return found
+
+
+def check_trace_endpoint(url: str, name: str) -> None:
+    """Check the address of a collector; empty is none. Raises SettingsError, which has ``name``."""
+    if not url:
+        return
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port or an IPv6 address that cannot be one
+        valid = False
+    if not valid:
+        raise SettingsError(f"{name}: {url!r} is not a URL such as http://collector:4318")
 
 
 def parse_target_ports(text: str) -> tuple[int, ...]:

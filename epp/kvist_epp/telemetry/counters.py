@@ -8,8 +8,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
-from typing import Final
+from time import perf_counter, time
+from typing import Final, NamedTuple
 
 BUCKETS: Final = (
     5e-6,
@@ -37,21 +37,58 @@ WAIT_BUCKETS: Final = (
 )
 """Upper bounds, in seconds, of waits in the queue, up to its default limits."""
 
+TIME_TO_FIRST_TOKEN_BUCKETS: Final = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0),
+)
+"""Upper bounds in seconds: those of ``vllm:time_to_first_token_seconds``, so that quantiles of picker and
+engines err alike."""
+TIME_PER_OUTPUT_TOKEN_BUCKETS: Final = (
+    *(0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0),
+)
+"""Upper bounds in seconds: those of ``vllm:request_time_per_output_token_seconds`` up to 5 s, and two below
+them."""
+RATIO_BUCKETS: Final = (
+    *(0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0),
+)
+"""Upper bounds of observed over predicted time: close to 1 fine, since that is what a prediction aims at."""
+
+
+class Exemplar(NamedTuple):
+    """One request of a bucket, by which logs and traces of its like can be found."""
+
+    request_id: str
+    trace_id: str
+    """Empty: the request has no trace."""
+    value: float
+    at: float
+    """Unix seconds."""
+
 
 class Histogram:
-    """Counts of durations by bucket, and the sum of the durations in seconds."""
+    """Counts of values by bucket, their sum, and the last request of each bucket."""
 
-    __slots__ = ("_bounds", "_counts", "total")
+    __slots__ = ("_bounds", "_counts", "_exemplars", "total")
 
     def __init__(self, bounds: Sequence[float] = BUCKETS) -> None:
         self._bounds = tuple(bounds)
         self._counts = [0] * (len(self._bounds) + 1)
+        self._exemplars: dict[int, tuple[str, str, float, float]] = {}
         self.total = 0.0
 
-    def observe(self, seconds: float) -> None:
-        """Count one duration."""
-        self._counts[bisect_left(self._bounds, seconds)] += 1
-        self.total += seconds
+    def observe(self, value: float, request_id: str = "", trace_id: str = "") -> None:
+        """Count one value; with the id of its request, if there is one, as the exemplar of its bucket."""
+        at = bisect_left(self._bounds, value)
+        self._counts[at] += 1
+        self.total += value
+        if request_id:
+            self._exemplars[at] = (request_id, trace_id, value, time())
+
+    @property
+    def count(self) -> int:
+        """Number of values so far."""
+        return sum(self._counts)
 
     def cumulative(self) -> Iterator[tuple[str, float]]:
         """Yield (upper bound as text, count up to it), the last bound being ``+Inf``, as Prometheus
@@ -60,6 +97,10 @@ class Histogram:
         for bound, here in zip((*map(repr, self._bounds), "+Inf"), self._counts, strict=True):
             count += here
             yield bound, count
+
+    def exemplars(self) -> Mapping[int, Exemplar]:
+        """Return the exemplars by the number of their bucket, in the order of ``cumulative``."""
+        return {at: Exemplar(*found) for at, found in self._exemplars.items()}
 
 
 class Stages:
@@ -96,6 +137,34 @@ class Stages:
         for stage, seconds in self.laps:
             sums[stage] = sums.get(stage, 0.0) + seconds
         return {stage: round(seconds * 1e6) for stage, seconds in sums.items()}
+
+
+class TimedStages(Stages):
+    """A stopwatch that also keeps when each lap ended, for the spans of a recorded pick."""
+
+    __slots__ = ("ends",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[float] = []
+        """End of each lap, by ``perf_counter``."""
+
+    def mark(self, stage: str) -> None:
+        """Attribute the time since the last mark to ``stage``, and keep its end."""
+        super().mark(stage)
+        self.ends.append(self._at)
+
+
+@dataclass(slots=True)
+class TraceStats:
+    """Counters of exported spans since the start."""
+
+    exported: int = 0
+    """Spans that the collector accepted."""
+    dropped: Counter[str] = field(
+        default_factory=lambda: Counter({"queue-full": 0, "unreachable": 0, "refused": 0, "failed": 0})
+    )
+    """Lost spans by reason; ``failed`` is a bug."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Metrics of the picker, and the families that several roles have: ports, certificates, replicas.
+"""Metrics of the picker, and the page made of them.
 
 Counters are plain numbers on ``PickerMetrics``, of which the hot path only executes
 ``metrics.requests[outcome] += 1`` and the like; gauges are read at each scrape. Series of endpoints that have
@@ -8,142 +8,35 @@ left are removed (``forget``), so that the page does not grow with each endpoint
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from kvist_epp.http2.limits import PortStats
-from kvist_epp.telemetry.counters import WAIT_BUCKETS, Histogram, PrewarmStats, ReplicationReport, Stages
+from kvist_epp.telemetry.counters import (
+    RATIO_BUCKETS,
+    TIME_PER_OUTPUT_TOKEN_BUCKETS,
+    TIME_TO_FIRST_TOKEN_BUCKETS,
+    WAIT_BUCKETS,
+    Histogram,
+    PrewarmStats,
+    ReplicationReport,
+    Stages,
+    TraceStats,
+)
+from kvist_epp.telemetry.families import (
+    certificate_families,
+    counter,
+    gauge,
+    histogram,
+    port_families,
+    prewarm_families,
+    replication_families,
+)
 from kvist_kube.object_cache import WatchStatus
-
-F = TypeVar("F", CounterMetricFamily, GaugeMetricFamily)
-Values = Mapping[str, float] | Mapping[tuple[str, str], float] | float
-
-
-def gauge(name: str, text: str, values: Values, *labels: str) -> Metric:
-    """Return a gauge: one value, or values by the label (or by both labels as a tuple)."""
-    return _fill(GaugeMetricFamily(f"kvist_epp_{name}", text, labels=labels), values)
-
-
-def counter(name: str, text: str, values: Values, *labels: str) -> Metric:
-    """Return a counter: one value, or values by the label (or by both labels as a tuple)."""
-    return _fill(CounterMetricFamily(f"kvist_epp_{name}", text, labels=labels), values)
-
-
-def _fill(family: F, values: Values) -> F:
-    if isinstance(values, Mapping):
-        for key, value in values.items():
-            family.add_metric(key if isinstance(key, tuple) else (key,), value)
-    else:
-        family.add_metric((), values)
-    return family
-
-
-def histogram(name: str, text: str, histograms: Mapping[str, Histogram] | Histogram, *labels: str) -> Metric:
-    """Return a histogram in seconds: one, or several by the label."""
-    family = HistogramMetricFamily(f"kvist_epp_{name}", text, labels=labels)
-    rows = {(): histograms} if isinstance(histograms, Histogram) else {(k,): h for k, h in histograms.items()}
-    for key, found in rows.items():
-        family.add_metric(key, list(found.cumulative()), found.total)
-    return family
-
-
-def port_families(ports: Mapping[str, PortStats]) -> Iterable[Metric]:
-    """Return ``kvist_epp_http2_…`` and ``kvist_epp_tls_…`` of each gRPC port by its name."""
-    loads = {name: stats.load() for name, stats in ports.items()}
-    yield gauge(
-        "http2_connections",
-        "Number of open connections of each gRPC port.",
-        {name: load.connections for name, load in loads.items()},
-        "port",
-    )
-    yield gauge(
-        "http2_streams",
-        "Number of open streams of each gRPC port: requests, health watches and access logs.",
-        {name: load.streams for name, load in loads.items()},
-        "port",
-    )
-    held: dict[tuple[str, str], float] = {}
-    for name, load in loads.items():
-        held[name, "receiving"], held[name, "unsent"] = load.receiving_bytes, load.unsent_bytes
-    text = (
-        "Bytes held for incomplete or unanswered requests (receiving) and for answers not yet read (unsent)."
-    )
-    yield gauge("http2_held_bytes", text, held, "port", "kind")
-    text = "Number of connections that the picker closed or refused, by reason."
-    ended = {name: stats.connections_ended for name, stats in ports.items()}
-    yield counter("http2_connections_ended", text, _by_port(ended), "port", "reason")
-    text = "Number of streams that the picker ended or refused while their connection stayed open, by reason."
-    ended = {name: stats.streams_ended for name, stats in ports.items()}
-    yield counter("http2_streams_ended", text, _by_port(ended), "port", "reason")
-    text = "Number of failed TLS handshakes, by OpenSSL's reason."
-    refused = {name: stats.handshake_failures.counts for name, stats in ports.items()}
-    yield counter("tls_refusals", text, _by_port(refused), "port", "reason")
-
-
-def _by_port(counts: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], float]:
-    return {(port, reason): count for port, found in counts.items() for reason, count in found.items()}
-
-
-def certificate_families(counters: Mapping[str, float]) -> Iterable[Metric]:
-    """Return the metrics of the ext_proc port's certificate.
-
-    ``counters`` are those of ``Certificates``; they are empty without TLS, and so are the families then.
-    """
-    text = "Time at which the certificate in use expires, in Unix seconds; absent without TLS."
-    expiry = counters["expires"] if counters else dict[str, float]()
-    yield gauge("certificate_expiry_timestamp_seconds", text, expiry)
-    text = "Number of changes of the certificate files, by outcome: taken (loaded) or refused (invalid)."
-    changes = {outcome: int(counters[outcome]) for outcome in ("taken", "refused")} if counters else {}
-    yield counter("certificate_changes", text, changes, "outcome")
-
-
-def prewarm_families(stats: PrewarmStats) -> Iterable[Metric]:
-    """Return the metrics of prewarming; all are zero where it is off."""
-    text = "Number of prompt tokens that engines computed in advance, for prewarming."
-    yield counter("prewarm_tokens", text, stats.tokens)
-    text = "Number of prewarming requests to engines, by outcome: done or failed."
-    yield counter("prewarm_steps", text, {"done": stats.steps, "failed": stats.failed}, "outcome")
-    text = "Number of prefixes that prewarming began, dropped unfinished, or keeps cached by requests."
-    found = {"begun": stats.begun, "dropped": stats.dropped, "kept": stats.kept}
-    yield counter("prewarm_prefixes", text, found, "what")
-    yield counter("prewarm_seconds", "Seconds that prewarming requests took in total.", stats.seconds)
-
-
-def replication_families(report: ReplicationReport) -> Iterable[Metric]:
-    """Return the metrics of the exchange between replicas; all are empty or zero without ``--replicas``."""
-    stats = report.stats
-    yield gauge(
-        "peers",
-        "Number of other replicas of the picker, by state: heard, silent or left.",
-        report.states,
-        "state",
-    )
-    text = "Number of requests in flight that other replicas of the picker routed."
-    yield gauge("peer_requests", text, report.requests)
-    text = "Seconds that the slowest other replica takes to acknowledge a load update."
-    yield gauge("gossip_lag_seconds", text, report.lag)
-    text = "Number of messages exchanged with other replicas, by direction: sent or received."
-    yield counter("gossip_messages", text, stats.messages, "direction")
-    text = "Bytes of the messages exchanged with other replicas, by direction: sent or received."
-    yield counter("gossip_bytes", text, stats.message_bytes, "direction")
-    text = "Number of access-log entries forwarded to the replica that routed the request, by direction."
-    yield counter("gossip_passed_entries", text, stats.forwarded, "direction")
-    yield counter(
-        "gossip_broken",
-        "Number of connections that broke although the other replica had not announced its shutdown.",
-        stats.broken,
-    )
-    text = "Number of index snapshots, by outcome: given to another replica, taken from one, or failed."
-    yield counter("snapshots", text, stats.snapshots, "outcome")
-    text = "Seconds that the copy of another replica's index took at startup; 0 if none was copied."
-    yield gauge("snapshot_seconds", text, stats.snapshot_seconds)
-    text = "Number of distinct blocks in the index that was copied from another replica at startup."
-    yield gauge("snapshot_blocks", text, stats.snapshot_blocks)
-
 
 Counts = defaultdict[str, int]
 
@@ -165,6 +58,8 @@ class Gauges:
     queue_tokens: Callable[[], int] = int
     queue_bytes: Callable[[], int] = int
     full_endpoints: Callable[[], int] = int
+    evicted_requested_tokens: Callable[[], int] = int
+    """Tokens that were computed again after they had been evicted everywhere."""
     endpoints: Callable[[], Mapping[str, int]] = dict
     """Endpoints by state."""
     model_faithful: Callable[[], bool] = bool
@@ -175,6 +70,7 @@ class Gauges:
     """Whether gateways report how requests end."""
     log_dropped: Callable[[], int] = int
     """Log lines dropped because stderr was slow."""
+    traces: Callable[[], TraceStats] = TraceStats
     watches: Callable[[], Iterable[WatchStatus]] = tuple
     """Watches of the Kubernetes API."""
     replication: Callable[[], ReplicationReport] = ReplicationReport
@@ -205,13 +101,35 @@ class PickerMetrics:
     """Duration of picks, without the wait for request bodies."""
     stages: defaultdict[str, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
     queue_waits: defaultdict[str, Histogram] = field(
-        default_factory=lambda: defaultdict(lambda: Histogram(WAIT_BUCKETS))
+        default_factory=lambda: defaultdict(
+            lambda: Histogram(WAIT_BUCKETS), {"picked": Histogram(WAIT_BUCKETS)}
+        )
     )
     """Time that queued requests waited, by outcome as in ``requests``."""
     predicted_cached: Counts = field(default_factory=_counts)
     """Tokens predicted to be cached on the picked endpoint, by endpoint."""
+    prompt_tokens: Counts = field(default_factory=_counts)
+    """Tokens of the prompts for which ``predicted_cached`` counts, by the picked endpoint."""
     true_cached: Counts = field(default_factory=_counts)
     """Tokens that were cached according to the engine's events, by endpoint."""
+    verified_prompt: Counts = field(default_factory=_counts)
+    """Tokens of the prompts for which ``true_cached`` counts, by endpoint."""
+    verified_predicted: Counts = field(default_factory=_counts)
+    """Tokens that were predicted to be cached of those same prompts, by endpoint."""
+    saved_tokens: int = 0
+    """Prompt tokens that no engine had to compute: cached according to the engine, else as predicted."""
+    saved_seconds: float = 0.0
+    """Their prefill, at the rate of the endpoint."""
+    predicted_first_token: Histogram = field(default_factory=lambda: Histogram(TIME_TO_FIRST_TOKEN_BUCKETS))
+    """Predicted time to the first token of picks, from the pick on."""
+    first_token: Histogram = field(default_factory=lambda: Histogram(TIME_TO_FIRST_TOKEN_BUCKETS))
+    """Time from the arrival of a request to the first token of its streamed response."""
+    first_token_ratio: Histogram = field(default_factory=lambda: Histogram(RATIO_BUCKETS))
+    """Time from the pick to the first token, divided by its prediction."""
+    prefill_ratio: Histogram = field(default_factory=lambda: Histogram(RATIO_BUCKETS))
+    """Time from the pick until KV events show the prompt computed, divided by the same prediction."""
+    output_token: Histogram = field(default_factory=lambda: Histogram(TIME_PER_OUTPUT_TOKEN_BUCKETS))
+    """Mean time of an output token after the first, of a streamed response."""
     events: defaultdict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     """Applied KV events by endpoint and type: ``stored``, ``removed``, ``cleared``."""
     gaps: Counts = field(default_factory=_counts)
@@ -238,19 +156,26 @@ class PickerMetrics:
     template_failures: Counts = field(default_factory=_counts)
     """Prompts that the model's chat template refused, so that they were routed by load."""
 
-    def observe(self, stages: Stages) -> None:
+    def observe(self, stages: Stages, request_id: str = "", trace_id: str = "") -> None:
         """Count one pick and its stages."""
         total = 0.0
         by_stage = self.stages
         for stage, seconds in stages.laps:
             by_stage[stage].observe(seconds)
             total += seconds
-        self.pick.observe(total)
+        self.pick.observe(total, request_id, trace_id)
+
+    def on_saved(self, tokens: int, rate: float) -> None:
+        """Count prompt tokens that an engine did not compute, and the seconds that they take at ``rate``
+        tokens/s."""
+        self.saved_tokens += tokens
+        self.saved_seconds += tokens / rate
 
     def forget(self, endpoint: str) -> None:
         """Remove the series of an endpoint that has left."""
-        by_endpoint = (self.predicted_cached, self.true_cached, self.served_elsewhere)
-        for counts in (*by_endpoint, self.gaps, self.resets, self.undecodable):
+        cache = (self.predicted_cached, self.prompt_tokens, self.true_cached)
+        verified = (self.verified_prompt, self.verified_predicted)
+        for counts in (*cache, *verified, self.served_elsewhere, self.gaps, self.resets, self.undecodable):
             counts.pop(endpoint, None)
         for key in [key for key in self.events if key[0] == endpoint]:
             del self.events[key]
@@ -274,7 +199,9 @@ class PickerMetrics:
         yield histogram("pick_seconds", text, self.pick)
         yield histogram("stage_seconds", "Seconds that each stage of a pick took.", self.stages, "stage")
         yield from self._queue_families()
+        yield from self._token_time_families()
         yield from self._cache_families()
+        yield from self._saving_families()
         yield from port_families(self.ports)
         yield from replication_families(gauges.replication())
         yield from prewarm_families(gauges.prewarm())
@@ -288,9 +215,7 @@ class PickerMetrics:
             gauges.endpoints(),
             "state",
         )
-        text = (
-            "1 if the tokenizer decodes tokens to exact bytes, so that precise mode is possible; otherwise 0."
-        )
+        text = "1 if the tokenizer decodes tokens to exact bytes, as precise mode needs; otherwise 0."
         yield gauge("model_faithful", text, int(gauges.model_faithful()))
         missing, failures = gauges.tokenizer()
         text = (
@@ -302,9 +227,7 @@ class PickerMetrics:
         yield counter("bad_endpoints_files", text, self.bad_endpoints_files)
         text = "Number of gateway messages that could not be decoded and picks that failed, by kind."
         yield counter("protocol_errors", text, self.protocol_errors, "kind")
-        text = (
-            "Number of prompts that the chat template could not render, by reason; they are routed by load."
-        )
+        text = "Number of prompts that the chat template could not render (routed by load), by reason."
         yield counter("template_failures", text, self.template_failures, "reason")
         text = "Number of requests that ended, by the source that reported the end."
         yield counter("requests_ended", text, self.ended, "source")
@@ -316,6 +239,10 @@ class PickerMetrics:
         yield counter("usage_tokens", text, self.usage, "kind")
         text = "Number of log lines that were dropped because stderr was slow."
         yield counter("log_lines_dropped", text, gauges.log_dropped())
+        text = "Number of spans of picks that the collector of --trace-endpoint accepted."
+        yield counter("trace_spans_exported", text, gauges.traces().exported)
+        text = "Number of spans that were lost, by reason: queue-full, unreachable, refused or failed."
+        yield counter("trace_spans_dropped", text, gauges.traces().dropped, "reason")
         text = "1 while gateways report how requests end; 0 while load is estimated from scrapes."
         yield gauge("ends_reported", text, int(gauges.ends_reported()))
 
@@ -332,11 +259,39 @@ class PickerMetrics:
         text = "Seconds that an eligible endpoint needs on average to prefill its backlog."
         yield gauge("backlog_seconds", text, gauges.backlog_seconds())
 
+    def _token_time_families(self) -> Iterable[Metric]:
+        text = "Seconds from the arrival of a request to the first token of its observed, streamed response."
+        yield histogram("time_to_first_token_seconds", text, self.first_token)
+        text = "Seconds between two output tokens of an observed, streamed response, as its mean."
+        yield histogram("time_per_output_token_seconds", text, self.output_token)
+        text = "Seconds from the pick to the first token, as predicted at the pick."
+        yield histogram("predicted_time_to_first_token_seconds", text, self.predicted_first_token)
+        text = "Ratio of the observed to the predicted time from the pick to the first token."
+        yield histogram("time_to_first_token_ratio", text, self.first_token_ratio)
+        text = "Ratio of the time from the pick to the end of prefill by KV events, to that prediction."
+        yield histogram("prefill_time_ratio", text, self.prefill_ratio)
+
+    def _saving_families(self) -> Iterable[Metric]:
+        text = (
+            "Number of prompt tokens that engines did not compute, by their KV events or else as predicted."
+        )
+        yield counter("saved_prefill_tokens", text, self.saved_tokens)
+        text = "Seconds of prefill that engines saved by cached tokens, at the prefill rate of the endpoint."
+        yield counter("saved_prefill_seconds", text, self.saved_seconds)
+        text = "Number of evicted prompt tokens that were computed again while no endpoint held them."
+        yield counter("evicted_requested_tokens", text, self.gauges.evicted_requested_tokens())
+
     def _cache_families(self) -> Iterable[Metric]:
         text = "Number of prompt tokens that were predicted to be cached on the picked endpoint."
         yield counter("predicted_cached_tokens", text, self.predicted_cached, "endpoint")
-        text = "Number of prompt tokens that were cached according to the engine's KV events."
+        text = "Number of tokens of the picked prompts for which cached tokens were predicted."
+        yield counter("prompt_tokens", text, self.prompt_tokens, "endpoint")
+        text = "Number of prompt tokens that were cached according to the engine."
         yield counter("true_cached_tokens", text, self.true_cached, "endpoint")
+        text = "Number of tokens of the prompts whose cached tokens the engine reported."
+        yield counter("verified_prompt_tokens", text, self.verified_prompt, "endpoint")
+        text = "Number of tokens predicted to be cached of the prompts whose true cached tokens are known."
+        yield counter("verified_predicted_tokens", text, self.verified_predicted, "endpoint")
         text = "Number of KV events applied to the index, by type: stored, removed or cleared."
         yield counter("index_events", text, self.events, "endpoint", "type")
         text = "Number of gaps in the sequence numbers of an endpoint's KV event batches."

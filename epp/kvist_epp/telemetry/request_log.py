@@ -92,7 +92,7 @@ class LogWriter:
 
 
 class RequestLine(msgspec.Struct, kw_only=True):
-    """Fields of the log line of one request; each line has all of them."""
+    """Fields of the log line of one request; each line has all of them but those of a trace."""
 
     id: str
     """``x-request-id``, or an id that the picker made."""
@@ -122,6 +122,10 @@ class RequestLine(msgspec.Struct, kw_only=True):
     """Microseconds by stage (``Stages.microseconds``)."""
     text: str | None = None
     """First characters of the prompt, only with ``--debug-text``; set by ``RequestLog``."""
+    trace_id: str | msgspec.UnsetType = msgspec.UNSET
+    """Trace that the request belongs to, sampled or not; without one the line has no such field."""
+    span_id: str | msgspec.UnsetType = msgspec.UNSET
+    """Span of the pick in that trace, or the caller's if the pick has none."""
 
 
 class RequestLog:
@@ -168,6 +172,8 @@ def _text_line(line: RequestLine, colour: bool) -> bytes:
     ]
     if line.waited_ms:
         parts.append(f"waited {line.waited_ms:.0f} ms")
+    if line.trace_id:
+        parts.append(f"trace {line.trace_id}")
     if line.text is not None:
         parts.append(repr(line.text))
     return _row("info", " ".join(parts), colour)

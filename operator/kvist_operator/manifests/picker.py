@@ -103,6 +103,7 @@ def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site, found: T
         {"name": "HOME", "value": WRITABLE},
         {"name": "HF_HOME", "value": f"{WRITABLE}/huggingface"},
         *found.env,
+        *(dict(entry) for entry in pool.picker.env),
     ]
     pod: Json = {
         "serviceAccountName": names.picker,
@@ -119,7 +120,7 @@ def _deployment(names: ObjectNames, pool: Pool, plan: Plan, site: Site, found: T
                 "imagePullPolicy": "IfNotPresent",
                 "command": ["kvist-epp"],
                 "args": flags.to_args(),
-                "env": variables,
+                "env": list({entry["name"]: entry for entry in variables}.values()),
                 "ports": [
                     {"name": name, "containerPort": number, "protocol": "TCP"}
                     for name, number in ports.items()

@@ -49,9 +49,14 @@ def unmonitored(pool: Pool, site: Site) -> list[Note]:
 def _monitor(
     names: ObjectNames, name: str, component: str, selector: dict[str, str], port: str, path: str
 ) -> Json:
-    """Return a PodMonitor that gives every series the label ``pool``, for queries and autoscalers."""
+    """Return a PodMonitor that gives every series the label ``pool``, for queries and autoscalers.
+
+    Prometheus' operator adds a label ``endpoint`` with the name of the port, which would rename the picker's
+    own to ``exported_endpoint``; it is dropped.
+    """
     label = {"targetLabel": "pool", "replacement": names.pool, "action": "replace"}
-    endpoint = {"port": port, "path": path, "interval": "15s", "relabelings": [label]}
+    relabelings = [label, {"action": "labeldrop", "regex": "endpoint"}]
+    endpoint = {"port": port, "path": path, "interval": "15s", "relabelings": relabelings}
     spec = {"selector": {"matchLabels": selector}, "podMetricsEndpoints": [endpoint]}
     return names.child("monitoring.coreos.com/v1", "PodMonitor", name, component, spec=spec)
 

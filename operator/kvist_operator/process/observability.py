@@ -16,6 +16,8 @@ from prometheus_client.registry import Collector
 
 from kvist_operator.errors import StartError
 
+from .pool_metrics import PoolMetrics
+
 QUIET: Final = ("aiohttp", "httpx", "httpcore", "filelock", "huggingface_hub", "urllib3")
 """Libraries of which only warnings are logged."""
 BUCKETS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
@@ -98,6 +100,8 @@ class Metrics:
             "Number of times that the watch of the cluster ended unexpectedly and was restarted.",
             registry=self.registry,
         )
+        self.by_pool = PoolMetrics()
+        self.registry.register(self.by_pool)
 
     def count_requests(self, answers: Callable[[], Mapping[str, int]]) -> None:
         """Export the requests to the API server, which ``answers`` returns by method and status."""

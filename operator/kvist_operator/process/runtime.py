@@ -142,6 +142,7 @@ class Operator:
             identity=build_identity(),
             release=settings.lease,
             prices=settings.price_list,
+            observer=self.metrics.by_pool,
         )
         self._follow = follow
         self._wake = asyncio.Event()
@@ -316,5 +317,6 @@ class Operator:
             again = self.queue.failed(key)
             logger.info("%s: reconciling failed (%s), will retry in %g s", key, result, again)
         self.metrics.reconciles.labels(result).inc()
+        self.metrics.by_pool.on_reconciled(key, ok=result == "ok")
         if again is not None:
             self._enqueue(key, again)

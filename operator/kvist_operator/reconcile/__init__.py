@@ -7,5 +7,6 @@
 - ``model_cache``: facts of models, looked up in the background.
 - ``picker_client``: polls pickers for what the engines' caches have saved.
 - ``cache_reports``: merges the pickers' answers; pure.
+- ``pool_observer``: notifications of what becomes of a pool, for metrics; pure.
 - ``work_queue``: which pool is reconciled next, and when; pure.
 """

@@ -60,6 +60,11 @@ class CertificateBundle:
         """``ca.crt`` of the ConfigMap, for verifying pickers."""
         return self.secret[AUTHORITIES]
 
+    @property
+    def expires(self) -> dt.datetime:
+        """Return when the certificate that is presented expires."""
+        return x509.load_pem_x509_certificate(self.secret[CERTIFICATE]).not_valid_after_utc
+
     def __repr__(self) -> str:
         return f"<CertificateBundle of {', '.join(sorted(self.secret))}>"
 

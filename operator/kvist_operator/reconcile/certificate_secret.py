@@ -43,6 +43,8 @@ class CertificateSecrets:
     cluster: Cluster
     cache: PoolCache
     checked: dict[str, tuple[bool, float]] = field(default_factory=dict)
+    _expiry: dict[str, datetime] = field(default_factory=dict)
+    """When the certificate in use expires, by pool uid."""
 
     async def reconcile(self, pool: Pool, now: datetime) -> SecretResult:
         """Create, renew or delete both objects. Raises ClusterError."""
@@ -62,6 +64,12 @@ class CertificateSecrets:
     def forget(self, uid: str) -> None:
         """Check the Secret of this pool again next time."""
         self.checked.pop(uid, None)
+        self._expiry.pop(uid, None)
+
+    def expiry(self, uid: str) -> datetime | None:
+        """Return when the certificate in the Secret of this pool expires; None if there is none, or it was
+        not looked at yet."""
+        return self._expiry.get(uid)
 
     def _published(self, pool: Pool, names: ObjectNames) -> bool:
         """Return whether the ConfigMap exists and is not being deleted."""
@@ -77,6 +85,7 @@ class CertificateSecrets:
         made = secret(pool, names, bundle.secret)
         if found is None or not as_intended(made, found):
             await self.cluster.apply(stamped(made))
+        self._expiry[pool.uid] = bundle.expires
         return await self._publish(pool, config_map(pool, names, bundle.authorities))
 
     async def _publish(self, pool: Pool, made: Json) -> SecretResult:
@@ -91,6 +100,7 @@ class CertificateSecrets:
         """Delete the Secret of a pool without pickers. Its ConfigMap is listed and deleted like other
         children."""
         target = Target(SECRET, pool.namespace, names.certificates)
+        self._expiry.pop(pool.uid, None)
         found = await self.cluster.get(target)
         if found is not None and owned(pool, found) and not leaving(found):
             await self.cluster.delete(target, str(found["metadata"]["uid"]))

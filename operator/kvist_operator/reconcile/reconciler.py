@@ -33,6 +33,7 @@ from .applier import Applier, ApplyResult
 from .certificate_secret import CertificateSecrets
 from .model_cache import ModelCache, ModelFacts, pinned
 from .picker_client import PickerClient
+from .pool_observer import PoolObserver
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,8 @@ class Reconciler:
     """Name of this build of the operator: another one may make other objects of the same pool."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """Prices of accelerators for an hour, by name."""
+    observer: PoolObserver = field(default_factory=PoolObserver)
+    """Notified of each pool."""
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     pending: set[PoolKey] = field(default_factory=set)
     """Pools whose model is being looked up."""
@@ -106,7 +109,9 @@ class Reconciler:
             self._forget(key, resource)
             return None
         if self._of_another_release(key, resource):
+            self.observer.on_gone(key)
             return None
+        self.observer.on_managed(key)
         intent = await self._intent(key, resource)
         if key in self.pending and resource.get("status"):
             return None  # the status stands until the model is known: each process looks it up again
@@ -187,6 +192,7 @@ class Reconciler:
         except ClusterError as error:
             self._secrets.forget(pool.uid)
             return ApplyResult(failures=(error,))
+        self.observer.on_certificate(PoolKey(pool.namespace, pool.name), self._secrets.expiry(pool.uid))
         settings = self.engine_image, self.images.picker_image, self.images.envoy_image, str(self.prices)
         rendered, pending = hold_upgrade(
             *(pool, resource, intent.rendered, self.cache.children(PoolKey(pool.namespace, pool.name))),
@@ -211,6 +217,7 @@ class Reconciler:
         current = self.cache.get(key.target) or resource
         old = current.get("status") or {}
         made = self._status(key, current, intent, outcome, old)
+        self.observer.on_status(key, intent.pool, made)
         version = str(current["metadata"].get("resourceVersion", ""))
         if made == old or self._written.get(key) == (version, made):
             return
@@ -265,6 +272,7 @@ class Reconciler:
         return 0.0
 
     def _forget(self, key: PoolKey, resource: Json | None) -> None:
+        self.observer.on_gone(key)
         self._intents.pop(key, None)
         self._written.pop(key, None)
         self.pending.discard(key)

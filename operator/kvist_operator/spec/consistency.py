@@ -111,15 +111,15 @@ def _check_lengths(pool: Pool) -> None:
 
 def _check_environment(pool: Pool) -> None:
     _check_api_key(pool)
-    for i, entry in enumerate(pool.engine.env):
-        field = f"spec.engine.env[{i}]"
-        name, value = entry["name"], str(entry.get("value") or "")
-        if name in SECRETS and value and "$(" not in value:
-            problem = f"{name} puts a secret into the pool, where many can read it: {SECRETS[name]}"
-            raise SpecError(f"{field}.value", problem)
-        if name in DEVICES:
-            problem = f"{name} is set by the device plugin: leave it out, and set spec.accelerator.count"
-            raise SpecError(f"{field}.name", problem)
+    for part, variables in (("engine", pool.engine.env), ("picker", pool.picker.env)):
+        for i, entry in enumerate(variables):
+            field, name, value = f"spec.{part}.env[{i}]", entry["name"], str(entry.get("value") or "")
+            if name in SECRETS and value and "$(" not in value:
+                problem = f"{name} puts a secret into the pool, where many can read it: {SECRETS[name]}"
+                raise SpecError(f"{field}.value", problem)
+            if name in DEVICES and part == "engine":
+                problem = f"{name} is set by the device plugin: leave it out, and set spec.accelerator.count"
+                raise SpecError(f"{field}.name", problem)
 
 
 def _check_api_key(pool: Pool) -> None:
@@ -158,8 +158,8 @@ def _ignored(pool: Pool) -> Iterator[str]:
         if model.token and not hub and not draft:
             yield "spec.model.tokenSecretRef has no effect: nothing is loaded from the hub; leave it out"
     if picker.mode == "Off":
-        given = {"priorities": picker.priorities, "tokenizer": picker.tokenizer, "image": picker.image}
-        for name in (name for name, value in {**given, "resources": picker.resources}.items() if value):
+        names = ("priorities", "tokenizer", "image", "resources", "env")
+        for name in (name for name in names if getattr(picker, name)):
             yield f"spec.picker.{name} has no effect: spec.picker.mode is Off; leave it out"
     by_hand = [e for e in pool.engine.env if e["name"] == API_KEY_VARIABLE]
     if by_hand and picker.mode != "Off":

@@ -266,6 +266,7 @@ class PickerSpec:
     priorities: tuple[Priority, ...] = ()
     image: str = ""
     resources: Mapping[str, Any] = field(default_factory=dict)
+    env: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

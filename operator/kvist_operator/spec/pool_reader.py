@@ -370,7 +370,9 @@ def _picker(f: Fields) -> PickerSpec:
         priorities=tuple(_priority(p) for p in f.sections("priorities", most=32)),
         image=f.text("image", most=512),
         resources=read_resources(f.section("resources")),
+        env=tuple(read_env(e) for e in f.sections("env", most=64)),
     )
+    check_unique([entry["name"] for entry in picker.env], f.at("env"), "leave one out")
     if picker.tokenizer:
         split_source(picker.tokenizer, f.at("tokenizer"))
     check_unique([p.name for p in picker.priorities], f.at("priorities"), "a class has one value")

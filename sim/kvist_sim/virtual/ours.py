@@ -5,7 +5,7 @@ Only what takes no time here is left out: sockets, parsing and rendering, tokeni
 blocks (text decodes and encodes without a loss).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Final
@@ -96,6 +96,7 @@ class FollowerSink:
     follower: "Kvist"
     replica: str
     call: FollowerCall = field(init=False)
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
 
     def send(self, update: bytes) -> None:
         self.follower.context.after(0.0, self._arrive, update)

@@ -200,7 +200,8 @@ async def test_queue_waits_are_counted_by_outcome(parts: Parts) -> None:
     waits = parts.director.metrics.queue_waits
 
     assert {outcome: round(histogram.total) for outcome, histogram in waits.items()} == {
-        "rejected-context-cancelled": 3
+        "picked": 0,
+        "rejected-context-cancelled": 3,
     }
 
 

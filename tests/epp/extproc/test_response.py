@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tests.epp.extproc import messages as m
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import Metadata
 from kvist_epp.extproc.pick_request import PickResult
-from kvist_epp.extproc.response import ObservedResponse, Usage
+from kvist_epp.extproc.response import FirstToken, ObservedResponse, Usage
 from kvist_epp.extproc.session import ExtProcSession, SessionStep
 from kvist_epp.names import BODY_CHUNK_BYTES
 
@@ -25,10 +26,30 @@ RESTORED = b'{"model":"m","usage":{"prompt_tokens":7,"completion_tokens":2}}'
 MODES = [pb.FULL_DUPLEX_STREAMED, pb.STREAMED, pb.BUFFERED]
 
 
-def _observing(mode: int, *, rename: bool = False) -> ExtProcSession:
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _stopped() -> float:
+    return 0.0
+
+
+def _observing(
+    mode: int,
+    *,
+    rename: bool = False,
+    clock: Callable[[], float] = _stopped,
+    path: str = "/v1/chat/completions",
+) -> ExtProcSession:
     """A stream that waits for its response."""
-    exchange = ExtProcSession(observe_responses=True)
-    headers = {"x-request-id": "id"}
+    exchange = ExtProcSession(observe_responses=True, clock=clock)
+    headers = {"x-request-id": "id", ":path": path}
     if rename:
         headers["x-gateway-model-name-rewrite"] = "engine-name"
     exchange.feed(m.request_headers(m.config(pb.BUFFERED, mode), headers=headers))
@@ -77,8 +98,11 @@ def test_what_was_seen_is_reported_once(mode: int, headers: dict[str, str]) -> N
     first = exchange.feed(m.response_body(ANSWER[:40]))
     last = exchange.feed(m.response_body(ANSWER[40:], end=True))
 
+    first_token = 0.0 if headers is SSE and mode != pb.BUFFERED else None
     assert first.observed is None
-    assert last.observed == ObservedResponse("r1.1", "id", None, 200, Usage(7, 2), complete=True)
+    assert last.observed == ObservedResponse(
+        "r1.1", "id", None, 200, Usage(7, 2), complete=True, first_token_seconds=first_token
+    )
     assert exchange.feed(m.response_body(b"", end=True)) == SessionStep()
     assert exchange.on_closed() is None
 
@@ -113,8 +137,68 @@ def test_a_cut_response_is_reported_too() -> None:
     exchange.feed(m.response_headers(headers=SSE))
     exchange.feed(m.response_body(ANSWER))
 
-    assert exchange.on_closed() == ObservedResponse("r1.1", "id", None, 200, Usage(7, 2), complete=False)
+    assert exchange.on_closed() == ObservedResponse(
+        "r1.1", "id", None, 200, Usage(7, 2), complete=False, first_token_seconds=0.0
+    )
     assert exchange.on_closed() is None
+
+
+@pytest.mark.parametrize("mode", [pb.FULL_DUPLEX_STREAMED, pb.STREAMED])
+def test_the_first_token_is_timed_when_it_passes(mode: int) -> None:
+    """The first bytes of a streamed body are reported once, at once, with the time since the headers came."""
+    clock = Clock()
+    clock.now = 5.0
+    exchange = _observing(mode, clock=clock)
+    clock.now = 6.0
+    steps = [exchange.feed(m.response_headers(headers=SSE)), exchange.feed(m.response_body(b""))]
+    clock.now = 7.5
+    steps.append(exchange.feed(m.response_body(b"data: 1")))
+    clock.now = 9.0
+    steps += [exchange.feed(m.response_body(b"data: 2")), exchange.feed(m.response_body(b"", end=True))]
+
+    assert [step.first_token for step in steps] == [
+        None,
+        None,
+        FirstToken("r1.1", "id", None, 200, 2.5),
+        None,
+        None,
+    ]
+    observed = steps[-1].observed
+    assert observed is not None
+    assert (observed.first_token_seconds, observed.seconds) == (2.5, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "headers"), [(pb.STREAMED, JSON), (pb.BUFFERED, SSE), (pb.FULL_DUPLEX_STREAMED, JSON)]
+)
+def test_a_response_that_does_not_stream_has_no_first_token(mode: int, headers: dict[str, str]) -> None:
+    """A document, and a body that the gateway holds back to its end, show no token on its way."""
+    exchange = _observing(mode)
+    exchange.feed(m.response_headers(headers=headers))
+    last = exchange.feed(m.response_body(ANSWER, end=True))
+
+    assert last.first_token is None
+    assert last.observed is not None
+    assert last.observed.first_token_seconds is None
+
+
+@given(st.data())
+def test_events_before_the_output_are_no_token(data: st.DataObject) -> None:
+    """In the Responses API, the first two events come before the engine has a token, however they are
+    split."""
+    before = b'event: response.created\ndata: {"type":"response.created"}\n\n'
+    before += b'event: response.in_progress\ndata: {"type":"response.in_progress"}\n\n'
+    text = before + b"event: response.output_item.added\ndata: {}\n\n"
+    ends = len(before) + len(b"event: response.output_item.added")
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(text) - 1))))
+    exchange = _observing(pb.STREAMED, path="/v1/responses")
+    exchange.feed(m.response_headers(headers=SSE))
+    seen = 0
+    for start, end in itertools.pairwise((0, *cuts, len(text))):
+        step = exchange.feed(m.response_body(text[start:end]))
+        assert (step.first_token is not None) == (start < ends <= end)
+        seen += step.first_token is not None
+    assert seen == 1
 
 
 def test_a_stream_without_a_pick_reports_nothing() -> None:

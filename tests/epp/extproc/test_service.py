@@ -1,7 +1,7 @@
 """The gRPC methods on a sink that only keeps what it is given."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -34,6 +34,7 @@ class Recorder:
 
     sent: list[bytes] = field(default_factory=list)
     closed: list[tuple[int, str]] = field(default_factory=list)
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
 
     def send(self, data: bytes) -> None:
         self.sent.append(data)

@@ -22,6 +22,9 @@ from kvist_epp.http2 import frames as f
 # -- calls
 
 
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
 def test_a_call_is_answered_and_ends() -> None:
     """A message is delivered, the answer comes as headers, message, trailers, and nothing is kept."""
     client = Client()
@@ -235,3 +238,23 @@ def test_drain_ends_any_number_of_lasting_calls() -> None:
     client.send(frame(f.PING, f.ACK, 0, ping.payload))
     assert client.connection.closing
     assert client.connection.streams == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ([], {}),
+        ([("tracestate", "a=b")], {}),
+        ([("traceparent", PARENT)], {"traceparent": PARENT}),
+        ([("traceparent", PARENT), ("tracestate", "a=b")], {"traceparent": PARENT, "tracestate": "a=b"}),
+        ([("traceparent", PARENT), ("tracestate", "x" * 513)], {"traceparent": PARENT}),
+        ([("traceparent", "x" * 513)], {}),
+    ],
+)
+def test_a_call_has_its_trace_context(more: list[tuple[str, str]], kept: dict[str, str]) -> None:
+    """The headers of W3C Trace Context reach the call, but for values longer than they may be."""
+    client = Client()
+    client.send(client.request(path=RECORD, more=more), client.request(3, RECORD))
+    first, second = client.calls
+    assert first.sink.trace_headers == kept
+    assert second.sink.trace_headers == {}

@@ -38,3 +38,20 @@ def test_stages_add_up() -> None:
     assert [stage for stage, _ in stages.laps] == ["parse", "match", "parse"]
     assert list(stages.microseconds()) == ["parse", "match"]
     assert stages.seconds == sum(seconds for _, seconds in stages.laps) >= 0
+
+
+def test_each_bucket_keeps_its_last_request() -> None:
+    """An exemplar is the last request of its bucket; a value without a request changes none."""
+    histogram = Histogram((0.1, 1.0))
+    histogram.observe(0.05, "first")
+    histogram.observe(0.06, "second", "a trace")
+    histogram.observe(0.07)
+    histogram.observe(3.0, "slow")
+    found = histogram.exemplars()
+
+    assert {at: one[:3] for at, one in found.items()} == {
+        0: ("second", "a trace", 0.06),
+        2: ("slow", "", 3.0),
+    }
+    assert found[0].at > 1e9
+    assert histogram.count == 4

@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 from tests.epp.http2.h2 import RECORD, Client, data, message
 
@@ -166,10 +168,63 @@ def test_openmetrics_on_request() -> None:
     assert (content_type.split(";")[0], body.endswith(b"# EOF\n")) == ("application/openmetrics-text", True)
 
 
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def exemplars(metrics: PickerMetrics) -> dict[str, dict[str, str]]:
+    """Return the labels of the exemplars in the OpenMetrics page, by the name of their metric."""
+    body, _ = metrics.snapshot().format(OPENMETRICS)
+    return {
+        family.name: sample.exemplar.labels
+        for family in parse_openmetrics(body.decode())  # type: ignore[no-untyped-call]
+        for sample in family.samples
+        if sample.exemplar is not None
+    }
+
+
+def test_exemplars_name_requests() -> None:
+    """A scraper that asks for OpenMetrics finds the id of a request, and of its trace, with each bucket."""
+    metrics = PickerMetrics()
+    metrics.observe(Stages(), "a request")
+    metrics.queue_waits["picked"].observe(0.5, "waited", "4bf92f3577b34da6a3ce929d0e0e4736")
+    metrics.first_token.observe(0.2, "streamed")
+
+    assert exemplars(metrics) == {
+        "kvist_epp_pick_seconds": {"request_id": "a request"},
+        "kvist_epp_queue_seconds": {
+            "request_id": "waited",
+            "trace_id": "4bf92f3577b34da6a3ce929d0e0e4736",
+        },
+        "kvist_epp_time_to_first_token_seconds": {"request_id": "streamed"},
+    }
+
+
+def test_the_plain_format_has_no_exemplars() -> None:
+    """Prometheus' text format is the same with exemplars as without them."""
+    pages = []
+    for request_id in ("", "id"):
+        metrics = PickerMetrics()
+        metrics.first_token.observe(0.2, request_id)
+        text, _ = metrics.snapshot().format("text/plain")
+        pages.append([line for line in text.decode().splitlines() if "kvist_epp_" in line])
+
+    assert pages[0] == pages[1]
+
+
+@pytest.mark.parametrize("request_id", ["x" * 65, 'a\n# {b="c"} 1', "\udcff", "\u0661", "\x7f"])
+def test_an_id_that_breaks_the_page_is_left_out(request_id: str) -> None:
+    """Clients may choose request ids: one that is too long, or more than a line of ASCII, is no exemplar."""
+    metrics = PickerMetrics()
+    metrics.first_token.observe(0.2, request_id)
+
+    assert exemplars(metrics) == {}
+
+
 def test_each_help_text_is_one_sentence_with_its_unit() -> None:
     """A HELP text begins with the unit of its values and is one sentence of plain English."""
     page, _ = filled().snapshot().format("")
-    units = ("Number of ", "Seconds ", "Mean seconds ", "Total seconds ", "Bytes ", "Time at which ", "1 ")
+    seconds = ("Seconds ", "Mean seconds ", "Total seconds ", "Time at which ")
+    units = ("Number of ", "Ratio of ", "Bytes ", "1 ", *seconds)
     texts = {
         family.name: family.documentation
         for family in text_string_to_metric_families(page.decode())

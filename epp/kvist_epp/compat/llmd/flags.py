@@ -80,7 +80,7 @@ FLAGS: Final[dict[str, _LlmdFlag]] = {
     "tls-min-version": _LlmdFlag(translate=lambda text: f"--tls-min-version={_TLS.get(text, text)}"),
     "total-queued-requests-metric": _METRIC_NAMES,
     "total-running-requests-metric": _METRIC_NAMES,
-    "tracing": _switch("ignored: kvist writes no traces; each line of the request log has X-Request-Id"),
+    "tracing": _switch("ignored: traces are on if --trace-endpoint or OTEL_EXPORTER_OTLP_ENDPOINT is set"),
     "v": _LlmdFlag(translate=_level),
     "zap-devel": _switch(),
     "zap-encoder": _LlmdFlag(translate=lambda text: f"--log-format={_FORMATS.get(text, text)}"),
