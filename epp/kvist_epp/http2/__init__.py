@@ -10,6 +10,7 @@ but the servers and the transport is free of I/O.
 - ``frames``: names of HTTP/2, frames as bytes, and the header blocks this server sends.
 - ``frame_reader``: parses frames.
 - ``header_reader``: decodes header blocks, and checks the rules for requests.
+- ``traced_block``: header blocks that differ in their trace context alone.
 - ``stream_table``: the open streams of a connection, how each of them ends, and the bytes to send.
 - ``grpc_stream``: one stream: gRPC messages out of DATA, and the sink of its call.
 - ``limits``: every bound, and what is measured against them: rates, stalls, memory, ends by reason.

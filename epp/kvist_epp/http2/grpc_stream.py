@@ -97,7 +97,7 @@ class GrpcStream:
 
     @property
     def trace_headers(self) -> Mapping[str, str]:
-        """See ``Sink``."""
+        """Return the trace context of the call; see ``Sink``."""
         return self.head.trace_headers
 
     @property

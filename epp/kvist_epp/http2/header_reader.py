@@ -2,15 +2,19 @@
 
 Sources: RFC 9113 section 8; RFC 7541 (by the ``hpack`` library). A gateway opens thousands of streams a
 second whose header blocks are the same bytes. A block that did not change the dynamic table means the same
-until something else does, so its result is remembered until then.
+until something else does, so its result is remembered until then; ``traced_block`` has those that differ in
+their trace context alone. Peers are asked for blocks without a dynamic table, which each trace context would
+change.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 
 from kvist_epp.errors import ProtocolError
+from kvist_epp.http2 import traced_block
 from kvist_epp.http2.call import NO_TRACE_HEADERS
 from kvist_epp.http2.frames import COMPRESSION_ERROR, ENHANCE_YOUR_CALM
 
@@ -20,12 +24,14 @@ _CONNECTION_SPECIFIC = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
-_TRACE_HEADERS = (b"traceparent", b"tracestate")
+_TRACE_HEADERS = (traced_block.NAME, b"tracestate")
+_PARENT = traced_block.NAME.decode()
 _MAX_TRACE_BYTES = 512
 _REMEMBERED_BLOCKS = 32
 _REMEMBERED_BYTES = 1024
 
 Fields = list[tuple[bytes, bytes]]
+K = TypeVar("K", bytes, tuple[bytes, bytes])
 
 
 class Malformed(Exception):
@@ -51,11 +57,13 @@ class RequestHead:
 class HeaderReader:
     """The receiving side of HPACK for one connection."""
 
-    __slots__ = ("_decoder", "_known")
+    __slots__ = ("_decoder", "_known", "_traced")
 
     def __init__(self, header_bytes: int) -> None:
         self._decoder = Decoder(max_header_list_size=header_bytes)
         self._known: dict[bytes, RequestHead] = {}
+        self._traced: dict[tuple[bytes, bytes], RequestHead] = {}
+        """By the parts of a block around the value of its ``traceparent``."""
 
     def request(self, block: bytes) -> RequestHead:
         """Read a whole header block that opens a stream.
@@ -66,12 +74,16 @@ class HeaderReader:
         known = self._known.get(block)
         if known is not None:
             return known
+        traced = traced_block.cut(block)
+        if traced is not None and (known := self._traced.get(traced.rest)) is not None:
+            return _with_trace(known, traced.value)
         fields, steady = self.decode(block)
         head = _head(fields)
         if steady and len(block) <= _REMEMBERED_BYTES:
-            if len(self._known) >= _REMEMBERED_BLOCKS:
-                self._known.clear()
-            self._known[block] = head
+            if traced is None:
+                _remember(self._known, block, head)
+            elif traced_block.begins_field(block, traced.at - 1):
+                _remember(self._traced, traced.rest, head)
         return head
 
     def trailers(self, block: bytes) -> None:
@@ -97,6 +109,7 @@ class HeaderReader:
         steady = newest is newest_after and count == count_after and size == size_after
         if not steady:
             self._known.clear()
+            self._traced.clear()
         return [(bytes(name), bytes(value)) for name, value in decoded], steady
 
     def _table(self) -> tuple[object, int, int]:
@@ -107,6 +120,18 @@ class HeaderReader:
         table = self._decoder.header_table
         entries = table.dynamic_entries
         return entries[0] if entries else None, len(entries), table.maxsize
+
+
+def _remember(known: dict[K, RequestHead], key: K, head: RequestHead) -> None:
+    if len(known) >= _REMEMBERED_BLOCKS:
+        known.clear()
+    known[key] = head
+
+
+def _with_trace(head: RequestHead, parent: str) -> RequestHead:
+    """Return the same head with another ``traceparent``."""
+    headers = {**head.trace_headers, _PARENT: parent}
+    return RequestHead(head.path, head.grpc, head.bodyless, head.content_length, headers)
 
 
 def _check_field(name: bytes, value: bytes) -> None:

@@ -72,6 +72,8 @@ class Http2Connection:
         self._empties = Budget(limits.empty_frames, clock)
         self._controls = Budget(limits.control_frames, clock, lambda: self.outbox.answered)
         announced = {
+            # Blocks that refer to no dynamic table are the same bytes each time, and can be remembered.
+            frames.SETTING_HEADER_TABLE_SIZE: 0,
             frames.SETTING_MAX_CONCURRENT_STREAMS: limits.streams,
             frames.SETTING_INITIAL_WINDOW_SIZE: limits.stream_window,
             frames.SETTING_MAX_FRAME_SIZE: limits.frame_bytes,

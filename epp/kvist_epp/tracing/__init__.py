@@ -6,6 +6,6 @@ span.
 
 - ``trace_context``: W3C Trace Context, sampling, and the picks that wait for their export.
 - ``pick_spans``: one pick as OTLP messages.
-- ``destination``: where spans are sent, by the flags and OpenTelemetry's variables.
+- ``destination``: the collector, by the flags and OpenTelemetry's variables.
 - ``exporter``: sends spans over HTTP or gRPC, with retries, within a bounded queue.
 """

@@ -1,4 +1,4 @@
-"""Where spans are sent: the collector that the flags or OpenTelemetry's variables name. Pure.
+"""The collector that gets the spans, as the flags or OpenTelemetry's variables name it. Pure.
 
 Source: OpenTelemetry's specification of the OTLP exporter and of the SDK's environment variables. A flag
 takes precedence over a variable, and a variable for traces alone (``OTEL_EXPORTER_OTLP_TRACES_…``) over the
@@ -24,7 +24,7 @@ _TRACES: Final = "OTEL_EXPORTER_OTLP_TRACES_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """A collector."""
+    """Address of a collector, and what it wants with each export."""
 
     url: str
     """Over HTTP the whole URL of its traces, over gRPC its address."""

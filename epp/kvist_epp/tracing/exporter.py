@@ -27,10 +27,12 @@ from kvist_epp.tracing.trace_context import PickTracer, RecordedPick
 if TYPE_CHECKING:
     import grpc
 
-INTERVAL_SECONDS: Final = 0.5
-"""Time for which picks are collected before they are sent."""
 BATCH_PICKS: Final = 256
 """Picks of one export, of six to eight spans each."""
+LONGEST_SECONDS: Final = 2.0
+"""Time after which fewer are sent: an export costs a millisecond by itself."""
+POLL_SECONDS: Final = 0.25
+"""Interval at which the queue is looked at; it has room for the picks of several."""
 SLICE_PICKS: Final = 8
 """Picks made into messages before other work has its turn: 0.3 ms."""
 SEND_SECONDS: Final = 10.0
@@ -79,7 +81,9 @@ class GrpcSender:
     """Sends exports by gRPC."""
 
     def __init__(self, collector: Destination, channel: "grpc.aio.Channel") -> None:
-        self._export: Any = channel.unary_unary(_GRPC_METHOD)
+        self._export: Any = channel.unary_unary(
+            _GRPC_METHOD, request_serializer=bytes, response_deserializer=bytes
+        )
         self._metadata = tuple(collector.headers.items())
 
     async def send(self, body: bytes) -> bytes:
@@ -119,11 +123,15 @@ class SpanExporter:
 
     async def run(self) -> None:
         """Export until cancelled. Nothing that a collector does ends it."""
+        due = 0.0
         while True:
-            await asyncio.sleep(INTERVAL_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
+            if len(self._tracer) < BATCH_PICKS and time.monotonic() < due:
+                continue
             await self._export(RETRY_SECONDS)
             while len(self._tracer) >= BATCH_PICKS:
                 await self._export(RETRY_SECONDS)
+            due = time.monotonic() + LONGEST_SECONDS
 
     async def flush(self, seconds: float) -> None:
         """Send what is left, once, for at most so long; what cannot be sent is lost."""

@@ -43,7 +43,7 @@ from kvist_sim.processes import Child, Children
 ENDPOINTS: Final = 20
 CLIENTS: Final = 16
 KIND: Final = Kind(1, PromptShape.COMPLETION)
-SETTLE_SECONDS: Final = 0.6
+SETTLE_SECONDS: Final = 2.3
 """The access log of the last requests, and the export of their spans, belong to a window."""
 MOST_RISE: Final = 0.03
 """Largest acceptable rise of the CPU per request with a tenth of the requests sampled."""
@@ -148,8 +148,10 @@ async def bench(seconds: float, rounds: int, say: Console, *, baseline: str = ""
             spans, dropped = [int(await launch.metric(one.picker, each)) for each in (EXPORTED, DROPPED)]
             cpu = windows[name]
             rise = statistics.median(a / b for a, b in zip(cpu, windows[OFF], strict=True)) - 1
-            found = statistics.median(cpu), min(cpu), rise
-            ways.append(TracedWay(name, *totals[name], *found, spans, dropped))
+            count, errors = totals[name]
+            ways.append(
+                TracedWay(name, count, errors, statistics.median(cpu), min(cpu), rise, spans, dropped)
+            )
     return TracesReport(ways, rounds, seconds)
 
 
@@ -163,7 +165,8 @@ async def _start_picker(
 ) -> launch.Picker:
     file = logs / "endpoints.json"
     file.write_text(json.dumps(launch.endpoints_file(engines)))
-    arguments = ["--kv-events=false", "--log-format=json", *arguments]
+    # nor scrapes, which each window would have to bear
+    arguments = ["--kv-events=false", "--scrape-interval=60", "--log-format=json", *arguments]
     program: Sequence[str] = launch.PICKER
     if baseline and name == baseline:
         program = picker_of_revision(baseline, logs)

@@ -25,7 +25,8 @@ PROTOCOLS = ("http/protobuf", "grpc")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses that tests can wait for."""
-    monkeypatch.setattr(exporting, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(exporting, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(exporting, "LONGEST_SECONDS", 0.02)
     monkeypatch.setattr(exporting, "RETRY_SECONDS", (0.01, 0.01))
 
 
@@ -188,17 +189,16 @@ async def test_the_end_does_not_wait_for_a_collector(
 
 async def test_a_bug_costs_its_batch_alone(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception while spans are made is logged and counted; the exporter goes on."""
-    real = exporting.add_spans
 
     def broken(*_: object) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(exporting, "add_spans", broken)
     running = Exporting()
     async with running.to(collector.http, PROTOCOLS[0]):
-        running.tracer.add(pick())
-        await running.until_lost("failed", SPANS)
-        monkeypatch.setattr(exporting, "add_spans", real)
+        with monkeypatch.context() as patched:
+            patched.setattr(exporting, "add_spans", broken)
+            running.tracer.add(pick())
+            await running.until_lost("failed", SPANS)
         running.tracer.add(pick())
         await collector.until("kvist.pick")
 
