@@ -13,6 +13,7 @@ EPILOG: Final = """\
 examples:
   kvist demo                        compare kvist with round robin on this machine, in under three minutes
   kvist plan -f pool.yaml           show what would run for a pool, and why; needs no cluster
+  kvist explain -f request.json     ask a running picker where a request would go, and why
   kvist sim engine --port 8000      run a simulated engine with vLLM's API
   kvist bench epp --quick           measure the picker behind a real Envoy
   kvist COMMAND --help              show options and examples of a command

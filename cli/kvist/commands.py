@@ -83,6 +83,19 @@ COMMANDS: Final = (
   kvist compare -f pool.yaml --gpu H200 --with engine.maxModelLen=131072 --with workload.concurrency=4""",
     ),
     Command(
+        words=("explain",),
+        summary="show where a request would go, or why a request went where it did, and what came true",
+        function="kvist.explain_command:main",
+        options=options.explain_options,
+        extra="operator",
+        examples="""\
+  kvist explain -f request.json                        # where it would go; asks localhost:9090
+  kvist explain -f - --path /v1/completions < body.json
+  kvist explain 5c3fd1e2-91b4-4c1b-8a52-0e7a4fd5bb3c   # why it went there: its x-request-id
+  kvist explain REQUEST-ID --address http://10.0.0.7:9090 -o json
+  kvist explain REQUEST-ID --pool qwen3-32b --namespace serving""",
+    ),
+    Command(
         words=("sim", "engine"),
         summary="run a simulated engine with vLLM's API and arguments",
         function="kvist_sim.engine.__main__:main",

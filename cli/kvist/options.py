@@ -1,6 +1,8 @@
 """Options of the subcommands, and parsers of their values, for argparse. Standard library only."""
 
 import argparse
+import re
+from urllib.parse import urlsplit
 
 
 def demo_options(parser: argparse.ArgumentParser) -> None:
@@ -101,6 +103,90 @@ def compare_options(parser: argparse.ArgumentParser) -> None:
         help="field of the spec and its value in the second plan; can be repeated; without it the plan in "
         "the pool's status (kubectl get kvp NAME -o yaml) is compared with that of this version",
     )
+
+
+def explain_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist explain``."""
+    parser.add_argument(
+        "request_id",
+        nargs="?",
+        metavar="REQUEST-ID",
+        help="x-request-id or session id of a request that was decided: show why it went where it did",
+    )
+    parser.add_argument(
+        "-f",
+        "--filename",
+        dest="file",
+        metavar="FILE",
+        help="file with the body of a request: show where it would go; - is stdin",
+    )
+    parser.add_argument(
+        "--path",
+        default="/v1/chat/completions",
+        metavar="PATH",
+        help="with -f: path of the request (default: /v1/chat/completions)",
+    )
+    parser.add_argument(
+        "--header",
+        dest="headers",
+        action="append",
+        type=header,
+        default=[],
+        metavar="NAME=VALUE",
+        help="with -f: header of the request, such as x-session-id=abc, or the endpoints that the gateway "
+        "allows: x-gateway-destination-endpoint-subset=10.0.0.1,10.0.0.2:8000; can be repeated",
+    )
+    parser.add_argument(
+        "-o", "--output", choices=("text", "json"), default="text", help="output format (default: text)"
+    )
+    picker_options(parser)
+
+
+def header(text: str) -> tuple[str, str]:
+    """Parse ``NAME=VALUE`` as a header with a lower-case name."""
+    name, sign, value = text.partition("=")
+    if not sign or not re.fullmatch(r"[A-Za-z0-9_-]+", name) or not value.isprintable():
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, such as x-session-id=abc")
+    return name.lower(), value
+
+
+def picker_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name a running picker (``picker_client.open_picker``)."""
+    group = parser.add_argument_group(
+        "which picker", "by the address of its metrics port, or by its pool, through the API server"
+    )
+    one_of = group.add_mutually_exclusive_group()
+    one_of.add_argument(
+        "--address",
+        type=picker_address,
+        metavar="URL",
+        help="address of the picker's metrics port (default: http://localhost:9090)",
+    )
+    one_of.add_argument(
+        "--pool",
+        metavar="NAME",
+        help="pool of kvist's operator: its pickers are asked through the API server's proxy, with the "
+        "rights to list pods and to get (-f: create) pods/proxy",
+    )
+    group.add_argument(
+        "-n", "--namespace", metavar="NAME", help="namespace of the pool (default: that of the context)"
+    )
+    group.add_argument(
+        "--context", metavar="NAME", help="context of the kubeconfig (default: its current one)"
+    )
+    group.add_argument(
+        "--kubeconfig", metavar="FILE", help="kubeconfig to use (default: KUBECONFIG, or ~/.kube/config)"
+    )
+
+
+def picker_address(text: str) -> str:
+    """Parse ``http://host:port``, ``https://…`` or ``host:port`` as the base URL of a picker's pages."""
+    url = (text if "://" in text else f"http://{text}").rstrip("/")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address such as http://localhost:9090")
+    _ = parts.port  # raises ValueError for one that is no number
+    return url
 
 
 def positive(text: str) -> float:

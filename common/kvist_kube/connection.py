@@ -19,7 +19,7 @@ import aiohttp
 from aiohttp.http_exceptions import HttpProcessingError
 from kubernetes.aio.client.api_client import ApiClient
 from kubernetes.aio.client.configuration import Configuration
-from kubernetes.aio.config import ConfigException, load_kube_config
+from kubernetes.aio.config import ConfigException, list_kube_config_contexts, load_kube_config
 from kubernetes.aio.config.incluster_config import InClusterConfigLoader
 from yaml import YAMLError
 
@@ -33,6 +33,7 @@ __all__ = [
     "Connection",
     "LoadConfiguration",
     "Query",
+    "context_namespace",
     "find_cluster",
     "own_namespace",
     "retry_after_seconds",
@@ -64,21 +65,25 @@ def find_cluster(
     *,
     account: Path = SERVICE_ACCOUNT,
     home: Path = KUBECONFIG_FILE,
+    kubeconfig: str = "",
+    context: str = "",
     otherwise: str = "for engines outside of Kubernetes use --endpoints-file",
 ) -> LoadConfiguration:
-    """Return how to load the cluster's configuration: ``KUBECONFIG``, else the pod's service account, else
-    ``~/.kube/config``.
+    """Return how to load the cluster's configuration: ``kubeconfig``, else ``KUBECONFIG``, else the pod's
+    service account, else ``~/.kube/config``.
+
+    ``context``: one of the file's contexts (default: its current one), so that a service account is not used.
 
     Raises ``ClusterNotFound`` when there is none of these; ``otherwise`` is the remedy that its message
     names.
     """
-    files = environment.get("KUBECONFIG", "")
+    files = kubeconfig or environment.get("KUBECONFIG", "")
     if files:
-        return lambda: _load_files(files)
-    if "KUBERNETES_SERVICE_HOST" in environment:
+        return lambda: _load_files(files, context)
+    if "KUBERNETES_SERVICE_HOST" in environment and not context:
         return lambda: _load_service_account(environment, account)
     if home.expanduser().exists():
-        return lambda: _load_files(str(home.expanduser()))
+        return lambda: _load_files(str(home.expanduser()), context)
     raise ClusterNotFound(
         "no cluster: not in a pod (KUBERNETES_SERVICE_HOST is not set), KUBECONFIG is not set, and there is "
         f"no {home}; {otherwise}"
@@ -93,12 +98,47 @@ def own_namespace(environment: Mapping[str, str], *, account: Path = SERVICE_ACC
     return named or (file.read_text().strip() if file.is_file() else "") or "default"
 
 
-async def _load_files(files: str) -> Configuration:
+def context_namespace(
+    environment: Mapping[str, str],
+    *,
+    home: Path = KUBECONFIG_FILE,
+    kubeconfig: str = "",
+    context: str = "",
+) -> str:
+    """Return the namespace of the context that ``find_cluster`` would load; empty where the context names
+    none, or where no kubeconfig would be read. Raises ``ApiError`` for a file that cannot be read."""
+    files = kubeconfig or environment.get("KUBECONFIG", "")
+    if not files:
+        in_pod = "KUBERNETES_SERVICE_HOST" in environment and not context
+        if in_pod or not home.expanduser().exists():
+            return ""
+        files = str(home.expanduser())
+    try:
+        contexts, current = list_kube_config_contexts(files)
+    except _KUBECONFIG_ERRORS as error:
+        raise ApiError(f"kubeconfig {files}: {error}") from error
+    chosen = current if not context else next((one for one in contexts if one["name"] == context), {})
+    return str((chosen.get("context") or {}).get("namespace") or "")
+
+
+# the client lets several builtin exceptions out of a file that is missing or no kubeconfig
+_KUBECONFIG_ERRORS: Final = (
+    ConfigException,
+    YAMLError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+)
+
+
+async def _load_files(files: str, context: str = "") -> Configuration:
     configuration = Configuration()
     try:
-        await load_kube_config(files, client_configuration=configuration, persist_config=False)
-    # the client lets several builtin exceptions out of a file that is missing or no kubeconfig
-    except (ConfigException, YAMLError, LookupError, TypeError, ValueError, AttributeError) as error:
+        await load_kube_config(
+            files, context=context or None, client_configuration=configuration, persist_config=False
+        )
+    except _KUBECONFIG_ERRORS as error:
         raise ApiError(f"kubeconfig {files}: {error}") from error
     return configuration
 
@@ -147,12 +187,15 @@ class Connection:
         *,
         content_type: str = JSON,
         accept: str = JSON,
+        headers: Mapping[str, str] | None = None,
     ) -> Answer:
         """Send a request and return its answer, also one that is a failure.
 
+        A ``body`` of bytes is sent as it is; its ``content_type`` must not be JSON. ``headers``: more.
+
         Raises ``ApiError`` with status 0 when there is no answer.
         """
-        headers = {"Accept": accept, "Content-Type": content_type}
+        headers = {**(headers or {}), "Accept": accept, "Content-Type": content_type}
         async with self._send(method, path, query, body, headers, self._answer_timeout) as response:
             return Answer(
                 response.status,

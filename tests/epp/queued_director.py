@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.epp.parts import Clock, ask, chat, make
 
+from kvist_epp.director.decision_log import DecisionLog
 from kvist_epp.errors import PickError
 from kvist_epp.extproc.pick_request import Decision, PendingResult, PickRequest, PickResult
 from kvist_epp.flowcontrol.driver import FlowDriver
@@ -35,9 +36,23 @@ class Wait:
 class QueuedDirector:
     """A director with a queue, over endpoints with so many slots each."""
 
-    def __init__(self, endpoints: int, slots: int | None, clock: Clock, **limits: Any) -> None:
+    def __init__(
+        self,
+        endpoints: int,
+        slots: int | None,
+        clock: Clock,
+        *,
+        decisions: DecisionLog | None = None,
+        **limits: Any,
+    ) -> None:
         self.driver = FlowDriver(clock)
-        self.parts = make(endpoints, limits=FlowLimits(**limits), on_due=self.driver.wake, clock=clock)
+        self.parts = make(
+            endpoints,
+            limits=FlowLimits(**limits),
+            on_due=self.driver.wake,
+            clock=clock,
+            decisions=decisions,
+        )
         self.director = self.parts.director
         self.clock = clock
         assert self.director.flow is not None

@@ -4,5 +4,7 @@ No page changes anything, and none contains prompt text.
 
 - ``admin_server``: the HTTP server, its paths, and errors as JSON.
 - ``fleet_page``: ``GET /fleet``, how much each endpoint's cache saves, for the operator.
+- ``decision_pages``: ``GET /debug/decisions``, the last decisions of all replicas.
+- ``replica_pages``: reads pages of the other replicas.
 - ``debug_pages``: contents of the pages under ``/debug``, and the queue's gauges.
 """

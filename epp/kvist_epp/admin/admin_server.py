@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from aiohttp import web
 
+from kvist_epp.admin.decision_pages import DEFAULT_LIMIT, MAX_LIMIT, DecisionPages
 from kvist_epp.errors import PickError, SettingsError
 from kvist_epp.names import PATH_HEADER
 from kvist_epp.telemetry.metrics import MetricsPage
@@ -33,6 +34,8 @@ CONTENTS: Final = {
     "/ca.crt": "PEM of the authority that signed the certificate of the ext_proc port",
     "/fleet": "prefill that each endpoint's cache saves, and its state; read by the operator",
     "/debug/pick": "POST a request body, and its path as x-kvist-path: the endpoint it would go to, and why",
+    "/debug/decisions": "last decisions of all replicas, with what came true; ?limit=50, ?replicas=false",
+    "/debug/decisions/ID": "why the request with this x-request-id, or session id, went where it did",
     "/debug/fleet": "endpoints, their state and their backlog",
     "/debug/index": "the prefix index: publishers, blocks, accuracy",
     "/debug/queue": "queued requests by priority, the limits, and how full the endpoints are",
@@ -67,6 +70,8 @@ class PickerPages(RolePages):
     queue: Callable[[], Document] = dict
     held: Callable[[], Document] = dict
     replicas: Callable[[], Document] = dict
+    decisions: DecisionPages | None = None
+    """None: no decisions are kept."""
 
 
 class AdminServer:
@@ -152,7 +157,7 @@ def _picker_routes(pages: PickerPages) -> list[web.RouteDef]:
     async def contents(request: web.Request) -> web.Response:
         if "json" in request.headers.get("Accept", ""):
             return _json({"pages": CONTENTS})
-        return web.Response(text="".join(f"{path:<14} {text}\n" for path, text in CONTENTS.items()))
+        return web.Response(text="".join(f"{path:<19} {text}\n" for path, text in CONTENTS.items()))
 
     def show(document: Callable[[], Document]) -> PageHandler:
         async def handler(_: web.Request) -> web.StreamResponse:
@@ -164,9 +169,34 @@ def _picker_routes(pages: PickerPages) -> list[web.RouteDef]:
         *_role_routes(pages),
         web.get("/fleet", fleet),
         web.post("/debug/pick", pick),
+        *_decision_routes(pages.decisions),
         *(web.get(path, show(document)) for path, document in documents.items()),
         web.get("/debug", contents),
     ]
+
+
+def _decision_routes(found: DecisionPages | None) -> list[web.RouteDef]:
+    def kept() -> DecisionPages:
+        if found is None:
+            raise web.HTTPNotFound(reason="no decisions are kept: set --decision-log above 0")
+        return found
+
+    async def latest(request: web.Request) -> web.Response:
+        query, text = request.query, request.query.get("limit", str(DEFAULT_LIMIT))
+        limit = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
+        if not 1 <= limit <= MAX_LIMIT:
+            raise web.HTTPBadRequest(reason=f"limit: a number from 1 to {MAX_LIMIT}")
+        return _json(await kept().latest(limit, query.get("id", ""), alone=_is_alone(request)))
+
+    async def of_id(request: web.Request) -> web.Response:
+        return _json(await kept().of_id(request.match_info["id"], alone=_is_alone(request)))
+
+    return [web.get("/debug/decisions", latest), web.get("/debug/decisions/{id}", of_id)]
+
+
+def _is_alone(request: web.Request) -> bool:
+    """Return whether the page concerns this replica only (``replica_pages.NOT_PASSED_ON``)."""
+    return request.query.get("replicas") == "false"
 
 
 @web.middleware

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from math import inf
 from typing import Any, Final
 
+from kvist_epp.director.decision_log import endpoint_document
 from kvist_epp.director.director import Director, Explanation
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.endpoints.discovery import Discovery
@@ -136,23 +137,7 @@ def pick_document(explanation: Explanation) -> dict[str, object]:
     return {
         "mode": explanation.mode,
         "prompt_bytes": explanation.prompt_bytes,
-        "endpoints": [
-            {
-                "endpoint": row.endpoint.hostport,
-                "name": row.endpoint.key,
-                "eligible": not row.refusal,
-                "matched_tokens": row.matched_tokens,
-                "matched_bytes": row.matched_bytes,
-                "uncached_tokens": row.uncached_tokens,
-                "owed_tokens": row.backlog_tokens,
-                "backlog_tokens": row.backlog_tokens,
-                "predicted_ttft_seconds": round(row.predicted_ttft_seconds, 6),
-                "reason": row.reason,
-                "cost_seconds": round(row.cost_seconds, 6),
-                "terms": {name: round(seconds, 6) for name, seconds in row.terms.items()},
-            }
-            for row in explanation.rows
-        ],
+        "endpoints": [endpoint_document(row) for row in explanation.rows],
         "picked": [row.endpoint.hostport for row in eligible[: explanation.limit]],
         "full": bool(eligible) and eligible[0].full,
     }

@@ -12,7 +12,9 @@ import kvist_epp
 from kvist_epp.admin import admin_server, debug_pages
 from kvist_epp.admin.admin_server import PickerPages
 from kvist_epp.admin.debug_pages import QueueGauges, pick_document, queue_document
+from kvist_epp.admin.decision_pages import DecisionPages
 from kvist_epp.admin.fleet_page import FleetPage
+from kvist_epp.admin.replica_pages import ReplicaPages
 from kvist_epp.app.decision_batch import DecisionBatch
 from kvist_epp.app.model_loader import ModelActivator, ModelLoader
 from kvist_epp.app.process import (
@@ -26,8 +28,10 @@ from kvist_epp.app.process import (
 from kvist_epp.app.readiness import Readiness
 from kvist_epp.director.assembly import make_director
 from kvist_epp.director.completion import CompletionHandler
+from kvist_epp.director.decision_log import DecisionLog
 from kvist_epp.director.director import Director
 from kvist_epp.director.endpoint_registry import EndpointRegistry
+from kvist_epp.director.request_context import new_replica_id
 from kvist_epp.endpoints.discovery import Discovery, open_discovery
 from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.flowcontrol.driver import FlowDriver
@@ -117,8 +121,6 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
         grpc, grpc_health = await open_grpc_ports(
             settings, methods, health, certificates, stack=stack, port_stats=director.metrics.ports
         )
-        if replication is not None:
-            await replication.start(shutdown, stack)
         conditions = () if replication is None else (replication.waiting,)
         readiness = Readiness(registry, health, settings.warmup_timeout, conditions=conditions)
         problems = (
@@ -129,6 +131,8 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
         pages = await _pages(
             settings, registry, discovery, readiness, certificates, replication, problems, stack
         )
+        if replication is not None:
+            await replication.start(shutdown, stack, pages.port)
         if certificates is not None:
             director.metrics.gauges.certificate = certificates.counters
             shutdown.start_task(stack, certificates.run(), "certificates")
@@ -154,6 +158,7 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
 
 
 def _director(settings: Settings, logs: log.Logs, driver: FlowDriver, tracer: PickTracer | None) -> Director:
+    replica, limit = new_replica_id(), settings.decision_log
     director = make_director(
         settings,
         metrics=PickerMetrics(version=kvist_epp.__version__),
@@ -161,6 +166,8 @@ def _director(settings: Settings, logs: log.Logs, driver: FlowDriver, tracer: Pi
         now=time.monotonic(),
         wake=driver.wake,
         tracer=tracer,
+        replica=replica,
+        decisions=DecisionLog(limit, replica, clock=time.monotonic, wall=time.time) if limit else None,
     )
     assert director.flow is not None, "it has limits"
     driver.start(director.flow)
@@ -237,6 +244,9 @@ async def _pages(
 ) -> admin_server.AdminServer:
     director, fleet_page = registry.director, FleetPage(registry)
     stack.push_async_callback(fleet_page.close)
+    replica_pages = None if replication is None else ReplicaPages(replication.page_addresses)
+    if replica_pages is not None:
+        stack.push_async_callback(replica_pages.close)
     pages = PickerPages(
         metrics=director.metrics.snapshot,
         explain=lambda path, headers, body: pick_document(
@@ -250,6 +260,7 @@ async def _pages(
             director, 0 if replication is None else len(replication.remote_load)
         ),
         replicas=lambda: {} if replication is None else replication.document(),
+        decisions=(None if director.decisions is None else DecisionPages(director.decisions, replica_pages)),
         not_ready=lambda: readiness.not_ready_reason(discovery.problem),
         warning=lambda: "; ".join(filter(None, (problem() for problem in problems))),
         ca=lambda: tls.material.ca if tls is not None else b"",

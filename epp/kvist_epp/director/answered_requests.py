@@ -1,4 +1,4 @@
-"""Figures, log lines and recorded traces of answered requests, written after the answers of their batch.
+"""Figures, log lines, decisions and recorded traces of answered requests, written after their batch.
 
 Nothing here decides where a request goes, so it is done for all requests of a batch at the end.
 """
@@ -6,11 +6,14 @@ Nothing here decides where a request goes, so it is done for all requests of a b
 from time import perf_counter
 from typing import Final
 
+from kvist_epp.director.decision_log import DecisionLog
 from kvist_epp.director.request_context import RequestContext
 from kvist_epp.errors import PickError
 from kvist_epp.index.lookup import Lookup
+from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.prefix_stats.cache_value import CacheValue
 from kvist_epp.prefix_stats.divergence_histogram import DivergenceHistogram
+from kvist_epp.scheduling.candidate_table import PickedEndpoints
 from kvist_epp.scheduling.cost import TERMS
 from kvist_epp.scheduling.pick import ScoredEndpoint
 from kvist_epp.telemetry.counters import TimedStages
@@ -33,6 +36,7 @@ class AnsweredRequests:
         cache_value: CacheValue,
         divergence: DivergenceHistogram,
         tracer: PickTracer | None = None,
+        decisions: DecisionLog | None = None,
     ) -> None:
         self._metrics = metrics
         self._log = log
@@ -40,17 +44,29 @@ class AnsweredRequests:
         self._cache_value = cache_value
         self._divergence = divergence
         self._tracer = tracer
+        self._decisions = decisions
         self._unwritten: list[tuple[RequestContext, ScoredEndpoint | None, int, float]] = []
 
-    def add_picked(self, context: RequestContext, best: ScoredEndpoint, candidates: int, now: float) -> None:
-        """Add a request that goes to ``best``, one of so many candidates."""
-        self._unwritten.append((context, best, candidates, now))
+    def add_picked(
+        self,
+        context: RequestContext,
+        picked: PickedEndpoints,
+        request: InFlightRequest,
+        candidates: int,
+        now: float,
+    ) -> None:
+        """Add a request that goes to the best of these endpoints, one of so many candidates."""
+        if self._decisions is not None:
+            self._decisions.add_picked(context, picked, request, now)
+        self._unwritten.append((context, picked.best, candidates, now))
 
-    def add_rejected(self, context: RequestContext, error: PickError) -> None:
+    def add_rejected(self, context: RequestContext, error: PickError, now: float) -> None:
         """Add a request that goes nowhere."""
         context.line.outcome = error.reason
         if context.trace is not None:
             context.trace.failed = error.status >= SERVER_ERROR
+        if self._decisions is not None:
+            self._decisions.add_rejected(context, error, now)
         self._unwritten.append((context, None, 0, 0.0))
 
     def write(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from kvist_epp.director.decision_log import DecisionLog
 from kvist_epp.director.director import Director
 from kvist_epp.flowcontrol.flow_controller import FlowLimits
 from kvist_epp.flowcontrol.priorities import Priorities, named_priorities
@@ -27,11 +28,13 @@ def make_director(
     hot: HotPrefixes | None = None,
     replica: str = "",
     tracer: PickTracer | None = None,
+    decisions: DecisionLog | None = None,
 ) -> Director:
     """Return a director without endpoints and without a model.
 
     ``wake`` is called when ``flow.poll`` should be. ``index`` and ``replica``: its own by default. ``hot``:
     by default there is one if the settings ask for prewarming. ``tracer``: None: traces are not recorded.
+    ``decisions``: none are kept by default.
     """
     index, history = Index() if index is None else index, RoutingHistory()
     if hot is None and settings.prewarm_tokens:
@@ -64,4 +67,5 @@ def make_director(
         replica=replica,
         by_prefix=settings.prefix_matching,
         tracer=tracer,
+        decisions=decisions,
     )

@@ -89,7 +89,7 @@ class CompletionHandler:
         if served and served != request.attempt.hostport:
             self._move(request, served, now)
         refused = status not in PREFILLED_STATUS and (status != 0 or how == "access-log")
-        director.progress.on_ended(request, how, now, without_prefill=refused)
+        director.progress.on_ended(request, how, now, without_prefill=refused, status=status)
 
     def _move(self, request: InFlightRequest, address: str, now: float) -> None:
         """Move a request to the endpoint that served it; the address of a proxy, which is no endpoint's, is

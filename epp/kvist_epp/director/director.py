@@ -7,32 +7,32 @@ methods. ``FlowDriver`` and ``app`` drive it with sockets and a real clock, ``kv
 time.
 """
 
-import os
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
 from kvist_epp.director.answered_requests import AnsweredRequests
-from kvist_epp.director.request_context import PromptMatch, RequestContext, understand
+from kvist_epp.director.decision_log import DecisionLog
+from kvist_epp.director.request_context import (
+    PromptMatch,
+    RequestContext,
+    named_subset,
+    new_replica_id,
+    understand,
+)
 from kvist_epp.director.request_progress import RequestProgress
 from kvist_epp.errors import NoEndpoints, PickError
 from kvist_epp.extproc.pick_request import PickRequest, PickResult
 from kvist_epp.flowcontrol.deficit_round_robin import FlowKey
 from kvist_epp.flowcontrol.flow_controller import Dispatcher, FlowController, FlowLimits, QueuedRequest
-from kvist_epp.flowcontrol.priorities import Priorities, engine_priority
+from kvist_epp.flowcontrol.priorities import Priorities
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import RoutingHistory
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tracker import LoadTracker
-from kvist_epp.names import (
-    DATA_PARALLEL_RANK_HEADER,
-    ENGINE_PRIORITY_HEADER,
-    REQUEST_ID_HEADER,
-    SESSION_HEADER,
-)
+from kvist_epp.names import SESSION_HEADER
 from kvist_epp.prefix_stats.cache_value import CacheValue
 from kvist_epp.prefix_stats.divergence_histogram import DivergenceHistogram
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
@@ -82,6 +82,7 @@ class Director(Dispatcher):
         replica: str = "",
         by_prefix: bool = True,
         tracer: PickTracer | None = None,
+        decisions: DecisionLog | None = None,
     ) -> None:
         """Make a director without endpoints.
 
@@ -94,6 +95,7 @@ class Director(Dispatcher):
             replica: Prefix of this replica's own session ids; empty: made up.
             by_prefix: Requests go where their prefix is cached; False: by load alone.
             tracer: Records traces of picks; None: a request's trace is only logged.
+            decisions: Keeps the last decisions; None: they are not kept.
         """
         self.index, self.history, self.lookup = index, history, lookup
         self.tracker, self.table = tracker, tracker.table
@@ -105,7 +107,7 @@ class Director(Dispatcher):
         """Made of the endpoints by the next pick."""
         self.adapters: frozenset[str] = frozenset()
         self.partly_served: Mapping[str, tuple[str, ...]] = {}
-        self.replica = replica or f"{os.uname().nodename[-20:]}-{secrets.token_hex(3)}"
+        self.replica = replica or new_replica_id()
         self.priorities = priorities or Priorities()
         self.request_count = 0
         """Requests and retries so far; makes ids, and has equal endpoints take turns."""
@@ -121,10 +123,16 @@ class Director(Dispatcher):
             metrics=metrics,
             replica=self.replica,
             endpoints=lambda: self.candidates,
+            decisions=decisions,
         )
         self.hot = hot
         self._begin_trace = read_trace_context if tracer is None else tracer.begin
-        self._answered = AnsweredRequests(metrics, log, lookup, self.cache_value, self.divergence, tracer)
+        self.decisions = decisions
+        if decisions is not None:
+            tracker.add_listener(decisions)
+        self._answered = AnsweredRequests(
+            metrics, log, lookup, self.cache_value, self.divergence, tracer, decisions
+        )
         self._by_prefix, self._max_endpoints = by_prefix, max_endpoints
         self._engine_priorities = engine_priorities
         self.flow: FlowController | None = None
@@ -192,7 +200,7 @@ class Director(Dispatcher):
         try:
             return self._offer(context, now)
         except PickError as error:
-            self._answered.add_rejected(context, error)
+            self._answered.add_rejected(context, error, now)
             raise
         finally:
             self._answered.write()
@@ -211,7 +219,7 @@ class Director(Dispatcher):
                 return key
             return self._send(context, picked, now)
         except PickError as error:
-            self._answered.add_rejected(context, error)
+            self._answered.add_rejected(context, error, now)
             return error
         finally:
             self._answered.write()
@@ -224,18 +232,22 @@ class Director(Dispatcher):
         """Account for a request that left the queue without being dispatched; see ``Dispatcher``."""
         context: RequestContext = request.context
         context.line.waited_ms = round((now - request.since) * 1000, 3)
-        self._answered.add_rejected(context, error)
+        self._answered.add_rejected(context, error, now)
         self._answered.write()
 
     def explain(self, path: str, headers: Mapping[str, str], body: bytes, now: float) -> Explanation:
         """Return what ``offer`` would decide, without a trace of it. Raises PickError."""
-        ask = PickRequest(method="POST", path=path, headers=headers, body=body, subset=None)
+        subset = named_subset(headers)
+        ask = PickRequest(method="POST", path=path, headers=headers, body=body, subset=subset)
+        context = RequestContext.of(ask, "")
         match = self._understood(ask, Stages(), on_render_failure=lambda _why: None)
         match.look(self.lookup, learn=False)
+        if (only := self.partly_served.get(match.model or "")) is not None:
+            context.restrict(only)
         rows = explain(
             self.candidates,
             match.demand(self.recent_uses, now),
-            self.partly_served.get(match.model or ""),
+            context.subset,
             now=now,
             turn=self.request_count + 1,
             max_backlog=self.max_backlog,
@@ -279,7 +291,7 @@ class Director(Dispatcher):
         except Exception as error:  # noqa: BLE001  as above
             answer = error
         if isinstance(answer, PickError):
-            self._answered.add_rejected(context, answer)
+            self._answered.add_rejected(context, answer, now)
         return answer
 
     def _look(self, context: RequestContext) -> None:
@@ -330,7 +342,8 @@ class Director(Dispatcher):
 
     def _choose(self, context: RequestContext, now: float) -> PickedEndpoints:
         if self._table is None:
-            self._table = CandidateTable(self.candidates, self.tracker.changed)
+            recorded = self.decisions is not None
+            self._table = CandidateTable(self.candidates, self.tracker.changed, record=recorded)
         return self._table.choose(
             context.match.demand(self.recent_uses, now),
             context.subset,
@@ -344,14 +357,15 @@ class Director(Dispatcher):
     def _send(self, context: RequestContext, picked: PickedEndpoints, now: float) -> PickResult:
         stages, best = context.stages, picked.best
         stages.mark("pick")
-        self._remember(context, best, now)
-        answer = PickResult(picked.hostports, self._headers(context, best), session=context.line.session)
+        request = self._remember(context, best, now)
+        headers = context.added_headers(best.endpoint.key, engine_priorities=self._engine_priorities)
+        answer = PickResult(picked.hostports, headers, session=context.line.session)
         stages.mark("book")
-        self._answered.add_picked(context, best, len(self.candidates), now)
+        self._answered.add_picked(context, picked, request, len(self.candidates), now)
         return answer
 
-    def _remember(self, context: RequestContext, best: ScoredEndpoint, now: float) -> None:
-        """Store everything that is known of a request that is sent."""
+    def _remember(self, context: RequestContext, best: ScoredEndpoint, now: float) -> InFlightRequest:
+        """Store everything that is known of a request that is sent, and return its record."""
         match, session, key = context.match, context.line.session, best.endpoint.key
         found = match.found
         holding = found.hits.get(key)
@@ -378,20 +392,7 @@ class Director(Dispatcher):
             if self.hot is not None:
                 for place in found.ends():
                     self.hot.record(place, context.tenant, now)
-
-    def _headers(self, context: RequestContext, best: ScoredEndpoint) -> tuple[tuple[str, str], ...]:
-        """Headers to add: our id as session and request id unless it had them, the data-parallel rank that
-        has its prefix, its priority as the engine has it, and the trace if it begins here."""
-        kept = context.kept_headers
-        headers = [(name, context.own_id) for name in (SESSION_HEADER, REQUEST_ID_HEADER) if name not in kept]
-        holding = context.match.found.hits.get(best.endpoint.key)
-        if holding and holding.rank is not None and DATA_PARALLEL_RANK_HEADER not in kept:
-            headers.append((DATA_PARALLEL_RANK_HEADER, str(holding.rank)))
-        if self._engine_priorities and context.priority is not None:
-            headers.append((ENGINE_PRIORITY_HEADER, engine_priority(context.priority)))
-        if context.trace is not None:
-            headers += context.trace.request_headers
-        return tuple(headers)
+        return request
 
     def on_tick(self, now: float) -> None:
         """Expire requests and look after the queue; called several times a second."""

@@ -4,7 +4,9 @@
 queued request keeps only its prompt, and is matched again when it is dispatched.
 """
 
-from collections.abc import Callable, Sequence
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Self
 
 import msgspec
@@ -12,10 +14,16 @@ import msgspec
 from kvist_epp.errors import NoEndpoints
 from kvist_epp.extproc.pick_request import PickRequest
 from kvist_epp.flowcontrol.deficit_round_robin import FlowKey
-from kvist_epp.flowcontrol.priorities import tenant
+from kvist_epp.flowcontrol.priorities import engine_priority, tenant
 from kvist_epp.index.byte_index import Root
 from kvist_epp.index.lookup import CachedPart, Found, Lookup
-from kvist_epp.names import DATA_PARALLEL_RANK_HEADER, REQUEST_ID_HEADER, SESSION_HEADER
+from kvist_epp.names import (
+    DATA_PARALLEL_RANK_HEADER,
+    ENGINE_PRIORITY_HEADER,
+    REQUEST_ID_HEADER,
+    SESSION_HEADER,
+    SUBSET_KEY,
+)
 from kvist_epp.prefix_stats.recent_uses import RecentUses
 from kvist_epp.prompt.model import Model
 from kvist_epp.prompt.request import Kind, Request, parse
@@ -106,6 +114,17 @@ def _bare(body: bytes) -> bytes:
     return body[min(starts) :] if starts else body
 
 
+def new_replica_id() -> str:
+    """Return an id for a replica of the picker, with which the ids that it gives requests begin."""
+    return f"{os.uname().nodename[-20:]}-{secrets.token_hex(3)}"
+
+
+def named_subset(headers: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the subset that a header names for ``/debug/pick``; gateways send it as metadata. None: all."""
+    hint = headers.get(SUBSET_KEY)
+    return None if hint is None else tuple([part.strip() for part in hint.split(",") if part.strip()])
+
+
 class RequestContext(msgspec.Struct):
     """One request from its arrival to its answer, at once or after it has waited."""
 
@@ -178,6 +197,21 @@ class RequestContext(msgspec.Struct):
         self.subset = hostports if allowed is None else tuple(members(allowed, hostports))
         if not self.subset:
             raise NoEndpoints("no endpoint in the gateway's subset serves this model")
+
+    def added_headers(self, endpoint: str, *, engine_priorities: bool) -> tuple[tuple[str, str], ...]:
+        """Return the headers to add where the request goes to this endpoint: our id as session and request id
+        unless it had them, the data-parallel rank that has its prefix, its priority as the engine has it, and
+        the trace if it begins here."""
+        kept = self.kept_headers
+        headers = [(name, self.own_id) for name in (SESSION_HEADER, REQUEST_ID_HEADER) if name not in kept]
+        holding = self.match.found.hits.get(endpoint)
+        if holding and holding.rank is not None and DATA_PARALLEL_RANK_HEADER not in kept:
+            headers.append((DATA_PARALLEL_RANK_HEADER, str(holding.rank)))
+        if engine_priorities and self.priority is not None:
+            headers.append((ENGINE_PRIORITY_HEADER, engine_priority(self.priority)))
+        if self.trace is not None:
+            headers += self.trace.request_headers
+        return tuple(headers)
 
     def any_endpoint(self) -> FlowKey:
         """Return the flow of requests that may go to any allowed endpoint with capacity."""

@@ -7,6 +7,7 @@ time alone ends what no report mentions. Every clock is a parameter.
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from kvist_epp.director.decision_log import DecisionLog
 from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
@@ -39,8 +40,10 @@ class RequestProgress:
         metrics: PickerMetrics,
         replica: str,
         endpoints: Callable[[], Sequence[Candidate]],
+        decisions: DecisionLog | None = None,
     ) -> None:
-        """``replica``: prefix of the session ids that this replica makes. ``endpoints``: as they are now."""
+        """``replica``: prefix of the session ids that this replica makes. ``endpoints``: as they are now.
+        ``decisions`` keeps how requests end; None: no log does."""
         self._index = index
         self._history = history
         self._lookup = lookup
@@ -49,6 +52,7 @@ class RequestProgress:
         self._metrics = metrics
         self._own_sessions = f"{replica}."
         self._endpoints = endpoints
+        self._decisions = decisions
 
     def on_prefill_started(self, source: str, endpoint: str, session: str, now: float) -> None:
         """Record what the index holds of a request when its engine starts prefill, to compare it with the
@@ -131,17 +135,26 @@ class RequestProgress:
         request.predicted_ttft_seconds = 0.0
 
     def on_ended(
-        self, request: InFlightRequest, how: str, now: float, *, without_prefill: bool = False
+        self,
+        request: InFlightRequest,
+        how: str,
+        now: float,
+        *,
+        without_prefill: bool = False,
+        status: int = 0,
     ) -> None:
         """A request of this replica has ended.
 
         ``how`` is the label of the metric: ``access-log``, ``response``, ``expired``, ``reconciled``, or its
-        endpoint ``left``. ``without_prefill``: the engine refused it.
+        endpoint ``left``. ``without_prefill``: the engine refused it. ``status``: of the response; 0: not
+        known.
         """
         self._metrics.ended[how] += 1
         if how in SERVED_ENDS and not (request.saving_counted or without_prefill):
             request.saving_counted = True
             self._metrics.on_saved(request.predicted_tokens, request.attempt.load.rate)
+        if self._decisions is not None:
+            self._decisions.on_request_ended(request, how, status)
         self._tracker.end(request, now)
         self._end_credit(request, without_prefill=without_prefill)
 

@@ -30,6 +30,8 @@ class Handshake(NamedTuple):
     snapshot_ready: bool
     """Whether the index of the sender is complete enough to be copied."""
     version: int = VERSION
+    metrics_port: int = 0
+    """Port of the sender's pages; 0: not announced, as by earlier releases."""
 
 
 class RemoteRequest(msgspec.Struct, frozen=True):
@@ -248,6 +250,7 @@ def _encode_handshake(handshake: Handshake) -> pb.Handshake:
         version=handshake.version,
         fingerprint=handshake.fingerprint,
         snapshot_ready=handshake.snapshot_ready,
+        metrics_port=handshake.metrics_port,
     )
 
 
@@ -257,4 +260,6 @@ def _decode_handshake(message: pb.LoadUpdate | pb.Ack | pb.SnapshotRequest) -> H
     found = message.handshake
     if not found.replica:
         raise ProtocolError("the handshake of a replica lacks its id")
-    return Handshake(found.replica, found.fingerprint, found.snapshot_ready, found.version)
+    return Handshake(
+        found.replica, found.fingerprint, found.snapshot_ready, found.version, found.metrics_port
+    )

@@ -17,6 +17,7 @@ from typing import Any, Final
 from kvist_epp.app.process import Shutdown, listen
 from kvist_epp.director.completion import CompletionHandler
 from kvist_epp.director.endpoint_registry import EndpointRegistry
+from kvist_epp.endpoints.endpoint import hostport
 from kvist_epp.errors import CertificateError, SettingsError
 from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.http2.call import Method
@@ -27,7 +28,7 @@ from kvist_epp.prompt.model import Model
 from kvist_epp.replicas.load_server import LoadServer
 from kvist_epp.replicas.messages import Handshake
 from kvist_epp.replicas.prompt_digests import URGENT_TOKENS
-from kvist_epp.replicas.remote_load import RemoteLoad
+from kvist_epp.replicas.remote_load import RemoteLoad, ReplicaState
 from kvist_epp.replicas.replica_connection import (
     ConnectionContext,
     ConnectionState,
@@ -78,6 +79,8 @@ class Replication(RequestListener):
         self._completion = CompletionHandler(director, clock)
         self._fingerprint = fingerprint(director.model)
         self._listed = asyncio.Event()
+        self._metrics_port = 0
+        """Port of this replica's pages, by ``start``."""
         self._urgent = asyncio.Event()
         """Set when a prompt was routed that the other replicas should know of at once."""
         context = ConnectionContext(
@@ -169,6 +172,17 @@ class Replication(RequestListener):
             },
         }
 
+    def page_addresses(self) -> dict[str, str]:
+        """Return the base URL of each other replica's pages by its id; empty for a replica that is silent, or
+        has not announced its port."""
+        found = {
+            name: "" for name, one in self.remote_load.replicas.items() if one.state is not ReplicaState.LEFT
+        }
+        for address, handshake in self._sources():
+            if handshake.metrics_port:
+                found[handshake.replica] = f"http://{hostport(address.ip, handshake.metrics_port)}"
+        return found
+
     async def run(self) -> None:
         """Send updates to followers and look after the other replicas' requests until cancelled."""
         poll_at = 0.0
@@ -202,12 +216,13 @@ class Replication(RequestListener):
             await asyncio.sleep(0.01)
             self.load_server.tick(leaving=True)
 
-    async def start(self, shutdown: Shutdown, stack: AsyncExitStack) -> None:
+    async def start(self, shutdown: Shutdown, stack: AsyncExitStack, metrics_port: int) -> None:
         """Listen on ``--replica-port`` and follow the other replicas until ``stack`` is closed.
 
-        Raises SettingsError.
+        ``metrics_port``: open port of this replica's pages, which it announces. Raises SettingsError.
         """
         settings, director = self._settings, self._director
+        self._metrics_port = metrics_port
         plaintext = not (settings.replica_cert_path or settings.replica_insecure)
         loopback = plaintext and is_loopback_only(settings.replicas, settings.host, os.environ)
         await listen(
@@ -247,7 +262,9 @@ class Replication(RequestListener):
             self._urgent.set()
 
     def _handshake(self) -> Handshake:
-        return Handshake(self._director.replica, self._fingerprint, self.ready())
+        return Handshake(
+            self._director.replica, self._fingerprint, self.ready(), metrics_port=self._metrics_port
+        )
 
     def _sources(self) -> Iterator[SnapshotSource]:
         for connection in list(self.directory.connections.values()):

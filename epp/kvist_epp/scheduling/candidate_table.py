@@ -28,25 +28,25 @@ from kvist_epp.scheduling.cost import (
     PoolCost,
     price_of_work,
     share_of_copy,
-    slot_seconds,
     terms_in,
+    uncached_tokens,
     work_seconds,
 )
+from kvist_epp.scheduling.load_columns import FEW, LoadColumns
 from kvist_epp.scheduling.pick import (
     MAX_ENDPOINTS,
     Candidate,
     Demand,
     ScoredEndpoint,
     allows,
-    choose,
+    rank,
     scored,
     why_none,
 )
+from kvist_epp.scheduling.pick_record import KEPT, ColumnRecord, PickRecord, RankingRecord, RecordedPool
 
 Vector = NDArray[np.float64]
 
-FEW: Final = 48
-"""Endpoints up to which a loop is faster than operations on arrays."""
 _LOOP: Final = 8
 """Holders of a prompt up to which a loop is faster than operations on arrays."""
 _SUBSETS: Final = 64
@@ -59,122 +59,26 @@ class PickedEndpoints(NamedTuple):
     best: ScoredEndpoint
     hostports: tuple[str, ...]
     """Of the best endpoint, and of those to fall back to."""
-
-
-class LoadColumns:
-    """Figures of the loads that picks read: a list for each figure, a place in it for each endpoint.
-
-    The lists are arrays where there are more than ``FEW`` endpoints.
-    """
-
-    __slots__ = (
-        "batch_full",
-        "candidates",
-        "full",
-        "full_batches",
-        "kv_full",
-        "many",
-        "none",
-        "place",
-        "rate",
-        "running",
-        "seconds",
-        "slot",
-        "total_kv_full",
-        "total_rate",
-        "total_running",
-        "wait",
-        "waiting_until",
-        "waits_until",
-    )
-
-    def __init__(self, candidates: Sequence[Candidate]) -> None:
-        self.candidates = tuple(candidates)
-        self.place = {one.endpoint.key: at for at, one in enumerate(candidates)}
-        count = len(candidates)
-        self.many = count > FEW
-        columns: Any = np.zeros((10, count)) if self.many else [[0.0] * count for _ in range(10)]
-        self.wait: Any
-        """Seconds of backlog."""
-        self.waits_until: Any
-        """Time at which the backlog is computed without further events; infinite where it does not drain."""
-        self.running: Any
-        self.rate: Any
-        self.seconds: Any
-        """Of prefill for a token."""
-        self.slot: Any
-        """Seconds until a sequence slot is free."""
-        self.batch_full: Any
-        self.full: Any
-        """Its batch or its KV cache is full."""
-        self.kv_full: Any
-        """Its KV cache was full at the last scrape."""
-        self.wait, self.waits_until, self.running, self.rate, self.seconds, *flags = columns
-        self.slot, self.batch_full, self.full, self.kv_full, self.none = flags
-        """``none``: zeros."""
-        self.total_running = self.total_kv_full = self.total_rate = self.full_batches = 0.0
-        self.waiting_until = 0.0
-        """No endpoint has a backlog from this time on, unless one gets another."""
-        for at in range(count):
-            self.refresh(at)
-
-    def refresh(self, at: int) -> None:
-        """Copy the figures of the load at this place, which has changed."""
-        load = self.candidates[at].load
-        rate, running, kv_full = load.rate, load.running, load.kv_full_at is not None
-        self.wait[at] = wait = load.backlog_tokens / rate
-        self.waits_until[at] = until = load.drains_from + wait
-        if wait > 0.0 and until > self.waiting_until:
-            self.waiting_until = until
-        self.total_running += running - self.running[at]
-        self.running[at] = running
-        self.slot[at] = slot_seconds(running, load.slots, load.decode_seconds or 0.0)
-        batch_full = load.counted_requests >= load.slot_limit
-        self.full_batches += batch_full - self.batch_full[at]
-        self.batch_full[at] = batch_full
-        self.full[at] = batch_full or load.kv_cache_full
-        self.total_kv_full += kv_full - self.kv_full[at]
-        self.kv_full[at] = kv_full
-        if rate != self.rate[at]:
-            self.total_rate += rate - self.rate[at]
-            self.rate[at] = rate
-            self.seconds[at] = 1.0 / rate
-
-    def wait_at(self, now: float) -> Any:
-        """Return the seconds until the backlogs are computed, drained to ``now`` as ``EndpointLoad.drain``
-        does; the caller changes none."""
-        if now >= self.waiting_until:
-            return self.none
-        if self.many:
-            left = self.waits_until - now
-            np.minimum(left, self.wait, out=left)
-            return np.maximum(left, 0.0, out=left)
-        return [
-            wait if until - now > wait else until - now if until > now else 0.0
-            for wait, until in zip(self.wait, self.waits_until, strict=True)
-        ]
-
-    def full_now(self, wait: Any, max_backlog: float) -> Any:
-        """Return which endpoints have a full batch or more than ``max_backlog`` seconds to wait; None where
-        none is full."""
-        longest = 0.0 if wait is self.none else wait[wait.argmax()] if self.many else max(wait)
-        if not self.full_batches and longest <= max_backlog:
-            return None
-        if self.many:
-            return (self.batch_full > 0) | (wait > max_backlog)
-        return [bool(full) or w > max_backlog for full, w in zip(self.batch_full, wait, strict=True)]
+    record: PickRecord | None = None
+    """What the pick has read; None: picks are not recorded."""
 
 
 class CandidateTable:
     """The endpoints of a pool; made anew when their set or their readiness changes."""
 
-    def __init__(self, candidates: Sequence[Candidate], changed: set[EndpointLoad]) -> None:
-        """``changed``: loads whose figures have changed since the last pick, which empties it."""
+    def __init__(
+        self, candidates: Sequence[Candidate], changed: set[EndpointLoad], *, record: bool = False
+    ) -> None:
+        """``changed``: loads whose figures have changed since the last pick, which empties it. ``record``:
+        picks are recorded."""
         self._candidates = tuple(candidates)
         self._changed = changed
-        self._columns = LoadColumns([one for one in candidates if not one.refusal])
+        self._record = record
+        self._columns = LoadColumns(
+            [one for one in candidates if not one.refusal], RecordedPool.of(candidates) if record else None
+        )
         self._place_of_load = {one.load: at for at, one in enumerate(self._columns.candidates)}
-        self._members: Callable[[tuple[str, ...]], list[Candidate]] = lru_cache(_SUBSETS)(self._within)
+        self._members: Callable[[tuple[str, ...]], _Members] = lru_cache(_SUBSETS)(self._within)
 
     def choose(
         self,
@@ -196,18 +100,34 @@ class CandidateTable:
             if (place := self._place_of_load.get(load)) is not None:
                 columns.refresh(place)
         self._changed.clear()
-        if subset is not None and len(within := self._members(subset)) < len(columns.candidates):
-            columns = LoadColumns(within)
+        if subset is not None:
+            members = self._members(subset)
+            if len(members.candidates) < len(columns.candidates):
+                columns = LoadColumns(members.candidates, members.pool)
         able = columns.candidates
         if not able:
             raise NoEndpoints(why_none(self._candidates, subset))
         if able[0].load.tpot is None:
             return _picked(columns, demand, now, turn, limit, max_backlog, policy)
-        rows = choose(able, demand, now=now, turn=turn, limit=limit, max_backlog=max_backlog, policy=policy)
-        return PickedEndpoints(rows[0], tuple([row.endpoint.hostport for row in rows]))
+        all_full = all(one.load.full(max_backlog) for one in able)
+        ranking = rank(able, demand, now, turn, max_backlog, policy)
+        rows = ranking.best(limit, all_full=all_full)
+        return PickedEndpoints(
+            rows[0],
+            tuple([row.endpoint.hostport for row in rows]),
+            None if columns.pool is None else RankingRecord.of(columns.pool, ranking, demand, FEW),
+        )
 
-    def _within(self, subset: tuple[str, ...]) -> list[Candidate]:
-        return [one for one in self._columns.candidates if allows(subset, one.endpoint)]
+    def _within(self, subset: tuple[str, ...]) -> "_Members":
+        found = [one for one in self._columns.candidates if allows(subset, one.endpoint)]
+        return _Members(found, RecordedPool.of(self._candidates, subset) if self._record else None)
+
+
+class _Members(NamedTuple):
+    """The endpoints of a subset."""
+
+    candidates: list[Candidate]
+    pool: RecordedPool | None
 
 
 def _picked(
@@ -231,14 +151,73 @@ def _picked(
     is_full = full is not None and bool(full[first])
     load, hit = able[first].load, holders.get(first, NO_MATCH)
     load.drain(now)
-    uncached = _uncached(tokens, hit)
+    uncached = uncached_tokens(tokens, hit)
     row = EndpointCost(load, hit, uncached, _work(load, uncached, hit, policy), load.running)
     row.own = pool.least_uncached + part * (uncached - pool.least_uncached)
     terms = tuple([term[0] for term in terms_in(pool, (row,), policy)])
     return PickedEndpoints(
         scored(able[first].endpoint, row, terms, full=is_full or _all_full(columns, full)),
         tuple([able[at].endpoint.hostport for at in best]),
+        None
+        if columns.pool is None
+        else _record(
+            columns, columns.pool, holders, tokens, costs, best, pool, part, policy, now, max_backlog
+        ),
     )
+
+
+def _record(
+    columns: LoadColumns,
+    recorded: RecordedPool,
+    holders: dict[int, CachedPrefix],
+    tokens: int,
+    costs: Any,
+    best: list[int],
+    pool: PoolCost,
+    part: float,
+    policy: Policy,
+    now: float,
+    max_backlog: float,
+) -> ColumnRecord:
+    """Return the record of a pick; see ``pick_record`` for the endpoints that it keeps."""
+    places, held = None, holders
+    if columns.many:
+        few = len(holders) <= KEPT
+        kept = list(dict.fromkeys([*best, *_cheap(costs, columns.parts), *(holders if few else ())]))
+        places = np.array(kept)
+        held = holders if few else {at: holders[at] for at in kept if at in holders}
+    return ColumnRecord(
+        recorded,
+        places,
+        columns.figures(places),
+        tuple(best),
+        tuple(held),
+        tuple(held.values()),
+        tokens,
+        pool,
+        part,
+        policy,
+        now,
+        max_backlog,
+    )
+
+
+def _cheap(costs: Vector, parts: NDArray[np.intp]) -> list[int]:
+    """Return the places of the ``KEPT`` least costs, and perhaps of some more.
+
+    ``parts``: starts of at least ``KEPT`` parts of the columns. Sorting their minima takes a fifth of the
+    time that numpy needs to select from all.
+    """
+    least = np.minimum.reduceat(costs, parts)
+    least.sort()
+    found = (costs <= least[KEPT - 1]).nonzero()[0]
+    equal: list[int] = []
+    if len(found) > 2 * KEPT:  # many have the same cost, as in an idle pool
+        equal = found[:KEPT].tolist()
+        found = (costs < least[KEPT - 1]).nonzero()[0]
+        if len(found) > 2 * KEPT:  # most of the least are in one part
+            found = found[costs[found].argpartition(KEPT)[:KEPT]]
+    return [*found.tolist(), *equal]
 
 
 def _all_full(columns: LoadColumns, full: Any) -> bool:
@@ -246,11 +225,6 @@ def _all_full(columns: LoadColumns, full: Any) -> bool:
     if full is None:
         return all(columns.full)
     return all(here or other for here, other in zip(full, columns.full, strict=True))
-
-
-def _uncached(tokens: int, hit: CachedPrefix) -> int:
-    """A prompt that is wholly cached still computes its last token."""
-    return max(tokens - hit.tokens, 1 if tokens else 0)
 
 
 def _work(load: EndpointLoad, uncached: int, hit: CachedPrefix, policy: Policy) -> float:
@@ -316,7 +290,7 @@ def _costs(
             costs[place] -= saved * (by_rate * seconds[place] + anyway)
     for place, hit in holders.items():
         if hit.lower:  # loading takes less than prefill
-            uncached, load = _uncached(tokens, hit), columns.candidates[place].load
+            uncached, load = uncached_tokens(tokens, hit), columns.candidates[place].load
             own = pool.least_uncached + part * (uncached - pool.least_uncached)
             loading = _work(load, uncached, hit, policy)
             costs[place] += price * own / uncached * (loading - uncached * seconds[place])

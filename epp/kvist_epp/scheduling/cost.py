@@ -148,6 +148,11 @@ class PoolCost(NamedTuple):
     """Per copied token."""
 
 
+def uncached_tokens(tokens: int, hit: CachedPrefix) -> int:
+    """Return the tokens of a prompt left to prefill: one that is wholly cached still computes its last."""
+    return max(tokens - hit.tokens, 1 if tokens else 0)
+
+
 def slot_seconds(running: int, slots: int | None, decode_seconds: float) -> float:
     """Return the seconds until a sequence slot is free for one more request.
 
@@ -272,13 +277,15 @@ TTFT_TERMS: Final = ("wait", "slot")
 """Terms that, with the undisturbed work, predict the time to the first token."""
 
 
-def terms(rows: Sequence[EndpointCost], uses: float, policy: Policy = DEFAULT) -> list[list[float]]:
+def terms(
+    rows: Sequence[EndpointCost], tokens: int, uses: float, policy: Policy = DEFAULT
+) -> list[list[float]]:
     """Return, for each of the ``TERMS``, the seconds of each endpoint. There must be an endpoint.
 
-    ``uses``: how often the prompt's prefix was asked for in the last moments. Sets ``own`` and ``tightness``
-    of the rows.
+    ``tokens``: of the prompt. ``uses``: how often its prefix was asked for in the last moments. Sets ``own``
+    and ``tightness`` of the rows.
     """
-    return terms_in(_pool_cost(rows, uses, policy), rows, policy)
+    return terms_in(_pool_cost(rows, tokens, uses, policy), rows, policy)
 
 
 def terms_in(pool: PoolCost, rows: Sequence[EndpointCost], policy: Policy = DEFAULT) -> list[list[float]]:
@@ -286,7 +293,7 @@ def terms_in(pool: PoolCost, rows: Sequence[EndpointCost], policy: Policy = DEFA
     return [term(rows, pool, policy) for term in _TERMS]
 
 
-def _pool_cost(rows: Sequence[EndpointCost], uses: float, policy: Policy) -> PoolCost:
+def _pool_cost(rows: Sequence[EndpointCost], tokens: int, uses: float, policy: Policy) -> PoolCost:
     running = kv_full = 0
     rate = share = 0.0
     for row in rows:
@@ -312,5 +319,5 @@ def _pool_cost(rows: Sequence[EndpointCost], uses: float, policy: Policy) -> Poo
         price_of_work(running / count, kv_full / count, policy),
         rate / count,
         least,
-        policy.copy_seconds / max(rows[0].uncached + rows[0].hit.tokens, 1),
+        policy.copy_seconds / max(tokens, 1),
     )

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -137,7 +137,7 @@ def choose(
     if not allowed:
         raise NoEndpoints(why_none(candidates, subset))
     all_full = all(c.load.full(max_backlog) for c in allowed)
-    return rank(allowed, demand, now, turn, max_backlog, policy, limit=limit, all_full=all_full)
+    return rank(allowed, demand, now, turn, max_backlog, policy).best(limit, all_full=all_full)
 
 
 def explain(
@@ -154,10 +154,10 @@ def explain(
     obstacle."""
     refusals = [obstacle(candidate, subset) for candidate in candidates]
     able = [c for c, refusal in zip(candidates, refusals, strict=True) if not refusal]
-    scored = rank(able, demand, now, turn, max_backlog, policy, limit=len(able)) if able else []
+    scored = rank(able, demand, now, turn, max_backlog, policy).best(len(able)) if able else []
     for candidate, refusal in zip(candidates, refusals, strict=True):
         if refusal:
-            [row] = rank([candidate], demand, now, 0, max_backlog, policy, limit=1)
+            [row] = rank([candidate], demand, now, 0, max_backlog, policy).best(1)
             row.refusal = refusal
             scored.append(row)
     return scored
@@ -170,6 +170,32 @@ def obstacle(candidate: Candidate, subset: tuple[str, ...] | None) -> str:
     return candidate.refusal
 
 
+class Ranking(NamedTuple):
+    """Candidates in the order in which they are picked, with all that the order follows from."""
+
+    candidates: Sequence[Candidate]
+    rows: list[EndpointCost]
+    """Of each candidate."""
+    columns: list[list[float]]
+    """Of each term, the seconds of each candidate."""
+    full: list[bool]
+    """Whether the batch or the backlog of each candidate is full."""
+    order: list[int]
+    """Places of the candidates, best first."""
+
+    def best(self, limit: int, *, all_full: bool = False) -> list[ScoredEndpoint]:
+        """Return the best endpoints; ``all_full``: no candidate has capacity, so none of these has."""
+        return [
+            scored(
+                self.candidates[i].endpoint,
+                self.rows[i],
+                tuple([column[i] for column in self.columns]),
+                full=self.full[i] or all_full,
+            )
+            for i in self.order[:limit]
+        ]
+
+
 def rank(
     candidates: Sequence[Candidate],
     demand: Demand,
@@ -177,13 +203,11 @@ def rank(
     turn: int,
     max_backlog: float,
     policy: Policy,
-    *,
-    limit: int,
-    all_full: bool = False,
-) -> list[ScoredEndpoint]:
+) -> Ranking:
+    """Return the order in which these candidates are picked. There must be one."""
     rows = cost_rows(candidates, demand, now, policy)
     full = [row.load.batch_or_backlog_full(max_backlog) for row in rows]
-    columns = terms(rows, demand.uses, policy)
+    columns = terms(rows, demand.tokens, demand.uses, policy)
     costs = [sum(seconds) for seconds in zip(*columns, strict=False)]
     first = turn % len(rows)
     order = [*range(first, len(rows)), *range(first)]
@@ -193,10 +217,7 @@ def rank(
     order[:tied] = sorted(order[:tied], key=lambda i: rows[i].running)
     if any(full):
         order.sort(key=full.__getitem__)
-    return [
-        scored(candidates[i].endpoint, rows[i], tuple([c[i] for c in columns]), full=full[i] or all_full)
-        for i in order[:limit]
-    ]
+    return Ranking(candidates, rows, columns, full, order)
 
 
 def cost_rows(

@@ -249,6 +249,9 @@ class Settings:
         "auto: text on a terminal, otherwise JSON", choices=LOG_FORMATS)
     log_level: str = flag("--log-level", "info", "lowest level that is logged", choices=LOG_LEVELS)
     log_requests: bool = flag("--log-requests", True, "log one line per request")
+    decision_log: int = flag("--decision-log", 20_000,
+        "decisions that are kept for kvist explain and /debug/decisions, without prompt text; 0: "
+        "none", unit="N")
     debug_text: bool = flag("--debug-text", False,
         "include the first 200 characters of each prompt in its log line")
     # fmt: on

@@ -54,6 +54,7 @@ _AT_LEAST_ONE: Final = (
 )
 _NOT_NEGATIVE: Final = (
     *("drain_timeout", "drain_delay", "warmup_timeout", "prewarm_tokens"),
+    "decision_log",
     *("tpot_target", "queue_requests", "queue_bytes", "queue_seconds", "empty_pool_seconds"),
 )
 _TRANSPORT_LIMITS_ABOVE_ZERO: Final = (

@@ -195,7 +195,7 @@ async def test_fleet_index_and_contents() -> None:
 
     assert json.loads(fleet[2]) == {"endpoints": [{"endpoint": "ns/a"}]}
     assert json.loads(index[2]) == {"blocks": 3}
-    assert text[2].splitlines()[0] == "/metrics       Prometheus metrics"
+    assert text[2].splitlines()[0] == "/metrics            Prometheus metrics"
     assert "/debug/index" in json.loads(contents[2])["pages"]
 
 

@@ -28,7 +28,7 @@ numbers = st.integers(0, (1 << 64) - 1)
 counts = st.integers(0, (1 << 32) - 1)
 ages = st.integers(0, 10**8).map(lambda ms: ms / 1000)
 handshakes = st.builds(
-    Handshake, st.text(min_size=1, max_size=20), st.binary(max_size=40), st.booleans(), counts
+    Handshake, st.text(min_size=1, max_size=20), st.binary(max_size=40), st.booleans(), counts, counts
 )
 logged = st.builds(
     AccessLogEntry,

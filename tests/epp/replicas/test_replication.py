@@ -162,7 +162,7 @@ async def test_the_port_of_the_replicas_has_its_documented_name() -> None:
     settings = replace(SETTINGS, replica_port=0)
     registry = EndpointRegistry(settings, parts.director, parts.clock, scrape_interval=0.0)
     async with AsyncExitStack() as stack:
-        await Replication(settings, registry).start(Shutdown(), stack)
+        await Replication(settings, registry).start(Shutdown(), stack, 9090)
         page, _ = parts.director.metrics.snapshot().format("")
         streams = in_flight_document(parts.director)["streams"]
 

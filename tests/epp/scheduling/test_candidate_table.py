@@ -11,10 +11,11 @@ from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.errors import NoEndpoints
 from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.load.tracker import LoadTracker
-from kvist_epp.scheduling import candidate_table
 from kvist_epp.scheduling.candidate_table import CandidateTable
 from kvist_epp.scheduling.cost import Match, Policy
-from kvist_epp.scheduling.pick import Candidate, Demand, choose
+from kvist_epp.scheduling.load_columns import FEW
+from kvist_epp.scheduling.pick import Candidate, Demand, ScoredEndpoint, choose, explain
+from kvist_epp.scheduling.pick_record import KEPT, PickRecord
 
 HELD = st.tuples(st.integers(0, 40), st.sampled_from([0, 16, 512, 4096]), st.sampled_from(["", "CPU", "X"]))
 EVENTS = st.tuples(
@@ -36,7 +37,9 @@ class World:
             self.candidates.append(
                 Candidate(endpoint, self.tracker.load(endpoint.key), ready=number % 7 != 6)
             )
-        self.table = CandidateTable(self.candidates, self.tracker.changed)
+        self.table = CandidateTable(self.candidates, self.tracker.changed, record=True)
+        self.recorded: list[tuple[PickRecord, dict[str, ScoredEndpoint], tuple[str, ...]]] = []
+        """Records of picks, with what the loop over objects showed at that moment, and the answer."""
 
     def happen(self, number: int, what: str, tokens: int) -> None:
         """One event on one endpoint."""
@@ -71,6 +74,37 @@ class World:
         assert picked.best.seconds == pytest.approx(rows[0].seconds, rel=1e-9, abs=1e-9)
         shown = ("endpoint", "matched_tokens", "uncached_tokens", "backlog_tokens", "running")
         assert [getattr(picked.best, name) for name in shown] == [getattr(rows[0], name) for name in shown]
+        given.pop("limit")
+        explained = explain(self.candidates, demand, subset, now=self.now, **given)
+        assert picked.record is not None
+        self.recorded.append((picked.record, {row.endpoint.key: row for row in explained}, picked.hostports))
+
+    def check_records(self) -> None:
+        """Compare the terms computed from each record now with those of its moment."""
+        for record, explained, hostports in self.recorded:
+            rows = record.rows()
+            assert tuple(row.endpoint.hostport for row in rows[: len(hostports)]) == hostports
+            eligible = [row for row in explained.values() if not row.refusal]
+            assert len(record.pool.endpoints) == len(eligible)
+            assert record.pool.other_count == len(explained) - len(eligible)
+            assert {e.key: why for e, why in record.pool.others}.items() <= {
+                key: row.refusal for key, row in explained.items()
+            }.items()
+            if len(eligible) <= FEW:
+                assert len(rows) == len(eligible)
+            else:
+                least = sorted(row.cost_seconds for row in eligible)[KEPT - 1]
+                assert {row.endpoint.key for row in rows} >= {
+                    row.endpoint.key for row in eligible if row.cost_seconds < least - 1e-9
+                }
+            for row in rows:
+                then = explained[row.endpoint.key]
+                assert row.seconds == pytest.approx(then.seconds, rel=1e-9, abs=1e-9)
+                assert row.predicted_ttft_seconds == pytest.approx(then.predicted_ttft_seconds, abs=1e-9)
+                assert abs(row.backlog_tokens - then.backlog_tokens) <= 1  # rounded at a half
+                same = ("endpoint", "matched_tokens", "matched_bytes", "uncached_tokens", "running")
+                assert [getattr(row, name) for name in same] == [getattr(then, name) for name in same]
+                assert (row.full, row.deferred, row.refusal) == (then.full, then.deferred, "")
 
 
 @settings(max_examples=300)
@@ -100,10 +134,13 @@ def test_the_table_picks_what_the_loop_picks(
     subset: list[int] | None,
     tpot: float,
 ) -> None:
-    """Same endpoints in the same order, same terms of the cost; few endpoints and many, picks in between."""
+    """Same endpoints in the same order, same terms of the cost; few endpoints and many, picks in between.
+    The records of all picks show at the end what ``explain`` showed at the moment of each."""
     world = World(count, tpot)
     hits = {
-        f"ns/p{number % count}": Match(min(size, tokens), 4 * size, {medium: size // 2} if medium else {})
+        f"ns/p{number % count}": Match(
+            min(size, tokens), 4 * size, {medium: size // 2} if medium and size else {}
+        )
         for number, size, medium in held
     }
     names = None if subset is None else tuple(f"10.0.0.{number}" for number in subset)
@@ -124,9 +161,10 @@ def test_the_table_picks_what_the_loop_picks(
         except NoEndpoints as error:
             with pytest.raises(NoEndpoints, match=error.message.split(":", maxsplit=1)[0]):
                 choose(world.candidates, Demand(tokens), names, now=world.now)
+    world.check_records()
 
 
-@pytest.mark.parametrize("count", [3, candidate_table.FEW, candidate_table.FEW + 1, 200])
+@pytest.mark.parametrize("count", [3, FEW, FEW + 1, 200])
 def test_equal_endpoints_take_turns_in_a_table(count: int) -> None:
     """Requests that find equal endpoints spread over all of them, whatever their number."""
     tracker = LoadTracker()

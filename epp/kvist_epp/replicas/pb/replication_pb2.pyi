@@ -6,16 +6,18 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Handshake(_message.Message):
-    __slots__ = ("replica", "version", "fingerprint", "snapshot_ready")
+    __slots__ = ("replica", "version", "fingerprint", "snapshot_ready", "metrics_port")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_READY_FIELD_NUMBER: _ClassVar[int]
+    METRICS_PORT_FIELD_NUMBER: _ClassVar[int]
     replica: str
     version: int
     fingerprint: bytes
     snapshot_ready: bool
-    def __init__(self, replica: _Optional[str] = ..., version: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., snapshot_ready: bool = ...) -> None: ...
+    metrics_port: int
+    def __init__(self, replica: _Optional[str] = ..., version: _Optional[int] = ..., fingerprint: _Optional[bytes] = ..., snapshot_ready: bool = ..., metrics_port: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("handshake", "seq")

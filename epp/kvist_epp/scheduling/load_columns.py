@@ -1,0 +1,137 @@
+"""Figures of the loads of a pool, column by column, for picks among many endpoints. Pure."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from kvist_epp.scheduling.cost import slot_seconds
+from kvist_epp.scheduling.pick import Candidate
+from kvist_epp.scheduling.pick_record import NO_FIGURES, RECORDED_COLUMNS, Figures, RecordedPool
+
+FEW: Final = 48
+"""Endpoints up to which a loop is faster than operations on arrays."""
+
+
+class LoadColumns:
+    """Figures of the loads that picks read: a list for each figure, a place in it for each endpoint.
+
+    The lists are arrays where there are more than ``FEW`` endpoints.
+    """
+
+    __slots__ = (
+        "batch_full",
+        "candidates",
+        "full",
+        "full_batches",
+        "kv_full",
+        "many",
+        "none",
+        "parts",
+        "place",
+        "pool",
+        "rate",
+        "recorded",
+        "rows",
+        "running",
+        "seconds",
+        "slot",
+        "total_kv_full",
+        "total_rate",
+        "total_running",
+        "wait",
+        "waiting_until",
+        "waits_until",
+    )
+
+    def __init__(self, candidates: Sequence[Candidate], pool: RecordedPool | None = None) -> None:
+        """``pool``: the same endpoints for the records of picks; None: picks are not recorded."""
+        self.candidates = tuple(candidates)
+        self.pool = pool
+        self.place = {one.endpoint.key: at for at, one in enumerate(candidates)}
+        count = len(candidates)
+        self.many = count > FEW
+        columns: Any = np.zeros((10, count)) if self.many else [[0.0] * count for _ in range(10)]
+        self.wait: Any
+        """Seconds of backlog."""
+        self.waits_until: Any
+        """Time at which the backlog is computed without further events; infinite where it does not drain."""
+        self.running: Any
+        self.rate: Any
+        self.seconds: Any
+        """Of prefill for a token."""
+        self.slot: Any
+        """Seconds until a sequence slot is free."""
+        self.batch_full: Any
+        self.full: Any
+        """Its batch or its KV cache is full."""
+        self.kv_full: Any
+        """Its KV cache was full at the last scrape."""
+        self.wait, self.waits_until, self.running, self.rate, self.slot, self.batch_full, *more = columns
+        self.seconds, self.full, self.kv_full, self.none = more
+        """``none``: zeros."""
+        self.parts: Any = np.arange(0, count, max(1, count // 32)) if self.many else None
+        """Starts of some 32 equal parts of the columns; for arrays only."""
+        self.recorded: Any = columns[:RECORDED_COLUMNS]
+        """The columns that records of picks take their figures from, in the order of ``Figures``."""
+        self.rows: list[Figures] | None = [NO_FIGURES] * count if pool and not self.many else None
+        """The same of few endpoints, as tuples that records share until the load changes."""
+        self.total_running = self.total_kv_full = self.total_rate = self.full_batches = 0.0
+        self.waiting_until = 0.0
+        """No endpoint has a backlog from this time on, unless one gets another."""
+        for at in range(count):
+            self.refresh(at)
+
+    def refresh(self, at: int) -> None:
+        """Copy the figures of the load at this place, which has changed."""
+        load = self.candidates[at].load
+        rate, running, kv_full = load.rate, load.running, load.kv_full_at is not None
+        self.wait[at] = wait = load.backlog_tokens / rate
+        self.waits_until[at] = until = load.drains_from + wait
+        if wait > 0.0 and until > self.waiting_until:
+            self.waiting_until = until
+        self.total_running += running - self.running[at]
+        self.running[at] = running
+        self.slot[at] = slot = slot_seconds(running, load.slots, load.decode_seconds or 0.0)
+        batch_full = load.counted_requests >= load.slot_limit
+        self.full_batches += batch_full - self.batch_full[at]
+        self.batch_full[at] = batch_full
+        self.full[at] = batch_full or load.kv_cache_full
+        self.total_kv_full += kv_full - self.kv_full[at]
+        self.kv_full[at] = kv_full
+        if rate != self.rate[at]:
+            self.total_rate += rate - self.rate[at]
+            self.rate[at] = rate
+            self.seconds[at] = 1.0 / rate
+        if self.rows is not None:
+            row = wait, until, running, rate, slot, batch_full
+            if row != self.rows[at]:  # decoding changes a load, but none of these
+                self.rows[at] = row
+
+    def figures(self, places: Any) -> Any:
+        """Return the ``Figures`` of the endpoints at these places for a record, those of all for None."""
+        return tuple(self.rows or ()) if places is None else self.recorded.take(places, axis=1)
+
+    def wait_at(self, now: float) -> Any:
+        """Return the seconds until the backlogs are computed, drained to ``now`` as ``EndpointLoad.drain``
+        does; the caller changes none."""
+        if now >= self.waiting_until:
+            return self.none
+        if self.many:
+            left = self.waits_until - now
+            np.minimum(left, self.wait, out=left)
+            return np.maximum(left, 0.0, out=left)
+        return [
+            wait if until - now > wait else until - now if until > now else 0.0
+            for wait, until in zip(self.wait, self.waits_until, strict=True)
+        ]
+
+    def full_now(self, wait: Any, max_backlog: float) -> Any:
+        """Return which endpoints have a full batch or more than ``max_backlog`` seconds to wait; None where
+        none is full."""
+        longest = 0.0 if wait is self.none else wait[wait.argmax()] if self.many else max(wait)
+        if not self.full_batches and longest <= max_backlog:
+            return None
+        if self.many:
+            return (self.batch_full > 0) | (wait > max_backlog)
+        return [bool(full) or w > max_backlog for full, w in zip(self.batch_full, wait, strict=True)]

@@ -1,0 +1,217 @@
+"""What one pick has read, kept so that the cost of each endpoint can be shown later. Pure.
+
+A pick over columns (``candidate_table``) computes the terms of the best endpoint only. Its record keeps what
+it read instead, and computes the terms of all endpoints when it is asked: those that ``pick.explain`` would
+have shown at that moment. Of few endpoints (``load_columns.FEW``) the figures of all loads are kept, as
+tuples that picks share until a load changes. Of many, those of the ``KEPT`` least costs, of the endpoints in
+the answer, and of the endpoints that hold something of the prompt, unless these are more than ``KEPT``.
+
+Under a TPOT target the pick has computed all terms, and the record keeps them.
+"""
+
+from array import array
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from kvist_epp.endpoints.endpoint import Endpoint
+from kvist_epp.load.endpoint_load import EndpointLoad
+from kvist_epp.scheduling.cost import (
+    NO_MATCH,
+    TERMS,
+    TTFT_TERMS,
+    CachedPrefix,
+    EndpointCost,
+    Policy,
+    PoolCost,
+    terms_in,
+    uncached_tokens,
+    work_seconds,
+)
+from kvist_epp.scheduling.pick import Candidate, Demand, Ranking, ScoredEndpoint, obstacle, scored
+
+KEPT: Final = 16
+"""Endpoints with the least costs that the record of a pick among many keeps."""
+MAX_OTHERS: Final = 32
+"""Endpoints that could not be picked and are kept with the reason; the others are counted."""
+RECORDED_COLUMNS: Final = 6
+Figures = tuple[float, float, float, float, float, float]
+"""Of one load: seconds of backlog, time at which it is computed without events, running requests, prefill
+tokens/s, seconds until a sequence slot is free, and whether the batch is full (0 or 1)."""
+NO_FIGURES: Final[Figures] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+_WAIT, _SLOT = map(list(TERMS).index, TTFT_TERMS)
+
+
+class RecordedPool(NamedTuple):
+    """The endpoints of a pool as picks found them; shared by all picks until an endpoint changes."""
+
+    endpoints: tuple[Endpoint, ...]
+    """Those that could be picked."""
+    others: tuple[tuple[Endpoint, str], ...]
+    """At most ``MAX_OTHERS`` of those that could not, each with the reason."""
+    other_count: int
+    """Number of those that could not."""
+
+    @classmethod
+    def of(cls, candidates: Iterable[Candidate], subset: tuple[str, ...] | None = None) -> "RecordedPool":
+        """Return the endpoints of these candidates; ``subset``: the gateway's."""
+        endpoints: list[Endpoint] = []
+        others: list[tuple[Endpoint, str]] = []
+        count = 0
+        for candidate in candidates:
+            if not (reason := obstacle(candidate, subset)):
+                endpoints.append(candidate.endpoint)
+                continue
+            count += 1
+            if count <= MAX_OTHERS:
+                others.append((candidate.endpoint, reason))
+        return cls(tuple(endpoints), tuple(others), count)
+
+
+class ColumnRecord(msgspec.Struct, frozen=True, gc=False):
+    """The record of a pick over columns."""
+
+    pool: RecordedPool
+    places: Any
+    """Array of the places in ``pool.endpoints`` that are kept; None: all."""
+    figures: Any
+    """``Figures`` of each kept place: a tuple of tuples, or an array with a row for each figure."""
+    best: tuple[int, ...]
+    """Places of the endpoints of the answer, best first."""
+    held: tuple[int, ...]
+    """Places that hold something of the prompt."""
+    hits: tuple[CachedPrefix, ...]
+    """What each of them holds."""
+    tokens: int
+    """Of the prompt."""
+    cost: PoolCost
+    part: float
+    """Part of a copy's work that the request answers for."""
+    policy: Policy
+    now: float
+    max_backlog: float
+
+    def rows(self) -> list[ScoredEndpoint]:
+        """Compute the terms of each kept endpoint; the endpoints of the answer come first, then the others by
+        their cost, full ones last."""
+        policy, least = self.policy, self.cost.least_uncached
+        hits = dict(zip(self.held, self.hits, strict=True))
+        places = range(len(self.pool.endpoints)) if self.places is None else self.places.tolist()
+        figures = self.figures if self.places is None else self.figures.T.tolist()
+        rows: list[EndpointCost] = []
+        slots: list[float] = []
+        full: list[bool] = []
+        for place, (wait, until, running, rate, slot, batch_full) in zip(places, figures, strict=True):
+            left = min(wait, max(until - self.now, 0.0))
+            hit = hits.get(place, NO_MATCH)
+            uncached = uncached_tokens(self.tokens, hit)
+            load = EndpointLoad(self.pool.endpoints[place].key, rate=rate, backlog_tokens=left * rate)
+            work = work_seconds(uncached, rate, hit.lower, policy)
+            row = EndpointCost(load, hit, uncached, work, int(running))
+            row.own = least + self.part * (uncached - least)
+            rows.append(row)
+            slots.append(slot)
+            full.append(bool(batch_full) or left > self.max_backlog)
+        columns = terms_in(self.cost, rows, policy)
+        columns[_SLOT] = slots  # as it was: the number of slots is not kept
+        found = [
+            scored(self.pool.endpoints[place], row, tuple([column[at] for column in columns]), full=full[at])
+            for at, (place, row) in enumerate(zip(places, rows, strict=True))
+        ]
+        turn = {place: at for at, place in enumerate(self.best)}
+        last = len(turn)
+        order = sorted(
+            range(len(found)),
+            key=lambda at: (turn.get(places[at], last), found[at].full, found[at].cost_seconds),
+        )
+        return [found[at] for at in order]
+
+
+_WORK, _BACKLOG, _RUNNING = range(len(TERMS), len(TERMS) + 3)
+
+
+class RankingRecord(msgspec.Struct, frozen=True, gc=False):
+    """The record of a pick that has computed the terms of all endpoints (TPOT target)."""
+
+    pool: RecordedPool
+    places: "array[int]"
+    """Places in ``pool.endpoints`` that are kept, best first."""
+    whole: bool
+    """All endpoints are kept, and stored in the order of ``pool.endpoints``; else in that of ``places``."""
+    columns: "array[float]"
+    """Of each kept endpoint the terms, then its work, its backlog and its running requests: column by
+    column."""
+    full: int
+    """Bit n: the n-th stored endpoint is full."""
+    deferred: int
+    """Bit n: the n-th stored endpoint defers the prefill."""
+    held: tuple[int, ...]
+    hits: tuple[CachedPrefix, ...]
+    tokens: int
+
+    @classmethod
+    def of(cls, pool: RecordedPool, ranking: Ranking, demand: Demand, few: int) -> "RankingRecord":
+        """Return the record of a ranking; all endpoints are kept if there are at most ``few``."""
+        rows, order = ranking.rows, ranking.order
+        held = [at for at, row in enumerate(rows) if row.hit is not NO_MATCH]
+        if len(order) > few:
+            held = held if len(held) <= KEPT else []
+            order = list(dict.fromkeys([*order[:KEPT], *held]))
+            held = [at for at in order if rows[at].hit is not NO_MATCH]
+        whole = len(order) == len(rows)
+        columns, kept, full = array("d"), rows, ranking.full
+        if whole:  # without sorting them, which would take as long as the rest
+            for column in ranking.columns:
+                columns.extend(column)
+        else:
+            kept, full = [rows[at] for at in order], [full[at] for at in order]
+            for column in ranking.columns:
+                columns.extend([column[at] for at in order])
+        columns.extend([row.work for row in kept])
+        columns.extend([row.load.backlog_tokens for row in kept])
+        columns.extend([row.running for row in kept])
+        return cls(
+            pool,
+            array("I", order),
+            whole,
+            columns,
+            _bits(full),
+            _bits([row.deferred for row in kept]),
+            tuple(held),
+            tuple([rows[at].hit for at in held]),
+            demand.tokens,
+        )
+
+    def rows(self) -> list[ScoredEndpoint]:
+        """Return each kept endpoint with its terms, best first."""
+        hits = dict(zip(self.held, self.hits, strict=True))
+        count = len(self.places)
+        found = []
+        for n, place in enumerate(self.places):
+            at = place if self.whole else n
+            values = self.columns[at::count]
+            seconds, hit = tuple(values[: len(TERMS)]), hits.get(place, NO_MATCH)
+            found.append(
+                ScoredEndpoint(
+                    self.pool.endpoints[place],
+                    hit.tokens,
+                    hit.bytes,
+                    uncached_tokens(self.tokens, hit),
+                    round(values[_BACKLOG]),
+                    int(values[_RUNNING]),
+                    seconds[_WAIT] + seconds[_SLOT] + values[_WORK],
+                    seconds,
+                    full=bool(self.full >> at & 1),
+                    deferred=bool(self.deferred >> at & 1),
+                )
+            )
+        return found
+
+
+def _bits(flags: list[bool]) -> int:
+    """Return a number whose n-th bit is the n-th flag."""
+    return sum([1 << n for n, flag in enumerate(flags) if flag]) if True in flags else 0
+
+
+PickRecord = ColumnRecord | RankingRecord
