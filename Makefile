@@ -13,10 +13,10 @@ PROTOS := kvist_epp/extproc/pb kvist_epp/http2/pb kvist_epp/replicas/pb
 again = $(1) || { echo "make: running again, one by one, the files in which a test failed above"; $(BIN)/python -m tests.reruns $@; $(1) -n 0 --failed-files; }
 
 # folders of tests that have targets of their own
-TIERS  := data_plane engine cluster http2 charts images e2e
+TIERS  := data_plane engine cluster http2 charts images e2e browser
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit coverage reruns test-data-plane test-engine test-cluster test-charts test-e2e test-http2 fuzz bench-fuzz test-all check fmt lint prose types imports proto check-proto docs models bench-epp bench-guard bench-index bench-chaos bench-soak bench-queue bench-prewarm bench-handover bench-routers bench-operator bench-disk golden lock build clean
+.PHONY: help setup demo test test-unit coverage reruns test-data-plane test-engine test-cluster test-charts test-e2e test-http2 test-browser fuzz bench-fuzz test-all check fmt lint prose types imports proto check-proto docs models bench-epp bench-guard bench-index bench-chaos bench-soak bench-queue bench-prewarm bench-handover bench-routers bench-operator bench-disk golden lock build clean
 
 help:  ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -75,6 +75,15 @@ test-http2: $(READY)  ## h2spec, grpc-go and grpcio against the HTTP/2 server (G
 	$(BIN)/python -m tests.http2.binaries
 	$(PYTEST) -rP tests/http2
 
+BROWSER := $(VENV)/.browser
+$(BROWSER): $(READY)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[browser]'
+	@touch $@
+
+test-browser: $(BROWSER)  ## the live page in a real Chromium (Debian's package; installs it as root), two minutes
+	$(BIN)/python -m tests.browser.binaries
+	$(call again,$(PYTEST) -rP tests/browser)
+
 FUZZER := $(VENV)/.fuzzer
 $(FUZZER): $(READY)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[fuzz]' || { echo "make: cannot install atheris: it has wheels for x86-64 Linux and CPython 3.11 to 3.14"; exit 1; }
@@ -87,7 +96,7 @@ fuzz: $(FUZZER)  ## coverage-guided fuzzing of input from gateways, two minutes
 bench-fuzz: $(FUZZER)  ## coverage-guided fuzzing for SECONDS=7200 in all
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS)
 
-test-all: demo test test-http2 fuzz test-cluster test-charts test-e2e test-engine  ## every tier of tests, as CI runs them
+test-all: demo test test-http2 test-browser fuzz test-cluster test-charts test-e2e test-engine  ## every tier of tests, as CI runs them
 
 check: fmt-check lint types imports check-proto  ## format, lint, types, import contracts, generated files
 

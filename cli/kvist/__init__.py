@@ -4,6 +4,7 @@
 - ``options``: options of the subcommands, and parsers of their values.
 - ``bench_options``: the same of ``kvist bench``.
 - ``pool_commands``: plans, comparisons and objects of a pool.
+- ``top_command``: ``kvist top``, a live table of a pool.
 - ``explain_command``: where a request would go, or why it went there.
 - ``picker_client``: reads the pages of a running picker.
 - ``cluster_files``: reads files with nodes and prices.

@@ -83,6 +83,17 @@ COMMANDS: Final = (
   kvist compare -f pool.yaml --gpu H200 --with engine.maxModelLen=131072 --with workload.concurrency=4""",
     ),
     Command(
+        words=("top",),
+        summary="show a running pool as a live table: endpoints, load, cache hits, queue, what is wrong",
+        function="kvist.top_command:top_main",
+        options=options.top_options,
+        examples="""\
+  kvist top
+  kvist top --pool qwen --namespace serving
+  kvist top --address http://10.0.0.7:9090 --interval 1
+  kvist top --once -o json | jq .hit_rate""",
+    ),
+    Command(
         words=("explain",),
         summary="show where a request would go, or why a request went where it did, and what came true",
         function="kvist.explain_command:main",

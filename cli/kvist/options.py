@@ -179,6 +179,26 @@ def picker_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def top_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist top``."""
+    picker_options(parser)
+    parser.add_argument("--once", action="store_true", help="print the table once and end")
+    parser.add_argument(
+        "--interval",
+        type=positive,
+        default=2.0,
+        metavar="SECONDS",
+        help="time between two updates (default: 2)",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=("table", "json"),
+        default="table",
+        help="json: print the picker's document once (default: table)",
+    )
+
+
 def picker_address(text: str) -> str:
     """Parse ``http://host:port``, ``https://…`` or ``host:port`` as the base URL of a picker's pages."""
     url = (text if "://" in text else f"http://{text}").rstrip("/")

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
@@ -43,9 +44,9 @@ class PickerClient:
         self.where = where
         self._send = send
 
-    async def get(self, path: str) -> Any:
+    async def get(self, path: str, headers: Mapping[str, str] = MappingProxyType({})) -> Any:
         """Return a page, a JSON document. Raises PickerClientError."""
-        return self._read(path, *await self._send("GET", path, None, {}))
+        return self._read(path, *await self._send("GET", path, None, headers))
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Any:
         """Return the JSON document with which the picker answers. Raises PickerClientError."""

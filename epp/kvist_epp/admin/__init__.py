@@ -6,5 +6,6 @@ No page changes anything, and none contains prompt text.
 - ``fleet_page``: ``GET /fleet``, how much each endpoint's cache saves, for the operator.
 - ``decision_pages``: ``GET /debug/decisions``, the last decisions of all replicas.
 - ``replica_pages``: reads pages of the other replicas.
+- ``live``: the live page at ``/``, a package.
 - ``debug_pages``: contents of the pages under ``/debug``, and the queue's gauges.
 """

@@ -6,7 +6,7 @@ The contents of the pages come from the callables of ``PickerPages``.
 import asyncio
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,6 +33,7 @@ CONTENTS: Final = {
     "/readyz": "200 if the picker accepts requests, otherwise 503 and the reason",
     "/ca.crt": "PEM of the authority that signed the certificate of the ext_proc port",
     "/fleet": "prefill that each endpoint's cache saves, and its state; read by the operator",
+    "/": "live page for people; /live/state is its content as JSON, /live/events a stream of it",
     "/debug/pick": "POST a request body, and its path as x-kvist-path: the endpoint it would go to, and why",
     "/debug/decisions": "last decisions of all replicas, with what came true; ?limit=50, ?replicas=false",
     "/debug/decisions/ID": "why the request with this x-request-id, or session id, went where it did",
@@ -70,6 +71,8 @@ class PickerPages(RolePages):
     queue: Callable[[], Document] = dict
     held: Callable[[], Document] = dict
     replicas: Callable[[], Document] = dict
+    live: Sequence[web.RouteDef] = ()
+    """Paths of the live page; none: it is switched off."""
     decisions: DecisionPages | None = None
     """None: no decisions are kept."""
 
@@ -154,10 +157,12 @@ def _picker_routes(pages: PickerPages) -> list[web.RouteDef]:
             raise web.HTTPNotFound(reason="this process has no endpoints")
         return _json(await pages.fleet())
 
+    listed = {path: text for path, text in CONTENTS.items() if path != "/" or pages.live}
+
     async def contents(request: web.Request) -> web.Response:
         if "json" in request.headers.get("Accept", ""):
-            return _json({"pages": CONTENTS})
-        return web.Response(text="".join(f"{path:<19} {text}\n" for path, text in CONTENTS.items()))
+            return _json({"pages": listed})
+        return web.Response(text="".join(f"{path:<19} {text}\n" for path, text in listed.items()))
 
     def show(document: Callable[[], Document]) -> PageHandler:
         async def handler(_: web.Request) -> web.StreamResponse:
@@ -172,6 +177,7 @@ def _picker_routes(pages: PickerPages) -> list[web.RouteDef]:
         *_decision_routes(pages.decisions),
         *(web.get(path, show(document)) for path, document in documents.items()),
         web.get("/debug", contents),
+        *pages.live,
     ]
 
 

@@ -1,9 +1,10 @@
 """The picker as a process: make the parts, connect them, open the ports, drain."""
 
 import asyncio
+import functools
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -14,6 +15,7 @@ from kvist_epp.admin.admin_server import PickerPages
 from kvist_epp.admin.debug_pages import QueueGauges, pick_document, queue_document
 from kvist_epp.admin.decision_pages import DecisionPages
 from kvist_epp.admin.fleet_page import FleetPage
+from kvist_epp.admin.live.live_page import LivePage, make_live_page
 from kvist_epp.admin.replica_pages import ReplicaPages
 from kvist_epp.app.decision_batch import DecisionBatch
 from kvist_epp.app.model_loader import ModelActivator, ModelLoader
@@ -123,13 +125,25 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
         )
         conditions = () if replication is None else (replication.waiting,)
         readiness = Readiness(registry, health, settings.warmup_timeout, conditions=conditions)
-        problems = (
+        problems: Sequence[Callable[[], str]] = (
             lambda: loader.problem,
             lambda: "" if certificates is None else certificates.problem,
             registry.missing_reports,
         )
+        others = None if replication is None else ReplicaPages(replication.page_addresses)
+        if others is not None:
+            stack.push_async_callback(others.close)
+        live = make_live_page(
+            settings,
+            registry,
+            others,
+            functools.partial(_explain, director),
+            not_ready=lambda: readiness.not_ready_reason(discovery.problem),
+            warnings=lambda: [found for problem in problems if (found := problem())],
+            version=kvist_epp.__version__,
+        )
         pages = await _pages(
-            settings, registry, discovery, readiness, certificates, replication, problems, stack
+            settings, registry, discovery, readiness, certificates, replication, others, problems, live, stack
         )
         if replication is not None:
             await replication.start(shutdown, stack, pages.port)
@@ -144,6 +158,8 @@ async def open_app(settings: Settings, shutdown: Shutdown) -> AsyncIterator[App]
         if tracer is not None and collector is not None:
             await _export_traces(tracer, traces, collector, director.replica, shutdown, stack)
         shutdown.start_task(stack, _tick(registry, readiness), "tick")
+        if live is not None:
+            shutdown.start_task(stack, live.run(), "live page")
         freeze_startup_objects()
         yield App(
             director=director,
@@ -232,6 +248,10 @@ def _methods(
     )
 
 
+def _explain(director: Director, path: str, headers: Mapping[str, str], body: bytes) -> Mapping[str, object]:
+    return pick_document(director.explain(path, headers, body, time.monotonic()))
+
+
 async def _pages(
     settings: Settings,
     registry: EndpointRegistry,
@@ -239,19 +259,16 @@ async def _pages(
     readiness: Readiness,
     tls: Certificates | None,
     replication: "Replication | None",
+    others: ReplicaPages | None,
     problems: Iterable[Callable[[], str]],
+    live: LivePage | None,
     stack: AsyncExitStack,
 ) -> admin_server.AdminServer:
     director, fleet_page = registry.director, FleetPage(registry)
     stack.push_async_callback(fleet_page.close)
-    replica_pages = None if replication is None else ReplicaPages(replication.page_addresses)
-    if replica_pages is not None:
-        stack.push_async_callback(replica_pages.close)
     pages = PickerPages(
         metrics=director.metrics.snapshot,
-        explain=lambda path, headers, body: pick_document(
-            director.explain(path, headers, body, time.monotonic())
-        ),
+        explain=functools.partial(_explain, director),
         debug_fleet=lambda: debug_pages.fleet_document(registry, discovery),
         index=lambda: debug_pages.index_document(registry),
         fleet=fleet_page.document,
@@ -260,15 +277,18 @@ async def _pages(
             director, 0 if replication is None else len(replication.remote_load)
         ),
         replicas=lambda: {} if replication is None else replication.document(),
-        decisions=(None if director.decisions is None else DecisionPages(director.decisions, replica_pages)),
+        decisions=(None if director.decisions is None else DecisionPages(director.decisions, others)),
         not_ready=lambda: readiness.not_ready_reason(discovery.problem),
         warning=lambda: "; ".join(filter(None, (problem() for problem in problems))),
         ca=lambda: tls.material.ca if tls is not None else b"",
+        live=() if live is None else live.routes(),
     )
     server = await admin_server.serve(
         pages, settings.host, settings.metrics_port, body_limit=settings.max_message_bytes
     )
     stack.push_async_callback(server.close)
+    if live is not None:
+        stack.push_async_callback(live.close)
     return server
 
 

@@ -245,6 +245,16 @@ class Settings:
     trace_sample_ratio: float = flag("--trace-sample-ratio", 0.1,
         "fraction of the requests without a trace context that is traced; a request with one is traced if "
         "its sampled flag is set", unit="RATIO")
+    live_page: bool = flag("--live-page", True,
+        "serve the live page at / of the metrics port, which has no authentication of its own")
+    live_page_hosts: str = flag("--live-page-hosts", "",
+        "comma-separated names, besides addresses, localhost and those of Services, under which a proxy or "
+        "an Ingress serves the live page", unit="NAMES")
+    gpu_hour_price: float = flag("--gpu-hour-price", 0.0,
+        "price of one GPU for an hour, for the money that the live page shows as saved; 0: none is shown",
+        unit="PRICE")
+    gpus_per_endpoint: int = flag("--gpus-per-endpoint", 1,
+        "GPUs of one endpoint, for the GPU time that the live page shows as saved", unit="N")
     log_format: str = flag("--log-format", "auto",
         "auto: text on a terminal, otherwise JSON", choices=LOG_FORMATS)
     log_level: str = flag("--log-level", "info", "lowest level that is logged", choices=LOG_LEVELS)

@@ -50,13 +50,14 @@ _ABOVE_ZERO: Final = (
 )
 _AT_LEAST_ONE: Final = (
     *("max_num_seqs", "max_endpoints", "max_message_bytes", "approximate_cache_tokens"),
-    "prewarm_step_tokens",
+    *("prewarm_step_tokens", "gpus_per_endpoint"),
 )
 _NOT_NEGATIVE: Final = (
-    *("drain_timeout", "drain_delay", "warmup_timeout", "prewarm_tokens"),
+    *("drain_timeout", "drain_delay", "warmup_timeout", "prewarm_tokens", "gpu_hour_price"),
     "decision_log",
     *("tpot_target", "queue_requests", "queue_bytes", "queue_seconds", "empty_pool_seconds"),
 )
+_LIVE_PAGE_FIELDS: Final = ("live_page_hosts", "gpu_hour_price", "gpus_per_endpoint")
 _TRANSPORT_LIMITS_ABOVE_ZERO: Final = (
     *("handshake_timeout", "stall_timeout", "stream_idle_timeout", "idle_timeout", "keepalive_time"),
     *("keepalive_timeout", "max_resets_per_second", "max_pings_per_second", "max_settings_per_second"),
@@ -79,6 +80,7 @@ def check_values(settings: "Settings") -> None:
     check_trace_endpoint(settings.trace_endpoint, "--trace-endpoint")
     if not 0 <= settings.trace_sample_ratio <= 1:
         raise SettingsError("--trace-sample-ratio: must be from 0 to 1")
+    parse_host_names(settings.live_page_hosts)
     _check_transport_limits(settings)
 
 
@@ -143,8 +145,18 @@ def check_startup(settings: "Settings") -> None:
         raise SettingsError(
             "--queue-seconds, --empty-pool-seconds: their sum must be less than --stream-idle-timeout"
         )
+    _check_live_page(settings)
     if settings.queue_bytes > settings.max_held_bytes:
         raise SettingsError("--queue-bytes: must not exceed --max-held-bytes, which holds the same requests")
+
+
+def _check_live_page(settings: "Settings") -> None:
+    if settings.live_page:
+        return
+    flags = flags_of(type(settings))
+    for f in dataclasses.fields(settings):
+        if f.name in _LIVE_PAGE_FIELDS and getattr(settings, f.name) != f.default:
+            raise SettingsError(f"{flags[f.name]}: has no effect with --live-page=false; remove one of them")
 
 
 def _check_tls(settings: "Settings") -> None:
@@ -273,6 +285,17 @@ def check_trace_endpoint(url: str, name: str) -> None:
         valid = False
     if not valid:
         raise SettingsError(f"{name}: {url!r} is not a URL such as http://collector:4318")
+
+
+def parse_host_names(text: str) -> tuple[str, ...]:
+    """Parse ``--live-page-hosts``, such as ``kvist.example.com,picker``. Raises SettingsError."""
+    names = tuple(word.strip().lower().rstrip(".") for word in text.split(",") if word.strip())
+    for name in names:
+        if not name.isascii() or not all(letter.isalnum() or letter in "-._" for letter in name):
+            raise SettingsError(
+                f"--live-page-hosts: {name!r} is not a host name without port, such as kvist.example.com"
+            )
+    return names
 
 
 def parse_target_ports(text: str) -> tuple[int, ...]:

@@ -1,10 +1,12 @@
 """Flags of the exchange between replicas: names, certificates, intervals."""
 
+from typing import Any
+
 import pytest
 
 from kvist_epp.errors import SettingsError
 from kvist_epp.settings.settings import Settings
-from kvist_epp.settings.validation import check_replica_flags, parse_replica_names
+from kvist_epp.settings.validation import check_replica_flags, parse_host_names, parse_replica_names
 
 IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 CERTIFICATES = "a folder"
@@ -58,3 +60,38 @@ def test_an_interval_longer_than_replicas_may_be_silent_is_refused() -> None:
     """A replica that sends too seldom would appear and disappear at every other replica."""
     with pytest.raises(SettingsError, match="--gossip-interval"):
         Settings(gossip_interval=1.5)
+
+
+def test_host_names_of_the_live_page_are_plain() -> None:
+    """Names are read without regard to case and a final dot."""
+    assert parse_host_names("Kvist.example.com., picker ,") == ("kvist.example.com", "picker")
+    assert parse_host_names("") == ()
+
+
+@pytest.mark.parametrize("text", ["http://a.example", "a.example:80", "a b", "ä.example", "*"])
+def test_an_invalid_host_name_is_refused(text: str) -> None:
+    """Addresses with a scheme or port, wildcards and other alphabets are refused with an example."""
+    with pytest.raises(SettingsError, match="--live-page-hosts"):
+        Settings(live_page_hosts=text)
+
+
+@pytest.mark.parametrize(
+    ("flag", "more"),
+    [
+        ("--live-page-hosts", {"live_page_hosts": "a.example"}),
+        ("--gpu-hour-price", {"gpu_hour_price": 2.5}),
+        ("--gpus-per-endpoint", {"gpus_per_endpoint": 8}),
+    ],
+)
+def test_settings_of_a_page_that_is_off_are_refused(flag: str, more: dict[str, Any]) -> None:
+    """A flag without effect is named when the picker starts."""
+    with pytest.raises(SettingsError, match=f"{flag}: has no effect with --live-page=false"):
+        Settings(endpoints_file="x", live_page=False, **more).check()
+
+
+def test_a_price_is_not_negative_and_an_endpoint_has_a_gpu() -> None:
+    """Numbers that make no sense are refused."""
+    with pytest.raises(SettingsError, match="--gpu-hour-price"):
+        Settings(gpu_hour_price=-1.0)
+    with pytest.raises(SettingsError, match="--gpus-per-endpoint"):
+        Settings(gpus_per_endpoint=0)
