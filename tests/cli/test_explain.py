@@ -1,4 +1,4 @@
-"""What ``kvist explain`` prints; ``tests/data_plane/test_explain.py`` runs it against real pickers."""
+"""The output of ``kvist explain``; ``tests/data_plane/test_explain.py`` runs it against real pickers."""
 
 import io
 import json
@@ -99,7 +99,7 @@ def test_where_a_request_would_go() -> None:
 
 
 def test_why_a_request_went_where_it_did() -> None:
-    """What was asked, the wait, predicted against true, where it was served, and what was left out."""
+    """The output has the request, the wait, predicted against true, the server, and what was left out."""
     actual = {"cached_tokens": 1008, "ttft_seconds": 0.5, "endpoint": "10.0.0.2:8000"}
     actual |= {"status": 200, "ended": "access-log"}
     rows = row("a", decode=10), row("b", decode=10.1), unable("c", "not ready")

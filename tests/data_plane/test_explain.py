@@ -186,7 +186,7 @@ async def test_the_command_says_where_and_why(tmp_path: Path) -> None:
         await running.until("kvist_epp_requests_ended_total", 1)
         went = await asyncio.to_thread(command, "known", "--address", where)
         page = await asyncio.to_thread(command, "known", "--address", where, "-o", "json")
-        unknown = await asyncio.to_thread(command, "nobody", "--address", where)
+        unknown = await asyncio.to_thread(command, "another", "--address", where)
         broken = await asyncio.to_thread(command, "-f", "-", "--address", where, stdin="no JSON")
     gone = await asyncio.to_thread(command, "known", "--address", where)
 
@@ -197,7 +197,9 @@ async def test_the_command_says_where_and_why(tmp_path: Path) -> None:
     assert f"served by {served}; ended, status 200 (access-log)" in went.stdout
     assert json.loads(page.stdout)["id"] == "known"
     assert (unknown.returncode, unknown.stdout) == (1, "")
-    assert "no decision on nobody is among the last 20,000 of this replica (--decision-log)" in unknown.stderr
+    assert (
+        "no decision on another is among the last 20,000 of this replica (--decision-log)" in unknown.stderr
+    )
     assert (broken.returncode, broken.stdout) == (2, "")
     assert "not JSON" in broken.stderr
     assert (gone.returncode, len(gone.stderr.splitlines())) == (1, 1)
@@ -205,7 +207,7 @@ async def test_the_command_says_where_and_why(tmp_path: Path) -> None:
 
 
 async def test_a_decision_is_found_at_any_replica(tmp_path: Path) -> None:
-    """What one replica decided is shown by the other, until the one that decided is gone."""
+    """A replica shows what the other one decided, until that one is gone."""
     async with pool(tmp_path, pickers=2) as replicas:
         await replicas.start(0, 1)
         await linked(replicas, 0, 1)
@@ -219,7 +221,7 @@ async def test_a_decision_is_found_at_any_replica(tmp_path: Path) -> None:
             with pytest.raises(PickerClientError, match="no decision on mine") as alone:
                 await picker.get("/debug/decisions/mine?replicas=false")
             with pytest.raises(PickerClientError, match="of this replica and of 1 other replica"):
-                await picker.get("/debug/decisions/nobody")
+                await picker.get("/debug/decisions/another")
             await replicas.end(0, signal.SIGKILL)
             while (await picker.get("/debug/decisions?limit=1"))["unreachable"] != [names[0]]:
                 await asyncio.sleep(0.05)

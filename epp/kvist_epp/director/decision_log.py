@@ -64,8 +64,8 @@ class Decision(msgspec.Struct, gc=False):
 class DecisionLog(RequestListener):
     """Keeps a number of decisions in order.
 
-    There is no index of their ids: it would cost each pick as much as the rest of the log, and people who ask
-    for one request can wait the millisecond that a search takes.
+    There is no index of their ids: people who ask for one request can wait the millisecond that a search
+    takes.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class DecisionLog(RequestListener):
         )
 
     def on_cache_truth(self, request: InFlightRequest, cached: int, now: float) -> None:  # noqa: ARG002
-        """See ``RequestListener``."""
+        """Keep the engine's figure; see ``RequestListener``."""
         if (decision := self._open.get(request)) is not None:
             decision.cached_tokens = cached
 

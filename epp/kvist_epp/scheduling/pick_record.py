@@ -1,4 +1,4 @@
-"""What one pick has read, kept so that the cost of each endpoint can be shown later. Pure.
+"""Records of picks: what each has read, so that the cost of each endpoint can be shown later. Pure.
 
 A pick over columns (``candidate_table``) computes the terms of the best endpoint only. Its record keeps what
 it read instead, and computes the terms of all endpoints when it is asked: those that ``pick.explain`` would

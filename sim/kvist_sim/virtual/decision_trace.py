@@ -107,7 +107,7 @@ class Recorder:
         """Wrap the inputs, the request log and the clock of this process."""
         from kvist_epp.app import app
 
-        vars(app)["time"] = SimpleNamespace(monotonic=self.clock)
+        vars(app)["time"] = SimpleNamespace(monotonic=self.clock, time=time.time)
         for kind, names in INPUTS.items():
             for name in names:
                 setattr(kind, name, self._wrapped(kind, name, getattr(kind, name)))

@@ -123,13 +123,13 @@ async def test_one_decision_is_found_at_the_replica_that_made_it() -> None:
         path = f"/debug/decisions/{quote(odd, safe='')}"
         status, found = await first.get(path)
         alone, _ = await first.get(f"{path}?replicas=false")
-        missing, document = await first.get("/debug/decisions/nobody%0Aat%20all")
+        missing, document = await first.get("/debug/decisions/unknown%0Aat%20all")
 
     assert (status, found["id"], found["replica"]) == (200, odd, "b")
     assert [row["id"] for row in found["earlier"]] == [odd]
     assert (alone, missing) == (404, 404)
     assert document["error"]["message"] == (
-        "no decision on nobody?at all is among the last 5 of this replica and of 1 other replica "
+        "no decision on unknown?at all is among the last 5 of this replica and of 1 other replica "
         "(--decision-log); no answer from gone"
     )
 

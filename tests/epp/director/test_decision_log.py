@@ -92,7 +92,7 @@ def test_what_came_true_is_added() -> None:
 
 
 def test_the_time_to_the_first_token_is_kept_while_the_request_is_open() -> None:
-    """What an observed response shows is added; a report after the end changes nothing."""
+    """A decision has the TTFT of the observed response; a report after the end changes nothing."""
     parts, log = logged()
     send(parts, "one")
     [request] = list(parts.director.table)
@@ -163,7 +163,7 @@ def test_a_session_id_finds_its_requests_where_no_request_has_this_id() -> None:
 
     assert [one["id"] for one in log.find(long)] == ["two", "one"]
     assert {one["session"] for one in log.find(long)} == {"s" * MAX_ID}
-    assert log.find("nobody") == []
+    assert log.find("unknown") == []
 
 
 def test_rejected_requests_are_kept_with_the_reason() -> None:
@@ -220,7 +220,7 @@ def test_of_a_large_pool_the_best_and_the_holders_are_shown() -> None:
 
 
 async def test_a_request_that_waited_has_its_wait_and_the_candidates_of_its_dispatch() -> None:
-    """What a pick read when the request had waited counts, not what it read when the request came."""
+    """The record is of the pick after the wait, not of the one when the request came."""
     clock = Clock()
     log = DecisionLog(5, "replica", clock=clock, wall=lambda: WALL)
     queued = QueuedDirector(1, 1, clock, decisions=log)
@@ -236,7 +236,7 @@ async def test_a_request_that_waited_has_its_wait_and_the_candidates_of_its_disp
 
 
 async def test_a_request_cancelled_in_the_queue_is_kept_as_such() -> None:
-    """Its outcome says that the client cancelled it, after how long."""
+    """The outcome says that the client cancelled it, and the wait how long that took."""
     parts, log = logged(1, limits=FlowLimits())
     parts.director.tracker.calibrate("t/e0", slots=1)
     send(parts, "first")
