@@ -47,13 +47,20 @@ def test_no_module_is_named_like_the_standard_library() -> None:
     assert stems & set(sys.stdlib_module_names) == set()
 
 
-@pytest.mark.parametrize("script", sorted(PROJECT["project"]["scripts"]))
+@pytest.mark.parametrize("script", sorted(set(PROJECT["project"]["scripts"]) - {"kubectl_complete-kvist"}))
 def test_console_scripts_answer_help(script: str) -> None:
     """Each installed command starts and shows examples."""
     shown = subprocess.run(
         [Path(sys.executable).parent / script, "--help"], capture_output=True, text=True, check=True
     )
     assert "example" in shown.stdout
+
+
+def test_the_completion_of_kubectl_is_installed() -> None:
+    """kubectl finds the program that completes the words of its plugin, which answers in cobra's form."""
+    program = Path(sys.executable).parent / "kubectl_complete-kvist"
+    ended = subprocess.run([program, "po"], capture_output=True, text=True, check=True)
+    assert ended.stdout == "pools\n:4\n"
 
 
 def test_files_stay_small() -> None:

@@ -3,7 +3,7 @@
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ EPILOG: Final = """\
 examples:
   kvist demo                        compare kvist with round robin on this machine, in under three minutes
   kvist plan -f pool.yaml           show what would run for a pool, and why; needs no cluster
+  kvist pools -A                    list the pools of a cluster; kubectl kvist pools -A does the same
   kvist explain -f request.json     ask a running picker where a request would go, and why
   kvist sim engine --port 8000      run a simulated engine with vLLM's API
   kvist bench epp --quick           measure the picker behind a real Envoy
@@ -33,21 +34,26 @@ class MissingExtraError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; argparse exits 2 on what it cannot read."""
     words = list(sys.argv[1:] if argv is None else argv)
-    try:
-        return run(words)
-    except MissingExtraError as missing:
-        print(f"kvist: {missing}", file=sys.stderr)
-        return MISSING_EXTRA
-
-
-def run(words: list[str]) -> int:
-    """Find the command and call its function; return the exit code. Raises MissingExtraError."""
     for command in COMMANDS:
         length = len(command.words)
         if command.options is None and tuple(words[:length]) == command.words:
-            return int(_function(command)(words[length:]) or 0)
+            return run(command, words[length:])
     options = _parser().parse_args(words)
-    return int(_function(options.command)(options) or 0)
+    return run(options.command, options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    text = "Prefix-aware routing for vLLM: plans, pools, the demo, the simulator, the benchmarks."
+    return build_parser("kvist", COMMANDS, description=text, epilog=EPILOG)
+
+
+def run(command: Command, options: argparse.Namespace | list[str]) -> int:
+    """Call the function of a command and return its exit code; a missing package is an error in one line."""
+    try:
+        return int(_function(command)(options) or 0)
+    except MissingExtraError as missing:
+        print(f"kvist: {missing}", file=sys.stderr)
+        return MISSING_EXTRA
 
 
 def _function(command: Command) -> Callable[[Any], int | None]:
@@ -62,22 +68,26 @@ def _function(command: Command) -> Callable[[Any], int | None]:
     return found
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser(
+    program: str, commands: Iterable[Command], *, description: str, epilog: str, as_plugin: bool = False
+) -> argparse.ArgumentParser:
+    """Return the parser of a program with these commands; ``as_plugin``: it is a plugin of kubectl."""
     parser = argparse.ArgumentParser(
-        prog="kvist",
-        description="Prefix-aware routing for vLLM: plans, the demo, the simulator, the benchmarks.",
-        epilog=EPILOG,
+        prog=program,
+        description=description,
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"kvist {metadata.version('kvist')}")
     top = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     groups: dict[str, _Subparsers] = {}
-    for command in COMMANDS:
+    for command in commands:
         first = command.words[0]
         if first in GROUPS and first not in groups:
             groups[first] = _group(top, first, GROUPS[first])
-        _add(groups.get(first, top), command)
+        made = _add(groups.get(first, top), command, program)
+        made.set_defaults(command=command, as_plugin=as_plugin)
     return parser
 
 
@@ -96,18 +106,19 @@ def _group(top: _Subparsers, name: str, text: str) -> _Subparsers:
     return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
 
-def _add(parent: _Subparsers, command: Command) -> None:
-    parser = parent.add_parser(
+def _add(parent: _Subparsers, command: Command, program: str) -> argparse.ArgumentParser:
+    examples = command.examples.replace("kvist ", f"{program} ")
+    parser: argparse.ArgumentParser = parent.add_parser(
         command.words[-1],
         **({} if command.hidden else {"help": command.summary}),
         description=command.summary,
-        epilog=f"examples:\n{command.examples}",
+        epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.set_defaults(command=command)
     if command.options is not None:
         command.options(parser)
+    return parser
 
 
 if __name__ == "__main__":

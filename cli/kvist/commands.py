@@ -47,7 +47,8 @@ COMMANDS: Final = (
         options=options.demo_options,
         examples="""\
   kvist demo
-  kvist demo --engines 6 --seconds 60
+  kvist demo --watch
+  kvist demo --engines 6 --seconds 60 --picture
   kvist demo --json | python -m json.tool""",
     ),
     Command(
@@ -81,6 +82,29 @@ COMMANDS: Final = (
   kvist compare -f pool.yaml --with engine.kvCacheDtype=Model
   kubectl get kvp qwen -o yaml | kvist compare -f -
   kvist compare -f pool.yaml --gpu H200 --with engine.maxModelLen=131072 --with workload.concurrency=4""",
+    ),
+    Command(
+        words=("pools",),
+        summary="list the pools of a cluster: planned and reported KV cache, replicas, hit rate, advice",
+        function="kvist.status_commands:pools_main",
+        options=options.pools_options,
+        extra="operator",
+        examples="""\
+  kvist pools
+  kvist pools -A
+  kvist pools -n serving -o wide
+  kvist pools -A -o json | jq '.pools[] | select(.state != "Ready")'""",
+    ),
+    Command(
+        words=("why",),
+        summary="show why a pool runs as it does: problems, advice, conditions, the reasons of its plan",
+        function="kvist.status_commands:why_main",
+        options=options.why_options,
+        extra="operator",
+        examples="""\
+  kvist why qwen3-32b
+  kvist why qwen3-32b -n serving --context production
+  kubectl get kvp qwen3-32b -o yaml | kvist why -f -""",
     ),
     Command(
         words=("top",),

@@ -18,6 +18,15 @@ class CommandUsageError(CommandError):
     exit_code = USAGE
 
 
+class ClusterAccessError(CommandError):
+    """An API server that does not answer, or has not what a command reads."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+        """HTTP status of the API server's answer; 0 when there was none."""
+
+
 class PickerClientError(CommandError):
     """A picker that cannot be found, does not answer, or refuses."""
 
@@ -25,3 +34,7 @@ class PickerClientError(CommandError):
         super().__init__(message)
         self.status = status
         """HTTP status of the picker's answer; 0 when there was none."""
+
+
+class NoPickerError(PickerClientError):
+    """A pool of which no picker runs."""

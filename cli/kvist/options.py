@@ -2,7 +2,12 @@
 
 import argparse
 import re
+from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
+
+DEMO_PICTURE: Final = Path("kvist-demo.png")
+NAMESPACE: Final = "namespace of the pool (default: that of the context)"
 
 
 def demo_options(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +29,21 @@ def demo_options(parser: argparse.ArgumentParser) -> None:
         help="seed of the traffic, which is the same for the same seed (default: 0)",
     )
     parser.add_argument("--json", action="store_true", help="write JSON to stdout, and progress to stderr")
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="show the picker's live page while both runs go on: print its address, and open it in a browser "
+        "if there is a display; draw the picture at the end",
+    )
+    parser.add_argument(
+        "--picture",
+        type=picture_file,
+        nargs="?",
+        const=DEMO_PICTURE,
+        metavar="FILE",
+        help="draw both runs over time, as .png (1600 x 900) or .svg; needs the extra plots (without FILE, "
+        f"and with --watch: {DEMO_PICTURE})",
+    )
 
 
 def _pool(parser: argparse.ArgumentParser) -> None:
@@ -165,17 +185,56 @@ def picker_options(parser: argparse.ArgumentParser) -> None:
     one_of.add_argument(
         "--pool",
         metavar="NAME",
-        help="pool of kvist's operator: its pickers are asked through the API server's proxy, with the "
-        "rights to list pods and to get (-f: create) pods/proxy",
+        help="pool of kvist's operator (with -n alone: the only one there): its pickers are asked through "
+        "the API server's proxy, which needs the rights to list pods and to get (-f: create) pods/proxy",
     )
-    group.add_argument(
-        "-n", "--namespace", metavar="NAME", help="namespace of the pool (default: that of the context)"
-    )
+    _cluster(group)
+    parser.set_defaults(as_plugin=False)  # a plugin of kubectl sets it
+
+
+def _cluster(group: argparse._ArgumentGroup, *, namespace: bool = True) -> None:
+    """Add kubectl's options for the cluster and, unless the caller does, for the namespace."""
+    if namespace:
+        group.add_argument("-n", "--namespace", metavar="NAME", help=NAMESPACE)
     group.add_argument(
         "--context", metavar="NAME", help="context of the kubeconfig (default: its current one)"
     )
     group.add_argument(
         "--kubeconfig", metavar="FILE", help="kubeconfig to use (default: KUBECONFIG, or ~/.kube/config)"
+    )
+
+
+def pools_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist pools``."""
+    scope = parser.add_mutually_exclusive_group()
+    scope.add_argument("-n", "--namespace", metavar="NAME", help=NAMESPACE)
+    scope.add_argument("-A", "--all-namespaces", action="store_true", help="list the pools of all namespaces")
+    _cluster(parser.add_argument_group("which cluster"), namespace=False)
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=("table", "wide", "json"),
+        default="table",
+        help="output format; wide has exact figures, more columns and all advice (default: table)",
+    )
+
+
+def why_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvist why``."""
+    parser.add_argument(
+        "pool", metavar="POOL", nargs="?", help="name of the pool (default: the only one of the namespace)"
+    )
+    parser.add_argument(
+        "-f",
+        "--filename",
+        dest="file",
+        metavar="FILE",
+        help="file with the pool as the cluster has it (kubectl get kvp POOL -o yaml), - is stdin; needs no "
+        "cluster",
+    )
+    _cluster(parser.add_argument_group("which cluster"))
+    parser.add_argument(
+        "-o", "--output", choices=("text", "json"), default="text", help="output format (default: text)"
     )
 
 
@@ -207,6 +266,14 @@ def picker_address(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r} is not an address such as http://localhost:9090")
     _ = parts.port  # raises ValueError for one that is no number
     return url
+
+
+def picture_file(text: str) -> Path:
+    """Parse the name of a picture's file, which ends in ``.png`` or ``.svg``."""
+    file = Path(text)
+    if file.suffix not in (".png", ".svg"):
+        raise argparse.ArgumentTypeError(f"{text} is no picture: write a name that ends in .png or .svg")
+    return file
 
 
 def positive(text: str) -> float:

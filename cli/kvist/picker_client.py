@@ -18,15 +18,14 @@ from urllib.parse import parse_qsl, urlsplit
 
 import aiohttp
 
-from kvist_kube.connection import Connection, context_namespace, find_cluster, own_namespace
-from kvist_kube.errors import ApiError, KubeError
+from kvist_kube.connection import Connection
+from kvist_kube.errors import ApiError
 from kvist_operator.manifests.object_names import METRICS_PORT, PICKER, ObjectNames
 
-from .errors import CommandError, CommandUsageError, PickerClientError
+from .cluster_access import ANSWER_SECONDS, Cluster, only_pool, open_cluster
+from .errors import CommandError, CommandUsageError, NoPickerError, PickerClientError
 
 DEFAULT_ADDRESS: Final = "http://localhost:9090"
-ANSWER_SECONDS: Final = 15.0
-"""Time limit of an answer; a picker asks its replicas for at most two seconds."""
 _BODY: Final = "application/octet-stream"
 _FORBIDDEN: Final = 403
 _UNREACHABLE: Final = (0, 502, 503, 504)
@@ -93,15 +92,19 @@ def run_with_picker(
 
 @asynccontextmanager
 async def open_picker(options: argparse.Namespace) -> AsyncIterator[PickerClient]:
-    """Yield a client of the picker that the options name. Raises CommandError."""
-    if options.pool is None:
-        for name in ("namespace", "context", "kubeconfig"):
-            if getattr(options, name):
-                raise CommandUsageError(f"--{name} needs --pool NAME; --address needs no cluster")
-        async with _at_address(options.address or DEFAULT_ADDRESS) as picker:
+    """Yield a client of the picker that the options name. Raises CommandError.
+
+    Options of the cluster without a pool mean the only pool of the namespace; so does a plugin of kubectl
+    without options (``as_plugin``).
+    """
+    given = [name for name in ("namespace", "context", "kubeconfig") if getattr(options, name)]
+    if options.address and given:
+        raise CommandUsageError(f"--{given[0]} goes with --pool NAME; --address needs no cluster")
+    if options.pool or given or (options.as_plugin and not options.address):
+        async with _in_cluster(options) as picker:
             yield picker
     else:
-        async with _in_cluster(options) as picker:
+        async with _at_address(options.address or DEFAULT_ADDRESS) as picker:
             yield picker
 
 
@@ -147,30 +150,22 @@ class PickerPod(NamedTuple):
 
 @asynccontextmanager
 async def _in_cluster(options: argparse.Namespace) -> AsyncIterator[PickerClient]:
-    kubeconfig, context = options.kubeconfig or "", options.context or ""
-    try:
-        load = find_cluster(
-            os.environ,
-            kubeconfig=kubeconfig,
-            context=context,
-            otherwise="name a kubeconfig with --kubeconfig",
+    async with open_cluster(options) as cluster:
+        pool = options.pool or (await only_pool(cluster))["metadata"]["name"]
+        yield await picker_of_pool(cluster, pool)
+
+
+async def picker_of_pool(cluster: Cluster, pool: str) -> PickerClient:
+    """Return a client of a pool's pickers, through the API server. Raises PickerClientError, NoPickerError
+    where none runs."""
+    where = f"--pool {cluster.namespace}/{pool}"
+    pods = await picker_pods(cluster.connection, pool, cluster.namespace)
+    if not pods:
+        raise NoPickerError(
+            f"{where}: no picker of this pool runs in the namespace; kvist pools -A lists pools, and pickers "
+            "that kvist's operator did not create are named with --address"
         )
-        named = context_namespace(os.environ, kubeconfig=kubeconfig, context=context)
-        namespace = options.namespace or named or own_namespace(os.environ)
-    except KubeError as error:
-        raise CommandUsageError(f"--kubeconfig: {error}") from error
-    where = f"--pool {namespace}/{options.pool}"
-    connection = Connection(load, answer_seconds=ANSWER_SECONDS)
-    try:
-        pods = await picker_pods(connection, options.pool, namespace)
-        if not pods:
-            raise PickerClientError(
-                f"{where}: no picker of this pool runs in the namespace; kubectl get inferencepools -A lists "
-                "pools, and pickers that kvist's operator did not create are named with --address"
-            )
-        yield PickerClient(where, _PodProxy(connection, where, pods).send)
-    finally:
-        await connection.close()
+    return PickerClient(where, _PodProxy(cluster.connection, where, pods).send)
 
 
 async def picker_pods(connection: Connection, pool: str, namespace: str) -> list[PickerPod]:

@@ -5,10 +5,7 @@ No cluster is needed. Each command returns 0, 3 for a plan that is refused, or 2
 
 import argparse
 import json
-import os
-import shutil
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -22,7 +19,7 @@ from kvist_operator.manifests.render import Rendered, to_yaml
 from kvist_operator.models.shape import Facts
 from kvist_operator.models.source import draft_facts, model_facts
 from kvist_operator.node_labels import NodeFacts, node_kinds
-from kvist_operator.plan import Choice, Plan, PlanVerdict, make_plan
+from kvist_operator.plan import Plan, PlanVerdict, make_plan
 from kvist_operator.plan.plan import Difference, differences, override
 from kvist_operator.prices import check_names
 from kvist_operator.reconcile.model_cache import ModelQuery, look_up_facts, pinned
@@ -32,22 +29,11 @@ from kvist_operator.status import plan_status
 from kvist_operator.status.known_model import known_model
 
 from .cluster_files import read_nodes, read_prices
+from .plan_text import WIDTH, plan_page, print_text, shown
 from .pool_file import PoolFile, read_pools
 
-NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 REFUSED: Final = 3
 INVALID: Final = 2
-WIDTH: Final = 100
-"""Longest line; a narrower terminal has shorter ones."""
-BAR: Final = 80
-"""Characters of the longest bar."""
-PARTS: Final = (
-    ("weights", "weights_gib", "█"),
-    ("activations", "activations_gib", "▓"),
-    ("graphs", "graphs_gib", "▒"),
-    ("overhead", "overhead_gib", "░"),
-    ("KV cache", "kv_gib", "◆"),
-)
 
 
 def plan_main(options: argparse.Namespace) -> int:
@@ -69,7 +55,7 @@ def plan_main(options: argparse.Namespace) -> int:
         plans.append((pool, plan))
         code = max(code, REFUSED) if plan.verdict is PlanVerdict.REFUSED and code != INVALID else code
     if plans:
-        _emit(_all_printed(plans, options.output, alone=len(found.pools) == 1))
+        print_text(_all_printed(plans, options.output, alone=len(found.pools) == 1))
     return code
 
 
@@ -95,7 +81,7 @@ def compare_main(options: argparse.Namespace) -> int:
             titles = "running", f"kvist {__version__}"
     except OperatorError as error:
         return _fail(error)
-    _emit(_compared(before, after, titles, options.output))
+    print_text(_compared(before, after, titles, options.output))
     return REFUSED if PlanVerdict.REFUSED in (before["verdict"], after["verdict"]) else 0
 
 
@@ -118,14 +104,6 @@ def _running(
     )
     nodes = with_planned_first(node_kinds(_nodes(options)), status)
     return running, plan_status(_made(pinned(pool, facts), facts, draft, nodes, options))
-
-
-def _emit(text: str) -> None:
-    """Print the text. A reader that stops early (``| head``) is not an error."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: OperatorError, label: str = "") -> int:
@@ -194,100 +172,7 @@ def _printed(plan: Plan, output: str) -> str:
         return json.dumps(plan.to_dict(), indent=2)
     if output == "yaml":
         return yaml.safe_dump(plan.to_dict(), sort_keys=False, width=WIDTH).rstrip()
-    return "\n".join([*_head(plan), "", *_bar(plan), "", *_command(plan), "", "why", *_reasons(plan.choices)])
-
-
-def _head(plan: Plan) -> list[str]:
-    whole = plan.to_dict()
-    gpus, p = whole["accelerator"], whole["parallelism"]
-    nodes = f" on {gpus['nodes']} nodes" if gpus["nodes"] > 1 else ""
-    sizes = " × ".join(f"{short} {p[name]}" for short, name in _SIZES if p[name] > 1)
-    verdict = f"{plan.verdict}: {gpus['per_replica']} × {gpus['name']}{nodes}{', ' if sizes else ''}{sizes}"
-    lines = [
-        "; ".join((verdict, *plan.notes)),
-        f"model: {plan.model}",
-    ]
-    lines += [f"unverified: {doubt}" for doubt in plan.doubts]
-    lines += [f"warning: {warning}" for warning in plan.warnings]
-    if plan.verdict is PlanVerdict.REFUSED:
-        lines.append(f"lacks {whole['shortfall_gib']} GiB on each GPU; {plan.nearest}")
-        return lines
-    price = plan.price_per_hour
-    if price is not None:
-        product = f" ({plan.layout.gpus} × {plan.hardware.price:g})" if plan.layout.gpus > 1 else ""
-        lines.append(f"price of a replica: {price:.2f} per hour{product}")
-    lines += [f"{'cheaper' if each.cheaper else 'dearer'}: {each}" for each in plan.neighbours]
-    return lines
-
-
-_SIZES: Final = (("TP", "tensor"), ("PP", "pipeline"), ("DP", "data"), ("DCP", "context"), ("EP", "expert"))
-
-
-def _bar(plan: Plan) -> list[str]:
-    memory = plan.to_dict()["memory"]
-    total = memory["per_gpu_gib"]
-    length = min(BAR, _width() - 2)
-    drawn, sums = "", 0.0
-    for _, key, mark in PARTS:
-        sums += max(0.0, memory[key])
-        drawn += mark * (min(length, round(length * sums / (total or sums or 1))) - len(drawn))
-    parts = PARTS if plan.memory.caches else PARTS[:-1]
-    legend = [f"{mark} {name} {memory[key]:.2f}" for name, key, mark in parts]
-    legend.append(f"· free {total - memory['usable_gib'] + max(0.0, memory['unused_gib']):.2f}")
-    unbroken = "  ".join(entry.replace(" ", NO_BREAK) for entry in legend)
-    return [
-        f"memory of each {plan.hardware.accelerator.name}: {total:.2f} GiB",
-        f"[{drawn:·<{length}}]",
-        *(line.replace(NO_BREAK, " ") for line in textwrap.wrap(unbroken, _width())),
-        _held(plan, memory),
-    ]
-
-
-def _held(plan: Plan, memory: Mapping[str, Any]) -> str:
-    """Return what a replica holds at once: sequences in its KV cache, or the prompts of a step."""
-    longest = f"{plan.settings.max_len:,} tokens"
-    if plan.settings.pooling:
-        step = f"{plan.settings.batched_tokens:,} tokens of {plan.settings.sequences:,} prompts"
-        cache = "there is no KV cache"
-        if plan.memory.caches:
-            cache = "the KV cache has prompts only while they are computed"
-        return f"a step of an engine: up to {step}, each up to {longest}; {cache}"
-    sequences = f"{memory['max_concurrency']:g} sequences of {longest}"
-    each = f"{memory['kv_gib_per_sequence']:.2f} GiB each"
-    return f"KV cache of a replica: {memory['kv_tokens']:,} tokens, {sequences} ({each})"
-
-
-def _command(plan: Plan) -> list[str]:
-    if not plan.argv:
-        return ["no command, because the plan is refused"]
-    lines, line, width = [], "vllm", _width()
-    for word in plan.argv:
-        plain = all(c.isalnum() or c in "-_./=,:@" for c in word)
-        shown = word if plain else f"'{word}'"
-        if word.startswith("--") and len(line) + len(shown) > width - 4:
-            lines.append(f"{line} \\")
-            line = f"   {shown}"
-        else:
-            line = f"{line} {shown}"
-    return [*lines, line, *(f"env {name}={value}" for name, value in plan.env.items())]
-
-
-def _reasons(choices: tuple[Choice, ...]) -> list[str]:
-    wide = max(len(choice.field) for choice in choices)
-    lines: list[str] = []
-    for choice in choices:
-        text = f"{_shown(choice.value)}: {choice.reason} [{choice.source}]"
-        wrapped = textwrap.wrap(text, _width() - wide - 4, break_long_words=False)
-        lines += [f"  {choice.field if not i else '':<{wide}}  {part}" for i, part in enumerate(wrapped)]
-    return lines
-
-
-def _width() -> int:
-    return max(60, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
-
-
-def _shown(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict | bool) else str(value)
+    return plan_page(plan)
 
 
 def _compared(
@@ -313,7 +198,7 @@ def _beside(found: list[Difference], before: str, after: str, titles: tuple[str,
 
 
 def _cell(value: Any) -> str:
-    text = "–" if value is None else _shown(value)
+    text = "–" if value is None else shown(value)
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
@@ -335,7 +220,7 @@ def render_main(options: argparse.Namespace) -> int:
             _report(plan, made[-1])
     except OperatorError as error:
         return _fail(error, label)
-    _emit(to_yaml(each for rendered in made for each in rendered.objects).rstrip())
+    print_text(to_yaml(each for rendered in made for each in rendered.objects).rstrip())
     return 0
 
 

@@ -54,6 +54,8 @@ def options_of(*words: str) -> argparse.Namespace:
         ("bench", "chaos"),
         ("bench", "soak"),
         ("bench", "queue"),
+        ("pools",),
+        ("why",),
     ],
 )
 def test_help_shows_examples(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +85,8 @@ def test_version_is_the_distribution_s(capsys: pytest.CaptureFixture[str]) -> No
         ("demo", "--seconds", "-1"),
         ("demo", "--seconds", "nan"),
         ("demo", "--eng", "2"),
+        ("demo", "--picture", "demo.jpg"),
+        ("pools", "-A", "-n", "serving"),
         ("bench", "epp", "--sizes", "1,none"),
         ("bench", "epp", "--transport", "carrier-pigeon"),
     ],

@@ -245,16 +245,16 @@ async def test_an_address_is_asked_directly() -> None:
 
 
 def test_options_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """A namespace without a pool, and an address with one, end with exit code 2 and name the flag."""
+    """An address with a namespace, or with a pool, ends with exit code 2 and names the flag."""
 
     async def main(picker: PickerClient, options: argparse.Namespace) -> int:
         raise AssertionError(picker, options)
 
-    assert run_with_picker(parsed("--namespace", "serving"), main) == 2
+    assert run_with_picker(parsed("--namespace", "serving", "--address", "localhost:9090"), main) == 2
     with pytest.raises(SystemExit) as ended:
         parsed("--pool", "qwen", "--address", "localhost:9090")
 
-    assert "--namespace needs --pool NAME" in capsys.readouterr().err
+    assert "--namespace goes with --pool NAME; --address needs no cluster" in capsys.readouterr().err
     assert ended.value.code == 2
 
 

@@ -6,6 +6,7 @@
 import sys
 from pathlib import Path
 
+from tests.charts.binaries import kubectl
 from tests.cluster.nftables import folder_of_nft
 from tests.golang import GoError, build
 
@@ -41,6 +42,6 @@ if __name__ == "__main__":
     try:
         for one in sys.argv[1:] or PROGRAMS:
             sys.stdout.write(f"{binary(one)}\n")
-        sys.stdout.write(f"{folder_of_nft()}\n")
+        sys.stdout.write(f"{folder_of_nft()}\n{kubectl()}\n")
     except GoError as error:
         sys.exit(f"binaries: {error}")

@@ -4,7 +4,10 @@ The tests share one pool, in order, as it would live.
 """
 
 import asyncio
+import json
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +48,53 @@ async def test_an_applied_pool_serves_through_its_envoy(twig: Served) -> None:
         return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
     assert await twig.room.until(cached, "an answer from a cache") > 200
+
+
+async def kvist(twig: Served, *words: str) -> str:
+    """Return the output of a ``kvist`` command about the pool's namespace, run in the cluster's network."""
+    inside = ("nsenter", "--target", str(twig.cluster.first), "--net", "--", sys.executable, "-m", "kvist")
+    where = ("-n", twig.room.name, "--kubeconfig", str(twig.cluster.folder / "components.kubeconfig"))
+    process = await asyncio.create_subprocess_exec(
+        *inside, *words, *where, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    return out.decode()
+
+
+async def test_kvist_pools_and_why_show_what_serves(twig: Served) -> None:
+    """The hit rate comes from a picker through the API server's proxy; the page of the pool names no problem,
+    and has the plan's reasons."""
+
+    async def known() -> Json | None:
+        await twig.ask("Once there was a forest of many words. " * 30)
+        [found] = json.loads(await kvist(twig, "pools", "-o", "json"))["pools"]
+        return found if found["hit_rate"] else None
+
+    found = await twig.room.until(known, "a hit rate")
+    assert found is not None
+    assert 0 < found["hit_rate"] <= 1
+    assert (found["name"], found["state"], found["hit_rate_problem"]) == (twig.name, "Ready", "")
+    assert (found["replicas_ready"], found["replicas_desired"]) == (2, 2)
+    page = await kvist(twig, "why")
+    assert page.startswith(f"pool {twig.room.name}/{twig.name}: ready (AsAsked)\n")
+    assert f"{found['planned_tokens']:,} tokens planned for each replica" in page
+    assert "it means" not in page
+    assert "[sizing rule]" in page.partition("\nwhy\n")[2]
+
+
+async def test_kvist_top_and_explain_ask_a_picker_through_the_api_server(twig: Served, folder: Path) -> None:
+    """With ``-n`` alone both are about the only pool: the table has its engines, and a request like the last
+    one would go to the engine that caches it."""
+    shown = json.loads(await kvist(twig, "top", "--once", "-o", "json"))
+    addresses = {f"{pod['status']['podIP']}:8000" for pod in await twig.engines()}
+    assert {each["endpoint"] for each in shown["endpoints"]} == addresses
+
+    request = folder / "request.json"
+    message = {"role": "user", "content": "Once there was a forest of many words. " * 30}
+    request.write_text(json.dumps({"model": twig.name, "messages": [message]}))
+    found = json.loads(await kvist(twig, "explain", "-f", str(request), "-o", "json"))
+    assert max(each["matched_tokens"] for each in found["endpoints"]) > 200
 
 
 async def test_a_change_of_one_argument_rolls_pod_by_pod_without_a_failed_request(twig: Served) -> None:

@@ -14,6 +14,7 @@ from kvist_operator.manifests.object_names import ObjectNames
 from kvist_operator.status.advice import GUIDE as NAMED
 from kvist_operator.status.advice import RULES
 from kvist_operator.status.diagnosis import ORDER
+from kvist_operator.status.reasons import CLUSTER, PODS, REASONS, SERVING, SPEC, Reason
 from kvist_operator.status.termination_message import SAYINGS
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +70,14 @@ def test_every_reason_has_a_row_and_every_row_a_reason() -> None:
 def test_every_row_says_what_it_means_and_what_to_do() -> None:
     """Every row has three cells, none of them empty."""
     assert [reason for reason, cells in rows().items() if len(cells) != 3 or not all(cells)] == []
+
+
+def test_the_guide_says_what_kvist_why_says() -> None:
+    """Meaning and remedy of each reason are those of the table that ``kvist why`` reads; none is in it twice,
+    but the one of the operator's own log."""
+    assert {reason: Reason(*cells[1:]) for reason, cells in rows().items()} == dict(REASONS)
+    tables = (SPEC, CLUSTER, PODS, SERVING)
+    assert sum(map(len, tables)) - len(REASONS) == len({"CannotStart"})
 
 
 def test_every_kind_of_problem_has_its_place_in_the_order() -> None:

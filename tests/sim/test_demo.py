@@ -62,7 +62,9 @@ def test_the_table_says_what_is_compared_and_by_how_much() -> None:
     """One sentence above the figures, both policies beside each other, the ratio in words."""
     text = shown(DemoReport(DemoPlan(), GOOD, SLOW))
 
-    assert "twice: kvist picked the engine, then Envoy took turns (round robin)" in " ".join(text.split())
+    said = " ".join(text.split())
+    assert "twice: once kvist picked the engine, once Envoy took turns (round robin)" in said
+    assert "Prefill saved: prompt tokens from cache / 15,928 tokens/s, the rate of one engine." in said
     assert "100 ms" in text
     assert "50 x faster" in text
     assert "2.0 x more" in text
@@ -74,6 +76,8 @@ def test_the_document_is_json_with_both_runs() -> None:
     found = json.loads(json.dumps(document(DemoReport(DemoPlan(), GOOD, SLOW))))
 
     assert (found["kvist"]["cached_share"], found["round_robin"]["cached_share"]) == (0.9, 0.3)
+    rate = found["prefill_tokens_per_second"]
+    assert found["kvist"]["prefill_gpu_seconds_saved"] == found["kvist"]["cached_tokens"] / rate
     assert found["plan"]["engines"] == 4
 
 

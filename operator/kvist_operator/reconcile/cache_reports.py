@@ -69,6 +69,11 @@ def parse_report(body: bytes) -> CacheReport:
         page = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise FleetError(f"the answer is not JSON ({type(error).__name__})") from None
+    return read_report(page)
+
+
+def read_report(page: Any) -> CacheReport:
+    """Read the JSON document of an answer. Raises FleetError that names the problem."""
     version = _count(page, "version")
     if version != VERSION:
         raise FleetError(f"the answer has version {version}; this operator supports version {VERSION}")

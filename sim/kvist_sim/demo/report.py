@@ -3,9 +3,9 @@
 import dataclasses
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Final
 
@@ -18,6 +18,8 @@ from rich.text import Text
 from kvist_sim import load
 from kvist_sim.demo.plan import DemoPlan
 from kvist_sim.load import Summary
+
+from .series import PREFILL_RATE, gpu_seconds_saved
 
 REFRESH_SECONDS: Final = 0.25
 RECENT: Final = 100
@@ -101,7 +103,7 @@ def figures(state: load.Progress) -> str:
 KVIST: Final = "kvist"
 ROUND_ROBIN: Final = "round robin"
 TENFOLD: Final = 10
-"""Ratio from which on no decimals are shown."""
+"""Ratio from which on no decimals are shown; seconds have one less."""
 TOLERATED_ERROR_SHARE: Final = 0.01
 """Largest share of failed requests in a valid run, however fast the rest was."""
 
@@ -113,6 +115,8 @@ class DemoReport:
     plan: DemoPlan
     kvist: Summary
     round_robin: Summary
+    outcomes: Mapping[str, Sequence[load.Outcome]] = field(default_factory=dict)
+    """Every request of each run, warm-up included, by name of the policy; for the picture."""
 
     def failure(self) -> str | None:
         """Return the reason why the result does not count; None if it does."""
@@ -135,8 +139,11 @@ class _Row:
     less_is_better: bool = False
 
 
-def _seconds(value: float) -> str:
-    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
+def seconds_text(value: float) -> str:
+    """Return a time in milliseconds or seconds with its unit."""
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    return f"{value:.2f} s" if value < TENFOLD else f"{value:.1f} s"
 
 
 def _count(value: float) -> str:
@@ -146,9 +153,24 @@ def _count(value: float) -> str:
 ROWS: Final = (
     _Row("output tokens/s", lambda s: s.output_tokens_per_second, _count, "more", "less"),
     _Row("answers/s", lambda s: s.requests_per_second, lambda v: f"{v:.1f}", "more", "less"),
-    _Row("time to first token, p50", lambda s: s.ttft_p50, _seconds, "faster", "slower", less_is_better=True),
-    _Row("time to first token, p90", lambda s: s.ttft_p90, _seconds, "faster", "slower", less_is_better=True),
+    _Row(
+        "time to first token, p50",
+        lambda s: s.ttft_p50,
+        seconds_text,
+        "faster",
+        "slower",
+        less_is_better=True,
+    ),
+    _Row(
+        "time to first token, p90",
+        lambda s: s.ttft_p90,
+        seconds_text,
+        "faster",
+        "slower",
+        less_is_better=True,
+    ),
     _Row("prompt tokens from cache", lambda s: s.cached_share, lambda v: f"{v:.1%}", "more", "less"),
+    _Row("prefill saved, GPU-seconds", lambda s: gpu_seconds_saved(s.cached_tokens), _count, "more", "less"),
     _Row("errors", lambda s: s.errors, _count, ""),
     _Row("still waiting at the end", lambda s: s.unfinished, _count, ""),
 )
@@ -158,11 +180,12 @@ def explanation(plan: DemoPlan) -> str:
     """Return one sentence that says which systems are compared."""
     shape = plan.shape
     return (
-        f"The same {plan.seconds:g} s of chat traffic through the same Envoy, twice: "
-        f"kvist picked the engine,\nthen Envoy took turns (round robin).\n"
+        f"The same {plan.seconds:g} s of chat traffic through the same Envoy, twice: once kvist picked the "
+        f"engine,\nonce Envoy took turns (round robin).\n"
         f"{plan.rate:g} requests/s, {shape.groups} shared system prompts, {plan.engines} simulated engines "
         f"(timed as Qwen3-32B on one H100).\n"
-        f"All caches together hold every prompt, one alone does not: that is where routing matters."
+        f"All caches together hold every prompt, one alone does not: that is where routing matters.\n"
+        f"Prefill saved: prompt tokens from cache / {PREFILL_RATE:,.0f} tokens/s, the rate of one engine."
     )
 
 
@@ -193,6 +216,15 @@ def document(report: DemoReport) -> dict[str, Any]:
     runs = {"kvist": report.kvist, "round_robin": report.round_robin}
     return {
         "plan": {**dataclasses.asdict(report.plan), "shape": dataclasses.asdict(report.plan.shape)},
-        **{name: {**dataclasses.asdict(s), "cached_share": s.cached_share} for name, s in runs.items()},
+        **{name: _summary(summary) for name, summary in runs.items()},
+        "prefill_tokens_per_second": PREFILL_RATE,
         "versions": {"kvist": metadata.version("kvist"), "python": platform.python_version()},
+    }
+
+
+def _summary(summary: Summary) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(summary),
+        "cached_share": summary.cached_share,
+        "prefill_gpu_seconds_saved": gpu_seconds_saved(summary.cached_tokens),
     }

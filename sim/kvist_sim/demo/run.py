@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import json
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,6 +16,7 @@ from kvist_sim.launch import EnginePorts
 from kvist_sim.processes import ChildFailedError, Children
 from kvist_sim.workloads import Arrival, arrivals, warm_up
 
+from .live_page import LivePage
 from .plan import BLOCK_SIZE, BLOCKS_PER_ENGINE, MODEL_NAME, DemoPlan
 from .report import KVIST, REFRESH_SECONDS, ROUND_ROBIN, DemoReport, Display, LoadDisplay
 
@@ -29,19 +30,35 @@ PICKED_SHARE: Final = 0.95
 """Smallest acceptable share of picks among the requests sent; some may have been cancelled on the way."""
 
 
-async def demo(plan: DemoPlan, display: Display) -> DemoReport:
-    """Run both policies. Raises ChildFailedError when a component fails, EnvoyMissingError without Envoy."""
-    kvist, round_robin = [await _run(plan, policy, display) for policy in POLICIES]
-    return DemoReport(plan, kvist, round_robin)
+Finish = Callable[[DemoReport], Awaitable[None]]
+"""Awaited with the report while the components of the last run still run."""
 
 
-async def _run(plan: DemoPlan, policy: str, display: Display) -> load.Summary:
-    async with _gateway(plan, policy, display) as gateway:
-        with display.load(policy, plan.run_seconds) as shown:
-            outcomes = await _load(plan, gateway, shown)
-        await gateway.check_picks(len(outcomes))
+async def demo(plan: DemoPlan, display: Display, finish: Finish, page: LivePage | None = None) -> DemoReport:
+    """Run both policies. Raises ChildFailedError when a component fails, EnvoyMissingError without Envoy.
+
+    With a ``page``, a picker at its ports runs during both: while Envoy takes turns it only watches the
+    engines. kvist's run is the second then, so that its picker can be looked at after the load.
+    """
+    outcomes: dict[str, list[load.Outcome]] = {}
+    for policy in POLICIES if page is None else reversed(POLICIES):
+        async with _gateway(plan, policy, display, page) as gateway:
+            with display.load(policy, plan.run_seconds) as shown:
+                outcomes[policy] = await _load(plan, gateway, shown)
+            await gateway.check_picks(len(outcomes[policy]))
+            if len(outcomes) == len(POLICIES):
+                report = _report(plan, outcomes)
+                await finish(report)
+    return report
+
+
+def _report(plan: DemoPlan, outcomes: Mapping[str, Sequence[load.Outcome]]) -> DemoReport:
     begin = plan.warm_up_seconds + plan.lead_in_seconds
-    return load.summarise(outcomes, begin=begin, end=begin + plan.seconds)
+    summaries = {
+        policy: load.summarise(found, begin=begin, end=begin + plan.seconds)
+        for policy, found in outcomes.items()
+    }
+    return DemoReport(plan, summaries[KVIST], summaries[ROUND_ROBIN], outcomes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +69,7 @@ class _Gateway:
     """Port of Envoy."""
     children: Children
     picker: launch.Picker | None
+    """The picker that Envoy asks; None if it takes turns."""
 
     async def check_picks(self, requests: int) -> None:
         """Check that the picker has picked: without its answers Envoy silently does round robin.
@@ -81,7 +99,9 @@ async def start_engines(children: Children, engines: Sequence[EnginePorts], mode
 
 
 @contextlib.asynccontextmanager
-async def _gateway(plan: DemoPlan, policy: str, display: Display) -> AsyncIterator[_Gateway]:
+async def _gateway(
+    plan: DemoPlan, policy: str, display: Display, page: LivePage | None
+) -> AsyncIterator[_Gateway]:
     """Start all parts of a run in order; stop them at the end."""
     model = str(model_files.folder())
     engines = launch.engine_ports(plan.engines)
@@ -91,9 +111,14 @@ async def _gateway(plan: DemoPlan, policy: str, display: Display) -> AsyncIterat
         with display.start(policy, f"{plan.engines} simulated engines"):
             await start_engines(children, engines, model)
         picker = None
-        if policy == KVIST:
-            with display.start(policy, "the picker"):
-                picker = await _start_picker(children, folder, engines, model)
+        if policy == KVIST or page is not None:
+            with display.start(policy, "the picker" if policy == KVIST else "a picker that only watches"):
+                name = policy.replace(" ", "-")  # which the live page shows
+                picker = await _start_picker(children, folder, name, engines, model, page)
+        if page is not None:
+            page.show(display.say)
+        if policy != KVIST:
+            picker = None
         with display.start(policy, "Envoy"):
             address = picker.address if picker else None
             gateway = envoy.Gateway(endpoints=[engine.hostport for engine in engines], picker=address)
@@ -102,11 +127,17 @@ async def _gateway(plan: DemoPlan, policy: str, display: Display) -> AsyncIterat
 
 
 async def _start_picker(
-    children: Children, folder: Path, engines: list[launch.EnginePorts], model: str
+    children: Children,
+    folder: Path,
+    name: str,
+    engines: list[launch.EnginePorts],
+    model: str,
+    page: LivePage | None,
 ) -> launch.Picker:
-    file = folder / "endpoints.json"
+    file = folder / f"{name}.json"
     file.write_text(json.dumps(launch.endpoints_file(engines)))
-    return await launch.start_picker(children, file, model, arguments=PICKER_ARGUMENTS)
+    ports = page.ports if page else None
+    return await launch.start_picker(children, file, model, arguments=PICKER_ARGUMENTS, ports=ports)
 
 
 async def _load(plan: DemoPlan, gateway: _Gateway, shown: LoadDisplay) -> list[load.Outcome]:
