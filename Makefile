@@ -13,10 +13,9 @@ PROTOS := kvist_epp/extproc/pb kvist_epp/http2/pb kvist_epp/replicas/pb
 again = $(1) || { echo "make: running again, one by one, the files in which a test failed above"; $(BIN)/python -m tests.reruns $@; $(1) -n 0 --failed-files; }
 
 # folders of tests that have targets of their own
-TIERS  := data_plane engine cluster http2 charts images e2e browser
-
+TIERS  := data_plane monitoring engine cluster http2 charts images e2e browser
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit coverage reruns test-data-plane test-engine test-cluster test-charts test-e2e test-http2 test-browser fuzz bench-fuzz test-all check fmt lint prose types imports proto check-proto docs models bench-epp bench-guard bench-index bench-chaos bench-soak bench-queue bench-prewarm bench-handover bench-routers bench-operator bench-disk golden lock build clean
+.PHONY: help setup demo test test-unit coverage reruns test-data-plane test-engine test-cluster test-charts test-e2e test-http2 test-browser test-monitoring bench-alerts fuzz bench-fuzz test-all check fmt lint prose types imports proto check-proto docs models bench-epp bench-guard bench-index bench-chaos bench-soak bench-queue bench-prewarm bench-handover bench-routers bench-operator bench-disk golden lock build clean
 
 help:  ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -52,8 +51,13 @@ test-data-plane: $(READY)  ## real Envoy, both transports, both modes
 test-engine: $(READY)  ## real vLLM on CPU (downloaded once into a cache folder, about 7 GB)
 	$(call again,$(PYTEST) -rP tests/engine)
 
+test-monitoring: $(READY)  ## dashboards and alerts: promtool, and every metric that they name (Prometheus from Debian's package)
+	$(BIN)/python -m tests.monitoring.binaries
+	$(PYTEST) -n 2 --dist worksteal tests/monitoring
+
 test-cluster: $(READY)  ## real control plane, pods as processes (built from Go modules once, about 6 minutes; needs root)
 	$(BIN)/python -m tests.cluster.binaries
+	$(BIN)/python -m tests.monitoring.binaries
 	$(call again,$(PYTEST) -n 2 --dist loadfile -rP tests/cluster)
 
 test-charts: $(READY)  ## the chart with helm 3 and 4 on a real API server; the steps of the Dockerfiles, without Docker (needs root)
@@ -67,6 +71,11 @@ test-e2e: $(READY)  ## from helm install to uninstall, with a real Envoy Gateway
 bench-operator: $(READY)  ## 500 pools: time to create them, load at rest (about 5 minutes)
 	$(BIN)/python -m tests.cluster.binaries
 	$(BIN)/python -m tests.cluster.many_pools
+
+bench-alerts: $(READY)  ## the runbooks that take longer, on the cluster tier (about 5 minutes)
+	$(BIN)/python -m tests.cluster.binaries
+	$(BIN)/python -m tests.monitoring.binaries
+	$(PYTEST) -n 0 -rP tests/cluster/more_runbooks.py
 
 bench-disk: $(READY)  ## the disk cleaner beside a process that overflows its folder for ten minutes
 	KVIST_DISK_SECONDS=600 $(PYTEST) -n 0 -rP --timeout 900 tests/epp/sidecars/test_disk_cleaner.py -k ten_minutes
@@ -96,7 +105,7 @@ fuzz: $(FUZZER)  ## coverage-guided fuzzing of input from gateways, two minutes
 bench-fuzz: $(FUZZER)  ## coverage-guided fuzzing for SECONDS=7200 in all
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS)
 
-test-all: demo test test-http2 test-browser fuzz test-cluster test-charts test-e2e test-engine  ## every tier of tests, as CI runs them
+test-all: demo test test-http2 test-browser test-monitoring fuzz test-cluster test-charts test-e2e test-engine  ## every tier of tests, as CI runs them
 
 check: fmt-check lint types imports check-proto  ## format, lint, types, import contracts, generated files
 

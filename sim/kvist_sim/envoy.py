@@ -335,6 +335,11 @@ class Envoy:
                 found = await response.json(content_type=None)
         return {row["name"]: row["value"] for row in found["stats"] if "name" in row}
 
+    async def metrics(self) -> str:
+        """Return the page for Prometheus."""
+        async with aiohttp.ClientSession() as session, session.get(f"{self._admin}/stats/prometheus") as page:
+            return await page.text()
+
     async def __aenter__(self) -> Self:
         """Start Envoy and wait until it accepts requests."""
         try:

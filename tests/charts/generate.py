@@ -2,7 +2,8 @@
 holds it to that.
 
 The CRDs from crds/, that of presets made from that of pools; the operator's rules from
-``kvist_operator.cluster.kinds``; the table of values in README.md from the comments of values.yaml.
+``kvist_operator.cluster.kinds``; dashboards and alerts from ``monitoring``, whose names the schema of the
+values has; the table of values in README.md from the comments of values.yaml.
 """
 
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import yaml
+from monitoring import generate as monitoring
 from tests.crd.presets import PRESETS, preset_crd
 
 from kvist_operator.cluster.kinds import Rule, election, everywhere, namespaced
@@ -22,6 +24,7 @@ CRD: Final = CHART / "files" / "inferencepools.yaml"
 PRESET_CRD: Final = CHART / "files" / PRESETS.name
 RULES: Final = CHART / "templates" / "_rules.tpl"
 README: Final = CHART / "README.md"
+SCHEMA: Final = CHART / "values.schema.json"
 VALUES: Final = CHART / "values.yaml"
 BEGIN: Final = "<!-- values: written by `make docs` from values.yaml -->\n"
 END: Final = "<!-- end of values -->\n"
@@ -108,14 +111,25 @@ def readme() -> str:
     return f"{before}{begin}{table()}{end}{after}"
 
 
+def schema() -> str:
+    """values.schema.json with the names of the alerts that values may change."""
+    found = json.loads(SCHEMA.read_text())
+    rules = found["properties"]["monitoring"]["properties"]["rules"]["properties"]
+    rules["alerts"]["propertyNames"]["enum"] = sorted(alert.name for alert in monitoring.alerts())
+    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+
+
 MADE: Final[dict[Path, Callable[[], str]]] = {
     CRD: crd,
     PRESETS: preset_crd,
     PRESET_CRD: preset_crd,
     RULES: rules,
     README: readme,
+    SCHEMA: schema,
+    **monitoring.MADE,
 }
 
 if __name__ == "__main__":
     for file, made in MADE.items():
+        file.parent.mkdir(exist_ok=True)
         file.write_text(made())

@@ -104,6 +104,13 @@ def crds() -> list[dict[str, Any]]:
 
 
 @functools.cache
+def rules() -> list[dict[str, Any]]:
+    """Return the CRD of PrometheusRules."""
+    folder = module(PROMETHEUS) / "example" / "prometheus-operator-crd"
+    return _documents(folder / "monitoring.coreos.com_prometheusrules.yaml")
+
+
+@functools.cache
 def keda() -> list[dict[str, Any]]:
     """Return the CRDs of KEDA, which scales by Prometheus."""
     return _documents(module(KEDA) / "config" / "crd" / "bases" / "keda.sh_scaledobjects.yaml")

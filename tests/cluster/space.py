@@ -42,6 +42,8 @@ VERSIONS: Final = {
     **dict.fromkeys(("Deployment", "ReplicaSet", "StatefulSet"), "apps/v1"),
     "PodDisruptionBudget": "policy/v1",
     "InferencePool": "kvist.dev/v1alpha1",
+    "RoleBinding": "rbac.authorization.k8s.io/v1",
+    "PodMonitor": "monitoring.coreos.com/v1",
     "HorizontalPodAutoscaler": "autoscaling/v2",
     "EndpointSlice": "discovery.k8s.io/v1",
     "Lease": "coordination.k8s.io/v1",

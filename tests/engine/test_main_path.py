@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from monitoring.alerts import GROUPS
+from monitoring.dashboards import DASHBOARDS
+from monitoring.promql import named
 from tests.engine.mix import CHAT, Mix, Turn
 from tests.engine.pool import BLOCK, Outcome, Pool
+from tests.monitoring.registries import TARGET, series_of
 
 from kvist_epp.names import TENANT_HEADERS
 
@@ -48,6 +52,24 @@ def report(name: str, outcomes: Sequence[Outcome]) -> None:
 async def one_by_one(pool: Pool, mix: Mix, count: int) -> list[Outcome]:
     """Send ``count`` requests, one after the other."""
     return [await pool.ask(mix.next()) for _ in range(count)]
+
+
+async def test_a_real_engine_exports_what_dashboards_and_alerts_name(pool: Pool) -> None:
+    """Each of vLLM's metrics and labels that a panel or a rule names is on the page of a real engine."""
+    async with pool.client.get(f"{pool.engines[0].url}/metrics") as response:
+        exported = series_of(await response.text())
+    expressions = [expr for dashboard in DASHBOARDS for _, expr in dashboard.expressions()]
+    expressions += [rule.expr for group in GROUPS for rule in group.records]
+    expressions += [rule.expr for group in GROUPS for rule in group.alerts]
+    wrong = [
+        (name, label)
+        for expr in expressions
+        for name, labels in named(expr).items()
+        if name.startswith("vllm:")
+        for label in (labels - TARGET) | {""}
+        if label not in exported.get(name, frozenset()) | ({""} if name in exported else set())
+    ]
+    assert wrong == []
 
 
 async def test_predictions_are_within_one_percent(pool: Pool) -> None:
