@@ -1,6 +1,6 @@
 """Targets of fuzzing: each takes bytes and fails by an exception; each has seeds to begin with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +17,7 @@ from kvist_epp.extproc.pb.accesslog_pb2 import HTTPAccessLogEntry, StreamAccessL
 from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.extproc.session import ExtProcSession
 from kvist_epp.http2 import frames as f
+from kvist_epp.http2.call import Message
 from kvist_epp.names import BODY_CHUNK_BYTES, MODEL_REWRITE_HEADER
 from kvist_epp.prompt.request import Request, parse
 
@@ -119,10 +120,10 @@ def _decision(script: Script) -> PickResult | PickError:
     return PickResult(("10.0.0.1:8000",), (("x-session-id", "r.1"),), body=body)
 
 
-def _checked(replies: "tuple[bytes, ...] | list[bytes]") -> None:
+def _checked(replies: Iterable[Message]) -> None:
     for reply in replies:
         try:
-            answer = pb.ProcessingResponse.FromString(reply)
+            answer = pb.ProcessingResponse.FromString(bytes(reply))
         except DecodeError as error:
             raise AssertionError("an answer that is no ProcessingResponse") from error
         chunk = answer.request_body.response.body_mutation.streamed_response.body

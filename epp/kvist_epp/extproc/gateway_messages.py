@@ -28,6 +28,7 @@ from kvist_epp.extproc.pb.ext_proc_pb2 import (
     ImmediateResponse,
     ProcessingResponse,
 )
+from kvist_epp.http2.call import Message, SplitMessage
 from kvist_epp.names import (
     BODY_CHUNK_BYTES,
     DESTINATION_HEADER,
@@ -46,6 +47,8 @@ RESPONSE_BODY_FIELD: Final = 5
 _NO_METADATA: Final = b"\x42\x00"
 """Bytes that Envoy puts after every message when it has no metadata to forward."""
 _CACHED_TAIL_BYTES: Final = 1024
+_SPLIT_BYTES: Final = 1024 * 1024
+"""Largest body that is not copied into its answers: while a slow reader is sent its end, it is kept whole."""
 _BODY_TAG: Final = 0x0A
 _END_TAG: Final = 0x10
 
@@ -164,14 +167,9 @@ def header_values(message: pb.HttpHeaders, names: Container[str]) -> dict[str, s
         key = header.key.lower()
         if key not in names:
             continue
-        raw = header.raw_value
-        value = str(raw, "latin-1") if raw else _latin(header.value)
+        value = str(header.raw_value or header.value.encode(), "latin-1")
         headers[key] = f"{headers[key]},{value}" if key in headers else value
     return headers
-
-
-def _latin(value: str) -> str:
-    return value if value.isascii() else value.encode().decode("latin-1")
 
 
 def subset(metadata: Metadata) -> tuple[str, ...] | None:
@@ -316,7 +314,7 @@ def encode_rejection(error: PickError) -> bytes:
     return ProcessingResponse(immediate_response=response).SerializeToString()
 
 
-def encode_echo(chunk: BodyChunk) -> list[bytes]:
+def encode_echo(chunk: BodyChunk) -> list[Message]:
     """Return answers that pass a response chunk on unchanged, split where it is too long for one message."""
     if len(chunk.data) <= BODY_CHUNK_BYTES:
         head = _streamed_head(REPLY_RESPONSE_BODY, len(chunk.encoded))
@@ -324,7 +322,7 @@ def encode_echo(chunk: BodyChunk) -> list[bytes]:
     return encode_streamed(REPLY_RESPONSE_BODY, chunk.data, end_of_stream=chunk.end_of_stream)
 
 
-def encode_streamed(number: int, body: bytes | memoryview, *, end_of_stream: bool) -> list[bytes]:
+def encode_streamed(number: int, body: bytes | memoryview, *, end_of_stream: bool) -> list[Message]:
     """Return ``ProcessingResponse`` messages of field ``number`` (3 or 4) whose chunks join to ``body``.
 
     There is at least one, and none has more than ``BODY_CHUNK_BYTES``; with ``end_of_stream`` the last one
@@ -333,11 +331,10 @@ def encode_streamed(number: int, body: bytes | memoryview, *, end_of_stream: boo
     if len(body) <= BODY_CHUNK_BYTES:
         return [_streamed_chunk(number, body, end_of_stream=end_of_stream)]
     view = memoryview(body)
-    last = max(len(body) - 1, 0) // BODY_CHUNK_BYTES
-    replies = []
-    for i in range(last + 1):
-        data = view[i * BODY_CHUNK_BYTES : (i + 1) * BODY_CHUNK_BYTES]
-        replies.append(_streamed_chunk(number, data, end_of_stream=end_of_stream and i == last))
+    *whole, last = range(0, len(body), BODY_CHUNK_BYTES)
+    parts = [(_data_head(number, BODY_CHUNK_BYTES, 0), view[at : at + BODY_CHUNK_BYTES]) for at in whole]
+    replies: list[Message] = list(map(SplitMessage._make if len(body) <= _SPLIT_BYTES else b"".join, parts))
+    replies.append(_streamed_chunk(number, view[last:], end_of_stream=end_of_stream))
     return replies
 
 

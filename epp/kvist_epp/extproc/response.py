@@ -11,7 +11,7 @@ NONE, GRPC, unknown   no body arrives, or it passes
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from kvist_epp.extproc.gateway_messages import BodyChunk, header_values, served_
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pb.base_pb2 import Metadata
 from kvist_epp.extproc.rewrite import ModelNameRestorer, value_end
+from kvist_epp.http2.call import Message
 from kvist_epp.names import REQUEST_ID_HEADER
 
 MAX_USAGE_BYTES: Final = 4096
@@ -223,7 +224,7 @@ class Response:
             return gateway.RESPONSE_HEADERS_WITHOUT_LENGTH
         return gateway.CONTINUE_RESPONSE_HEADERS
 
-    def chunk(self, chunk: BodyChunk) -> list[bytes]:
+    def chunk(self, chunk: BodyChunk) -> Sequence[Message]:
         """Return the answers to one chunk of the body."""
         if self._streams and self._first_token_seconds is None and chunk.data:
             self._look_for_output(bytes(chunk.data))
@@ -268,7 +269,7 @@ class Response:
             self._clock() - self._arrived,
         )
 
-    def trailers(self) -> list[bytes]:
+    def trailers(self) -> Sequence[Message]:
         """Return the answers to trailers: the bytes held back of the body, then the trailers pass.
 
         Only a full-duplex body can still grow; in other modes a body that was split inside the model's key

@@ -132,7 +132,10 @@ class _ProcessCall:
 
     def _perform(self, step: SessionStep) -> None:
         for reply in step.replies:
-            self._sink.send(reply)
+            if type(reply) is bytes:
+                self._sink.send(reply)
+            else:
+                self._sink.send(*reply)
         if step.first_token is not None:
             self._on_first_token(step.first_token)
         if step.observed is not None:

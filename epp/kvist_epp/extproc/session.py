@@ -29,7 +29,7 @@ mode FULL_DUPLEX_STREAMED both ways: an engine that answers before it has the wh
 while flow control still holds back the echo of a long body, loses its answer's body, not its status.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from time import monotonic
 from typing import Final
@@ -43,7 +43,7 @@ from kvist_epp.extproc import rewrite
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pick_request import Decision, PickRequest, PickResult
 from kvist_epp.extproc.response import FirstToken, ObservedResponse, Response
-from kvist_epp.http2.call import NO_TRACE_HEADERS
+from kvist_epp.http2.call import NO_TRACE_HEADERS, Message
 from kvist_epp.names import (
     GATEWAY_OWNED,
     MODEL_REWRITE_ALIAS,
@@ -59,7 +59,7 @@ STREAMED_LOOKAHEAD_BYTES: Final = 512 * 1024
 class SessionStep(msgspec.Struct, frozen=True):
     """Actions that follow from one message, to be performed in the order of the fields."""
 
-    replies: tuple[bytes, ...] = ()
+    replies: tuple[Message, ...] = ()
     """Serialised ``ProcessingResponse`` messages to send."""
     request: PickRequest | None = None
     """A question to the picker, whose decision goes to `ExtProcSession.on_decision`."""
@@ -295,7 +295,7 @@ class ExtProcSession:
             self._names = (name, renamed.client)
         return renamed.body
 
-    def _answers(self, result: PickResult) -> tuple[bytes, ...]:
+    def _answers(self, result: PickResult) -> tuple[Message, ...]:
         if self._answer_in == gateway.REPLY_REQUEST_TRAILERS:
             return (gateway.encode_pick(self._answer_in, result.endpoints),)
         headers, body = result.headers, None
@@ -308,8 +308,8 @@ class ExtProcSession:
             return (first, *self._echoed_body())
         return (first, *self._chunk_answers()) if self._mode == pb.STREAMED else (first,)
 
-    def _echoed_body(self) -> list[bytes]:
-        answers = []
+    def _echoed_body(self) -> list[Message]:
+        answers: list[Message] = []
         if self._chunk_count:
             answers += gateway.encode_streamed(
                 gateway.REPLY_REQUEST_BODY, self._body, end_of_stream=not self._trailers
@@ -353,7 +353,9 @@ class ExtProcSession:
             return self._finish()
         return self._respond(self._response.trailers(), last=True)
 
-    def _respond(self, answers: list[bytes], *, last: bool, first: FirstToken | None = None) -> SessionStep:
+    def _respond(
+        self, answers: Sequence[Message], *, last: bool, first: FirstToken | None = None
+    ) -> SessionStep:
         if not last:
             return SessionStep(tuple(answers), first_token=first)
         self._phase = _ENDED

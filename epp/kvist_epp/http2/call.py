@@ -6,9 +6,24 @@ served twice and one data-plane suite tests both.
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 NO_TRACE_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class SplitMessage(NamedTuple):
+    """A long gRPC message in two parts, so that its content need not be copied."""
+
+    head: bytes
+    content: memoryview
+
+    def __bytes__(self) -> bytes:
+        """Return the whole message."""
+        return b"".join(self)
+
+
+Message = bytes | SplitMessage
+"""One serialised message."""
 
 
 class Call(Protocol):
@@ -36,8 +51,8 @@ class Sink(Protocol):
     def trace_headers(self) -> Mapping[str, str]:
         """Return ``traceparent`` and ``tracestate`` of the call's metadata, if it has them."""
 
-    def send(self, data: bytes) -> None:
-        """Send one gRPC message."""
+    def send(self, data: bytes, content: bytes | memoryview = b"") -> None:
+        """Send one gRPC message, ``data`` and then ``content``, which is not copied and must not change."""
 
     def close(self, status: int = 0, message: str = "") -> None:
         """End the call with a grpc-status and, if not empty, a grpc-message."""

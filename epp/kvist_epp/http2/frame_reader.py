@@ -137,7 +137,8 @@ class FrameReader:
         """
         end, most = len(data), self._limits.frame_bytes
         alike = data[position + 3 : position + _HEAD_BYTES]  # type, flags and stream
-        pieces: list[bytes] = []
+        view = memoryview(data)
+        pieces: list[memoryview] = []
         total = 0
         while data[position + 3 : position + _HEAD_BYTES] == alike:
             start = position + _HEAD_BYTES
@@ -145,10 +146,12 @@ class FrameReader:
             stop = start + size
             if stop > end or not _LARGE_FRAME <= size <= most or total + size >= awaited:
                 break
-            pieces.append(data[start:stop])
+            pieces.append(view[start:stop])
             total += size
             position = stop
         if pieces:
+            if total * 2 < end:  # what is kept must not be much more than what is counted
+                pieces = [memoryview(bytes(piece)) for piece in pieces]
             self._receiver.on_data_frames(number, pieces, total)
         return position
 

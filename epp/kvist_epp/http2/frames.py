@@ -73,9 +73,9 @@ def frame(kind: int, flags: int, stream: bytes, payload: bytes = b"") -> bytes:
     return pack_head(size >> 16, size & 0xFFFF, kind, flags, stream) + payload
 
 
-def message_prefix(message: bytes) -> bytes:
-    """Return what precedes an uncompressed gRPC message ("Length-Prefixed-Message")."""
-    return b"\0" + len(message).to_bytes(4, "big")
+def message_prefix(size: int) -> bytes:
+    """Return what precedes an uncompressed gRPC message of so many bytes ("Length-Prefixed-Message")."""
+    return b"\0" + size.to_bytes(4, "big")
 
 
 CONNECTION: Final = b"\0\0\0\0"

@@ -161,9 +161,9 @@ class _QueueSink:
         self._status = (0, "")
         self.closed = False
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, content: bytes | memoryview = b"") -> None:
         if not self.closed:
-            self._queue.append(data)
+            self._queue.append(b"".join((data, content)) if content else data)
             self._changed.set()
 
     def close(self, status: int = 0, message: str = "") -> None:

@@ -83,7 +83,7 @@ class GrpcStream:
         self._trailers = b""
         self._expected = head.content_length
         self._partial_prefix = b""
-        self._parts: list[bytes | bytearray] = []
+        self._parts: list[bytes | bytearray | memoryview] = []
         self._held = 0
         self.missing = 0
         """Bytes still to come of the message that has begun."""
@@ -155,7 +155,7 @@ class GrpcStream:
             start += size
         self._partial_prefix = b"" if self.ended else chunk[start:stop]
 
-    def on_pieces(self, pieces: list[bytes], size: int) -> None:
+    def on_pieces(self, pieces: list[memoryview], size: int) -> None:
         """Process large pieces of a message, ``size`` bytes in all, that do not complete it."""
         if self._expected is not None and self._exceeds(size):
             return
@@ -279,12 +279,12 @@ class GrpcStream:
 
     # -- the sink
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, content: bytes | memoryview = b"") -> None:
         """Send one gRPC message. Too slow a reader is reset: ``on_cancelled`` may come before the return."""
         if self.ended:
             return
         box = self._outbox
-        size = len(data) + 5
+        size = len(data) + len(content) + 5
         if box.size + box.waiting_bytes + size > box.limit or (
             box.parked and self._table.memory.refuses(size)
         ):
@@ -298,24 +298,27 @@ class GrpcStream:
             self._started = True
             box.put(_RESPONSE_HEAD + self.id + frames.RESPONSE)
         if size > self.window or size > box.window or self.waiting:
-            self._enqueue(data, size)
+            self._enqueue(data, content, size)
             return
         self.window -= size
         box.window -= size
         if size <= box.max_frame:
             head = frames.pack_message_head(size >> 16, size & 0xFFFF, frames.DATA, 0, self.id, 0, size - 5)
-            box.put(head + data)
+            box.put(b"".join((head, data, content)) if content else head + data)
+        elif content:
+            box.put_frames(self.id, frames.message_prefix(size - 5) + data, content)
         else:
-            box.put_frames(self.id, frames.message_prefix(data), data)
+            box.put_frames(self.id, frames.message_prefix(size - 5), data)
 
-    def _enqueue(self, data: bytes, size: int) -> None:
+    def _enqueue(self, data: bytes, content: bytes | memoryview, size: int) -> None:
         """Send as much as the windows allow; the rest waits, unless that is too much."""
         table = self._table
         if self.waiting_bytes + size > table.limits.stream_send_bytes or table.memory.refuses(size):
             table.reset(self, frames.ENHANCE_YOUR_CALM, "unread")
             return
-        self._outbox.enqueue(self, frames.message_prefix(data))
-        self._outbox.enqueue(self, data)
+        self._outbox.enqueue(self, frames.message_prefix(size - 5))
+        # Copied, because a part of a content that waits would keep all of it, uncounted.
+        self._outbox.enqueue(self, b"".join((data, content)) if content else data)
 
     def close(self, status: int = 0, message: str = "") -> None:
         """End with a grpc-status, after the messages that still wait for the peer's window."""

@@ -180,7 +180,7 @@ class Http2Connection:
         stream = self._open.get(number)
         return 0 if stream is None or stream.half_closed else stream.missing
 
-    def on_data_frames(self, number: int, pieces: list[bytes], size: int) -> None:
+    def on_data_frames(self, number: int, pieces: list[memoryview], size: int) -> None:
         """Process the content of DATA frames, ``size`` bytes and fewer than are `awaited`; none ends."""
         self.on_data_begin(number, size, empty=False, ends=0)
         stream = self._open.get(number)

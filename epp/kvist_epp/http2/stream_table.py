@@ -70,8 +70,11 @@ class Outbox:
             self.awake = True
             self._wake()
 
-    def put_frames(self, stream: bytes, prefix: bytes, content: bytes) -> None:
-        """Append ``prefix`` and ``content``, longer than one frame, as DATA within the peer's windows."""
+    def put_frames(self, stream: bytes, prefix: bytes, content: bytes | memoryview) -> None:
+        """Append ``prefix`` and ``content``, longer than one frame, as DATA within the peer's windows.
+
+        ``prefix`` is shorter than a frame.
+        """
         view, most = memoryview(content), self.max_frame
         head = frames.pack_head(most >> 16, most & 0xFFFF, frames.DATA, 0, stream)
         at = most - len(prefix)

@@ -8,7 +8,10 @@ A request that cannot be rendered exactly as the engine does is routed by load a
 - ``pooling_requests``: parses requests to embedding, rerank and classification models.
 - ``request_types``: the parsed request and the checks that all parsers share.
 - ``chat``: messages and tools as vLLM passes them to a chat template.
-- ``template``: a compiled chat template, with bounded work, and the content format that it expects.
+- ``template``: a chat template, with bounded work, and the content format that it expects.
+- ``template_environment``: the environment in which a chat template is compiled, and the budget of a render.
+- ``render_plan``: plans for chats of known shapes, which are rendered without running the template.
+- ``render_trace``: watches what a template does with contents, of which a plan is made.
 - ``vocab``: the bytes of each token of a tokenizer.
 - ``model``: a model's files: where they come from, its template and its vocabulary.
 """

@@ -1,38 +1,27 @@
 """A model's chat template: compiled once, rendered as transformers and vLLM render it, and bounded.
 
-The environment is the one of ``transformers.utils.chat_template_utils``: immutable sandbox, ``trim_blocks``,
-``lstrip_blocks``, loop controls, the ``generation`` tag, ``raise_exception``, ``strftime_now``, and
-``tojson`` without HTML escapes.
+The environment bounds the steps of a render (``template_environment``). The prompt is bounded by
+``GROWTH_LIMIT``. Templates join texts in loops, which copies up to the whole prompt a message, hence
+``COPY_LIMIT``. What exceeds them is routed by load, as are templates that raise. Clients cannot send
+templates; filters are left to the model's author.
 
-A template runs in the picker's only thread, over messages a client wrote, so its work is bounded: each loop
-is charged the length of what it runs over, each macro call one step, and a render may spend ``LOOP_LIMIT``
-of them; repetition (``*``, ``**``) is bounded by ``REPEAT_LIMIT``, the prompt by ``GROWTH_LIMIT``. Templates
-join texts in loops, which copies up to the whole prompt a message, hence ``COPY_LIMIT``. What exceeds them is
-routed by load, as are templates that raise. Clients cannot send templates; filters are left to the model's
-author.
+Chats of a shape that has been seen before are rendered by a plan instead (``render_plan``).
 """
 
-import datetime as dt
-import json
-import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import jinja2
-from jinja2 import ext, meta, nodes, parser, runtime, sandbox, utils
+from jinja2 import meta, nodes
 
 from kvist_epp.prompt import chat as chats
-from kvist_epp.prompt.chat import MEDIA_MARK, ContentFormat, Tool, UnrenderableError
+from kvist_epp.prompt.chat import MEDIA_MARK, ContentFormat, UnrenderableError
+from kvist_epp.prompt.render_plan import RenderPlans
+from kvist_epp.prompt.render_trace import NO_TRACE, Trace, TracingEnvironment, UntraceableError
 from kvist_epp.prompt.request_types import Chat
-
-LOOP_LIMIT: Final = 50_000
-"""Loop iterations of one render: 100 ms at worst."""
+from kvist_epp.prompt.template_environment import CompiledTemplate, TemplateEnvironment, TooMuchWork
 
 COPY_LIMIT: Final = 4_000_000_000
 """Bound on messages times bytes of the body: half a second of copying for the worst template."""
-
-REPEAT_LIMIT: Final = 1_000_000
-"""Maximum number of characters or items that ``*`` may create."""
 
 GROWTH_LIMIT: Final = 16
 """Maximum ratio of prompt to request size, plus a megabyte: indented tools grow three- to fivefold."""
@@ -60,17 +49,16 @@ class Template:
         Raises:
             jinja2.TemplateError: the source is no template.
         """
-        environment = _Environment()
+        environment = TemplateEnvironment()
         tree = environment.parse(source)
-        self._environment = environment
-        self._template = environment.from_string(source)
-        self._constants = {**self._template.globals, **specials}
         self._variables = meta.find_undeclared_variables(tree)
+        constants = {**specials, **{name: defaults[name] for name in defaults if name in self._variables}}
+        self._compiled = CompiledTemplate(environment, source, constants)
         self._has_content = "content" in source
         self._knows_developer = '"developer"' in source or "'developer'" in source
-        self._defaults = {name: defaults[name] for name in defaults if name in self._variables}
         self.style = style or detect_content_format(tree)
         """``string`` or ``openai``: how contents are handed over."""
+        self._plans = self._traced(source, constants)
 
     def render(self, chat: Chat, size: int = 0) -> str:
         """Return the prompt up to the first media item; ``size`` is that of the request in bytes.
@@ -80,6 +68,33 @@ class Template:
         """
         if len(chat.messages) * size > COPY_LIMIT:
             raise UnrenderableError("work")
+        rendered = None
+        if self._plans is not None and not chat.continue_final_message:
+            rendered = self._plans.render(chat, self._given(chat))
+        if rendered is None:
+            rendered = self._rendered(chat)
+        if len(rendered) > GROWTH_LIMIT * size + 1_000_000:
+            raise UnrenderableError("work")
+        return rendered
+
+    def _traced(self, source: str, constants: Variables) -> RenderPlans | None:
+        """Return an empty set of plans; None if the template has parts that cannot be traced."""
+        environment = TracingEnvironment()
+        try:
+            compiled = CompiledTemplate(environment, source, constants)
+        except UntraceableError:
+            return None
+
+        def render(trace: Trace, chat: Chat, messages: list[dict[str, Any]]) -> str:
+            environment.trace = trace
+            try:
+                return compiled.render(self._context(chat, messages))
+            finally:
+                environment.trace = NO_TRACE
+
+        return RenderPlans(self.style, lambda chat, messages: self._run(chat, messages, media=False), render)
+
+    def _rendered(self, chat: Chat) -> str:
         messages = chats.template_messages(chat.messages, self.style, reorder_calls=chat.reorder_calls)
         media = chats.have_media(messages)
         if not self._knows_developer:
@@ -88,36 +103,28 @@ class Template:
             raise UnrenderableError("empty")
         if chat.continue_final_message:
             return self._continued(chat, messages, media=media)
-        rendered = self._run(chat, messages, media=media)
-        if len(rendered) > GROWTH_LIMIT * size + 1_000_000:
-            raise UnrenderableError("work")
-        return rendered
+        return self._run(chat, messages, media=media)
 
-    def _run(self, chat: Chat, messages: list[dict[str, Any]], *, media: bool) -> str:
-        given = {name: chat.variables[name] for name in chat.variables if name in self._variables}
-        variables = {
-            **self._constants,
-            **self._defaults,
-            **given,
+    def _given(self, chat: Chat) -> Variables:
+        """Return the variables of the request that the template uses."""
+        return {name: chat.variables[name] for name in chat.variables if name in self._variables}
+
+    def _context(self, chat: Chat, messages: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            **self._given(chat),
             "messages": messages,
             "tools": chat.tools,
             "documents": chat.documents,
             "add_generation_prompt": chat.add_generation_prompt,
         }
-        template = self._template
-        context = runtime.new_context(
-            self._environment, template.name, template.blocks, variables, shared=True
-        )
-        self._environment.left = LOOP_LIMIT
+
+    def _run(self, chat: Chat, messages: list[dict[str, Any]], *, media: bool) -> str:
         try:
-            rendered = "".join(template.root_render_func(context))
-        except _TooMuchWork:
+            rendered = self._compiled.render(self._context(chat, messages))
+        except TooMuchWork:
             raise UnrenderableError("work") from None
         except Exception:  # noqa: BLE001 a template may raise anything; it must never fail a request
             raise UnrenderableError("template") from None
-        finally:  # macros and context refer to each other: they would keep the messages until a collection
-            context.vars.clear()
-            variables.clear()
         return rendered.partition(MEDIA_MARK)[0] if media else rendered
 
     def _continued(self, chat: Chat, messages: list[dict[str, Any]], *, media: bool) -> str:
@@ -144,131 +151,6 @@ def _marked(message: dict[str, Any]) -> tuple[dict[str, Any], str]:
     text = content[at]["text"]
     parts = [*content[:at], {**content[at], "text": text + _CONTINUE}, *content[at + 1 :]]
     return {**message, "content": parts}, text
-
-
-class _TooMuchWork(Exception):
-    pass
-
-
-class _Generation(ext.Extension):
-    """``{% generation %}`` marks what the assistant wrote, for training; here it only wraps."""
-
-    tags = {"generation"}  # noqa: RUF012 jinja2 declares it so
-
-    def parse(self, parser: parser.Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_inside"), [], [], body).set_lineno(line)
-
-    def _inside(self, caller: Any) -> Any:
-        return caller()
-
-
-class _Environment(sandbox.ImmutableSandboxedEnvironment):
-    """The environment of transformers, with a budget for loops and fast access to the keys of plain dicts."""
-
-    left = LOOP_LIMIT
-    intercepted_binops = frozenset(("*", "**"))
-
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols])
-        self.filters["tojson"] = _tojson
-        self.filters["_charged"] = self._charged
-        self.globals["raise_exception"] = _raise
-        self.globals["strftime_now"] = _now
-
-    def _generate(
-        self, source: nodes.Template, name: str | None, filename: str | None, defer_init: bool = False
-    ) -> str:
-        for loop in source.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, "_charged", [], [], None, None, lineno=loop.lineno)
-        return super()._generate(source, name, filename, defer_init)
-
-    def call_binop(self, context: runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """Evaluate ``*`` and ``**``, unless the result would be huge."""
-        sizes = [len(side) for side in (left, right) if hasattr(side, "__len__")]
-        counts = [abs(side) for side in (left, right) if isinstance(side, int)]
-        if operator == "**" and max(counts, default=0) > 64:
-            raise _TooMuchWork
-        if sizes and counts and sizes[0] * counts[0] > REPEAT_LIMIT:
-            raise _TooMuchWork
-        return super().call_binop(context, operator, left, right)
-
-    def call(self, context: runtime.Context, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a macro (one step), a recursive loop (as a loop), a method of a text, or as jinja2 does.
-
-        jinja2 looks first for marks of unsafe functions and for those that want its context; these have none.
-        """
-        kind = type(callee)
-        if kind is runtime.Macro:
-            self._charge(1)
-        elif kind is runtime.LoopContext:
-            args = (self._charged(kwargs.pop("iterable") if "iterable" in kwargs else args[0]), *args[1:])
-        elif kind is not types.BuiltinMethodType or type(callee.__self__) is not str:
-            return super().call(context, callee, *args, **kwargs)
-        kwargs.pop("_loop_vars", None)
-        kwargs.pop("_block_vars", None)
-        return callee(*args, **kwargs)
-
-    def _charged(self, items: Any) -> Any:
-        """Charge the length of the items of a loop and return them; a loop that breaks is charged in full."""
-        if not hasattr(items, "__len__"):
-            return self._counted(items)
-        self._charge(len(items))
-        return items
-
-    def _counted(self, items: Iterable[Any]) -> Iterable[Any]:
-        for item in items:
-            self._charge(1)
-            yield item
-
-    def _charge(self, steps: int) -> None:
-        self.left -= steps
-        if self.left < 0:
-            raise _TooMuchWork
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        """Look up ``message.role`` or ``loop.last`` as jinja2 does, without its exceptions and checks."""
-        kind = type(obj)
-        if kind is dict and attribute not in _DICT_ATTRIBUTES:
-            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if kind in _OWN and attribute[0] != "_" and hasattr(obj, attribute):
-            return getattr(obj, attribute)
-        return super().getattr(obj, attribute)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    options = (ensure_ascii, indent, separators, sort_keys)
-    if type(value) is not Tool:
-        return _dumped(value, *options)
-    if options not in value.shown:
-        value.shown[options] = _dumped(value, *options)
-    return value.shown[options]
-
-
-def _dumped(
-    value: Any, ascii_only: bool, indent: int | None, separators: tuple[str, str] | None, sort: bool
-) -> str:
-    return json.dumps(value, ensure_ascii=ascii_only, indent=indent, separators=separators, sort_keys=sort)
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _now(pattern: str) -> str:
-    return dt.datetime.now().strftime(pattern)  # noqa: DTZ005 the engine takes its local time as well
-
-
-_DICT_ATTRIBUTES: Final = frozenset(dir(dict))
-_OWN: Final = (runtime.LoopContext, utils.Namespace)
-"""Objects of jinja2 whose public attributes are safe to read."""
 
 
 # A template that loops over a message's content takes a list of parts (``openai``), any other one text

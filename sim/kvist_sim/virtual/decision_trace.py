@@ -246,7 +246,7 @@ class NoSink:
 
     trace_headers = NO_TRACE_HEADERS
 
-    def send(self, message: bytes) -> None:
+    def send(self, data: bytes, content: bytes | memoryview = b"") -> None:
         """Drop it; see ``http2.call.Sink``."""
 
     def close(self, status: int = 0, message: str = "") -> None:

@@ -64,7 +64,7 @@ def response_trailers() -> bytes:
 
 def read(step: SessionStep) -> list[pb.ProcessingResponse]:
     """The replies of a step, decoded."""
-    return [pb.ProcessingResponse.FromString(reply) for reply in step.replies]
+    return [pb.ProcessingResponse.FromString(bytes(reply)) for reply in step.replies]
 
 
 def kinds(step: SessionStep) -> list[str | None]:

@@ -119,10 +119,22 @@ def test_echoes_are_what_protobuf_makes(size: int, end: bool) -> None:
     assert chunk is not None
 
     echoed = [
-        pb.ProcessingResponse.FromString(made).response_body.response.body_mutation.streamed_response
+        pb.ProcessingResponse.FromString(bytes(made)).response_body.response.body_mutation.streamed_response
         for made in reply.encode_echo(chunk)
     ]
 
     assert b"".join(part.body for part in echoed) == b"x" * size
     assert max(len(part.body) for part in echoed) <= BODY_CHUNK_BYTES
     assert [part.end_of_stream for part in echoed] == [False] * (len(echoed) - 1) + [end]
+
+
+def test_long_bodies_are_not_copied_into_their_echo_unless_they_are_very_long() -> None:
+    """An answer refers to the body; a body above a megabyte, which would be kept whole, is copied."""
+    for size, copied in ((450_000, False), (2_000_000, True)):
+        body = bytes(size)
+        parts = gateway.encode_streamed(gateway.REPLY_REQUEST_BODY, body, end_of_stream=True)
+        split = [part for part in parts if not isinstance(part, bytes)]
+        assert len(split) == (0 if copied else len(parts) - 1)
+        assert all(part.content.obj is body for part in split)
+        bodies = [pb.ProcessingResponse.FromString(bytes(part)).request_body.response for part in parts]
+        assert b"".join(one.body_mutation.streamed_response.body for one in bodies) == body

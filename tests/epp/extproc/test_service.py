@@ -36,8 +36,8 @@ class Recorder:
     closed: list[tuple[int, str]] = field(default_factory=list)
     trace_headers: Mapping[str, str] = field(default_factory=dict)
 
-    def send(self, data: bytes) -> None:
-        self.sent.append(data)
+    def send(self, data: bytes, content: bytes | memoryview = b"") -> None:
+        self.sent.append(data + content)
 
     def close(self, status: int = 0, message: str = "") -> None:
         self.closed.append((status, message))

@@ -117,3 +117,35 @@ def test_a_frame_above_the_limit_among_others() -> None:
     answer = client.send(data(1, sent[: 3 * FULL]), frame(f.DATA, 0, 1, sent[3 * FULL : 5 * FULL]))
 
     assert answer[-1].code == f.FRAME_SIZE_ERROR
+
+
+@pytest.mark.parametrize("window", [f.DEFAULT_WINDOW, 1 << 20])
+@pytest.mark.parametrize("size", [1, 100, FULL - 15, FULL - 14, 3 * FULL, 100_000])
+def test_an_answer_in_two_parts_is_one_message(size: int, window: int) -> None:
+    """Head and content of a split answer leave as one message, at once or as the windows allow."""
+    client = opened()
+    client.send(f.settings({f.SETTING_INITIAL_WINDOW_SIZE: window}))
+    content = BODY[:size]
+    client.calls[0].sink.send(b"the head", memoryview(content))
+    client.calls[0].sink.close()
+    first = client.answer()
+    rest = client.send(f.window_update(b"\0\0\0\1", 1 << 18), f.window_update(f.CONNECTION, 1 << 18))
+
+    assert messages(first + rest) == [b"the head" + content]
+
+
+def test_what_is_kept_of_a_read_is_no_more_than_twice_what_is_counted() -> None:
+    """One frame of a body does not keep the large read in which it came."""
+    client = opened()
+    client.send(client.request(3, RECORD))
+    begun = frame(f.DATA, 0, 1, message(BODY)[:FULL])
+    small = frame(f.DATA, 0, 1, message(BODY)[FULL : FULL + 5_000])
+    other = data(3, message(BODY))
+    client.send(begun)
+    client.send(small, other)
+
+    kept = [
+        bytes(part.obj) for part in client.connection.stream_table.open[1]._parts if type(part) is memoryview
+    ]
+    assert sum(map(len, kept)) <= 2 * client.held
+    assert client.calls[1].events == [BODY]

@@ -12,6 +12,7 @@ from tests.epp.extproc import messages as m
 from kvist_epp.extproc.pb import ext_proc_pb2 as pb
 from kvist_epp.extproc.pick_request import PickRequest, PickResult
 from kvist_epp.extproc.session import ExtProcSession
+from kvist_epp.http2.call import Message
 from kvist_epp.model_header.labeller import LABELS, OUTCOMES, HeaderMetrics, Labeller
 from kvist_epp.names import BASE_MODEL_HEADER, MODEL_HEADER, MODEL_REWRITE_HEADER
 from kvist_epp.telemetry.request_log import LogWriter, RequestLog
@@ -153,9 +154,9 @@ class Gateway:
         self.headers = headers
         self.body = b""
 
-    def take(self, replies: tuple[bytes, ...]) -> None:
+    def take(self, replies: tuple[Message, ...]) -> None:
         """In order, taking away before setting, as Envoy does."""
-        for reply in map(pb.ProcessingResponse.FromString, replies):
+        for reply in map(pb.ProcessingResponse.FromString, map(bytes, replies)):
             assert not reply.HasField("dynamic_metadata")
             kind = reply.WhichOneof("response")
             if kind not in {"request_headers", "request_body"}:

@@ -68,11 +68,16 @@ def _raise(message: str) -> None:
 
 @cache
 def pair(name: str) -> tuple[Template, jinja2.Template]:
-    """Return a template of ours, and the same as transformers compiles it; a number names one of ``ODD``."""
+    """Return a template of ours, and the same as transformers compiles it.
+
+    A number names one of ``ODD``; a name with a brace is a template itself.
+    """
     if name == "sim":
         source = json.loads((model_files.folder() / "tokenizer_config.json").read_text())["chat_template"]
     else:
-        source = ODD[int(name)] if name.isdigit() else (TEMPLATES / f"{name}.jinja").read_text()
+        source = ODD[int(name)] if name.isdigit() else name
+        if "{" not in source:
+            source = (TEMPLATES / f"{name}.jinja").read_text()
     plain = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols]
     )

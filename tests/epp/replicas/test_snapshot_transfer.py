@@ -278,7 +278,7 @@ class Sinking:
         self.sink = sink
         self.sent = 0
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, content: bytes | memoryview = b"") -> None:
         """Pass one more chunk on."""
         self.sent += 1
         self.sink.send(data)
@@ -291,7 +291,7 @@ class Sinking:
 class Slow(Sinking):
     """A sink that delays each chunk a little."""
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, content: bytes | memoryview = b"") -> None:
         """Pass the chunk on later."""
         self.sent += 1
         asyncio.get_running_loop().call_later(0.02 * self.sent, self.sink.send, data)
@@ -300,7 +300,7 @@ class Slow(Sinking):
 class Corrupting(Sinking):
     """A sink that changes a byte of the second chunk."""
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, content: bytes | memoryview = b"") -> None:
         """Change one byte of the second chunk."""
         middle = len(data) // 2
         changed = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
@@ -310,7 +310,7 @@ class Corrupting(Sinking):
 class Silent(Sinking):
     """A sink that sends one chunk and nothing more."""
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, content: bytes | memoryview = b"") -> None:
         """Pass the first chunk on alone."""
         self.sent += 1
         if self.sent == 1:
