@@ -13,9 +13,10 @@ PROTOS := kvist_epp/extproc/pb kvist_epp/http2/pb kvist_epp/replicas/pb
 again = $(1) || { echo "make: running again, one by one, the files in which a test failed above"; $(BIN)/python -m tests.reruns $@; $(1) -n 0 --failed-files; }
 
 # folders of tests that have targets of their own
-TIERS  := data_plane monitoring engine cluster http2 charts images e2e browser
+TIERS  := data_plane monitoring engine cluster http2 charts images e2e browser website
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit coverage reruns test-data-plane test-engine test-cluster test-charts test-e2e test-http2 test-browser test-monitoring bench-alerts fuzz bench-fuzz test-all check fmt lint prose types imports proto check-proto docs models bench-epp bench-guard bench-index bench-chaos bench-soak bench-queue bench-prewarm bench-handover bench-routers bench-operator bench-disk golden lock build clean
+.PHONY: help setup demo test test-unit coverage reruns test-data-plane test-engine test-cluster test-charts test-e2e test-http2 test-browser test-monitoring test-site fuzz bench-fuzz test-all site site-serve check fmt lint prose types imports proto check-proto docs models bench-epp bench-guard bench-index bench-chaos bench-soak bench-queue bench-prewarm bench-handover bench-routers bench-operator bench-alerts bench-disk golden lock build clean
 
 help:  ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -93,6 +94,23 @@ test-browser: $(BROWSER)  ## the live page in a real Chromium (Debian's package;
 	$(BIN)/python -m tests.browser.binaries
 	$(call again,$(PYTEST) -rP tests/browser)
 
+SITE := $(VENV)/.site
+$(SITE): $(READY)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[docs]'
+	@touch $@
+
+# NO_MKDOCS_2_WARNING: the theme installs MkDocs 1.6, too, and its advice to move on has been followed
+MKDOCS := NO_MKDOCS_2_WARNING=true $(BIN)/python -m properdocs
+site: $(SITE)  ## the documents as a site for any static host, in build/site (needs npm once, for the pictures)
+	@$(BIN)/python -m tests.website.mermaid >/dev/null
+	$(MKDOCS) build --strict --clean -f mkdocs.yml
+
+site-serve: $(SITE)  ## the site on localhost:8000, built again when a page changes
+	$(MKDOCS) serve -f mkdocs.yml
+
+test-site: site  ## every link, anchor and picture of the site; nothing is loaded from elsewhere
+	$(PYTEST) -n 0 tests/website
+
 FUZZER := $(VENV)/.fuzzer
 $(FUZZER): $(READY)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[fuzz]' || { echo "make: cannot install atheris: it has wheels for x86-64 Linux and CPython 3.11 to 3.14"; exit 1; }
@@ -105,7 +123,7 @@ fuzz: $(FUZZER)  ## coverage-guided fuzzing of input from gateways, two minutes
 bench-fuzz: $(FUZZER)  ## coverage-guided fuzzing for SECONDS=7200 in all
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS)
 
-test-all: demo test test-http2 test-browser test-monitoring fuzz test-cluster test-charts test-e2e test-engine  ## every tier of tests, as CI runs them
+test-all: demo test test-http2 test-browser test-monitoring test-site fuzz test-cluster test-charts test-e2e test-engine  ## every tier of tests, as CI runs them
 
 check: fmt-check lint types imports check-proto  ## format, lint, types, import contracts, generated files
 
@@ -143,6 +161,7 @@ check-proto: $(READY)
 
 docs: $(READY)  ## regenerate the generated parts of docs/, examples/ and charts/
 	$(BIN)/python -m tests.docs
+	$(BIN)/python -m tests.reference.generate
 	$(BIN)/python -m tests.charts.generate
 
 golden: $(READY)  ## regenerate the expected plans, objects and conditions of the operator's tests; review the diff

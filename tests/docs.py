@@ -20,6 +20,7 @@ GUIDES: Final = ROOT / "docs" / "guides"
 ENVOY: Final = GUIDES / "attach-envoy.yaml"
 ORIGINAL_DST: Final = GUIDES / "attach-envoy-original-dst.yaml"
 SEVERAL_POOLS: Final = GUIDES / "several-pools.yaml"
+LAPTOP: Final = ROOT / "docs" / "tutorials" / "laptop-envoy.yaml"
 EDGE: Final = ROOT / "examples" / "03-plain-envoy" / "config.yaml"
 MODELS: Final = ROOT / "examples" / "05-two-models" / "config.yaml"
 SIMULATED: Final = "# Written by `make docs` from kvist_sim.envoy, the configuration that the tests run.\n"
@@ -35,6 +36,18 @@ def envoy(**choices: Any) -> Json:
         trusts_clients=False,
         port=8080,
         **choices,
+    )
+    return config(gateway)
+
+
+def laptop() -> Json:
+    """Return the configuration of the tutorial: two engines and the picker on this host."""
+    gateway = Gateway(
+        endpoints=["127.0.0.1:8001", "127.0.0.1:8002"],
+        picker="127.0.0.1:9002",
+        picker_tls=PickerTls(),
+        trusts_clients=False,
+        port=8080,
     )
     return config(gateway)
 
@@ -128,6 +141,7 @@ def write() -> None:
     for path, head, made in (
         (ENVOY, SIMULATED, envoy()),
         (ORIGINAL_DST, SIMULATED, original_dst()),
+        (LAPTOP, SIMULATED, laptop()),
         (SEVERAL_POOLS, SIMULATED, several_pools()),
         (EDGE, RENDERED, edge()),
         (MODELS, RENDERED, two_models()),

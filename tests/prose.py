@@ -29,6 +29,8 @@ DOCUMENTS: Final = (
     "CONTRIBUTING.md",
     "docs/*.md",
     "docs/guides/*.md",
+    "docs/reference/*.md",
+    "docs/tutorials/*.md",
     "examples/*.md",
     "charts/*.md",
     "charts/*.txt",

@@ -15,17 +15,18 @@ from tests.docs_runner.blocks import documents
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def test_the_envoy_guide_has_the_configurations_that_are_tested() -> None:
-    """Both files are written by kvist_sim.envoy; the data-plane suite runs them (test_attach.py)."""
+def test_the_documents_have_the_configurations_that_are_tested() -> None:
+    """All three files are written by kvist_sim.envoy; the data-plane suite runs them (test_attach.py)."""
     assert yaml.safe_load(docs.ENVOY.read_text()) == docs.envoy()
     assert yaml.safe_load(docs.ORIGINAL_DST.read_text()) == docs.original_dst()
+    assert yaml.safe_load(docs.LAPTOP.read_text()) == docs.laptop()
 
 
 def test_every_link_leads_somewhere() -> None:
     """Files and headings that documents link to exist."""
     wrong = [
         f"{file.name}: {link}"
-        for file in [*documents(), *sorted(DOCS.glob("*.md"))]
+        for file in {*documents(), *DOCS.rglob("*.md")}
         for link in re.findall(r"\]\(([^)\s]+)\)", file.read_text())
         if not link.startswith("http") and not _leads(file, link)
     ]

@@ -23,7 +23,7 @@ COMMANDS: Final = ("bash", "console")
 LANGUAGES: Final = (*COMMANDS, "json", "text", "yaml")
 """Every fence names one; ``text`` is for content that is none of the others."""
 TIERS: Final = ("unit", "data-plane", "e2e", "make test-all")
-REASONS: Final = ("needs a GPU", "needs a cloud", "needs a published release")
+REASONS: Final = ("needs a GPU", "needs a cloud", "needs a published release", "needs a container builder")
 _FENCE: Final = re.compile(r"^ *```(.*)$")
 _TAG: Final = re.compile(r"^<!-- (run|run by|not run): (.+) -->$")
 _COMMENT: Final = re.compile(r"^<!--.*-->$")
@@ -110,6 +110,8 @@ def documents() -> list[Path]:
     return [
         ROOT / "README.md",
         ROOT / "charts" / "kvist" / "README.md",
+        ROOT / "docs" / "index.md",
+        *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
         *sorted((ROOT / "docs" / "guides").glob("*.md")),
         *sorted((ROOT / "examples").rglob("README.md")),
     ]

@@ -130,9 +130,8 @@ class Director(Dispatcher):
         self.decisions = decisions
         if decisions is not None:
             tracker.add_listener(decisions)
-        self._answered = AnsweredRequests(
-            metrics, log, lookup, self.cache_value, self.divergence, tracer, decisions
-        )
+        stats = (self.cache_value, self.divergence)
+        self._answered = AnsweredRequests(metrics, log, lookup, *stats, tracer, decisions)
         self._by_prefix, self._max_endpoints = by_prefix, max_endpoints
         self._engine_priorities = engine_priorities
         self.flow: FlowController | None = None

@@ -22,6 +22,12 @@ QUIET: Final = ("aiohttp", "httpx", "httpcore", "filelock", "huggingface_hub", "
 """Libraries of which only warnings are logged."""
 BUCKETS: Final = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0)
 SHUTDOWN_SECONDS: Final = 1.0
+PAGES: Final = {
+    "/metrics": "Prometheus metrics",
+    "/healthz": "200, or 503 and the reason if reconciling a pool does not end",
+    "/readyz": "200, or 503 and the reason while the operator has no data from the cluster",
+}
+"""Pages of the metrics port."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -150,8 +156,8 @@ async def monitoring_port(
         return web.Response(text=f"{problem or 'ok'}\n", status=503 if problem else 200)
 
     app = web.Application()
-    pages = {"/metrics": metrics_page, "/healthz": check_page, "/readyz": check_page}
-    app.add_routes([web.get(path, page) for path, page in pages.items()])
+    handlers = {"/metrics": metrics_page}
+    app.add_routes([web.get(path, handlers.get(path, check_page)) for path in PAGES])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
     await runner.setup()
     try:

@@ -6,7 +6,9 @@ their time changes only with their status.
 - Accepted: the spec can be planned.
 - Available: requests are answered, by replicas of any generation.
 - Progressing: a change is under way.
-- GatewayAttached, Precise, Monitored: present only where they apply.
+- GatewayAttached: the gateway accepts the pool; absent without a gateway.
+- Precise: picks use the engines' KV events; absent where requests are routed by load, or by choice.
+- Monitored: present only while PodMonitors are missing that the spec asks for.
 - UpgradePending: present while a new operator would change pods of the pool.
 - Ready: the pool is as its spec describes it.
 """
