@@ -108,7 +108,8 @@ site: $(SITE)  ## the documents as a site for any static host, in build/site (ne
 site-serve: $(SITE)  ## the site on localhost:8000, built again when a page changes
 	$(MKDOCS) serve -f mkdocs.yml
 
-test-site: site  ## every link, anchor and picture of the site; nothing is loaded from elsewhere
+test-site: site $(BROWSER)  ## every link, anchor and picture of the site, also in a real Chromium; nothing is loaded from elsewhere
+	$(BIN)/python -m tests.browser.binaries
 	$(PYTEST) -n 0 tests/website
 
 FUZZER := $(VENV)/.fuzzer
