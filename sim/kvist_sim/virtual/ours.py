@@ -98,8 +98,8 @@ class FollowerSink:
     call: FollowerCall = field(init=False)
     trace_headers: Mapping[str, str] = field(default_factory=dict)
 
-    def send(self, update: bytes) -> None:
-        self.follower.context.after(0.0, self._arrive, update)
+    def send(self, data: bytes, content: bytes | memoryview = b"") -> None:
+        self.follower.context.after(0.0, self._arrive, data + content)
 
     def close(self, status: int = 0, message: str = "") -> None:
         raise AssertionError(f"replicas in virtual time stay connected: {status} {message}")
