@@ -12,6 +12,7 @@
 - ``launch``: starts engines and pickers as processes.
 - ``envoy``: runs a real Envoy, and its configuration for the picker.
 - ``envoy_settings``: settings of one Envoy, from which ``envoy`` makes its configuration, and its TLS.
+- ``envoy_tracing``: the part of Envoy's configuration that exports its spans.
 - ``envoy_pools``: one Envoy before several pools, with the model-header filter.
 - ``demo``: ``kvist demo``.
 - ``virtual``: routing policies in virtual time.
