@@ -82,7 +82,9 @@ class Requests:
 def options(port: int) -> argparse.Namespace:
     """Return the options that name a picker by its metrics port."""
     address = f"http://{HOST}:{port}"
-    return argparse.Namespace(address=address, pool=None, namespace=None, context=None, kubeconfig=None)
+    return argparse.Namespace(
+        address=address, pool=None, namespace=None, context=None, kubeconfig=None, as_plugin=False
+    )
 
 
 def command(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
