@@ -57,13 +57,21 @@ class RequestHead:
 class HeaderReader:
     """The receiving side of HPACK for one connection."""
 
-    __slots__ = ("_decoder", "_known", "_traced")
+    __slots__ = ("_decoder", "_known", "_no_table", "_traced")
 
     def __init__(self, header_bytes: int) -> None:
         self._decoder = Decoder(max_header_list_size=header_bytes)
+        self._no_table = False
         self._known: dict[bytes, RequestHead] = {}
         self._traced: dict[tuple[bytes, bytes], RequestHead] = {}
         """By the parts of a block around the value of its ``traceparent``."""
+
+    def on_settings_acknowledged(self) -> None:
+        """Refuse updates to a larger dynamic table than the announced one of no bytes (RFC 7541 section 6.3).
+
+        A peer that keeps the table which it has had is tolerated, since both sides still agree on it.
+        """
+        self._no_table = True
 
     def request(self, block: bytes) -> RequestHead:
         """Read a whole header block that opens a stream.
@@ -96,6 +104,8 @@ class HeaderReader:
 
         Header blocks of streams that are gone must be decoded too, to keep the table in step.
         """
+        if self._no_table and _enlarges_table(block):
+            raise ProtocolError("dynamic table larger than announced", COMPRESSION_ERROR)
         newest, count, size = self._table()
         try:
             decoded = self._decoder.decode(block, raw=True)
@@ -120,6 +130,12 @@ class HeaderReader:
         table = self._decoder.header_table
         entries = table.dynamic_entries
         return entries[0] if entries else None, len(entries), table.maxsize
+
+
+def _enlarges_table(block: bytes) -> bool:
+    """Return whether a block begins with an update of the dynamic table to more than no bytes."""
+    first = block.lstrip(b"\x20")[:1]
+    return b"\x20" <= first <= b"\x3f"
 
 
 def _remember(known: dict[K, RequestHead], key: K, head: RequestHead) -> None:

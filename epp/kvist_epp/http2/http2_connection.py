@@ -294,6 +294,7 @@ class Http2Connection:
             raise ProtocolError("SETTINGS has an invalid size", frames.FRAME_SIZE_ERROR)
         self._spend(self._changes, "settings")
         if flags & frames.ACK:
+            self._headers.on_settings_acknowledged()
             return
         # First, so that what the new settings let through comes after it.
         self.outbox.control(frames.SETTINGS_ACK)
