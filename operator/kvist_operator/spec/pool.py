@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
+from .offload import Offload
 from .preset import Preset
 
 DEFAULT_IMAGE: Final = "vllm/vllm-openai:v0.33.0"
@@ -187,16 +188,6 @@ class Workload:
         if self.prompt_tokens is None or self.output_tokens is None:
             return None
         return self.prompt_tokens + self.output_tokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offload:
-    """Fields of ``spec.offload``: bytes for each replica and node; 0 = none."""
-
-    cpu_bytes: int = 0
-    disk_bytes: int = 0
-    storage_class: str = ""
-    """Of the volume that each pod claims for the blocks on disk; empty = the node's own disk."""
 
 
 class Upgrade(StrEnum):
