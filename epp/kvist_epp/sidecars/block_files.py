@@ -67,14 +67,13 @@ def walk(folder: str, result: FolderWalk, each_step: Callable[[], object]) -> No
     for number, (path, seen) in enumerate(_files(folder, result), 1):
         result.files += 1
         result.total += size_on_disk(seen)
-        if not path.endswith((BLOCK, UNFINISHED)) or not GROUP.search(path):
-            pass
-        elif path.endswith(BLOCK):
+        ours = path.endswith((BLOCK, UNFINISHED)) and GROUP.search(path)
+        if ours and path.endswith(BLOCK):
             result.remember(last_use(seen), path)
             if renew and seen.st_atime_ns > seen.st_mtime_ns and seen.st_atime_ns > seen.st_ctime_ns:
                 with suppress(OSError):
                     os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns), follow_symlinks=False)
-        elif path.endswith(UNFINISHED) and seen.st_mtime_ns < abandoned:
+        elif ours and seen.st_mtime_ns < abandoned:
             result.remember(0, path)
         if number % STEP == 0:
             each_step()

@@ -35,10 +35,9 @@ def read_offload(f: Fields) -> Offload:
 
 def _check(offload: Offload, f: Fields) -> None:
     if offload.lmcache:
-        for field, given in (("cpu", offload.cpu_bytes), ("disk", offload.disk_bytes), ("shared", offload.shared)):
-            if given:
-                problem = "excludes spec.offload.lmcache, whose server has memory and storage of its own: "
-                raise SpecError(f.at(field), f"{problem}leave one of them out")
+        if offload.cpu_bytes or offload.disk_bytes or offload.shared:
+            problem = "excludes cpu, disk and shared, since its server has memory and storage of its own: "
+            raise SpecError(f.at("lmcache"), f"{problem}leave one of them out")
         if offload.eviction:
             problem = "is for spec.offload.cpu; LMCache's server evicts the least recently used: leave it out"
             raise SpecError(f.at("evictionPolicy"), problem)
