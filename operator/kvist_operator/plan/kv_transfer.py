@@ -52,7 +52,9 @@ def check_offload(pool: Pool, hardware: Hardware, version: EngineVersion) -> Non
         raise SpecError("spec.offload.cpu", f"{row.name} engines cannot offload: leave it out")
     backend = pool.engine.attention_backend
     if offload.needs_connector and backend in NO_CONNECTOR:
-        problem = f"{backend} has a cache that cannot be offloaded: use TRITON_ATTN, or leave spec.offload out"
+        problem = (
+            f"{backend} has a cache that cannot be offloaded: use TRITON_ATTN, or leave spec.offload out"
+        )
         raise SpecError("spec.engine.attentionBackend", problem)
     if version.stated is None or version.stated >= SINCE:
         return
@@ -242,7 +244,9 @@ def offload_doubts(pool: Pool, facts: Facts) -> list[str]:
         return []
     found = ["spec.offload.lmcache: the image needs LMCache 0.5, whose connector reports what its server has"]
     if len({type(mixer) for mixer in facts.shape.mixers}) > 1:
-        found.append("spec.offload.lmcache: layers of several kinds are newer in LMCache than in vLLM's own tiers")
+        found.append(
+            "spec.offload.lmcache: layers of several kinds are newer in LMCache than in vLLM's own tiers"
+        )
     return found
 
 

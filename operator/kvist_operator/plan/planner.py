@@ -144,9 +144,7 @@ def _attempt(
         required = pooling_requirements(pool, shape, pooling, gpu, extra)
     else:
         required = read_requirements(pool, shape)
-    kv = choose_kv(
-        pool.engine, shape, gpu, version.flags, pooling, connector=pool.offload.needs_connector
-    )
+    kv = choose_kv(pool.engine, shape, gpu, version.flags, pooling, connector=pool.offload.needs_connector)
     proposer = read_draft(pool.engine.speculative, shape.mtp_layers, draft)
     base = replace(_base_settings(pool, hardware, kv, proposer, extra, version), pooling=pooling)
     if pooling:

@@ -158,7 +158,9 @@ def _reason(pool: Pool) -> str:
     if offload.disk_bytes:
         reason += "; the least recently used blocks on disk are removed before the volume is full"
     if offload.shared:
-        reason += "; replicas load what others have written to the claim, of which spec.offload.shared.size is used"
+        reason += (
+            "; replicas load what others have written to the claim, of which spec.offload.shared.size is used"
+        )
     return reason
 
 

@@ -63,7 +63,9 @@ def _shared(f: Fields | None) -> SharedVolume | None:
         return None
     size = f.quantity("size", low=MIN_BYTES)
     shared = SharedVolume(
-        claim=f.required("claim", "a claim with ReadWriteMany", pattern=OBJECT_NAME, like="kv-blocks", most=NAME_LENGTH),
+        claim=f.required(
+            "claim", "a claim with ReadWriteMany", pattern=OBJECT_NAME, like="kv-blocks", most=NAME_LENGTH
+        ),
         path=f.text("path", SHARED_PATH, pattern=rf"{_PART}(/{_PART})*", like="team-a/kv", most=512),
         size_bytes=size,
     )
@@ -87,4 +89,6 @@ def _lmcache(f: Fields | None) -> LmCache | None:
     found = re.fullmatch(ADDRESS, address)
     if found:
         address = f"tcp://{found[2]}:{found[5] or LMCACHE_PORT}"
-    return f.done(LmCache(memory_bytes=memory, image=image or (LMCACHE_IMAGE if memory else ""), address=address))
+    return f.done(
+        LmCache(memory_bytes=memory, image=image or (LMCACHE_IMAGE if memory else ""), address=address)
+    )
