@@ -1,4 +1,4 @@
-"""Objects for blocks that outlive a pod: the claim and its cleaner, a folder of the node, LMCache's servers."""
+"""Objects for blocks that outlive a pod: the claim, its cleaner, a folder of the node, LMCache's servers."""
 
 from dataclasses import replace
 from typing import Any

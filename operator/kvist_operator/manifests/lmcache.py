@@ -35,14 +35,14 @@ def servers(pool: Pool, plan: Plan, site: Site, user: int) -> list[Json]:
     )
     service["spec"]["internalTrafficPolicy"] = "Local"
     overlay: dict[str, Any] = pool.pod_template.get("spec") or {}
-    pod = {
+    pod: Json = {
         "serviceAccountName": names.engine_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": pods.pod_security(user),
         **pods.placing(plan, site),
         **{key: overlay[key] for key in PLACING if key in overlay},
-        "containers": [_container(pool, lmcache.image, lmcache.memory_bytes)],
+        "containers": [_container(lmcache.image, lmcache.memory_bytes)],
         "volumes": [pods.empty("tmp")],
     }
     spec = {
@@ -54,7 +54,7 @@ def servers(pool: Pool, plan: Plan, site: Site, user: int) -> list[Json]:
     return [service, names.child("apps/v1", "DaemonSet", names.lmcache, LMCACHE, spec=spec)]
 
 
-def _container(pool: Pool, image: str, size: int) -> Json:
+def _container(image: str, size: int) -> Json:
     options = {
         "host": "0.0.0.0",
         "port": LMCACHE_PORT,

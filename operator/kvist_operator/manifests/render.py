@@ -67,7 +67,7 @@ def render(pool: Pool, plan: Plan, site: Site) -> Rendered:
     found, clients = tokenizer(pool, plan, site), engine_clients(pool, site)
     objects = [
         *engine(pool, plan, site),
-        *shared_tier.cleaner(pool, plan, site, USER),
+        *shared_tier.cleaner(pool, site, USER),
         *lmcache.servers(pool, plan, site, USER),
         *picker(pool, plan, site, found),
         *envoy(pool, site),

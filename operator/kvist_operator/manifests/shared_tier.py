@@ -1,4 +1,4 @@
-"""The claim for KV cache blocks that pods share, its cleaner, and what engines' pods say of their blocks. Pure.
+"""The claim for KV cache blocks that pods share, its cleaner, and what pods say of their blocks. Pure.
 
 vLLM's file-system tier never deletes, and a claim has many writers: one Deployment of a pool, not a container
 in each engine's pod, keeps the folder below ``spec.offload.shared.size``. It cleans the whole folder, so that
@@ -19,11 +19,11 @@ from .weights_cache import SHARED as MANY_NODES
 
 VOLUME: Final = "kv-shared"
 MEDIA: Final = {"host": "host", "disk": "disk", "shared": "shared", "lmcache": "host"}
-"""Name of a place in the plan → in the annotation; the blocks in LMCache's server are in memory of the node."""
+"""Name of a place in the plan → in the annotation; blocks in LMCache's server are in memory of the node."""
 
 
 def marks(plan: Plan) -> tuple[dict[str, str], dict[str, str]]:
-    """Return labels and annotations of an engine's pod: where its blocks are, and with whom it shares them."""
+    """Return labels and annotations of an engine's pod: the places of its blocks, and who shares them."""
     media = dict.fromkeys(MEDIA[tier.medium] for tier in plan.tiers if tier.medium in MEDIA)
     annotations = {wire.POD_KV_TIERS: ",".join(media)} if media else {}
     shares = plan.storage is not None and "shared" in media
@@ -42,7 +42,7 @@ def _volume(claim: str) -> Json:
     return {"name": VOLUME, "persistentVolumeClaim": {"claimName": claim}}
 
 
-def cleaner(pool: Pool, plan: Plan, site: Site, user: int) -> list[Json]:
+def cleaner(pool: Pool, site: Site, user: int) -> list[Json]:
     """Return the Deployment that cleans the folder; none without ``spec.offload.shared``."""
     shared = pool.offload.shared
     if shared is None:
@@ -73,8 +73,8 @@ def notes(pool: Pool, plan: Plan, site: Site) -> list[Note]:
     modes = site.claims.get(shared.claim, frozenset())
     if modes and MANY_NODES not in modes:
         text = (
-            f"spec.offload.shared.claim: claim {shared.claim} is {', '.join(sorted(modes))}, so that its pods "
-            f"run on one node only: use a claim with {MANY_NODES}"
+            f"spec.offload.shared.claim: claim {shared.claim} is {', '.join(sorted(modes))}, so that its "
+            f"pods run on one node only: use a claim with {MANY_NODES}"
         )
         found.append(Note("", "ClaimNotShared", text))
     own = plan.storage.agreed if plan.storage else {}

@@ -25,6 +25,14 @@ FLAGS: Final = {
     KvDtype.NVFP4: "nvfp4",
 }
 SOURCE: Final = "vLLM: v1/attention/backends, platforms"
+BLOCKS: Final = {
+    "FLASHMLA": 64,
+    "FLASHINFER_MLA": 32,
+    "TOKENSPEED_MLA": 32,
+    "CUTLASS_MLA": 128,
+    "ROCM_AITER_UNIFIED_ATTN": 64,
+}
+"""Tokens per block that backends prefer, where it is not 16."""
 NO_FP8: Final = ("FLEX_ATTENTION", "FLASH_ATTN_MLA", "CUTLASS_MLA_FP16")
 STUDY: Final = "vLLM's article of 2026-04-22"
 """Source of the rules for Auto: "The State of FP8 KV-Cache and Attention Quantization in vLLM"."""
@@ -216,7 +224,7 @@ def _backend(gpu: Accelerator, shape: ModelShape, kv: str, *, connector: bool = 
     if gpu.vendor == "cpu":
         return "CPU_MLA" if latent else "CPU_ATTN"
     if gpu.vendor == "amd":
-        return "ROCM_AITER_MLA" if latent else "TRITON_ATTN" if connector else "ROCM_ATTN"
+        return "ROCM_AITER_MLA" if latent else "ROCM_AITER_UNIFIED_ATTN" if connector else "ROCM_ATTN"
     if gpu.vendor != "nvidia":
         return "the platform's own"
     if latent:
@@ -239,5 +247,4 @@ def _block_size(backend: str, gpu: Accelerator, version: Version) -> int:
     """Return the default number of tokens per block (``update_block_size_for_backend``)."""
     if gpu.vendor == "cpu":
         return 16 if backend == "CPU_MLA" else 128 if version <= (0, 32) else 32
-    sizes = {"FLASHMLA": 64, "FLASHINFER_MLA": 32, "TOKENSPEED_MLA": 32, "CUTLASS_MLA": 128}
-    return 64 if "SPARSE" in backend else sizes.get(backend, 16)
+    return 64 if "SPARSE" in backend else BLOCKS.get(backend, 16)

@@ -1,4 +1,4 @@
-"""vLLM's KV connector for ``spec.offload``: what is refused, its configuration, and who may share blocks. Pure.
+"""vLLM's KV connector for ``spec.offload``: refusals, its configuration, and who may share blocks. Pure.
 
 Sources: ``v1/kv_offload``, ``distributed/kv_transfer/kv_connector/v1/offloading`` and
 ``v1/attention/backends/rocm_*`` of vLLM 0.30 to 0.33, and ``lmcache/integration/vllm`` of LMCache 0.5.6.
@@ -8,7 +8,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from kvist_operator.engine_version import EngineVersion
@@ -26,7 +25,7 @@ from .resources import DISK_MOUNT, SHARED_MOUNT
 SINCE: Final[Version] = (0, 30)
 """First version whose tiers are known to describe their events and to say where they are. The tiers pass
 unknown keys to constructors, which fail."""
-NO_CONNECTOR: Final = ("ROCM_ATTN", "ROCM_AITER_UNIFIED_ATTN")
+NO_CONNECTOR: Final = ("ROCM_ATTN",)
 """Attention backends whose cache has a layout that no KV connector reads (``supports_kv_connector``)."""
 LMCACHE_MODULE: Final = "lmcache.integration.vllm.lmcache_mp_connector"
 """LMCache's own class, which reports what the server has; the one inside vLLM reports nothing."""
@@ -52,9 +51,7 @@ def check_offload(pool: Pool, hardware: Hardware, version: EngineVersion) -> Non
         raise SpecError("spec.offload.cpu", f"{row.name} engines cannot offload: leave it out")
     backend = pool.engine.attention_backend
     if offload.needs_connector and backend in NO_CONNECTOR:
-        problem = (
-            f"{backend} has a cache that cannot be offloaded: use TRITON_ATTN, or leave spec.offload out"
-        )
+        problem = f"{backend} has a cache that cannot be offloaded: use TRITON_ATTN, or leave it out"
         raise SpecError("spec.engine.attentionBackend", problem)
     if version.stated is None or version.stated >= SINCE:
         return
@@ -81,8 +78,8 @@ def check_layout(pool: Pool, hardware: Hardware, layout: Layout) -> None:
     for field, given in (("disk", pool.offload.disk_bytes), ("shared", pool.offload.shared)):
         if given:
             problem = (
-                f"an engine of this plan is on {hardware.nodes(layout)} nodes, and vLLM writes only the blocks "
-                "of the first node to files: leave it out, or let the engine fit one node (larger "
+                f"an engine of this plan is on {hardware.nodes(layout)} nodes, and vLLM writes only the "
+                "blocks of the first node to files: leave it out, or let the engine fit one node (larger "
                 "accelerators, a smaller spec.engine.maxModelLen)"
             )
             raise SpecError(f"spec.offload.{field}", problem)
@@ -209,7 +206,7 @@ def storage_namespace(
         "model": f"{pool.model.kind}://{pool.model.location} as {model}",
         "revision": pool.model.revision or "not pinned",
         "engine": dotted(version.stated) if version.stated else pool.engine.image,
-        "dtype": f"{facts.shape.dtype}, weights {'FP8 while loading' if settings.online_fp8 else 'as stored'}",
+        "dtype": f"{facts.shape.dtype}{', weights in FP8' if settings.online_fp8 else ''}",
         "kvCacheDtype": " ".join((kv.flag or "auto", *(("without windows",) if kv.plain_windows else ()))),
         "attentionBackend": f"{chosen.get('attentionBackend', '')} on {hardware.accelerator.vendor}",
         "block": str(settings.block),

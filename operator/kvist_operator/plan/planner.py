@@ -275,7 +275,7 @@ def _fitting(
         *chosen.spread,
         *sized.choices,
         *describe_arguments(pool, facts, settings),
-        *describe_tiers(pool, q.hardware, memory, places),
+        *describe_tiers(pool, shape, q.hardware, memory, places),
         *expected_ttft(pool.workload, shape, gpu, layout),
         *tpot,
         *pod_choices,

@@ -111,16 +111,22 @@ def _per_rank(concurrency: int, layout: Layout) -> int:
     return -(-concurrency // layout.data)
 
 
-def describe_tiers(pool: Pool, hardware: Hardware, memory: Memory, found: tuple[Tier, ...]) -> list[Choice]:
-    """Return what each place holds and for how long, and the settings of the connector, with reasons."""
+def describe_tiers(
+    pool: Pool, shape: ModelShape, hardware: Hardware, memory: Memory, found: tuple[Tier, ...]
+) -> list[Choice]:
+    """Return what each place holds and for how long, and from which speed on it is of use, with reasons."""
     offload, layout = pool.offload, memory.layout
     if not found:
         return []
     choices = [Choice("offload", _summary(pool), _reason(pool), "spec.offload")]
-    for tier in found:
-        choices.append(
-            Choice(f"{tier.medium}Tier", f"{tier.tokens:,} tokens", _held(pool, tier), _source(tier.medium))
-        )
+    choices += [
+        Choice(f"{tier.medium}Tier", f"{tier.tokens:,} tokens", _held(tier), _source(tier.medium))
+        for tier in found
+    ]
+    rate = prefill_rate(shape, hardware.accelerator, layout)
+    speed = rate * bytes_per_token(memory, shape, hardware) / 1e9
+    reason = f"an engine computes about {rate:,.0f} tokens per second: a place that is slower delays requests"
+    choices.append(Choice("loadingPaysFrom", f"{speed:.1f} GB/s", reason, "estimate of prefill"))
     if offload.lmcache and not offload.lmcache.memory_bytes:
         reason = "the server is not the operator's, so that its size is not known"
         choices.append(Choice("lmcacheTier", offload.lmcache.address, reason, _source("lmcache")))
@@ -164,7 +170,7 @@ def _reason(pool: Pool) -> str:
     return reason
 
 
-def _held(pool: Pool, tier: Tier) -> str:
+def _held(tier: Tier) -> str:
     held = f"{tier.size_bytes / GIB:,.1f} GiB of {NAMES[tier.medium]}"
     if tier.idle_seconds is None:
         return f"{held}; how long an idle conversation stays is not known: set {HINTS}"

@@ -176,7 +176,7 @@ def _ignored(pool: Pool) -> Iterator[str]:
             "Priority, or leave it out"
         )
     if pool.offload.needs_connector and not pool.engine.prefix_caching:
-        yield "spec.offload has no effect while prefixCaching is Disabled: blocks have no hashes; leave it out"
+        yield "spec.offload has no effect while prefixCaching is Disabled; leave it out"
     if pool.workload.shared_prefix_tokens and not pool.engine.prefix_caching:
         yield "spec.workload.sharedPrefixTokens has no effect while prefixCaching is Disabled; leave it out"
 

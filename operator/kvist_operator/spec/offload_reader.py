@@ -53,8 +53,8 @@ def _check(offload: Offload, f: Fields) -> None:
     if offload.storage_class and offload.host_path:
         problem = "excludes spec.offload.storageClassName: blocks are on one volume; leave one of them out"
         raise SpecError(f.at("hostPath"), problem)
-    for field, given in (("evictionPolicy", offload.eviction), ("generatedTokens", offload.generated)):
-        if given and not offload.cpu_bytes:
+    for field, wanted in (("evictionPolicy", bool(offload.eviction)), ("generatedTokens", offload.generated)):
+        if wanted and not offload.cpu_bytes:
             raise SpecError(f.at(field), "needs spec.offload.cpu too: the memory for the blocks")
 
 

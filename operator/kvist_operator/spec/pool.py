@@ -314,7 +314,7 @@ class Pool:
     engine: EngineSpec = EngineSpec()
     accelerator: AcceleratorSpec = AcceleratorSpec()
     workload: Workload = Workload()
-    offload: Offload = Offload()
+    offload: Offload = field(default_factory=Offload)
     replicas: int = 1
     paused: bool = False
     """Nothing is written except the status and certificates."""
