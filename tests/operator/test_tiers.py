@@ -201,7 +201,7 @@ def test_every_field_reaches_the_connector() -> None:
 
 
 def test_without_a_picker_no_tier_reports() -> None:
-    """Nobody reads events, so none are asked for; vLLM would warn of tiers that report to no publisher."""
+    """Without a reader no events are published; vLLM would warn of tiers that report to no publisher."""
     found = offloaded(cpu="64Gi", disk="500Gi", spec={"picker": {"mode": "Off"}})
 
     assert "self_describing_kv_events" not in extra(found)

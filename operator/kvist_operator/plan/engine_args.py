@@ -137,7 +137,7 @@ def _with_extra(planned: EngineArgs, extra: Sequence[ExtraFlag]) -> EngineArgs:
 
 
 def model_argument(pool: Pool) -> str:
-    """Return the model as the engine is told to load it."""
+    """Return the first argument, the name or path of the model."""
     match pool.model.kind:
         case Source.CLAIM:
             return f"{MODEL_MOUNT}/{pool.model.path}".rstrip("/")

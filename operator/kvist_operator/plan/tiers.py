@@ -1,4 +1,4 @@
-"""What the places for KV cache blocks hold, and how long an idle conversation stays in each. Pure.
+"""Sizes of the places for KV cache blocks, and how long an idle conversation stays in each. Pure.
 
 vLLM writes a block to the memory and to every file tier as soon as it is computed (``complete_store`` of
 ``v1/kv_offload/tiering/manager.py``), and each place drops the least recently used ones. A block therefore
