@@ -107,7 +107,7 @@ async def claimed(cluster: Cluster, room: Space) -> AsyncIterator[Space]:
 
 async def test_memory_disk_and_a_shared_claim_are_bounded(claimed: Space) -> None:
     """A pool with all three is accepted and serves; three times the size of disk and folder is written, both
-    cleaners remove the oldest, the pod says who shares its blocks, and a pool that cannot share learns why."""
+    cleaners remove the oldest, the pod says who shares its blocks, and a pool that cannot share knows why."""
     room = claimed
     both = (
         f"import threading\ndef disk():\n{_indented(BLOCKS)}\nthreading.Thread(target=disk).start()\n{SHARED}"
