@@ -206,10 +206,12 @@ class VirtualEngine:
         return [*self.running, *self._loading, *self.waiting]
 
     def take_notes(self) -> list[Note]:
-        """Return the events since the last call, those of slower places first: a block that is loaded from a
-        disk is in memory before it is on the GPU."""
-        tiers = self.tiers.take_notes() if self.tiers is not None else []
-        return [*tiers, *self.pool.take_notes()]
+        """Return the events since the last call: loads into memory, then the GPU's, then what is copied from
+        the GPU."""
+        gpu = self.pool.take_notes()
+        if self.tiers is None:
+            return gpu
+        return [*self.tiers.take_loads(), *gpu, *self.tiers.take_offloads()]
 
     def sample(self) -> EngineSample:
         """Return the values that ``/metrics`` would report now."""

@@ -74,7 +74,9 @@ class BlockOverlaps:
     def _lower_of(self, blocks: Sequence[int], bit: int, held: int) -> dict[str, int]:
         found: dict[str, int] = {}
         for name in blocks[held:]:
-            place = next((m for m in MEDIA if self._lower.get((m, name), 0) & (~0 if m == SHARED else bit)), "")
+            place = next(
+                (m for m in MEDIA if self._lower.get((m, name), 0) & (~0 if m == SHARED else bit)), ""
+            )
             if not place:
                 break
             found[place] = found.get(place, 0) + 1

@@ -5,13 +5,18 @@ and on to every file tier as soon as they are computed. What a request finds nei
 loaded before the request is admitted, while others run; a block on a disk goes through the memory. Each place
 reads one block after the other, so that loads wait for each other; writes delay no reads.
 
-Events are those of a real engine, as recorded with vLLM 0.32: one for each stored block, children before
-parents; one for all blocks that leave the memory; none for blocks that leave a disk. A block that is read
-from a disk is announced in memory before the GPU announces it.
+Events are those of a real engine with a host tier and a disk tier, as recorded with vLLM 0.32:
+
+- Blocks that are computed: the GPU's event; then, in a later batch, one event of the memory for each block,
+  in no order, so that children come before parents; then, later still, the disk's in the same order. Blocks
+  that leave the memory for them are in one event before.
+- Blocks that are read from a disk: for each block that leaves the memory an event of its own; one event of
+  the memory for each block, in their order; later the GPU's, which has no parent if the GPU had nothing.
+- Blocks that leave a disk: none.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final, NamedTuple
@@ -115,7 +120,8 @@ class EngineTiers:
         self.host = host
         self.disks = tuple(disks)
         self._random = Random(f"order of events {seed}")
-        self._notes: list[TierNote] = []
+        self._loads: list[TierNote] = []
+        self._offloads: list[TierNote] = []
 
     def find(self, names: Sequence[int], allowed: frozenset[str] | None = None) -> list[TierStore]:
         """Return where each of the first blocks is that can be loaded, up to one that is nowhere.
@@ -139,30 +145,37 @@ class EngineTiers:
             if at:
                 there = max(there, disk.read(len(at), now))
                 disk.touch(job.hashes[n] for n in at)
-                self._store(self.host, job, at)
+                self._promote(job, at)
         self.host.touch(job.hashes[first : first + len(found)])
         return self.host.read(len(found), there)
 
     def offload(self, job: Job, first: int, end: int) -> None:
         """Copy computed blocks of a job to every place."""
+        order = list(range(first, end))
+        self._random.shuffle(order)
         for store in (self.host, *self.disks):
-            self._store(store, job, range(first, end))
+            new = [at for at in order if store.add(job.hashes[at])]
+            gone = tuple(store.shrink())
+            if gone and store is self.host:
+                self._offloads.append(TierNote(HOST, False, gone))
+            self._offloads += [_stored(store.kind.medium, job, at) for at in new]
 
-    def _store(self, store: TierStore, job: Job, positions: Iterable[int]) -> None:
-        medium, names = store.kind.medium, job.hashes
-        new = [at for at in positions if store.add(names[at])]
-        for at in self._out_of_order(new):
-            self._notes.append(TierNote(medium, True, (names[at],), names[at - 1] if at else None))
-        gone = store.shrink()
-        if gone and store is self.host:  # disks tell nothing of what is gone
-            self._notes.append(TierNote(medium, False, tuple(gone)))
+    def _promote(self, job: Job, positions: Sequence[int]) -> None:
+        """Put blocks that are read from a disk into memory."""
+        stored = [_stored(HOST, job, at) for at in positions if self.host.add(job.hashes[at])]
+        self._loads += [TierNote(HOST, False, (name,)) for name in self.host.shrink()]
+        self._loads += stored
 
-    def _out_of_order(self, positions: list[int]) -> Iterator[int]:
-        """Yield positions as threads finish them: children may come before parents."""
-        self._random.shuffle(positions)
-        yield from positions
-
-    def take_notes(self) -> list[TierNote]:
-        """Return the events since the last call."""
-        taken, self._notes = self._notes, []
+    def take_loads(self) -> list[TierNote]:
+        """Return the events of loads since the last call; the GPU announces these blocks later."""
+        taken, self._loads = self._loads, []
         return taken
+
+    def take_offloads(self) -> list[TierNote]:
+        """Return the events of blocks that the GPU has announced before."""
+        taken, self._offloads = self._offloads, []
+        return taken
+
+
+def _stored(medium: str, job: Job, at: int) -> TierNote:
+    return TierNote(medium, True, (job.hashes[at],), job.hashes[at - 1] if at else None)

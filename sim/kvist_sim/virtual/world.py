@@ -360,3 +360,7 @@ class _Nothing:
     def match(self, blocks: Sequence[int], pods: Sequence[Pod]) -> list[int]:  # noqa: ARG002
         """Refuse. Raises LookupError."""
         raise LookupError("this policy's Spec.events is False")
+
+    def lower(self, blocks: Sequence[int], pods: Sequence[Pod], held: Sequence[int]) -> list[dict[str, int]]:  # noqa: ARG002
+        """Refuse. Raises LookupError."""
+        raise LookupError("this policy's Spec.events is False")
