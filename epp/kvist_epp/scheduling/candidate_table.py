@@ -28,7 +28,7 @@ from kvist_epp.scheduling.cost import (
     PoolCost,
     price_of_work,
     share_of_copy,
-    terms_in,
+    terms_of_one,
     uncached_tokens,
     work_seconds,
 )
@@ -154,7 +154,7 @@ def _picked(
     uncached = uncached_tokens(tokens, hit)
     row = EndpointCost(load, hit, uncached, _work(load, uncached, hit, policy), load.running)
     row.own = pool.least_uncached + part * (uncached - pool.least_uncached)
-    terms = tuple([term[0] for term in terms_in(pool, (row,), policy)])
+    terms = terms_of_one(pool, row, float(columns.slot[first]), policy)
     return PickedEndpoints(
         scored(able[first].endpoint, row, terms, full=is_full or _all_full(columns, full)),
         tuple([able[at].endpoint.hostport for at in best]),

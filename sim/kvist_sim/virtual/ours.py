@@ -221,7 +221,7 @@ class Kvist(RequestListener):
 
     def finished(self, request: Request, pod: Pod, now: float) -> None:  # noqa: ARG002
         """Implement ``Policy``: the access log will report it."""
-        entry = AccessLogEntry(self.session(request), self.session(request), None, None, 200, None, None)
+        entry = AccessLogEntry(self.session(request), self.session(request), None, 200)
         self.context.after(self.context.ended_seconds, self._on_access_log, entry)
 
     def session(self, request: Request) -> str:

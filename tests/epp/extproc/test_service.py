@@ -263,7 +263,7 @@ def test_access_logs_are_passed_on_and_never_answered_early() -> None:
     assert world.sink.closed == []
     call.on_half_closed()
 
-    assert world.ended == [AccessLogEntry(None, None, None, None, 0, None, None)]
+    assert world.ended == [AccessLogEntry(None, None, None, 0)]
     assert world.protocol_errors == [("access-log-message", 1), ("access-log-entry", 2)]
     assert (world.sink.sent, world.sink.closed) == ([b""], [(0, "")])
 
