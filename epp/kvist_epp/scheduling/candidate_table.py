@@ -186,13 +186,12 @@ def _record(
         kept = list(dict.fromkeys([*best, *_cheap(costs, columns.parts), *(holders if few else ())]))
         places = np.array(kept)
         held = holders if few else {at: holders[at] for at in kept if at in holders}
-    return ColumnRecord(
+    return ColumnRecord.of(
         recorded,
         places,
         columns.figures(places),
-        tuple(best),
-        tuple(held),
-        tuple(held.values()),
+        best,
+        held,
         tokens,
         pool,
         part,

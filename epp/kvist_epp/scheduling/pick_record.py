@@ -2,15 +2,17 @@
 
 A pick over columns (``candidate_table``) computes the terms of the best endpoint only. Its record keeps what
 it read instead, and computes the terms of all endpoints when it is asked: those that ``pick.explain`` would
-have shown at that moment. Of few endpoints (``load_columns.FEW``) the figures of all loads are kept, as
-tuples that picks share until a load changes. Of many, those of the ``KEPT`` least costs, of the endpoints in
-the answer, and of the endpoints that hold something of the prompt, unless these are more than ``KEPT``.
+have shown at that moment. Of few endpoints (``load_columns.FEW``) the figures of all loads are kept. Of many,
+those of the ``KEPT`` least costs, of the endpoints in the answer, and of the endpoints that hold something of
+the prompt, unless these are more than ``KEPT``. A record is a few objects of plain numbers: thousands of
+records of forty small objects each would fill the processor's caches.
 
 Under a TPOT target the pick has computed all terms, and the record keeps them.
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from struct import Struct
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -19,10 +21,12 @@ from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.load.endpoint_load import EndpointLoad
 from kvist_epp.scheduling.cost import (
     NO_MATCH,
+    NOTHING_LOWER,
     TERMS,
     TTFT_TERMS,
     CachedPrefix,
     EndpointCost,
+    Match,
     Policy,
     PoolCost,
     terms_in,
@@ -36,10 +40,9 @@ KEPT: Final = 16
 MAX_OTHERS: Final = 32
 """Endpoints that could not be picked and are kept with the reason; the others are counted."""
 RECORDED_COLUMNS: Final = 6
-Figures = tuple[float, float, float, float, float, float]
+FIGURES: Final = Struct("6d")
 """Of one load: seconds of backlog, time at which it is computed without events, running requests, prefill
 tokens/s, seconds until a sequence slot is free, and whether the batch is full (0 or 1)."""
-NO_FIGURES: Final[Figures] = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 _WAIT, _SLOT = map(list(TERMS).index, TTFT_TERMS)
 
 
@@ -76,50 +79,84 @@ class ColumnRecord(msgspec.Struct, frozen=True, gc=False):
     places: Any
     """Array of the places in ``pool.endpoints`` that are kept; None: all."""
     figures: Any
-    """``Figures`` of each kept place: a tuple of tuples, or an array with a row for each figure."""
-    best: tuple[int, ...]
-    """Places of the endpoints of the answer, best first."""
-    held: tuple[int, ...]
-    """Places that hold something of the prompt."""
-    hits: tuple[CachedPrefix, ...]
-    """What each of them holds."""
-    tokens: int
-    """Of the prompt."""
-    cost: PoolCost
-    part: float
-    """Part of a copy's work that the request answers for."""
+    """``FIGURES`` of all places as bytes, or an array with a row for each figure and a column for each kept
+    place."""
+    numbers: "array[float]"
+    """``_NUMBERS`` of them, the places of the endpoints of the answer, best first, and for each place that
+    holds something of the prompt: the place, and what it holds in tokens and in bytes."""
+    best_count: int
+    lower: Mapping[int, Mapping[str, int]] | None
+    """By place, what slower media hold; None: nothing anywhere."""
     policy: Policy
-    now: float
-    max_backlog: float
+
+    @classmethod
+    def of(
+        cls,
+        pool: RecordedPool,
+        places: Any,
+        figures: Any,
+        best: Sequence[int],
+        held: Mapping[int, CachedPrefix],
+        tokens: int,
+        cost: PoolCost,
+        part: float,
+        policy: Policy,
+        now: float,
+        max_backlog: float,
+    ) -> "ColumnRecord":
+        """Return the record of a pick.
+
+        ``best``: places of the endpoints of the answer, best first; ``held``: what places hold of the
+        prompt; ``tokens``: of the prompt; ``part``: of a copy's work that the request answers for.
+        """
+        numbers = [*cost, tokens, part, now, max_backlog, *best]
+        lower: dict[int, Mapping[str, int]] | None = None
+        for place, hit in held.items():
+            numbers += (place, hit.tokens, hit.bytes)
+            if hit.lower:
+                lower = lower or {}
+                lower[place] = hit.lower
+        return cls(pool, places, figures, array("d", numbers), len(best), lower, policy)
+
+    def _hits(self) -> dict[int, CachedPrefix]:
+        held = self.numbers[_NUMBERS + self.best_count :]
+        lower = self.lower or {}
+        return {
+            int(place): Match(int(tokens), int(size), lower.get(int(place), NOTHING_LOWER))
+            for place, tokens, size in zip(held[::3], held[1::3], held[2::3], strict=True)
+        }
 
     def rows(self) -> list[ScoredEndpoint]:
         """Compute the terms of each kept endpoint; the endpoints of the answer come first, then the others by
         their cost, full ones last."""
-        policy, least = self.policy, self.cost.least_uncached
-        hits = dict(zip(self.held, self.hits, strict=True))
+        policy, hits = self.policy, self._hits()
+        price, mean_rate, fewest, copying, size, part, now, max_backlog = self.numbers[:_NUMBERS]
+        tokens, least = int(size), int(fewest)
+        cost = PoolCost(price, mean_rate, least, copying)
         places = range(len(self.pool.endpoints)) if self.places is None else self.places.tolist()
-        figures = self.figures if self.places is None else self.figures.T.tolist()
+        figures = FIGURES.iter_unpack(self.figures) if self.places is None else self.figures.T.tolist()
         rows: list[EndpointCost] = []
         slots: list[float] = []
         full: list[bool] = []
         for place, (wait, until, running, rate, slot, batch_full) in zip(places, figures, strict=True):
-            left = min(wait, max(until - self.now, 0.0))
+            left = min(wait, max(until - now, 0.0))
             hit = hits.get(place, NO_MATCH)
-            uncached = uncached_tokens(self.tokens, hit)
+            uncached = uncached_tokens(tokens, hit)
             load = EndpointLoad(self.pool.endpoints[place].key, rate=rate, backlog_tokens=left * rate)
             work = work_seconds(uncached, rate, hit.lower, policy)
             row = EndpointCost(load, hit, uncached, work, int(running))
-            row.own = least + self.part * (uncached - least)
+            row.own = least + part * (uncached - least)
             rows.append(row)
             slots.append(slot)
-            full.append(bool(batch_full) or left > self.max_backlog)
-        columns = terms_in(self.cost, rows, policy)
+            full.append(bool(batch_full) or left > max_backlog)
+        columns = terms_in(cost, rows, policy)
         columns[_SLOT] = slots  # as it was: the number of slots is not kept
         found = [
             scored(self.pool.endpoints[place], row, tuple([column[at] for column in columns]), full=full[at])
             for at, (place, row) in enumerate(zip(places, rows, strict=True))
         ]
-        turn = {place: at for at, place in enumerate(self.best)}
+        best = self.numbers[_NUMBERS : _NUMBERS + self.best_count]
+        turn = {int(place): at for at, place in enumerate(best)}
         last = len(turn)
         order = sorted(
             range(len(found)),
@@ -128,6 +165,8 @@ class ColumnRecord(msgspec.Struct, frozen=True, gc=False):
         return [found[at] for at in order]
 
 
+_NUMBERS: Final = len(PoolCost._fields) + 4
+"""Numbers in front: those of ``PoolCost``, the tokens of the prompt, the part, the time, the longest backlog."""
 _WORK, _BACKLOG, _RUNNING = range(len(TERMS), len(TERMS) + 3)
 
 
