@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from kvist_epp.index.snapshot.capture import Capture, Restore
 from kvist_epp.index.tree.forest import Forest, Place
 from kvist_epp.index.tree.holders import ONES, Presence
-from kvist_epp.index.tree.matches import Hit, Matches, search
+from kvist_epp.index.tree.matches import Group, Hit, Matches, search
 from kvist_epp.index.tree.segment import GPU, Root, Segment
 from kvist_epp.index.tree.storing import Storing
 
@@ -142,8 +142,9 @@ class Index:
 
     def match(self, root: Root, prompt: bytes) -> Matches:
         """Return how much of the prompt's prefix each publisher holds. Changes nothing."""
-        trees = self._forest.trees.get(root, {}).values()
-        found = [pair for tree in trees for pair in search(tree, prompt, self._live)]
+        found: list[Group] = []
+        for tree in self._forest.trees.get(root, {}).values():
+            found += search(tree, prompt, self._live)
         return Matches(found, self._bits, self._publishers)
 
     def exclusive(self, publishers: Iterable[int]) -> Iterator[tuple[Segment, int]]:

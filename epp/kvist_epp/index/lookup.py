@@ -122,9 +122,13 @@ class Lookup:
         if self.remote_prefixes is not None:
             for key, sent in self.remote_prefixes(root, prompt).items():
                 routed[key] = max(sent, routed.get(key, 0))
-        ratio = self._ratio(matches)
-        known_tokens, known = matches.groups[0][1:3] if matches.groups else (0, 0)
-        tokens = known_tokens + max(1, round((size - known) / ratio))
+        ratio, known_tokens, known = self.bytes_per_token, 0, 0
+        if matches.groups:
+            _, known_tokens, known, _, _ = matches.groups[0]
+            if known_tokens >= RATIO_TOKENS:
+                ratio = known / known_tokens
+                self.bytes_per_token += RATIO_WEIGHT * (ratio - self.bytes_per_token)
+        tokens = known_tokens + (round((size - known) / ratio) or 1)
         found = Found(size, tokens, {}, (matches,), _place(root, prompt, matches, routed))
         if matches.groups or routed:
             self._add_hits(found.hits, matches, routed, size, ratio)
@@ -141,11 +145,14 @@ class Lookup:
         owners, members = self._owners, self.members
         alike: dict[tuple[int, int, int | None, bool, int], CachedPart | None] = {}
         """What follows for endpoints that hold the same: of a popular prompt, hundreds do."""
-        for key in {*routed, *(owners[p] for p in matches.publishers() if p in owners)}:
+        keys = set(routed)
+        if matches.groups:
+            keys.update([owners[p] for p in matches.publishers() if p in owners])
+        for key in keys:
             member = members.get(key)
             if member is None:
                 continue
-            hit, rank = _best_rank(member, matches)
+            hit, rank = _best_rank(member, matches) if matches.groups else (MISS, None)
             sent = routed.get(key, 0)
             case = (id(hit), sent, rank, member.precise, member.block_size)
             if case in alike:
@@ -155,20 +162,15 @@ class Lookup:
             if part is not None:
                 hits[key] = part
 
-    def _ratio(self, matches: Matches) -> float:
-        if matches.best < RATIO_TOKENS:
-            return self.bytes_per_token
-        tokens, size = matches.groups[0][1:3]
-        self.bytes_per_token += RATIO_WEIGHT * (size / tokens - self.bytes_per_token)
-        return size / tokens
-
 
 def _place(root: Root, prompt: bytes, matches: Matches, routed: Mapping[str, int]) -> Hashable:
     """The end of a block, or of what was routed: the last bytes before it tell it well enough."""
     if matches.groups:
         _, tokens, _, _, segment = matches.groups[0]
         return segment, tokens
-    end = max(routed.values(), default=0)
+    if not routed:
+        return None
+    end = max(routed.values())
     return (root, end, prompt[max(0, end - PLACE_BYTES) : end]) if end else None
 
 
