@@ -146,6 +146,36 @@ class Http2Connection:
 
     # -- DATA
 
+    def on_data_frame(self, number: int, chunk: bytes, start: int, stop: int, ends: int) -> None:
+        """Process a whole DATA frame without padding, whose content is ``chunk[start:stop]``.
+
+        This is ``on_data_begin`` and ``on_data`` in one, for most of all frames.
+        """
+        limits, size = self.limits, stop - start
+        self._credit -= size
+        if self._credit * 2 < limits.connection_window:
+            self._refill_window()
+        stream = self._open.get(number)
+        if stream is None:
+            self._on_stray_data(number, size)
+            return
+        if stream.half_closed:
+            self.stream_table.reset(stream, frames.STREAM_CLOSED)
+            return
+        if not ends:
+            if not size:
+                self._spend(self._empties, "empty-frames")
+            if stream.sent or (stream.credit - size) * 2 < limits.stream_window:
+                self._charge(stream, size)
+                if number not in self._open:
+                    return
+            else:
+                stream.credit -= size
+        if size:
+            stream.on_data(chunk, start, stop)
+        if ends and number in self._open:
+            stream.on_end_stream()
+
     def on_data_begin(self, number: int, size: int, empty: bool, ends: int) -> None:
         """Account for the begin of a DATA frame, with ``size`` bytes for flow control (RFC 9113 section 5.2).
 

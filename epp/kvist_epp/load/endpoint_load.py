@@ -134,12 +134,12 @@ class EndpointLoad:
         Returns the backlog in tokens.
         """
         queue = self.prefill_queue
-        if not queue:
+        if not queue or now <= self.at:
             if now > self.at:
                 self.at = now
             return self.backlog_tokens
         budget = (now - self.drains_from) * self.rate
-        self.at = max(self.at, now)
+        self.at = now
         if budget <= 0:
             return self.backlog_tokens
         while queue and budget > 0:
@@ -151,7 +151,10 @@ class EndpointLoad:
 
     def set_backlog(self, attempt: Attempt, tokens: float) -> None:
         """Set an attempt's backlog. One that has a backlog again is the engine's oldest, so it goes first."""
-        tokens = min(max(tokens, 0.0), attempt.uncached)
+        if tokens > attempt.uncached:
+            tokens = attempt.uncached
+        elif tokens < 0.0:
+            tokens = 0.0
         self.changed.add(self)
         self.backlog_tokens += tokens - attempt.backlog
         if tokens <= 0:
