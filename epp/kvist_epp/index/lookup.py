@@ -6,6 +6,7 @@ arrive (cache credit). On an approximate endpoint it is the routing history alon
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -23,7 +24,7 @@ RATIO_WEIGHT: Final = 0.05
 """How much one such match moves the running mean."""
 
 
-class CachedPart(msgspec.Struct, frozen=True):
+class CachedPart(msgspec.Struct, frozen=True, gc=False):
     """Cached part of one request's prompts on one endpoint; a ``scheduling.cost.CachedPrefix``."""
 
     tokens: int
@@ -142,25 +143,40 @@ class Lookup:
         size: int,
         ratio: float,
     ) -> None:
-        owners, members = self._owners, self.members
+        """Add what each endpoint holds."""
+        members = self.members
+        blocks = self._held_blocks(matches) if matches.groups else _NO_BLOCKS
+        if not blocks.keys() <= routed.keys():
+            routed = {**dict.fromkeys(blocks, 0), **routed}
         alike: dict[tuple[int, int, int | None, bool, int], CachedPart | None] = {}
         """What follows for endpoints that hold the same: of a popular prompt, hundreds do."""
-        keys = set(routed)
-        if matches.groups:
-            keys.update([owners[p] for p in matches.publishers() if p in owners])
-        for key in keys:
+        before: tuple[object, ...] = ()
+        part: CachedPart | None = None
+        for key, sent in routed.items():
             member = members.get(key)
             if member is None:
                 continue
-            hit, rank = _best_rank(member, matches) if matches.groups else (MISS, None)
-            sent = routed.get(key, 0)
+            hit, rank = blocks.get(key, _NO_BLOCK) if blocks else _NO_BLOCK
             case = (id(hit), sent, rank, member.precise, member.block_size)
-            if case in alike:
-                part = alike[case]
-            else:
-                part = alike[case] = _cached_part(member, matches, hit, rank, sent, size, ratio)
+            if case != before:
+                before = case
+                if case in alike:
+                    part = alike[case]
+                else:
+                    part = alike[case] = _cached_part(member, matches, hit, rank, sent, size, ratio)
             if part is not None:
                 hits[key] = part
+
+    def _held_blocks(self, matches: Matches) -> Mapping[str, tuple[Hit, int | None]]:
+        """Return the best hit of each endpoint on which blocks are matched, by key, and the rank that has
+        it."""
+        owners, members = self._owners, self.members
+        keys = dict.fromkeys([owners[p] for p in matches.publishers() if p in owners])
+        return {key: _best_rank(members[key], matches) for key in keys}
+
+
+_NO_BLOCKS: Final[Mapping[str, tuple[Hit, int | None]]] = MappingProxyType({})
+_NO_BLOCK: Final[tuple[Hit, int | None]] = (MISS, None)
 
 
 def _place(root: Root, prompt: bytes, matches: Matches, routed: Mapping[str, int]) -> Hashable:

@@ -241,13 +241,11 @@ def _pool_cost(
     if uses and most:
         copied = policy.copy_share * most
         part = share_of_copy(uses, len([1 for cached in held if cached >= copied]), policy)
-    pool = PoolCost(
-        price_of_work(columns.total_running / count, columns.total_kv_full / count, policy),
-        columns.total_rate / count,
-        max(tokens - most, 1 if tokens else 0),
-        policy.copy_seconds / max(tokens, 1),
-    )
-    return pool, part
+    price = price_of_work(columns.total_running / count, columns.total_kv_full / count, policy)
+    if not tokens:
+        return PoolCost(price, columns.total_rate / count, 0, policy.copy_seconds), part
+    least = tokens - most if most < tokens else 1
+    return PoolCost(price, columns.total_rate / count, least, policy.copy_seconds / tokens), part
 
 
 def _costs(
@@ -283,10 +281,12 @@ def _costs(
         saved = np.minimum([hit.tokens for hit in holders.values()], last)
         costs[at] -= saved * (by_rate * seconds[at] + anyway)
     else:
+        before, second, saving = None, 0.0, 0.0
         for place, hit in holders.items():
-            cached = hit.tokens
-            saved = cached if cached < last else last  # noqa: FURB136  (min takes twice as long)
-            costs[place] -= saved * (by_rate * seconds[place] + anyway)
+            if hit is not before or seconds[place] != second:  # most hold the same, at the same rate
+                before, second, cached = hit, seconds[place], hit.tokens
+                saving = (cached if cached < last else last) * (by_rate * second + anyway)
+            costs[place] -= saving
     for place, hit in holders.items():
         if hit.lower:  # loading takes less than prefill
             uncached, load = uncached_tokens(tokens, hit), columns.candidates[place].load

@@ -21,12 +21,10 @@ from kvist_epp.endpoints.endpoint import Endpoint
 from kvist_epp.load.endpoint_load import EndpointLoad
 from kvist_epp.scheduling.cost import (
     NO_MATCH,
-    NOTHING_LOWER,
     TERMS,
     TTFT_TERMS,
     CachedPrefix,
     EndpointCost,
-    Match,
     Policy,
     PoolCost,
     terms_in,
@@ -82,11 +80,11 @@ class ColumnRecord(msgspec.Struct, frozen=True, gc=False):
     """``FIGURES`` of all places as bytes, or an array with a row for each figure and a column for each kept
     place."""
     numbers: "array[float]"
-    """``_NUMBERS`` of them, the places of the endpoints of the answer, best first, and for each place that
-    holds something of the prompt: the place, and what it holds in tokens and in bytes."""
-    best_count: int
-    lower: Mapping[int, Mapping[str, int]] | None
-    """By place, what slower media hold; None: nothing anywhere."""
+    """``_NUMBERS`` of them, and the places of the endpoints of the answer, best first."""
+    held: "array[int]"
+    """Places that hold something of the prompt."""
+    hits: tuple[CachedPrefix, ...]
+    """What each of them holds; most hold the same."""
     policy: Policy
 
     @classmethod
@@ -109,27 +107,13 @@ class ColumnRecord(msgspec.Struct, frozen=True, gc=False):
         ``best``: places of the endpoints of the answer, best first; ``held``: what places hold of the
         prompt; ``tokens``: of the prompt; ``part``: of a copy's work that the request answers for.
         """
-        numbers = [*cost, tokens, part, now, max_backlog, *best]
-        lower: dict[int, Mapping[str, int]] | None = None
-        for place, hit in held.items():
-            numbers += (place, hit.tokens, hit.bytes)
-            if hit.lower:
-                lower = lower or {}
-                lower[place] = hit.lower
-        return cls(pool, places, figures, array("d", numbers), len(best), lower, policy)
-
-    def _hits(self) -> dict[int, CachedPrefix]:
-        held = self.numbers[_NUMBERS + self.best_count :]
-        lower = self.lower or {}
-        return {
-            int(place): Match(int(tokens), int(size), lower.get(int(place), NOTHING_LOWER))
-            for place, tokens, size in zip(held[::3], held[1::3], held[2::3], strict=True)
-        }
+        numbers = array("d", (*cost, tokens, part, now, max_backlog, *best))
+        return cls(pool, places, figures, numbers, array("I", held), tuple(held.values()), policy)
 
     def rows(self) -> list[ScoredEndpoint]:
         """Compute the terms of each kept endpoint; the endpoints of the answer come first, then the others by
         their cost, full ones last."""
-        policy, hits = self.policy, self._hits()
+        policy, hits = self.policy, dict(zip(self.held, self.hits, strict=True))
         price, mean_rate, fewest, copying, size, part, now, max_backlog = self.numbers[:_NUMBERS]
         tokens, least = int(size), int(fewest)
         cost = PoolCost(price, mean_rate, least, copying)
@@ -155,8 +139,7 @@ class ColumnRecord(msgspec.Struct, frozen=True, gc=False):
             scored(self.pool.endpoints[place], row, tuple([column[at] for column in columns]), full=full[at])
             for at, (place, row) in enumerate(zip(places, rows, strict=True))
         ]
-        best = self.numbers[_NUMBERS : _NUMBERS + self.best_count]
-        turn = {int(place): at for at, place in enumerate(best)}
+        turn = {int(place): at for at, place in enumerate(self.numbers[_NUMBERS:])}
         last = len(turn)
         order = sorted(
             range(len(found)),

@@ -29,7 +29,7 @@ _FEW: Final = 8
 """Publishers for each holder from which on the holders are taken out one by one."""
 
 
-class Hit(msgspec.Struct, frozen=True):
+class Hit(msgspec.Struct, frozen=True, gc=False):
     """Length of the prompt's prefix that one publisher holds without a gap."""
 
     tokens: int = 0
