@@ -147,31 +147,18 @@ class Http2Connection:
     # -- DATA
 
     def on_data_frame(self, number: int, chunk: bytes, start: int, stop: int, ends: int) -> None:
-        """Process a whole DATA frame without padding, whose content is ``chunk[start:stop]``.
-
-        This is ``on_data_begin`` and ``on_data`` in one, for most of all frames.
-        """
-        limits, size = self.limits, stop - start
+        """Process a whole DATA frame, ``chunk[start:stop]``: ``on_data_begin`` and ``on_data`` in one."""
+        size = stop - start
         self._credit -= size
-        if self._credit * 2 < limits.connection_window:
+        if self._credit * 2 < self.limits.connection_window:
             self._refill_window()
         stream = self._open.get(number)
-        if stream is None:
-            self._on_stray_data(number, size)
-            return
-        if stream.half_closed:
-            self.stream_table.reset(stream, frames.STREAM_CLOSED)
+        if stream is None or stream.half_closed or not (size or ends):
+            self._unusual_data(stream, number, size)
             return
         if not ends:
-            if not size:
-                self._spend(self._empties, "empty-frames")
-            if stream.sent or (stream.credit - size) * 2 < limits.stream_window:
-                self._charge(stream, size)
-                if number not in self._open:
-                    return
-            else:
-                stream.credit -= size
-        if size:
+            self._charge(stream, size)
+        if size and (ends or not stream.sent):  # else the stream was reset
             stream.on_data(chunk, start, stop)
         if ends and number in self._open:
             stream.on_end_stream()
@@ -186,13 +173,9 @@ class Http2Connection:
         if self._credit * 2 < self.limits.connection_window:
             self._refill_window()
         stream = self._open.get(number)
-        if stream is None:
-            self._on_stray_data(number, size)
-        elif stream.half_closed:
-            self.stream_table.reset(stream, frames.STREAM_CLOSED)
+        if stream is None or stream.half_closed or (empty and not ends):
+            self._unusual_data(stream, number, size)
         elif not ends:
-            if empty:
-                self._spend(self._empties, "empty-frames")
             self._charge(stream, size)
 
     def on_data(self, number: int, chunk: bytes, start: int, stop: int, ends: int) -> None:
@@ -216,6 +199,16 @@ class Http2Connection:
         stream = self._open.get(number)
         if stream is not None:
             stream.on_pieces(pieces, size)
+
+    def _unusual_data(self, stream: GrpcStream | None, number: int, size: int) -> None:
+        """Account for DATA on a stream that takes none, or for a frame without content."""
+        if stream is None:
+            self._on_stray_data(number, size)
+        elif stream.half_closed:
+            self.stream_table.reset(stream, frames.STREAM_CLOSED)
+        else:
+            self._spend(self._empties, "empty-frames")
+            self._charge(stream, size)
 
     def _charge(self, stream: GrpcStream, size: int) -> None:
         stream.credit -= size

@@ -71,7 +71,10 @@ class LoadTracker:
         self._on_capacity = on_capacity
         self.on_doubt = on_doubt
         self.end_reports = EndReports()
-        self._listeners = list(listeners)
+        self._listeners: list[RequestListener] = []
+        self._on_routed: list[Callable[[Attempt], None]] = []
+        self._on_ended: list[Callable[[Attempt], None]] = []
+        """Of the listeners that do something when each request is routed, and when it ends."""
         self._loads: dict[str, EndpointLoad] = {}
         self.changed: set[EndpointLoad] = set()
         """Loads with figures that have changed since the last pick, which empties it."""
@@ -80,6 +83,8 @@ class LoadTracker:
         self._evicted: list[InFlightRequest] = []
         self._overdue: list[InFlightRequest] = []
         self._attempts = 0
+        for listener in listeners:
+            self.add_listener(listener)
 
     def __len__(self) -> int:
         """Requests under way, of all replicas."""
@@ -88,6 +93,10 @@ class LoadTracker:
     def add_listener(self, listener: RequestListener) -> None:
         """Notify it of requests, too."""
         self._listeners.append(listener)
+        if type(listener).on_routed is not RequestListener.on_routed:
+            self._on_routed.append(listener.on_routed)
+        if type(listener).on_ended is not RequestListener.on_ended:
+            self._on_ended.append(listener.on_ended)
 
     def own(self) -> list[Attempt]:
         """Return the attempts that this replica routed, those without reported progress for longest first."""
@@ -135,8 +144,8 @@ class LoadTracker:
         request.state = RequestState.SENT
         self.table.add(request)
         self._by_age[request] = None
-        for listener in self._listeners:
-            listener.on_routed(attempt)
+        for on_routed in self._on_routed:
+            on_routed(attempt)
         if len(self._by_age) > self._max_requests:
             oldest = next(iter(self._by_age))
             self.end(oldest, now)
@@ -367,10 +376,8 @@ class LoadTracker:
         load = self.load(endpoint)
         load.drain(now)
         self._attempts += 1
-        backlog = float(max(uncached, 0))
-        attempt = Attempt(
-            request, load, backlog, now, now, backlog, self._attempts, leg=leg, hostport=hostport
-        )
+        backlog = float(uncached) if uncached > 0 else 0.0
+        attempt = Attempt(request, load, backlog, now, now, backlog, self._attempts, False, leg, hostport)
         load.add(attempt)
         load.stay.on_sent(now)
         return attempt
@@ -387,8 +394,8 @@ class LoadTracker:
         self.table.remove(request)
         if request in self._by_age:
             del self._by_age[request]
-            for listener in self._listeners:
-                listener.on_ended(attempt)
+            for on_ended in self._on_ended:
+                on_ended(attempt)
 
     def _learn_rate(self, load: EndpointLoad, rate: float) -> None:
         self._set_rates(self._loads.values() if self._rates.learn(load.key, rate) else (load,))

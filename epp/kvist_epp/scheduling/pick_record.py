@@ -149,7 +149,7 @@ class ColumnRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 _NUMBERS: Final = len(PoolCost._fields) + 4
-"""Numbers in front: those of ``PoolCost``, the tokens of the prompt, the part, the time, the longest backlog."""
+"""Numbers in front: those of ``PoolCost``, the prompt's tokens, the part, the time, the longest backlog."""
 _WORK, _BACKLOG, _RUNNING = range(len(TERMS), len(TERMS) + 3)
 
 
