@@ -239,10 +239,9 @@ class Director(Dispatcher):
         subset = named_subset(headers)
         ask = PickRequest(method="POST", path=path, headers=headers, body=body, subset=subset)
         context = RequestContext.of(ask, "")
-        match = self._understood(ask, Stages(), on_render_failure=lambda _why: None)
+        context.match = match = self._understood(ask, Stages(), on_render_failure=lambda _why: None)
         match.look(self.lookup, learn=False)
-        if (only := self.partly_served.get(match.model or "")) is not None:
-            context.restrict(only)
+        context.restrict(self.partly_served)
         rows = explain(
             self.candidates,
             match.demand(self.recent_uses, now),
@@ -302,8 +301,7 @@ class Director(Dispatcher):
         self.metrics.template_failures[why] += 1
 
     def _offer(self, context: RequestContext, now: float) -> PickResult | QueuedRequest:
-        if (only := self.partly_served.get(context.match.model or "")) is not None:
-            context.restrict(only)
+        context.restrict(self.partly_served)
         flow = self.flow
         if flow is None or not context.may_wait:
             return self._send(context, self._choose(context, now), now)

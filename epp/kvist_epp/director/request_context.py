@@ -191,8 +191,12 @@ class RequestContext(msgspec.Struct):
         line.kind, line.model, line.mode = match.kind, match.model, match.mode
         line.priority = priority or 0
 
-    def restrict(self, hostports: tuple[str, ...]) -> None:
-        """Allow only these endpoints, which serve its model. Raises NoEndpoints: the gateway allows none."""
+    def restrict(self, partly_served: Mapping[str, tuple[str, ...]]) -> None:
+        """Allow only the endpoints (``ip:port``) that serve its model, if not all do. Raises NoEndpoints: the
+        gateway allows none of them."""
+        hostports = partly_served.get(self.match.model or "")
+        if hostports is None:
+            return
         allowed = None if self.subset is None else canonical(self.subset)
         self.subset = hostports if allowed is None else tuple(members(allowed, hostports))
         if not self.subset:

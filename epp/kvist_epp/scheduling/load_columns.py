@@ -1,6 +1,7 @@
 """Figures of the loads of a pool, column by column, for picks among many endpoints. Pure."""
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, Final
 
 import numpy as np
@@ -89,16 +90,19 @@ class LoadColumns:
         load = self.candidates[at].load
         rate, running, kv_full = load.rate, load.running, load.kv_full_at is not None
         self.wait[at] = wait = load.backlog_tokens / rate
-        self.waits_until[at] = until = load.drains_from + wait
+        self.waits_until[at] = until = load.drains_from + wait if wait else inf
         if wait > 0.0 and until > self.waiting_until:
             self.waiting_until = until
         self.total_running += running - self.running[at]
         self.running[at] = running
-        self.slot[at] = slot = slot_seconds(running, load.slots, load.decode_seconds or 0.0)
-        batch_full = load.counted_requests >= load.slot_limit
+        slot, batch_full = 0.0, False
+        if load.slots is not None:
+            slot = slot_seconds(running, load.slots, load.decode_seconds or 0.0)
+            batch_full = load.counted_requests >= load.slot_limit
+        self.slot[at] = slot
         self.full_batches += batch_full - self.batch_full[at]
         self.batch_full[at] = batch_full
-        self.full[at] = batch_full or load.kv_cache_full
+        self.full[at] = batch_full or (kv_full and load.kv_cache_full)
         self.total_kv_full += kv_full - self.kv_full[at]
         self.kv_full[at] = kv_full
         if rate != self.rate[at]:
