@@ -35,6 +35,7 @@ from kvist_epp.director.director import Director
 from kvist_epp.director.endpoint_registry import EndpointRegistry
 from kvist_epp.director.request_context import new_replica_id
 from kvist_epp.endpoints.discovery import Discovery, open_discovery
+from kvist_epp.extproc.protocol_errors import ProtocolErrors
 from kvist_epp.extproc.service import ext_proc_methods
 from kvist_epp.flowcontrol.driver import FlowDriver
 from kvist_epp.http2.call import Method
@@ -234,9 +235,6 @@ def _methods(
     completion: CompletionHandler,
     health: Health,
 ) -> dict[str, Method]:
-    def on_error(kind: str, count: int) -> None:
-        director.metrics.protocol_errors[kind] += count
-
     batch = DecisionBatch(director, driver, time.monotonic)
     return ext_proc_methods(
         batch.decide,
@@ -244,7 +242,7 @@ def _methods(
         health,
         on_response=completion.on_response if settings.observe_responses else None,
         on_first_token=completion.on_first_token,
-        on_error=on_error,
+        on_error=ProtocolErrors(director.metrics.protocol_errors),
     )
 
 

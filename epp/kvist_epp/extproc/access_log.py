@@ -16,6 +16,7 @@ from kvist_epp.extproc.pb.accesslog_pb2 import (
     HTTPAccessLogEntry,
     StreamAccessLogsMessage,
 )
+from kvist_epp.extproc.protocol_errors import ErrorCounter
 from kvist_epp.http2.call import Sink
 from kvist_epp.names import REQUEST_ID_HEADER, SESSION_HEADER
 
@@ -92,7 +93,7 @@ class AccessLogCall:
         self,
         sink: Sink,
         on_entries: Callable[[list[AccessLogEntry]], None],
-        on_error: Callable[[str, int], None],
+        on_error: ErrorCounter,
     ) -> None:
         self._sink = sink
         self._on_entries = on_entries
@@ -100,12 +101,16 @@ class AccessLogCall:
 
     def on_message(self, data: bytes) -> None:
         try:
-            entries = decode_access_log(data, lambda count: self._on_error("access-log-entry", count))
-        except ProtocolError:
-            self._on_error("access-log-message", 1)
+            entries = decode_access_log(data, self._on_unreadable)
+        except ProtocolError as error:
+            self._on_error("access-log-message", 1, f"from {self._sink.peer}: {error}")
             return
         if entries:
             self._on_entries(entries)
+
+    def _on_unreadable(self, count: int) -> None:
+        problem = f"from {self._sink.peer}: access log entries cannot be decoded: {count}"
+        self._on_error("access-log-entry", count, problem)
 
     def on_half_closed(self) -> None:
         self._sink.send(b"")

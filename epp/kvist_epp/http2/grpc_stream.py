@@ -74,6 +74,11 @@ class GrpcStream:
         return self.head.trace_headers
 
     @property
+    def peer(self) -> str:
+        """Return the client's address; see ``Sink``."""
+        return self._table.peer()
+
+    @property
     def received(self) -> int:
         """Return the bytes of DATA so far, without the last frame."""
         return self.refilled - self.credit

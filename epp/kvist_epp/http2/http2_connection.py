@@ -10,7 +10,7 @@ from typing import Final
 
 from kvist_epp.errors import ProtocolError, traceback_without_text
 from kvist_epp.http2 import frames
-from kvist_epp.http2.call import Method
+from kvist_epp.http2.call import UNKNOWN_PEER, Method
 from kvist_epp.http2.frame_reader import FrameReader
 from kvist_epp.http2.grpc_stream import GrpcStream
 from kvist_epp.http2.header_reader import HeaderReader, Malformed
@@ -46,11 +46,13 @@ class Http2Connection:
         clock: Callable[[], float] = time.monotonic,
         lasting: Collection[str] = (),
         stats: PortStats | None = None,
+        peer: Callable[[], str] = lambda: UNKNOWN_PEER,
     ) -> None:
         """``wake`` is called when a sink used outside `receive` leaves output in ``outbox``.
 
         ``lasting`` names the methods whose calls never end by themselves: they do not delay `drain`.
         ``stats`` are the port's; without them the connection has its own.
+        ``peer`` returns the client's address.
         """
         self.limits = limits
         self.memory = MemoryShare(stats or PortStats(limits.held_bytes))
@@ -64,7 +66,10 @@ class Http2Connection:
         self._draining = False
         self._resets = Budget(limits.resets, clock)
         self.stream_table = StreamTable(
-            limits, self.outbox, self.memory, self._resets, fail=self._fail, done=self._on_streams_done
+            *(limits, self.outbox, self.memory, self._resets),
+            fail=self._fail,
+            done=self._on_streams_done,
+            peer=peer,
         )
         self._open = self.stream_table.open
         self._pings = Budget(limits.pings, clock, lambda: self.outbox.answered)

@@ -25,6 +25,7 @@ from kvist_epp.kvevents.observation import Observation
 from kvist_epp.load.in_flight import Attempt, RequestListener
 from kvist_epp.names import LABEL_MAX_NUM_SEQS, REQUEST_ID_HEADER, SESSION_HEADER
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
+from kvist_epp.http2.call import UNKNOWN_PEER
 from kvist_epp.replicas.load_server import FollowerCall, LoadServer
 from kvist_epp.replicas.messages import Handshake, decode_update, encode_ack
 from kvist_epp.replicas.prompt_digests import URGENT_TOKENS
@@ -97,6 +98,7 @@ class FollowerSink:
     replica: str
     call: FollowerCall = field(init=False)
     trace_headers: Mapping[str, str] = field(default_factory=dict)
+    peer: str = UNKNOWN_PEER
 
     def send(self, data: bytes, content: bytes | memoryview = b"") -> None:
         self.follower.context.after(0.0, self._arrive, data + content)
