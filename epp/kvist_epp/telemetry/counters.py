@@ -151,7 +151,8 @@ class TimedStages(Stages):
 
     def mark(self, stage: str) -> None:
         """Attribute the time since the last mark to ``stage``, and keep its end."""
-        super().mark(stage)
+        self._at, before = perf_counter(), self._at  # not by super(): a call for each of six marks
+        self.laps.append((stage, self._at - before))
         self.ends.append(self._at)
 
 

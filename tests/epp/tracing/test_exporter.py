@@ -196,7 +196,7 @@ async def test_a_bug_costs_its_batch_alone(collector: Collector, monkeypatch: py
     running = Exporting()
     async with running.to(collector.http, PROTOCOLS[0]):
         with monkeypatch.context() as patched:
-            patched.setattr(exporting, "add_spans", broken)
+            patched.setattr(exporting.SpanEncoder, "spans", broken)
             running.tracer.add(pick())
             await running.until_lost("failed", SPANS)
         running.tracer.add(pick())

@@ -6,20 +6,27 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from tests.epp.tracing.picks import LAPS, PARENT, SPAN, TRACE, pick
 
-from kvist_epp.tracing.pick_spans import add_spans, new_request
-from kvist_epp.tracing.trace_context import RecordedPick
+from kvist_epp.tracing.pick_spans import SpanEncoder
+from kvist_epp.tracing.trace_context import Recorded
 
 EPOCH = 1_700_000_000.0
 
 
-def spans(recorded: RecordedPick) -> list[Span]:
-    """The spans of a pick, as they are after transport."""
-    _, scope = new_request({"service.name": "kvist-epp"}, "1")
-    add_spans(scope, recorded, EPOCH)
-    return list(ScopeSpans.FromString(scope.SerializeToString()).spans)
+def spans(*recorded: Recorded) -> list[Span]:
+    """The spans of picks and ends, as a collector reads them."""
+    encoder = SpanEncoder({"service.name": "kvist-epp"}, "1")
+    export = ExportTraceServiceRequest.FromString(encoder.export([encoder.spans(r, EPOCH) for r in recorded]))
+    [found] = export.resource_spans
+    [scope] = found.scope_spans
+    assert (scope.scope.name, scope.scope.version) == ("kvist_epp", "1")
+    assert [(each.key, each.value.string_value) for each in found.resource.attributes] == [
+        ("service.name", "kvist-epp")
+    ]
+    return list(scope.spans)
 
 
 def attributes(span: Span) -> dict[str, Any]:
