@@ -41,7 +41,6 @@ _FLAGS: Final = 0x101
 """``SpanFlags``: sampled, and it is known whether the parent is remote."""
 _REMOTE: Final = 0x200
 _NANOSECONDS: Final = 1_000_000_000
-_FIRST_BIT: Final = 1 << 63
 
 # Tags of the fields of Span: the number, and the kind of the value in the last three bits.
 _TRACE_ID: Final = b"\x0a\x10"
@@ -51,7 +50,7 @@ _PARENT_ID: Final = b"\x22\x08"
 _NAME: Final = b"\x2a"
 _KIND: Final = b"\x30"
 _START: Final = b"\x39"
-_END_TIME: Final = b"\x41"
+_STOP: Final = b"\x41"
 _ATTRIBUTE: Final = b"\x4a"
 _STATUS: Final = b"\x7a"
 _FLAGS_TAG: Final = b"\x85\x01"
@@ -59,12 +58,9 @@ _SPAN: Final = b"\x12"
 """A span in ``ScopeSpans``."""
 _STATUS_ERROR: Final = b"\x18\x02"
 
-_HEAD: Final = Struct("<2s16s2s8s2s8s").pack
-"""Ids of a span: trace, span and parent."""
-_CHILD: Final = Struct("<2s16s2sQ2s8s").pack
-"""The same, of a child whose id is a number."""
-_TIMES: Final = Struct("<sQsQ2sI").pack
-"""Start, end and flags."""
+_REQUEST_ID, _SESSION = "kvist.request_id", "kvist.session"
+_PROMPT_TOKENS, _PROMPT_BYTES = "kvist.prompt_tokens", "kvist.prompt_bytes"
+_MATCHED, _PREDICTED = "kvist.matched_tokens", "kvist.predicted_ttft_seconds"
 _DOUBLE: Final = Struct("<d").pack
 
 RandomBits = Callable[[int], int]
@@ -98,63 +94,81 @@ class SpanEncoder:
         ``epoch``: the Unix time at which ``perf_counter`` was 0, in seconds.
         """
         trace = recorded.trace
-        ids = bytes.fromhex(trace.trace_id), bytes.fromhex(trace.span_id)
-        state = _field(_STATE, text.encode()) if (text := valid_state(trace.state)) else b""
+        state = b"" if not trace.state else _state(trace.state)
+        trace_id, span_id = bytes.fromhex(trace.trace_id), bytes.fromhex(trace.span_id)
+        number = self._random_bits(63) | 1  # of the first child; the others count on from there
         if isinstance(recorded, RecordedEnd):
-            first = self._random_bits(64) | _FIRST_BIT
-            return _child(ids, first, state, _END_NAME, recorded.began, recorded.ended, epoch, _end(recorded))
-        return self._pick(recorded, ids, state, epoch)
-
-    def _pick(self, pick: RecordedPick, ids: tuple[bytes, bytes], state: bytes, epoch: float) -> bytes:
-        trace, line = pick.trace, pick.line
-        if trace.parent_id:
-            head = _HEAD(_TRACE_ID, ids[0], _SPAN_ID, ids[1], _PARENT_ID, bytes.fromhex(trace.parent_id))
-            flags = _FLAGS | _REMOTE
+            children = [(END, recorded.began, recorded.ended)]
+            more, spans = state + _end_attributes(recorded), []
         else:
-            head, flags = b"".join((_TRACE_ID, ids[0], _SPAN_ID, ids[1])), _FLAGS
-        parts = [
-            head,
-            state,
-            _PICK_NAME,
-            _times(pick.stages.started, pick.ended, epoch, flags),
-            _recurring(
-                line.path,
-                line.kind,
-                line.model,
-                line.mode,
-                line.priority,
-                line.outcome,
-                line.endpoint,
-                line.candidates,
-            ),
-            _text("kvist.request_id", line.id),
-            _text("kvist.session", line.session),
-            *_figures(pick),
-        ]
-        if trace.failed:
-            parts.append(_field(_STATUS, _field(b"\x12", line.outcome.encode()) + _STATUS_ERROR))
-        spans = [_SPAN + varint(sum(map(len, parts))), *parts]
-        first = self._random_bits(64) | _FIRST_BIT  # the children count on from there
-        for number, (stage, begin, end) in enumerate(pick.intervals()):
-            spans.append(_child(ids, first ^ number, state, _stage_name(stage), begin, end, epoch))
+            children, more = recorded.intervals(), state
+            spans = _pick(recorded, trace_id, span_id, state, epoch)
+        size = len(more)
+        for name, begin, end in children:
+            pack, head, middle = _child(name, size)
+            start, stop = int((begin + epoch) * _NANOSECONDS), int((end + epoch) * _NANOSECONDS)
+            spans.append(pack(head, trace_id, _SPAN_ID, number, _PARENT_ID, span_id, middle, start, _STOP, stop))
+            if more:
+                spans.append(more)
+            number += 1
         return b"".join(spans)
 
 
-def _figures(pick: RecordedPick) -> Iterator[bytes]:
-    """Yield the attributes whose values hardly recur."""
-    line = pick.line
-    yield _integer("kvist.prompt_tokens", pick.prompt_tokens)
+def _pick(pick: RecordedPick, trace_id: bytes, span_id: bytes, state: bytes, epoch: float) -> list[bytes]:
+    """Return the span of a pick, in parts."""
+    trace, line, stages = pick.trace, pick.line, pick.stages
+    start, stop = int((stages.started + epoch) * _NANOSECONDS), int((pick.ended + epoch) * _NANOSECONDS)
+    parts = [
+        b"",  # its length
+        _PICK_TIMES(_TRACE_ID, trace_id, _SPAN_ID, span_id, _PICK_NAME, start, _STOP, stop),
+        _recurring(
+            line.path,
+            line.kind,
+            line.model,
+            line.mode,
+            line.priority,
+            line.outcome,
+            line.endpoint,
+            line.candidates,
+        ),
+    ]
+    if trace.parent_id:
+        parts += (_REMOTE_PARENT, bytes.fromhex(trace.parent_id), state)
+    else:
+        parts.append(_LOCAL)
+    for key, text in (_REQUEST_ID, line.id), (_SESSION, line.session):
+        raw = text[:MAX_TEXT].encode(errors="replace")
+        parts += (_text_head(key, len(raw)), raw)
+    parts += _integer(_PROMPT_TOKENS, pick.prompt_tokens)
     if line.waited_ms:
-        yield _double("kvist.waited_seconds", line.waited_ms / 1000)
-    if not line.endpoint:
-        return
-    yield _integer("kvist.prompt_bytes", line.prompt_bytes)
-    yield _integer("kvist.matched_tokens", line.matched_tokens)
-    if line.predicted_ttft_ms is not None:
-        yield _double("kvist.predicted_ttft_seconds", line.predicted_ttft_ms / 1000)
-    for term, seconds in line.cost.items():
-        if seconds:
-            yield _double(f"kvist.cost.{term}_seconds", seconds)
+        parts += (_double_head("kvist.waited_seconds"), _DOUBLE(line.waited_ms / 1000))
+    if line.endpoint:
+        parts += _integer(_PROMPT_BYTES, line.prompt_bytes)
+        parts += _integer(_MATCHED, line.matched_tokens)
+        if line.predicted_ttft_ms is not None:
+            parts += (_double_head(_PREDICTED), _DOUBLE(line.predicted_ttft_ms / 1000))
+        for term, seconds in line.cost.items():
+            if seconds:
+                parts += (_cost_head(term), _DOUBLE(seconds))
+    if trace.failed:
+        parts.append(_field(_STATUS, _field(b"\x12", line.outcome.encode()) + _STATUS_ERROR))
+    parts[0] = _SPAN + _varint(sum(map(len, parts)))
+    return parts
+
+
+@lru_cache(maxsize=1024)
+def _child(name: str, more: int) -> tuple[Callable[..., bytes], bytes, bytes]:
+    """Return what encodes a child of a pick that has so many bytes behind its times; and its first bytes, and
+    those between the ids and the times."""
+    middle = _LOCAL + _name(name if name == END else STAGE + name, _INTERNAL) + _START
+    size = len(_TRACE_ID + _SPAN_ID + _PARENT_ID) + 16 + 8 + 8 + len(middle) + 8 + len(_STOP) + 8 + more
+    head = _SPAN + varint(size) + _TRACE_ID
+    return Struct(f"<{len(head)}s16s2sQ2s8s{len(middle)}sQsQ").pack, head, middle
+
+
+@lru_cache(maxsize=1024)
+def _state(state: str) -> bytes:
+    return _field(_STATE, text.encode()) if (text := valid_state(state)) else b""
 
 
 @lru_cache(maxsize=4096)
@@ -184,14 +198,14 @@ def _recurring(
     return b"".join(_attribute(key, value) for key, value in found.items() if value is not None)
 
 
-def _end(end: RecordedEnd) -> bytes:
-    found = [_ended(end.endpoint, end.how, end.status)]
-    found.append(_integer("kvist.predicted_cached_tokens", end.predicted_tokens))
+def _end_attributes(end: RecordedEnd) -> bytes:
+    parts = [_ended(end.endpoint, end.how, end.status)]
+    parts += _integer("kvist.predicted_cached_tokens", end.predicted_tokens)
     if end.cached_tokens is not None:
-        found.append(_integer("kvist.cached_tokens", end.cached_tokens))
+        parts += _integer("kvist.cached_tokens", end.cached_tokens)
     if end.first_token_seconds is not None:
-        found.append(_double("kvist.ttft_seconds", end.first_token_seconds))
-    return b"".join(found)
+        parts += (_double_head("kvist.ttft_seconds"), _DOUBLE(end.first_token_seconds))
+    return b"".join(parts)
 
 
 @lru_cache(maxsize=4096)
@@ -200,34 +214,8 @@ def _ended(endpoint: str, how: str, status: int) -> bytes:
     return found + _attribute("http.response.status_code", status) if status else found
 
 
-def _child(
-    ids: tuple[bytes, bytes],
-    number: int,
-    state: bytes,
-    name: bytes,
-    begin: float,
-    end: float,
-    epoch: float,
-    attributes: bytes = b"",
-) -> bytes:
-    """Return a span in the pick's."""
-    head = _CHILD(_TRACE_ID, ids[0], _SPAN_ID, number, _PARENT_ID, ids[1])
-    body = b"".join((head, state, name, _times(begin, end, epoch, _FLAGS), attributes))
-    return _SPAN + varint(len(body)) + body
-
-
-def _times(begin: float, end: float, epoch: float, flags: int) -> bytes:
-    start, stop = int((begin + epoch) * _NANOSECONDS), int((end + epoch) * _NANOSECONDS)
-    return _TIMES(_START, start, _END_TIME, stop, _FLAGS_TAG, flags)
-
-
 def _name(name: str, kind: int) -> bytes:
     return _field(_NAME, name.encode()) + _KIND + varint(kind)
-
-
-@lru_cache(maxsize=64)
-def _stage_name(stage: str) -> bytes:
-    return _name(STAGE + stage, _INTERNAL)
 
 
 # Attributes: KeyValue has a key (1) and a value (2); AnyValue a string (1), an integer (3) or a double (4).
@@ -248,23 +236,19 @@ def _string_value(value: str) -> bytes:
 
 def _attribute(key: str, value: str | int) -> bytes:
     if isinstance(value, int):
-        return _integer(key, value)
+        return b"".join(_integer(key, value))
     return _field(_ATTRIBUTE, _key_value(key, _string_value(value)))
 
 
-def _text(key: str, value: str) -> bytes:
-    """Return an attribute whose value does not recur."""
-    raw = value[:MAX_TEXT].encode(errors="replace")
-    return _text_head(key, len(raw)) + raw
+def _integer(key: str, value: int) -> tuple[bytes, bytes]:
+    """Return an attribute in two parts."""
+    raw = _varint(value if value >= 0 else value + (1 << 64))
+    return _integer_head(key, len(raw)), raw
 
 
-def _integer(key: str, value: int) -> bytes:
-    raw = varint(value if value >= 0 else value + (1 << 64))
-    return _integer_head(key, len(raw)) + raw
-
-
-def _double(key: str, value: float) -> bytes:
-    return _double_head(key) + _DOUBLE(value)
+@lru_cache(maxsize=64)
+def _cost_head(term: str) -> bytes:
+    return _double_head(f"kvist.cost.{term}_seconds")
 
 
 @lru_cache(maxsize=1024)
@@ -288,5 +272,8 @@ def _before(key: str, tag: bytes, size: int) -> bytes:
     return _ATTRIBUTE + varint(len(name) + size) + name
 
 
-_PICK_NAME: Final = _name(PICK, _SERVER)
-_END_NAME: Final = _name(END, _INTERNAL)
+_varint: Final = lru_cache(maxsize=16_384)(varint)
+_REMOTE_PARENT: Final = _FLAGS_TAG + (_FLAGS | _REMOTE).to_bytes(4, "little") + _PARENT_ID
+_LOCAL: Final = _FLAGS_TAG + _FLAGS.to_bytes(4, "little")
+_PICK_NAME: Final = _name(PICK, _SERVER) + _START
+_PICK_TIMES: Final = Struct(f"<2s16s2s8s{len(_PICK_NAME)}sQsQ").pack

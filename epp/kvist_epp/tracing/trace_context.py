@@ -113,9 +113,10 @@ class RecordedPick(NamedTuple):
         """
         matched, end = False, self.stages.started
         for (stage, seconds), until in zip(self.stages.laps, self.stages.ends, strict=True):
-            if stage == _MATCH and matched:
-                yield _QUEUE, end, until - seconds
-            matched = matched or stage == _MATCH
+            if stage == _MATCH:
+                if matched:
+                    yield _QUEUE, end, until - seconds
+                matched = True
             yield stage, until - seconds, until
             end = until
         if self.line.waited_ms and not self.line.endpoint:
