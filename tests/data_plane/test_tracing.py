@@ -115,7 +115,8 @@ async def test_a_pick_is_a_child_of_envoy_s_call(tmp_path: Path, transport: Tran
     own span of the request to it."""
     async with traced(tmp_path, transport, mode, envoy=100) as running:
         trace_id, parent_id, sampled = parent_of(await running.send())
-        spans = await running.collector.until("kvist.pick", "kvist.stage.book", CALL, INGRESS, EGRESS)
+        names = "kvist.pick", "kvist.stage.book", "kvist.request_end", CALL, INGRESS, EGRESS
+        spans = await running.collector.until(*names)
         pick, call = spans["kvist.pick"], spans[CALL]
 
         assert (pick.service, call.service, sampled) == ("kvist-epp", "envoy", True)
@@ -126,6 +127,12 @@ async def test_a_pick_is_a_child_of_envoy_s_call(tmp_path: Path, transport: Tran
         assert (spans[EGRESS].span_id, spans[INGRESS].parent_id) == (parent_id, "")
         assert within(pick, call)
         assert pick.attributes["kvist.endpoint"] == running.upstream.address
+        end = spans["kvist.request_end"]
+        assert end.parent_id == pick.span_id
+        assert (end.attributes["kvist.end"], end.attributes["kvist.endpoint"]) == (
+            "access-log",
+            running.upstream.address,
+        )
         assert (await running.log_lines())[0]["trace_id"] == trace_id
         assert not [seen for seen in running.collector.spans if b"secret" in seen.span.SerializeToString()]
 

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,14 +41,15 @@ from kvist_epp.http2 import frames
 from kvist_epp.http2.grpc_health import Health
 from kvist_epp.http2.http2_connection import Http2Connection
 from kvist_epp.http2.limits import Limits
+from kvist_epp.load.in_flight import InFlightRequest
 from kvist_epp.scheduling.pick import Candidate
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry.counters import TraceStats
 from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import LogWriter, RequestLog
 from kvist_epp.tracing.destination import destination, resource
-from kvist_epp.tracing.exporter import open_exporter
-from kvist_epp.tracing.trace_context import PickTracer
+from kvist_epp.tracing.exporter import BATCH, SpanExporter, open_exporter
+from kvist_epp.tracing.trace_context import PickTracer, TraceContext
 from kvist_sim.bench.epp.prompts import Kind, PromptShape, bodies
 from kvist_sim.bench.harness.direct import GIVEN_WINDOW, PICKED, PickAnswer, access_log_frames, request_frames
 from kvist_sim.bench.harness.machine import measured_on
@@ -61,7 +62,7 @@ LOG_STREAM: Final = 1
 WARM_UP: Final = 640
 TURN: Final = 4
 """Requests that arrive in one turn of the event loop."""
-REPEATS: Final = 2
+REPEATS: Final = int(__import__("os").environ.get("REPEATS", "2"))
 KIND: Final = Kind(1, PromptShape.COMPLETION)
 UNKNOWN: Final = ":0"
 """The endpoint in the access log: none, because the bytes are made before the picks."""
@@ -191,43 +192,62 @@ class _ForgottenLines(LogWriter):
         self._kept.append(line)
 
 
+class _CountingTracer(PickTracer):
+    """A tracer that also counts what is recorded."""
+
+    recorded = 0
+
+    def on_sent(self, request: InFlightRequest, trace: TraceContext) -> None:
+        self.recorded += 1
+        super().on_sent(request, trace)
+
+
 @dataclass(slots=True)
 class _Replay:
     """A picker without sockets, and the requests that it gets."""
 
     connection: Http2Connection
     stats: TraceStats
-    tracer: PickTracer | None
-    chunks: Iterator[bytes]
+    tracer: _CountingTracer | None
+    turns: Iterator[bytes]
     picked: Counter[str]
     """Requests so far by outcome."""
+    exporter: SpanExporter | None = None
 
     def prepared(self, requests: int) -> list[bytes]:
         """Return the bytes of the next requests, a turn each."""
-        return list(itertools.islice(self.chunks, requests // TURN))
+        return list(itertools.islice(self.turns, requests // TURN))
 
     async def run(self, turns: Sequence[bytes]) -> None:
-        """Answer requests that come in turns, and report the ends of those before."""
+        """Answer requests that come in turns, report the ends of those before, and export all spans."""
         outbox, before = self.connection.outbox, self.picked["picked"]
+        tracer: Sized = () if self.tracer is None else self.tracer
         for received in turns:
             self.connection.receive(received)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             outbox.take()
+            if len(tracer) >= BATCH:
+                await self.flush()
+        await self.flush()
         assert self.picked == {"picked": before + TURN * len(turns)}, "a request was not answered"
+        assert not self.stats.dropped.total(), "spans were dropped"
+
+    async def flush(self) -> None:
+        """Export the spans that wait."""
+        if self.exporter is not None:
+            await self.exporter.flush(600)
 
 
 def _settings(collector: str) -> Settings:
     return Settings.from_args(["--endpoints-file=none", "--kv-events=false", f"--trace-endpoint=http://{collector}"])
 
 
-def _picker(way: CountedWay, collector: str) -> tuple[_Replay, PickTracer | None]:
-    settings = _settings(collector)
-    loop_clock = asyncio.get_running_loop().time
-    logs = RequestLog(_ForgottenLines())
+def _replay_of(way: CountedWay, settings: Settings) -> _Replay:
+    loop_clock, logs = asyncio.get_running_loop().time, RequestLog(_ForgottenLines())
     stats, driver = TraceStats(), FlowDriver(loop_clock)
     sampler = random.Random(1).getrandbits
-    tracer = None if way.ratio is None else PickTracer(way.ratio, stats, random_bits=sampler)
+    tracer = None if way.ratio is None else _CountingTracer(way.ratio, stats, random_bits=sampler)
     metrics, decisions = PickerMetrics(), DecisionLog(settings.decision_log, "r", clock=loop_clock, wall=time.time)
     director = make_director(
         settings,
@@ -246,10 +266,10 @@ def _picker(way: CountedWay, collector: str) -> tuple[_Replay, PickTracer | None
     batch, completion = DecisionBatch(director, driver, loop_clock), CompletionHandler(director, loop_clock)
     methods = ext_proc_methods(batch.decide, completion.on_access_log, Health())
     connection = Http2Connection(methods, Limits())
-    return _Replay(connection, stats, tracer, _chunks(way), metrics.requests), tracer
+    return _Replay(connection, stats, tracer, _turns(way), metrics.requests)
 
 
-def _chunks(way: CountedWay) -> Iterator[bytes]:
+def _turns(way: CountedWay) -> Iterator[bytes]:
     """Yield the bytes of one turn after the other: requests, the ends of their calls, and the access log."""
     contents, draw = bodies(KIND), random.Random(2)
     first = {frames.SETTING_ENABLE_PUSH: 0, frames.SETTING_INITIAL_WINDOW_SIZE: GIVEN_WINDOW}
@@ -286,32 +306,26 @@ async def _replay(file: Path, ways: Sequence[str]) -> None:
         stack.callback(child.kill)
         assert child.stdout is not None
         collector = (await child.stdout.readline()).decode().strip()
-        running = {}
-        for name in ways:
-            replay, tracer = _picker(WAYS[name], collector)
-            exporter = None
-            if tracer is not None:
-                where = destination(_settings(collector), {})
-                assert where is not None
-                described = resource({}, "1", "r")
-                opened = open_exporter(tracer, replay.stats, where, resource=described, version="1")
-                exporter = await stack.enter_async_context(opened)
-            running[name] = (replay, exporter)
-        for replay, exporter in running.values():
+        settings = _settings(collector)
+        where = destination(settings, {})
+        assert where is not None
+        running = {name: _replay_of(WAYS[name], settings) for name in ways}
+        for replay in running.values():
+            if replay.tracer is not None:
+                opened = open_exporter(
+                    replay.tracer, replay.stats, where, resource=resource({}, "1", "r"), version="1"
+                )
+                replay.exporter = await stack.enter_async_context(opened)
             await replay.run(replay.prepared(WARM_UP))
-            if exporter is not None:
-                await exporter.flush(60)
         for _ in range(REPEATS):
-            for name, (replay, exporter) in running.items():
+            for name, replay in running.items():
                 turns = replay.prepared(REQUESTS)
+                before = 0 if replay.tracer is None else replay.tracer.recorded
                 freeze_startup_objects()  # the collector begins each count alike
                 os.getsid(0)
                 await replay.run(turns)
-                recorded[name] = 0 if replay.tracer is None else len(replay.tracer)
-                if exporter is not None:
-                    await exporter.flush(600)
                 os.getsid(0)
-                assert not replay.stats.dropped.total(), "spans were dropped"
+                recorded[name] = 0 if replay.tracer is None else replay.tracer.recorded - before
     file.write_text(json.dumps(recorded))
 
 
