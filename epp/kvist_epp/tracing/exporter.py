@@ -27,8 +27,8 @@ from kvist_epp.tracing.trace_context import PickTracer, Recorded
 if TYPE_CHECKING:
     import grpc
 
-BATCH: Final = 512
-"""Picks and ends of one export; a pick has six to eight spans. OpenTelemetry's default, for spans."""
+BATCH: Final = 1024
+"""Picks and ends of one export: a pick has six to eight spans, and 500 picks with their ends 0.6 MB."""
 LONGEST_SECONDS: Final = 5.0
 """Time after which fewer are sent: an export costs a millisecond by itself. OpenTelemetry's default."""
 POLL_SECONDS: Final = 0.25
@@ -147,11 +147,10 @@ class SpanExporter:
             taken = self._tracer.take(BATCH)
             if not taken:
                 return
-            count = sum([recorded.span_count for recorded in taken])
             try:
-                self._unsent = await self._encoded(taken), count
+                self._unsent = await self._encoded(taken), sum([each.span_count for each in taken])
             except Exception as error:  # noqa: BLE001  a bug in a span must not end the picker
-                self._stats.dropped["failed"] += count
+                self._stats.dropped["failed"] += sum([each.span_count for each in taken])
                 logger.error("traces: spans could not be made: %s", traceback_without_text(error))  # noqa: TRY400
                 return
         body, count = self._unsent

@@ -40,7 +40,7 @@ _INTERNAL, _SERVER = 1, 2
 _FLAGS: Final = 0x101
 """``SpanFlags``: sampled, and it is known whether the parent is remote."""
 _REMOTE: Final = 0x200
-_NANOSECONDS: Final = 1_000_000_000
+_NANOSECONDS: Final = 1e9
 
 # Tags of the fields of Span: the number, and the kind of the value in the last three bits.
 _TRACE_ID: Final = b"\x0a\x10"
@@ -95,18 +95,20 @@ class SpanEncoder:
         """
         trace = recorded.trace
         state = b"" if not trace.state else _state(trace.state)
-        trace_id, span_id = bytes.fromhex(trace.trace_id), bytes.fromhex(trace.span_id)
+        ids = bytes.fromhex(trace.trace_id + trace.span_id + trace.parent_id)
+        trace_id, span_id = ids[:16], ids[16:24]
         number = self._random_bits(63) | 1  # of the first child; the others count on from there
         if isinstance(recorded, RecordedEnd):
             children = [(END, recorded.began, recorded.ended)]
             more, spans = state + _end_attributes(recorded), []
         else:
             children, more = recorded.intervals(), state
-            spans = _pick(recorded, trace_id, span_id, state, epoch)
-        size = len(more)
+            spans = _pick(recorded, trace_id, span_id, ids[24:], state, epoch)
+        size, last, stop = len(more), 0.0, 0
         for name, begin, end in children:
             pack, head, middle = _child(name, size)
-            start, stop = int((begin + epoch) * _NANOSECONDS), int((end + epoch) * _NANOSECONDS)
+            start = stop if begin == last else int((begin + epoch) * _NANOSECONDS)
+            last, stop = end, int((end + epoch) * _NANOSECONDS)
             spans.append(pack(head, trace_id, _SPAN_ID, number, _PARENT_ID, span_id, middle, start, _STOP, stop))
             if more:
                 spans.append(more)
@@ -114,7 +116,9 @@ class SpanEncoder:
         return b"".join(spans)
 
 
-def _pick(pick: RecordedPick, trace_id: bytes, span_id: bytes, state: bytes, epoch: float) -> list[bytes]:
+def _pick(
+    pick: RecordedPick, trace_id: bytes, span_id: bytes, parent_id: bytes, state: bytes, epoch: float
+) -> list[bytes]:
     """Return the span of a pick, in parts."""
     trace, line, stages = pick.trace, pick.line, pick.stages
     start, stop = int((stages.started + epoch) * _NANOSECONDS), int((pick.ended + epoch) * _NANOSECONDS)
@@ -132,12 +136,12 @@ def _pick(pick: RecordedPick, trace_id: bytes, span_id: bytes, state: bytes, epo
             line.candidates,
         ),
     ]
-    if trace.parent_id:
-        parts += (_REMOTE_PARENT, bytes.fromhex(trace.parent_id), state)
+    if parent_id:
+        parts += (_REMOTE_PARENT, parent_id, state)
     else:
         parts.append(_LOCAL)
     for key, text in (_REQUEST_ID, line.id), (_SESSION, line.session):
-        raw = text[:MAX_TEXT].encode(errors="replace")
+        raw = _raw(text)
         parts += (_text_head(key, len(raw)), raw)
     parts += _integer(_PROMPT_TOKENS, pick.prompt_tokens)
     if line.waited_ms:
@@ -230,8 +234,15 @@ def _key_value(key: str, value: bytes) -> bytes:
 
 
 def _string_value(value: str) -> bytes:
-    # a client's value may have any length, and lone surrogates where a header was not UTF-8
-    return _field(b"\x0a", value[:MAX_TEXT].encode(errors="replace"))
+    return _field(b"\x0a", _raw(value))
+
+
+def _raw(text: str) -> bytes:
+    """Encode a client's value, which may have any length, and lone surrogates where a header was not UTF-8."""
+    try:
+        return text[:MAX_TEXT].encode()
+    except UnicodeEncodeError:
+        return text[:MAX_TEXT].encode(errors="replace")
 
 
 def _attribute(key: str, value: str | int) -> bytes:

@@ -8,7 +8,7 @@ sampled flag is set, one without begins a trace, of which a fraction is recorded
 import random
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Final, NamedTuple
 
@@ -105,27 +105,28 @@ class RecordedPick(NamedTuple):
     ended: float
     """When its answer was ready, by ``perf_counter``."""
 
-    def intervals(self) -> Iterator[tuple[str, float, float]]:
-        """Yield (stage, begin, end) by ``perf_counter``: the marked stages, and the waits in the queue.
+    def intervals(self) -> list[tuple[str, float, float]]:
+        """Return (stage, begin, end) by ``perf_counter``: the marked stages, and the waits in the queue.
 
         A request that waits is matched again when it is dispatched, so that a wait ends where another match
         begins; one that left the queue without an endpoint waited until its end.
         """
-        matched, end = False, self.stages.started
-        for (stage, seconds), until in zip(self.stages.laps, self.stages.ends, strict=True):
-            if stage == _MATCH:
-                if matched:
-                    yield _QUEUE, end, until - seconds
-                matched = True
-            yield stage, until - seconds, until
-            end = until
-        if self.line.waited_ms and not self.line.endpoint:
-            yield _QUEUE, end, self.ended
+        if not self.line.waited_ms:
+            return self.stages.intervals
+        found, matched, end = [], False, self.stages.started
+        for stage, begin, until in self.stages.intervals:
+            if stage == _MATCH and matched:
+                found.append((_QUEUE, end, begin))
+            matched, end = matched or stage == _MATCH, until
+            found.append((stage, begin, until))
+        if not self.line.endpoint:
+            found.append((_QUEUE, end, self.ended))
+        return found
 
     @property
     def span_count(self) -> int:
         """Return the number of its spans."""
-        return 1 + sum(1 for _ in self.intervals())
+        return 1 + len(self.intervals())
 
 
 class RecordedEnd(NamedTuple):

@@ -19,7 +19,7 @@ def stages(*laps: tuple[str, float], gap: float = 0.0) -> TimedStages:
     for number, (stage, seconds) in enumerate(laps):
         at += seconds + (gap if number else 0.0)
         found.laps.append((stage, seconds))
-        found.ends.append(at)
+        found.intervals.append((stage, at - seconds, at))
     return found
 
 
@@ -48,7 +48,7 @@ def pick(*laps: tuple[str, float], parent: str = PARENT, failed: bool = False, *
     """One recorded pick; ``more`` are fields of its line."""
     trace = TraceContext(TRACE, parent, sampled=True, state="vendor=1", span_id=SPAN, failed=failed)
     timed = stages(*(laps or LAPS))
-    return RecordedPick(trace, line(**more), timed, 250, timed.ends[-1] + 0.5 if timed.ends else 101.0)
+    return RecordedPick(trace, line(**more), timed, 250, timed.intervals[-1][2] + 0.5 if timed.intervals else 101.0)
 
 
 def end(**more: Any) -> RecordedEnd:

@@ -96,7 +96,8 @@ def test_waits_in_the_queue_are_spans() -> None:
     """Between a match and the one at dispatch a request waited; the spans have no other gap."""
     first, again = ("parse", 0.001), ("match", 0.002)
     recorded = pick(first, again, ("match", 0.001), ("pick", 0.001), waited_ms=5.0)
-    recorded.stages.ends[2:] = [end + 5 for end in recorded.stages.ends[2:]]
+    timed = recorded.stages.intervals
+    timed[2:] = [(stage, begin + 5, until + 5) for stage, begin, until in timed[2:]]
     names = [span.name.rpartition(".")[2] for span in spans(recorded)[1:]]
     assert names == ["parse", "match", "queue", "match", "pick"]
     queue = spans(recorded)[3]
