@@ -14,13 +14,13 @@ and a span without attributes is one call of ``struct``. Sources: the field numb
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import Final
 
 from kvist_epp.extproc.gateway_messages import varint
-from kvist_epp.telemetry.request_log import MAX_TEXT, RequestLine
+from kvist_epp.telemetry.request_log import MAX_TEXT
 from kvist_epp.tracing.trace_context import Recorded, RecordedEnd, RecordedPick, valid_state
 
 SCOPE: Final = "kvist_epp"
@@ -109,7 +109,9 @@ class SpanEncoder:
             pack, head, middle = _child(name, size)
             start = stop if begin == last else int((begin + epoch) * _NANOSECONDS)
             last, stop = end, int((end + epoch) * _NANOSECONDS)
-            spans.append(pack(head, trace_id, _SPAN_ID, number, _PARENT_ID, span_id, middle, start, _STOP, stop))
+            spans.append(
+                pack(head, trace_id, _SPAN_ID, number, _PARENT_ID, span_id, middle, start, _STOP, stop)
+            )
             if more:
                 spans.append(more)
             number += 1
@@ -238,7 +240,7 @@ def _string_value(value: str) -> bytes:
 
 
 def _raw(text: str) -> bytes:
-    """Encode a client's value, which may have any length, and lone surrogates where a header was not UTF-8."""
+    """Encode a client's value: of any length, with lone surrogates where a header was not UTF-8."""
     try:
         return text[:MAX_TEXT].encode()
     except UnicodeEncodeError:

@@ -42,18 +42,18 @@ _MATCH: Final = "match"
 RandomBits = Callable[[int], int]
 
 
-class TraceContext(msgspec.Struct):
+class TraceContext(msgspec.Struct, gc=False):
     """The trace of one request."""
 
     trace_id: str
     """32 lower-case hexadecimal digits."""
     parent_id: str
-    """The caller's span; empty: the request came without a trace, and the picker begins it."""
+    """The caller's span; empty: the request came without a trace, and a sampled one begins here."""
     sampled: bool
     state: str = ""
     """``tracestate`` as received."""
     span_id: str = ""
-    """Span of the pick; empty where none is recorded and none is passed on."""
+    """Span of the pick; empty where none is recorded."""
     recorded: bool = False
     """Spans of the pick are exported."""
     failed: bool = False
@@ -61,10 +61,9 @@ class TraceContext(msgspec.Struct):
 
     def request_headers(self) -> tuple[tuple[str, str], ...]:
         """Return the headers to set on the request: a context that it had stays as it is."""
-        if self.parent_id or not self.span_id:
+        if self.parent_id:
             return ()
-        flags = "-01" if self.sampled else "-00"
-        return ((TRACE_PARENT_HEADER, f"00-{self.trace_id}-{self.span_id}{flags}"),)
+        return ((TRACE_PARENT_HEADER, f"00-{self.trace_id}-{self.span_id}-01"),)
 
 
 def read_trace_context(headers: Mapping[str, str]) -> TraceContext | None:
@@ -178,24 +177,21 @@ class PickTracer:
         self._waiting: deque[Recorded] = deque()
         self._sent: dict[InFlightRequest, tuple[TraceContext, float]] = {}
         """Recorded requests that have not ended, with the time of their answer."""
-        ids = f"{random_bits(128) | _NOT_ZERO:032x}"
-        self._trace_half, self._span_id = ids[:16], ids[16:]
-        """Of the traces that begin here and are not sampled: no span has these ids, and to make all of their
-        digits anew for each request would take as long as the rest of this class."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def begin(self, headers: Mapping[str, str]) -> TraceContext:
-        """Return the context of a request: its own, or that of a trace that begins with it."""
+    def begin(self, headers: Mapping[str, str]) -> TraceContext | None:
+        """Return the context of a request: its own, or that of a trace that begins with it; None if the
+        latter is not sampled, since nothing is known of such a trace anywhere."""
         value = headers.get(TRACE_PARENT_HEADER)
         trace = None if value is None else _read(value, headers)
         if trace is None:
             bits = self._random_bits(64)
             if bits & _RANDOM >= self._bound:
-                return TraceContext(f"{self._trace_half}{bits:016x}", "", False, "", self._span_id)
+                return None
             ids = f"{self._random_bits(128) | _NOT_ZERO:032x}"
-            return TraceContext(f"{ids[:16]}{bits:016x}", "", True, "", ids[16:], recorded=True)
+            return TraceContext(f"{ids[:16]}{bits:016x}", "", True, "", ids[16:], True)
         if trace.sampled:
             trace.span_id, trace.recorded = f"{self._random_bits(64) | 1:016x}", True
         return trace

@@ -18,13 +18,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Final
 
 import uvloop
 from rich.table import Table
@@ -55,6 +55,7 @@ from kvist_sim.bench.harness.direct import GIVEN_WINDOW, PICKED, PickAnswer, acc
 from kvist_sim.bench.harness.machine import measured_on
 from kvist_sim.bench.harness.proof import FAILED, WIDTH, console, publish
 
+MODULE: Final = "kvist_sim.bench.trace_instructions"
 ENDPOINTS: Final = 20
 REQUESTS: Final = 2560
 """Requests of one count: a tenth of them is one full export."""
@@ -62,7 +63,7 @@ LOG_STREAM: Final = 1
 WARM_UP: Final = 640
 TURN: Final = 4
 """Requests that arrive in one turn of the event loop."""
-REPEATS: Final = int(__import__("os").environ.get("REPEATS", "2"))
+REPEATS: Final = 2
 KIND: Final = Kind(1, PromptShape.COMPLETION)
 UNKNOWN: Final = ":0"
 """The endpoint in the access log: none, because the bytes are made before the picks."""
@@ -93,7 +94,9 @@ WAYS: Final[Mapping[str, CountedWay]] = {
     "contexts, none sampled": CountedWay(0.0, 0.0),
     "contexts, 10 % sampled": CountedWay(0.0, 0.1),
 }
-BESIDE: Final = {name: "contexts, picker off" if way.contexts is not None else OFF for name, way in WAYS.items()}
+BESIDE: Final = {
+    name: "contexts, picker off" if way.contexts is not None else OFF for name, way in WAYS.items()
+}
 """The way without traces of the same requests."""
 
 
@@ -144,8 +147,13 @@ def main(options: argparse.Namespace) -> int:
 
 def count(folder: Path, ways: Sequence[str] = tuple(WAYS)) -> InstructionsReport:
     """Count the instructions of these ways. Raises ``subprocess.CalledProcessError``."""
-    valgrind = ["valgrind", "--tool=callgrind", f"--dump-before={MARK}", f"--callgrind-out-file={folder}/count"]
-    replay = [sys.executable, "-m", __spec__.name, "--replay", str(folder / "replay.json"), *ways]
+    valgrind = [
+        "valgrind",
+        "--tool=callgrind",
+        f"--dump-before={MARK}",
+        f"--callgrind-out-file={folder}/count",
+    ]
+    replay = [sys.executable, "-m", MODULE, "--replay", str(folder / "replay.json"), *ways]
     fixed = {"PYTHONHASHSEED": "0", "OTEL_SDK_DISABLED": "false"}
     subprocess.run([*valgrind, *replay], check=True, env=os.environ | fixed, stderr=subprocess.DEVNULL)
     recorded: dict[str, int] = json.loads((folder / "replay.json").read_text())
@@ -171,7 +179,9 @@ def _total(file: Path) -> int:
 
 def table(report: InstructionsReport) -> Table:
     """Return the figures as a table."""
-    found = Table(title=f"Instructions of a request: 1 KB completions, {report.requests} of them, least of {REPEATS}")
+    found = Table(
+        title=f"Instructions of a request: 1 KB completions, {report.requests} of them, least of {REPEATS}"
+    )
     for name in ("traces", "instructions", "more than off", "recorded", "for each recorded"):
         found.add_column(name, justify="left" if name == "traces" else "right")
     for each in report.ways:
@@ -210,7 +220,7 @@ class _Replay:
     stats: TraceStats
     tracer: _CountingTracer | None
     turns: Iterator[bytes]
-    picked: Counter[str]
+    picked: Mapping[str, int]
     """Requests so far by outcome."""
     exporter: SpanExporter | None = None
 
@@ -240,7 +250,9 @@ class _Replay:
 
 
 def _settings(collector: str) -> Settings:
-    return Settings.from_args(["--endpoints-file=none", "--kv-events=false", f"--trace-endpoint=http://{collector}"])
+    return Settings.from_args(
+        ["--endpoints-file=none", "--kv-events=false", f"--trace-endpoint=http://{collector}"]
+    )
 
 
 def _replay_of(way: CountedWay, settings: Settings) -> _Replay:
@@ -248,7 +260,10 @@ def _replay_of(way: CountedWay, settings: Settings) -> _Replay:
     stats, driver = TraceStats(), FlowDriver(loop_clock)
     sampler = random.Random(1).getrandbits
     tracer = None if way.ratio is None else _CountingTracer(way.ratio, stats, random_bits=sampler)
-    metrics, decisions = PickerMetrics(), DecisionLog(settings.decision_log, "r", clock=loop_clock, wall=time.time)
+    metrics, decisions = (
+        PickerMetrics(),
+        DecisionLog(settings.decision_log, "r", clock=loop_clock, wall=time.time),
+    )
     director = make_director(
         settings,
         metrics=metrics,
@@ -283,7 +298,9 @@ def _turns(way: CountedWay) -> Iterator[bytes]:
                 flags = "01" if draw.random() < way.contexts else "00"
                 metadata["traceparent"] = f"00-{draw.getrandbits(128) | 1:032x}-{number:016x}-{flags}"
             head = {":method": "POST", ":path": KIND.shape.path, "content-type": "application/json"}
-            found.append(request_frames(number, _name(turn, at), head, contents[at % len(contents)], metadata))
+            found.append(
+                request_frames(number, _name(turn, at), head, contents[at % len(contents)], metadata)
+            )
         yield b"".join(found)
         ended = [
             PickAnswer(_name(turn, at), PICKED, UNKNOWN, f"r.{turn * TURN + at + 1}") for at in range(TURN)
@@ -297,11 +314,11 @@ def _name(turn: int, at: int) -> str:
     return f"{turn:08x}-0000-4000-8000-{at:012x}"
 
 
-async def _replay(file: Path, ways: Sequence[str]) -> None:
-    """Replay every way; ``file`` gets how many requests of one count were recorded."""
+async def _replay(ways: Sequence[str]) -> dict[str, int]:
+    """Replay every way; return how many requests of one count were recorded."""
     recorded: dict[str, int] = dict.fromkeys(ways, 0)
     async with AsyncExitStack() as stack:
-        arguments = [sys.executable, "-m", "kvist_sim.bench.trace_instructions", "--collector"]
+        arguments = [sys.executable, "-m", MODULE, "--collector"]
         child = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.PIPE)
         stack.callback(child.kill)
         assert child.stdout is not None
@@ -326,7 +343,7 @@ async def _replay(file: Path, ways: Sequence[str]) -> None:
                 await replay.run(turns)
                 os.getsid(0)
                 recorded[name] = 0 if replay.tracer is None else replay.tracer.recorded - before
-    file.write_text(json.dumps(recorded))
+    return recorded
 
 
 async def _collect() -> None:
@@ -343,7 +360,7 @@ async def _collect() -> None:
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    sys.stdout.write("127.0.0.1:%d\n" % runner.addresses[0][1])
+    sys.stdout.write(f"127.0.0.1:{runner.addresses[0][1]}\n")
     sys.stdout.flush()
     await asyncio.Event().wait()
 
@@ -352,4 +369,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--collector":
         asyncio.run(_collect())
     else:
-        uvloop.run(_replay(Path(sys.argv[2]), sys.argv[3:]))
+        Path(sys.argv[2]).write_text(json.dumps(uvloop.run(_replay(sys.argv[3:]))))

@@ -84,15 +84,21 @@ def test_an_unsampled_request_is_only_logged() -> None:
     assert (len(tracer), line.trace_id, line.span_id) == (0, TRACE, PARENT)
 
 
-@pytest.mark.parametrize("ratio", [0.0, 1.0])
-def test_a_trace_that_begins_here_reaches_the_engine(ratio: float) -> None:
+def test_a_trace_that_begins_here_reaches_the_engine() -> None:
     """Without a context the picker begins a trace, and the engine's span becomes a child of the pick."""
-    parts, tracer = traced(ratio)
+    parts, tracer = traced(1.0)
     passed = read_trace_context(trace_of(parts))
     assert passed is not None
     line = parts.log.lines[0]
     assert (passed.trace_id, passed.parent_id) == (line.trace_id, line.span_id)
-    assert (passed.sampled, len(tracer)) == (ratio == 1.0, int(ratio))
+    assert (passed.sampled, len(tracer)) == (True, 1)
+
+
+def test_a_request_that_is_not_sampled_here_has_no_trace() -> None:
+    """Without a context and without a sample nothing is added to the request or to its log line."""
+    parts, tracer = traced(0.0)
+    assert trace_of(parts) == {}
+    assert (len(tracer), parts.log.lines[0].trace_id) == (0, msgspec.UNSET)
 
 
 def test_without_a_tracer_only_the_log_has_the_trace() -> None:

@@ -48,7 +48,9 @@ def pick(*laps: tuple[str, float], parent: str = PARENT, failed: bool = False, *
     """One recorded pick; ``more`` are fields of its line."""
     trace = TraceContext(TRACE, parent, sampled=True, state="vendor=1", span_id=SPAN, failed=failed)
     timed = stages(*(laps or LAPS))
-    return RecordedPick(trace, line(**more), timed, 250, timed.intervals[-1][2] + 0.5 if timed.intervals else 101.0)
+    return RecordedPick(
+        trace, line(**more), timed, 250, timed.intervals[-1][2] + 0.5 if timed.intervals else 101.0
+    )
 
 
 def end(**more: Any) -> RecordedEnd:

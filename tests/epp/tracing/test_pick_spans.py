@@ -161,7 +161,7 @@ def test_every_figure_is_encoded_as_the_generated_code_reads_it(
     name: str,
     laps: list[str],
 ) -> None:
-    """Any number, any length of a text and any tracestate is read back as it was, in each of several picks."""
+    """Any number, text and tracestate is read back as it was, in each of several picks."""
     recorded = pick(
         *[(lap, 0.001) for lap in laps],
         prompt_bytes=prompt_bytes,

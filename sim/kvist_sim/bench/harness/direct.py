@@ -319,7 +319,9 @@ def request_frames(
     stream = number.to_bytes(4, "big")
     fields = b"".join(frames.literal(key.encode(), value.encode()) for key, value in metadata.items())
     opening = frames.frame(frames.HEADERS, frames.END_HEADERS, stream, _OPENING + fields)
-    return opening + frames.frame(frames.DATA, 0, stream, _framed(_head(name, headers)) + _framed(_body(body)))
+    return opening + frames.frame(
+        frames.DATA, 0, stream, _framed(_head(name, headers)) + _framed(_body(body))
+    )
 
 
 def access_log_frames(number: int, answers: Iterable[PickAnswer], *, opens: bool = False) -> bytes:
