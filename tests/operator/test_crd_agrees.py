@@ -127,6 +127,7 @@ FULL: dict[str, Any] = {
         "topologyKey": "a",
         "rdma": {"resourceName": "a/a", "count": 1, "ipcLock": "Enabled"},
     },
+    "tracing": {"endpoint": "http://a:4317", "samplingPercent": 10, "engines": "Enabled"},
     "monitoring": {"podMonitor": "Auto"},
     "podTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {"a": 1}},
 }

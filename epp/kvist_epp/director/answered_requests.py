@@ -58,6 +58,8 @@ class AnsweredRequests:
         """Add a request that goes to the best of these endpoints, one of so many candidates."""
         if self._decisions is not None:
             self._decisions.add_picked(context, picked, request, now)
+        if request.trace_id and self._tracer is not None and context.trace is not None:
+            self._tracer.on_sent(request, context.trace)
         self._unwritten.append((context, picked.best, candidates, now))
 
     def add_rejected(self, context: RequestContext, error: PickError, now: float) -> None:

@@ -112,8 +112,7 @@ class Director(Dispatcher):
         self.request_count = 0
         """Requests and retries so far; makes ids, and has equal endpoints take turns."""
         self.policy = DEFAULT
-        self.cache_value = CacheValue()
-        self.divergence = DivergenceHistogram()
+        self.cache_value, self.divergence = CacheValue(), DivergenceHistogram()
         self.recent_uses = RecentUses()
         self.progress = RequestProgress(
             index=index,
@@ -124,6 +123,7 @@ class Director(Dispatcher):
             replica=self.replica,
             endpoints=lambda: self.candidates,
             decisions=decisions,
+            tracer=tracer,
         )
         self.hot = hot
         self._begin_trace = read_trace_context if tracer is None else tracer.begin

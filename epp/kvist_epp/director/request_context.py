@@ -214,7 +214,7 @@ class RequestContext(msgspec.Struct):
         if engine_priorities and self.priority is not None:
             headers.append((ENGINE_PRIORITY_HEADER, engine_priority(self.priority)))
         if self.trace is not None:
-            headers += self.trace.request_headers
+            headers += self.trace.request_headers()
         return tuple(headers)
 
     def any_endpoint(self) -> FlowKey:

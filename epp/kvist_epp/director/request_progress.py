@@ -17,6 +17,7 @@ from kvist_epp.load.in_flight import InFlightRequest, RequestState
 from kvist_epp.load.tracker import LoadTracker
 from kvist_epp.scheduling.pick import ROLES_WITHOUT_REQUESTS, Candidate
 from kvist_epp.telemetry.metrics import PickerMetrics
+from kvist_epp.tracing.trace_context import PickTracer
 
 CREDIT_SECONDS: Final = 2.0
 """After an engine reported that a prefill is done its blocks may wait this long for a check; they are not
@@ -41,9 +42,11 @@ class RequestProgress:
         replica: str,
         endpoints: Callable[[], Sequence[Candidate]],
         decisions: DecisionLog | None = None,
+        tracer: PickTracer | None = None,
     ) -> None:
         """``replica``: prefix of the session ids that this replica makes. ``endpoints``: as they are now.
-        ``decisions`` keeps how requests end; None: no log does."""
+        ``decisions`` keeps how requests end; None: no log does.
+        ``tracer`` records the ends of recorded requests."""
         self._index = index
         self._history = history
         self._lookup = lookup
@@ -53,6 +56,7 @@ class RequestProgress:
         self._own_sessions = f"{replica}."
         self._endpoints = endpoints
         self._decisions = decisions
+        self._tracer = tracer
 
     def on_prefill_started(self, source: str, endpoint: str, session: str, now: float) -> None:
         """Record what the index holds of a request when its engine starts prefill, to compare it with the
@@ -155,6 +159,8 @@ class RequestProgress:
             self._metrics.on_saved(request.predicted_tokens, request.attempt.load.rate)
         if self._decisions is not None:
             self._decisions.on_request_ended(request, how, status)
+        if request.trace_id and self._tracer is not None:
+            self._tracer.on_request_ended(request, how, status)
         self._tracker.end(request, now)
         self._end_credit(request, without_prefill=without_prefill)
 

@@ -111,6 +111,10 @@ class InFlightRequest(msgspec.Struct, eq=False):
     """The metrics have the tokens that its engine did not compute."""
     truth_known: bool = False
     """The engine has reported how much was cached, or cannot (several prompts under one session)."""
+    cached_tokens: int | None = None
+    """What the engine had cached of it, by its own report; None: not reported."""
+    first_token_seconds: float | None = None
+    """Time to the first token, where the response is observed."""
     content: Hashable = None
     """Equal for equal prompts, where several replicas route; None: unknown, or hardly anything is
     uncached."""

@@ -266,7 +266,7 @@ class LoadTracker:
         """Pass on how many tokens of a request its engine had cached; only the first report counts."""
         if request.truth_known:
             return
-        request.truth_known = True
+        request.truth_known, request.cached_tokens = True, cached
         for listener in self._listeners:
             listener.on_cache_truth(request, cached, now)
 

@@ -50,6 +50,7 @@ from .pool import (
 )
 from .preset import PRESET_KIND, Preset, preset_name, with_preset
 from .rollout_reader import read_rollout
+from .tracing_reader import read_tracing
 
 KIND: Final = "InferencePool"
 GROUP: Final = "kvist.dev"
@@ -139,6 +140,7 @@ def _read_pool(resource: Mapping[str, Any], default_image: str, preset: Preset |
         gateway=_gateway(spec.section("gateway")),
         network=read_network_policy(spec.section("networkPolicy")),
         interconnect=read_interconnect(spec.section("interconnect")),
+        tracing=read_tracing(spec.optional("tracing")),
         pod_monitor=monitoring.text("podMonitor", "Auto", choices=("Auto", "Enabled", "Disabled")),
         pod_template=read_template(spec.section("podTemplate")),
         preset=preset,

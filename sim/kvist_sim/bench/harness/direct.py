@@ -312,6 +312,25 @@ def _answer(stream: _Stream) -> PickAnswer:
     return PickAnswer(stream.id, PICKED if picked else NO_ANSWER, picked, session)
 
 
+def request_frames(
+    number: int, name: str, headers: Mapping[str, str], body: bytes, metadata: Mapping[str, str]
+) -> bytes:
+    """Return all that opens one stream and sends a request on it; ``metadata`` is the call's."""
+    stream = number.to_bytes(4, "big")
+    fields = b"".join(frames.literal(key.encode(), value.encode()) for key, value in metadata.items())
+    opening = frames.frame(frames.HEADERS, frames.END_HEADERS, stream, _OPENING + fields)
+    return opening + frames.frame(
+        frames.DATA, 0, stream, _framed(_head(name, headers)) + _framed(_body(body))
+    )
+
+
+def access_log_frames(number: int, answers: Iterable[PickAnswer], *, opens: bool = False) -> bytes:
+    """Return a message of the access log with the ends of these requests; ``opens``: it begins the stream."""
+    stream = number.to_bytes(4, "big")
+    opening = frames.frame(frames.HEADERS, frames.END_HEADERS, stream, _LOGGING) if opens else b""
+    return opening + frames.frame(frames.DATA, 0, stream, _framed(_entries(answers, PICKED)))
+
+
 class AccessLogWriter:
     """Writes the access log of picked requests, a while after their pick."""
 
