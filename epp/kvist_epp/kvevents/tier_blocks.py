@@ -94,6 +94,9 @@ class TierBlocks:
         """Stop waiting for events that did not come, and let leases run out."""
         now = self._clock()
         old = state.waiting.old(now - WAITING_SECONDS)
+        for block in old:  # another engine's events may have told what the hash means
+            if block.hash in state.waiting and self._hold(state, block) and state.waiting.give_up(block):
+                self.on_known(state, [block.hash])
         for block in () if self.salted else old:
             if block.parent is None and block.ids and state.waiting.give_up(block):
                 self._check(state, block)
