@@ -175,7 +175,7 @@ class Ingestor:
         state.clear()
         state.group = group
         self.needs_sweep = True
-        return Section(self._index.restore(state.number), state, self.checker)
+        return Section(self._index.restore(state.number), state, self.checker, self.tiers.on_restored)
 
     def expire(self) -> None:
         """Drop events whose parents never came, and forget requests that have been silent for long."""

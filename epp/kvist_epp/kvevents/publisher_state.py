@@ -9,7 +9,7 @@ from kvist_epp.kvevents.decode_blocks import DecodeBlockTable
 from kvist_epp.kvevents.tier_state import Leases, WaitingBlocks
 
 LEASE_SECONDS = 3600.0
-"""Default of ``--storage-lease``."""
+"""Default of ``--storage-lease``: files that nothing renews may be removed by then."""
 
 
 @dataclass(slots=True)

@@ -116,6 +116,7 @@ class TierBlocks:
 
     def on_restored(self, state: PublisherState) -> None:
         """Lease the blocks that another replica's snapshot has brought."""
+        state.tiered = True
         for medium in self._index.blocks(state.number):
             if medium not in COUNTED:
                 state.leases.add(medium, self._index.names_on(state.number, medium))

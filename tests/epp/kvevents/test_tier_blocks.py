@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fakes.copying import heard, told
 from tests.fakes.learning import PROMPT, SIZE, Learning, prompted, stored
 from tests.oracle import NaiveIndex
 
@@ -343,3 +344,16 @@ def test_expired_blocks_are_taken_out_in_steps() -> None:
 
     assert steps == [512, 488]
     assert not leases
+
+
+def test_blocks_that_a_snapshot_brings_are_leased() -> None:
+    """A replica that did not see the events that stored them believes them no longer than another one."""
+    engine, copy = prompted(), Learning()
+    engine.send(placeholder(1, 2, medium="STORAGE"), placeholder(1), Removed(hashes=[1, 2]))
+    copy.ingestor.add_publisher(engine.source, "ns/pod")
+    assert heard(copy.ingestor, told(engine.index, [engine.source])) == [engine.source]
+    aged(copy, 1800.0)
+    half = copy.index.blocks(copy.index.publisher(engine.source))
+    aged(copy, 3600.0)
+
+    assert (half, copy.index.blocks(0)) == ({"CPU": 1, "STORAGE": 2}, {"CPU": 1})
