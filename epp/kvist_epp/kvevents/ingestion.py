@@ -150,6 +150,12 @@ class Ingestor:
         state.stats.resets += 1
         self.needs_sweep = True
 
+    def forget_tier(self, publisher: str, medium: str) -> None:
+        """Remove all blocks that a publisher has on a slower medium: its engine did not find them there."""
+        state = self._state(publisher)
+        self.tiers.forget(state, medium)
+        self.needs_sweep = True
+
     def retry_quarantined(self, publisher: str) -> Iterator[Observation | None]:
         """Apply the events whose parents a replay has brought, in steps as ``apply_in_steps`` does."""
         state = self._state(publisher)

@@ -114,6 +114,13 @@ class TierBlocks:
             self._index.removed(state.number, left, medium=medium)
         return state.leases.expired
 
+    def forget(self, state: PublisherState, medium: str) -> None:
+        """Remove all blocks of one medium, leased ones in steps (``remove_expired``)."""
+        if medium in COUNTED:
+            self._index.cleared(state.number, medium=medium)
+        else:
+            state.leases.end(medium)
+
     def on_restored(self, state: PublisherState) -> None:
         """Lease the blocks that another replica's snapshot has brought."""
         state.tiered = True
