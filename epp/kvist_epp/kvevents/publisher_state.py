@@ -65,7 +65,7 @@ class PublisherStats:
     revoked: int = 0
     """Blocks from decode whose credit was revoked because of the text that followed."""
     held_unknown: int = 0
-    """Blocks of slower tiers that waited in vain for an event that says what their hash means."""
+    """Blocks of slower tiers whose hash no event has explained in time."""
     warm: bool = False
     """True after the first replay has ended or failed."""
     suspect: bool = False

@@ -1,15 +1,15 @@
 """Blocks on slower tiers: their place in the index, from events in any order. Pure.
 
 vLLM's offloading connector reports each block of a tier in an event of its own, children before parents, and
-often before or after the events of the GPU. These events have no extra keys, so they do not tell salted
-blocks, or blocks with media, from others (vLLM issue 49413). They may lack everything but the hash, which is
-vLLM's default (``self_describing_kv_events``). A hash names the same block on all media, however. A block of a
-tier therefore is
+before or after the events of the GPU. These events have no extra keys, so they do not tell salted blocks, or
+blocks with media, from others (vLLM issue 49413). They may lack everything but the hash, which is vLLM's
+default (``self_describing_kv_events``). A hash names the same block on all media, however. A block of a tier
+therefore is
 
 - the block of the same hash that this engine's GPU events, or another engine's, have put into the index;
 - else the block that follows its parent, if the event has token ids and the parent is in the index;
-- else a block that waits for events that say so. A first block of a prompt, which waited in vain, is taken
-  for one without salt, unless some engine was seen to use salts.
+- else a block that waits for events that say so. A first block of a prompt that no event has explained in
+  time is taken for one without salt, unless an event of some engine has shown a salt.
 
 vLLM's disk tier never removes a block, so no event tells when a file is gone. Such blocks are believed for
 the time of a lease, which is renewed when the block is stored again or loaded.
@@ -142,7 +142,7 @@ class TierBlocks:
             if known or self._index.depth(parent, state.number) is not None:
                 self._check(state, block)
                 return True
-            if not known and self._index.knows_opaque(state.number, parent):
+            if self._index.knows_opaque(state.number, parent):
                 self._hide(state, block)
                 return True
         if dropped := state.waiting.add(block):

@@ -1,4 +1,4 @@
-"""What is kept of one publisher's blocks on slower tiers, besides the index. Pure.
+"""State of one publisher's blocks on slower tiers, besides the index. Pure.
 
 ``WaitingBlocks`` are those whose place in the index is not known yet, ``Leases`` those that no event will
 ever remove.

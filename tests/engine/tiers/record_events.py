@@ -2,9 +2,9 @@
 
     .venv/bin/python -m tests.engine.tiers.record_events [FILE]
 
-Starts three engines one after the other, with a GPU cache of 24 blocks, 40 blocks of host memory and one
-folder for the disk tier: with self-describing events; another one on the same folder, whose disk is warm; and
-with vLLM's default, placeholders, on a folder of its own. Two prompts, one plain and one salted, are computed,
+Starts three engines one after the other, with a GPU cache of 24 blocks and 40 blocks of host memory: with
+self-describing events; another one on the same folder of the disk tier, whose disk is warm; and with vLLM's
+default, placeholders, on a folder of its own. Two prompts, one plain and one salted, are computed,
 and asked for again while they are on the GPU, after they left it, and after they left host memory, too.
 
 The file is gzipped msgpack: ``[{"mode", "steps": [{"name", "prompt" (token ids), "salt", "session", "cached"
@@ -34,7 +34,7 @@ GOLDEN = Path(__file__).parents[2] / "epp" / "kvevents" / "golden" / "tiers-vllm
 BLOCK = 32
 GPU_BLOCKS = 24
 HOST_BYTES = 40 * BLOCK * 1024
-"""40 blocks: the tiny model has 1 KiB a token (2 layers, keys and values, 2 heads of 32 numbers of 4 bytes)."""
+"""40 blocks: the tiny model has 1 KiB a token, for 2 layers, keys and values, 2 heads of 32 floats."""
 PROMPT = 330
 """Tokens: ten whole blocks and a piece."""
 OTHER = 400
@@ -123,7 +123,7 @@ class Recorder:
             await self.ask("other", self.tokens(OTHER))
 
     async def _events(self) -> list[tuple[int, bytes]]:
-        batches = []
+        batches: list[tuple[int, bytes]] = []
         while True:
             try:
                 async with asyncio.timeout(QUIET_SECONDS):
@@ -168,8 +168,8 @@ async def record(model: Path, folder: Path, mode: str, prompts: Mapping[str, lis
         return {"mode": mode, "steps": recorder.steps}
 
 
-async def main(golden: Path) -> None:
-    """Record the three runs into a file."""
+async def record_all() -> list[dict[str, Any]]:
+    """Record the three runs."""
     with tempfile.TemporaryDirectory() as work:
         model = tiny.build("chatml", Path(work) / "model")
         numbers = random.Random(1)
@@ -180,6 +180,11 @@ async def main(golden: Path) -> None:
             for mode in ("self-describing", "warm-disk")
         ]
         runs.append(await record(model, Path(work) / "own", "placeholders", prompts))
+    return runs
+
+
+def write(golden: Path, runs: list[dict[str, Any]]) -> None:
+    """Write the golden file."""
     golden.parent.mkdir(exist_ok=True)
     golden.write_bytes(gzip.compress(msgspec.msgpack.encode(runs), mtime=0))
     sys.stdout.write(f"{golden}: {golden.stat().st_size} bytes\n")
@@ -187,4 +192,4 @@ async def main(golden: Path) -> None:
 
 if __name__ == "__main__":
     os.nice(10)
-    asyncio.run(main(Path(sys.argv[1]) if len(sys.argv) > 1 else GOLDEN))
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else GOLDEN, asyncio.run(record_all()))

@@ -63,9 +63,7 @@ class Following:
     ) -> None:
         """Send a recorded request, apply what followed, and scrape."""
         body = {"model": "m", "prompt": step.prompt, "cache_salt": step.salt}
-        self.parts.decide(
-            ask(body, path="/v1/completions", headers={SESSION_HEADER: life + step.session})
-        )
+        self.parts.decide(ask(body, path="/v1/completions", headers={SESSION_HEADER: life + step.session}))
         for _, payload in step.batches:
             batch = decode(payload)
             events = [_renamed(event, life) for event in batch.events if keep(event)]
@@ -132,7 +130,7 @@ async def test_an_index_that_is_wrong_costs_trust_all_the_same(following: Follow
 
 
 async def test_a_warm_disk_that_no_event_announced_costs_no_trust(following: Following) -> None:
-    """A restarted engine loads what its disk has kept, which no event has told: nothing was promised."""
+    """A restarted engine loads what its disk has kept and no event has announced: nothing was promised."""
     for life in range(12):
         following.ingestor.forget(SOURCE)
         for step in recorded("warm-disk").steps:
@@ -183,7 +181,7 @@ async def test_engines_without_counters_by_source_are_not_judged_by_them(followi
 
 
 async def test_an_engine_s_restart_begins_the_comparison_anew(following: Following) -> None:
-    """What the engine's counters said before it restarted is not compared with what is predicted after."""
+    """Counters from before an engine's restart are not compared with what is predicted after it."""
     following.scrape(EngineSample(tiers=TierCounters({"disk": 5000.0})))
     following.state.tiers.on_taken_up({"disk": 3000})
     following.scrape(EngineSample(tiers=TierCounters({"disk": 100.0})))

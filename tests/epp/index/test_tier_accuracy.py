@@ -8,7 +8,7 @@ def compared(
 ) -> list[BrokenPromise]:
     """Return the verdict on one window."""
     accuracy = TierAccuracy()
-    assert accuracy.on_counters({name: before for name in ("device", "host", "disk")}, 0.0) == []
+    assert accuracy.on_counters(dict.fromkeys(("device", "host", "disk"), before), 0.0) == []
     accuracy.on_taken_up(predicted)
     counters = {name: before + true.get(name, 0.0) for name in ("device", "host", "disk")}
     return accuracy.on_counters(counters, 2.0)
@@ -53,7 +53,7 @@ def test_old_predictions_do_not_count() -> None:
 
 
 def test_after_a_verdict_the_window_begins_anew() -> None:
-    """The same tokens are not held against a tier twice."""
+    """Tokens that were missing once are not held against a tier twice."""
     accuracy = TierAccuracy()
     accuracy.on_counters({"disk": 0.0}, 0.0)
     accuracy.on_taken_up({"disk": 5000})

@@ -37,8 +37,8 @@ class Following:
 
 @pytest.mark.parametrize("mode", ["self-describing", "placeholders"])
 def test_a_real_engine_s_tiers_are_predicted_request_by_request(mode: str) -> None:
-    """Of each recorded request, the index says before how many tokens come from GPU, host and disk, exactly
-    as the engine's counters say afterwards; plain and salted, with and without token ids in the events."""
+    """Before each recorded request, the index says how many tokens come from GPU, host and disk, exactly as
+    the engine's counters say afterwards; plain and salted, with and without token ids in the events."""
     following, wrong, total = Following(), [], dict.fromkeys(("device", "host", "disk"), 0)
     for step, true in recorded(mode).with_sources():
         hit = following.hit(step.prompt, step.salt)

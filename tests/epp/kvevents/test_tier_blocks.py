@@ -18,7 +18,7 @@ MEDIA = ("CPU", "STORAGE", "SHARED")
 
 
 def placeholder(*names: int, medium: str = "CPU") -> Stored:
-    """What an engine sends of a tier's blocks by default: hashes alone."""
+    """Return an engine's default event of a tier's blocks: hashes alone."""
     return Stored(hashes=list(names), parent=None, token_ids=[], block_size=0, medium=medium)
 
 
@@ -53,7 +53,7 @@ class Chain:
         ]
 
     def on_tier(self, at: int, medium: str, *, described: bool) -> Stored:
-        """One block of the chain as the offloading connector reports it: without salt, or without anything."""
+        """One block of the chain as the offloading connector reports it: without salt, or by hash alone."""
         if not described:
             return placeholder(self.hashes[at], medium=medium)
         names, lora = [self.hashes[at]], self.root[0]
@@ -214,7 +214,7 @@ def test_another_engine_s_word_comes_late() -> None:
 
 
 def test_a_block_from_decode_that_moved_to_a_tier_is_credited_there() -> None:
-    """It was evicted from the GPU before its check: proved canonical, it counts on the tier alone."""
+    """A block that was evicted from the GPU before its check and proved canonical counts on the tier."""
     engine = prompted()
     engine.send(stored([3], 2, b"cccc"), placeholder(3), Removed(hashes=[3]))
     engine.settle()

@@ -2,6 +2,6 @@
 
 - ``engine_metrics``: parsers of ``/metrics`` and ``/v1/models``, and the rates learned from scrapes.
 - ``extra_keys``: what makes blocks of equal tokens different: adapter, cache salt, media.
-- ``tier_metrics``: what engines with slower KV tiers count: cached tokens by tier, bytes and seconds of loads.
 - ``kv_events``: codec of KV event messages, old form and new.
+- ``tier_metrics``: what engines with slower KV tiers count: cached tokens by tier, bytes, seconds of loads.
 """

@@ -190,7 +190,7 @@ def test_media_are_upper_case_and_gpu_when_absent(sent: str | None, read: str) -
     ("locality", "read"), [("REMOTE", "SHARED"), ("LOCAL", "STORAGE"), (None, "STORAGE"), ("new", "STORAGE")]
 )
 def test_storage_of_others_is_a_medium_of_its_own(locality: str | None, read: str) -> None:
-    """Storage that other engines read, too, is told from an engine's own disk, in stores and removals."""
+    """Storage that other engines read, too, differs from an engine's own disk, in stores and removals."""
     removal = {"type": "BlockRemoved", "block_hashes": [1], "medium": "STORAGE", "locality": locality}
 
     assert only(stored_map(medium="STORAGE", locality=locality)).medium == read
