@@ -364,8 +364,7 @@ class Director(Dispatcher):
     def _remember(self, context: RequestContext, best: ScoredEndpoint, now: float) -> InFlightRequest:
         """Store everything that is known of a request that is sent, and return its record."""
         match, session, key = context.match, context.line.session, best.endpoint.key
-        found = match.found
-        holding = found.hits.get(key)
+        found, holding = match.found, match.found.hits.get(key)
         if self.ingestor is not None and SESSION_HEADER in context.kept_headers:
             for source in best.endpoint.sources:
                 self.ingestor.expect(session, source.publisher)
@@ -378,6 +377,7 @@ class Director(Dispatcher):
             prompt=match.prompts[0] if single else None,
             cache_credit=[self.history.note(key, match.root, prompt) for prompt in match.prompts],
             indexed_tokens=holding.indexed if holding else 0,
+            indexed_lower=holding.lower or None if holding else None,
             predicted_tokens=best.matched_tokens,
             predicted_ttft_seconds=best.predicted_ttft_seconds,
             trace_id=context.exemplar[1],

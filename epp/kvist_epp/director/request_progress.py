@@ -4,11 +4,12 @@ Engines report through their KV events, gateways through the access log or the r
 time alone ends what no report mentions. Every clock is a parameter.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kvist_epp.director.decision_log import DecisionLog
 from kvist_epp.endpoints.endpoint import Endpoint
+from kvist_epp.engines.vllm.kv_events import CPU
 from kvist_epp.index.byte_index import Index
 from kvist_epp.index.lookup import Lookup
 from kvist_epp.index.routing_history import RoutingHistory
@@ -26,6 +27,22 @@ evicted while the request runs, so the credit may stay."""
 
 SERVED_ENDS: Final = frozenset({"access-log", "estimated", "reconciled", "response"})
 """Ends of requests that an engine has served; of the others it is not known."""
+
+
+def before_promotion(at_pick: Mapping[str, int], now: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the tokens that a request loads from slower media, ``now`` that its engine has taken it up, by
+    the medium that held them before.
+
+    An engine reads storage into host memory and reports that, before it reports the blocks on the GPU. What
+    was on storage at the pick and is in host memory now is taken for read from storage.
+    """
+    found = dict(now)
+    for medium, tokens in at_pick.items():
+        moved = min(found.get(CPU, 0), tokens - found.get(medium, 0))
+        if medium != CPU and moved > 0:
+            found[CPU] -= moved
+            found[medium] = found.get(medium, 0) + moved
+    return {medium: tokens for medium, tokens in found.items() if tokens}
 
 
 class RequestProgress:
@@ -69,7 +86,11 @@ class RequestProgress:
         prompt = None if request is None else self._table.take_prompt(request)
         if request is not None and prompt is not None:
             matches = self._index.match(request.root, prompt)
-            request.indexed_tokens = matches.of(self._index.publisher(source)).tokens
+            hit = matches.of(self._index.publisher(source))
+            before, request.indexed_lower = request.indexed_lower, hit.lower or None
+            if before and hit.lower:
+                request.indexed_lower = before_promotion(before, hit.lower)
+            request.indexed_tokens = hit.tokens
             request.index_compared = True
 
     def on_observation(self, seen: Observation, now: float) -> None:
@@ -81,8 +102,12 @@ class RequestProgress:
             request = self._table.at(seen.session, seen.endpoint, remote=True)
             if request is None:
                 return
-        elif seen.cached is not None:
-            self._tracker.on_cache_truth(request, seen.cached, now)
+        else:
+            if seen.loaded:
+                request.loaded_tokens += seen.loaded
+                self._metrics.on_loaded(request.attempt.hostport, seen.loaded, request.attempt.load.rate)
+            if seen.cached is not None:
+                self._tracker.on_cache_truth(request, seen.cached, now)
         attempt = request.attempt
         backlog = self._backlog_after(seen, attempt.endpoint, request.tokens)
         if not backlog and seen.phase == "prefill":
@@ -135,6 +160,7 @@ class RequestProgress:
             self._history.moved(note, request.root, endpoint.key) for note in request.cache_credit
         ]
         request.indexed_tokens = holding.indexed if holding else 0
+        request.indexed_lower = holding.lower or None if holding else None
         request.predicted_tokens = holding.tokens if holding else 0
         request.predicted_ttft_seconds = 0.0
 

@@ -177,6 +177,9 @@ class Settings:
     kv_events_bind: str = flag("--kv-events-bind", "",
         "ZMQ address to bind for engines that connect to the picker, instead of connecting "
         "to each engine", unit="ADDRESS")
+    storage_lease: float = flag("--storage-lease", 3600.0,
+        "longest time for which a KV block on storage is believed to be there after an engine has stored or "
+        "loaded it; no event tells when a file is removed", unit="SECONDS")
     warmup_timeout: float = flag("--warmup-timeout", 20.0,
         "longest wait for the index to be filled by replays "
         "before the picker reports that it is ready", old_name="--warm-seconds", unit="SECONDS")

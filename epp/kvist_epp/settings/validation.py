@@ -46,7 +46,7 @@ _MODEL_HEADER_FIELDS: Final = frozenset(
 _PORTS: Final = ("grpc_port", "grpc_health_port", "metrics_port", "replica_port")
 _ABOVE_ZERO: Final = (
     *("resync_interval", "scrape_interval", "scrape_timeout", "prefill_tokens_per_second"),
-    *("request_seconds", "max_backlog_seconds", "gossip_interval"),
+    *("request_seconds", "max_backlog_seconds", "gossip_interval", "storage_lease"),
 )
 _AT_LEAST_ONE: Final = (
     *("max_num_seqs", "max_endpoints", "max_message_bytes", "approximate_cache_tokens"),
