@@ -51,8 +51,8 @@ class Http2Connection:
         """``wake`` is called when a sink used outside `receive` leaves output in ``outbox``.
 
         ``lasting`` names the methods whose calls never end by themselves: they do not delay `drain`.
-        ``stats`` are the port's; without them the connection has its own.
-        ``peer`` returns the client's address.
+        ``stats`` are the port's; without them the connection has its own. ``peer`` returns the client's
+        address.
         """
         self.limits = limits
         self.memory = MemoryShare(stats or PortStats(limits.held_bytes))
@@ -65,12 +65,8 @@ class Http2Connection:
         self._credit = limits.connection_window
         self._draining = False
         self._resets = Budget(limits.resets, clock)
-        self.stream_table = StreamTable(
-            *(limits, self.outbox, self.memory, self._resets),
-            fail=self._fail,
-            done=self._on_streams_done,
-            peer=peer,
-        )
+        shared, done = (limits, self.outbox, self.memory, self._resets), self._on_streams_done
+        self.stream_table = StreamTable(*shared, fail=self._fail, done=done, peer=peer)
         self._open = self.stream_table.open
         self._pings = Budget(limits.pings, clock, lambda: self.outbox.answered)
         self._changes = Budget(limits.settings, clock)

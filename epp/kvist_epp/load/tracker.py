@@ -74,7 +74,6 @@ class LoadTracker:
         self._listeners: list[RequestListener] = []
         self._on_routed: list[Callable[[Attempt], None]] = []
         self._on_ended: list[Callable[[Attempt], None]] = []
-        """Of the listeners that do something when each request is routed, and when it ends."""
         self._loads: dict[str, EndpointLoad] = {}
         self.changed: set[EndpointLoad] = set()
         """Loads with figures that have changed since the last pick, which empties it."""
@@ -91,12 +90,11 @@ class LoadTracker:
         return sum(len(load.attempts) for load in self._loads.values())
 
     def add_listener(self, listener: RequestListener) -> None:
-        """Notify it of requests, too."""
+        """Notify it of requests, too; of routed and of ended ones only if it does something then."""
         self._listeners.append(listener)
-        if type(listener).on_routed is not RequestListener.on_routed:
-            self._on_routed.append(listener.on_routed)
-        if type(listener).on_ended is not RequestListener.on_ended:
-            self._on_ended.append(listener.on_ended)
+        kind = type(listener)
+        self._on_routed += [listener.on_routed] * (kind.on_routed is not RequestListener.on_routed)
+        self._on_ended += [listener.on_ended] * (kind.on_ended is not RequestListener.on_ended)
 
     def own(self) -> list[Attempt]:
         """Return the attempts that this replica routed, those without reported progress for longest first."""
@@ -176,10 +174,8 @@ class LoadTracker:
         self._on_capacity()
 
     def expire(self, now: float) -> list[InFlightRequest]:
-        """End the requests without reported progress for ``expire_seconds``.
-
-        Returns them, and those that were displaced by newer ones since the last call.
-        """
+        """End and return the requests without reported progress for ``expire_seconds``, and return those that
+        newer ones have displaced since the last call."""
         expired, self._evicted = self._evicted, []
         while self._by_age:
             request = next(iter(self._by_age))
@@ -347,8 +343,7 @@ class LoadTracker:
         load = self._loads.pop(endpoint, None)
         if self._rates.remove(endpoint):
             self._set_rates(self._loads.values())
-        ended = [attempt.request for attempt in load.attempts] if load else []
-        for request in ended:
+        for request in (ended := [attempt.request for attempt in load.attempts] if load else []):
             self._end(request)
             self._on_capacity()
         return [request for request in ended if not request.origin]
@@ -357,9 +352,8 @@ class LoadTracker:
 
     def backlog(self, endpoint: str, now: float | None = None) -> int:
         """Return the tokens an endpoint still has to prefill; as of the last change without ``now``."""
-        if (load := self._loads.get(endpoint)) is None:
-            return 0
-        return round(load.backlog_tokens if now is None else load.drain(now))
+        load = self._loads.get(endpoint)
+        return round(0 if load is None else load.backlog_tokens if now is None else load.drain(now))
 
     def running(self, endpoint: str) -> int:
         """Return the requests on an endpoint, untracked ones included."""
