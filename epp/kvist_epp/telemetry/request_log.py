@@ -81,8 +81,7 @@ class LogWriter:
             self._write(lines)
 
     def _write(self, lines: list[bytes]) -> None:
-        lines.append(b"")
-        view = memoryview(b"\n".join(lines))
+        view = memoryview(b"\n".join([*lines, b""]))
         while view:
             try:
                 view = view[os.write(self._fd, view) :]
