@@ -19,8 +19,8 @@ from kvist_epp.admin.live.recent_samples import (
     SAMPLE_SECONDS,
     Cumulative,
     EndpointFigures,
-    RecentSamples,
     PickerFigures,
+    RecentSamples,
     difference,
 )
 from kvist_epp.director.endpoint_registry import EndpointRegistry, EndpointState

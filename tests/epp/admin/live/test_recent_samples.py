@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from kvist_epp.admin.live.recent_samples import (
     EndpointFigures,
+    PickerFigures,
     RecentSamples,
     SampleRing,
-    PickerFigures,
     difference,
     quantile,
 )
