@@ -173,8 +173,8 @@ async def test_a_pick_is_a_child_of_envoy_s_call(tmp_path: Path, transport: Tran
 
 
 async def test_a_pool_with_tracing_has_one_trace(tmp_path: Path) -> None:
-    """The tracer that the operator gives the pool's Envoy, and the flags that it gives pickers, join their
-    spans in one trace, which the engine gets."""
+    """The tracer that the operator gives the pool's Envoy, and the flags that it gives pickers, join spans in
+    one trace, which the engine gets."""
     async with traced(tmp_path, "fast", "buffered", by_operator=True) as running:
         trace_id, parent_id, sampled = parent_of(await running.send())
         spans = await running.collector.until("kvist.pick", "kvist.request_end", CALL, INGRESS, EGRESS)

@@ -252,7 +252,7 @@ class Settings:
         "serve the live page at / of the metrics port, which has no authentication of its own")
     live_page_hosts: str = flag("--live-page-hosts", "",
         "comma-separated names, besides addresses, localhost and those of Services, under which a proxy or "
-        "an Ingress serves the live page", unit="NAMES")
+        "an Ingress serves the live page, /fleet and /debug", unit="NAMES")
     gpu_hour_price: float = flag("--gpu-hour-price", 0.0,
         "price of one GPU for an hour, for the money that the live page shows as saved; 0: none is shown",
         unit="PRICE")

@@ -57,7 +57,9 @@ _NOT_NEGATIVE: Final = (
     "decision_log",
     *("tpot_target", "queue_requests", "queue_bytes", "queue_seconds", "empty_pool_seconds"),
 )
-_LIVE_PAGE_FIELDS: Final = ("live_page_hosts", "gpu_hour_price", "gpus_per_endpoint")
+_LIVE_PAGE_FIELDS: Final = ("gpu_hour_price",)
+"""Fields of the live page alone. Operators set ``gpus_per_endpoint`` by themselves, and ``live_page_hosts``
+are names of ``/debug``, too."""
 _TRANSPORT_LIMITS_ABOVE_ZERO: Final = (
     *("handshake_timeout", "stall_timeout", "stream_idle_timeout", "idle_timeout", "keepalive_time"),
     *("keepalive_timeout", "max_resets_per_second", "max_pings_per_second", "max_settings_per_second"),

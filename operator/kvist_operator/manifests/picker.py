@@ -57,7 +57,6 @@ def picker(pool: Pool, plan: Plan, site: Site, found: Tokenizer) -> list[Json]:
 def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
     """Return the picker's settings; what engines report themselves (labels, metrics) is not among them."""
     names, traces = ObjectNames.of(pool), pool.tracing
-    sampled = {"trace_sample_ratio": traces.sampling_percent / 100} if traces else {}
     return Settings(
         pool_name=pool.name,
         pool_group=OWN_GROUP,
@@ -79,7 +78,7 @@ def settings(pool: Pool, plan: Plan, found: Tokenizer) -> Settings:
         gpus_per_endpoint=plan.layout.tensor * plan.layout.pipeline,
         trace_endpoint=traces.endpoint if traces else "",
         trace_protocol="grpc" if traces else "auto",
-        **sampled,
+        trace_sample_ratio=traces.sampling_percent / 100 if traces else Settings().trace_sample_ratio,
         **chats(pool, found).settings,
     )
 

@@ -76,7 +76,7 @@ TENTH: Final = "10 % sampled"
 
 @dataclass(frozen=True, slots=True)
 class CountedWay:
-    """How one way traces."""
+    """Settings of one way, and the trace contexts of its requests."""
 
     ratio: float | None
     """``--trace-sample-ratio``; None: the picker does not trace."""

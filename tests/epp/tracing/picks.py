@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from tests.epp.telemetry.request_lines import line
+
 from kvist_epp.telemetry.counters import TimedStages
-from kvist_epp.telemetry.request_log import RequestLine
 from kvist_epp.tracing.trace_context import RecordedEnd, RecordedPick, TraceContext
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -21,27 +22,6 @@ def stages(*laps: tuple[str, float], gap: float = 0.0) -> TimedStages:
         found.laps.append((stage, seconds))
         found.intervals.append((stage, at - seconds, at))
     return found
-
-
-def line(**more: Any) -> RequestLine:
-    """The figures of a picked request."""
-    fields: dict[str, Any] = {
-        "id": "r1",
-        "session": "s1",
-        "path": "/v1/chat/completions",
-        "kind": "chat",
-        "outcome": "picked",
-        "mode": "precise",
-        "model": "m",
-        "endpoint": "10.0.0.1:8000",
-        "prompt_bytes": 1000,
-        "matched_bytes": 640,
-        "matched_tokens": 160,
-        "predicted_ttft_ms": 35.5,
-        "cost": {"wait": 0.25, "work": 0.5, "copy": 0.0},
-        "candidates": 4,
-    }
-    return RequestLine(**fields | more)
 
 
 def pick(*laps: tuple[str, float], parent: str = PARENT, failed: bool = False, **more: Any) -> RecordedPick:

@@ -121,7 +121,7 @@ def test_a_root_has_no_parent() -> None:
 
 
 def test_the_end_of_a_request_is_a_child_of_its_pick() -> None:
-    """It lasts from the answer to the report of the end, and says what really was cached."""
+    """The span lasts from the answer to the report of the end, and says what really was cached."""
     [found] = spans(end())
     assert (found.name, found.kind) == ("kvist.request_end", Span.SPAN_KIND_INTERNAL)
     assert (found.trace_id.hex(), found.parent_span_id.hex()) == (TRACE, SPAN)

@@ -19,7 +19,7 @@ from kvist_epp.admin.live.recent_samples import (
     SAMPLE_SECONDS,
     Cumulative,
     EndpointFigures,
-    PoolFigures,
+    PickerFigures,
     RecentSamples,
     difference,
 )
@@ -85,11 +85,11 @@ class LiveState:
             yield
         samples.keep_only(self._registry.states)
 
-    def _pool(self, now: float) -> PoolFigures:
+    def _pool(self, now: float) -> PickerFigures:
         director = self._registry.director
         metrics, flow = director.metrics, director.flow
         picked = metrics.requests["picked"]
-        return PoolFigures(
+        return PickerFigures(
             at=now,
             picked=picked,
             refused=sum(metrics.requests.values()) - picked,
@@ -180,8 +180,8 @@ class LiveState:
 
     def _traffic(self, now: float) -> Json:
         new, ring = self._pool(now), self._samples.pool
-        old = PoolFigures(*(ring.first() or (self._started_at,)))
-        recent = PoolFigures(*(ring.before(now - NOW_SECONDS) or (self._started_at,)))
+        old = PickerFigures(*(ring.first() or (self._started_at,)))
+        recent = PickerFigures(*(ring.before(now - NOW_SECONDS) or (self._started_at,)))
         price, gpus = self._settings.gpu_hour_price, self._settings.gpus_per_endpoint
         return {
             "requests_per_second": _per_second(new.picked - recent.picked, new.at - recent.at),
@@ -260,7 +260,7 @@ class LiveState:
 
     def _history(self) -> Json:
         """Return the pool's series, oldest first; each point is what happened since the sample before it."""
-        rows = [PoolFigures(*row) for row in self._samples.pool.rows()]
+        rows = [PickerFigures(*row) for row in self._samples.pool.rows()]
         steps = list(pairwise(rows))
         return {
             "step_seconds": SAMPLE_SECONDS,
@@ -300,7 +300,7 @@ def _per_second(count: float, seconds: float) -> float:
     return round(count / seconds, 3) if seconds > 0 else 0.0
 
 
-def _pair(new: PoolFigures, old: PoolFigures, part: str, whole: str) -> tuple[float, float]:
+def _pair(new: PickerFigures, old: PickerFigures, part: str, whole: str) -> tuple[float, float]:
     """Return part and whole, which can be added up over replicas as a share could not."""
     return getattr(new, part) - getattr(old, part), getattr(new, whole) - getattr(old, whole)
 
