@@ -19,13 +19,13 @@ from kvist_epp.extproc.access_log import AccessLogEntry
 from kvist_epp.extproc.pick_request import Decision, PickResult
 from kvist_epp.flowcontrol.driver import SLICE_SECONDS
 from kvist_epp.flowcontrol.flow_controller import QueuedRequest
+from kvist_epp.http2.call import UNKNOWN_PEER
 from kvist_epp.index.byte_index import Index, Root
 from kvist_epp.index.lookup import Member
 from kvist_epp.kvevents.observation import Observation
 from kvist_epp.load.in_flight import Attempt, RequestListener
 from kvist_epp.names import LABEL_MAX_NUM_SEQS, REQUEST_ID_HEADER, SESSION_HEADER
 from kvist_epp.prefix_stats.hot_prefixes import HotPrefixes
-from kvist_epp.http2.call import UNKNOWN_PEER
 from kvist_epp.replicas.load_server import FollowerCall, LoadServer
 from kvist_epp.replicas.messages import Handshake, decode_update, encode_ack
 from kvist_epp.replicas.prompt_digests import URGENT_TOKENS
