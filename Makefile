@@ -73,7 +73,7 @@ bench-operator: $(READY)  ## 500 pools: time to create them, load at rest (about
 	$(BIN)/python -m tests.cluster.binaries
 	$(BIN)/python -m tests.cluster.many_pools
 
-bench-alerts: $(READY)  ## the runbooks that take longer, on the cluster tier (about 5 minutes)
+bench-alerts: $(READY)  ## the runbooks that take longer, on the cluster tier (about 14 minutes)
 	$(BIN)/python -m tests.cluster.binaries
 	$(BIN)/python -m tests.monitoring.binaries
 	$(PYTEST) -n 0 -rP tests/cluster/runbooks_of_*.py

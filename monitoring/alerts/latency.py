@@ -86,8 +86,8 @@ FIRST_TOKEN_RISING: Final = Alert(
     '{{ $value | printf "%.1f" }} times that of an hour ago, and more requests wait',
     description="Requests arrive faster than the pool computes their prompts: queues and the time to the "
     "first token grow together. Add replicas, or shed low priorities.",
-    meaning="time to the first token (p90, with the mean wait in the pickers' queues) twice that of an hour "
-    "ago, and twice as many requests wait",
+    meaning="time to the first token (p90 at the engines, with the mean wait in pickers) twice that of an "
+    "hour ago, and twice as many requests wait",
     cases=(
         Case(
             "slower, and requests wait",

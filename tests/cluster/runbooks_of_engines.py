@@ -117,9 +117,12 @@ async def test_a_crash_loop_is_found_and_ended(seen: Observed) -> None:
     [pod, *_] = await seen.pods("engine")
     name, address = pod["metadata"]["name"], pod["status"]["podIP"]
     resets = f'max(kvist_epp_index_resets_total{{endpoint="{address}:8000"}})'
+    stored = f'min(kvist_epp_index_events_total{{endpoint="{address}:8000",type="stored"}})'
+    before = int((await seen.prometheus.query(resets))[0]["value"][1])
     async with seen.twig.load():
-        for number in range(CRASHES):
-            await seen.until(f'min(kvist_epp_index_blocks{{endpoint="{address}:8000"}}) > 0', "blocks")
+        for number in range(before, before + CRASHES):
+            [known] = await seen.prometheus.query(stored)
+            await seen.until(f"{stored} > {known['value'][1]}", "blocks to lose")
             send(signal.SIGKILL, processes(seen.twig.cluster, "kvist_sim.engine", address))
             await seen.until(f"{resets} > {number}", f"reset {number + 1}")
         await seen.fires("KvistIndexResets")

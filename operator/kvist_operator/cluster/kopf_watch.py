@@ -27,8 +27,9 @@ IDENTITY: Final[Any] = "kvist-operator"
 
 
 ERROR_BACKOFFS: Final = (1.0, 1.0)
-"""Pauses of kopf's retries after an error of the API server or a missing right. kopf's own add up to an hour,
-for which the operator would see no events and not say so."""
+"""Seconds between kopf's retries after an error of the API server or a missing right. kopf's own add up to
+54, for which the operator would see no events of a kind and not say so; ``runtime`` pauses between watches.
+"""
 
 
 class _NoStorage(kopf.DiffBaseStorage):
