@@ -8,7 +8,6 @@ none. A block of storage is read into host memory first and copied to the GPU fr
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final
 
 from kvist_epp.engines.vllm.kv_events import CPU, GPU
@@ -35,7 +34,7 @@ def source_of(medium: str) -> str:
 class TierCounters:
     """Totals of one scrape since the engine started."""
 
-    cached: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    cached: Mapping[str, float] = field(default_factory=dict)
     """Cached prompt tokens by source; empty: the engine does not say."""
     load_bytes: float = 0.0
     """Copied to the GPU from slower tiers, all ranks."""
