@@ -1,5 +1,4 @@
-"""The director: one request from its arrival to its endpoint, and what is remembered of it to its end. Sans
-I/O.
+"""The director: one request from its arrival to its endpoint, and what is kept of it to its end. Sans I/O.
 
 Every clock is a parameter. A request is offered (``offer``), and is answered at once or has to wait; the flow
 controller's ``poll`` answers those that wait. Engines, gateways and replicas report through the ``on_…``
@@ -325,7 +324,7 @@ class Director(Dispatcher):
     def _queue(
         self, flow: FlowController, context: RequestContext, key: FlowKey, now: float
     ) -> QueuedRequest:
-        context.match.release()
+        context.release()
         priority, cost = context.line.priority, context.queue_cost()
         request = QueuedRequest(context, priority, context.tenant, key, cost, context.exemplar)
         flow.offer(request, now)
@@ -356,7 +355,8 @@ class Director(Dispatcher):
         stages.mark("pick")
         request = self._remember(context, best, now)
         headers = context.added_headers(best.endpoint.key, engine_priorities=self._engine_priorities)
-        answer = PickResult(picked.hostports, headers, session=context.line.session)
+        body = context.body_for(best.loads) if best.loads else None
+        answer = PickResult(picked.hostports, headers, body, context.line.session)
         stages.mark("book")
         self._answered.add_picked(context, picked, request, len(self.candidates), now)
         return answer
@@ -377,7 +377,7 @@ class Director(Dispatcher):
             prompt=match.prompts[0] if single else None,
             cache_credit=[self.history.note(key, match.root, prompt) for prompt in match.prompts],
             indexed_tokens=holding.indexed if holding else 0,
-            indexed_lower=holding.lower or None if holding else None,
+            indexed_lower=holding.indexed_lower if holding else None,
             predicted_tokens=best.matched_tokens,
             predicted_ttft_seconds=best.predicted_ttft_seconds,
             trace_id=context.exemplar[1],

@@ -150,6 +150,9 @@ class EndpointRegistry(RequestListener):
         tokens = sample.cache_tokens or self.settings.approximate_cache_tokens
         director.history.limit(key, round(tokens * director.lookup.bytes_per_token))
         state.accuracy.on_counters(round(sample.queries), round(sample.hits), now)
+        state.load.tier_rates = scrape.tier_speed.rates
+        if self.settings.skip_slow_tiers:
+            state.load.skipped_media = scrape.tier_speed.skipped(state.load.rate, scrape.asked_at)
         for broken in state.tiers.on_counters(sample.tiers.cached, now):
             self._forget_tier(state, broken)
         self._unjudged.add(key)

@@ -160,7 +160,7 @@ class RequestProgress:
             self._history.moved(note, request.root, endpoint.key) for note in request.cache_credit
         ]
         request.indexed_tokens = holding.indexed if holding else 0
-        request.indexed_lower = holding.lower or None if holding else None
+        request.indexed_lower = holding.indexed_lower if holding else None
         request.predicted_tokens = holding.tokens if holding else 0
         request.predicted_ttft_seconds = 0.0
 

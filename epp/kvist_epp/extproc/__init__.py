@@ -10,6 +10,7 @@ request ended.
 - ``pick_request``: the question to the picker and its answer, at once or deferred.
 - ``gateway_messages``: reads the gateway's messages (body chunks, headers, subset hint), encodes the answers.
 - ``response``: observed responses: echo of their chunks, token usage, the model's name restored.
+- ``load_filter``: the KV tiers that an engine may load from, as a member of the request body.
 - ``rewrite``: replacement of the model's name in request and response bodies.
 - ``access_log``: Envoy's access log: how requests ended.
 - ``pb``: generated protobuf code.

@@ -34,6 +34,13 @@ class CachedPart(msgspec.Struct, frozen=True, gc=False):
     """Tokens by the index alone, trusted or not: compared with the engine's true cache hits."""
     rank: int | None = None
     """Data-parallel rank that holds them; None: any."""
+    elsewhere: Mapping[str, int] | None = None
+    """Of ``indexed``: those on slower media, where that differs from ``lower``."""
+
+    @property
+    def indexed_lower(self) -> Mapping[str, int] | None:
+        """Tokens of ``indexed`` that are on slower media, by medium; None: none are."""
+        return (self.lower if self.elsewhere is None else self.elsewhere) or None
 
 
 @dataclass(slots=True)
@@ -198,7 +205,10 @@ def _cached_part(
     tokens = _estimated(routed, size, member.block_size, ratio, matches if member.precise else None)
     if member.precise and tokens <= hit.tokens:
         return CachedPart(hit.tokens, hit.bytes, hit.lower, hit.tokens, rank) if hit.tokens else None
-    return CachedPart(tokens, routed, hit.lower, hit.tokens, rank) if tokens or hit.tokens else None
+    # what was sent there just now is on its way to the GPU, whatever tier holds it
+    if not (tokens or hit.tokens):
+        return None
+    return CachedPart(tokens, routed, {}, hit.tokens, rank, hit.lower or None)
 
 
 def _best_rank(member: Member, matches: Matches) -> tuple[Hit, int | None]:
@@ -232,8 +242,15 @@ def _add(found: Found, further: Found) -> None:
 
 
 def _sum(one: CachedPart, other: CachedPart) -> CachedPart:
-    media = {*one.lower, *other.lower}
-    lower = {medium: one.lower.get(medium, 0) + other.lower.get(medium, 0) for medium in media}
     return CachedPart(
-        one.tokens + other.tokens, one.bytes + other.bytes, lower, one.indexed + other.indexed, one.rank
+        one.tokens + other.tokens,
+        one.bytes + other.bytes,
+        _joined(one.lower, other.lower),
+        one.indexed + other.indexed,
+        one.rank,
+        _joined(one.indexed_lower or {}, other.indexed_lower or {}),
     )
+
+
+def _joined(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {medium: one.get(medium, 0) + other.get(medium, 0) for medium in {*one, *other}}

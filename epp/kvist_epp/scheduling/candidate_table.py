@@ -8,10 +8,11 @@ the prompt, are looked at one by one. Under a TPOT target each endpoint has a sc
 ``pick.choose`` does the work.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from heapq import nsmallest
 from math import inf
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -30,7 +31,6 @@ from kvist_epp.scheduling.cost import (
     share_of_copy,
     terms_of_one,
     uncached_tokens,
-    work_seconds,
 )
 from kvist_epp.scheduling.load_columns import FEW, LoadColumns
 from kvist_epp.scheduling.pick import (
@@ -44,9 +44,11 @@ from kvist_epp.scheduling.pick import (
     why_none,
 )
 from kvist_epp.scheduling.pick_record import KEPT, ColumnRecord, PickRecord, RankingRecord, RecordedPool
+from kvist_epp.scheduling.tier_price import price_tiers
 
 Vector = NDArray[np.float64]
 
+_NO_LOADING: Final[Mapping[int, float]] = MappingProxyType({})
 _LOOP: Final = 8
 """Holders of a prompt up to which a loop is faster than operations on arrays."""
 _SUBSETS: Final = 64
@@ -140,10 +142,13 @@ def _picked(
     policy: Policy,
 ) -> PickedEndpoints:
     place, tokens, able = columns.place, demand.tokens, columns.candidates
-    holders = {place[key]: hit for key, hit in demand.hits.items() if key in place}
+    holders: dict[int, CachedPrefix] = {place[key]: hit for key, hit in demand.hits.items() if key in place}
+    loading = _price_tiers(columns, holders, policy)
     pool, part = _pool_cost(columns, tokens, holders.values(), demand.uses, policy)
     wait = columns.wait_at(now)
     costs = _costs(columns, wait, tokens, holders, pool, part, policy)
+    for at, seconds in loading.items():
+        costs[at] += seconds
     full = columns.full_now(wait, max_backlog)
     order = _best_of_many if columns.many else _best_of_few
     best = order(costs, columns.running, full, turn % len(able), limit, policy.near_seconds)
@@ -152,7 +157,8 @@ def _picked(
     load, hit = able[first].load, holders.get(first, NO_MATCH)
     load.drain(now)
     uncached = uncached_tokens(tokens, hit)
-    row = EndpointCost(load, hit, uncached, _work(load, uncached, hit, policy), load.running)
+    row = EndpointCost(load, hit, uncached, uncached / load.rate, load.running)
+    row.loading = loading.get(first, 0.0)
     row.own = pool.least_uncached + part * (uncached - pool.least_uncached)
     terms = terms_of_one(pool, row, float(columns.slot[first]), policy)
     return PickedEndpoints(
@@ -226,8 +232,19 @@ def _all_full(columns: LoadColumns, full: Any) -> bool:
     return all(here or other for here, other in zip(full, columns.full, strict=True))
 
 
-def _work(load: EndpointLoad, uncached: int, hit: CachedPrefix, policy: Policy) -> float:
-    return work_seconds(uncached, load.rate, hit.lower, policy) if hit.lower else uncached / load.rate
+def _price_tiers(
+    columns: LoadColumns, holders: dict[int, CachedPrefix], policy: Policy
+) -> Mapping[int, float]:
+    """Replace what slower tiers hold by its price; return the seconds of loading by place."""
+    lower = [place for place, hit in holders.items() if hit.lower]
+    if not lower:
+        return _NO_LOADING
+    loading: dict[int, float] = {}
+    for place in lower:
+        load, hit = columns.candidates[place].load, holders[place]
+        holders[place] = priced = price_tiers(load, hit.tokens, hit.bytes, hit.lower, policy.load_rates)
+        loading[place] = priced.loading
+    return loading
 
 
 def _pool_cost(
@@ -288,12 +305,6 @@ def _costs(
                 saved = cached if cached < last else last  # noqa: FURB136  (min takes twice as long)
                 saving = saved * (by_rate * second + anyway)
             costs[place] -= saving
-    for place, hit in holders.items():
-        if hit.lower:  # loading takes less than prefill
-            uncached, load = uncached_tokens(tokens, hit), columns.candidates[place].load
-            own = pool.least_uncached + part * (uncached - pool.least_uncached)
-            loading = _work(load, uncached, hit, policy)
-            costs[place] += price * own / uncached * (loading - uncached * seconds[place])
     return costs
 
 

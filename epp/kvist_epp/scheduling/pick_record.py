@@ -29,9 +29,9 @@ from kvist_epp.scheduling.cost import (
     PoolCost,
     terms_in,
     uncached_tokens,
-    work_seconds,
 )
 from kvist_epp.scheduling.pick import Candidate, Demand, Ranking, ScoredEndpoint, obstacle, scored
+from kvist_epp.scheduling.tier_price import PricedPrefix
 
 KEPT: Final = 16
 """Endpoints with the least costs that the record of a pick among many keeps."""
@@ -41,7 +41,7 @@ RECORDED_COLUMNS: Final = 6
 FIGURES: Final = Struct("6d")
 """Of one load: seconds of backlog, time at which it is computed without events, running requests, prefill
 tokens/s, seconds until a sequence slot is free, and whether the batch is full (0 or 1)."""
-_WAIT, _SLOT = map(list(TERMS).index, TTFT_TERMS)
+_WAIT, _SLOT, _LOAD = map(list(TERMS).index, TTFT_TERMS)
 
 
 class RecordedPool(NamedTuple):
@@ -127,8 +127,8 @@ class ColumnRecord(msgspec.Struct, frozen=True, gc=False):
             hit = hits.get(place, NO_MATCH)
             uncached = uncached_tokens(tokens, hit)
             load = EndpointLoad(self.pool.endpoints[place].key, rate=rate, backlog_tokens=left * rate)
-            work = work_seconds(uncached, rate, hit.lower, policy)
-            row = EndpointCost(load, hit, uncached, work, int(running))
+            row = EndpointCost(load, hit, uncached, uncached / rate, int(running))
+            row.loading = hit.loading if isinstance(hit, PricedPrefix) else 0.0
             row.own = least + part * (uncached - least)
             rows.append(row)
             slots.append(slot)
@@ -222,10 +222,11 @@ class RankingRecord(msgspec.Struct, frozen=True, gc=False):
                     uncached_tokens(self.tokens, hit),
                     round(values[_BACKLOG]),
                     int(values[_RUNNING]),
-                    seconds[_WAIT] + seconds[_SLOT] + values[_WORK],
+                    seconds[_WAIT] + seconds[_SLOT] + seconds[_LOAD] + values[_WORK],
                     seconds,
                     full=bool(self.full >> at & 1),
                     deferred=bool(self.deferred >> at & 1),
+                    loads=hit.loads if isinstance(hit, PricedPrefix) else (),
                 )
             )
         return found

@@ -180,6 +180,9 @@ class Settings:
     storage_lease: float = flag("--storage-lease", 3600.0,
         "longest time for which a KV block on storage is believed to be there after an engine has stored or "
         "loaded it; no event tells when a file is removed", unit="SECONDS")
+    skip_slow_tiers: bool = flag("--skip-slow-tiers", True,
+        "keep an engine from loading KV blocks from a tier that is slower than computing them, where its "
+        "metrics show that, by kv_transfer_params in the request body")
     warmup_timeout: float = flag("--warmup-timeout", 20.0,
         "longest wait for the index to be filled by replays "
         "before the picker reports that it is ready", old_name="--warm-seconds", unit="SECONDS")

@@ -1,5 +1,6 @@
 """The self-check of engines with slower KV tiers: recorded requests, events and metrics of a real vLLM."""
 
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
@@ -7,12 +8,14 @@ from msgspec.structs import replace
 from tests.epp.kvevents.recorded_tiers import Step, recorded
 from tests.epp.parts import MODEL, ask, make
 
+from kvist_epp.admin.debug_pages import endpoints_document
 from kvist_epp.director.endpoint_registry import EndpointRegistry, EndpointState
 from kvist_epp.director.request_progress import before_promotion
 from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.engines.vllm.engine_metrics import EngineSample, parse_metrics
 from kvist_epp.engines.vllm.kv_events import GPU, Batch, Event, Removed, Stored, decode
 from kvist_epp.engines.vllm.tier_metrics import TierCounters
+from kvist_epp.extproc.pick_request import PickResult
 from kvist_epp.kvevents.ingestion import Ingestor
 from kvist_epp.kvevents.subscriber import Subscriber
 from kvist_epp.names import SESSION_HEADER
@@ -205,3 +208,40 @@ def test_what_passes_through_host_memory_came_from_storage(
 ) -> None:
     """An engine reports what it reads from storage as stored in host memory before the GPU has it."""
     assert before_promotion(at_pick, now) == expected
+
+
+async def test_a_request_is_kept_from_a_tier_slower_than_computing(following: Following) -> None:
+    """If an engine's metrics show a disk slower than its prefill, the request's body tells the engine not
+    to load from it, and its tokens count as computed; without such metrics the body stays as it is."""
+    steps = recorded("self-describing").steps
+    following.registry.on_tick()
+    for step in steps[:10]:  # then the first prompt is on the disk alone
+        following.run(step)
+    body, load = {"model": "m", "prompt": steps[0].prompt}, following.state.load
+    first = following.parts.decide(ask(body, path="/v1/completions", headers={SESSION_HEADER: "x"}))
+    following.parts.end("x")
+    load.tier_rates, load.skipped_media = {"SHARED": 100.0}, frozenset({"SHARED"})
+    second = following.parts.decide(ask(body, path="/v1/completions", headers={SESSION_HEADER: "y"}))
+
+    assert isinstance(first, PickResult)
+    assert isinstance(second, PickResult)
+    assert first.body is None
+    assert second.body is not None
+    assert json.loads(second.body)["kv_transfer_params"] == {"kv_load_tiers": [{"medium": "CPU"}]}
+    assert [line.matched_tokens for line in following.parts.log.lines[-2:]] == [320, 0]
+
+
+async def test_speeds_of_tiers_are_taken_from_scrapes(following: Following) -> None:
+    """An endpoint's loads are priced by its own metrics, and a slow tier is skipped unless that is off."""
+    following.state.scrape.tier_speed.observe(TierCounters({"host": 0.0, "disk": 0.0}), 0.0)
+    fast = TierCounters({"host": 5000.0, "disk": 5000.0}, 1e7, 0.1, 5e6, 50.0)
+    following.state.scrape.tier_speed.observe(fast, 1.0)
+    following.scrape(EngineSample(tiers=fast))
+    load = following.state.load
+
+    assert load.tier_rates["CPU"] == pytest.approx(100_000.0)
+    assert load.tier_rates["SHARED"] < 101
+    assert load.skipped_media == {"STORAGE", "SHARED"}
+    page = endpoints_document({KEY: following.state.scrape}, following.parts.director.tracker, 0.0)
+    assert page["endpoints"][0]["tiers"]["measured"] == ["CPU", "SHARED", "STORAGE"]  # type: ignore[index]
+    assert page["endpoints"][0]["tiers"]["skipped"] == ["SHARED", "STORAGE"]  # type: ignore[index]

@@ -24,6 +24,7 @@ from kvist_epp.admin.live.recent_samples import (
     difference,
 )
 from kvist_epp.director.endpoint_registry import EndpointRegistry, EndpointState
+from kvist_epp.engines.vllm.kv_events import GPU
 from kvist_epp.settings.settings import Settings
 from kvist_epp.telemetry.counters import TIME_TO_FIRST_TOKEN_BUCKETS, Histogram
 
@@ -226,6 +227,7 @@ class LiveState:
             "backlog_seconds": round(new.backlog_seconds, DIGITS),
             "kv_usage": round(sample.cache_usage, DIGITS) if measured else None,
             "kv_tokens": sample.reported_tokens if measured else None,
+            "tiers": self._tiers(state),
             "prefill_tokens_per_second": round(load.rate, 1),
             "prefill_rate_learned": load.rate_estimator.rate is not None
             or state.scrape.rates.prefill is not None,
@@ -236,6 +238,15 @@ class LiveState:
                 "backlog_seconds": [round(value, 3) for value in ring.column(_BACKLOG)],
             },
         }
+
+    def _tiers(self, state: EndpointState) -> Json:
+        """Return the tokens that slower tiers of an endpoint hold by the index, by medium."""
+        index, found = self._registry.director.index, dict[str, int]()
+        for publisher in state.member.publishers:
+            for medium, blocks in index.blocks(publisher).items():
+                if medium != GPU:
+                    found[medium] = found.get(medium, 0) + blocks * state.member.block_size
+        return found
 
     def _joined(self, new: EndpointFigures) -> EndpointFigures:
         """Return an endpoint's figures before its first sample: it joined after the pool's last one, and this
