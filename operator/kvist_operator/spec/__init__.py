@@ -6,6 +6,7 @@
 - ``rollout_reader``: reads ``spec.rollout``.
 - ``network_policy_reader``: reads ``spec.networkPolicy``.
 - ``interconnect_reader``: reads ``spec.interconnect``.
+- ``tracing_reader``: reads ``spec.tracing``.
 - ``consistency``: fields that contradict each other, or have no effect.
 - ``pod_template``: the overlay of the engines' pods against the fields of Kubernetes.
 - ``fields``: typed reader of one object, and the parts that Kubernetes defines.

@@ -156,9 +156,8 @@ def _read_pool(resource: Mapping[str, Any], default_image: str, preset: Preset |
 def _preset_ref(f: Fields | None) -> None:
     """Check the reference; the preset itself has been merged. Raises SpecError."""
     if f is not None:
-        f.required(
-            "name", f"the name of an {PRESET_KIND}", pattern=HOSTNAME_LABELS, like="h100", most=NAME_LENGTH
-        )
+        hint = f"the name of an {PRESET_KIND}"
+        f.required("name", hint, pattern=HOSTNAME_LABELS, like="h100", most=NAME_LENGTH)
         f.done(None)
 
 

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,7 +51,17 @@ from kvist_epp.tracing.destination import destination, resource
 from kvist_epp.tracing.exporter import BATCH, SpanExporter, open_exporter
 from kvist_epp.tracing.trace_context import PickTracer, TraceContext
 from kvist_sim.bench.epp.prompts import Kind, PromptShape, bodies
-from kvist_sim.bench.harness.direct import GIVEN_WINDOW, PICKED, PickAnswer, access_log_frames, request_frames
+from kvist_sim.bench.harness.direct import (
+    GIVEN_WINDOW,
+    LOG_OPENING,
+    OPENING,
+    PICKED,
+    PickAnswer,
+    body_message,
+    framed,
+    head_message,
+    log_message,
+)
 from kvist_sim.bench.harness.machine import measured_on
 from kvist_sim.bench.harness.proof import FAILED, WIDTH, console, publish
 
@@ -238,13 +248,12 @@ class _Replay:
             await asyncio.sleep(0)
             outbox.take()
             if len(tracer) >= BATCH:
-                await self.flush()
-        await self.flush()
+                await self._flush()
+        await self._flush()
         assert self.picked == {"picked": before + TURN * len(turns)}, "a request was not answered"
         assert not self.stats.dropped.total(), "spans were dropped"
 
-    async def flush(self) -> None:
-        """Export the spans that wait."""
+    async def _flush(self) -> None:
         if self.exporter is not None:
             await self.exporter.flush(600)
 
@@ -288,7 +297,7 @@ def _turns(way: CountedWay) -> Iterator[bytes]:
     """Yield the bytes of one turn after the other: requests, the ends of their calls, and the access log."""
     contents, draw = bodies(KIND), random.Random(2)
     first = {frames.SETTING_ENABLE_PUSH: 0, frames.SETTING_INITIAL_WINDOW_SIZE: GIVEN_WINDOW}
-    before = frames.PREFACE + frames.settings(first) + access_log_frames(LOG_STREAM, (), opens=True)
+    before = frames.PREFACE + frames.settings(first) + _access_log_frames(LOG_STREAM, (), opens=True)
     for turn in itertools.count():
         numbers = [3 + 2 * (turn * TURN + at) for at in range(TURN)]
         found = [before, frames.window_update(frames.CONNECTION, 1 << 16)]
@@ -299,14 +308,33 @@ def _turns(way: CountedWay) -> Iterator[bytes]:
                 metadata["traceparent"] = f"00-{draw.getrandbits(128) | 1:032x}-{number:016x}-{flags}"
             head = {":method": "POST", ":path": KIND.shape.path, "content-type": "application/json"}
             found.append(
-                request_frames(number, _name(turn, at), head, contents[at % len(contents)], metadata)
+                _request_frames(number, _name(turn, at), head, contents[at % len(contents)], metadata)
             )
         yield b"".join(found)
         ended = [
             PickAnswer(_name(turn, at), PICKED, UNKNOWN, f"r.{turn * TURN + at + 1}") for at in range(TURN)
         ]
         ends = [frames.frame(frames.DATA, frames.END_STREAM, n.to_bytes(4, "big")) for n in numbers]
-        before = b"".join([*ends, access_log_frames(LOG_STREAM, ended)])
+        before = b"".join([*ends, _access_log_frames(LOG_STREAM, ended)])
+
+
+def _request_frames(
+    number: int, name: str, headers: Mapping[str, str], body: bytes, metadata: Mapping[str, str]
+) -> bytes:
+    """Return all that opens one stream and sends a request on it; ``metadata`` is the call's."""
+    block = OPENING + b"".join(frames.literal(k.encode(), v.encode()) for k, v in metadata.items())
+    return _messages(number, block, framed(head_message(name, headers)) + framed(body_message(body)))
+
+
+def _access_log_frames(number: int, answers: Iterable[PickAnswer], *, opens: bool = False) -> bytes:
+    """Return a message of the access log with the ends of these requests; ``opens``: it begins the stream."""
+    return _messages(number, LOG_OPENING if opens else b"", framed(log_message(answers, PICKED)))
+
+
+def _messages(number: int, block: bytes, content: bytes) -> bytes:
+    stream, end = number.to_bytes(4, "big"), frames.END_HEADERS
+    opening = frames.frame(frames.HEADERS, end, stream, block) if block else b""
+    return opening + frames.frame(frames.DATA, 0, stream, content)
 
 
 def _name(turn: int, at: int) -> str:

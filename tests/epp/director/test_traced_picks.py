@@ -157,7 +157,7 @@ def test_a_wait_in_the_queue_is_a_stage() -> None:
 
 
 def test_the_end_of_a_recorded_request_is_recorded() -> None:
-    """The record has the pick's trace and span, the endpoint, the true hit and the time to the first token."""
+    """The record has the pick's trace, the endpoint, the true hit and the time to the first token."""
     parts, tracer = traced(0.0)
     trace_of(parts, **SAMPLED, **{"x-session-id": "s", "x-request-id": "r"})
     request = parts.director.table.find("s")
