@@ -14,7 +14,7 @@ GARBAGE = b"\xff another protocol"
 def babble(address: str, authority: bytes) -> None:
     """Open a call again and again, each with one message that is none of ext_proc's."""
     with grpc.secure_channel(address, grpc.ssl_channel_credentials(authority)) as channel:
-        process = channel.stream_stream(PROCESS)
+        process = channel.stream_stream(PROCESS, None, None)
         while True:
             call = process(iter([GARBAGE]))
             try:
