@@ -39,7 +39,7 @@ def test_a_measured_rate_replaces_the_default() -> None:
 
 
 def test_an_unknown_medium_has_a_rate() -> None:
-    """Connectors may send names unknown here; such a medium loads at the rate of the slowest that is known."""
+    """Connectors may send names unknown here; such a medium loads at the rate of the slowest known."""
     assert price_tiers(EndpointLoad("a"), 120, 0, {"CXL": 120}, DEFAULTS).loading == pytest.approx(0.24)
 
 
