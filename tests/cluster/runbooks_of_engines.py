@@ -93,9 +93,9 @@ async def test_refused_requests_are_served_by_more_replicas(seen: Observed) -> N
     await seen.twig.until_ready()
 
 
-async def test_prompts_that_begin_with_a_time_are_corrected(seen: Observed) -> None:
-    """A release of the client that puts an id before its instructions halves yesterday's hit rate, and the
-    picker shows that prompts diverge at their start; the id at the end restores it."""
+async def test_prompts_that_begin_with_an_id_are_corrected(seen: Observed) -> None:
+    """A release of the client that puts an id before its instructions lowers the hit rate far below
+    yesterday's; the id at the end restores it."""
 
     def good(name: str) -> str:
         return f"{RULES} Request {name}."
