@@ -297,6 +297,8 @@ LOOKED_UP = {"timeZone", "cidr", "except"}
 
 
 def _of_length(text: str, length: int) -> str:
+    if "://a:" in text:  # the host of an address can be long, its port cannot
+        return text.replace("://a:", f"://a{'a' * (length - len(text))}:")
     return text + ("0" if text[-1].isdigit() else text[-1]) * (length - len(text))
 
 
@@ -308,6 +310,8 @@ def _numbered(item: Any, number: int) -> Any:
     ("path", "wrong"),
     [
         (("model", "servedName"), "two words"),
+        (("tracing", "endpoint"), "https://collector:4317"),
+        (("tracing", "endpoint"), "http://collector"),
         (("model", "adapters", 0, "name"), "../up"),
         (("model", "shape", "checkpointSize"), "1GB"),
         (("model", "cache", "hostPath"), "cache"),
