@@ -94,6 +94,13 @@ LABEL_ROLES: Final = ("kvist.dev/role", "llm-d.ai/role")
 LABEL_POOL: Final = "kvist.dev/pool"
 """Label of the pods of our own InferencePool: its name."""
 
+LABEL_KV_STORAGE: Final = "kvist.dev/kv-storage-namespace"
+"""Label of a pod: pods with the same value use each other's KV cache blocks on a shared volume. Without it
+blocks are of one pod."""
+POD_KV_TIERS: Final = "kvist.dev/kv-tiers"
+"""Annotation of a pod: the places of its KV cache blocks besides the GPU, comma separated, of ``host``,
+``disk`` and ``shared``."""
+
 POOL_GROUP: Final = "inference.networking.k8s.io"
 OWN_GROUP: Final = "kvist.dev"
 POOL_GROUPS: Final = (POOL_GROUP, OWN_GROUP)

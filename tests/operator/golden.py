@@ -67,6 +67,29 @@ CASES: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
         "H100-80GB",
         {"engine": {"prefixCaching": "Disabled"}},
     ),
+    "qwen3-32b-tiers-h100": (
+        "Qwen/Qwen3-32B-FP8",
+        "H100-80GB",
+        {
+            "workload": {
+                "promptTokens": 20000,
+                "outputTokens": 500,
+                "sharedPrefixTokens": 18000,
+                "concurrency": 8,
+            },
+            "offload": {
+                "cpu": "128Gi",
+                "disk": "800Gi",
+                "generatedTokens": "Enabled",
+                "shared": {"claim": "kv-blocks", "size": "20Ti"},
+            },
+        },
+    ),
+    "qwen3-32b-lmcache-h100": (
+        "Qwen/Qwen3-32B-FP8",
+        "H100-80GB",
+        {"offload": {"lmcache": {"memory": "200Gi"}}},
+    ),
     "llama-405b-a10-refused": ("meta-llama/Llama-3.1-405B-Instruct", "A10", {}),
 }
 

@@ -75,7 +75,14 @@ FULL: dict[str, Any] = {
         "ttftMilliseconds": 1,
         "tpotMilliseconds": 1,
     },
-    "offload": {"cpu": "1Gi", "disk": "1Gi", "storageClassName": "a"},
+    "offload": {
+        "cpu": "1Gi",
+        "evictionPolicy": "ARC",
+        "generatedTokens": "Enabled",
+        "disk": "1Gi",
+        "storageClassName": "a",
+        "shared": {"claim": "a", "path": "a", "size": "1Gi"},
+    },
     "replicas": 1,
     "presetRef": {"name": "a"},
     "paused": False,
@@ -131,7 +138,22 @@ FULL: dict[str, Any] = {
     "monitoring": {"podMonitor": "Auto"},
     "podTemplate": {"metadata": {"labels": {"a": "b"}}, "spec": {"a": 1}},
 }
-"""Every field of the spec with a valid value."""
+"""Every field of the spec with a valid value, but those that exclude each other."""
+OTHERWISE: dict[Path, dict[str, Any]] = {
+    ("offload", "hostPath"): {"cpu": "1Gi", "disk": "1Gi", "hostPath": "/a"},
+    ("offload", "lmcache"): {"lmcache": {"memory": "1Gi", "image": "a"}},
+    ("offload", "lmcache", "address"): {"lmcache": {"address": "a"}},
+}
+"""Fields → the section of FULL in which they are valid."""
+
+
+def whole(path: Path) -> dict[str, Any]:
+    """Return a spec with a value at a path."""
+    spec = deepcopy(FULL)
+    for way, section in OTHERWISE.items():
+        if path[: len(way)] == way:
+            spec[str(way[0])] = deepcopy(section)
+    return spec
 
 
 @cache
@@ -174,7 +196,7 @@ def place(path: Path) -> Path:
 
 def changed(path: Path, value: Any) -> Any:
     """Return FULL with another value at one path."""
-    spec = deepcopy(FULL)
+    spec = whole(path)
     *way, last = place(path)
     target: Any = spec
     for step in way:
@@ -193,7 +215,7 @@ def at(path: Path) -> Any:
     """Return the value at a path of FULL."""
     if path in INSTEAD:
         return INSTEAD[path]
-    found: Any = FULL
+    found: Any = whole(path)
     for step in place(path):
         found = found[step]
     return found
@@ -210,7 +232,8 @@ def refused(path: Path, value: Any) -> bool:
 
 def test_the_crd_has_no_field_that_the_reader_does_not_know() -> None:
     """A pool with every field of the CRD is read; a field that FULL lacks would be a KeyError here."""
-    read(FULL)
+    for path in ((), *OTHERWISE):
+        read(whole(path))
     assert [path for path in FIELDS if at(path) is None] == []
 
 
@@ -232,7 +255,8 @@ def test_the_reader_knows_no_field_that_the_crd_has_not() -> None:
         return [watched(item, (*path, 0)) for item in value] if isinstance(value, list) else value
 
     seen: set[Path] = set()
-    read(watched(FULL, ()))
+    for path in ((), *OTHERWISE):
+        read(watched(whole(path), ()))
 
     known = set(FIELDS)
     free = [path for path, schema in FIELDS.items() if schema.get("x-kubernetes-preserve-unknown-fields")]
@@ -316,6 +340,11 @@ def _numbered(item: Any, number: int) -> Any:
         (("model", "shape", "checkpointSize"), "1GB"),
         (("model", "cache", "hostPath"), "cache"),
         (("offload", "storageClassName"), "Fast"),
+        (("offload", "hostPath"), "cache"),
+        (("offload", "shared", "claim"), "Fast"),
+        (("offload", "shared", "path"), "/root"),
+        (("offload", "shared", "size"), "1GB"),
+        (("offload", "lmcache", "address"), "tcp://a:port"),
         (("engine", "attentionBackend"), "flash"),
         (("engine", "version"), "latest"),
         (("engine", "env", 0, "name"), "1A"),

@@ -74,7 +74,7 @@ def without_new_fields(made: Json, version: str) -> Json:
 def pods(case: str) -> Iterator[tuple[str, Json]]:
     """Return name and pod template of each object that has one."""
     for made in rendered(case).objects:
-        if made["kind"] == "Deployment":
+        if made["kind"] in ("Deployment", "DaemonSet"):
             yield made["metadata"]["name"], made["spec"]["template"]
         if made["kind"] == "LeaderWorkerSet":
             group = made["spec"]["leaderWorkerTemplate"]
@@ -102,7 +102,8 @@ def test_every_pod_is_restricted_and_complete(case: str, name: str) -> None:
     assert pod["enableServiceLinks"] is False
     assert {m["name"] for m in container["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
     assert "memory" in container["resources"]["limits"]
-    assert len({entry["name"] for entry in container["env"]}) == len(container["env"])
+    variables = container.get("env", ())
+    assert len({entry["name"] for entry in variables}) == len(variables)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -136,7 +137,7 @@ def test_every_selector_finds_pods_and_every_port_has_a_name(case: str) -> None:
             chosen = [template for template in all_pods if matches(template, labels)]
             assert chosen, each["metadata"]["name"]
             assert wanted(each) <= {p for t in chosen for p in opened(t)}, each["metadata"]["name"]
-        if each["kind"] == "Deployment":
+        if each["kind"] in ("Deployment", "DaemonSet"):
             assert matches(each["spec"]["template"], labels)
 
 

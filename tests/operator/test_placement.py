@@ -107,7 +107,7 @@ def test_generations_are_counted_apart(case: str) -> None:
     for made in rendered(case).objects:
         if made["kind"] != "Deployment":
             continue
-        for constraint in made["spec"]["template"]["spec"]["topologySpreadConstraints"]:
+        for constraint in made["spec"]["template"]["spec"].get("topologySpreadConstraints", ()):
             assert constraint["matchLabelKeys"] == ["pod-template-hash"]
             assert "pod-template-hash" not in constraint["labelSelector"]["matchLabels"]
             seen += 1

@@ -1,5 +1,6 @@
 """Promises of the plan: the sizing rule on real models, every other decision, and the comparison of plans."""
 
+import json
 import math
 
 import pytest
@@ -355,7 +356,8 @@ def test_offload_raises_shared_memory_and_the_limit() -> None:
 
     assert with_it.pod.shm_bytes - without.pod.shm_bytes == 32 * GIB
     assert with_it.pod.memory_bytes - without.pod.memory_bytes == 32 * GIB
-    assert with_it.argv[with_it.argv.index("--kv-offloading-size") + 1] == "32"
+    config = json.loads(with_it.argv[with_it.argv.index("--kv-transfer-config") + 1])
+    assert config["kv_connector_extra_config"]["cpu_bytes_to_use"] == 32 * GIB
 
 
 def test_a_target_between_tokens_bounds_the_step() -> None:

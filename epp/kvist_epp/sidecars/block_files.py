@@ -8,6 +8,7 @@ change time, and the next read is recorded again.
 
 import heapq
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,9 @@ from typing import Final
 
 BLOCK: Final = ".bin"
 """Suffix of a block's file; other files, such as the tier's config.json, are never removed."""
+GROUP: Final = re.compile(r"/[0-9a-f]{3}/[0-9a-f]{2}_g[0-9]+/[^/]+$")
+"""End of the path of a block's file, ``<hhh>/<hh>_g<group>/<hash>.bin`` (``file_mapper.py`` of vLLM): weights
+are called ``.bin``, too, and may be in a folder that was given by mistake."""
 UNFINISHED: Final = ".tmp"
 """Suffix of a file that is being written."""
 ABANDONED_SECONDS: Final = 600.0
@@ -63,12 +67,13 @@ def walk(folder: str, result: FolderWalk, each_step: Callable[[], object]) -> No
     for number, (path, seen) in enumerate(_files(folder, result), 1):
         result.files += 1
         result.total += size_on_disk(seen)
-        if path.endswith(BLOCK):
+        ours = path.endswith((BLOCK, UNFINISHED)) and GROUP.search(path)
+        if ours and path.endswith(BLOCK):
             result.remember(last_use(seen), path)
             if renew and seen.st_atime_ns > seen.st_mtime_ns and seen.st_atime_ns > seen.st_ctime_ns:
                 with suppress(OSError):
                     os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns), follow_symlinks=False)
-        elif path.endswith(UNFINISHED) and seen.st_mtime_ns < abandoned:
+        elif ours and seen.st_mtime_ns < abandoned:
             result.remember(0, path)
         if number % STEP == 0:
             each_step()

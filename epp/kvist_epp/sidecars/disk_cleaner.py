@@ -300,9 +300,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, required=True, metavar="BYTES", help="size of its volume")
     parser.add_argument("--high", type=int, default=85, metavar="PERCENT", help="removal begins above")
     parser.add_argument("--low", type=int, default=75, metavar="PERCENT", help="removal ends at")
+    parser.add_argument("--create", action="store_true", help="make the folder if it is not there")
     given = parser.parse_args(argv)
     if not 0 < given.low < given.high < 100 or given.limit <= 0:
         parser.error("--limit is above 0, and 0 < --low < --high < 100")
+    if given.create:
+        try:
+            Path(given.folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"{given.folder} cannot be made: {error.strerror}")
     if not Path(given.folder).is_dir():
         parser.error(f"{given.folder} is not a folder")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)

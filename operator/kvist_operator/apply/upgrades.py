@@ -31,7 +31,7 @@ APPLIED: Final = "kvist.dev/applied"
 """Annotation of a workload: its spec as it was applied, the spec of the pool, and the operator's identity."""
 APPROVED: Final = "kvist.dev/apply-plan"
 """Annotation of a pool: the hash of the pending change that may be applied."""
-WORKLOADS: Final = ("Deployment", "LeaderWorkerSet")
+WORKLOADS: Final = ("DaemonSet", "Deployment", "LeaderWorkerSet")
 MOST_CHANGES: Final = 32
 """Differences that are listed; the rest is counted."""
 LENGTH: Final = 256

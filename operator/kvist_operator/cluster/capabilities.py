@@ -115,15 +115,19 @@ class Capabilities:
                     self._counts[name] = {k: v for k, v in counted.items() if k not in labels[name]}
 
     async def claims(self, pool: Pool) -> dict[str, frozenset[str]]:
-        """Return the access modes of the claim with the pool's model or its cache, by its name.
-
-        They are empty when not known.
+        """Return the access modes of the claims with the pool's model or its cache, and with its KV cache
+        blocks, by their names. Claims that are not known are left out.
         """
         own = pool.model.claim if pool.model.kind is Source.CLAIM else ""
         name = own or (pool.model.cache.claim if pool.model.cache else "")
-        if not name:
-            return {}
-        target = Target(CLAIM, pool.namespace, name)
+        blocks = pool.offload.shared.claim if pool.offload.shared else ""
+        found: dict[str, frozenset[str]] = {}
+        for each in dict.fromkeys((name, blocks)):
+            if each:
+                found |= await self._modes(Target(CLAIM, pool.namespace, each))
+        return found
+
+    async def _modes(self, target: Target) -> dict[str, frozenset[str]]:
         known, until = self._claims.get(target, (None, 0.0))
         if known is None and time.monotonic() >= until:
             until = time.monotonic() + CLAIM_SECONDS

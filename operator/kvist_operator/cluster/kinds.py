@@ -82,10 +82,11 @@ CLAIM: Final = ObjectKind("", "v1", "PersistentVolumeClaim", "persistentvolumecl
 LEASE: Final = ObjectKind("coordination.k8s.io", "v1", "Lease", "leases")
 NODE: Final = ObjectKind("", "v1", "Node", "nodes", namespaced=False)
 JOB: Final = ObjectKind("batch", "v1", "Job", "jobs")
+DAEMON_SET: Final = ObjectKind("apps", "v1", "DaemonSet", "daemonsets")
 DEPLOYMENT: Final = ObjectKind("apps", "v1", "Deployment", "deployments")
 LEADER_WORKER_SET: Final = ObjectKind("leaderworkerset.x-k8s.io", "v1", "LeaderWorkerSet", "leaderworkersets")
 
-NEWER: Final = frozenset({JOB, PRESET})
+NEWER: Final = frozenset({JOB, PRESET, DAEMON_SET})
 """Kinds to which older charts give no right: only pools that use them need it, and say so."""
 
 CHILDREN: Final = (
@@ -98,6 +99,7 @@ CHILDREN: Final = (
     ObjectKind("", "v1", "Service", "services"),
     ObjectKind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     JOB,
+    DAEMON_SET,
     DEPLOYMENT,
     LEADER_WORKER_SET,
     ObjectKind(_GATEWAY, "v1", "BackendTLSPolicy", "backendtlspolicies"),

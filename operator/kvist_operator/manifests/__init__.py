@@ -7,6 +7,8 @@ why, goes out as notes, each of which becomes a condition.
 - ``engine_workload``: the engines' Deployment or LeaderWorkerSet.
 - ``placement``: the nodes of the engines' pods, and the devices between them.
 - ``disk_tier``: the volume for KV cache blocks on disk, and its cleaner.
+- ``shared_tier``: the claim for KV cache blocks of several pods, its cleaner, and what pods say of it.
+- ``lmcache``: a server of LMCache on each node.
 - ``weights_cache``: the shared cache for weights of the hub, and the Job that fills it.
 - ``termination_log``: the file by which engines report why they died.
 - ``picker``: the pickers' Deployment, Services and rights.

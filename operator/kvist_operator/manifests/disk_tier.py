@@ -2,7 +2,8 @@
 
 vLLM's file-system tier never deletes (vllm#54779), and the kubelet evicts a pod whose emptyDir exceeds its
 size. The cleaner (``kvist_epp.sidecars.disk_cleaner``) removes the least recently used blocks before that. It
-is a sidecar: an init container that is always restarted starts before the engine and ends after it.
+is a sidecar: an init container that is always restarted starts before the engine and ends after it. On a
+folder of the node the cleaners of all its pods look after the same files, with the same limit.
 """
 
 from typing import Final
@@ -31,6 +32,8 @@ def mounted(pool: Pool, plan: Plan) -> list[pods.Mounted]:
     if not size:
         return []
     volume = pods.empty(VOLUME, sizeLimit=pods.quantity(size))
+    if pool.offload.host_path:
+        volume = {"name": VOLUME, "hostPath": {"path": pool.offload.host_path, "type": "Directory"}}
     if pool.offload.storage_class:
         claim = {
             "accessModes": ["ReadWriteOnce"],
@@ -46,18 +49,28 @@ def cleaner(pool: Pool, plan: Plan, site: Site) -> list[Json]:
     files."""
     if not plan.pod.disk_bytes:
         return []
-    options = {"limit": plan.pod.disk_bytes, "high": HIGH_PERCENT, "low": LOW_PERCENT}
-    return [
-        {
-            "name": CLEANER,
-            "image": pool.picker.image or site.picker_image,
-            "imagePullPolicy": "IfNotPresent",
-            "restartPolicy": "Always",
-            "command": ["python", "-m", "kvist_epp.sidecars.disk_cleaner"],
-            "args": [DISK_MOUNT, *(f"--{name}={value}" for name, value in options.items())],
-            "resources": RESOURCES,
-            "securityContext": pods.read_only(),
-            **POLICY,
-            "volumeMounts": pods.mounts((VOLUME, DISK_MOUNT)),
-        }
-    ]
+    sidecar = {"restartPolicy": "Always"}
+    return [container(pool, site, CLEANER, VOLUME, (DISK_MOUNT, DISK_MOUNT), plan.pod.disk_bytes, sidecar)]
+
+
+def container(
+    pool: Pool, site: Site, name: str, volume: str, paths: tuple[str, str], limit: int, more: Json
+) -> Json:
+    """Return a container that keeps a folder below ``limit`` bytes.
+
+    ``paths``: where the volume is mounted, and the folder in it.
+    """
+    mount, folder = paths
+    options = {"limit": limit, "high": HIGH_PERCENT, "low": LOW_PERCENT}
+    return {
+        "name": name,
+        "image": pool.picker.image or site.picker_image,
+        "imagePullPolicy": "IfNotPresent",
+        **more,
+        "command": ["python", "-m", "kvist_epp.sidecars.disk_cleaner"],
+        "args": [folder, *(f"--{key}={value}" for key, value in options.items())],
+        "resources": RESOURCES,
+        "securityContext": pods.read_only(),
+        **POLICY,
+        "volumeMounts": pods.mounts((volume, mount)),
+    }

@@ -14,7 +14,7 @@ from kvist_operator.plan import Plan
 from kvist_operator.spec.consistency import API_KEY_VARIABLE
 from kvist_operator.spec.pool import ENGINE_CONTAINER, Pool, Source
 
-from . import disk_tier, placement, pods, termination_log, weights_cache
+from . import disk_tier, placement, pods, shared_tier, termination_log, weights_cache
 from .object_names import ENGINE, ENGINE_PORT, PLAN, SERVICE_NAME, Json, ObjectNames, Site
 from .pods import merged, model_mounts, quantity, token
 
@@ -115,6 +115,9 @@ def template(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: b
         annotations[wire.POD_KV_EVENTS] = "false"
     if plan.layout.data > 1:
         annotations[wire.POD_DATA_PARALLEL_SIZE] = str(plan.layout.data)
+    more_labels, more_annotations = shared_tier.marks(plan)
+    labels |= more_labels
+    annotations |= more_annotations
     made: Json = {
         "metadata": {"labels": labels, "annotations": annotations},
         "spec": _pod(names, pool, plan, site, leads=leads),
@@ -127,6 +130,7 @@ def _pod(names: ObjectNames, pool: Pool, plan: Plan, site: Site, *, leads: bool)
     mounted = [
         *termination_log.mounted(names, pool),
         *disk_tier.mounted(pool, plan),
+        *shared_tier.mounted(pool),
         *weights_cache.mounted(pool),
         *model_mounts(pool),
     ]

@@ -9,6 +9,7 @@ import kvist_epp
 from kvist_epp.names import LABEL_POOL
 from kvist_epp.settings.settings import Settings
 from kvist_operator.plan.engine_args import PORT
+from kvist_operator.plan.kv_transfer import lmcache_service
 from kvist_operator.spec.pool import Pool
 
 Json = dict[str, Any]
@@ -31,6 +32,8 @@ PICKER: Final = "picker"
 ENVOY: Final = "envoy"
 DOWNLOAD: Final = "download"
 """Component of the Job that fills the cache for weights."""
+KV_CLEANER: Final = "kv-cleaner"
+LMCACHE: Final = "lmcache"
 
 _APP: Final = "app.kubernetes.io"
 INSTANCE: Final = f"{_APP}/instance"
@@ -73,6 +76,10 @@ class ObjectNames:
         self.envoy = f"{pool}-envoy"
         self.download = f"{pool}-download"
         """Begin of the name of Jobs that fill the cache for weights."""
+        self.cleaner = f"{pool}-kv-cleaner"
+        """Deployment that keeps the shared volume for KV cache blocks from filling up."""
+        self.lmcache = lmcache_service(pool)
+        """DaemonSet of LMCache's servers, and their Service."""
         self.served = {LABEL_POOL: pool}
         """Label by which the picker, gateways and autoscalers find engines that serve requests."""
 
@@ -132,6 +139,9 @@ class Site:
     """Labels of each node; empty where nodes may not be read."""
     gateways: frozenset[str] = frozenset()
     """Controllers of gateways that have answered the pool's route (``status.parents`` of an HTTPRoute)."""
+    storage: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """What engines of other pools of the namespace agree on to share blocks (``status.plan.storage``), by the
+    name of the pool."""
     picker_image: str = PICKER_IMAGE
     envoy_image: str = ENVOY_IMAGE
 

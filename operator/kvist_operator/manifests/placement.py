@@ -76,6 +76,9 @@ def pod_security(pool: Pool, user: int) -> Json:
     """Return the security context of an engine's pod. A capability has no effect on a user other than root
     (kubernetes/kubernetes#56374); root keeps the group, to which the volumes belong."""
     found = pods.pod_security(user)
+    if pool.offload.shared:
+        # a volume with millions of blocks is not walked through whenever a pod starts
+        found["fsGroupChangePolicy"] = "OnRootMismatch"
     return {**found, "runAsNonRoot": False, "runAsUser": 0} if locks_memory(pool) else found
 
 

@@ -12,11 +12,12 @@ from typing import Final
 
 from kvist_epp.names import KV_EVENTS_PORT, KV_REPLAY_PORT
 from kvist_operator.plan import Plan
+from kvist_operator.spec.offload import LMCACHE_PORT
 from kvist_operator.spec.pool import Pool
 
 from . import object_names as child
 from .engine_clients import EngineClients
-from .object_names import ENGINE, ENVOY, PICKER, Api, Json, Note, ObjectNames, Site
+from .object_names import ENGINE, ENVOY, LMCACHE, PICKER, Api, Json, Note, ObjectNames, Site
 
 
 def monitoring(pool: Pool, site: Site) -> list[Json]:
@@ -91,6 +92,8 @@ def flows(pool: Pool, plan: Plan, clients: EngineClients) -> list[AllowedTraffic
         found.append(AllowedTraffic(PICKER, PICKER, child.PEER_PORT))
     if pool.gateway.mode == "Envoy":
         found += [AllowedTraffic(ANYWHERE, ENVOY, port) for port in (child.HTTP_PORT, child.STATUS_PORT)]
+    if pool.offload.lmcache and pool.offload.lmcache.memory_bytes:
+        found.append(AllowedTraffic(ENGINE, LMCACHE, LMCACHE_PORT))
     return found
 
 
@@ -106,7 +109,12 @@ def policies(pool: Pool, plan: Plan, clients: EngineClients) -> list[Json]:
     if pool.network.mode == "Off":
         return []
     names, all_flows = ObjectNames.of(pool), flows(pool, plan, clients)
-    called: Mapping[str, str] = {ENGINE: names.engine, PICKER: names.picker, ENVOY: names.envoy}
+    called: Mapping[str, str] = {
+        ENGINE: names.engine,
+        PICKER: names.picker,
+        ENVOY: names.envoy,
+        LMCACHE: names.lmcache,
+    }
     inside = plan.nodes > 1
     return [
         _policy(names, called[server], server, all_flows, clients.peers, inside=inside and server == ENGINE)

@@ -10,9 +10,9 @@ from kvist_operator.errors import RenderError
 from kvist_operator.plan import Plan
 from kvist_operator.spec.pool import Pool
 
-from . import weights_cache
+from . import lmcache, shared_tier, weights_cache
 from .engine_clients import engine_clients
-from .engine_workload import engine
+from .engine_workload import USER, engine
 from .envoy import envoy
 from .gateway import gateway, missing
 from .object_names import API_VERSION, Api, Json, Note, ObjectNames, Ref, Site
@@ -30,6 +30,7 @@ ORDER: Final = (
     "Service",
     "PodDisruptionBudget",
     "Job",
+    "DaemonSet",
     "Deployment",
     "LeaderWorkerSet",
     "BackendTLSPolicy",
@@ -66,6 +67,8 @@ def render(pool: Pool, plan: Plan, site: Site) -> Rendered:
     found, clients = tokenizer(pool, plan, site), engine_clients(pool, site)
     objects = [
         *engine(pool, plan, site),
+        *shared_tier.cleaner(pool, site, USER),
+        *lmcache.servers(pool, plan, site, USER),
         *picker(pool, plan, site, found),
         *envoy(pool, site),
         *gateway(pool, site),
@@ -83,6 +86,7 @@ def render(pool: Pool, plan: Plan, site: Site) -> Rendered:
         *unplaced(plan, site),
         *clients.notes,
         *weights_cache.notes(pool, site),
+        *shared_tier.notes(pool, plan, site),
     ]
     return Rendered(
         objects=tuple(with_owner(pool, _apart(each)) for each in ordered),

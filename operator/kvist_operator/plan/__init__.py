@@ -6,6 +6,8 @@
 - ``requirements``: context, concurrency and latency targets of a pool.
 - ``prompt_batch``: batches of embedding, rerank and classification models.
 - ``kv``: dtype of the KV cache.
+- ``kv_transfer``: the KV connector for offloaded blocks, and which engines may share them.
+- ``tiers``: tokens that each place for blocks holds, and for how long.
 - ``layouts``: possible parallelism.
 - ``size``: the layout that fits, and the settings reduced for it.
 - ``latency``: times of steps, and the step for a TPOT target.

@@ -18,6 +18,7 @@ from kvist_operator.spec import consistency
 from kvist_operator.spec.pod_template import PATH as TEMPLATE
 from kvist_operator.spec.pool import ENGINE_CONTAINER, OBJECT_STORES, AcceleratorSpec, Pool
 
+from .kv_transfer import offload_doubts, offload_warnings
 from .plan import Hardware
 from .resources import pod_resources
 
@@ -63,8 +64,6 @@ def check(pool: Pool, facts: Facts, hardware: Hardware) -> None:
             f"{given} bytes are too few for the {weights / 1e9:.1f} billion weights of its config: write it "
             f"like {math.ceil(weights * 2 / GIB)}Gi, or leave it out",
         )
-    if pool.offload.cpu_bytes and row.vendor not in ("nvidia", "amd"):
-        raise SpecError("spec.offload.cpu", f"{row.name} engines cannot offload: leave it out")
     _check_memory(pool.accelerator, row)
     prompt = pool.workload.prompt_tokens or 0
     if prompt > shape.max_len and pool.engine.max_model_len is None:
@@ -179,7 +178,7 @@ def unverified(
     given = pool.engine.attention_backend
     if given and not version.known and choice_problem(flags(version.flags)["attention-backend"], given):
         found.append(f"spec.engine.attentionBackend: vLLM {dotted(version.flags)} has no {given}")
-    return found + doubts(extra, version)
+    return found + offload_doubts(pool, facts) + doubts(extra, version)
 
 
 def warnings(
@@ -187,7 +186,7 @@ def warnings(
 ) -> list[str]:
     """Return fields that have no effect, or probably not the one that is meant, in a sentence each."""
     row, workload = hardware.accelerator, pool.workload
-    found = consistency.warnings(pool)
+    found = [*consistency.warnings(pool), *offload_warnings(pool)]
     stated, tagged = parse_version(pool.engine.version), image_version(pool.engine.image)
     if OFFICIAL in pool.engine.image and stated and tagged and stated != tagged:
         found.append(

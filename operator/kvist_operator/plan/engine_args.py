@@ -13,16 +13,16 @@ from kvist_operator.models.shape import Facts
 from kvist_operator.spec.pool import OBJECT_STORES, Adapter, Pool, Source, Speculative, Task
 
 from .kv import KvChoice
+from .kv_transfer import HASH, transfer_arguments, transfer_environment
 from .plan import Choice, Hardware
 from .requirements import Requirements
-from .resources import ADAPTER_MOUNT, DISK_MOUNT, MODEL_MOUNT, STREAM_BUFFER
+from .resources import ADAPTER_MOUNT, MODEL_MOUNT, STREAM_BUFFER
 
 STORE_FORMATS: Final = ("runai_streamer", "runai_streamer_sharded", "modelexpress", "auto")
 """Values of ``--load-format`` with which vLLM reads object stores; auto becomes the first one."""
 STREAM_LIMIT: Final = "RUNAI_STREAMER_MEMORY_LIMIT"
 
 PORT: Final = 8000
-HASH: Final = "sha256_cbor"
 METHODS: Final = {
     "MTP": "mtp",
     "EAGLE": "eagle",
@@ -67,8 +67,11 @@ def arguments(
     kv: KvChoice,
     required: Requirements,
     extra: Sequence[ExtraFlag],
+    folder: str = "",
 ) -> EngineArgs:
     """Return all arguments that the plan decides; arguments that vLLM derives well are left unset.
+
+    ``folder``: the namespace of blocks that outlive a pod.
 
     Raises:
         SpecError: a flag of ``spec.engine.extraArgs`` that this plan sets, too.
@@ -77,7 +80,7 @@ def arguments(
     nodes = hardware.nodes(layout)
     over_nodes = {"nnodes": nodes, "node_rank": RANK, "master_addr": LEADER} if nodes > 1 else {}
     planned = EngineArgs(
-        model=_model_argument(pool),
+        model=model_argument(pool),
         served_model_name=pool.served_name,
         revision=pool.model.revision or None if pool.model.kind is Source.HUB else None,
         port=PORT,
@@ -102,7 +105,9 @@ def arguments(
         quantization="fp8" if settings.online_fp8 else None,
         attention_backend=pool.engine.attention_backend or None,
         **_prefix_caching(pool, settings),
-        **_offload(pool),
+        **transfer_arguments(
+            pool, hardware, layout, settings, folder, events=publishes_kv_events(pool, settings)
+        ),
         speculative_config=_speculative_config(pool.engine.speculative),
         scheduling_policy="priority" if pool.by_priority else None,
         hf_overrides=required.overrides,
@@ -132,7 +137,8 @@ def _with_extra(planned: EngineArgs, extra: Sequence[ExtraFlag]) -> EngineArgs:
     return replace(planned, hf_overrides=merged, extra=words)
 
 
-def _model_argument(pool: Pool) -> str:
+def model_argument(pool: Pool) -> str:
+    """Return the first argument, the name or path of the model."""
     match pool.model.kind:
         case Source.CLAIM:
             return f"{MODEL_MOUNT}/{pool.model.path}".rstrip("/")
@@ -195,20 +201,6 @@ def _prefix_caching(pool: Pool, settings: EngineSettings) -> dict[str, Any]:
             "replay_endpoint": f"tcp://*:{names.KV_REPLAY_PORT}",
         }
     return found
-
-
-def _offload(pool: Pool) -> dict[str, Any]:
-    cpu = pool.offload.cpu_bytes
-    if not pool.offload.disk_bytes:
-        return {"kv_offloading_size": round(cpu / 2**30, 2)} if cpu else {}
-    tier = {"type": "fs", "root_dir": DISK_MOUNT}
-    extra = {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": cpu, "secondary_tiers": [tier]}
-    connector = {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": extra,
-    }
-    return {"kv_transfer_config": connector}
 
 
 def _speculative_config(speculative: Speculative | None) -> Mapping[str, Any] | None:
@@ -279,7 +271,7 @@ def environment(pool: Pool) -> dict[str, str]:
     """Return the variables that the plan sets, and the user's literal ones."""
     given = {entry["name"]: entry["value"] for entry in pool.engine.env if "value" in entry}
     stream = {STREAM_LIMIT: str(STREAM_BUFFER)} if pool.model.kind in OBJECT_STORES else {}
-    return {"VLLM_NO_USAGE_STATS": "1", **stream, **given}
+    return {"VLLM_NO_USAGE_STATS": "1", **stream, **transfer_environment(pool), **given}
 
 
 def describe_arguments(pool: Pool, facts: Facts, settings: EngineSettings) -> list[Choice]:
@@ -317,8 +309,6 @@ def describe_arguments(pool: Pool, facts: Facts, settings: EngineSettings) -> li
         counted = "the memory includes its weights and cache" if draft.shape or draft.is_mtp else "no memory"
         value = f"{draft.method}, {draft.tokens} tokens"
         found.append(Choice("speculative", value, f"as requested; {counted}", "spec.engine.speculative"))
-    if pool.offload.cpu_bytes:
-        found.append(_describe_offload(pool))
     if pool.workload.images == 0 and facts.shape.encoder:
         reason = "no request has images: the vision tower is not loaded"
         found.append(Choice("languageModelOnly", True, reason, "spec.workload.imagesPerRequest"))
@@ -357,13 +347,3 @@ def _describe_kv_events(pool: Pool, settings: EngineSettings) -> Choice:
         return Choice("kvEvents", ports, reason, "spec.picker.mode")
     reason = "there is no picker" if pool.engine.prefix_caching else "there is no prefix cache to report"
     return Choice("kvEvents", "off", reason, "spec.picker.mode")
-
-
-def _describe_offload(pool: Pool) -> Choice:
-    size = f"{pool.offload.cpu_bytes / 2**30:g} GiB of memory"
-    if pool.offload.disk_bytes:
-        size += f", then {pool.offload.disk_bytes / 2**30:g} GiB of disk"
-    reason = "blocks evicted from the GPU go to /dev/shm; its size and the memory limit are raised for them"
-    if pool.offload.disk_bytes:
-        reason += "; the least recently used blocks on disk are removed before the volume is full"
-    return Choice("offload", size, reason, "spec.offload")

@@ -25,6 +25,14 @@ FLAGS: Final = {
     KvDtype.NVFP4: "nvfp4",
 }
 SOURCE: Final = "vLLM: v1/attention/backends, platforms"
+BLOCKS: Final = {
+    "FLASHMLA": 64,
+    "FLASHINFER_MLA": 32,
+    "TOKENSPEED_MLA": 32,
+    "CUTLASS_MLA": 128,
+    "ROCM_AITER_UNIFIED_ATTN": 64,
+}
+"""Tokens per block that backends prefer, where it is not 16."""
 NO_FP8: Final = ("FLEX_ATTENTION", "FLASH_ATTN_MLA", "CUTLASS_MLA_FP16")
 STUDY: Final = "vLLM's article of 2026-04-22"
 """Source of the rules for Auto: "The State of FP8 KV-Cache and Attention Quantization in vLLM"."""
@@ -67,11 +75,13 @@ def choose_kv(
     gpu: Accelerator,
     version: Version,
     pooling: Pooling | None = None,
+    *,
+    connector: bool = False,
 ) -> KvChoice:
     """Return the format of the KV cache.
 
     Auto chooses FP8 where GPU and backend support it and nothing speaks against it for this family of models,
-    but not for ``pooling`` models.
+    but not for ``pooling`` models. ``connector``: blocks are offloaded, for which vLLM leaves out backends.
 
     Raises:
         SpecError: a dtype or backend with which vLLM would not start.
@@ -84,7 +94,7 @@ def choose_kv(
         choice = Choice(FIELD, shape.dtype, "a prompt is cached only while it is computed", SOURCE)
     else:
         dtype, flag, choice = _dtype(engine, shape, gpu)
-    backend = engine.attention_backend or _backend(gpu, shape, dtype)
+    backend = engine.attention_backend or _backend(gpu, shape, dtype, connector=connector)
     if engine.attention_backend:
         chosen = Choice("attentionBackend", backend, "as requested", "spec.engine.attentionBackend")
     else:
@@ -205,13 +215,16 @@ def _accepts_fp8(backend: str, gpu: Accelerator) -> bool:
     return backend not in NO_FP8
 
 
-def _backend(gpu: Accelerator, shape: ModelShape, kv: str) -> str:
-    """Return the attention backend that vLLM would choose by itself for a KV dtype."""
+def _backend(gpu: Accelerator, shape: ModelShape, kv: str, *, connector: bool = False) -> str:
+    """Return the attention backend that vLLM would choose by itself for a KV dtype.
+
+    With a KV connector ROCm's first choice is left out (``platforms/rocm.py``).
+    """
     latent, generation = shape.latent, gpu.capability // 10
     if gpu.vendor == "cpu":
         return "CPU_MLA" if latent else "CPU_ATTN"
     if gpu.vendor == "amd":
-        return "ROCM_AITER_MLA" if latent else "ROCM_ATTN"
+        return "ROCM_AITER_MLA" if latent else "ROCM_AITER_UNIFIED_ATTN" if connector else "ROCM_ATTN"
     if gpu.vendor != "nvidia":
         return "the platform's own"
     if latent:
@@ -234,5 +247,4 @@ def _block_size(backend: str, gpu: Accelerator, version: Version) -> int:
     """Return the default number of tokens per block (``update_block_size_for_backend``)."""
     if gpu.vendor == "cpu":
         return 16 if backend == "CPU_MLA" else 128 if version <= (0, 32) else 32
-    sizes = {"FLASHMLA": 64, "FLASHINFER_MLA": 32, "TOKENSPEED_MLA": 32, "CUTLASS_MLA": 128}
-    return 64 if "SPARSE" in backend else sizes.get(backend, 16)
+    return 64 if "SPARSE" in backend else BLOCKS.get(backend, 16)

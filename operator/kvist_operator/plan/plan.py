@@ -116,6 +116,29 @@ class PodResources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """A place for KV cache blocks of one replica."""
+
+    medium: str
+    """``gpu``, ``host``, ``disk``, ``shared`` or ``lmcache``."""
+    size_bytes: int
+    tokens: int
+    """Tokens that fit."""
+    idle_seconds: float | None
+    """Time after which a block that is not used again is dropped; None = the workload does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageNamespace:
+    """Engines that may use each other's blocks on a volume."""
+
+    name: str
+    """A folder's name, and a label's value."""
+    agreed: Mapping[str, str]
+    """Everything in which engines of this namespace agree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The arguments and resources of a pool's engines, each with its reason."""
 
@@ -145,6 +168,10 @@ class Plan:
     """A cheaper size with what it would hold, and a dearer one if the plan holds less than the wish."""
     kv_events: bool = False
     """Engines publish KV events, which the picker reads."""
+    tiers: tuple[Tier, ...] = ()
+    """Places for KV cache blocks, the fastest first; empty without ``spec.offload``."""
+    storage: StorageNamespace | None = None
+    """Engines with which those of this plan share a volume that outlives pods."""
 
     @property
     def task(self) -> Task:
@@ -242,6 +269,16 @@ class Plan:
                 "drain_seconds": pod.drain_seconds,
                 "grace_seconds": pod.grace_seconds,
             },
+            "tiers": [
+                {
+                    "medium": tier.medium,
+                    "gib": _gib(tier.size_bytes),
+                    "tokens": tier.tokens,
+                    **({} if tier.idle_seconds is None else {"idle_seconds": round(tier.idle_seconds)}),
+                }
+                for tier in self.tiers
+            ],
+            "storage": {"namespace": self.storage.name, **self.storage.agreed} if self.storage else {},
             "doubts": list(self.doubts),
             "notes": list(self.notes),
             "warnings": list(self.warnings),

@@ -19,10 +19,12 @@ from .engine_args import (
     arguments,
     describe_arguments,
     environment,
+    model_argument,
     publishes_kv_events,
     read_draft,
 )
 from .kv import KvChoice, choose_kv
+from .kv_transfer import check_layout, check_offload, storage_namespace
 from .latency import expected_tpot, expected_ttft, step_for_target
 from .layouts import describe_layout, impossible
 from .plan import Choice, Hardware, Plan, PlanVerdict
@@ -40,6 +42,7 @@ from .selection import HardwareSizing, choose, described, for_image, lacking, ne
 from .sequences import with_sequences
 from .shared_cache import share_cache
 from .size import SizedLayout, SizingInput, first_settings, most_worth, size
+from .tiers import describe_tiers, tiers
 
 OFFERED: Final = (
     "A100-40GB",
@@ -113,7 +116,7 @@ def make_plan(
         choices += describe_pooling(pool, q.settings.pooling, q.required.overrides)
     if chosen.sized is None:
         return _refused(pool, chosen, len(kinds), choices, doubts)
-    found = _fitting(pool, chosen, chosen.sized, choices, doubts, extra)
+    found = _fitting(pool, chosen, chosen.sized, choices, doubts, extra, version)
     return found if q.settings.pooling else replace(found, neighbours=neighbours(chosen, attempts))
 
 
@@ -141,7 +144,7 @@ def _attempt(
         required = pooling_requirements(pool, shape, pooling, gpu, extra)
     else:
         required = read_requirements(pool, shape)
-    kv = choose_kv(pool.engine, shape, gpu, version.flags, pooling)
+    kv = choose_kv(pool.engine, shape, gpu, version.flags, pooling, connector=pool.offload.needs_connector)
     proposer = read_draft(pool.engine.speculative, shape.mtp_layers, draft)
     base = replace(_base_settings(pool, hardware, kv, proposer, extra, version), pooling=pooling)
     if pooling:
@@ -149,6 +152,7 @@ def _attempt(
     else:
         settings, first = first_settings(pool, gpu, required, base)
     check(pool, facts, hardware)
+    check_offload(pool, hardware, version)
     q = SizingInput(facts=facts, hardware=hardware, engine=pool.engine, required=required, settings=settings)
     sized, layouts = size(q)
     target = 0 if pooling else pool.workload.tpot_ms
@@ -242,6 +246,7 @@ def _fitting(
     choices: list[Choice],
     doubts: list[str],
     extra: Sequence[ExtraFlag],
+    version: EngineVersion,
 ) -> Plan:
     q, kv, facts = chosen.q, chosen.kv, chosen.q.facts
     settings, layout, shape = sized.settings, sized.layout, facts.shape
@@ -253,7 +258,12 @@ def _fitting(
     pod, pod_choices = pod_resources(
         pool, q.hardware, layout, memory, checkpoint_size(q.facts, settings.draft)
     )
-    args = arguments(pool, facts, q.hardware, layout, settings, kv, q.required, extra)
+    check_layout(pool, q.hardware, layout)
+    model = model_argument(pool)
+    storage = storage_namespace(pool, facts, q.hardware, layout, settings, kv, version, model)
+    folder = storage.name if storage else ""
+    args = arguments(pool, facts, q.hardware, layout, settings, kv, q.required, extra, folder)
+    places = tiers(pool, shape, q.hardware, memory)
     workload = replace(pool.workload, tpot_ms=None) if pooling else pool.workload
     tpot, slow = expected_tpot(workload, shape, gpu, memory, q.required, settings.batched_tokens)
     warned = warnings(pool, facts, q.hardware, layout, settings, memory)
@@ -265,6 +275,7 @@ def _fitting(
         *chosen.spread,
         *sized.choices,
         *describe_arguments(pool, facts, settings),
+        *describe_tiers(pool, shape, q.hardware, memory, places),
         *expected_ttft(pool.workload, shape, gpu, layout),
         *tpot,
         *pod_choices,
@@ -286,6 +297,8 @@ def _fitting(
         notes=(*((kv.note,) if kv.note else ()), *slow),
         warnings=tuple(warned),
         kv_events=publishes_kv_events(pool, settings),
+        tiers=places,
+        storage=storage,
     )
 
 

@@ -94,6 +94,7 @@ def _check_fields(pool: Pool, pooling: Pooling) -> None:
         ("spec.engine.decodeContextParallelSize", (engine.context or 1) > 1, f"{kind} has no decode steps"),
         ("spec.engine.kvCacheDtype", cached and cacheless, cacheless),
         ("spec.offload.cpu", pool.offload.cpu_bytes and cacheless, cacheless),
+        ("spec.offload.lmcache", pool.offload.lmcache and cacheless, cacheless),
     ):
         if given:
             raise SpecError(field, f"{why}: leave it out")
@@ -266,7 +267,7 @@ def pooling_warnings(pool: Pool, pooling: Pooling, extra: Sequence[ExtraFlag]) -
         yield f"spec.picker.mode has no effect: {by_load}"
     if pool.picker.tokenizer:
         yield f"spec.picker.tokenizer has no effect: {by_load}"
-    if pool.offload.cpu_bytes:
+    if pool.offload.needs_connector:
         yield (
             "spec.offload is of little use: prompts of such models are not continued, so that blocks are "
             "seldom read again; leave it out"

@@ -33,6 +33,8 @@ ADAPTER_MOUNT: Final = "/adapters"
 """Mount path of adapters from claims and images, each in a folder of its name."""
 DISK_MOUNT: Final = "/kv"
 """Mount path of the volume for offloaded blocks on disk."""
+SHARED_MOUNT: Final = "/kv-shared"
+"""Mount path of the claim for blocks that replicas share."""
 PRE_STOP: Final = 15
 """Seconds until every picker and gateway has learned that the pod is terminating."""
 SPARE: Final = 20
@@ -205,7 +207,7 @@ def pod_resources(
     cpu = hardware.accelerator.vendor == "cpu"
     stream = STREAM_BUFFER * on_node if pool.model.kind in OBJECT_STORES else 0
     home = int(checkpoint * DOWNLOAD) + SCRATCH if _downloads(pool) else 0
-    local = home + (0 if pool.offload.storage_class else pool.offload.disk_bytes)
+    local = home + pool.offload.node_disk_bytes
     found = PodResources(
         shm_bytes=shm,
         memory_bytes=stream + (int(memory.total) if cpu else BASE_MEMORY + PER_GPU * on_node + shm),

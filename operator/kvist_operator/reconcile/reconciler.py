@@ -165,6 +165,7 @@ class Reconciler:
             self.images,
             apis=seen.apis,
             claims=await self.capabilities.claims(pool),
+            storage=self._storage(key, pool),
             node_labels=with_required_labels(seen.labels, there.workload),
             gateways=controllers(there.route),
         )
@@ -179,6 +180,18 @@ class Reconciler:
         while len(self._intents) > CACHED_INTENTS:
             del self._intents[next(iter(self._intents))]
         return intent
+
+    def _storage(self, key: PoolKey, pool: Pool) -> dict[str, dict[str, str]]:
+        """Return what engines of other pools of the namespace agree on to share blocks on a claim."""
+        if pool.offload.shared is None:
+            return {}
+        found = {}
+        for other in self.cache.pools():
+            if other.namespace == key.namespace and other != key:
+                status = (self.cache.get(other.target) or {}).get("status") or {}
+                if storage := (status.get("plan") or {}).get("storage"):
+                    found[other.name] = storage
+        return found
 
     async def _apply(self, resource: Json, intent: Intent) -> ApplyResult:
         """Write the objects of an intent; without a plan nothing is changed, and engines keep running."""

@@ -175,6 +175,8 @@ def _ignored(pool: Pool) -> Iterator[str]:
             "spec.engine.schedulingPolicy is FCFS, so priorities order requests in the picker only: set "
             "Priority, or leave it out"
         )
+    if pool.offload.needs_connector and not pool.engine.prefix_caching:
+        yield "spec.offload has no effect while prefixCaching is Disabled; leave it out"
     if pool.workload.shared_prefix_tokens and not pool.engine.prefix_caching:
         yield "spec.workload.sharedPrefixTokens has no effect while prefixCaching is Disabled; leave it out"
 

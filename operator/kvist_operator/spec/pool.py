@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
+from .offload import Offload
 from .preset import Preset
 
 DEFAULT_IMAGE: Final = "vllm/vllm-openai:v0.33.0"
@@ -189,16 +190,6 @@ class Workload:
         return self.prompt_tokens + self.output_tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offload:
-    """Fields of ``spec.offload``: bytes for each replica and node; 0 = none."""
-
-    cpu_bytes: int = 0
-    disk_bytes: int = 0
-    storage_class: str = ""
-    """Of the volume that each pod claims for the blocks on disk; empty = the node's own disk."""
-
-
 class Upgrade(StrEnum):
     """Times at which a new operator may change the pods of a pool whose spec stays the same."""
 
@@ -340,7 +331,7 @@ class Pool:
     engine: EngineSpec = EngineSpec()
     accelerator: AcceleratorSpec = AcceleratorSpec()
     workload: Workload = Workload()
-    offload: Offload = Offload()
+    offload: Offload = field(default_factory=Offload)
     replicas: int = 1
     paused: bool = False
     """Nothing is written except the status and certificates."""

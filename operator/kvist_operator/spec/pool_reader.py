@@ -27,6 +27,7 @@ from .fields import (
 )
 from .interconnect_reader import read_interconnect
 from .network_policy_reader import read_network_policy
+from .offload_reader import MIN_BYTES, read_offload
 from .pod_template import check_template
 from .pool import (
     DEFAULT_IMAGE,
@@ -37,7 +38,6 @@ from .pool import (
     GatewaySpec,
     KvDtype,
     ModelRef,
-    Offload,
     PickerSpec,
     Pool,
     Priority,
@@ -71,8 +71,6 @@ METHODS: Final = ("MTP", "EAGLE", "EAGLE3", "DraftModel", "NGram", "Suffix")
 DRAFT_METHODS: Final = ("EAGLE", "EAGLE3", "DraftModel")
 LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 POOL_NAME_LENGTH: Final = 40
-MIN_BYTES: Final = 1 << 20
-"""A smaller amount of memory is taken for a number without its unit."""
 MAX_PRIORITY: Final = 2**31 - 1
 MODEL_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._:/-]*"
 ADAPTER_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*"
@@ -132,7 +130,7 @@ def _read_pool(resource: Mapping[str, Any], default_image: str, preset: Preset |
         engine=_engine(spec.section("engine"), default_image),
         accelerator=_accelerator(spec.section("accelerator")),
         workload=_workload(spec.section("workload")),
-        offload=_offload(spec.section("offload")),
+        offload=read_offload(spec.section("offload")),
         replicas=spec.number("replicas", 1, high=10_000),
         paused=spec.boolean("paused"),
         rollout=read_rollout(spec.section("rollout")),
@@ -351,16 +349,6 @@ def _workload(f: Fields) -> Workload:
             f.at("sharedPrefixTokens"), f"{shared} is more than promptTokens ({prompt}): raise promptTokens"
         )
     return f.done(workload)
-
-
-def _offload(f: Fields) -> Offload:
-    cpu, disk = f.quantity("cpu", low=MIN_BYTES), f.quantity("disk", low=MIN_BYTES)
-    if disk and not cpu:
-        raise SpecError(f.at("disk"), "needs spec.offload.cpu too: blocks reach the disk through memory")
-    storage = f.text("storageClassName", pattern=HOSTNAME_LABELS, like="local-nvme", most=NAME_LENGTH)
-    if storage and not disk:
-        raise SpecError(f.at("storageClassName"), "needs spec.offload.disk too: the size of the volume")
-    return f.done(Offload(cpu_bytes=cpu, disk_bytes=disk, storage_class=storage))
 
 
 def _picker(f: Fields) -> PickerSpec:

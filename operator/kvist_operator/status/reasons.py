@@ -320,8 +320,12 @@ SERVING: Final[Mapping[str, Reason]] = MappingProxyType(
             "set `spec.podTemplate.spec.nodeSelector`",
         ),
         "ClaimNotShared": Reason(
-            "(advice) pods on several nodes cannot use the claim of `spec.model.cache`",
-            "use a claim with `ReadWriteMany`, or `spec.model.cache.hostPath`",
+            "(advice) pods on several nodes cannot use the claim of weights or KV cache blocks",
+            "use a claim with `ReadWriteMany`, or for weights `spec.model.cache.hostPath`",
+        ),
+        "BlocksNotShared": Reason(
+            "(advice) another pool has the same model on the claim for blocks, but other settings",
+            "set what the advice names alike, or leave it: the pools only share the space",
         ),
         "ClientsUnknown": Reason(
             "(advice) the gateway's pods are not known, so every pod may connect to the engines",

@@ -136,6 +136,7 @@ def plan_status(plan: Plan) -> Json:
     found["hash"] = plan.hash
     found["env"] = whole["env"]  # names of variables keep their spelling
     found["accelerator"]["summary"] = summary(plan)
+    found["tiers"] = [{_camel(key): value for key, value in tier.items()} for tier in whole["tiers"]]
     found["neighbours"] = [str(each) for each in plan.neighbours]
     if plan.price_per_hour is None:
         del found["pricePerHour"]
