@@ -1,5 +1,6 @@
 """The disk tier in a whole cluster: overflow, and what fills it, with kubelets that evict pods."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -25,23 +26,29 @@ print("written", flush=True)
 time.sleep(1e6)
 """
 """Writes three times the limit, a fifth of it each second, as an engine does."""
+SHARED = BLOCKS.replace("/kv/m_r0", "/kv-shared/kv-blocks/x/m_r0")
+"""The same on the shared claim."""
 OTHER = f"open('/kv/other', 'wb').write(os.urandom({LIMIT} + (1 << 20))); time.sleep(1e6)"
 
 
-def tiered(program: str) -> Json:
-    """Return a pool with a disk tier and a container beside the engine that writes to it."""
+def tiered(program: str, *volumes: str, **offload: Any) -> Json:
+    """Return a pool with a disk tier and a container beside the engine that writes to it, and to the other
+    volumes that are named."""
     writer = {
         "name": "writer",
         "image": "kvist-test/python:1",
         "command": ["python3", "-c", f"import os, time\n{program}"],
-        "volumeMounts": [{"name": "kv-blocks", "mountPath": "/kv"}],
+        "volumeMounts": [
+            {"name": "kv-blocks", "mountPath": "/kv"},
+            *({"name": each, "mountPath": f"/{each}"} for each in volumes),
+        ],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
     return pool(
         "twig",
         picker={"mode": "Off"},
         gateway={"mode": "None"},
-        offload={"cpu": "1Gi", "disk": str(LIMIT)},
+        offload={"cpu": "1Gi", "disk": str(LIMIT), **offload},
         podTemplate={"spec": {"containers": [writer]}},
     )
 
@@ -80,3 +87,68 @@ async def test_an_evicted_engine_is_explained(cluster: Cluster, room: Space) -> 
     assert found is not None
     assert 'Usage of EmptyDir volume "kv-blocks" exceeds the limit "32Mi"' in found["message"]
     assert "Raise spec.offload.disk, and see the log of container disk-cleaner" in found["message"]
+
+
+@pytest.fixture
+async def claimed(cluster: Cluster, room: Space) -> AsyncIterator[Space]:
+    """The operator and a claim for many writers."""
+    await installed(cluster, room.client)
+    name, size = f"kv-{room.name}", {"storage": "1Gi"}
+    shared: Json = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    volume = {**shared, "capacity": size, "hostPath": {"path": "/nowhere"}}
+    claim = {**shared, "volumeName": name, "resources": {"requests": size}}
+    await room.apply(
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": volume},
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "kv"}, "spec": claim},
+    )
+    yield room
+    await room.remove("PersistentVolume", name)
+
+
+async def test_memory_disk_and_a_shared_claim_are_bounded(claimed: Space) -> None:
+    """A pool with all three is accepted and serves; three times the size of disk and folder is written, both
+    cleaners remove the oldest, the pod says who shares its blocks, and a pool that cannot share knows why."""
+    room = claimed
+    both = (
+        f"import threading\ndef disk():\n{_indented(BLOCKS)}\nthreading.Thread(target=disk).start()\n{SHARED}"
+    )
+    shared = {"claim": "kv", "size": str(LIMIT)}
+    await room.apply(tiered(both, "kv-shared", shared=shared))
+    found = await until_ready(room, "twig")
+    plan = found["status"]["plan"]
+
+    assert condition(found, "Accepted")["status"] == "True"
+    assert [tier["medium"] for tier in plan["tiers"]] == ["gpu", "host", "disk", "shared"]
+
+    async def written() -> Json | None:
+        [pod] = await room.pods(**{"kvist.dev/pool": "twig"})
+        assert pod["status"].get("reason") is None, pod
+        said = await room.log(pod["metadata"]["name"], container="writer")
+        return pod if said.count("written") == 2 else None
+
+    pod = await room.until(written, "all blocks", seconds=120)
+    assert pod is not None
+    assert [each["restartCount"] for each in pod["status"]["containerStatuses"]] == [0, 0]
+    assert pod["metadata"]["labels"]["kvist.dev/kv-storage-namespace"] == plan["storage"]["namespace"]
+    assert pod["metadata"]["annotations"]["kvist.dev/kv-tiers"] == "host,disk,shared"
+    [cleaner] = await room.pods(**{"app.kubernetes.io/component": "kv-cleaner"})
+    for name, container in ((pod["metadata"]["name"], "disk-cleaner"), (cleaner["metadata"]["name"], "")):
+        said = await room.log(name, **({"container": container} if container else {}))
+        assert "removed" in said
+        assert "more than the volume's" not in said
+
+    other = tiered("", shared=shared)
+    other["metadata"]["name"] = "fern"
+    other["spec"] |= {"replicas": 0, "engine": {"extraArgs": ["--seed", "7"]}}
+    await room.apply(other)
+
+    async def advised() -> list[str]:
+        status = (await room.get("InferencePool", "fern")).get("status", {})
+        return [line for line in status.get("advice", ()) if "pool twig has the same model" in line]
+
+    [line] = await room.until(advised, "the advice")
+    assert "extraArgs is --seed 7 here and empty there" in line
+
+
+def _indented(program: str) -> str:
+    return "".join(f"    {line}\n" for line in program.splitlines())
