@@ -46,5 +46,5 @@ def test_the_rest_of_the_body_stays_as_it_is(body: dict[str, object], spaced: bo
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"no json", b'{"a":1', b'{"kv_transfer_params":null}'])
 def test_other_bodies_are_left_alone(body: bytes) -> None:
-    """What is no JSON object, and what has parameters of KV transfer already."""
+    """Bodies stay as they are if they are no JSON object, or have parameters of KV transfer already."""
     assert without_loads(body, ["STORAGE"]) is None
