@@ -104,7 +104,7 @@ def test_shared_storage_outlives_its_engines() -> None:
 
 
 def test_a_load_by_any_engine_renews_the_lease() -> None:
-    """What another engine has loaded from the storage is there."""
+    """Files that another engine has loaded from the storage are there."""
     engine = Sharing({A: "v", B: "v"})
     engine.source = f"{A}/0"
     engine.send(stored([1, 2], None, PROMPT), placeholder(1, 2, medium="SHARED"), Removed(hashes=[1, 2]))
