@@ -91,6 +91,10 @@ LABEL_MAX_NUM_SEQS: Final = "kvist.dev/max-num-seqs"
 LABEL_ROLES: Final = ("kvist.dev/role", "llm-d.ai/role")
 """Endpoint labels that state a pod's role; the first match counts: ``prefill``, ``decode``, ``both`` …"""
 
+LABEL_KV_STORAGE: Final = "kvist.dev/kv-storage-namespace"
+"""Endpoint label, or annotation of a pod, that names the storage of KV blocks that its engine shares: engines
+with the same name read what the others write."""
+
 LABEL_POOL: Final = "kvist.dev/pool"
 """Label of the pods of our own InferencePool: its name."""
 

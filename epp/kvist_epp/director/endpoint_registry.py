@@ -13,7 +13,8 @@ from kvist_epp.endpoints.endpoint import Endpoint, EndpointSet
 from kvist_epp.endpoints.engine_key import EngineKey
 from kvist_epp.endpoints.engine_state import EngineState, partly_served
 from kvist_epp.endpoints.scraper import Scraper
-from kvist_epp.engines.vllm.tier_metrics import source_of
+from kvist_epp.engines.vllm.kv_events import SHARED
+from kvist_epp.engines.vllm.tier_metrics import DISK, source_of
 from kvist_epp.index.index_accuracy import AccuracyMonitor
 from kvist_epp.index.lookup import Member
 from kvist_epp.index.tier_accuracy import BrokenPromise, TierAccuracy
@@ -41,6 +42,8 @@ class EndpointState(Candidate):
     member: Member
     accuracy: AccuracyMonitor = field(default_factory=AccuracyMonitor)
     tiers: TierAccuracy = field(default_factory=TierAccuracy)
+    storage_broken: bool = False
+    """It found hardly anything of what the storage that it shares should hold."""
     restarts: int = 0
     """Restarts of its engine that ``accuracy`` takes account of."""
 
@@ -117,6 +120,7 @@ class EndpointRegistry(RequestListener):
         """
         self.ingestor, self.subscriber = ingestor, subscriber
         self.director.activate(model, ingestor)
+        self.director.lookup.storages = {} if ingestor is None else ingestor.tiers.numbers
         fleet = self.fleet or EndpointSet()
         for endpoint in fleet:
             self.director.history.forget(endpoint.key)
@@ -158,18 +162,31 @@ class EndpointRegistry(RequestListener):
         self._unjudged.add(key)
 
     def _forget_tier(self, state: EndpointState, broken: BrokenPromise) -> None:
-        """Forget the blocks of a tier that the engine did not find there; the endpoint stays precise."""
-        endpoint, index = state.endpoint, self.director.index
+        """Forget the blocks of a tier that the engine did not find there; the endpoint stays precise.
+
+        Shared storage is forgotten for all engines the first time; an engine that finds hardly anything of it
+        again does not share it in truth, whatever its label says.
+        """
+        endpoint, index, lookup = state.endpoint, self.director.index, self.director.lookup
+        name = state.member.storage
+        shared = None if name is None else lookup.storages.get(name)
         logger.warning(
             "endpoint %s (%s) got %d tokens from its KV tier '%s' where the index expected %d: the blocks of "
             "that tier are dropped from the index",
             *(endpoint.key, endpoint.hostport, broken.true, broken.source, broken.predicted),
         )
+        if shared is not None and broken.source == DISK and state.storage_broken:
+            lookup.part_from_storage(endpoint.key)
+            shared = None
         for source in endpoint.sources if self.ingestor is not None else ():
-            for medium in index.blocks(index.publisher(source.publisher)):
+            media = set(index.blocks(index.publisher(source.publisher))) - {SHARED}
+            if shared is not None and index.blocks(shared):
+                media.add(SHARED)
+            for medium in media:
                 if source_of(medium) == broken.source and self.ingestor is not None:
                     self.ingestor.forget_tier(source.publisher, medium)
                     self.director.metrics.tier_resets[endpoint.hostport, medium] += 1
+        state.storage_broken |= shared is not None and broken.source == DISK
 
     def on_unmeasured(self, scrape: EngineState) -> None:
         """An engine answered without metrics: only what the picker sent there counts."""
@@ -312,10 +329,11 @@ class EndpointRegistry(RequestListener):
 
     def _add_to_lookup(self, endpoint: Endpoint) -> Member:
         key, director = endpoint.key, self.director
-        publishers: tuple[int, ...] = ()
+        publishers, storage = tuple[int, ...](), None
         if self.ingestor is not None:
             publishers = tuple(director.index.publisher(s.publisher) for s in endpoint.sources)
-        member = Member(publishers, precise=False)
+            storage = endpoint.storage_namespace
+        member = Member(publishers, precise=False, storage=storage)
         director.lookup.join(key, member)
         tokens = self.settings.approximate_cache_tokens
         director.history.limit(key, round(tokens * director.lookup.bytes_per_token))
@@ -367,6 +385,9 @@ class EndpointRegistry(RequestListener):
 def _followed(endpoint: Endpoint) -> list[FollowedPublisher]:
     names = (endpoint.hostport, endpoint.name, endpoint.key, *endpoint.aliases)
     return [
-        FollowedPublisher(endpoint.key, source.publisher, source.rank, source.events, source.replay, names)
+        FollowedPublisher(
+            *(endpoint.key, source.publisher, source.rank, source.events, source.replay, names),
+            storage=endpoint.storage_namespace,
+        )
         for source in endpoint.sources
     ]

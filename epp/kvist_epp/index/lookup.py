@@ -18,6 +18,8 @@ from kvist_epp.index.tree.segment import Segment
 
 RATIO_TOKENS: Final = 64
 """Tokens a match needs for its own bytes per token to count."""
+SHARED: Final = "SHARED"
+"""The medium of storage that several engines share."""
 PLACE_BYTES: Final = 64
 """Bytes before the end of a routed prefix that, with their position, tell one prefix from another."""
 RATIO_WEIGHT: Final = 0.05
@@ -52,6 +54,8 @@ class Member:
     precise: bool = True
     block_size: int = 16
     """Tokens; used where only bytes are known."""
+    storage: str | None = None
+    """Name of the storage that its engine shares with others; None: it shares none."""
 
 
 class Found(msgspec.Struct):
@@ -88,6 +92,10 @@ class Lookup:
         self.remote_prefixes: Callable[[Root, bytes], Mapping[str, int]] | None = None
         """Returns the bytes of a prompt's prefix that other replicas sent to each endpoint; None: there are
         no other replicas."""
+        self.storages: Mapping[str, int] = {}
+        """Numbers in the index of the storages that engines share, by name, once they hold blocks."""
+        self._sharers: dict[str, set[str]] = {}
+        """Endpoints by the storage that they share."""
         self._owners: dict[int, str] = {}
         self._index = index
         self._history = history
@@ -96,11 +104,32 @@ class Lookup:
         """Add an endpoint to the look-up."""
         self.members[key] = member
         self._owners |= dict.fromkeys(member.publishers, key)
+        if member.storage is not None:
+            self._sharers.setdefault(member.storage, set()).add(key)
 
     def leave(self, key: str) -> None:
         """Remove an endpoint from the look-up."""
+        self.part_from_storage(key)
         for publisher in self.members.pop(key).publishers:
             del self._owners[publisher]
+
+    def part_from_storage(self, key: str) -> None:
+        """Do not count what shared storage holds for this endpoint any longer."""
+        member = self.members[key]
+        if member.storage is not None:
+            self._sharers[member.storage].discard(key)
+            member.storage = None
+
+    def with_storage(self, key: str, matches: Matches, hit: Hit) -> Hit:
+        """Return the hit of an endpoint with what follows it in the storage that it shares."""
+        member = self.members.get(key)
+        number = None if member is None or member.storage is None else self.storages.get(member.storage)
+        if number is None:
+            return hit
+        shared = matches.of(number)
+        if shared.tokens <= hit.tokens:
+            return hit
+        return Hit(shared.tokens, shared.bytes, {**hit.lower, SHARED: shared.tokens - hit.tokens})
 
     def look(self, root: Root, prompts: Sequence[bytes], *, learn: bool = True) -> Found:
         """Return the cached part of these prompts of one request on each endpoint; several prompts add up.
@@ -140,7 +169,25 @@ class Lookup:
         found = Found(size, tokens, {}, (matches,), _place(root, prompt, matches, routed))
         if matches.groups or routed:
             self._add_hits(found.hits, matches, routed, size, ratio)
+            if self.storages:
+                self._add_storage(found.hits, matches)
         return found
+
+    def _add_storage(self, hits: dict[str, CachedPart], matches: Matches) -> None:
+        """Add what shared storage holds to all endpoints that share it: there they are equal."""
+        for name, number in self.storages.items():
+            shared, keys = matches.of(number), self._sharers.get(name, ())
+            if not shared.tokens:
+                continue
+            alone = CachedPart(shared.tokens, shared.bytes, {SHARED: shared.tokens}, shared.tokens)
+            for key in keys:
+                part = hits.get(key)
+                if not self.members[key].precise:
+                    continue
+                if part is None:
+                    hits[key] = alone
+                elif part.tokens < shared.tokens or part.indexed < shared.tokens:
+                    hits[key] = _with_storage(part, shared)
 
     def _add_hits(
         self,
@@ -184,6 +231,16 @@ class Lookup:
 
 _NO_BLOCKS: Final[Mapping[str, tuple[Hit, int | None]]] = MappingProxyType({})
 _NO_BLOCK: Final[tuple[Hit, int | None]] = (MISS, None)
+
+
+def _with_storage(part: CachedPart, shared: Hit) -> CachedPart:
+    """Return what an endpoint holds with what follows it in shared storage."""
+    tokens, lower, indexed, elsewhere = part.tokens, part.lower, part.indexed, part.indexed_lower or {}
+    if tokens < shared.tokens:
+        tokens, lower = shared.tokens, {**lower, SHARED: shared.tokens - tokens}
+    if indexed < shared.tokens:
+        indexed, elsewhere = shared.tokens, {**elsewhere, SHARED: shared.tokens - indexed}
+    return CachedPart(tokens, max(part.bytes, shared.bytes), lower, indexed, part.rank, elsewhere)
 
 
 def _place(root: Root, prompt: bytes, matches: Matches, routed: Mapping[str, int]) -> Hashable:

@@ -92,7 +92,7 @@ class Ingestor:
         self.evicted = EvictedBlocks(index)
         """Counts blocks that are computed again after their eviction."""
         self.checker = DecodeChecker(index, self._decoder.pieces, encode)
-        self.tiers = TierBlocks(index, self._decoder, self.checker, clock)
+        self.tiers = TierBlocks(index, self._decoder, self.checker, clock, lease_seconds)
         """Blocks on slower tiers."""
         self._lease_seconds = lease_seconds
         self._on_prefill_started = on_prefill_started
@@ -102,9 +102,13 @@ class Ingestor:
         self.needs_sweep = False
         """True if blocks were removed whose memory ``sweep`` has to free."""
 
-    def add_publisher(self, publisher: str, endpoint: str) -> None:
-        """Set the endpoint ("namespace/name") of a publisher whose name does not contain it (a pod UID)."""
-        self._state(publisher).endpoint = endpoint
+    def add_publisher(self, publisher: str, endpoint: str, storage: str | None = None) -> None:
+        """Set the endpoint ("namespace/name") of a publisher whose name does not contain it (a pod UID), and
+        the storage that its engine shares; None: it shares none."""
+        state = self._state(publisher)
+        state.endpoint = endpoint
+        if storage is not None:
+            self.tiers.attach(state, storage)
 
     def remove_publisher(self, publisher: str) -> None:
         """Remove a publisher that has left, with all its blocks."""
@@ -187,7 +191,7 @@ class Ingestor:
         """Drop events whose parents never came, and forget requests that have been silent for long."""
         now = self._clock()
         self._sessions.age(now)
-        for state in self._publishers.values():
+        for state in (*self._publishers.values(), *self.tiers.storages.values()):
             state.stats.orphans_dropped += state.quarantine.expire(now)
             if state.tiered:
                 self.tiers.expire(state)
@@ -196,9 +200,9 @@ class Ingestor:
     def sweep(self, budget: int = 256) -> int:
         """Free the memory of up to ``budget`` forgotten segments; return how many are left."""
         left = self._index.sweep(budget)
-        expired = next((state for state in self._publishers.values() if state.leases.expired), None)
-        if expired is not None:
-            left += self.tiers.remove_expired(expired) or len(self._publishers) > 1
+        states = (*self._publishers.values(), *self.tiers.storages.values())
+        if (expired := next((state for state in states if state.leases.expired), None)) is not None:
+            left += self.tiers.remove_expired(expired) or len(states) > 1
         self.needs_sweep = left > 0
         return left
 

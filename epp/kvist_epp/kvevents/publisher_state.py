@@ -177,7 +177,9 @@ class PublisherState:
         "name",
         "number",
         "quarantine",
+        "shared_media",
         "stats",
+        "storage_name",
         "tiered",
         "waiting",
     )
@@ -194,6 +196,10 @@ class PublisherState:
         self.quarantine = Quarantine()
         self.tiered = False
         """An event of a slower tier was seen."""
+        self.storage_name: str | None = None
+        """Name of the storage that its engine shares with others; None: it shares none."""
+        self.shared_media: frozenset[str] = frozenset()
+        """Media of its events that are this storage."""
         self.waiting = WaitingBlocks()
         self.leases = Leases(lease_seconds)
         self.stats = PublisherStats()

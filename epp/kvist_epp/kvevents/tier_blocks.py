@@ -19,13 +19,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
-from kvist_epp.engines.vllm.kv_events import CPU, GPU, Stored
+from kvist_epp.engines.vllm.kv_events import CPU, GPU, SHARED, STORAGE, Stored
 from kvist_epp.index.byte_index import Index
 from kvist_epp.kvevents.decode_blocks import BlockTokens, DecodeBlock
 from kvist_epp.kvevents.decode_check import DecodeChecker
 from kvist_epp.kvevents.publisher_state import PublisherState
 from kvist_epp.kvevents.tier_state import WAITING_SECONDS, WaitingBlock
 
+STORAGE_PREFIX: Final = "storage/"
+"""Before the name of a shared storage among the publishers of the index."""
 COUNTED: Final = frozenset({GPU, CPU})
 """Media whose engines remove a block as often as they have stored it."""
 
@@ -41,8 +43,19 @@ class TierBlocks:
     """Places blocks of slower tiers, of all publishers."""
 
     def __init__(
-        self, index: Index, decoder: Decoder, checker: DecodeChecker, clock: Callable[[], float]
+        self,
+        index: Index,
+        decoder: Decoder,
+        checker: DecodeChecker,
+        clock: Callable[[], float],
+        lease_seconds: float,
     ) -> None:
+        self.storages: dict[str, PublisherState] = {}
+        """Storages that several engines share, by name. They outlive their engines, as the files do; leases
+        empty those that nothing renews."""
+        self.numbers: dict[str, int] = {}
+        """Their numbers in the index."""
+        self._lease_seconds = lease_seconds
         self.salted = False
         """An event with a salt was seen: a first block of a prompt may have one."""
         self._index = index
@@ -50,15 +63,39 @@ class TierBlocks:
         self._checker = checker
         self._clock = clock
 
+    def attach(self, state: PublisherState, name: str) -> None:
+        """Count what an engine stores in the storage of this name as held by all engines that share it.
+
+        With a name that is all of its storage, without one the part of which its events say that others read
+        it (locality REMOTE).
+        """
+        state.storage_name = name
+        state.shared_media = frozenset({STORAGE, SHARED} if name else {SHARED})
+
+    def holder(self, state: PublisherState, medium: str) -> PublisherState:
+        """Return the publisher whose blocks are those of a medium of an engine: its own, or the storage that
+        it shares, made when new."""
+        name = state.storage_name
+        if name is None or medium not in state.shared_media:
+            return state
+        if (found := self.storages.get(name)) is None:
+            full = f"{STORAGE_PREFIX}{name}"
+            found = PublisherState(full, self._index.publisher(full), self._lease_seconds)
+            found.tiered = True
+            self.storages[name], self.numbers[name] = found, found.number
+        return found
+
     def on_stored(self, state: PublisherState, event: Stored) -> list[int]:
         """Apply an event of a tier; return the hashes whose place is known now."""
         size, medium, parent, placed = event.block_size, event.medium, event.parent, list[int]()
+        holder = self.holder(state, medium)
+        medium = medium if holder is state else SHARED
         if medium not in COUNTED:
-            state.leases.add(medium, event.hashes)
+            holder.leases.add(medium, event.hashes)
         for at, name in enumerate(event.hashes):
             ids = event.token_ids[at * size : (at + 1) * size]
             block = WaitingBlock(name, parent, ids, size, event.lora, self._clock(), [medium])
-            if self._place(state, block):
+            if self._place(holder, block):
                 placed.append(name)
             parent = name if size else None
         return placed + self.on_known(state, placed)
@@ -73,9 +110,11 @@ class TierBlocks:
 
         Renews leases: blocks that the GPU has again were loaded, or will be stored again.
         """
+        placed: list[int] = []
+        if state.storage_name is not None and (storage := self.storages.get(state.storage_name)):
+            placed = self.on_known(storage, hashes)
         if state.leases:
             state.leases.renew(hashes)
-        placed: list[int] = []
         work = deque(state.waiting.take(hashes))
         while work:
             block = work.popleft()
@@ -85,10 +124,14 @@ class TierBlocks:
         return placed
 
     def on_removed(self, state: PublisherState, hashes: Iterable[int], medium: str) -> None:
-        """Note that blocks have left a tier; the index is the caller's."""
-        state.waiting.remove(hashes, medium)
+        """Note that blocks have left a tier; the index is the caller's, but for shared storage."""
+        holder = self.holder(state, medium)
+        medium = medium if holder is state else SHARED
+        holder.waiting.remove(hashes, medium)
         if medium not in COUNTED:
-            state.leases.remove(medium, hashes)
+            holder.leases.remove(medium, hashes)
+        if holder is not state:
+            self._index.removed(holder.number, list(hashes), medium=medium)
 
     def expire(self, state: PublisherState) -> None:
         """Stop waiting for events that did not come, and let leases run out."""
@@ -115,7 +158,10 @@ class TierBlocks:
         return state.leases.expired
 
     def forget(self, state: PublisherState, medium: str) -> None:
-        """Remove all blocks of one medium, leased ones in steps (``remove_expired``)."""
+        """Remove all blocks of one medium, leased ones in steps (``remove_expired``); those of a storage that
+        the engine shares for all engines: what one does not find there, the others will not."""
+        holder = self.holder(state, medium)
+        state, medium = holder, medium if holder is state else SHARED
         if medium in COUNTED:
             self._index.cleared(state.number, medium=medium)
         else:

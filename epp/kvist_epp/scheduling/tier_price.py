@@ -1,7 +1,7 @@
 """The price of what slower tiers hold: seconds of loading, or of computing where that is quicker. Pure.
 
 A block of a tier is loaded by the engine of its own accord. Where loading takes longer than computing, and
-the picker can say so to the engine (``EndpointLoad.skipped_media``), its tokens count as not cached.
+the engine can be kept from it (``EndpointLoad.skipped_media``), its tokens count as not cached.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class TierLoad(msgspec.Struct, frozen=True):
     compute_seconds: float
     """Of computing them instead, undisturbed."""
     skipped: bool
-    """They are computed; the request says that the engine must not load them."""
+    """They are computed, and the request keeps the engine from loading them."""
 
 
 class PricedPrefix(msgspec.Struct, frozen=True):

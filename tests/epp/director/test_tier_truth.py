@@ -79,15 +79,17 @@ class Following:
     def scrape(self, sample: EngineSample) -> None:
         """An answer of the engine's /metrics."""
         self.parts.clock.now += 2.0
+        self.registry.on_tick()
         self.state.scrape.sample = sample
         self.registry.on_scrape(self.state.scrape)
 
     def blocks(self) -> Mapping[str, int]:
-        """Blocks by medium, after all that expired was removed."""
+        """Blocks by medium, after all that expired was removed; those of shared storage included."""
         while self.ingestor.needs_sweep:
             self.ingestor.sweep()
         index = self.parts.director.index
-        return index.blocks(index.publisher(SOURCE))
+        own, shared = index.publisher(SOURCE), self.ingestor.tiers.numbers.get("")
+        return {**index.blocks(own), **({} if shared is None else index.blocks(shared))}
 
 
 def _renamed(event: Event, life: str) -> Event:
@@ -245,3 +247,24 @@ async def test_speeds_of_tiers_are_taken_from_scrapes(following: Following) -> N
     page = endpoints_document({KEY: following.state.scrape}, following.parts.director.tracker, 0.0)
     assert page["endpoints"][0]["tiers"]["measured"] == ["CPU", "SHARED", "STORAGE"]  # type: ignore[index]
     assert page["endpoints"][0]["tiers"]["skipped"] == ["SHARED", "STORAGE"]  # type: ignore[index]
+
+
+async def test_an_engine_that_never_finds_shared_storage_is_parted_from_it(following: Following) -> None:
+    """The first time the storage is forgotten for all, since it may have been wiped; the second time the
+    engine does not share it, whatever its label says, and the others keep it."""
+    for step in recorded("self-describing").steps:
+        following.run(step)
+    member, first = following.state.member, following.blocks()["SHARED"]
+    following.state.tiers.on_taken_up({"disk": 3000})
+    following.scrape(following.state.scrape.sample)
+    wiped, shared = following.blocks(), member.storage
+    for step in recorded("self-describing").steps[-8:]:
+        following.run(step, life="2.", scrape=False)
+    again = following.blocks()["SHARED"]
+    following.scrape(following.state.scrape.sample)
+    following.state.tiers.on_taken_up({"disk": 3000})
+    following.scrape(following.state.scrape.sample)
+
+    assert (first > 100, "SHARED" in wiped, shared) == (True, False, "")
+    assert (again, following.blocks()["SHARED"], member.storage) == (again, again, None)
+    assert again > 0

@@ -46,5 +46,5 @@ def test_the_rest_of_the_body_stays_as_it_is(body: dict[str, object], spaced: bo
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"no json", b'{"a":1', b'{"kv_transfer_params":null}'])
 def test_other_bodies_are_left_alone(body: bytes) -> None:
-    """A body that is no JSON object, or has parameters of KV transfer already, stays as it is."""
+    """Bodies stay as they are if they are no JSON object, or have parameters of KV transfer already."""
     assert without_loads(body, ["STORAGE"]) is None

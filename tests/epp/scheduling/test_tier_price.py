@@ -39,12 +39,12 @@ def test_a_measured_rate_replaces_the_default() -> None:
 
 
 def test_an_unknown_medium_has_a_rate() -> None:
-    """Connectors may send names unknown here; such a medium loads at the rate of the slowest known."""
+    """Media of unknown names load at the rate of the slowest that is known."""
     assert price_tiers(EndpointLoad("a"), 120, 0, {"CXL": 120}, DEFAULTS).loading == pytest.approx(0.24)
 
 
 def test_what_is_skipped_counts_as_not_cached() -> None:
-    """The tokens of a skipped medium, and of slower ones that follow in the prompt, are not cached."""
+    """A skipped medium's tokens are computed, and those of slower media, which follow in the prompt, too."""
     load = EndpointLoad("a", rate=1000.0, skipped_media=frozenset({"CPU"}))
     priced = price_tiers(load, 900, 3600, {"CPU": 400, "STORAGE": 100}, DEFAULTS)
 

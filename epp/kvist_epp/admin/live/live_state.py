@@ -240,9 +240,12 @@ class LiveState:
         }
 
     def _tiers(self, state: EndpointState) -> Json:
-        """Return the tokens that slower tiers of an endpoint hold by the index, by medium."""
-        index, found = self._registry.director.index, dict[str, int]()
-        for publisher in state.member.publishers:
+        """Return the tokens that slower tiers of an endpoint hold by the index, by medium; of a storage that
+        it shares, those of all that share it."""
+        director, member = self._registry.director, state.member
+        index, found = director.index, dict[str, int]()
+        shared = None if member.storage is None else director.lookup.storages.get(member.storage)
+        for publisher in member.publishers if shared is None else (*member.publishers, shared):
             for medium, blocks in index.blocks(publisher).items():
                 if medium != GPU:
                     found[medium] = found.get(medium, 0) + blocks * state.member.block_size
