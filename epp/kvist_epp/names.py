@@ -98,9 +98,6 @@ with the same name read what the others write."""
 LABEL_POOL: Final = "kvist.dev/pool"
 """Label of the pods of our own InferencePool: its name."""
 
-LABEL_KV_STORAGE: Final = "kvist.dev/kv-storage-namespace"
-"""Label of a pod: pods with the same value use each other's KV cache blocks on a shared volume. Without it
-blocks are of one pod."""
 POD_KV_TIERS: Final = "kvist.dev/kv-tiers"
 """Annotation of a pod: the places of its KV cache blocks besides the GPU, comma separated, of ``host``,
 ``disk`` and ``shared``."""

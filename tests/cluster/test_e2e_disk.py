@@ -133,7 +133,7 @@ async def test_memory_disk_and_a_shared_claim_are_bounded(claimed: Space) -> Non
     assert pod["metadata"]["annotations"]["kvist.dev/kv-tiers"] == "host,disk,shared"
     [cleaner] = await room.pods(**{"app.kubernetes.io/component": "kv-cleaner"})
     for name, container in ((pod["metadata"]["name"], "disk-cleaner"), (cleaner["metadata"]["name"], "")):
-        said = await room.log(name, **({"container": container} if container else {}))
+        said = await room.log(name, container=container)
         assert "removed" in said
         assert "more than the volume's" not in said
 
