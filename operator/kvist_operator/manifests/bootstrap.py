@@ -1,9 +1,10 @@
 """The configuration of the pool's own Envoy (v3 API, 1.40), with names where the guide has addresses. Pure.
 
-Envoy resolves ready engines by a headless Service. The picker's answer names addresses; ``override_host``
-uses the first one that DNS has returned. For a pod that is younger than the last look-up (two seconds) the
-fallback policy chooses another, which costs a cache hit and nothing more. ORIGINAL_DST would know every
-address at once, but has no fallback and connects to any address in a client's header.
+Envoy resolves engines by a headless Service, with a picker also those that are not ready: the picker chooses,
+and Envoy must have the first address of an empty pool by then. The picker's answer names addresses;
+``override_host`` uses the first one that DNS has returned. For a pod that is younger than the last look-up
+(two seconds) the fallback policy chooses another, which costs a cache hit and nothing more. ORIGINAL_DST
+would know every address at once, but has no fallback and connects to any address in a client's header.
 """
 
 from typing import Any, Final
