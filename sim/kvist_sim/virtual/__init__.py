@@ -3,6 +3,7 @@
 - ``world``: one run: engines, traffic and a policy on one agenda.
 - ``clock``: the agenda: what happens next.
 - ``engine``: an engine with its batch, block cache and events.
+- ``tiers``: slower places for blocks: memory, disk, a shared volume; their events.
 - ``fleet``: the engines of a run, and their changes over time.
 - ``traffic``: clients' sessions and turns.
 - ``jobs``: requests, their text, and their stay on one engine.

@@ -335,6 +335,9 @@ class _NoOverlaps:
     def match(self, blocks: Sequence[int], pods: Sequence[Any]) -> list[int]:  # noqa: ARG002
         raise LookupError("a replay has no world")
 
+    def lower(self, blocks: Sequence[int], pods: Sequence[Any], held: Sequence[int]) -> list[dict[str, int]]:  # noqa: ARG002
+        raise LookupError("a replay has no world")
+
 
 def replay(path: Path, fault: Callable[[int, Entry], bool] = lambda _number, _entry: False) -> Comparison:
     """Replay a trace and compare. ``fault``: inputs (by number) that a broken driver does not make."""

@@ -16,10 +16,13 @@ from kvist_epp.engines.vllm.engine_metrics import EngineSample
 from kvist_sim.engine.blocks import Blocks
 from kvist_sim.engine.timing import KV_CACHE_TOKENS, Timing
 from kvist_sim.virtual.jobs import BLOCK, Job
+from kvist_sim.virtual.tiers import EngineTiers, LoadNote, TierNote
 
-Note: TypeAlias = int | tuple[Job, int, int]
-"""The hash of a block that was evicted; or (job, first, end): its blocks ``first`` up to ``end`` were
-cached."""
+Note: TypeAlias = int | tuple[Job, int, int] | TierNote | LoadNote
+"""The hash of a block that was evicted; (job, first, end): its blocks ``first`` up to ``end`` were cached; or
+an event of slower places."""
+LEAST_STEP: Final = 1e-4
+"""Seconds of a step that only waits for a load."""
 
 
 class NotingPool(Blocks[int]):
@@ -42,6 +45,13 @@ class NotingPool(Blocks[int]):
         self.changes += 1
         self.cache(job.held[first:end], job.hashes[first:end])
         self.note(job, first, end)
+
+    def load(self, job: Job, first: int, end: int) -> None:
+        """Cache the job's blocks ``first`` up to ``end``, which were loaded from a slower place."""
+        self.changes += 1
+        self.cache(job.held[first:end], job.hashes[first:end])
+        if self._noting:
+            self._notes.append(LoadNote(job, first, end))
 
     def note(self, job: Job, first: int, end: int) -> None:
         """Mark these blocks as cached and record the event."""
@@ -110,15 +120,20 @@ class VirtualEngine:
     ``plan`` begins a step, ``complete`` ends it; between the two only ``add`` may be called.
     """
 
-    def __init__(self, hardware: Hardware, pool: NotingPool) -> None:
+    def __init__(self, hardware: Hardware, pool: NotingPool, tiers: EngineTiers | None = None) -> None:
         if hardware.max_num_seqs >= hardware.max_num_batched_tokens:
             raise ValueError("max_num_seqs must be below max_num_batched_tokens")
         self.hardware = hardware
         self.pool = pool
+        self.tiers = tiers
         self.totals = Totals()
         self.waiting: deque[Job] = deque()
         self.running: dict[Job, None] = {}
         """Jobs in order of admission."""
+        self._loading: list[Job] = []
+        """Jobs whose blocks are on their way from slower places, the first that will be there first."""
+        self._computed: list[tuple[Job, int, int]] = []
+        """Blocks of prompts that this step computes: (job, first, end)."""
         self._partial: Job | None = None
         """Job whose prompt is half computed; the last of ``running``."""
         self._fresh: list[Job] = []
@@ -135,7 +150,7 @@ class VirtualEngine:
     @property
     def idle(self) -> bool:
         """True without any job."""
-        return not self.running and not self.waiting
+        return not self.running and not self.waiting and not self._loading
 
     def add(self, job: Job) -> None:
         """Queue a job. All its blocks together must fit in the pool."""
@@ -144,6 +159,8 @@ class VirtualEngine:
     def plan(self, now: float) -> float:
         """Begin a step; return its length in seconds."""
         self._step += 1
+        if self._loading:
+            self._take_loaded(now)
         preempted = self._decode()
         decoding = len(self.running) - (self._partial is not None)
         budget = left = self.hardware.max_num_batched_tokens - decoding
@@ -153,10 +170,17 @@ class VirtualEngine:
         if not preempted and self.waiting:
             left = self._admit(left, now)
         singles = sum(job.computed == job.length - 1 >= job.prompt for job in self._fresh)
+        if self._loading and not self.running:
+            wait = max(LEAST_STEP, self._loading[0].ready_at - now)
+            return min(self.hardware.timing.step(0, 0), wait)
         return self.hardware.timing.step(budget - left - singles, decoding + singles)
 
     def complete(self, now: float) -> tuple[list[Job], list[Job]]:
         """End the step; return the jobs whose first token this is, and those that ended, in batch order."""
+        if self.tiers is not None:
+            for job, start, end in self._computed:
+                self.tiers.offload(job, start, end)
+            self._computed = []
         finished = self._ended()
         decoders = len(self.running) - len(self._fresh) - (self._partial is not None)
         self.totals.generated += decoders + len(self._fresh)
@@ -179,7 +203,15 @@ class VirtualEngine:
 
     def abandon(self) -> list[Job]:
         """Stop the engine and return the jobs it had."""
-        return [*self.running, *self.waiting]
+        return [*self.running, *self._loading, *self.waiting]
+
+    def take_notes(self) -> list[Note]:
+        """Return the events since the last call: loads into memory, then the GPU's, then what is copied from
+        the GPU."""
+        gpu = self.pool.take_notes()
+        if self.tiers is None:
+            return gpu
+        return [*self.tiers.take_loads(), *gpu, *self.tiers.take_offloads()]
 
     def sample(self) -> EngineSample:
         """Return the values that ``/metrics`` would report now."""
@@ -319,6 +351,9 @@ class VirtualEngine:
     def _admit(self, budget: int, now: float) -> int:
         """Takes up who waits while budget and blocks last; the budget left."""
         while self.waiting and budget > 0 and len(self.running) < self.hardware.max_num_seqs:
+            if self.tiers is not None and self._load(self.waiting[0], now):
+                self.waiting.popleft()
+                continue
             count = self._start(self.waiting[0], budget, now)
             if not count:
                 break
@@ -344,10 +379,44 @@ class VirtualEngine:
         if job.scheduled is None:
             job.scheduled, job.call.cached = now, job.computed
             self.totals.queries += job.length
-            self.totals.hits += job.computed
+            self.totals.hits += job.computed - sum(job.call.loaded.values())
         count = min(job.length - job.computed, budget)
         self._take(job, count)
         return count
+
+    def _load(self, job: Job, now: float) -> bool:
+        """Begin to load blocks that follow those on the GPU; return whether there are any."""
+        assert self.tiers is not None
+        pool, size = self.pool, self.hardware.block_size
+        if job.ready_at >= 0:
+            return False
+        hit = pool.hit(job.hashes, job.length)
+        most = (job.length - 1) // size
+        found = self.tiers.find(job.hashes[len(hit) : most], job.call.load_tiers)
+        if not found or len(found) + pool.evictable(hit) > pool.free_blocks:
+            return False
+        self.tiers.host.touch(job.hashes[: len(hit)])
+        pool.take(hit)
+        job.on_gpu, job.held = len(hit), hit + pool.allocate(len(found))
+        job.ready_at = self.tiers.load(job, len(hit), found, now)
+        for store in found:
+            medium = store.kind.medium
+            job.call.loaded[medium] = job.call.loaded.get(medium, 0) + size
+        at = next((n for n, each in enumerate(self._loading) if each.ready_at > job.ready_at), None)
+        self._loading.insert(len(self._loading) if at is None else at, job)
+        return True
+
+    def _take_loaded(self, now: float) -> None:
+        """Cache the blocks that have arrived; their jobs are the next that are admitted."""
+        there = []
+        while self._loading and self._loading[0].ready_at <= now:
+            job = self._loading.pop(0)
+            first, end = job.on_gpu, len(job.held)
+            self.pool.load(job, first, end)
+            self.pool.release(reversed(job.held))
+            job.held = []
+            there.append(job)
+        self.waiting.extendleft(reversed(there))
 
     def _still_refused(self) -> bool:
         _, need, changes = self._refused
@@ -362,9 +431,12 @@ class VirtualEngine:
         missing = self._missing(job, upto)
         if missing > 0:
             job.held += self.pool.allocate(missing)
-        full = upto // self.hardware.block_size
+        size = self.hardware.block_size
+        full = upto // size
         if full > job.stored:
             self.pool.store(job, job.stored, full)
+            if self.tiers is not None and job.stored < (last := min(full, job.prompt // size)):
+                self._computed.append((job, job.stored, last))
             job.stored = full
         if upto == job.length:
             self._partial = None

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvist_sim.virtual.engine import Hardware
+from kvist_sim.virtual.tiers import TierKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +29,5 @@ class Fleet:
     """Positions of engines that are absent at the start."""
     shared: bool = False
     """True for the ideal pool: all engines have one cache together."""
+    tiers: tuple[TierKind, ...] = ()
+    """Slower places of each engine, memory first; of medium ``SHARED`` there is one for all."""

@@ -32,6 +32,7 @@ _SOURCES: Final = (
     "fleet.py",
     "ideal.py",
     "jobs.py",
+    "tiers.py",
     "traffic.py",
     "world.py",
 )
@@ -119,7 +120,8 @@ class Remembered:
     def capacity(self, shape: Shape, fleet: Fleet, requests: int) -> float:
         """Return the capacity from the file, or measure it now."""
         key = blake2b(
-            repr((self._sources, shape.name, shape.summary, fleet.engines, requests)).encode(), digest_size=12
+            repr((self._sources, shape.name, shape.summary, fleet.engines, fleet.tiers, requests)).encode(),
+            digest_size=12,
         ).hexdigest()
         known = self._read()
         if key not in known:

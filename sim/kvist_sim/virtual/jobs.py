@@ -63,7 +63,11 @@ class Call:
     turns: Iterator[Any] | None = None
     """Further turns of the session."""
     cached: int = 0
-    """Prompt tokens found in the engine's cache."""
+    """Prompt tokens found in the engine's cache, or loaded into it."""
+    load_tiers: frozenset[str] | None = None
+    """Media from which the engine may load blocks (``kv_load_tiers`` of vLLM); None = all."""
+    loaded: dict[str, int] = field(default_factory=dict)
+    """Prompt tokens that were loaded, by medium."""
     first_token: float | None = None
     last_token: float | None = None
     status: CallStatus | None = None
@@ -117,6 +121,10 @@ class Job:
     """Step that ends with its last token."""
     scheduled: float | None = None
     preemptions: int = 0
+    on_gpu: int = 0
+    """Number of its first blocks that were on the GPU before others were loaded."""
+    ready_at: float = -1.0
+    """Time at which its blocks are loaded; -1: none were."""
 
     @classmethod
     def of(cls, call: Call) -> "Job":

@@ -37,6 +37,7 @@ from kvist_epp.telemetry.metrics import PickerMetrics
 from kvist_epp.telemetry.request_log import LogWriter, RequestLine, RequestLog
 from kvist_sim.virtual.jobs import BLOCK, Call, block_text
 from kvist_sim.virtual.policy import Context, Pod, Request, Spec
+from kvist_sim.virtual.tiers import LoadNote, TierNote
 
 ROOT: Final[Root] = (None, None)
 SETTINGS: Final = Settings(max_endpoints=1, queue_bytes=1 << 40)
@@ -71,19 +72,23 @@ class IndexFeed:
             if isinstance(note, int):
                 removed.append(note)
                 continue
+            if isinstance(note, TierNote):
+                continue  # the index of this revision knows GPUs; see issue 18, part 3
             if removed:
                 self.index.removed(number, removed)
                 removed = []
             job, first, end = note
-            self._stored(pod, job, first, end, now)
+            self._stored(pod, job, first, end, now, loaded=isinstance(note, LoadNote))
         if removed:
             self.index.removed(number, removed)
 
-    def _stored(self, pod: Pod, job: Any, first: int, end: int, now: float) -> None:
+    def _stored(self, pod: Pod, job: Any, first: int, end: int, now: float, *, loaded: bool) -> None:
         call: Call = job.call
         names, texts = job.hashes[first:end], block_text(call, first, end)
         parent = job.hashes[first - 1] if first else None
         self.index.stored(self.numbers[pod], ROOT, parent, names, texts, block_size=BLOCK)
+        if loaded:
+            return  # nothing was computed
         prompt = first * BLOCK < call.tokens
         tokens = min(end * BLOCK, call.tokens) - first * BLOCK if prompt else (end - first) * BLOCK
         for router in self.routers:

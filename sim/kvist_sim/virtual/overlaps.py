@@ -8,6 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvist_sim.virtual.policy import Pod
+from kvist_sim.virtual.tiers import DISK, HOST, SHARED, TierNote
+
+MEDIA = (HOST, DISK, SHARED)
+"""Slower places, the fastest first."""
 
 
 class BlockOverlaps:
@@ -18,6 +22,8 @@ class BlockOverlaps:
         """Bits of the holding pods by hash."""
         self._copies: dict[tuple[int, int], int] = {}
         """Copies beyond the first by (bit, hash)."""
+        self._lower: dict[tuple[str, int], int] = {}
+        """Bits of the pods that hold a hash in a slower place, by (medium, hash)."""
         self._live = 0
 
     def joined(self, pod: Pod) -> None:
@@ -36,7 +42,9 @@ class BlockOverlaps:
         for note in notes:
             if isinstance(note, int):
                 self._removed(bit, note)
-            else:
+            elif isinstance(note, TierNote):
+                self._slower(bit, note)
+            else:  # what is loaded is announced as what is computed
                 job, first, end = note
                 self._stored(bit, job.hashes[first:end])
 
@@ -53,6 +61,36 @@ class BlockOverlaps:
                     break
         depth.append((reached, len(blocks)))
         return [next((n for bits, n in depth if bits >> pod.number & 1), 0) for pod in pods]
+
+    def lower(self, blocks: Sequence[int], pods: Sequence[Pod], held: Sequence[int]) -> list[dict[str, int]]:
+        """Return the blocks of each pod by medium that follow those on its GPU, of which there are ``held``.
+
+        A shared volume has the blocks of all pods.
+        """
+        if not self._lower:
+            return [{} for _ in pods]
+        return [self._lower_of(blocks, 1 << pod.number, there) for pod, there in zip(pods, held, strict=True)]
+
+    def _lower_of(self, blocks: Sequence[int], bit: int, held: int) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for name in blocks[held:]:
+            place = next(
+                (m for m in MEDIA if self._lower.get((m, name), 0) & (~0 if m == SHARED else bit)), ""
+            )
+            if not place:
+                break
+            found[place] = found.get(place, 0) + 1
+        return found
+
+    def _slower(self, bit: int, note: TierNote) -> None:
+        for name in note.names:
+            key = note.medium, name
+            holders = self._lower.get(key, 0)
+            holders = holders | bit if note.stored else holders & ~bit
+            if holders:
+                self._lower[key] = holders
+            else:
+                self._lower.pop(key, None)
 
     def _stored(self, bit: int, names: Sequence[int]) -> None:
         holders, get = self._holders, self._holders.get

@@ -82,6 +82,10 @@ class Overlaps(Protocol):
     def match(self, blocks: Sequence[int], pods: Sequence[Pod]) -> list[int]:
         """Return the number of first blocks that each pod holds, in the order of ``pods``."""
 
+    def lower(self, blocks: Sequence[int], pods: Sequence[Pod], held: Sequence[int]) -> list[dict[str, int]]:
+        """Return how many of the blocks after the ``held`` first ones each pod has in slower places, by
+        medium; a gap ends them."""
+
 
 class Feed(Protocol):
     """Takes in the events of engines; one for all replicas, since all get the same."""

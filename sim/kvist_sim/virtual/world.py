@@ -12,6 +12,7 @@ from kvist_sim.virtual.fleet import Change, Fleet
 from kvist_sim.virtual.jobs import Call, CallStatus, Job
 from kvist_sim.virtual.overlaps import BlockOverlaps
 from kvist_sim.virtual.policy import Context, Feed, Pod, Policy, Sample, Spec
+from kvist_sim.virtual.tiers import SHARED, EngineTiers, TierKind, TierStore
 from kvist_sim.virtual.traffic import Burst, Session, Shape, Turn
 
 WARM_SHARE: Final = 0.25
@@ -93,6 +94,7 @@ class World:
         self._sessions = 0
         self._preemptions = 0
         self._pool = self._shared_pool() if fleet.shared else None
+        self._volumes: dict[TierKind, TierStore] = {}
         self._dice = Random(f"replicas {seed}")
         self._feed = self._make_feed()
         self._routers = self._make_routers()
@@ -235,15 +237,30 @@ class World:
     # Engines
 
     def _shared_pool(self) -> NotingPool:
+        """Return one cache for all: everything that the GPUs and slower places of the pool hold, on GPUs."""
         engines = self._fleet.engines
-        return NotingPool(sum(one.blocks for one in engines), engines[0].block_size, noting=False)
+        blocks = sum(one.blocks for one in engines)
+        for kind in self._fleet.tiers:
+            blocks += kind.blocks * (1 if kind.medium == SHARED else len(engines))
+        return NotingPool(blocks, engines[0].block_size, noting=False)
+
+    def _tiers(self) -> EngineTiers | None:
+        """Return the slower places of an engine that joins; only the shared one has blocks."""
+        if not self._fleet.tiers or self._pool is not None:
+            return None
+        host, *others = self._fleet.tiers
+        stores = [
+            self._volumes.setdefault(kind, TierStore(kind)) if kind.medium == SHARED else TierStore(kind)
+            for kind in others
+        ]
+        return EngineTiers(TierStore(host), stores, seed=self._seed << 16 | self._numbers)
 
     def _join(self, position: int) -> None:
         hardware = self._fleet.engines[position]
         pool = self._pool or NotingPool(hardware.blocks, hardware.block_size, noting=self._feed is not None)
         pod = Pod(self._numbers, f"pod-{self._numbers}", hardware.blocks, hardware.block_size)
         self._numbers += 1
-        site = self.sites[pod] = Site(pod, VirtualEngine(hardware, pool), position)
+        site = self.sites[pod] = Site(pod, VirtualEngine(hardware, pool, self._tiers()), position)
         self._pods += (pod,)
         if self._feed is not None:
             self._feed.joined(pod)
@@ -295,7 +312,7 @@ class World:
             return
         engine, now = site.engine, self.agenda.now
         first, finished = engine.complete(now)
-        if self._feed is not None and (notes := engine.pool.take_notes()):
+        if self._feed is not None and (notes := engine.take_notes()):
             self.agenda.at(now + self._setting.events, self._tell, (site, notes))
         for job in first:
             self._replica[job.call].first_token(job.call, site.pod, now)
@@ -341,5 +358,9 @@ class _Nothing:
     """No events are followed."""
 
     def match(self, blocks: Sequence[int], pods: Sequence[Pod]) -> list[int]:  # noqa: ARG002
+        """Refuse. Raises LookupError."""
+        raise LookupError("this policy's Spec.events is False")
+
+    def lower(self, blocks: Sequence[int], pods: Sequence[Pod], held: Sequence[int]) -> list[dict[str, int]]:  # noqa: ARG002
         """Refuse. Raises LookupError."""
         raise LookupError("this policy's Spec.events is False")

@@ -10,18 +10,21 @@ documentation (1.6); in KV blocks, least wins::
 Active prefill tokens are the uncached tokens of requests whose first token is not out. Temperature 0 takes
 the least, equal ones by lot; above 0, softmax of the negative costs, min-max normalised, over the
 temperature. Defaults as ai-dynamo-runtime 1.6.1 prints them; generated tokens are not tracked
-(``router_track_output_blocks`` false), the decay of the credit is off (0), and there are no tiers here but
-the device.
+(``router_track_output_blocks`` false), and the decay of the credit is off (0). Blocks that follow those on
+the device and are in a slower place have a smaller credit: ``--router-host-cache-hit-weight``,
+``--router-disk-cache-hit-weight`` and ``--shared-cache-multiplier``. The real router takes no shared pool
+from vLLM's own tiers (locality ``REMOTE`` is dropped); here it has its credit, which is kinder.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
 from random import Random
 from typing import Final
 
 from kvist_sim.virtual.policy import Context, Pod, Request
+from kvist_sim.virtual.tiers import DISK, HOST, SHARED
 
 from .counters import Prefill, depth, least
 
@@ -32,6 +35,9 @@ class Weights:
 
     overlap_score_credit: float = 1.0
     """Credit for a block held on the device."""
+    host_cache_hit_weight: float = 0.75
+    disk_cache_hit_weight: float = 0.25
+    shared_cache_multiplier: float = 0.5
     prefill_load_scale: float = 1.0
     decode_active_request_weight: float = 0.0
     """Blocks a running request counts for besides its own."""
@@ -52,11 +58,13 @@ class Dynamo(Prefill):
 
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
         held = self._context.overlaps.match(request.blocks, pods)
-        costs = [self._cost(request, pod, blocks) for pod, blocks in zip(pods, held, strict=True)]
+        lower = self._context.overlaps.lower(request.blocks, pods, held)
+        credited = [blocks + credit(below, self._weights) for blocks, below in zip(held, lower, strict=True)]
+        costs = [self._cost(request, pod, blocks) for pod, blocks in zip(pods, credited, strict=True)]
         uncached = [request.tokens - blocks * self._context.block_size for blocks in held]
         return self.expect(uncached, pick(costs, self._weights.router_temperature, self._context.random))
 
-    def _cost(self, request: Request, pod: Pod, held: int) -> float:
+    def _cost(self, request: Request, pod: Pod, held: float) -> float:
         raw = (self.tokens[pod] + request.tokens) / self._context.block_size
         active = self._active[pod]
         decode = len(active) + len(request.blocks) - depth(request.blocks, active)
@@ -82,7 +90,17 @@ class Dynamo(Prefill):
         self._active.pop(pod, None)
 
 
-def cost(raw_prefill: float, held: int, decode: int, requests: int, weights: Weights = DEFAULT) -> float:
+def credit(lower: Mapping[str, int], weights: Weights = DEFAULT) -> float:
+    """Return the credit for blocks in slower places, in blocks on the device."""
+    each = {
+        HOST: weights.host_cache_hit_weight,
+        DISK: weights.disk_cache_hit_weight,
+        SHARED: weights.shared_cache_multiplier,
+    }
+    return sum(each[medium] * blocks for medium, blocks in lower.items())
+
+
+def cost(raw_prefill: float, held: float, decode: int, requests: int, weights: Weights = DEFAULT) -> float:
     """Return the cost of one pod, in blocks."""
     prefill = max(raw_prefill - weights.overlap_score_credit * held, 0.0)
     waiting = weights.prefill_load_scale * prefill

@@ -27,11 +27,12 @@ llm-d's speculative entries: what was just routed counts as held until the engin
 """
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kvist_sim.virtual.policy import Context, Overlaps, Pod, Quiet, Request
+from kvist_sim.virtual.tiers import HOST
 
 from .counters import Prefill, depth, most
 
@@ -53,9 +54,22 @@ def kv_cache_utilization(usage: Sequence[float]) -> list[float]:
     return [1.0 - share for share in usage]
 
 
-def prefix(held: Sequence[int], total: int) -> list[float]:
+def prefix(held: Sequence[float], total: int) -> list[float]:
     """``prefix-cache-scorer`` with ``matchLengthWeight`` 0: the share of the prompt's blocks held."""
     return [blocks / total if total else 0.0 for blocks in held]
+
+
+HOST_WEIGHT: Final = 0.8
+"""Weight of a block in memory in the prefix score; that of all other media is 1."""
+
+
+def with_lower(held: Sequence[int], lower: Sequence[Mapping[str, int]]) -> list[float]:
+    """Return the blocks of each pod, those in slower places by their weight."""
+    weights = {HOST: HOST_WEIGHT}
+    return [
+        blocks + sum(weights.get(medium, 1.0) * number for medium, number in below.items())
+        for blocks, below in zip(held, lower, strict=True)
+    ]
 
 
 def token_load(tokens: Sequence[int], threshold: int = QUEUE_THRESHOLD_TOKENS) -> list[float]:
@@ -108,6 +122,10 @@ class Speculative:
         held = self._overlaps.match(blocks, pods)
         return [max(sure, depth(blocks, self._until[pod])) for sure, pod in zip(held, pods, strict=True)]
 
+    def weighted(self, blocks: Sequence[int], pods: Sequence[Pod], held: Sequence[int]) -> list[float]:
+        """Return the blocks of each pod with those in slower places, by their weight."""
+        return with_lower(held, self._overlaps.lower(blocks, pods, held))
+
     def routed(self, blocks: Sequence[int], pod: Pod, now: float) -> None:
         """The pod will hold all of these."""
         until = now + self._ttl
@@ -153,7 +171,7 @@ class Sticky(Prefill):
         held = self._index.match(request.blocks, pods, now)
         uncached = [request.tokens - blocks * self._context.block_size for blocks in held]
         loads = [self.tokens[pod] for pod in pods]
-        shares = prefix(held, len(request.blocks))
+        shares = prefix(self._index.weighted(request.blocks, pods, held), len(request.blocks))
         kept = keep(shares, [load / self._context.prefill_rate for load in loads], self._affinity)
         scores = token_load([loads[i] + uncached[i] for i in kept])
         return self.expect(uncached, kept[most(scores, self._context.random)])
@@ -209,7 +227,8 @@ class Weighted(Quiet):
         held = self._index.match(request.blocks, pods, now)
         self._cold = not any(held)
         lru = self._lru.scores([pod.number for pod in pods], cold=self._cold)
-        return most(blend(pods, prefix(held, len(request.blocks)), lru, self._weights), self._random)
+        shares = prefix(self._index.weighted(request.blocks, pods, held), len(request.blocks))
+        return most(blend(pods, shares, lru, self._weights), self._random)
 
     def routed(self, request: Request, pod: Pod, now: float) -> None:
         self._index.routed(request.blocks, pod, now)

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Final
 
-from kvist_sim.virtual.engine import Hardware
+from kvist_sim.engine.timing import KV_BYTES_PER_TOKEN
+from kvist_sim.virtual.engine import H100, Hardware
 from kvist_sim.virtual.fleet import Change, Fleet
+from kvist_sim.virtual.tiers import DISK, GIB, HOST, NETWORK, NVME, PCIE, SHARED, TierKind
 from kvist_sim.virtual.traffic import Shape
 from kvist_sim.virtual.workloads import dialogues, prefixes
 
@@ -55,6 +57,26 @@ def rolling(engines: int) -> Fleet:
     down = tuple(Change(0.3 + span * one, one, up=False, gently=True) for one in range(engines))
     up = tuple(Change(0.3 + span * (one + 0.5), one, up=True) for one in range(engines))
     return replace(even(engines), changes=tuple(sorted(down + up, key=lambda change: change.share)))
+
+
+def memory_and_disk(engines: int) -> Fleet:
+    """Each engine has 256 GiB of memory and a local drive for blocks: four times what its GPU holds, and
+    thirty times."""
+    tiers = (TierKind.of(HOST, 256 * GIB, PCIE), TierKind.of(DISK, 1920 * GIB, NVME))
+    return replace(even(engines), tiers=tiers)
+
+
+def memory_and_volume(engines: int) -> Fleet:
+    """Each engine has 64 GiB of memory, as much as its GPU, and all of them one volume behind a network."""
+    tiers = (TierKind.of(HOST, 64 * GIB, PCIE), TierKind.of(SHARED, 32 * 1024 * GIB, NETWORK))
+    return replace(even(engines), tiers=tiers)
+
+
+def memory_and_slow_disk(engines: int) -> Fleet:
+    """As memory_and_disk, but the disk reads a block in four times the time in which it is computed."""
+    bandwidth = KV_BYTES_PER_TOKEN * H100.prefill_tokens_per_second / 4
+    tiers = (TierKind.of(HOST, 64 * GIB, PCIE), TierKind.of(DISK, 1920 * GIB, bandwidth))
+    return replace(even(engines), tiers=tiers)
 
 
 def _pool_tokens(engines: int) -> int:
@@ -178,6 +200,37 @@ def _tools(engines: int) -> Shape:
     )
 
 
+def _returning(engines: int) -> Shape:
+    return Shape(
+        name="returning",
+        summary="chats of 3-9 turns that come back after 90 s, about 6,000 tokens at the start",
+        bursts=dialogues.returning(engines, (3, 9), 90.0),
+        requests=6.0,
+        standing=500.0,
+    )
+
+
+def _library(engines: int) -> Shape:
+    return Shape(
+        name="library",
+        summary="questions about documents of 8,000-32,000 tokens, twice what all GPUs hold, Zipf 0.6",
+        bursts=dialogues.documents(round(2 * _pool_tokens(engines) / 20_000), (8_000, 32_000), 0.6, (1, 2)),
+        requests=1.5,
+        standing=10.0,
+        ttft=5.0,
+    )
+
+
+def _archive(engines: int) -> Shape:
+    return Shape(
+        name="archive",
+        summary="as returning, after 180 s, with a disk that is slower than computing",
+        bursts=dialogues.returning(engines, (3, 6), 180.0),
+        requests=4.5,
+        standing=700.0,
+    )
+
+
 CASES: Final = (
     Case("system-prompts", _system_prompts, even),
     Case("groups", _groups, even),
@@ -192,6 +245,9 @@ CASES: Final = (
     Case("rollouts", _rollouts, even),
     Case("pod-lost", _system_prompts, losing),
     Case("scaling", _chat, scaling),
+    Case("returning", _returning, memory_and_disk),
+    Case("library", _library, memory_and_volume),
+    Case("archive", _archive, memory_and_slow_disk),
     Case("reviews", _reviews, even, held_out=True),
     Case("tools", _tools, even, held_out=True),
 )

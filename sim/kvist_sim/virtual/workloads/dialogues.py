@@ -26,6 +26,23 @@ def chats(systems: int, turns: tuple[int, int], think: float) -> Bursts:
     return _of_shared(systems, 900, session)
 
 
+def returning(systems: int, turns: tuple[int, int], away: float) -> Bursts:
+    """People who bring a long text, leave for ``away`` seconds on average, and come back to it."""
+
+    def session(system: Passage, random: Random) -> Session:
+        so_far = system.on(lognormal(random, 5_000, 0.6, 500, 24_000), random)
+        for _ in range(random.randint(*turns)):
+            prompt = so_far.on(lognormal(random, 120, 0.9, 8, 4_000), random)
+            pause = away / 3 + random.expovariate(1.5 / away)
+            turn = answer(
+                prompt, lognormal(random, 250, 0.7, 8, 2_000), random, max_tokens=2_048, pause=pause
+            )
+            so_far = turn.whole
+            yield turn
+
+    return _of_shared(systems, 900, session)
+
+
 def agents(tools: int, steps: tuple[int, int]) -> Bursts:
     """Programs that call tools: short answers, large results, seconds between; up to tens of thousands of
     tokens."""

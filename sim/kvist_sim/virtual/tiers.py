@@ -1,0 +1,181 @@
+"""Slower places for blocks in virtual time: an engine's memory and disk, and a volume that engines share.
+
+As vLLM's offloading connector (``v1/kv_offload/tiering``, 0.32): blocks of prompts are copied to the memory
+and on to every file tier as soon as they are computed. What a request finds neither on the GPU nor missing is
+loaded before the request is admitted, while others run; a block on a disk goes through the memory. Each place
+reads one block after the other, so that loads wait for each other; writes delay no reads.
+
+Events are those of a real engine with a host tier and a disk tier, as recorded with vLLM 0.32:
+
+- Blocks that are computed: the GPU's event; then, in a later batch, one event of the memory for each block,
+  in no order, so that children come before parents; then, later still, the disk's in the same order. Blocks
+  that leave the memory for them are in one event before.
+- Blocks that are read from a disk: for each block that leaves the memory an event of its own; one event of
+  the memory for each block, in their order; later the GPU's, which has no parent if the GPU had nothing.
+- Blocks that leave a disk: none.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final, NamedTuple
+
+from kvist_sim.engine.timing import KV_BYTES_PER_TOKEN
+from kvist_sim.virtual.jobs import BLOCK, Job
+
+HOST: Final = "CPU"
+DISK: Final = "STORAGE"
+SHARED: Final = "SHARED"
+"""Media as the picker's index calls them; events say ``STORAGE`` with locality ``REMOTE`` for the last."""
+PCIE: Final = 64e9
+"""Bytes per second in one direction: PCIe 5 with 16 lanes (data sheet of the H100: 128 GB/s both ways)."""
+NVME: Final = 7e9
+"""Bytes per second of a drive with four lanes of PCIe 4, of which the link carries 7.9."""
+NETWORK: Final = 12.5e9
+"""Bytes per second of a volume behind 100 Gbit/s, for all engines together."""
+GIB: Final = 1 << 30
+
+
+class TierNote(NamedTuple):
+    """An event of a slower place."""
+
+    medium: str
+    stored: bool
+    names: tuple[int, ...]
+    """Hashes: one of a stored block, all of those removed."""
+    parent: int | None = None
+    """Hash of the block before a stored one; None for the first of a prompt."""
+
+
+class LoadNote(NamedTuple):
+    """The GPU announces blocks that were loaded, not computed: blocks ``first`` up to ``end`` of the job.
+
+    A real event has no parent if nothing of the prompt was on the GPU, whatever was loaded before.
+    """
+
+    job: Job
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierKind:
+    """Size and speed of one place."""
+
+    medium: str
+    blocks: int
+    block_seconds: float
+    """Seconds to read one block."""
+
+    @classmethod
+    def of(cls, medium: str, size: float, bandwidth: float) -> "TierKind":
+        """Return a place of ``size`` bytes that reads ``bandwidth`` bytes per second."""
+        each = KV_BYTES_PER_TOKEN * BLOCK
+        return cls(medium, int(size // each), each / bandwidth)
+
+
+class TierStore:
+    """The blocks in one place, the least recently used first."""
+
+    def __init__(self, kind: TierKind) -> None:
+        self.kind = kind
+        self._names: OrderedDict[int, None] = OrderedDict()
+        self._free_at = 0.0
+        """Time at which all reads that have begun are over."""
+
+    def __contains__(self, name: int) -> bool:
+        return name in self._names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def touch(self, names: Iterable[int]) -> None:
+        """Mark blocks as just used."""
+        for name in names:
+            if name in self._names:
+                self._names.move_to_end(name)
+
+    def add(self, name: int) -> bool:
+        """Store a block, or mark it as just used; return whether it is new."""
+        new = name not in self._names
+        self._names[name] = None
+        self._names.move_to_end(name)
+        return new
+
+    def shrink(self) -> list[int]:
+        """Drop the least recently used blocks beyond the size, and return them."""
+        return [self._names.popitem(last=False)[0] for _ in range(len(self) - self.kind.blocks)]
+
+    def read(self, blocks: int, now: float) -> float:
+        """Return the time at which so many more blocks have been read."""
+        self._free_at = max(now, self._free_at) + blocks * self.kind.block_seconds
+        return self._free_at
+
+
+class EngineTiers:
+    """The places of one engine: memory first, then disks; a shared volume is a store of several engines."""
+
+    def __init__(self, host: TierStore, disks: Sequence[TierStore] = (), *, seed: int = 0) -> None:
+        self.host = host
+        self.disks = tuple(disks)
+        self._random = Random(f"order of events {seed}")
+        self._loads: list[TierNote] = []
+        self._offloads: list[TierNote] = []
+
+    def find(self, names: Sequence[int], allowed: frozenset[str] | None = None) -> list[TierStore]:
+        """Return where each of the first blocks is that can be loaded, up to one that is nowhere.
+
+        ``allowed``: media that may be read (``kv_load_tiers`` of a request); None = all.
+        """
+        stores = [s for s in (self.host, *self.disks) if allowed is None or s.kind.medium in allowed]
+        found = []
+        for name in names:
+            store = next((store for store in stores if name in store), None)
+            if store is None:
+                break
+            found.append(store)
+        return found
+
+    def load(self, job: Job, first: int, found: Sequence[TierStore], now: float) -> float:
+        """Begin to load blocks of a job from ``first`` on; return the time at which they are on the GPU."""
+        there = now
+        for disk in self.disks:
+            at = [first + n for n, store in enumerate(found) if store is disk]
+            if at:
+                there = max(there, disk.read(len(at), now))
+                disk.touch(job.hashes[n] for n in at)
+                self._promote(job, at)
+        self.host.touch(job.hashes[first : first + len(found)])
+        return self.host.read(len(found), there)
+
+    def offload(self, job: Job, first: int, end: int) -> None:
+        """Copy computed blocks of a job to every place."""
+        order = list(range(first, end))
+        self._random.shuffle(order)
+        for store in (self.host, *self.disks):
+            new = [at for at in order if store.add(job.hashes[at])]
+            gone = tuple(store.shrink())
+            if gone and store is self.host:
+                self._offloads.append(TierNote(HOST, False, gone))
+            self._offloads += [_stored(store.kind.medium, job, at) for at in new]
+
+    def _promote(self, job: Job, positions: Sequence[int]) -> None:
+        """Put blocks that are read from a disk into memory."""
+        stored = [_stored(HOST, job, at) for at in positions if self.host.add(job.hashes[at])]
+        self._loads += [TierNote(HOST, False, (name,)) for name in self.host.shrink()]
+        self._loads += stored
+
+    def take_loads(self) -> list[TierNote]:
+        """Return the events of loads since the last call; the GPU announces these blocks later."""
+        taken, self._loads = self._loads, []
+        return taken
+
+    def take_offloads(self) -> list[TierNote]:
+        """Return the events of blocks that the GPU has announced before."""
+        taken, self._offloads = self._offloads, []
+        return taken
+
+
+def _stored(medium: str, job: Job, at: int) -> TierNote:
+    return TierNote(medium, True, (job.hashes[at],), job.hashes[at - 1] if at else None)
