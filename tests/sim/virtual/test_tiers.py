@@ -151,8 +151,8 @@ def notes(where: VirtualEngine) -> list[TierNote | LoadNote | tuple[Job, int, in
 
 
 def test_events_of_computed_blocks_come_one_by_one_and_out_of_order() -> None:
-    """As recorded: the GPU's event, then one event of the memory for each block, children before parents,
-    then the disk's in the same order; each names its parent."""
+    """The order is as recorded: the GPU's event, then one event of the memory for each block, children before
+    parents, then the disk's in the same order; each names its parent."""
     where = engine(disk())
     text = prompt()
     ask(where, text)
@@ -171,7 +171,7 @@ def test_events_of_computed_blocks_come_one_by_one_and_out_of_order() -> None:
 
 
 def test_a_block_from_disk_is_in_memory_before_it_is_on_the_gpu() -> None:
-    """As recorded: blocks leave the memory one by one, others take their place in order, and the GPU's event
+    """Blocks leave the memory one by one as recorded, others take their place in order, and the GPU's event
     covers the whole prefix that was loaded."""
     where = engine(disk())
     text = prompt()
