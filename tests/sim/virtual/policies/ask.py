@@ -40,6 +40,15 @@ class Held:
         """Never more than the prompt has."""
         return [min(self.blocks.get(pod.number, 0), len(blocks)) for pod in pods]
 
+    def lower(
+        self,
+        blocks: Sequence[int],  # noqa: ARG002
+        pods: Sequence[Pod],
+        held: Sequence[int],  # noqa: ARG002
+    ) -> list[dict[str, int]]:
+        """Nothing: no pod has slower places."""
+        return [{} for _ in pods]
+
 
 def pods(count: int, *samples: Sample) -> list[Pod]:
     """Pods 0, 1, …, the first of them scraped with these samples."""
