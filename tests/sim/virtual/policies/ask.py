@@ -42,9 +42,9 @@ class Held:
 
     def lower(
         self,
-        blocks: Sequence[int],  # noqa: ARG002
+        blocks: Sequence[int],
         pods: Sequence[Pod],
-        held: Sequence[int],  # noqa: ARG002
+        held: Sequence[int],
     ) -> list[dict[str, int]]:
         """Nothing: no pod has slower places."""
         return [{} for _ in pods]
