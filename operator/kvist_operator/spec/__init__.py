@@ -3,7 +3,8 @@
 - ``pool``: the records of the spec.
 - ``pool_reader``: reads the whole resource; the only module that knows the names of its fields.
 - ``preset``: the fields that a pool leaves to an ``InferencePoolPreset``.
-- ``offload``, ``offload_reader``: the records of ``spec.offload``, and their reader.
+- ``offload``: the records of ``spec.offload``.
+- ``offload_reader``: reads ``spec.offload``.
 - ``rollout_reader``: reads ``spec.rollout``.
 - ``network_policy_reader``: reads ``spec.networkPolicy``.
 - ``interconnect_reader``: reads ``spec.interconnect``.
