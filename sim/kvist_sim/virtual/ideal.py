@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from kvist_sim.virtual.fleet import Fleet
+from kvist_sim.virtual.jobs import Call
 from kvist_sim.virtual.judge import judge
 from kvist_sim.virtual.noting_pool import NotingPool
 from kvist_sim.virtual.policy import Context, Pod, Quiet, Request, Spec
+from kvist_sim.virtual.tiers import TierKind
 from kvist_sim.virtual.traffic import Shape
 from kvist_sim.virtual.world import World
 
@@ -43,10 +45,15 @@ class TooFewRequestsError(Exception):
 
 
 class Ideal(Quiet):
-    """The engine with the least prompt tokens to compute; all hit the same cache, whose state it sees."""
+    """The engine with the least prompt tokens to compute; all hit the same cache, whose state it sees.
 
-    def __init__(self, pool: Callable[[Pod], NotingPool], rates: Callable[[Pod], float]) -> None:
-        self._pool, self._rates = pool, rates
+    Engines load from no place in which a block takes longer than computing it.
+    """
+
+    def __init__(
+        self, pool: Callable[[Pod], NotingPool], rates: Callable[[Pod], float], tiers: Sequence[TierKind] = ()
+    ) -> None:
+        self._pool, self._rates, self._tiers = pool, rates, tiers
         self._owed: dict[Pod, float] = {}
         self._running: dict[Pod, int] = {}
         self._uncached: dict[Request, int] = {}
@@ -56,6 +63,9 @@ class Ideal(Quiet):
 
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:  # noqa: ARG002
         held = self._pool(pods[0]).held_prefix(request.blocks, request.tokens) * pods[0].block_size
+        if self._tiers and isinstance(request, Call):
+            most = pods[0].block_size / max(map(self._rates, pods))
+            request.load_tiers = frozenset(k.medium for k in self._tiers if k.block_seconds < most)
         self._uncached[request] = request.tokens - held
         return min(range(len(pods)), key=lambda at: self._cost(pods[at], request.tokens - held))
 
@@ -81,6 +91,7 @@ def ideal_world(shape: Shape, fleet: Fleet, *, rate: float, requests: int, seed:
         return Ideal(
             lambda pod: world.sites[pod].engine.pool,
             lambda pod: world.sites[pod].engine.hardware.timing.prefill_tokens_per_second,
+            fleet.tiers,
         )
 
     spec = Spec("ideal", "one cache for all, true state", make)

@@ -78,9 +78,10 @@ class TierKind:
 class TierStore:
     """The blocks in one place, the least recently used first."""
 
-    def __init__(self, kind: TierKind) -> None:
+    def __init__(self, kind: TierKind, same: "TierStore | None" = None) -> None:
+        """``same``: a store with the same blocks, which is read by its own way (of the ideal pool)."""
         self.kind = kind
-        self._names: OrderedDict[int, None] = OrderedDict()
+        self._names: OrderedDict[int, None] = OrderedDict() if same is None else same._names
         self._free_at = 0.0
         """Time at which all reads that have begun are over."""
 
@@ -116,9 +117,13 @@ class TierStore:
 class EngineTiers:
     """The places of one engine: memory first, then disks; a shared volume is a store of several engines."""
 
-    def __init__(self, host: TierStore, disks: Sequence[TierStore] = (), *, seed: int = 0) -> None:
+    def __init__(
+        self, host: TierStore, disks: Sequence[TierStore] = (), *, seed: int = 0, noting: bool = True
+    ) -> None:
+        """``noting``: there is a router that takes the events."""
         self.host = host
         self.disks = tuple(disks)
+        self._noting = noting
         self._random = Random(f"order of events {seed}")
         self._loads: list[TierNote] = []
         self._offloads: list[TierNote] = []
@@ -129,12 +134,21 @@ class EngineTiers:
         ``allowed``: media that may be read (``kv_load_tiers`` of a request); None = all.
         """
         stores = [s for s in (self.host, *self.disks) if allowed is None or s.kind.medium in allowed]
-        found = []
+        found: list[TierStore] = []
+        if not stores:
+            return found
+        first, *others = stores
+        near = first._names
         for name in names:
-            store = next((store for store in stores if name in store), None)
-            if store is None:
+            if name in near:
+                found.append(first)
+                continue
+            for store in others:
+                if name in store._names:
+                    found.append(store)
+                    break
+            else:
                 break
-            found.append(store)
         return found
 
     def load(self, job: Job, first: int, found: Sequence[TierStore], now: float) -> float:
@@ -156,6 +170,8 @@ class EngineTiers:
         for store in (self.host, *self.disks):
             new = [at for at in order if store.add(job.hashes[at])]
             gone = tuple(store.shrink())
+            if not self._noting:
+                continue
             if gone and store is self.host:
                 self._offloads.append(TierNote(HOST, False, gone))
             self._offloads += [_stored(store.kind.medium, job, at) for at in new]
@@ -163,8 +179,10 @@ class EngineTiers:
     def _promote(self, job: Job, positions: Sequence[int]) -> None:
         """Put blocks that are read from a disk into memory."""
         stored = [_stored(HOST, job, at) for at in positions if self.host.add(job.hashes[at])]
-        self._loads += [TierNote(HOST, False, (name,)) for name in self.host.shrink()]
-        self._loads += stored
+        gone = self.host.shrink()
+        if self._noting:
+            self._loads += [TierNote(HOST, False, (name,)) for name in gone]
+            self._loads += stored
 
     def take_loads(self) -> list[TierNote]:
         """Return the events of loads since the last call; the GPU announces these blocks later."""

@@ -238,23 +238,27 @@ class World:
     # Engines
 
     def _shared_pool(self) -> NotingPool:
-        """Return one cache for all: everything that the GPUs and slower places of the pool hold, on GPUs."""
         engines = self._fleet.engines
-        blocks = sum(one.blocks for one in engines)
-        for kind in self._fleet.tiers:
-            blocks += kind.blocks * (1 if kind.medium == SHARED else len(engines))
-        return NotingPool(blocks, engines[0].block_size, noting=False)
+        return NotingPool(sum(one.blocks for one in engines), engines[0].block_size, noting=False)
 
     def _tiers(self) -> EngineTiers | None:
-        """Return the slower places of an engine that joins; only the shared one has blocks."""
-        if not self._fleet.tiers or self._pool is not None:
+        """Return the slower places of an engine that joins; only a shared volume has blocks.
+
+        In the ideal pool all engines have the same blocks in every place, each by its own way.
+        """
+        if not self._fleet.tiers:
             return None
-        host, *others = self._fleet.tiers
-        stores = [
-            self._volumes.setdefault(kind, TierStore(kind)) if kind.medium == SHARED else TierStore(kind)
-            for kind in others
-        ]
-        return EngineTiers(TierStore(host), stores, seed=self._seed << 16 | self._numbers)
+        host, *others = map(self._store, self._fleet.tiers)
+        seed = self._seed << 16 | self._numbers
+        return EngineTiers(host, others, seed=seed, noting=self._feed is not None)
+
+    def _store(self, kind: TierKind) -> TierStore:
+        if kind.medium == SHARED:
+            return self._volumes.setdefault(kind, TierStore(kind))
+        if self._pool is None:
+            return TierStore(kind)
+        whole = replace(kind, blocks=kind.blocks * len(self._fleet.engines))
+        return TierStore(whole, self._volumes.setdefault(kind, TierStore(whole)))
 
     def _join(self, position: int) -> None:
         hardware = self._fleet.engines[position]
