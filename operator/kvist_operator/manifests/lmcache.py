@@ -19,6 +19,8 @@ from .termination_log import POLICY
 GIB: Final = 1 << 30
 BESIDE: Final = 4 * GIB
 """Memory of the server besides its blocks: an allowance, not measured."""
+STARTING: Final = 60
+"""Probes until a server has to listen: it imports torch and takes all of its memory before."""
 HOME: Final = "/tmp"
 PLACING: Final = ("nodeSelector", "tolerations", "schedulerName")
 """Fields of the engines' overlay that say on which nodes they are."""
@@ -77,6 +79,7 @@ def _container(image: str, size: int) -> Json:
         "securityContext": pods.read_only(),
         **POLICY,
         "ports": [{"name": LMCACHE, "containerPort": LMCACHE_PORT, "protocol": "TCP"}],
+        "startupProbe": {**probe, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": STARTING},
         "readinessProbe": {**probe, "periodSeconds": 5, "timeoutSeconds": 5, "failureThreshold": 3},
         "livenessProbe": {**probe, "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 12},
         "volumeMounts": pods.mounts(("tmp", HOME)),

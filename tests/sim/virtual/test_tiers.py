@@ -6,12 +6,12 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.sim.virtual.policies.ask import Held, asked, context, pods
 from tests.sim.virtual.runs import run
 
-from kvist_sim.virtual.engine import Hardware, VirtualEngine
+from kvist_sim.virtual.engine import Hardware, NotingPool, VirtualEngine
 from kvist_sim.virtual.fleet import Fleet
 from kvist_sim.virtual.jobs import BLOCK, NOTHING, Call, Job, Passage
-from kvist_sim.virtual.noting_pool import NotingPool
 from kvist_sim.virtual.overlaps import BlockOverlaps
 from kvist_sim.virtual.policies import POLICIES
 from kvist_sim.virtual.policies.dynamo import credit
@@ -152,8 +152,8 @@ def notes(where: VirtualEngine) -> list[TierNote | LoadNote | tuple[Job, int, in
 
 
 def test_events_of_computed_blocks_come_one_by_one_and_out_of_order() -> None:
-    """The order is as recorded: the GPU's event, then one event of the memory for each block, children before
-    parents, then the disk's in the same order; each names its parent."""
+    """The order is the recorded one: the GPU's event, then one event of the memory for each block, children
+    before parents, then the disk's in the same order; each names its parent."""
     where = engine(disk())
     text = prompt()
     ask(where, text)
@@ -172,8 +172,8 @@ def test_events_of_computed_blocks_come_one_by_one_and_out_of_order() -> None:
 
 
 def test_a_block_from_disk_is_in_memory_before_it_is_on_the_gpu() -> None:
-    """Blocks leave the memory one by one as recorded, others take their place in order, and the GPU's event
-    covers the whole prefix that was loaded."""
+    """The order is the recorded one: blocks leave the memory one by one, others take their place in order, and
+    the GPU's event covers the whole prefix that was loaded."""
     where = engine(disk())
     text = prompt()
     ask(where, text)
@@ -230,6 +230,19 @@ def test_published_credits_of_slower_places() -> None:
     lower = {HOST: 4, DISK: 8, SHARED: 2}
     assert credit(lower) == 4 * 0.75 + 8 * 0.25 + 2 * 0.5
     assert with_lower([10], [lower]) == [10 + 4 * 0.8 + 8 + 2]
+
+
+def test_policies_of_others_weigh_slower_places() -> None:
+    """With equal load and GPUs, Dynamo and llm-d prefer the pod that has a prompt in memory; a block on the
+    GPU counts more."""
+    for name in ("dynamo", "llm-d-weighted"):
+        make = next(each for each in POLICIES if each.name == name).make
+        for held, below, best in (({}, {1: {HOST: 10}}, 1), ({0: 10}, {1: {HOST: 10}}, 0)):
+            there = pods(2)
+            policy = make(context(Held(held, below)))
+            for pod in there:
+                policy.joined(pod, 0.0)
+            assert policy.choose(asked(range(20)), there, 0.0) == best, name
 
 
 def test_requests_of_a_run_use_every_place() -> None:

@@ -73,7 +73,7 @@ def memory_and_volume(engines: int) -> Fleet:
 
 
 def memory_and_slow_disk(engines: int) -> Fleet:
-    """The disk of memory_and_disk reads a block in four times the time in which it is computed."""
+    """Each engine has 64 GiB of memory and a disk that reads a block in four times the time to compute it."""
     bandwidth = KV_BYTES_PER_TOKEN * H100.prefill_tokens_per_second / 4
     tiers = (TierKind.of(HOST, 64 * GIB, PCIE), TierKind.of(DISK, 1920 * GIB, bandwidth))
     return replace(even(engines), tiers=tiers)

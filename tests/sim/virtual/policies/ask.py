@@ -35,19 +35,16 @@ class Held:
 
     blocks: Mapping[int, int] = field(default_factory=dict)
     """By number of the pod."""
+    below: Mapping[int, dict[str, int]] = field(default_factory=dict)
+    """Blocks in slower places, by number of the pod and medium."""
 
     def match(self, blocks: Sequence[int], pods: Sequence[Pod]) -> list[int]:
         """Never more than the prompt has."""
         return [min(self.blocks.get(pod.number, 0), len(blocks)) for pod in pods]
 
-    def lower(
-        self,
-        blocks: Sequence[int],
-        pods: Sequence[Pod],
-        held: Sequence[int],
-    ) -> list[dict[str, int]]:
-        """Nothing: no pod has slower places."""
-        return [{} for _ in pods]
+    def lower(self, blocks: Sequence[int], pods: Sequence[Pod], held: Sequence[int]) -> list[dict[str, int]]:
+        """Return nothing: there are no slower places, unless ``below`` says so."""
+        return [self.below.get(pod.number, {}) for pod in pods]
 
 
 def pods(count: int, *samples: Sample) -> list[Pod]:
