@@ -172,8 +172,8 @@ def test_events_of_computed_blocks_come_one_by_one_and_out_of_order() -> None:
 
 
 def test_a_block_from_disk_is_in_memory_before_it_is_on_the_gpu() -> None:
-    """The order is the recorded one: blocks leave the memory one by one, others take their place in order, and
-    the GPU's event covers the whole prefix that was loaded."""
+    """The order is the recorded one: blocks leave the memory one by one, others take their place in order,
+    and the GPU's event covers the whole prefix that was loaded."""
     where = engine(disk())
     text = prompt()
     ask(where, text)

@@ -225,9 +225,10 @@ class Weighted(Quiet):
 
     def choose(self, request: Request, pods: Sequence[Pod], now: float) -> int:
         held = self._index.match(request.blocks, pods, now)
-        self._cold = not any(held)
+        weighted = self._index.weighted(request.blocks, pods, held)
+        self._cold = not any(weighted)
         lru = self._lru.scores([pod.number for pod in pods], cold=self._cold)
-        shares = prefix(self._index.weighted(request.blocks, pods, held), len(request.blocks))
+        shares = prefix(weighted, len(request.blocks))
         return most(blend(pods, shares, lru, self._weights), self._random)
 
     def routed(self, request: Request, pod: Pod, now: float) -> None:
